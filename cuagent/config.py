@@ -6,12 +6,12 @@ file (`~/.config/cuagent/config.toml`), the defaults. API keys are not settings:
 variables that the providers define.
 A project's file comes with code of other people, so it may not set everything:
 
-- device, notify: allowed
+- device, notify (`ALLOWED`): allowed
 - max_steps, max_cost, max_time, max_device_time (`BUDGETS`): it may lower them; a higher value is
   ignored with a warning
 - model, precision (`CONFIRMED`): used if the user agrees, which is remembered for this file and
   these values; otherwise ignored with a warning
-- isolation, approval, notify_command, endpoints, prices (`PERSONAL`): an error
+- isolation, approval, notify_command, model_timeout, endpoints, prices (`PERSONAL`): an error
 
 Invariant: an unknown key is an error; it is never ignored.
 """
@@ -22,6 +22,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -29,6 +30,8 @@ from typing import Any, Literal
 
 PREFIX = "CUAGENT_"
 PROJECT_FILE = ".cuagent.toml"
+LARGEST_FILE = 1 << 20
+"""Bytes of the largest file of settings."""
 CHOICES = {
     "device": ("auto", "cpu", "cuda"),
     "precision": ("match", "fp32", "tf32", "bf16", "fp16"),
@@ -38,8 +41,11 @@ CHOICES = {
 }
 TABLES = ("endpoints", "prices")
 """Tables of the user's servers and prices; `cuagent.models.servers` describes them."""
-PERSONAL = ("isolation", "approval", "notify_command", *TABLES)
-"""Keys that a project's file must not set: it could weaken isolation or send an API key away."""
+ALLOWED = ("device", "notify")
+"""Keys that a project's file may set."""
+PERSONAL = ("isolation", "approval", "notify_command", "model_timeout", *TABLES)
+"""Keys that a project's file must not set: it could weaken isolation, send an API key away, or pay
+for requests that it does not wait for."""
 CONFIRMED = ("model", "precision")
 """Keys that need the user's consent: a model may cost money, a precision admits larger errors."""
 BUDGETS = ("max_steps", "max_cost", "max_time", "max_device_time")
@@ -242,22 +248,45 @@ def _read(path: Path) -> dict[str, Any]:
     import tomllib
 
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(_text(path))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not TOML ({error}); correct it") from error
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; make it readable or remove it") from error
+        why = error.strerror or error
+        raise ConfigError(f"{path}: {why}; make it readable or remove it") from error
     return table.get("tool", {}).get("cuagent", {}) if path.name == "pyproject.toml" else table
 
 
 def _project_file(cwd: Path) -> Path | None:
     for folder in _upward(cwd.resolve()):
         own, shared = folder / PROJECT_FILE, folder / "pyproject.toml"
+        for path in (own, shared):
+            if path.is_symlink() and (path == own or _has_table(path)):
+                raise ConfigError(f"{path}: is a link; put the settings into a file of the project")
         if own.is_file():
             return own
-        if shared.is_file() and "[tool.cuagent]" in shared.read_text("utf-8", errors="replace"):
+        if shared.is_file() and _has_table(shared):
             return shared
     return None
+
+
+def _has_table(pyproject: Path) -> bool:
+    try:
+        return "[tool.cuagent]" in _text(pyproject, errors="replace")
+    except OSError:
+        return False
+
+
+def _text(path: Path, errors: str = "strict") -> str:
+    """Return the text of a regular file of at most LARGEST_FILE bytes. Raises OSError."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError("not a regular file")
+        content = file.read(LARGEST_FILE + 1)
+    if len(content) > LARGEST_FILE:
+        raise OSError("too large")
+    return content.decode("utf-8", errors)
 
 
 def _upward(folder: Path) -> Iterator[Path]:

@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from cuagent.config import ConfigError, Proposal, resolve
+from cuagent.config import (
+    ALLOWED,
+    BUDGETS,
+    CONFIRMED,
+    KEYS,
+    PERSONAL,
+    TABLES,
+    ConfigError,
+    Proposal,
+    resolve,
+)
 
 
 @pytest.fixture
@@ -65,7 +75,6 @@ def test_file_above_the_repository_is_not_read(project: Path) -> None:
         ('max_cost = "free"', "max_cost is 'free'; it takes a number above 0"),
         ("max_time = -1", "max_time is -1"),
         ('max_time = "3x"', "it takes a time above 0: 90s, 30m, 1.5h"),
-        ('model_timeout = "soon"', "it takes a time above 0: 90s, 30m, 1.5h"),
         ("model = ", "not TOML"),
         ('device = "gpu"', "it takes auto or cpu or cuda"),
     ],
@@ -80,9 +89,31 @@ def test_invalid_setting_is_refused_and_its_file_named(
     assert str(tmp_path / ".cuagent.toml") in str(caught.value)
 
 
-@pytest.mark.parametrize("key", ["isolation", "approval", "notify_command"])
+def test_each_setting_is_classified_once() -> None:
+    classes = [*ALLOWED, *PERSONAL, *CONFIRMED, *BUDGETS]
+    assert sorted(classes) == sorted([*KEYS, *TABLES])
+
+
+@pytest.mark.parametrize("name", [".cuagent.toml", "pyproject.toml"])
+def test_linked_project_file_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "repository").mkdir()
+    (tmp_path / "other.toml").write_text('[tool.cuagent]\ndevice = "cpu"\n')
+    (tmp_path / "repository" / name).symlink_to(tmp_path / "other.toml")
+    with pytest.raises(ConfigError, match=f"{name}: is a link"):
+        resolve(environ={}, cwd=tmp_path / "repository")
+
+
+def test_project_file_without_end_is_refused_and_not_read(tmp_path: Path) -> None:
+    (tmp_path / ".cuagent.toml").write_bytes(bytes((1 << 20) + 1))
+    with pytest.raises(ConfigError, match="too large"):
+        resolve(environ={}, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("key", ["isolation", "approval", "notify_command", "model_timeout"])
 def test_project_cannot_set_personal_keys(home: Path, project: Path, key: str) -> None:
-    value = {"isolation": "none", "approval": "yolo", "notify_command": "date"}[key]
+    value: object = {
+        "isolation": "none", "approval": "yolo", "notify_command": "date", "model_timeout": 9.0
+    }[key]  # fmt: skip
     (home / ".config" / "cuagent" / "config.toml").write_text(f"{key} = {value!r}\n")
     environ = {"HOME": str(home)}
     assert getattr(resolve(environ=environ, cwd=project), key) == value

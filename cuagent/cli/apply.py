@@ -83,14 +83,16 @@ def apply(
 
 def refuse_slower(judgement: Judgement, *, force: bool) -> None:
     """Raise Refused for a kernel that measured slower than the module or rung it replaces."""
+    if not force and (why := slower(judgement)):
+        raise Refused(f"{why}, so nothing was written; to write it anyway, give --force")
+
+
+def slower(judgement: Judgement) -> str:
+    """Return a line that names what the kernel is slower than; "" if it is not surely slower."""
     from cuagent.ui.table import baseline_name
 
-    if judgement.slower_than and not force:
-        name = baseline_name(judgement.slower_than, 40)
-        raise Refused(
-            f"the kernel was measured to be slower than {name}, so nothing was written; "
-            "to write it anyway, give --force"
-        )
+    name = judgement.slower_than
+    return f"the kernel was measured to be slower than {baseline_name(name, 40)}" if name else ""
 
 
 def _refuse_elsewhere(place: Path, folder: RunFolder) -> None:
@@ -123,7 +125,8 @@ def _differs(place: Path, name: str, text: str) -> bool:
     from cuagent.record import read_file
 
     try:
-        return read_file(place, name) != _bytes(text)
+        wanted = _bytes(text)
+        return read_file(place, name, len(wanted)) != wanted
     except FileNotFoundError:
         return False
     except OSError:

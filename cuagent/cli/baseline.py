@@ -77,9 +77,9 @@ def baseline(
     if json:
         from json import dumps
 
-        from cuagent.record import plain
+        from cuagent.record import result
 
-        print(dumps(plain(found.to_json()), indent=2))
+        print(dumps(result("baseline", found), indent=2))
     else:
         from cuagent.ui.console import say
 

@@ -45,9 +45,10 @@ def _report(admission: Admission, json: bool) -> None:
     if json:
         from json import dumps
 
-        from cuagent.record import plain
+        from cuagent.record import result
 
-        print(dumps(plain(admission) | {"certifiable": admission.certifiable}, indent=2))
+        certifiable = admission.certifiable
+        print(dumps(result("check", admission, certifiable=certifiable), indent=2))
         return
     from cuagent.ui.console import say
 

@@ -7,6 +7,7 @@ Not covered: the thread that does the work (`mcp_judge.py`).
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -169,6 +170,9 @@ async def export(
     candidate: Folder,
     out: Annotated[str, Field(description="The folder to write; it must be empty or new.")],
     context: Context[JudgeThread],
+    force: Annotated[
+        bool, Field(description="Also export a kernel that was measured to be slower.")
+    ] = False,
     inputs: Inputs = None,
     init: Init = None,
     device: Device = None,
@@ -176,7 +180,7 @@ async def export(
 ) -> CallToolResult:
     """Judge a candidate afresh and write it as a package that works without cuagent."""
     return await _work(
-        context, _export, Given(task, inputs, init, device, precision), candidate, out
+        context, _export, Given(task, inputs, init, device, precision), candidate, out, force
     )
 
 
@@ -188,31 +192,31 @@ async def _work(
 
 
 def _check(judge_thread: JudgeThread, given: Given) -> CallToolResult:
-    from cuagent.record import plain
+    from cuagent.record import result
     from cuagent.verify.admission import admit
 
     found = admit(judge_thread.judge(given).referee)
     notes = [f"note: {note}" for note in found.notes]
     text = "\n".join([found.refusal or "the task can be certified", *notes])
-    return answer_of(text, plain(found) | {"certifiable": found.certifiable})
+    return answer_of(text, result("check", found, certifiable=found.certifiable))
 
 
 def _baseline(judge_thread: JudgeThread, given: Given) -> CallToolResult:
     from cuagent.cli.baseline import lines
     from cuagent.measure.ladder import time_rungs
-    from cuagent.record import plain
+    from cuagent.record import result
 
     found = time_rungs(judge_thread.judge(given).referee, emit=judge_thread.emit)
-    return answer_of("\n".join(lines(found)), plain(found.to_json()))
+    return answer_of("\n".join(lines(found)), result("baseline", found))
 
 
 def _compile(judge_thread: JudgeThread, given: Given, candidate: str) -> CallToolResult:
     from cuagent.agent.wording import build_lines
-    from cuagent.record import plain
+    from cuagent.record import result
 
     attempt = options.open_candidate(Path(candidate))
     built = judge_thread.judge(given).build(attempt)
-    return answer_of("\n".join(build_lines(built)), plain(built), failed=not built.ok)
+    return answer_of("\n".join(build_lines(built)), result("compile", built), failed=not built.ok)
 
 
 def _verify(judge_thread: JudgeThread, given: Given, candidate: str, timing: str) -> CallToolResult:
@@ -220,44 +224,54 @@ def _verify(judge_thread: JudgeThread, given: Given, candidate: str, timing: str
 
     attempt = options.open_candidate(Path(candidate))
     effort = None if timing == "none" else Effort(timing)
-    judgement = judge_thread.judge(given).judge(attempt, effort)
-    return _judged(judge_thread, attempt, judgement)
+    judge, started = judge_thread.judge(given), time.monotonic()
+    judgement = judge.judge(attempt, effort)
+    return _judged(judge_thread, attempt, judgement, "verify", started)
 
 
 def _profile(
     judge_thread: JudgeThread, given: Given, candidate: str | None, counters: bool
 ) -> CallToolResult:
-    from cuagent.record import plain
+    from cuagent.record import result
 
     attempt = options.open_candidate(Path(candidate)) if candidate else None
     found = judge_thread.judge(given).profile(attempt, counters=counters)
-    return answer_of("\n".join(found.lines()), plain(found.to_json()))
+    return answer_of("\n".join(found.lines()), result("profile", found))
 
 
-def _export(judge_thread: JudgeThread, given: Given, candidate: str, out: str) -> CallToolResult:
+def _export(
+    judge_thread: JudgeThread, given: Given, candidate: str, out: str, force: bool
+) -> CallToolResult:
+    from cuagent.cli.apply import slower
     from cuagent.package import export
     from cuagent.timing import Effort
 
     options.refuse_full(Path(out))
     attempt = options.open_candidate(Path(candidate))
-    judge = judge_thread.judge(given)
+    judge, started = judge_thread.judge(given), time.monotonic()
     judgement = judge.judge(attempt, Effort.RECORD)
-    said = _judged(judge_thread, attempt, judgement)
+    said = _judged(judge_thread, attempt, judgement, "export", started)
+    told = said.structured_content or {}
     if not judgement.verdict.accepted:
-        return said
+        return answer_of(_text(said), told | {"out": None})
+    if not force and (why := slower(judgement)):
+        text = f"{_text(said)}\nnot exported: {why}; pass force=true to export it anyway"
+        return answer_of(text, told | {"out": None}, failed=True)
     made = export(attempt, judge.task, judgement, Path(out))
-    text = f"{_text(said)}\nexported to {made}"
-    return answer_of(text, {"out": str(made), **(said.structured_content or {})})
+    return answer_of(f"{_text(said)}\nexported to {made}", told | {"out": str(made)})
 
 
-def _judged(judge_thread: JudgeThread, attempt: Attempt, judgement: Judgement) -> CallToolResult:
+def _judged(
+    judge_thread: JudgeThread, attempt: Attempt, judgement: Judgement, command: str, started: float
+) -> CallToolResult:
     """Return the judgement as an answer; a rejection is not an error of the call."""
     from cuagent.agent.run import Tried
     from cuagent.agent.wording import judgement_lines
-    from cuagent.record import plain_judgement
+    from cuagent.record import result
 
     tried = Tried(judge_thread.number(attempt), attempt, "", judgement)
-    return answer_of("\n".join(judgement_lines(tried, best=False)), plain_judgement(judgement))
+    told = result(command, judgement, duration_s=round(time.monotonic() - started, 3))
+    return answer_of("\n".join(judgement_lines(tried, best=False)), told)
 
 
 def _text(answer: CallToolResult) -> str:

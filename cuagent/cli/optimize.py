@@ -210,29 +210,32 @@ def _result(run: Run, stop: Stop) -> dict[str, Any]:
     """Return the JSON result of a run."""
     from cuagent.agent.conclude import summarize
     from cuagent.judge import result_of
-    from cuagent.record import plain, plain_judgement
+    from cuagent.record import result
 
     best = run.result
     judgement = best.judgement if best else None
-    return {
-        "run": run.folder.id,
-        "folder": str(run.folder.path),
-        "task": run.task.name,
-        "device": str(run.task.device),
-        "stop": str(stop),
-        "result": str(result_of(judgement, run.ladder)),
-        "gain": judgement is not None and judgement.is_faster,
-        "summary": summarize(run),
-        "attempt": best.n if best else None,
-        "best": plain_judgement(judgement) if judgement else None,
-        "gain_parts": plain(judgement.gain) if judgement else None,
-        "ladder": plain(run.ladder.to_json()) if run.ladder else None,
-        "steps": run.steps,
-        "seconds": round(run.seconds, 3),
-        "usage": plain(run.usage),
-        "cost": run.cost,
-        "error": run.error or None,
-    }
+    return result(
+        "optimize",
+        {
+            "run": run.folder.id,
+            "folder": run.folder.path,
+            "task": run.task.name,
+            "device": run.task.device,
+            "stop": stop,
+            "result": result_of(judgement, run.ladder),
+            "gain": judgement is not None and judgement.is_faster,
+            "summary": summarize(run),
+            "attempt": best.n if best else None,
+            "best": judgement,
+            "gain_parts": judgement.gain if judgement else None,
+            "ladder": run.ladder,
+            "steps": run.steps,
+            "duration_s": round(run.seconds, 3),
+            "tokens": run.usage,
+            "cost_usd": run.cost,
+            "error": run.error or None,
+        },
+    )
 
 
 def _export(run: Run, out: Path) -> None:

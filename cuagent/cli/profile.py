@@ -64,7 +64,9 @@ def profile(
     if json:
         from json import dumps
 
-        print(dumps(found.to_json(), indent=2))
+        from cuagent.record import result
+
+        print(dumps(result("profile", found), indent=2))
         return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
     from cuagent.ui.console import say

@@ -78,6 +78,8 @@ def find_resumable(name: str | None, run_dir: Path, *, trust: bool = False) -> R
         kept = records[0]["task"]
         does = f"To continue it, the code in {kept['path']} and the run's kernels would run"
         require_trusted_run(folder, does, trust)
+        if Path(kept["path"]).resolve() != Path(kept["path"]):
+            raise Refused(f"{kept['path']}: a link leads elsewhere now; start a new run")
         task = load_task(
             f"{kept['path']}:{kept['entry']}",
             inputs=kept["inputs"],

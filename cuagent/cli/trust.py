@@ -25,11 +25,18 @@ def require_trusted_run(folder: RunFolder, does: str, trust: bool, *, ask: bool 
 
     `does` says what will happen. Raises RecordError, and Refused where the user does not agree.
     """
-    if folder.is_made_here:
+    from cuagent.record.origin import Origin
+
+    if (origin := folder.origin) is Origin.HERE:
         return True
+    why = (
+        "log incomplete: records at its end were removed after cuagent wrote them. "
+        if origin is Origin.INCOMPLETE
+        else "unknown origin: cuagent did not make this run for you on this machine "
+        "(it came with a repository, was copied or changed, or is of an older version). "
+    )
     require_agreement(
-        f"{folder.id}: unknown origin: cuagent did not make this run for you on this machine "
-        "(it came with a repository, was copied or changed, or is of an older version). " + does,
+        f"{folder.id}: {why}{does}",
         f"read it with: cuagent show {folder.id}",
         trust,
         ask=ask,

@@ -83,9 +83,9 @@ def _report(judgement: Judgement, seconds: float, json: bool) -> None:
     if json:
         from json import dumps
 
-        from cuagent.record import plain_judgement
+        from cuagent.record import result
 
-        print(dumps(plain_judgement(judgement) | {"seconds": round(seconds, 3)}, indent=2))
+        print(dumps(result("verify", judgement, duration_s=round(seconds, 3)), indent=2))
         return
     from cuagent.ui.console import make_console
     from cuagent.ui.table import judgement_lines

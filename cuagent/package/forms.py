@@ -37,6 +37,7 @@ class Form:
         """Return True if `value` is a plain tensor of this form on `device`."""
         return (
             value.__class__ in PLAIN
+            and is_strided(value)
             and value.shape == self.shape
             and value.dtype is self.dtype
             and value.device == device
@@ -109,9 +110,17 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
         yield from tensors_in(list(value.values()))
 
 
+def is_strided(tensor: Tensor) -> bool:
+    """Return True for a tensor with strides; a sparse or nested one raises when asked for them."""
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
 def form_of(tensor: Tensor) -> tuple[Any, ...]:
-    """Return (dtype, shape, stride)."""
-    return tensor.dtype, tuple(tensor.shape), tensor.stride()
+    """Return (dtype, shape, stride); the layout in place of a stride that does not exist."""
+    if tensor.is_nested:
+        return tensor.dtype, None, "nested"
+    stride = tensor.stride() if is_strided(tensor) else tensor.layout
+    return tensor.dtype, tuple(tensor.shape), stride
 
 
 def module_form(module: nn.Module) -> tuple[Any, ...]:
@@ -157,6 +166,9 @@ def value_text(value: Any) -> str:
     if not isinstance(value, Tensor):
         text = repr(value) if isinstance(value, (bool, int, float, str)) else type(value).__name__
         return text[:60]
+    if not is_strided(value):
+        layout = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
+        return f"a {layout} tensor of {dtype_name(value.dtype)} on {value.device}"
     notes = [f"{dtype_name(value.dtype)}{list(value.shape)} on {value.device}"]
     if value.__class__ not in PLAIN:
         return f"{notes[0]} ({type(value).__name__})"

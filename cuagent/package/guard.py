@@ -32,6 +32,7 @@ from .forms import (
     PLAIN,
     dtype_name,
     form_of,
+    is_strided,
     matches,
     module_form,
     required_text,
@@ -247,7 +248,8 @@ class Guarded(nn.Module):
                 name = f"{path}.{key}" if path else key
                 if tensor is None:
                     continue
-                if tensor.__class__ not in PLAIN or tensor.device != device:
+                plain = tensor.__class__ in PLAIN and is_strided(tensor)
+                if not plain or tensor.device != device:
                     return f"{name} is {value_text(tensor)}; verified was on {device.type}"
                 if form_of(tensor) != self._constructed_forms.get(name):
                     return f"{name} is {value_text(tensor)}, unlike when it was constructed"

@@ -39,6 +39,7 @@ from cuagent.record.history import (
 from cuagent.record.log import RunLog, leaf_of, read_records
 from cuagent.record.plain import plain, plain_judgement
 from cuagent.record.redact import is_secret_name, redactor
+from cuagent.record.results import public, result
 from cuagent.record.revive import (
     attempt_of,
     end_record,
@@ -77,10 +78,12 @@ __all__ = [
     "new_run",
     "plain",
     "plain_judgement",
+    "public",
     "read_file",
     "read_records",
     "redactor",
     "restore_snapshot",
+    "result",
     "revive",
     "take_snapshot",
     "write_file",

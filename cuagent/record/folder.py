@@ -14,13 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cuagent.record.contained_files import RecordError, create_file, read_file
-from cuagent.record.origin import has_valid_log_mac
+from cuagent.record.origin import Origin, log_origin
 
 LATEST = "latest"
 """The name that stands for the newest run where an ID is expected."""
 CUAGENT_FOLDER = ".cuagent"
 RUNS = Path(CUAGENT_FOLDER) / "runs"
 LOG = "log.jsonl"
+MAX_LOG_BYTES = 256 << 20
+"""Bytes of the largest log, and of the largest blob; longer ones are refused. A sparse file of a
+hostile repository would fill the memory."""
 PARTS = (LOG, "blobs", "evidence", "work", "history.git", "scratch", "crash.txt")
 
 
@@ -65,12 +68,17 @@ class RunFolder:
 
     @property
     def is_made_here(self) -> bool:
-        """True if cuagent wrote this log for this user on this machine; see `origin`.
+        """True if cuagent wrote this log for this user on this machine, and it is complete.
 
         Raises RecordError.
         """
+        return self.origin is Origin.HERE
+
+    @property
+    def origin(self) -> Origin:
+        """Origin of the log; see `origin`. Raises RecordError."""
         try:
-            return has_valid_log_mac(read_file(self.path, LOG))
+            return log_origin(read_file(self.path, LOG, MAX_LOG_BYTES))
         except OSError as error:
             raise RecordError(f"{self.log}: {error.strerror or error}") from error
 

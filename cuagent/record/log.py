@@ -23,8 +23,8 @@ from typing import Any
 
 from cuagent.message import Message
 from cuagent.record.contained_files import RecordError, create_file, read_file, write_file
-from cuagent.record.folder import LOG, RunFolder
-from cuagent.record.origin import MAC, LogAuthenticator, has_valid_log_mac
+from cuagent.record.folder import LOG, MAX_LOG_BYTES, RunFolder
+from cuagent.record.origin import MAC, LogAuthenticator, Origin, log_origin
 from cuagent.record.plain import plain
 from cuagent.record.redact import redactor
 
@@ -32,6 +32,8 @@ VERSION = 1
 MAX_INLINE = 8 << 10
 """Longest value in a line, in characters of JSON; longer strings and lists become blobs."""
 BLOB = "$blob"
+MOST_BLOB_BYTES = 1 << 30
+"""Bytes of all values in blobs that one log may refer to, counted once for each reference."""
 
 
 class RunLog:
@@ -48,8 +50,8 @@ class RunLog:
         folder.refuse_links()
         self._file = _open_log(folder)
         _lock(self._file, folder)
-        existing = _drop_partial_line(self._file)
-        self.is_made_here = has_valid_log_mac(existing)
+        existing = _drop_partial_line(self._file, folder)
+        self.is_made_here = log_origin(existing) is Origin.HERE
         """True if this user on this machine wrote the existing records; see `origin`."""
         self._authenticator = LogAuthenticator(existing)
         self.count = existing.count(b"\n")
@@ -137,7 +139,7 @@ def read_blob(folder: RunFolder, digest: str) -> bytes:
     if not (isinstance(digest, str) and re.fullmatch(r"[0-9a-f]{64}", digest)):
         raise RecordError(f"{folder.log}: {str(digest)[:80]!r} is not a sha256; the log is damaged")
     try:
-        content = read_file(folder.blobs, digest)
+        content = read_file(folder.blobs, digest, MAX_LOG_BYTES)
     except OSError as error:
         path = folder.blobs / digest
         raise RecordError(f"{path}: {error.strerror or error}; the run is incomplete") from error
@@ -152,17 +154,18 @@ def read_records(folder: RunFolder, *, blobs: bool = True) -> list[dict[str, Any
     An incomplete last line (its writer was killed) is ignored. Raises RecordError.
     """
     try:
-        lines = read_file(folder.path, LOG).split(b"\n")
+        lines = read_file(folder.path, LOG, MAX_LOG_BYTES).split(b"\n")
     except OSError as error:
         raise RecordError(f"{folder.log}: {error.strerror or error}") from error
     records = []
+    loader = _BlobLoader(folder)
     for number, line in enumerate(lines[:-1], 1):
         try:
             record = json.loads(line)
             if not (isinstance(record, dict) and isinstance(record.get("type"), str)):
                 raise ValueError("not an object with a type")
             record.pop(MAC, None)
-            records.append(_with_blobs(record, folder) if blobs else record)
+            records.append(loader.loaded(record) if blobs else record)
         except (ValueError, RecursionError) as error:
             raise RecordError(f"{folder.log}:{number}: not a record ({error})") from error
     if records and records[0].get("v") != VERSION:
@@ -187,16 +190,33 @@ def leaf_of(records: Sequence[Mapping[str, Any]]) -> str | None:
     return None
 
 
-def _with_blobs(value: Any, folder: RunFolder) -> Any:
-    """Return the value with each reference to a blob replaced by the blob's content."""
-    if isinstance(value, dict):
-        if set(value) == {BLOB, "form"}:
-            text = read_blob(folder, value[BLOB]).decode("utf-8", "surrogatepass")
-            return text if value["form"] == "text" else _with_blobs(json.loads(text), folder)
-        return {key: _with_blobs(item, folder) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_with_blobs(item, folder) for item in value]
-    return value
+class _BlobLoader:
+    """Loads the blobs that one log refers to. A forged log could name a large one many times."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.bytes = 0
+
+    def loaded(self, value: Any) -> Any:
+        """Return the value with each reference to a blob replaced by the blob's content.
+
+        Raises RecordError.
+        """
+        if isinstance(value, dict):
+            if set(value) == {BLOB, "form"}:
+                content = read_blob(self.folder, value[BLOB])
+                self.bytes += len(content)
+                if self.bytes > MOST_BLOB_BYTES:
+                    raise RecordError(
+                        f"{self.folder.log}: refers to more than {MOST_BLOB_BYTES >> 20} MiB of "
+                        "blobs; the log is damaged or forged"
+                    )
+                text = content.decode("utf-8", "surrogatepass")
+                return text if value["form"] == "text" else self.loaded(json.loads(text))
+            return {key: self.loaded(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.loaded(item) for item in value]
+        return value
 
 
 def _open_log(folder: RunFolder) -> FileIO:
@@ -220,8 +240,14 @@ def _lock(file: FileIO, folder: RunFolder) -> None:
         ) from error
 
 
-def _drop_partial_line(file: FileIO) -> bytes:
-    """Truncate the file after its last newline, seek there, and return the remaining content."""
+def _drop_partial_line(file: FileIO, folder: RunFolder) -> bytes:
+    """Truncate the file after its last newline, seek there, and return the remaining content.
+
+    Raises RecordError for a log that is too large.
+    """
+    if os.fstat(file.fileno()).st_size > MAX_LOG_BYTES:
+        file.close()
+        raise RecordError(f"{folder.log}: larger than {MAX_LOG_BYTES >> 20} MiB; start a new run")
     raw = file.readall() or b""
     whole = raw.rfind(b"\n") + 1
     if whole < len(raw):

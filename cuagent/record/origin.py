@@ -2,9 +2,11 @@
 
 The key is in the user's state folder, outside every repository (`$XDG_STATE_HOME/cuagent/key`,
 else `~/.local/state/cuagent/key`). Each record of a log ends with an HMAC over the log up to and
-including this record, so the last record authenticates the whole log. An evidence file holds an
-HMAC over its content. A file without a valid HMAC has another origin: it came with a repository,
-another machine or user wrote it, it was edited, or a version without HMACs wrote it.
+including this record, so the last record authenticates the whole log. Each prefix of a log is
+authentic too, so the state folder also keeps the number of records and the last code of each log
+(`heads/`): a log that lost whole records is incomplete. An evidence file holds an HMAC over its
+content. A file without a valid HMAC has another origin: it came with a repository, another machine
+or user wrote it, it was edited, or a version without HMACs wrote it.
 Not covered: the work folder, the history and the scratch folder of a run. They are never trusted.
 """
 
@@ -18,6 +20,7 @@ import re
 import secrets
 import stat
 from collections.abc import Mapping
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +28,20 @@ from typing import Any
 MAC = "mac"
 """The JSON key of an authentication code."""
 KEY_BYTES = 32
+HEADS = "heads"
+"""Folder in the state folder with the number of records and the last code of each log."""
+_HEAD = re.compile(rb"(\d{12}) ([0-9a-f]{64})\n")
 _MAC_AT_END = re.compile(rb',"mac":"([0-9a-f]{64})"\}\n\Z')
+
+
+class Origin(StrEnum):
+    """Origin of a log."""
+
+    HERE = "here"
+    """This user on this machine wrote it, and it is complete."""
+    INCOMPLETE = "incomplete"
+    """This user on this machine wrote it, and it has lost records at its end."""
+    UNKNOWN = "unknown"
 
 
 def state_folder() -> Path:
@@ -44,6 +60,8 @@ class LogAuthenticator:
     def __init__(self, existing: bytes = b"") -> None:
         self._key = key(state_folder())
         self._content = hashlib.sha256(existing)
+        self._count = existing.count(b"\n")
+        self._head = _head_path(existing) if existing else None
 
     def line(self, text: str) -> bytes:
         """Return the line for the JSON object `text`, with its code if there is a key."""
@@ -56,13 +74,28 @@ class LogAuthenticator:
     def append(self, line: bytes) -> None:
         """Add a written line to the content that the next code covers."""
         self._content.update(line)
+        self._count += 1
+        self._head = self._head or _head_path(line)
+        if found := _MAC_AT_END.search(line):
+            _write_head(self._head, b"%012d %b\n" % (self._count, found[1]))
 
 
-def has_valid_log_mac(content: bytes) -> bool:
-    """True if the last complete line authenticates the log, or the log has no complete line."""
+def log_origin(content: bytes) -> Origin:
+    """Return the origin of a log with this content. A log without a complete line is from here."""
     content = content[: content.rfind(b"\n") + 1]
-    if not content:
-        return True
+    if content and not _is_authentic(content):
+        return Origin.UNKNOWN
+    head = _read_head(_head_path(content)) if content else None
+    if head is None:  # an older version wrote the log
+        return Origin.HERE
+    count, code = head
+    lines = content.split(b"\n", count)
+    whole = len(lines) > count and _MAC_AT_END.search(lines[count - 1] + b"\n")
+    return Origin.HERE if whole and whole[1] == code else Origin.INCOMPLETE
+
+
+def _is_authentic(content: bytes) -> bool:
+    """True if the last line authenticates the log."""
     secret = key(state_folder())
     start = content.rfind(b"\n", 0, len(content) - 1) + 1
     found = _MAC_AT_END.search(content, start)
@@ -71,6 +104,33 @@ def has_valid_log_mac(content: bytes) -> bool:
     before = hashlib.sha256(memoryview(content)[:start]).digest()
     text = content[start : found.start()] + b"}"
     return hmac.compare_digest(_mac(secret, before, text), found[1].decode("ascii"))
+
+
+def _head_path(content: bytes) -> Path:
+    """Return the file with the head of the log whose first line is that of `content`."""
+    first = content[: content.index(b"\n")]
+    return state_folder() / HEADS / hashlib.sha256(first).hexdigest()[:32]
+
+
+def _write_head(path: Path, head: bytes) -> None:
+    """Write the head of a log. If that fails, the loss of later records is not noticed."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+            file.write(head)  # of a constant length, so it replaces the old head at once
+    except OSError:
+        pass
+
+
+def _read_head(path: Path) -> tuple[int, bytes] | None:
+    """Return the number of records and the last code; None if there is no head."""
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            found = _HEAD.fullmatch(file.read(128))
+    except OSError:
+        return None
+    return None if found is None or int(found[1]) == 0 else (int(found[1]), found[2])
 
 
 def with_mac(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,7 +160,7 @@ def key(folder: Path) -> bytes | None:
             _create_key(path)
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             status = os.fstat(file.fileno())
-            own = status.st_uid == os.geteuid() or os.geteuid() == 0
+            own = status.st_uid == os.geteuid()
             content = file.read(KEY_BYTES + 1) if own and stat.S_ISREG(status.st_mode) else b""
     except OSError:
         return None

@@ -75,6 +75,6 @@ def restore_snapshot(folder: RunFolder, files: Mapping[str, str]) -> None:
 def _content(folder: RunFolder, name: str) -> bytes | None:
     """Return the content of a file in the work folder; None if it cannot be read."""
     try:
-        return read_file(folder.work, name)
+        return read_file(folder.work, name, MAX_FILE_BYTES)
     except OSError:
         return None

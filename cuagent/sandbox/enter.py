@@ -13,6 +13,7 @@ import re
 import resource
 import stat
 import sys
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -86,7 +87,9 @@ def _devices(policy: Policy) -> list[Path]:
 def _isolate(policy: Policy, tier: Tier, read: list[Path], *, viewed: bool) -> None:
     if own_uid_possible(policy):
         if not policy.network:
-            linux.unshare(linux.CLONE_NEWNET | linux.CLONE_NEWIPC)
+            # Root of a container may lack the right; Landlock and seccomp deny the network too.
+            with suppress(PermissionError):
+                linux.unshare(linux.CLONE_NEWNET | linux.CLONE_NEWIPC)
         _become_another(policy, read)
     elif viewed and os.geteuid() != 0:
         linux.keep_capabilities(0)  # drop those that the view's user namespace gave
@@ -125,12 +128,23 @@ def _become_another(policy: Policy, read: list[Path]) -> None:
         _change_owner(folder, uid)
     # Landlock limits reading. If the interpreter is in a home folder of mode 0700, file permissions
     # would still deny access to it; only this capability overrides them.
-    closed = any(not _readable_by_all(path) for path in [*read, *policy.write])
+    private = [folder for folder in policy.write if not _parents_open(folder.resolve())]
+    private += [path for path in read if not _readable_by_all(path)]
     os.setgroups([])
     linux.prctl(linux.PR_SET_KEEPCAPS, 1)
+    if any(folder in policy.write for folder in private):
+        # Else access() ignores the capability: gcc asks it for TMPDIR, takes /tmp, and aborts.
+        linux.prctl(linux.PR_SET_SECUREBITS, linux.SECBIT_NO_SETUID_FIXUP)
+        _drop_unreadable_from_path([*read, *policy.write])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-    linux.keep_capabilities(1 << linux.CAP_DAC_READ_SEARCH if closed else 0)
+    try:
+        linux.keep_capabilities(1 << linux.CAP_DAC_READ_SEARCH if private else 0)
+    except PermissionError as error:
+        raise SandboxError(
+            f"sandbox: no other user can enter {private[0]}, and this process lacks "
+            "CAP_DAC_READ_SEARCH; use a TMPDIR and a Python that every user can read"
+        ) from error
     # The change of uid made root the owner of /proc/self, where CUDA writes its threads' names.
     linux.prctl(linux.PR_SET_DUMPABLE, 1)
 
@@ -158,9 +172,22 @@ def _change_owner(folder: Path, uid: int) -> None:
 def _readable_by_all(path: Path) -> bool:
     path = path.resolve()
     needed = stat.S_IROTH | (stat.S_IXOTH if path.is_dir() else 0)
-    return path.stat().st_mode & needed == needed and all(
-        parent.stat().st_mode & stat.S_IXOTH for parent in path.parents
-    )
+    return path.stat().st_mode & needed == needed and _parents_open(path)
+
+
+def _parents_open(path: Path) -> bool:
+    return all(parent.stat().st_mode & stat.S_IXOTH for parent in path.parents)
+
+
+def _drop_unreadable_from_path(read: list[Path]) -> None:
+    """Remove folders from PATH whose programs Landlock does not let this process start.
+
+    access() now finds programs there, so a shell would stop its search at them.
+    """
+    roots = [path.resolve() for path in read]
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    kept = [f for f in folders if any(Path(f).resolve().is_relative_to(root) for root in roots)]
+    os.environ["PATH"] = os.pathsep.join(kept)
 
 
 def _limit(policy: Policy, tier: Tier, *, viewed: bool) -> None:

@@ -192,15 +192,20 @@ def datagram_of_a_raw_pair(t: Targets) -> str:
 def descriptor_in_flight(_t: Targets) -> str:
     """Hide memory in a descriptor that was sent and closed: no process lists it."""
     ours, theirs = socket.socketpair()
-    with ours, theirs:
-        held = os.memfd_create("held")
-        socket.send_fds(ours, [b"."], [held])
+    held = os.memfd_create("held")
+    try:
+        with ours, theirs:
+            socket.send_fds(ours, [b"."], [held])
+    finally:
         os.close(held)
     return "sent"
 
 
 def inherited_descriptor(t: Targets) -> str:
-    return os.pread(t["fd"], 100, 0).decode()
+    content = os.pread(t["fd"], 100, 0).decode()
+    if content != Path(t["secret"]).name:  # the text of that file
+        raise PermissionError("another file has this number")
+    return content
 
 
 def inherited_environment(_t: Targets) -> str:

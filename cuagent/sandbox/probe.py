@@ -130,6 +130,7 @@ def _targets() -> Iterator[tuple[dict[str, object], Path, int]]:
         outside = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cuagent-probe-")))
         shared = stack.enter_context(tempfile.NamedTemporaryFile(dir="/dev/shm"))
         files = {name: outside / name for name in ("secret", "verifier", "neighbour")}
+        outside.chmod(0o755)  # as the folders of a session: Landlock alone must deny the rest
         (outside / "closed").mkdir(0o700)
         files |= {"readable": outside / "readable", "closed": outside / "closed" / "file"}
         for name, file in files.items():
@@ -165,7 +166,7 @@ def _targets() -> Iterator[tuple[dict[str, object], Path, int]]:
             "fd": secret.fileno(),
             "parent": os.getpid(),
             "uid": os.getuid(),
-            "most": PROCESSES,
+            "most": 4 * PROCESSES,  # processes of the same user may end meanwhile
             "largest": LARGEST,
         }
         yield targets, scratch, secret.fileno()

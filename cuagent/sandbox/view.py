@@ -77,15 +77,23 @@ def enter_view(read: Iterable[Path], write: Iterable[Path], devices: Iterable[Pa
 
     The process must have one thread. A process that is not root then has every capability in a new
     user namespace; the caller must drop them. The working folder stays if it is visible, else it
-    becomes `/`.
+    becomes `/`. Raises OSError if the view exists in part.
     """
     mounts, links = _plan(
         [(path, Access.READ) for path in read]
         + [(path, Access.DEVICE) for path in devices]
         + [(path, Access.WRITE) for path in write]
     )
-    if os.geteuid() != 0 and not _can_mount():
+    if os.geteuid() == 0:
+        return _enter(mounts, links)
+    if not _can_enter(mounts, links):
         return False
+    if not _enter(mounts, links):
+        raise OSError("the file system view failed after it had worked in a child process")
+    return True
+
+
+def _enter(mounts: dict[str, Access], links: dict[str, str]) -> bool:
     try:
         _unshare()
         _mount(b"none", b"/", None, MS_PRIVATE_BELOW)
@@ -136,19 +144,17 @@ def _resolve(path: Path, links: dict[str, str]) -> str | None:
     return str(resolved) if resolved.exists() and resolved != Path("/") else None
 
 
-def _can_mount() -> bool:
-    """True if a child process can mount in a new user namespace.
+def _can_enter(mounts: dict[str, Access], links: dict[str, str]) -> bool:
+    """True if a child process can make the view in a new user namespace.
 
-    Some systems give namespaces without rights. This process cannot try it, because it cannot leave
-    a namespace again.
+    Some systems give namespaces without rights, or deny only some of the calls. This process cannot
+    try it, because it cannot leave a namespace again, in which it has every capability and another
+    limit of processes.
     """
     child = os.fork()
     if child == 0:
         with suppress(BaseException):
-            _unshare()
-            _mount(b"none", b"/", None, MS_PRIVATE_BELOW)
-            _mount(b"tmpfs", os.fsencode(_stage()), b"tmpfs", MS_NOSUID | MS_NODEV)
-            os._exit(0)
+            os._exit(0 if _enter(mounts, links) else 1)
         os._exit(1)
     return os.waitpid(child, 0)[1] == 0
 

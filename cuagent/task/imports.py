@@ -10,10 +10,13 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
+import io
 import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from cuagent.task.source import read_source
 
 DISTRIBUTIONS = {
     "PIL": "pillow",
@@ -100,7 +103,9 @@ def imported_texts(path: Path) -> dict[str, str]:
         found = {file for file in _imports(left.pop(), root) if file.is_relative_to(root)} - seen
         seen |= found
         left += found
-    return {str(file.relative_to(root)): _text(file) for file in seen - {path}}
+    # A link may lead to any file of the user, and an export publishes these texts.
+    inside = {file for file in seen if file.resolve().is_relative_to(root.resolve())}
+    return {str(file.relative_to(root)): _text(file) for file in inside - {path}}
 
 
 def _imports(path: Path, root: Path) -> Iterator[Path]:
@@ -133,6 +138,7 @@ def _files(folder: Path, names: list[str]) -> Iterator[Path]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        content = io.BytesIO(read_source(path))
     except OSError:
         return ""
+    return io.TextIOWrapper(content, encoding="utf-8", errors="replace").read()

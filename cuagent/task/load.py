@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib.util
+import io
 import os
 import re
 from enum import StrEnum
@@ -19,15 +20,13 @@ from typing import TypeVar
 
 from cuagent.task.imports import imported_digest
 from cuagent.task.settings import overrides
+from cuagent.task.source import read_source
 from cuagent.task.spec import parse_init, parse_inputs
 from cuagent.task.task import CONTRACT, Device, Precision, Task, TaskError
 
 ENTRY = "Model"
 """Name of the class that a file in the KernelBench form defines."""
 Choice = TypeVar("Choice", bound=StrEnum)
-
-LARGEST_FILE = 4 << 20
-"""Bytes of the largest accepted file; a task is source text."""
 
 
 def load_task(
@@ -155,11 +154,7 @@ def _read(path: Path) -> str:
         hint = f"; did you mean {path.with_name(near[0])}.py?" if near else ""
         raise TaskError(f"{path}: no such file{hint}")
     try:
-        if path.stat().st_size > LARGEST_FILE:
-            raise TaskError(
-                f"{path}: larger than {LARGEST_FILE >> 20} MiB; move data to another file"
-            )
-        return path.read_text(encoding="utf-8")
+        return io.TextIOWrapper(io.BytesIO(read_source(path)), encoding="utf-8").read()
     except UnicodeDecodeError as error:
         raise TaskError(f"{path}: not a Python file (not UTF-8 text)") from error
     except OSError as error:

@@ -15,6 +15,8 @@ _CUDA = re.compile(r"CUDA out of memory\. Tried to allocate ([\d.]+ \w+)")
 SHARE = 1 / 32
 """Share of a device's memory above which inputs and outputs count as large, since a verdict and a
 timing hold about twenty times their size."""
+SMALLER = "give smaller inputs (--inputs), or end other programs that hold memory"
+"""Remedy for a task that needs more memory than is free."""
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 

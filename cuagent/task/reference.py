@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from cuagent.task.imports import advice, package_of
-from cuagent.task.memory import shortage
+from cuagent.task.memory import SMALLER, shortage
 from cuagent.task.spec import UNBOUNDED_INTEGERS, TensorSpec, parse_init, parse_inputs
 from cuagent.task.task import Device, Task, TaskError
 from cuagent.task.tree import TreeError, flatten, unflatten
@@ -290,7 +290,7 @@ def _user_code(
     except (Exception, SystemExit) as error:
         place = _place_of(error, task)
         if short := shortage(error):
-            raise TaskError(f"{place}: {what} {short}; make the task smaller") from error
+            raise TaskError(f"{place}: {what} {short}; {SMALLER}") from error
         advice = hint if isinstance(hint, str) else hint(error, task)
         raise TaskError(f"{place}: {what} failed: {_one_line(error)}{advice}") from error
     finally:

@@ -1,7 +1,7 @@
 """The view for a program: one JSON object a line for each event, as it happens.
 
 Every object has `type` (the event's name in snake case) and `time` (seconds since the epoch); the
-other keys are the event's own fields in the plain form of the run log, secrets masked as there.
+other keys are the event's own fields, named as in `cuagent.record.results`, secrets masked.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from typing import TextIO
 
 from cuagent.events import Event
-from cuagent.record import plain, redactor
+from cuagent.record import public, redactor
 
 
 class JsonLines:
@@ -25,6 +25,6 @@ class JsonLines:
     def __call__(self, event: Event) -> None:
         """Write one event."""
         name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
-        line = {"type": name, "time": round(time.time(), 3)} | self._redact(plain(event))
+        line = {"type": name, "time": round(time.time(), 3)} | self._redact(public(event))
         self.stream.write(json.dumps(line) + "\n")
         self.stream.flush()

@@ -245,7 +245,10 @@ class ForkServer:
         readable, _, _ = select.select([self._control], [], [], deadline - time.monotonic())
         received = receive_message(self._control) if readable else None
         if received is None:
-            raise ForkServerError(f"the fork server did not answer: {self._last_words()}")
+            raise ForkServerError(
+                f"the fork server did not answer: {self._last_words()}; start the command again "
+                "when the machine is less busy"
+            )
         return received[0]
 
     def _last_words(self) -> str:

@@ -3,7 +3,8 @@
 A race between threads shows if a thread is interrupted between a read and a write. That is rare on
 an idle machine and never happens with one thread. So each single call of a candidate with compiled
 code runs its OpenMP regions with 2 to 7 threads, while a thread of this module sends signals to the
-other threads, whose handler sleeps. Timed calls are never disturbed. This finds mistakes; a
+other threads, whose handler sleeps. It is then repeated with the usual threads and without signals,
+because some mistakes show only so. Timed calls are never disturbed. This finds mistakes; a
 candidate can disable it.
 
 Not covered: races that need a different order than these interruptions cause; code on a GPU.
@@ -40,6 +41,8 @@ SIGNAL_INTERVAL_S, INTERVAL_GROWTH, MOST_AT_ONCE = 20e-6, 1.2, 4
 MIN_CALLS, MAX_CALLS, MIN_REPEAT_S = 4, 16, 1.5e-3
 """Least and largest number of repeated calls, and seconds after which the least number is
 enough."""
+QUIET_CALLS = 2, 4
+"""Least and largest number of repeated calls with the usual threads and without interruptions."""
 MAX_REPEAT_S = 20e-3
 """Seconds after which no further repeated call starts."""
 _TGKILL = {"x86_64": 234, "aarch64": 131}
@@ -94,25 +97,33 @@ class Jitter:
             interval *= INTERVAL_GROWTH
 
 
-def farthest_output(call: Callable[[], Any], first: Any) -> Any:
-    """Repeat an equal call and return the output that differs most from `first`; `first` if none
-    differs.
+class RepeatedCall:
+    """Repeats an equal call, and keeps the output that differs most from the first one."""
 
-    A call of a few microseconds is rarely interrupted, so it is repeated for a short time.
-    """
-    reference = _copies(first)
-    start, farthest, chosen = time.perf_counter(), 0.0, reference
-    for number in range(MAX_CALLS):
-        enough = number >= MIN_CALLS and time.perf_counter() - start > MIN_REPEAT_S
-        if enough or reference is None or time.perf_counter() - start > MAX_REPEAT_S:
-            break
-        other = _copies(call())
-        if other is None:
-            return first
-        distance = max(map(_distance, reference[0], other[0]), default=0.0)
-        if distance > farthest:
-            farthest, chosen = distance, other
-    return first if chosen is reference or chosen is None else unflatten(*chosen)
+    def __init__(self, call: Callable[[], Any], first: Any) -> None:
+        self._call = call
+        self._reference = _copies(first)  # the next call may write to the same memory
+        self._distance = 0.0
+        self.output = first
+        """The output that differs most from the first; the first itself if none differs."""
+
+    def repeat(self, least: int, most: int) -> None:
+        """Repeat the call at least and at most so often.
+
+        A call of a few microseconds is rarely interrupted, so it is repeated for a short time.
+        """
+        start = time.perf_counter()
+        for number in range(most):
+            enough = number >= least and time.perf_counter() - start > MIN_REPEAT_S
+            late = time.perf_counter() - start > MAX_REPEAT_S
+            if enough or late or self._reference is None:
+                break
+            other = _copies(self._call())
+            if other is None:
+                break
+            distance = max(map(_distance, self._reference[0], other[0]), default=0.0)
+            if distance > self._distance:
+                self.output, self._distance = unflatten(*other), distance
 
 
 def _copies(output: Any) -> tuple[list[Tensor], dict[str, Any]] | None:

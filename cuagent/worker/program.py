@@ -27,7 +27,7 @@ from cuagent.task import TreeError, flatten, unflatten
 from cuagent.worker.arms import ModelSpec, import_arm
 from cuagent.worker.channel import Record, Status, receive_message, send_record
 from cuagent.worker.folder import LIBRARIES
-from cuagent.worker.jitter import Jitter, farthest_output
+from cuagent.worker.jitter import MAX_CALLS, MIN_CALLS, QUIET_CALLS, Jitter, RepeatedCall
 from cuagent.worker.memory import heap
 from cuagent.worker.memory.arena import Arena
 from cuagent.worker.memory.uninitialized import Allocations
@@ -142,33 +142,46 @@ class _Worker:
         watch = _CpuWatch() if self._clock is None else _CudaWatch(self._clock)
         scratch = _scratch(message["flush"], self.model_spec.device)
         allocations = Allocations(message["poison"])
-        disturbed = contextlib.nullcontext() if message["poison"] is None else self._disturbed()
-        with torch.no_grad(), _user_code(Status.RAISED), allocations, disturbed:
+        single = message["poison"] is not None
+        jitter = self._jitter if single else None
+        filled = self._filled_heap() if single else contextlib.nullcontext()
+        with torch.no_grad(), _user_code(Status.RAISED), allocations, filled:
             if scratch is not None:
                 torch.cuda._sleep(message["lead"])
             for source, target in message["slots"]:
                 arguments = unflatten(inputs_of(source), self.model_spec.inputs)
                 if scratch is not None:
                     scratch.zero_()
-                watch.start()
-                output = self.model(*arguments)
-                watch.stop()
-                if self._jitter is not None and message["poison"] is not None:
-                    output = farthest_output(lambda: self.model(*arguments), output)  # noqa: B023
+                if jitter is None:
+                    watch.start()
+                    output = self.model(*arguments)
+                    watch.stop()
+                else:
+                    output = self._repeated(arguments, watch, jitter)
                 self._deliver(output, targets.tensors(target))
             claims = watch.nanoseconds()
         if allocations.overrun():
             raise Refusal(Status.WROTE_OUTSIDE, "wrote outside a tensor made with torch.empty")
         return claims
 
+    def _repeated(self, arguments: list[Any], watch: _CpuWatch | _CudaWatch, jitter: Jitter) -> Any:
+        """Call forward with interrupted threads, repeat it so and with the usual threads, and
+        return the output that differs most from the first."""
+        with jitter.interrupted():
+            watch.start()
+            output = self.model(*arguments)
+            watch.stop()
+            repeated = RepeatedCall(lambda: self.model(*arguments), output)
+            repeated.repeat(MIN_CALLS, MAX_CALLS)
+        repeated.repeat(*QUIET_CALLS)
+        return repeated.output
+
     @contextlib.contextmanager
-    def _disturbed(self) -> Iterator[None]:
-        """Fill heap memory with a byte that is not zero and, on the CPU, interrupt threads
-        (`jitter`)."""
+    def _filled_heap(self) -> Iterator[None]:
+        """Fill heap memory that the candidate allocates with a byte that is not zero."""
         heap.fill(next(self._fills))
         try:
-            with self._jitter.interrupted() if self._jitter else contextlib.nullcontext():
-                yield
+            yield
         finally:
             heap.fill(0)
 

@@ -335,7 +335,11 @@ class Session:
         except ForgedRecord as error:
             self._stop(Status.FORGED, f"wrote to the verifier's channel (fd 3): {error}")
         except TimeoutError:
-            self._stop(Status.TIMED_OUT, f"no answer within {seconds:.3g} s")
+            self._stop(
+                Status.TIMED_OUT,
+                f"no answer within {seconds:.3g} s; look for a hang, compile before the first call "
+                "(in kernels/ or on import), and verify again if the machine was busy",
+            )
         except (_Excess, suspend.SuspendError) as excess:
             self._stop(Status.CRASHED, str(excess))
         except DeviceExcess as excess:

@@ -12,6 +12,7 @@ from cuagent.attempt import Attempt
 from cuagent.build import Build, build, render
 from cuagent.build.diagnostics import diagnose
 from cuagent.build.resources import short_name
+from cuagent.kernels.compiler import CompileFailed, run_compiler
 from cuagent.sandbox import Tier, probe
 from cuagent.task.task import Device
 
@@ -94,6 +95,11 @@ def test_all_sources_share_one_time_limit(tmp_path: Path, monkeypatch: pytest.Mo
         "the sources of this attempt did not compile within 2 s in all; "
         "instantiate fewer templates or write fewer sources"
     }
+
+
+def test_slow_compilation_error_says_what_to_change(tmp_path: Path) -> None:
+    with pytest.raises(CompileFailed, match=r"within 0 s; instantiate fewer templates"):
+        run_compiler(["/bin/sleep", "60"], tmp_path, tmp_path, 0.1)
 
 
 def test_number_of_sources_is_limited(tmp_path: Path) -> None:

@@ -124,6 +124,17 @@ def test_a_foreign_run_is_shown_but_used_only_where_the_user_accepts_it(
     assert cuagent("export", "latest", "--out", "out", "--trust").returncode == 0
 
 
+def test_a_resumed_run_follows_no_link_to_another_task(
+    cuagent: Callable[..., Done], tmp_path: Path
+) -> None:
+    foreign_run(tmp_path)
+    (tmp_path / "elsewhere.py").write_text(TASK + "# ")
+    (tmp_path / "task.py").symlink_to("elsewhere.py")
+    done = cuagent("optimize", "--continue", "--trust")
+    assert done.returncode == 2
+    assert "task.py: a link leads elsewhere now; start a new run" in done.stderr
+
+
 @pytest.mark.parametrize("name", ["../evil.cu", "/evil", ".git/hooks/post-checkout", "conftest.py"])
 def test_paths_of_a_log_lead_nowhere_else(
     cuagent: Callable[..., Done], tmp_path: Path, name: str

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from commands import TASK, clean_environment
 from mcp import Client, StdioServerParameters
+from schema import assert_follows
 
 RIGHT = "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n" + (
     "        return torch.softmax(x, -1)\n"
@@ -102,6 +103,7 @@ def test_another_agent_can_use_the_verifier(tmp_path: Path, with_client: WithCli
         assert not good.is_error
         assert good.content[0].text.startswith("ACCEPTED attempt 1")
         assert good.structured_content["verdict"]["accepted"] is True
+        assert_follows(good.structured_content, "verify")
         assert told[0] == "opening task on cpu"
 
         bad = await call("verify", candidate="wrong", timing="none")
@@ -126,6 +128,7 @@ def test_another_agent_gets_what_is_free(
     async def talk(client: Client) -> None:
         free = await client.call_tool("baseline", {"task": "task.py"})
         assert "eager" in free.content[0].text
+        assert_follows(free.structured_content, "baseline")
         names = [rung["name"] for rung in free.structured_content["rungs"]]
         assert names[:2] == ["eager", "compile"]
 
@@ -138,6 +141,10 @@ def test_another_agent_gets_a_profile_and_a_package(
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "right").mkdir()
     (tmp_path / "right" / "model_new.py").write_text(RIGHT)
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "model_new.py").write_text(
+        RIGHT.replace("return", "[torch.softmax(x + i, -1) for i in range(400)]; return")
+    )
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")
 
@@ -148,6 +155,7 @@ def test_another_agent_gets_a_profile_and_a_package(
         shown = await call("profile", candidate="right")
         assert "softmax" in shown.content[0].text
         assert not shown.is_error
+        assert_follows(shown.structured_content, "profile")
         counted = await call("profile", device="cpu", counters=True)
         assert "no hardware counters: ncu" in counted.content[0].text
 
@@ -155,9 +163,17 @@ def test_another_agent_gets_a_profile_and_a_package(
         assert refused.is_error
         assert "full: already exists" in refused.content[0].text
 
-        made = await call("export", candidate="right", out="package")
+        # A module against itself: a busy machine must not decide this test.
+        made = await call("export", candidate="right", out="package", force=True)
         assert made.content[0].text.startswith("ACCEPTED attempt 1")
         assert (tmp_path / made.structured_content["out"] / "README.md").is_file()
+
+        slow = await call("export", candidate="slow", out="slow package")
+        assert slow.is_error
+        assert "slower than eager" in slow.content[0].text
+        assert slow.structured_content["out"] is None
+        assert slow.structured_content["verdict"]["accepted"] is True
+        assert not (tmp_path / "slow package").exists()
 
     with_client(talk, "-c", HURRIED)
 

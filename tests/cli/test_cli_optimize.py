@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from commands import TASK, Cuagent, clean_environment
+from schema import assert_follows
 
 from cuagent.agent import Stop, start_run
 from cuagent.cli.optimize import _code
@@ -54,6 +55,7 @@ def test_a_run_without_a_gain_ends_well_and_can_be_looked_at(
     result = json.loads(done.stdout)
     assert (result["stop"], result["gain"], result["best"]) == ("no gain", False, None)
     assert result["result"] in ("rung", "module")
+    assert_follows(result, "optimize")
     assert result["ladder"]["rungs"][0]["name"] == "eager"
     assert result["ladder"]["later"] == []
     assert "● bash  ls" in done.stderr
@@ -220,7 +222,8 @@ def test_verify_tells_by_its_exit_code(cuagent: Cuagent, task: str, tmp_path: Pa
     assert good.returncode == 0, good.stderr
     told = json.loads(good.stdout)
     assert told["verdict"]["accepted"] is True
-    assert told["seconds"] > told["verdict"]["seconds"]["total"]
+    assert told["duration_s"] > told["verdict"]["parts_s"]["total"]
+    assert_follows(told, "verify")
     assert good.stderr == ""
     bad = cuagent("verify", task, "wrong.py")
     assert bad.returncode == 1, bad.stderr

@@ -140,6 +140,22 @@ def moved_to_cuda(candidate: Candidate) -> Candidate:
     return replace(candidate, device="cuda", expect=expect, moved=True)
 
 
+def with_default_cuda(candidate: Candidate) -> Candidate:
+    """Return a moved candidate whose new tensors are on the GPU unless it names a device."""
+    files = dict(candidate.attempt.files)
+    lines = files[MODULE].splitlines(keepends=True)
+    first = next(
+        node
+        for node in ast.parse(files[MODULE]).body
+        if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        and not (isinstance(node, ast.ImportFrom) and node.module == "__future__")
+    )
+    at = first.lineno - 1
+    lines[at:at] = ["import torch as _torch\n", '_torch.set_default_device("cuda")\n']
+    attempt = Attempt(tuple(sorted({**files, MODULE: "".join(lines)}.items())))
+    return replace(candidate, attempt=attempt)
+
+
 def _read(kind: str) -> Iterator[Candidate]:
     folder = HERE / (f"{kind}s" if kind == "exploit" else kind)
     for path in sorted(folder.iterdir()):

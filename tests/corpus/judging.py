@@ -28,6 +28,7 @@ from corpus import (
     honest,
     moved_to_cuda,
     task_path,
+    with_default_cuda,
 )
 
 from cuagent.arms import EAGER
@@ -158,6 +159,8 @@ def outcome_of(
             raise
         return not_run(f"its task does not run on CUDA: {error}")
     outcome = judge_candidate(judge, candidate)
+    if candidate.moved and OTHER_DEVICE in outcome.detail:
+        outcome = judge_candidate(judge, with_default_cuda(candidate))
     if candidate.moved and OTHER_DEVICE in outcome.detail:
         return not_run(f"it makes tensors on the CPU: {outcome.detail}")
     return outcome

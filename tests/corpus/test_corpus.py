@@ -7,13 +7,14 @@ failure with its reason, and passes when the fault is fixed.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from corpus import ACCEPTED, HERE, Candidate, bugs, everything, exploits, honest
+from corpus import ACCEPTED, HERE, Candidate, bugs, everything, exploits, honest, with_default_cuda
 from judging import CorpusJudges, is_safe, open_judges, outcome_of
 
 from cuagent.arms import EAGER
@@ -84,6 +85,16 @@ def test_each_class_of_mistakes_has_bugs() -> None:
     assert "" not in topics
     assert all(f"| {topic} |" in text for topic in topics)
     assert all(count >= 2 for count in topics.values())
+
+
+def test_moved_candidate_can_make_its_tensors_on_the_gpu() -> None:
+    for candidate in (*exploits(), *honest()):
+        moved = dict(with_default_cuda(candidate).attempt.files)["model_new.py"]
+        tree = ast.parse(moved)
+        assert ast.get_docstring(tree), candidate.name
+        compile(tree, candidate.name, "exec")
+        added = [node for node in tree.body if "set_default_device" in ast.unparse(node)]
+        assert len(added) == 1, candidate.name
 
 
 def test_candidates_are_distinct() -> None:

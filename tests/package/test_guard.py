@@ -131,6 +131,39 @@ def test_verified_call_runs_kernel(model: Any, original: Any) -> None:
         assert model.why_original(x) == ""
 
 
+@pytest.mark.parametrize("layout", ["sparse_coo", "sparse_csr", "nested"])
+def test_tensor_without_strides_gets_what_the_original_gives(
+    model: Any, original: Any, layout: str
+) -> None:
+    x = torch.randn(4, 8)
+    made = {
+        "sparse_coo": x.to_sparse,
+        "sparse_csr": x.to_sparse_csr,
+        "nested": lambda: torch.nested.nested_tensor([x[0], x[1]]),
+    }[layout]()
+    with torch.no_grad():
+        assert f"argument 0 is a {layout} tensor of float32" in model.why_original(made)
+        for module in (model, original):
+            module.norm = torch.nn.Identity()  # a BatchNorm takes no sparse tensor
+        outcomes = []
+        for module in (original, model):
+            try:
+                outcomes.append(module(made))
+            except (RuntimeError, NotImplementedError) as error:
+                outcomes.append(str(error))
+    if isinstance(outcomes[0], torch.Tensor) and layout != "nested":
+        torch.testing.assert_close(outcomes[1], outcomes[0])
+    else:
+        assert type(outcomes[0]) is type(outcomes[1])
+    assert ran(model) == 0
+
+
+def test_sparse_parameter_gets_the_original(model: Any) -> None:
+    model.fc.weight = torch.nn.Parameter(torch.eye(8).to_sparse())
+    with torch.no_grad():
+        assert "fc.weight is a sparse_coo tensor" in model.why_original(torch.randn(4, 8))
+
+
 OTHERS = {
     "shape": (lambda: torch.randn(2, 8), "argument 0 is float32[2, 8]"),
     "batch": (lambda: torch.randn(16, 8), "verified was float32[4, 8] on cpu"),

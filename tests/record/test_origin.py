@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from cuagent.cli.exits import Refused
+from cuagent.cli.trust import require_trusted_run
 from cuagent.message import Message
 from cuagent.record import (
     RecordError,
@@ -27,7 +29,7 @@ from cuagent.record import (
     take_snapshot,
     write_file,
 )
-from cuagent.record.origin import has_valid_mac, with_mac
+from cuagent.record.origin import Origin, has_valid_mac, with_mac
 
 
 @pytest.fixture
@@ -67,6 +69,59 @@ def test_changed_or_added_line_makes_a_log_of_another_origin(folder: RunFolder) 
         assert not folder.is_made_here
     folder.log.write_bytes(whole + b'{"type":"not')
     assert folder.is_made_here, "a partial line of a killed writer does not count"
+
+
+def test_log_that_lost_its_last_records_is_incomplete(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = written(folder).log.read_bytes()
+    assert folder.origin is Origin.HERE
+    folder.log.write_bytes(whole[: whole.index(b"\n") + 1])
+    assert folder.origin is Origin.INCOMPLETE
+    assert not folder.is_made_here
+    with pytest.raises(Refused, match="log incomplete: records at its end were removed"):
+        require_trusted_run(folder, "It would be resumed", trust=False)
+    with RunLog(folder) as log:
+        assert not log.is_made_here
+        log.write("resume")
+    assert folder.is_made_here, "the user has agreed to resume it"
+    folder.log.write_bytes(whole)
+    assert not folder.is_made_here, "the records of before are not those that were resumed"
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
+    assert folder.origin is Origin.UNKNOWN
+
+
+def test_log_of_immense_size_is_refused_before_it_is_read(folder: RunFolder) -> None:
+    written(folder)
+    os.truncate(folder.log, 1 << 40)
+    for use in (read_records, RunLog, lambda f: f.origin):
+        with pytest.raises(RecordError, match="larger than"):
+            use(folder)
+
+
+def test_blob_that_is_named_again_and_again_is_refused(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RunLog(folder) as log:
+        log.write("session", task={"name": "t"})
+        log.write("notice", texts=[str(n) * 10_000 for n in range(5)])
+    assert len(read_records(folder)[1]["texts"]) == 5
+    monkeypatch.setattr("cuagent.record.log.MOST_BLOB_BYTES", 40_000)
+    with pytest.raises(RecordError, match="refers to more than 0 MiB of blobs"):
+        read_records(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_key_of_another_owner_is_not_used(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    path = tmp_path / "state" / "cuagent" / "key"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(bytes(32))
+    os.chown(path, 65534, 65534)
+    assert not written(folder).is_made_here
+    assert "mac" not in with_mac({"a": 1})
 
 
 def test_log_is_authentic_after_a_resume_on_this_machine(folder: RunFolder) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +23,7 @@ from cuagent.sandbox import (
     selftest,
     stamp,
 )
-from cuagent.sandbox.probe import Escape, successful_escapes
+from cuagent.sandbox.probe import WITHOUT_VIEW, Escape, successful_escapes
 
 PREVENTED_WITHOUT_TIER = {
     "list_home",  # there may be no home
@@ -54,6 +58,18 @@ def test_every_tier_prevents_escapes(results: dict[str, str | None]) -> None:
     succeeded = {name for name, got in results.items() if got is not None}
     # Root under bubblewrap has no process limit; the probe then chooses landlock.
     assert succeeded <= {"fork_bomb"}
+
+
+@pytest.mark.parametrize("count", range(6))
+def test_open_descriptors_of_the_caller_change_no_result(count: int) -> None:
+    """A probe that mistakes its own file for the caller's makes verdicts UNISOLATED."""
+    if not landlock.abi():
+        pytest.skip("this kernel has no Landlock")
+    program = [sys.executable, "-I", str(Path(__file__).with_name("after_descriptors.py"))]
+    done = subprocess.run(
+        [*program, str(count)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert set(json.loads(done.stdout)) <= WITHOUT_VIEW
 
 
 def test_escapes_succeed_without_a_tier() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,85 @@ def test_escapes_fail_and_honest_commands_work(user: str, view: str, scratch: Pa
     else:
         assert set(found["succeeded"]) <= WITHOUT_VIEW
         assert "names outside visible" in found["stamp"]
+
+
+def test_view_that_fails_half_way_leaves_no_rights(user: str, scratch: Path) -> None:
+    if user != "root" and os.geteuid() == 0:
+        os.chown(scratch, NOBODY, NOBODY)
+    python = _interpreter(user)
+    command = [*python, "-I", str(HERE / "without_open_tree.py"), *python, "-I"]
+    done = subprocess.run(
+        [
+            *command,
+            str(HERE / "as_user.py"),
+            "view",
+            str(scratch),
+            "true",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        **_become(user),
+    )
+    found = json.loads(done.stdout)
+    assert found["tier"] == Tier.LANDLOCK
+    assert set(found["succeeded"]) <= WITHOUT_VIEW
+    assert "names outside visible" in found["stamp"]
+
+
+CONTAINER = "-sys_admin,-dac_read_search,-sys_resource,-net_admin,-sys_ptrace,-sys_nice,-ipc_lock"
+"""Capabilities that root of a container usually lacks."""
+
+
+def _is_open(program: Path) -> bool:
+    """Return True if every user can start this program."""
+    place = program.resolve()
+    return place.exists() and all(folder.stat().st_mode & 1 for folder in (place, *place.parents))
+
+
+def test_root_of_a_container_without_namespaces_is_isolated(scratch: Path) -> None:
+    program = shutil.which("setpriv")
+    if os.geteuid() != 0 or not landlock.abi() or program is None:
+        pytest.skip("needs root, Landlock and setpriv")
+    scratch.chmod(0o755)
+    (scratch / "own").mkdir()
+    own = sys.executable if _is_open(Path(sys.base_prefix)) else ""
+    python = next((p for p in (own, "/usr/bin/python3") if p and _is_open(Path(p))), None)
+    if python is None:
+        pytest.skip("no Python here that other user ids can start")
+    limited = [program, f"--bounding-set={CONTAINER}", "--inh-caps=-all", python, "-I"]
+    done = subprocess.run(
+        [*limited, str(HERE / "as_user.py"), "view", str(scratch / "own"), "bash", "-c", HONEST],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    found = json.loads(done.stdout)
+    assert found["tier"] == Tier.LANDLOCK
+    assert set(found["succeeded"]) <= WITHOUT_VIEW
+    assert (found["code"], found["output"]) == (0, "3\n")
+
+
+def test_compilers_of_root_work_below_a_private_folder_without_a_view(scratch: Path) -> None:
+    if not landlock.abi():
+        pytest.skip("this kernel has no Landlock")
+    own = scratch / "private" / "own"
+    own.mkdir(parents=True)
+    own.parent.chmod(0o700)
+    command = [*_interpreter("root"), "-I", str(HERE / "as_user.py"), "no view", str(own)]
+    done = subprocess.run(
+        [*command, "bash", "-c", HONEST],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env={**os.environ, "TMPDIR": str(own.parent)},
+    )
+    found = json.loads(done.stdout)
+    assert (found["code"], found["output"]) == (0, "3\n")
+    assert set(found["succeeded"]) <= WITHOUT_VIEW
 
 
 def test_view_allows_modes_and_times_of_own_files(user: str, scratch: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cuagent.task import Device, Precision, TaskError, load_task
+from cuagent.task.imports import imported_texts
 
 KERNELBENCH = """
 import torch
@@ -151,3 +153,23 @@ def test_unknown_option_values_are_rejected(file: Path) -> None:
     assert "is not a class name" in fails(f"{file}:2x")
     assert "--inputs" in fails(file, inputs="f32[")
     assert "--init" in fails(file, init="import os")
+
+
+def test_pipe_or_device_as_a_task_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.py")
+    assert "not a regular file" in fails(tmp_path / "pipe.py")
+    (tmp_path / "zero.py").symlink_to("/dev/zero")
+    assert "not a regular file" in fails(tmp_path / "zero.py")
+    (tmp_path / "large.py").write_bytes(b"#" * ((4 << 20) + 1))
+    assert "larger than 4 MiB; move data to another file" in fails(tmp_path / "large.py")
+
+
+def test_link_out_of_the_project_is_no_imported_file(tmp_path: Path) -> None:
+    (tmp_path / "key.py").write_text("PRIVATE = 1\n")
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "inside.py").write_text("x = 1\n")
+    (tmp_path / "project" / "linked.py").symlink_to("inside.py")
+    (tmp_path / "project" / "helper.py").symlink_to(tmp_path / "key.py")
+    task = tmp_path / "project" / "task.py"
+    task.write_text("import linked\ntry:\n    import helper\nexcept Exception:\n    pass\n")
+    assert imported_texts(task) == {"linked.py": "x = 1\n"}

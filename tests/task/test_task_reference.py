@@ -17,6 +17,7 @@ from cuagent.task import (
     open_reference,
     training_note,
 )
+from cuagent.task.memory import SMALLER
 
 MODEL = """
 import torch
@@ -252,7 +253,7 @@ def test_task_that_is_too_large_is_rejected(
     message = fails(tmp_path, PLAIN + source, inputs=inputs)
     assert place in message
     assert "needs 3.64 TiB of memory, but only " in message
-    assert message.endswith("are free; make the task smaller")
+    assert message.endswith(f"are free; {SMALLER}")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from regimes import Regime
 
 from cuagent.attempt import Attempt
 from cuagent.build import build
-from cuagent.verify import Referee
+from cuagent.verify import Reason, Referee
 
 SUM = Regime("torch.randn(512, 700)", "return x.square().sum(0)", "", {})
 HEAD = """
@@ -96,6 +96,38 @@ class ModelNew(torch.nn.Module):
         kernel.columns(out, x, x.shape[0], x.shape[1])
         return out
 """
+
+
+UNDISTURBED = """
+import threading
+import torch
+from cuagent.kernels import load
+
+kernel = load("kernels/columns.cpp")
+
+
+class ModelNew(torch.nn.Module):
+    last, undisturbed = None, 0
+
+    def forward(self, x):
+        if self.last is None or not torch.equal(x, self.last):
+            self.last, self.undisturbed = x.clone(), 0
+        self.undisturbed += threading.active_count() == 1
+        out = torch.empty(x.shape[1])
+        kernel.columns(out, x, x.shape[0], x.shape[1])
+        return out + (self.undisturbed > 2)
+"""
+"""Wrong in the third equal call without the thread that interrupts others."""
+
+
+def test_calls_are_also_repeated_with_the_usual_threads(
+    regime_referee: Callable[[Regime], Referee],
+) -> None:
+    referee = regime_referee(SUM)
+    source = HEAD + HONEST["each column by itself"] + "}\n"
+    attempt = Attempt((("kernels/columns.cpp", source), ("model_new.py", UNDISTURBED)))
+    verdict = referee.verify(attempt, build(attempt, referee.task.device))
+    assert verdict.reason in (Reason.WRONG_VALUES, Reason.NOT_DETERMINISTIC), verdict.detail
 
 
 @pytest.mark.parametrize("name", [*HONEST, *WRONG])

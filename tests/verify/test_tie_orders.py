@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -58,13 +59,25 @@ def test_mask_fill_does_not_make_other_elements_equal() -> None:
         assert int(F.max_pool2d(-hidden.view(1, 1, 1, 5), (1, 5), return_indices=True)[1]) == 2
 
 
-def test_choice_among_equal_elements_must_be_consistent(referee: Referee) -> None:
-    with Referee(load_task(str(HOT), device="cpu"), fork_server=referee.fork_server) as opened:
+@pytest.mark.parametrize("documented", [True, False])
+def test_choice_among_equal_elements_must_be_consistent(
+    referee: Referee, documented: bool, tmp_path: Path
+) -> None:
+    task = tmp_path / "hot.py"
+    choice = "x.argmax(-1)" if documented else "x.topk(1)[1].squeeze(-1)"
+    task.write_text(HOT.read_text().replace("x.argmax(-1)", choice))
+    with Referee(load_task(str(task), device="cpu"), fork_server=referee.fork_server) as opened:
         for kind in (Inputs.INTEGER, Inputs.NORMAL):
             expected, (x,) = opened.ask(Weights.OWN, 0, kind, 7)
+            first = F.one_hot(x.argmax(-1), x.shape[-1]).float()
             last = F.one_hot(x.shape[-1] - 1 - x.flip(-1).argmax(-1), x.shape[-1]).float()
             every = (x == x.amax(-1, keepdim=True)).float()
-            for hot, passes in ((last, True), (every, kind is Inputs.NORMAL)):
+            unique = kind is Inputs.NORMAL
+            for hot, passes in (
+                (first, True),
+                (last, unique or not documented),
+                (every, unique),
+            ):
                 found = opened.judged([hot, hot.mean(0)], expected, kind, 7)
                 assert found.passed is passes
             assert not opened.judged([1 - last, last.mean(0)], expected, kind, 7).passed

@@ -36,9 +36,48 @@ def passes(run: Run, x: torch.Tensor, output: torch.Tensor) -> bool:
 
 def test_any_tied_index_passes_and_no_other() -> None:
     for place in range(5):
-        given = torch.tensor([place, 2])
-        assert passes(lambda x: x.argmax(-1), TIED, given) == (place in (1, 3, 4))
+        given = torch.tensor([[place], [2]])
+        assert passes(lambda x: x.topk(1)[1], TIED, given) == (place in (1, 3, 4))
     assert not passes(lambda x: x.argmax(-1), TIED, torch.tensor([10**12, 2]))
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x: x.argmax(-1),
+        lambda x: (-x).argmin(-1),
+        lambda x: x.max(-1).indices,
+        lambda x: (-2 * x).min(-1).indices,
+        lambda x: x.t().argmax(0),
+        lambda x: x.int().max(1)[1],
+    ],
+)
+def test_only_the_first_of_equal_elements_is_right_where_torch_documents_it(run: Run) -> None:
+    for place in range(5):
+        assert passes(run, TIED, torch.tensor([place, 2])) == (place == 1)
+
+
+def test_order_of_saturated_elements_is_free_and_that_of_flags_is_not() -> None:
+    large = torch.tensor([[-2000.0, 1500.0, 3000.0, -4000.0], [0.0, 1.0, 2.0, 3.0]])
+    for run, free in (
+        (lambda x: x.sigmoid().argmax(-1), True),
+        (lambda x: x.tanh().max(-1).indices, True),
+        (lambda x: x.clamp(-1.0, 1.0).argmax(-1), False),
+        (lambda x: (x > 0.5).to(x.dtype).argmax(-1), False),
+        (lambda x: (x > 0.5).float().argmax(-1), False),
+        (lambda x: (x > 0.5).int().argmax(-1), False),
+    ):
+        right = run(large)
+        assert passes(run, large, torch.tensor([2, int(right[1])])) is free
+        assert passes(run, large, right)
+
+
+def test_any_of_elements_passes_that_are_equal_only_in_one_precision() -> None:
+    thirds: Run = lambda x: (x / 3 + 1e9).argmax(-1)  # noqa: E731
+    for place in (1, 3, 4):
+        assert passes(thirds, TIED, torch.tensor([place, 2]))
+    inside: Run = lambda x: (x.float() / 3).argmax(-1)  # noqa: E731
+    assert passes(inside, TIED, torch.tensor([4, 2])), "the same precision in both runs"
 
 
 def test_near_tie_has_the_size_of_roundoff() -> None:
@@ -55,7 +94,8 @@ def test_mask_fill_does_not_make_other_elements_tie(mark: float) -> None:
     hidden = TIED.clone()
     hidden[0, 2:4] = mark
     for place, right in ((1, True), (4, True), (0, False), (2, False)):
-        assert passes(lambda x: x.argmax(-1), hidden, torch.tensor([place, 2])) == right
+        best: Run = lambda x: x.topk(1)[1].squeeze(-1)  # noqa: E731
+        assert passes(best, hidden, torch.tensor([place, 2])) == right
     # Mask fills tie with each other, even if they differ by roundoff.
     near = torch.tensor([[mark, 1.0, mark * (1 - 2e-7)]])
     assert passes(lambda x: x.argsort(-1), near, torch.tensor([[2, 0, 1]]))
@@ -92,7 +132,7 @@ def test_index_must_be_in_its_pooling_window_or_prefix() -> None:
     ],
 )
 def test_indices_are_traced_through_views_and_dtypes(run: Run) -> None:
-    x = torch.tensor([[0.0, 1, 2, 3, 4], [9, 1, 1, 1, 1], [9, 1, 0, 0, 0]])
+    x = torch.tensor([[0.0, 1, 2, 3, 4], [9, 1, 1, 1, 1], [9, 1 - 2**-24, 0, 0, 0]])
     given = run(x).clone()
     given[0, 0] = 2
     assert passes(run, x, given)
@@ -105,7 +145,8 @@ def test_count_of_exact_comparisons_has_no_near_ties() -> None:
     for run, moves in (
         (lambda x: (x > 0.5).sum(-1), False),
         (lambda x: (x / 0.7 > 0.5 / 0.7).sum(-1), True),
-        (lambda x: x.argmax(-1) + (x > 0.5).sum(-1), True),
+        (lambda x: x.argmax(-1) + (x > 0.5).sum(-1), False),
+        (lambda x: x.topk(1)[1].sum(-1) + (x > 0.5).sum(-1), True),
     ):
         exact, declared = (
             trace_reference(lambda r=run: [r(x.double())]),

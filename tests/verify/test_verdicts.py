@@ -253,6 +253,7 @@ def test_endless_loop_times_out(task: Task, referee: Referee, judged: Judged) ->
         begun = time.perf_counter()
         verdict = judged("while True: pass")
         assert verdict.reason is Reason.TIMED_OUT
+        assert "look for a hang, compile before the first call" in verdict.detail
         assert time.perf_counter() - begun < 5
     finally:
         referee.call_s = before
@@ -290,7 +291,10 @@ def test_unbounded_memory_use_is_the_candidates_fault(
                 kept[-1].write(bytes(1 << 27))
     """
     try:
-        assert judged(body).reason in (Reason.RAISED, Reason.CRASHED)
+        verdict = judged(body)
+        assert verdict.reason in (Reason.RAISED, Reason.CRASHED)
+        if verdict.reason is Reason.CRASHED:
+            assert "keep fewer or smaller temporary tensors" in verdict.detail
     finally:
         referee.processes.memory_bytes, referee.call_s = before
 

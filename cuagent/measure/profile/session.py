@@ -183,7 +183,10 @@ class ProfileSession:
         ended, _, _ = select.select([channel], [], [], seconds)
         self._fork_server.end(self._child)
         if not ended:
-            raise ProfileError(f"no profile within {seconds:.0f} s")
+            raise ProfileError(
+                f"no profile within {seconds:.0f} s; give smaller inputs (--inputs), or try again "
+                "when the machine is quiet"
+            )
         try:
             with (self.folder / RESULT).open("rb") as file:
                 text = file.read(MAX_RESULT_BYTES)

@@ -46,11 +46,18 @@ def _count(task: Task, fork_server: ForkServer) -> tuple[Work, str]:
     try:
         ended, _, _ = select.select([child.channel], [], [], TIME_LIMIT_S)
         received = receive_message(child.channel) if ended else None
+        late = not ended
     finally:
         fork_server.end(child)
         shutil.rmtree(folder, ignore_errors=True)
     if received is None:
-        raise TaskError(f"{task.path}: its work could not be counted")
+        why = (
+            f"no answer within {TIME_LIMIT_S:.0f} s; give smaller inputs (--inputs), or try again "
+            "when the machine is quiet"
+            if late
+            else "its process ended; run it again, with smaller inputs if memory is short"
+        )
+        raise TaskError(f"{task.path}: its work could not be counted: {why}")
     answer, _ = received
     if "error" in answer:
         raise TaskError(answer["error"])

@@ -349,7 +349,10 @@ class Oracle:
         machine."""
         self.lost = True
         if silent:
-            return OracleLost(f"the reference's process did not answer within {ANSWER_S:g} s")
+            return OracleLost(
+                f"the reference's process did not answer within {ANSWER_S:g} s; give smaller "
+                "inputs (--inputs), or try again when the machine is quiet"
+            )
         if self._child.pidfd is not None:
             # The channel closes shortly before the process ends; wait for its exit status.
             select.select([self._child.pidfd], [], [], 1.0)

@@ -24,6 +24,7 @@ from cuagent.verify.trace.selections import (
     ReferenceTrace,
     Selection,
     TracedIndices,
+    index_of,
 )
 
 if TYPE_CHECKING:
@@ -32,6 +33,15 @@ if TYPE_CHECKING:
 TRACED_DIVISOR = 3
 """Divisor of the number of perturbation pairs if all indices are traced, because the tied elements
 are then known."""
+
+
+_SATURATING = """
+sigmoid tanh _softmax _log_softmax erf erfc exp exp2 expm1 softplus log_sigmoid_forward silu gelu
+mish elu celu selu
+"""
+SATURATING = frozenset(_SATURATING.split())
+"""Operators that give equal results for different large numbers, in each precision. An honest
+kernel may leave them out before a maximum, because they keep the order."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +92,7 @@ class NearTies:
         integers move.
 
         Integers do not move if the numbers that decide them are equal in both precisions, and so
-        exact, and no index is chosen.
+        exact, and each chosen index is guaranteed to be the first of equal elements.
         """
         import torch
 
@@ -90,11 +100,8 @@ class NearTies:
             if not is_inexact(base):
                 view.zero_()
         indexed = any(selection.indexed for selection in exact.selections)
-        fixed = (
-            self.admitted in bounds.OWN_ARITHMETIC
-            and not indexed
-            and traces_decide_equally(exact, declared)
-        )
+        decided = keeps_first if indexed else traces_decide_equally
+        fixed = self.admitted in bounds.OWN_ARITHMETIC and decided(exact, declared)
 
         def observed() -> Iterator[ReferenceTrace]:
             for run in runs:
@@ -121,6 +128,20 @@ def traces_decide_equally(exact: ReferenceTrace, declared: ReferenceTrace) -> bo
     )
 
 
+def keeps_first(exact: ReferenceTrace, declared: ReferenceTrace) -> bool:
+    """Return True if two runs, in two precisions, chose indices by equal numbers, and each operator
+    that chose one guarantees the first of equal elements."""
+    chosen = [selection for selection in exact.selections if selection.indexed]
+    guaranteed = all(selection.first_wins for selection in chosen)
+    if not chosen or not guaranteed or _saturates(exact):
+        return False
+    return traces_decide_equally(exact, declared)
+
+
+def _saturates(run: ReferenceTrace) -> bool:
+    return bool(SATURATING & {*run.names, *(name.rstrip("_") for name in run.names)})
+
+
 def find_places(
     exact: ReferenceTrace,
     declared: ReferenceTrace,
@@ -143,6 +164,7 @@ def find_places(
             for spread, value, traced in zip(spreads, values, outputs, strict=True)
         ]
     found = []
+    saturates = _saturates(exact)
     for traced, value, spread in zip(outputs, values, spreads, strict=True):
         selection = exact.selections[traced.selection]
         own_error = _distance(value, declared, traced)
@@ -157,7 +179,14 @@ def find_places(
         slack = 2 * torch.stack(sides, dim=-1)
         if selection.stable:
             slack = slack.masked_fill((own_error == 0).all(-1, keepdim=True), -1.0)
-        found.append(_places(selection, traced, value, slack, fill_sizes))
+        moved = (spread != 0).any(-1)
+        flags = ((value == 0) | (value == 1)).all(-1)
+        first = _chooses_first(selection, value) & (own_error == 0).all(-1)
+        # A flag moves by a whole step, so honest roundoff may set another one.
+        first &= torch.where(flags, ~moved, _is_wider(selection, declared, traced))
+        if saturates:
+            first &= moved
+        found.append(_places(selection, traced, value, slack, fill_sizes, first))
     return found
 
 
@@ -178,8 +207,37 @@ def write_places(places: Sequence[Places], target: Sequence[Tensor]) -> None:
         each.slack.fill_(-1.0)
 
 
+def _chooses_first(selection: Selection, values: Tensor) -> Tensor:
+    """Return bool [lines]: True if the operator guarantees, and chose, the first of equal elements.
+
+    The documentation alone does not count: the operator must choose the first on this device.
+    """
+    import torch
+
+    if not selection.first_wins:
+        return values.new_zeros(len(values), dtype=torch.bool)
+    result = selection.function(selection.operand, *selection.other_args, **selection.kwargs)
+    index = index_of(selection.name, result)
+    assert index is not None
+    chosen = index.reshape(-1, 1)
+    equal = values == values.gather(-1, chosen)
+    place = torch.arange(values.shape[-1], device=values.device)
+    return ~(equal & (place < chosen)).any(-1)
+
+
+def _is_wider(exact: Selection, declared: ReferenceTrace, traced: TracedIndices) -> bool:
+    """Return True if equal operands in both runs are exact, because their precisions differ."""
+    other = declared.selections[traced.selection].operand
+    return exact.operand.dtype is not other.dtype or not is_inexact(exact.operand)
+
+
 def _places(
-    selection: Selection, traced: TracedIndices, values: Tensor, slack: Tensor, fill_sizes: Tensor
+    selection: Selection,
+    traced: TracedIndices,
+    values: Tensor,
+    slack: Tensor,
+    fill_sizes: Tensor,
+    first: Tensor,
 ) -> Places:
     import torch
 
@@ -199,6 +257,7 @@ def _places(
         low=low,
         high=high,
         distinct=torch.tensor([selection.name in DISTINCT and once], device=values.device),
+        first=first,
     )
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.sandbox import harden
 from cuagent.task import Device, TaskError, TreeError, flatten, open_reference
-from cuagent.task.memory import shortage
+from cuagent.task.memory import SMALLER, shortage
 from cuagent.task.plain import task_from_json
 from cuagent.task.settings import baseline_settings
 from cuagent.verify.fitness.examine import examine
@@ -65,7 +65,7 @@ def serve(channel: socket.socket, folder: Path) -> None:
             text = " ".join(str(error).split())[:300]
             answer = {"error": f"the reference failed: {type(error).__name__}: {text}"}
             if short := shortage(error):
-                answer = {"memory": f"the reference {short}"}
+                answer = {"memory": f"the reference {short}; {SMALLER}"}
         send_message(channel, answer)
 
 
@@ -287,7 +287,10 @@ class _Oracle:
             pairs,
             moved,
         )
-        if tied:
+        if tied and reference.keeps_first(inputs):
+            for view in tied:
+                view.zero_()
+        elif tied:
             sensitivity.measure_tie_change(perturbed, step, pairs, tied)
         return {
             "carried": sensitivity.carried(perturbed, pairs),
@@ -297,6 +300,8 @@ class _Oracle:
     def reorder(self, message: dict[str, Any]) -> dict[str, Any]:
         """Write the declared output with equal elements chosen in another order."""
         inputs = self.arenas[message["inputs"]].tensors(message["slot"])
+        if self.reference.keeps_first(inputs):
+            return {"ran": False}
         order = ordered(ORDERS[message["order"]])
         results = sensitivity.run_or_none(lambda: self.reference.forward(inputs), order)
         if results is not None:

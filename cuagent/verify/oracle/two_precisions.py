@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.task import Precision, Reference, Task, TaskError, flatten, unflatten
 from cuagent.verify.oracle import sensitivity
-from cuagent.verify.oracle.places import traces_decide_equally
+from cuagent.verify.oracle.places import keeps_first, traces_decide_equally
 from cuagent.verify.tensors import FAILURES, is_inexact, to_fp64
 from cuagent.verify.trace import mask_fills
 from cuagent.verify.trace.hooks import intercept_operators
@@ -120,6 +120,25 @@ class TwoPrecisions:
         Returns None if nothing is decided, or the reference does not run in fp64. Its output need
         not be fp64, because the result of a comparison may have any dtype.
         """
+        both = self._traced_in_both(inputs)
+        if both is None:
+            return None
+        exact, _ = both
+        same = traces_decide_equally(*both)
+        # An index is a choice among equal elements, however certain their values are.
+        has_indices = same and any(selection.indexed for selection in exact.selections)
+        return same if exact.decided and not has_indices else None
+
+    def keeps_first(self, inputs: list[Tensor]) -> bool:
+        """Return True if equal elements have one order: the first is guaranteed, and they are equal
+        in both precisions (`places.keeps_first`)."""
+        if self.task.precision is not Precision.MATCH:
+            return False
+        both = self._traced_in_both(inputs)
+        return both is not None and keeps_first(*both)
+
+    def _traced_in_both(self, inputs: list[Tensor]) -> tuple[ReferenceTrace, ReferenceTrace] | None:
+        """Return the traces in fp64 and in the reference's own precision; None if fp64 fails."""
         import torch
 
         model = self.precise if self.fp64 else copy.deepcopy(self.declared).double()
@@ -132,11 +151,7 @@ class TwoPrecisions:
             return None
         finally:
             torch.set_default_dtype(before)
-        declared = trace_reference(lambda: self.forward(inputs))
-        same = traces_decide_equally(exact, declared)
-        # An index is a choice among equal elements, however certain their values are.
-        has_indices = same and any(selection.indexed for selection in exact.selections)
-        return same if exact.decided and not has_indices else None
+        return exact, trace_reference(lambda: self.forward(inputs))
 
     def run_fp64_or_none(self, inputs: list[Tensor]) -> list[Tensor] | None:
         """Run in fp64 on inputs that the reference may not accept; None if it fails."""

@@ -1,9 +1,10 @@
 """Rule for indices among equal elements: an index of any element tied with the right one is right.
 
-torch guarantees the order of equal elements only for stable sorts, and an honest kernel breaks
-near-ties by its own roundoff. So the rule compares the elements that two indices name, not the
-indices: `Places` holds the elements in fp64 (found by `oracle.places`) and the distance at which
-two elements still count as equal:
+torch guarantees the order of equal elements only for stable sorts, and the first of them for
+argmax, argmin, max and min along a dimension. An honest kernel breaks near-ties by its own
+roundoff. So the rule compares the elements that two indices name, not the indices: `Places` holds
+the elements in fp64 (found by `oracle.places`) and the distance at which two elements still count
+as equal:
 
     slack = 2 (rms(m) + 3 max|z_r - z| + 5 min(u sqrt(K), 1e-4) rms(z))        for each line
 
@@ -12,7 +13,8 @@ change when inputs and weights are perturbed by 8 sqrt(K) u. These are the gates
 doubled since two elements are compared. The elements of a line that are no mask fill
 (`magnitude_gaps`) have a slack of their own. Indices of one line of a sort or a topk must be
 distinct, an index of a pooling must be in its window, and one of a cumulative maximum must not be
-after its position.
+after its position. Where the first of equal elements is guaranteed and a line has the same elements
+in both precisions, another index of an equal element is wrong.
 
 Not covered: integers computed from an index; `tolerance` compares those.
 """
@@ -48,6 +50,8 @@ class Places:
     """int64 S + [d]: last admissible coordinates."""
     distinct: Tensor
     """bool [1]: True if the indices of a line must be distinct."""
+    first: Tensor
+    """bool [lines]: True if of equal elements only the first is right."""
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -80,7 +84,8 @@ def wrong_places(output: Tensor, declared: Tensor, precise: Tensor, places: Plac
     if places.low.numel():
         coordinates = torch.stack(_unravelled(named, places.sizes.tolist()), dim=-1)
         tied &= ((coordinates >= places.low) & (coordinates <= places.high)).all(-1)
-    wrong = ~((inside & tied) | (given == right) | (given == declared))
+    later = places.first[places.line] & (got == wanted)
+    wrong = ~((inside & tied & ~later) | (given == right) | (given == declared))
     if bool(places.distinct):
         keys = places.line * count + named
         _, which, times = keys.unique(return_inverse=True, return_counts=True)

@@ -39,6 +39,8 @@ WITHOUT_INDEX = frozenset(("any", "all", "amax", "amin", "aminmax", "linalg_vect
 """Operators that return the chosen value but not its index."""
 SHIFTED = frozenset(("_softmax", "_log_softmax", "logsumexp"))
 """Operators that subtract a maximum first, so that nothing overflows."""
+FIRST = frozenset(("argmax", "argmin", "max", "min"))
+"""Operators whose documentation promises the first of equal elements."""
 DISTINCT = ("topk", "sort")
 """Operators whose indices in one line are distinct."""
 BOUNDED = (*POOLS, "cummax", "cummin")
@@ -110,6 +112,11 @@ class Selection:
     def indexed(self) -> bool:
         """True if the operator returns the index of the chosen element."""
         return self.name not in WITHOUT_INDEX and self.name not in SHIFTED
+
+    @property
+    def first_wins(self) -> bool:
+        """True if the operator guarantees the index of the first of equal elements."""
+        return self.name in FIRST
 
     @property
     def stable(self) -> bool:

@@ -54,7 +54,10 @@ class DeviceUse:
     def check(self) -> int:
         """Return the bytes that the process holds, while the command lasts."""
         if (now := self._measured()) > self.limit:
-            raise DeviceExcess(f"took more than {self.limit / 2**30:.1f} GiB of device memory")
+            raise DeviceExcess(
+                f"took more than {self.limit / 2**30:.1f} GiB of device memory; keep fewer or "
+                "smaller temporary tensors"
+            )
         return now
 
     def end(self) -> None:

@@ -582,7 +582,6 @@ BUGS: tuple[Bug, ...] = (
         "x[i * width + k] > x[i * width + best]",
         "x[i * width + k] >= x[i * width + best]",
         "selects the last of equal elements",
-        equivalent="topk does not define the order of equal elements",
     ),
     Bug(
         "ranking_selected",
@@ -942,7 +941,6 @@ BUGS: tuple[Bug, ...] = (
         "value > high",
         "value >= high",
         "selects the last of equal elements",
-        equivalent="each index of the largest element is a right answer",
     ),
     Bug(
         "masked_mean_kernel",
@@ -1297,8 +1295,8 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "hot_scattered",
-        "torch.zeros_like(x).scatter(-1, last, 1.0)",
-        "(x == x.gather(-1, last)).float()",
+        "torch.zeros_like(x).scatter(-1, first, 1.0)",
+        "(x == x.gather(-1, first)).float()",
         "writes a one for each of the largest elements",
     ),
     Bug("hot_scattered", "/ x.shape[0]", "/ (x.shape[0] - 1)", "the mean divides by one less"),

@@ -1,0 +1,28 @@
+"""Check that a JSON result has the keys of the schema's golden files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+GOLDEN = Path(__file__).parents[1] / "record" / "results"
+BY_NAME = {"ratios", "free", "versions", "parts_s", "operators", "values"}
+"""Keys whose objects have free keys: names of baselines, operators, parts."""
+
+
+def assert_follows(told: dict[str, Any], name: str) -> None:
+    """Assert that a result has the keys of the golden file; parts that are null there or here, and
+    lists that are empty, are not compared."""
+    golden = json.loads((GOLDEN / f"{name}.json").read_text())
+    assert (told["schema"], told["command"]) == (golden["schema"], golden["command"])
+    _compare(told, golden, name)
+
+
+def _compare(told: Any, golden: Any, path: str) -> None:
+    if isinstance(told, dict) and isinstance(golden, dict):
+        assert told.keys() == golden.keys(), path
+        for key in told.keys() - BY_NAME:
+            _compare(told[key], golden[key], f"{path}.{key}")
+    elif isinstance(told, list) and isinstance(golden, list) and told and golden:
+        _compare(told[0], golden[0], f"{path}[0]")
