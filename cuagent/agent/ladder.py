@@ -7,7 +7,7 @@ for autotuning. Not covered: the measurement itself (`cuagent.measure.ladder`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cuagent.agent.run import Run
 from cuagent.agent.stop import Stop
@@ -28,7 +28,15 @@ def start_at_ladder(run: Run, model: Model) -> None:
     if run.ladder is not None:
         return
     run.emit(Phase("timing the ladder: the options that need no kernel"))
-    run.add(Message("user", ladder_text(measure_ladder(run)), data={"from": "ladder"}))
+    ladder = measure_ladder(run)
+    run.add(Message("user", ladder_text(ladder), data=_data(ladder)))
+
+
+def _data(ladder: Ladder) -> dict[str, Any]:
+    """Return the figures that bound what a kernel can gain, for the expert."""
+    best = ladder.best
+    figures = {"rung": best.name, "rung_seconds": best.seconds} if best is not None else {}
+    return {"from": "ladder", "bounds": figures | {"floor": ladder.certain_floor}}
 
 
 def measure_ladder(run: Run, *, whole: bool = False) -> Ladder:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from cuagent.events import Emit, ignore
 from cuagent.measure.roofline.ceilings import QUIET_SHARE, REMEASURE_AFTER_S, describe
 from cuagent.measure.roofline.count import count
+from cuagent.measure.roofline.model import SUSPECT
 from cuagent.measure.timing.timed_arm import TimedArm
 from cuagent.measure.timing.timer import Timer
 from cuagent.task import Device, Precision, Task, TaskError
@@ -147,6 +148,11 @@ class Ladder:
             and rung.over_eager.low <= 1 < 1 + POSSIBLE_GAIN < rung.over_eager.high
         ]
         return min(found, key=lambda rung: rung.seconds, default=None)
+
+    @property
+    def certain_floor(self) -> float:
+        """Return the seconds that any correct implementation takes; 0 if that is not certain."""
+        return self.floor.memory / SUSPECT if self.floor is not None else 0.0
 
     def age(self) -> str:
         """Return e.g. `measured 12 min ago`; "" for a recent measurement."""
