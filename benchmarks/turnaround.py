@@ -32,7 +32,7 @@ import peers
 from cuagent.attempt import Attempt
 from cuagent.expert.planner import propose
 from cuagent.expert.subject import open_subject
-from cuagent.judge import Judge
+from cuagent.judge import LocalJudge
 from cuagent.task import Device, Task, load_task
 from cuagent.timing import Effort
 
@@ -100,11 +100,11 @@ def judging(name: str, device: str) -> Iterator[Callable[[], dict[str, Any]]]:
     """Yield a function that changes the attempt once more and judges it in an open judge."""
     task = load_task(EXAMPLES / f"{name}.py", device=device)
     files = attempted(task)
-    with Judge(task) as judge:
+    with LocalJudge(task) as judge:
         yield lambda: {"example": name} | _once(judge, files)
 
 
-def _once(judge: Judge, files: dict[str, str]) -> dict[str, Any]:
+def _once(judge: LocalJudge, files: dict[str, str]) -> dict[str, Any]:
     attempt = changed(files, f"// change {time.time_ns()}\n")
     stamps = [time.perf_counter()]
     judgement = judge.judge(attempt, Effort.QUICK)

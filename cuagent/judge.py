@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Protocol
 
 from cuagent.attempt import Attempt
 from cuagent.build import Build
@@ -31,7 +32,7 @@ from cuagent.measure.ladder import (
 from cuagent.measure.profile.profile import Profile
 from cuagent.measure.profile.session import ProfileSession
 from cuagent.measure.roofline.ceilings import describe
-from cuagent.measure.timing.timer import Timer
+from cuagent.measure.timing.timer import BASELINES, Timer
 from cuagent.score import Score, milestone
 from cuagent.task import Device, Task
 from cuagent.timing import Effort, Ratio, Standing, Timing
@@ -132,8 +133,45 @@ def free_of(best: Judgement | None, found: Ladder | None) -> Ratio | None:
     return gain.free if gain is not None and gain.rung == rung.name else rung.over_eager
 
 
-class Judge:
-    """Judges attempts on one task. A context manager. Raises TaskError, ForkServerError,
+class Judge(Protocol):
+    """Judge of one task, as the agent's loop and tools use it.
+
+    `LocalJudge` works in this process. `PooledJudge` (`cuagent.training.pool`) asks a pool of
+    judging processes. Both may raise ForkServerError and OracleLost.
+    """
+
+    @property
+    def task(self) -> Task:
+        """Task that all attempts are for."""
+        ...
+
+    def build(self, attempt: Attempt) -> Build:
+        """Compile the attempt's sources."""
+        ...
+
+    def judge(self, attempt: Attempt, effort: Effort | None = Effort.QUICK) -> Judgement:
+        """Build, verify and score an attempt; time it if it is accepted and `effort` is given."""
+        ...
+
+    def profile(self, attempt: Attempt | None = None, *, counters: bool = False) -> Profile:
+        """Profile the reference or an attempt. Raises ProfileError."""
+        ...
+
+    def measure_ladder(self, *, whole: bool = False) -> Ladder:
+        """Return the ladder: the rungs that open quickly, or all admitted rungs if `whole`."""
+        ...
+
+    def confirm_rung(self) -> Ladder:
+        """Return the ladder with the rungs that may be the best timed for the record."""
+        ...
+
+    def start_from(self, found: Ladder) -> bool:
+        """Use an earlier ladder; return False if this judge has to measure its own."""
+        ...
+
+
+class LocalJudge:
+    """The `Judge` of this process. A context manager. Raises TaskError, ForkServerError,
     OracleLost.
 
     `fork_server` is a warm process shared with judges of other tasks (`Referee`). `device_lock` is
@@ -183,6 +221,11 @@ class Judge:
             return False
         self._use_ladder(found)
         return True
+
+    def drop_ladder(self) -> None:
+        """Compare later attempts with the default baselines alone."""
+        self.ladder = None
+        self._timer.set_baselines(BASELINES)
 
     def _use_ladder(self, found: Ladder) -> None:
         self.ladder = found
@@ -323,7 +366,7 @@ class Judge:
         self._timer.close()
         self.referee.close()
 
-    def __enter__(self) -> Judge:
+    def __enter__(self) -> LocalJudge:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -107,7 +107,7 @@ def test_judges_verify_together_and_time_exclusively(
         def release(self) -> None:
             log.append("released")
 
-    class Judge(module.Judge):
+    class Judge(module.LocalJudge):
         def __init__(self, device_lock: DeviceLock) -> None:
             self.device_lock, self.ladder, self._next_profile = device_lock, None, None
             self._timer: Any = Timer()
@@ -166,10 +166,10 @@ def test_judge_opens_shared_and_profiles_exclusively(
             modes["opening baselines"] = mode_of(device_lock)
 
     monkeypatch.setattr(module, "Timer", Timer)
-    monkeypatch.setattr(module.Judge, "build", lambda *_: None)
+    monkeypatch.setattr(module.LocalJudge, "build", lambda *_: None)
     task: Any = None
     attempt: Any = object()
-    judge = module.Judge(task, device_lock=device_lock)
+    judge = module.LocalJudge(task, device_lock=device_lock)
     judge.open()
     judge.profile(attempt)
     shared = dict.fromkeys(("opening", "opening baselines"), "shared")

@@ -27,7 +27,8 @@ from cuagent.worker.arms import CANDIDATE
 from cuagent.worker.memory.cuda_ipc import CudaMemoryError
 
 if TYPE_CHECKING:
-    from cuagent.judge import Judge, Judgement
+    from cuagent.judge import Judgement, LocalJudge
+    from cuagent.measure.ladder import Ladder
     from cuagent.measure.profile.profile import Profile
     from cuagent.verify.referee import Isolation
 
@@ -79,9 +80,13 @@ class JudgeProcess:
         """Judge an attempt; `effort` None skips timing. Raises PoolError."""
         return self._ask("judge", task, attempt, effort)
 
-    def profile(self, task: Task, attempt: Attempt | None) -> Profile:
+    def profile(self, task: Task, attempt: Attempt | None, counters: bool) -> Profile:
         """Profile an attempt, or the reference if None. Raises ProfileError, PoolError."""
-        return self._ask("profile", task, attempt)
+        return self._ask("profile", task, attempt, counters)
+
+    def measure_ladder(self, task: Task, whole: bool) -> Ladder:
+        """Return the ladder of a task, measured once. Raises PoolError."""
+        return self._ask("measure_ladder", task, whole)
 
     def _ask(self, *question: Any) -> Any:
         with self._lock:
@@ -117,8 +122,10 @@ class JudgeCache:
         self.isolation = isolation
         self.device_lock = device_lock or DeviceLock()
         self.sharing_gpu = sharing_gpu
-        self._judges: OrderedDict[str, Judge] = OrderedDict()
+        self._judges: OrderedDict[str, LocalJudge] = OrderedDict()
         self._fork_server: ForkServer | None = None
+        self._ladders: dict[str, Ladder] = {}
+        """Ladders by task."""
         self._without_baseline: set[str] = set()
         """Tasks with a baseline that failed to open twice."""
 
@@ -145,8 +152,23 @@ class JudgeCache:
                 self._without_baseline.add(task.digest)
         return found
 
-    def profile(self, task: Task, attempt: Attempt | None) -> Profile:
-        return self._get(task).profile(attempt)
+    def profile(self, task: Task, attempt: Attempt | None, counters: bool) -> Profile:
+        return self._get(task).profile(attempt, counters=counters)
+
+    def measure_ladder(self, task: Task, whole: bool) -> Ladder:
+        """Return the ladder of a task, measured once.
+
+        The task's judge drops it: whether an episode asked for the ladder must not change what
+        later attempts are timed against.
+        """
+        known = self._ladders.get(task.digest)
+        if known is None or (whole and known.later):
+            judge = self._get(task)
+            try:
+                known = self._ladders[task.digest] = judge.measure_ladder(whole=whole)
+            finally:
+                judge.drop_ladder()
+        return known
 
     def open(self, tasks: Sequence[Task], timed: bool) -> None:
         """Open tasks in parallel, as many as there is room for; most of the time goes to
@@ -175,15 +197,15 @@ class JudgeCache:
             self._fork_server = ForkServer()
         return self._fork_server
 
-    def _open_judge(self, task: Task, timed: bool, fork_server: ForkServer) -> Judge | None:
+    def _open_judge(self, task: Task, timed: bool, fork_server: ForkServer) -> LocalJudge | None:
         """Return an open judge, or None on failure: the next judgement tries again and
         reports it."""
-        from cuagent.judge import Judge
+        from cuagent.judge import LocalJudge
         from cuagent.verify.oracle.client import OracleLost
 
         judge = None
         try:
-            judge = Judge(
+            judge = LocalJudge(
                 task, self.isolation, fork_server=fork_server, device_lock=self.device_lock
             )
             if timed:
@@ -194,15 +216,15 @@ class JudgeCache:
             return None
         return judge
 
-    def _get(self, task: Task) -> Judge:
-        from cuagent.judge import Judge
+    def _get(self, task: Task) -> LocalJudge:
+        from cuagent.judge import LocalJudge
         from cuagent.verify.memory_plan import TooLarge
 
         while task.digest not in self._judges:
             while len(self._judges) >= self.max_open:  # close first: both may not fit
                 self._close_oldest()
             try:
-                judge = Judge(
+                judge = LocalJudge(
                     task,
                     self.isolation,
                     fork_server=self._live_fork_server(),
@@ -219,7 +241,7 @@ class JudgeCache:
     def _close_oldest(self) -> None:
         self._judges.popitem(last=False)[1].close()
 
-    def _add(self, task: Task, judge: Judge) -> None:
+    def _add(self, task: Task, judge: LocalJudge) -> None:
         self._judges[task.digest] = judge
 
 

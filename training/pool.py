@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 from cuagent.attempt import Attempt
 from cuagent.build import Build, build
@@ -34,6 +34,7 @@ from cuagent.verdict import Reason
 
 if TYPE_CHECKING:
     from cuagent.judge import Judge, Judgement
+    from cuagent.measure.ladder import Ladder
     from cuagent.measure.profile.profile import Profile
 
 
@@ -63,8 +64,12 @@ class Pool(Protocol):
         """Judge an attempt. Raises PoolError."""
         ...
 
-    def profile(self, task: Task, attempt: Attempt | None) -> Profile:
-        """Profile an attempt. Raises ProfileError, PoolError."""
+    def profile(self, task: Task, attempt: Attempt | None, counters: bool = False) -> Profile:
+        """Profile an attempt, or the reference if None. Raises ProfileError, PoolError."""
+        ...
+
+    def measure_ladder(self, task: Task, whole: bool = False) -> Ladder:
+        """Return the ladder of a task, measured once. Raises PoolError."""
         ...
 
 
@@ -143,8 +148,7 @@ class JudgePool:
 
     def judge_for(self, task: Task) -> Judge:
         """Return the judge of an episode's run."""
-        # Duck-typed: it has the methods that the agent's tools and `conclude` call.
-        return cast("Judge", PooledJudge(self, task))
+        return PooledJudge(self, task)
 
     def judge(self, task: Task, attempt: Attempt, timed: bool = True) -> Judgement:
         """Judge an attempt, or return the cached judgement; concurrent callers wait for one
@@ -178,9 +182,14 @@ class JudgePool:
         """Judge without reading or writing the cache."""
         return self._judge_process(task).judge(task, attempt, effort)
 
-    def profile(self, task: Task, attempt: Attempt | None) -> Profile:
+    def profile(self, task: Task, attempt: Attempt | None, counters: bool = False) -> Profile:
         """Profile in the judging process, since it measures too. Raises ProfileError, PoolError."""
-        return self._judge_process(task).profile(task, attempt)
+        return self._judge_process(task).profile(task, attempt, counters)
+
+    def measure_ladder(self, task: Task, whole: bool = False) -> Ladder:
+        """Measure the ladder in the judging process, or return the earlier one. Raises
+        PoolError."""
+        return self._judge_process(task).measure_ladder(task, whole)
 
     def device_lock(self, gpu: int) -> DeviceLock:
         """Return the lock of a GPU: all its judging processes hold it to time, and training to
@@ -221,8 +230,11 @@ class JudgePool:
 
 
 class PooledJudge:
-    """The judge of one task, with `cuagent.judge.Judge`'s methods for rollouts, served by
-    a pool."""
+    """A `Judge` for the rollouts of one task, served by a pool.
+
+    Invariant: the judgement of an attempt never depends on the episode that asked, so an episode's
+    ladder does not change what attempts are timed against.
+    """
 
     def __init__(self, pool: Pool, task: Task) -> None:
         self.pool = pool
@@ -239,8 +251,19 @@ class PooledJudge:
         """
         return self.pool.judge(self.task, attempt, timed=effort is not None)
 
-    def profile(self, attempt: Attempt | None = None) -> Profile:
-        return self.pool.profile(self.task, attempt)
+    def profile(self, attempt: Attempt | None = None, *, counters: bool = False) -> Profile:
+        return self.pool.profile(self.task, attempt, counters)
+
+    def measure_ladder(self, *, whole: bool = False) -> Ladder:
+        return self.pool.measure_ladder(self.task, whole)
+
+    def confirm_rung(self) -> Ladder:
+        """Return the ladder as measured before: no reward depends on it."""
+        return self.pool.measure_ladder(self.task)
+
+    def start_from(self, found: Ladder) -> bool:
+        """Return False: the pool measures its own ladder."""
+        return False
 
 
 def chunks(tasks: Sequence[Task], most: int) -> Iterator[Sequence[Task]]:

@@ -23,7 +23,12 @@ from cuagent.training.rehearsal import Rehearsal
 
 if TYPE_CHECKING:
     from cuagent.judge import Judge, Judgement
+    from cuagent.measure.ladder import Ladder
     from cuagent.measure.profile.profile import Profile
+
+
+SERVED = ("judge", "judge_uncached", "profile", "measure_ladder")
+"""Methods of the pool that clients may call."""
 
 
 class _ClientManager(BaseManager):
@@ -40,9 +45,7 @@ def serve_pool(pool: JudgePool | Rehearsal) -> Iterator[str]:
     class ServerManager(BaseManager):
         pass
 
-    ServerManager.register(
-        "pool", callable=lambda: pool, exposed=("judge", "judge_uncached", "profile")
-    )
+    ServerManager.register("pool", callable=lambda: pool, exposed=SERVED)
     server: Any = ServerManager(
         authkey=bytes(multiprocessing.current_process().authkey)
     ).get_server()
@@ -87,7 +90,7 @@ class PoolClient:
 
     def judge_for(self, task: Task) -> Judge:
         """Return the judge of an episode's run."""
-        return cast("Judge", PooledJudge(self, task))
+        return PooledJudge(self, task)
 
     def judge(self, task: Task, attempt: Attempt, timed: bool = True) -> Judgement:
         """Judge an attempt in the serving process, with its cache."""
@@ -99,6 +102,10 @@ class PoolClient:
         """Judge in the serving process without its cache."""
         return cast("Judgement", self._pool.judge_uncached(task, attempt, effort))
 
-    def profile(self, task: Task, attempt: Attempt | None) -> Profile:
+    def profile(self, task: Task, attempt: Attempt | None, counters: bool = False) -> Profile:
         """Profile in the serving process."""
-        return cast("Profile", self._pool.profile(task, attempt))
+        return cast("Profile", self._pool.profile(task, attempt, counters))
+
+    def measure_ladder(self, task: Task, whole: bool = False) -> Ladder:
+        """Measure the ladder in the serving process, or return the earlier one."""
+        return cast("Ladder", self._pool.measure_ladder(task, whole))

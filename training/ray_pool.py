@@ -25,6 +25,7 @@ from cuagent.training.pool import JudgePool, PooledJudge
 
 if TYPE_CHECKING:
     from cuagent.judge import Judge, Judgement
+    from cuagent.measure.ladder import Ladder
     from cuagent.measure.profile.profile import Profile
 
 NAMESPACE = "cuagent"
@@ -118,7 +119,7 @@ class RayPool:
 
     def judge_for(self, task: Task) -> Judge:
         """Return the judge of an episode's run."""
-        return cast("Judge", PooledJudge(self, task))
+        return PooledJudge(self, task)
 
     def judge(self, task: Task, attempt: Attempt, timed: bool = True) -> Judgement:
         """Judge an attempt in an actor, with the actor's cache. Raises PoolError."""
@@ -127,9 +128,13 @@ class RayPool:
             self._asked.add((task.digest, attempt.digest))
         return cast("Judgement", self._ask(task, "judge", task, attempt, timed))
 
-    def profile(self, task: Task, attempt: Attempt | None) -> Profile:
+    def profile(self, task: Task, attempt: Attempt | None, counters: bool = False) -> Profile:
         """Profile in an actor. Raises ProfileError, PoolError."""
-        return cast("Profile", self._ask(task, "profile", task, attempt))
+        return cast("Profile", self._ask(task, "profile", task, attempt, counters))
+
+    def measure_ladder(self, task: Task, whole: bool = False) -> Ladder:
+        """Measure the ladder in an actor, or return the earlier one. Raises PoolError."""
+        return cast("Ladder", self._ask(task, "measure_ladder", task, whole))
 
     def _ask(self, task: Task, *question: Any) -> Any:
         from ray.exceptions import RayError

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from cuagent.attempt import Attempt
 from cuagent.build import Build
@@ -28,6 +28,7 @@ from cuagent.verdict import Reason, Verdict
 
 if TYPE_CHECKING:
     from cuagent.judge import Judge
+    from cuagent.measure.ladder import Ladder
     from cuagent.measure.profile.profile import Profile
 
 EAGER, COMPILE = 1.2e-5, 1e-5
@@ -58,7 +59,7 @@ class Rehearsal:
 
     def judge_for(self, task: Task) -> Judge:
         """Return the judge of an episode's run."""
-        return cast("Judge", PooledJudge(self, task))
+        return PooledJudge(self, task)
 
     def judge(self, task: Task, attempt: Attempt, timed: bool = True) -> Judgement:
         """Judge by the rule; `timed` is ignored. Raises PoolError for a CUDA task."""
@@ -74,9 +75,13 @@ class Rehearsal:
         """Judge by the rule again."""
         return judge_by_rule(task, attempt)
 
-    def profile(self, task: Task, attempt: Attempt | None) -> Profile:
+    def profile(self, task: Task, attempt: Attempt | None, counters: bool = False) -> Profile:
         """Raise PoolError."""
         raise PoolError("rehearsal=true runs no kernels, so there is no profile")
+
+    def measure_ladder(self, task: Task, whole: bool = False) -> Ladder:
+        """Raise PoolError."""
+        raise PoolError("rehearsal=true runs no kernels, so there is no ladder")
 
     def describe_cost(self) -> str:
         """Describe the judge as text."""

@@ -23,7 +23,7 @@ from cuagent.record import redactor
 
 if TYPE_CHECKING:
     from cuagent.attempt import Attempt
-    from cuagent.judge import Judge
+    from cuagent.judge import LocalJudge
     from cuagent.task.task import Task
 
 Say = Callable[[str], None]
@@ -46,7 +46,7 @@ class JudgeThread:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "judge")
-        self._judge: Judge | None = None
+        self._judge: LocalJudge | None = None
         self._isolation = ""
         self._numbers: dict[str, int] = {}
         self._say: Say = lambda text: None
@@ -77,7 +77,7 @@ class JudgeThread:
 
         return await loop.run_in_executor(self._thread, answer)
 
-    def judge(self, given: Given) -> Judge:
+    def judge(self, given: Given) -> LocalJudge:
         """Return the open judge of that task; reuse it while the task stays the same."""
         from cuagent.config import resolve
 
@@ -107,11 +107,11 @@ class JudgeThread:
         self._thread.shutdown()
 
     def _open(self, task: Task, isolation: Any) -> None:
-        from cuagent.judge import Judge
+        from cuagent.judge import LocalJudge
 
         self._close()
         self._say(f"opening {task.name} on {task.device}")
-        self._judge = Judge(task, isolation, self.emit)
+        self._judge = LocalJudge(task, isolation, self.emit)
         self._isolation = isolation
 
     def _close(self) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cuagent.agent import Budget, Run
     from cuagent.config import Settings
     from cuagent.events import Emit
-    from cuagent.judge import Judge
+    from cuagent.judge import LocalJudge
     from cuagent.models.model import Model
     from cuagent.record import RunFolder
     from cuagent.task.task import Task
@@ -131,7 +131,7 @@ def opened(plan: Plan, emit: Emit) -> Iterator[Run]:
     """Open the run with its judge and log. No interrupt is lost inside this context."""
     from cuagent.agent import TOOLS, resume_run, start_run
     from cuagent.events import Phase
-    from cuagent.judge import Judge
+    from cuagent.judge import LocalJudge
     from cuagent.record import plain
 
     task, settings, resumed = plan.task, plan.settings, plan.resumed
@@ -141,7 +141,7 @@ def opened(plan: Plan, emit: Emit) -> Iterator[Run]:
     emit(Phase(f"opening {task.name} on {task.device}"))
     with (
         interrupts_recorded() as interrupted,
-        Judge(task, settings.isolation, emit, fresh=plan.fresh) as judge,
+        LocalJudge(task, settings.isolation, emit, fresh=plan.fresh) as judge,
     ):
         raise_if_interrupted(interrupted)
         if resumed is None:
@@ -165,7 +165,7 @@ def opened(plan: Plan, emit: Emit) -> Iterator[Run]:
             yield run
 
 
-def _admit(judge: Judge, emit: Emit) -> None:
+def _admit(judge: LocalJudge, emit: Emit) -> None:
     """Raise Refused if the task cannot be certified; show the notes of its examination."""
     from cuagent.events import Notice, Phase
 

@@ -49,12 +49,12 @@ def verify(
     opened = options.open_task(task, inputs, init, settings)
     attempt = options.open_candidate(candidate)
     from cuagent.events import Notice
-    from cuagent.judge import Judge
+    from cuagent.judge import LocalJudge
 
     started = time.monotonic()
     with (
         options.activity(f"judging {candidate} on {opened.device}", silent=json) as emit,
-        Judge(opened, settings.isolation, emit) as judge,
+        LocalJudge(opened, settings.isolation, emit) as judge,
     ):
         if note := judge.referee.facts.training:
             emit(Notice(note, "warning"))

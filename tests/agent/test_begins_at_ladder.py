@@ -24,7 +24,7 @@ from cuagent.agent import (
     undo,
 )
 from cuagent.events import Event, LadderMeasured, RunEnded
-from cuagent.judge import Judge, Result, result_of
+from cuagent.judge import LocalJudge, Result, result_of
 from cuagent.measure.timing import timer
 from cuagent.models.scripted import ScriptedModel
 from cuagent.record import ladder_of, read_records
@@ -62,7 +62,9 @@ FROM_THE_LADDER = (start_at_ladder, *HOOKS)
 
 
 @pytest.fixture(scope="module")
-def judge(tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer) -> Iterator[Judge]:
+def judge(
+    tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer
+) -> Iterator[LocalJudge]:
     folder = tmp_path_factory.mktemp("task")
     (folder / "conv.py").write_text(SOURCE)
     with pytest.MonkeyPatch.context() as patch:
@@ -71,12 +73,12 @@ def judge(tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer) -> 
         patch.setattr("cuagent.measure.ladder.rungs_of", lambda task, convolves: RUNGS)
         patch.setattr("cuagent.measure.ladder.COMPILE", RUNGS[1])  # nothing is compiled here
         task = load_task(str(folder / "conv.py"), device="cpu")
-        with Judge(task, fork_server=fork_server) as opened:
+        with LocalJudge(task, fork_server=fork_server) as opened:
             yield opened
 
 
 @pytest.fixture
-def run(judge: Judge, tmp_path: Path) -> Run:
+def run(judge: LocalJudge, tmp_path: Path) -> Run:
     root = tmp_path / "runs"
     return start_run(judge.task, judge, model="scripted", budget=Budget(steps=5), root=root)
 

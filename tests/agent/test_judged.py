@@ -13,7 +13,7 @@ from cuagent.agent import TOOLS, Budget, Run, Stop, run_agent, start_run
 from cuagent.agent.hooks import HOOKS
 from cuagent.audit.audit import audit
 from cuagent.events import Event, Judged, RunEnded
-from cuagent.judge import Judge
+from cuagent.judge import LocalJudge
 from cuagent.measure.timing import timer
 from cuagent.models.scripted import ScriptedModel
 from cuagent.record import find_run, read_records
@@ -48,17 +48,19 @@ class ModelNew(torch.nn.Module):
 
 
 @pytest.fixture(scope="module")
-def judge(tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer) -> Iterator[Judge]:
+def judge(
+    tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer
+) -> Iterator[LocalJudge]:
     file = tmp_path_factory.mktemp("task") / "scale.py"
     file.write_text(SOURCE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(timer.BUDGET_S, Effort.RECORD, 3.0)  # the fewest repeats allowed
-        with Judge(load_task(str(file), device="cpu"), fork_server=fork_server) as judge:
+        with LocalJudge(load_task(str(file), device="cpu"), fork_server=fork_server) as judge:
             yield judge
 
 
 @pytest.fixture
-def judged_run(judge: Judge, tmp_path: Path) -> Run:
+def judged_run(judge: LocalJudge, tmp_path: Path) -> Run:
     budget = Budget(steps=20)
     return start_run(judge.task, judge, model="scripted", budget=budget, root=tmp_path / "runs")
 
@@ -186,7 +188,7 @@ def test_baseline_times_the_reference_without_a_kernel(
     assert judged_run.device_seconds > 0
 
 
-def test_lost_judge_ends_the_run_without_a_reward(judge: Judge, judged_run: Run) -> None:
+def test_lost_judge_ends_the_run_without_a_reward(judge: LocalJudge, judged_run: Run) -> None:
     judge.referee.close()  # ends the processes of the shared judge, so this test is the last one
     run = judged_run
     calls = [write("model_new.py", MODULE), write("kernels/scale.cpp", KERNEL), tool("verify")]

@@ -31,7 +31,7 @@ from corpus import (
 )
 
 from cuagent.device_lock import DeviceLock
-from cuagent.judge import Judge, Judgement
+from cuagent.judge import Judgement, LocalJudge
 from cuagent.measure.timing.timer import BASELINES
 from cuagent.sandbox import Tier, probe
 from cuagent.task import TaskError, load_task
@@ -77,10 +77,10 @@ class CorpusJudges:
         self._fork_server = ForkServer()
         self._threads = 1
         self._task: tuple[str, str, str, int] | None = None
-        self._judge: Judge | None = None
+        self._judge: LocalJudge | None = None
         self._failed: dict[tuple[str, str, str, int], TaskError] = {}
 
-    def for_candidate(self, candidate: Candidate) -> Judge:
+    def for_candidate(self, candidate: Candidate) -> LocalJudge:
         """Return the judge of the candidate's task. Raises TaskError if the task does not run."""
         task = candidate.task, candidate.device, candidate.precision, candidate.threads
         if task in self._failed:
@@ -104,14 +104,14 @@ class CorpusJudges:
         self.release()
         self._fork_server.close()
 
-    def _open(self, name: str, device: str, precision: str, threads: int) -> Judge:
+    def _open(self, name: str, device: str, precision: str, threads: int) -> LocalJudge:
         task = load_task(task_path(name), device=device, precision=precision)
         if not self._fork_server.alive or threads != self._threads:
             self._fork_server.close()
             # The fork server reads the number here and passes it to its children.
             os.environ["OMP_NUM_THREADS"] = str(threads)
             self._fork_server, self._threads = ForkServer(), threads
-        judge = Judge(task, fork_server=self._fork_server, device_lock=self.device_lock)
+        judge = LocalJudge(task, fork_server=self._fork_server, device_lock=self.device_lock)
         judge.referee.call_s = CALL_S
         judge._timer.set_baselines(self._baselines)
         return judge
@@ -163,7 +163,7 @@ def not_run(why: str) -> Outcome:
     return Outcome(NOT_RUN, why, True, 0.0)
 
 
-def judge_candidate(judge: Judge, candidate: Candidate) -> Outcome:
+def judge_candidate(judge: LocalJudge, candidate: Candidate) -> Outcome:
     """Judge one candidate, with a quick timing if the candidate asks for one.
 
     A record timing checks an unexpected gain, because quick timings are not exact enough.

@@ -13,7 +13,7 @@ from worked_examples import EXAMPLES, REFERENCES, SKILLS, Example, named_blocks
 from cuagent.agent.prompt import skill
 from cuagent.attempt import Attempt
 from cuagent.build import build
-from cuagent.judge import Judge
+from cuagent.judge import LocalJudge
 from cuagent.kernels import CompilerMissing, compiler
 from cuagent.task import Device
 from cuagent.timing import Effort, Standing
@@ -134,7 +134,7 @@ def test_example_for_older_gpus_compiles(arch: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ON_CPU)
-def test_cpu_example_is_accepted(name: str, judge: Judge) -> None:
+def test_cpu_example_is_accepted(name: str, judge: LocalJudge) -> None:
     verdict = verify(judge, EXAMPLES[name].attempt)
     assert verdict.accepted, verdict.detail
 
@@ -142,7 +142,7 @@ def test_cpu_example_is_accepted(name: str, judge: Judge) -> None:
 @pytest.mark.parametrize("change", BROKEN)
 @pytest.mark.parametrize("name", ["wrong-results"])
 def test_broken_example_is_rejected_with_documented_reason(
-    name: str, change: str, judge: Judge
+    name: str, change: str, judge: LocalJudge
 ) -> None:
     old, new, reason = BROKEN[change]
     assert verify(judge, EXAMPLES[name].changed(old, new)).reason is reason
@@ -150,7 +150,7 @@ def test_broken_example_is_rejected_with_documented_reason(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ON_CUDA)
-def test_cuda_example_is_accepted_and_faster_than_eager(name: str, judge: Judge) -> None:
+def test_cuda_example_is_accepted_and_faster_than_eager(name: str, judge: LocalJudge) -> None:
     judgement = judge.judge(EXAMPLES[name].attempt, Effort.QUICK)
     assert judgement.verdict.accepted, judgement.verdict.detail
     assert judgement.timing is not None
@@ -158,8 +158,8 @@ def test_cuda_example_is_accepted_and_faster_than_eager(name: str, judge: Judge)
 
 
 @pytest.fixture(scope="module")
-def judges(fork_server: ForkServer) -> Iterator[dict[str, Judge]]:
-    opened: dict[str, Judge] = {}
+def judges(fork_server: ForkServer) -> Iterator[dict[str, LocalJudge]]:
+    opened: dict[str, LocalJudge] = {}
     yield opened
     for judge in opened.values():
         judge.close()
@@ -168,20 +168,22 @@ def judges(fork_server: ForkServer) -> Iterator[dict[str, Judge]]:
 @pytest.fixture
 def judge(
     name: str,
-    judges: dict[str, Judge],
+    judges: dict[str, LocalJudge],
     fork_server: ForkServer,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Judge:
+) -> LocalJudge:
     """Return the judge of the example's task; only one judge is open, because each uses the GPU."""
     if name not in judges:
         for other in [*judges]:
             judges.pop(other).close()
         example: Example = EXAMPLES[name]
-        judges[name] = Judge(example.task(tmp_path_factory.mktemp(name)), fork_server=fork_server)
+        judges[name] = LocalJudge(
+            example.task(tmp_path_factory.mktemp(name)), fork_server=fork_server
+        )
     return judges[name]
 
 
-def verify(judge: Judge, attempt: Attempt) -> Verdict:
+def verify(judge: LocalJudge, attempt: Attempt) -> Verdict:
     judgement = judge.judge(attempt, None)
     assert judgement.build.ok, [d.message for d in judgement.build.diagnostics]
     return judgement.verdict

@@ -18,7 +18,7 @@ import torch
 
 from cuagent.attempt import Attempt
 from cuagent.device_lock import DeviceLock
-from cuagent.judge import Judge
+from cuagent.judge import LocalJudge
 from cuagent.task import Device, Task, TaskError
 from cuagent.timing import Effort
 from cuagent.training.gym import chain_of, make_chains, make_tasks
@@ -94,7 +94,7 @@ def test_opened_task_is_judged_without_reopening(
     broken = replace(tasks[2], path=tmp_path / "broken.py", source="raise ValueError")
     opened, fork_servers = list[Task](), set[int]()
 
-    class Counted(Judge):
+    class Counted(LocalJudge):
         def __init__(
             self, task: Task, isolation: Any, fork_server: ForkServer, **rest: Any
         ) -> None:
@@ -102,7 +102,7 @@ def test_opened_task_is_judged_without_reopening(
             fork_servers.add(fork_server.pid)
             super().__init__(task, isolation, fork_server=fork_server, **rest)
 
-    monkeypatch.setattr("cuagent.judge.Judge", Counted)
+    monkeypatch.setattr("cuagent.judge.LocalJudge", Counted)
     cache = JudgeCache("auto")
     try:
         cache.open([*tasks[:2], broken], timed=False)
@@ -142,7 +142,7 @@ def test_lost_baseline_gets_new_judge_once(
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr("cuagent.judge.Judge", Scripted)
+    monkeypatch.setattr("cuagent.judge.LocalJudge", Scripted)
     cache = JudgeCache("auto")
     monkeypatch.setattr(cache, "_live_fork_server", lambda: None)
     task: Any = SimpleNamespace(digest="t")
@@ -180,7 +180,7 @@ def test_open_tasks_stay_within_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         def close(self) -> None:
             now_open.remove(self.name)
 
-    monkeypatch.setattr("cuagent.judge.Judge", Noted)
+    monkeypatch.setattr("cuagent.judge.LocalJudge", Noted)
     cache = JudgeCache("auto")
     monkeypatch.setattr(cache, "max_open", 2)
     monkeypatch.setattr(cache, "_live_fork_server", lambda: None)

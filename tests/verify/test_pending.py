@@ -15,7 +15,7 @@ from bodies import candidate
 from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.device_lock import DeviceLock
-from cuagent.judge import Judge
+from cuagent.judge import LocalJudge
 from cuagent.measure.timing.rounds import TWIN
 from cuagent.sandbox import Tier
 from cuagent.task import Device, Task
@@ -125,7 +125,7 @@ def test_shared_judge_creates_no_unneeded_process(
         return len(made) - ready
 
     broken = Attempt((*candidate(HONEST).files, ("kernels/no.cpp", "int main( {")))
-    with Judge(task, device_lock=device_lock) as judge:
+    with LocalJudge(task, device_lock=device_lock) as judge:
         timer = judge._timer
         timer.set_baselines([EAGER])  # without torch.compile, to keep the test quick
         judge.open()
