@@ -10,6 +10,7 @@ acceptance.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from cuagent.measure.ladder import (
     Gain,
     Ladder,
     gain_of,
+    join_rungs,
     measure_ladder,
     time_rungs,
     with_record_timing,
@@ -43,6 +45,9 @@ from cuagent.verify.referee import Isolation, Referee
 from cuagent.verify.sanitize import gated
 from cuagent.worker import ForkServer, ForkServerError
 from cuagent.worker.arms import CANDIDATE, COMPILE, EAGER
+
+JOINED_RUNGS = 2
+"""Number of rungs that a record timing may time for the first time."""
 
 
 @dataclass(frozen=True)
@@ -124,13 +129,16 @@ def result_of(best: Judgement | None, found: Ladder | None) -> Result:
 def free_of(best: Judgement | None, found: Ladder | None) -> Ratio | None:
     """Return eager's time over the best rung's; None if eager is the best or the ladder is missing.
 
-    The ratio is the one timed with the attempt if available, else the ladder's.
+    The ratio is the one timed with the attempt, unless the ladder has one of another effort.
     """
     rung = found.best if found is not None else None
     if rung is None or rung.name == EAGER:
         return None
     gain = best.gain if best is not None else None
-    return gain.free if gain is not None and gain.rung == rung.name else rung.over_eager
+    timing = best.timing if best is not None else None
+    if gain is None or timing is None or gain.rung != rung.name:
+        return rung.over_eager
+    return gain.free if timing.effort is rung.effort else rung.over_eager
 
 
 class Judge(Protocol):
@@ -157,8 +165,12 @@ class Judge(Protocol):
         """Profile the reference or an attempt. Raises ProfileError."""
         ...
 
-    def measure_ladder(self, *, whole: bool = False) -> Ladder:
-        """Return the ladder: the rungs that open quickly, or all admitted rungs if `whole`."""
+    def measure_ladder(self, *, whole: bool = False, wait_s: float | None = None) -> Ladder:
+        """Return the ladder: the rungs that open quickly, or all admitted rungs if `whole`.
+
+        With `wait_s`, rungs that still compile in the background after so many seconds are left
+        out, and the others may be left for the record timing that follows.
+        """
         ...
 
     def confirm_rung(self) -> Ladder:
@@ -204,11 +216,28 @@ class LocalJudge:
         """Check if the task can be certified; call it before any other work."""
         return admit(self.referee)
 
-    def measure_ladder(self, *, whole: bool = False) -> Ladder:
-        """Return the ladder: the rungs that open quickly, or all admitted rungs if `whole`."""
-        if self.ladder is None or (whole and self.ladder.later):
+    def start_ladder(self) -> None:
+        """Begin to compile in the background what every timing needs, before any other work."""
+        self._open_ahead([COMPILE])
+
+    def measure_ladder(self, *, whole: bool = False, wait_s: float | None = None) -> Ladder:
+        """Return the ladder: the rungs that open quickly, or all admitted rungs if `whole`.
+
+        With `wait_s`, rungs that still compile in the background after so many seconds are left
+        out, and the others may be left for the record timing that follows.
+        """
+        later = self.ladder.later if self.ladder is not None and whole else ()
+        if later and wait_s is not None:
+            late = self._timer.still_opening(later, wait_s)
+            later = tuple(name for name in later if name not in late)
+        if self.ladder is None or later:
             with self.device_lock.exclusive():
-                found = measure_ladder(self._timer, whole=whole, fresh=self._fresh)
+                if self.ladder is not None and wait_s is not None and len(later) <= JOINED_RUNGS:
+                    found = join_rungs(self._timer, self.ladder, later)
+                else:
+                    found = measure_ladder(
+                        self._timer, whole=whole, wait_s=wait_s, fresh=self._fresh
+                    )
             self._fresh = self._fresh and bool(found.later)
             self._use_ladder(found)
         assert self.ladder is not None
@@ -225,11 +254,19 @@ class LocalJudge:
     def drop_ladder(self) -> None:
         """Compare later attempts with the default baselines alone."""
         self.ladder = None
+        self._timer.keep(())
         self._timer.set_baselines(BASELINES)
 
     def _use_ladder(self, found: Ladder) -> None:
         self.ladder = found
+        self._timer.keep(found.proposed)
         self._timer.set_baselines(found.baselines)
+        self._open_ahead((*found.baselines, *found.later))
+
+    def _open_ahead(self, names: Sequence[str]) -> None:
+        # On a shared device they would open while another judge may be timing.
+        if self.device_lock.lock is None:
+            self._timer.open_ahead(names)
 
     def confirm_rung(self) -> Ladder:
         """Time the rungs that may be the best again, at record effort."""
@@ -345,6 +382,7 @@ class LocalJudge:
         fork_server, with_candidate = self.referee.fork_server, attempt is not None
         with (
             self.device_lock.exclusive(),
+            self._timer.nothing_opens(),
             closing(
                 session or ProfileSession(self.task, fork_server, with_candidate=with_candidate)
             ) as opened,

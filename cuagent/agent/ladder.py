@@ -21,12 +21,17 @@ if TYPE_CHECKING:
 
 HURRIED = (Stop.TIME_LIMIT, Stop.DEVICE_LIMIT)
 """Stops after which only measurements that the result needs are made."""
+WAIT_S = 5.0
+"""Seconds that the end of a run waits for rungs which still compile in the background."""
 
 
 def start_at_ladder(run: Run, model: Model) -> None:
     """Measure the ladder before the first step and show it to the model (a hook)."""
     if run.ladder is not None:
         return
+    if (prepare := getattr(model, "prepare", None)) is not None:
+        run.emit(Phase(f"preparing {model.name} while torch.compile works"))
+        prepare()
     run.emit(Phase("timing the ladder: the options that need no kernel"))
     ladder = measure_ladder(run)
     run.add(Message("user", ladder_text(ladder), data=_data(ladder)))
@@ -51,8 +56,13 @@ def measure_remaining_rungs(run: Run) -> None:
     """
     if run.ladder is not None and run.ladder.later and run.stop not in HURRIED:
         run.emit(Phase(f"timing the rest of the ladder: {', '.join(run.ladder.later)}"))
-        ladder = run.measured("ladder", lambda judge: judge.measure_ladder(whole=True))
+        ladder = run.measured(
+            "ladder", lambda judge: judge.measure_ladder(whole=True, wait_s=WAIT_S)
+        )
         _record(run, ladder, shown=False)
+        if ladder.later:
+            late = ", ".join(ladder.later)
+            run.notice(f"{late}: not compiled in time, so not compared; cuagent baseline times all")
 
 
 def confirm_rung(run: Run) -> Ladder:

@@ -21,8 +21,8 @@ MAX_ATTEMPTS = 6
 CLEAR_GAIN = 1.05
 """Smallest lower limit of a candidate's ratios from which its gain counts as clear."""
 SCHEDULE_REACH = 2.0
-"""Largest factor that another schedule of the same kernels may gain. Four schedules of a bf16 RMSNorm
-at 0.14 times the speed of the best rung stayed there."""
+"""Largest factor that another schedule of the same kernels may gain. Four schedules of a bf16
+RMSNorm at 0.14 times the speed of the best rung stayed there."""
 OWN_SHARE = 0.05
 """Smallest share of a candidate's time in its own kernels for which other schedules are tried."""
 IDLE_TRIES = 2
@@ -100,7 +100,7 @@ class Bounds:
         return rung is None or rung.high * SCHEDULE_REACH >= 1
 
     def _is_optimal(self, seconds: float) -> bool:
-        return 0 < self.floor and seconds < CLEAR_GAIN * self.floor
+        return self.floor > 0 and seconds < CLEAR_GAIN * self.floor
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,10 @@ class ExpertModel:
         self._problem = ""
         self._proposals: dict[tuple[int, int], Proposal | None] = {}
 
+    def prepare(self) -> None:
+        """Capture the module, which takes seconds, before the first question."""
+        self._open()
+
     def query(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], on_text: OnText
     ) -> Reply:
@@ -154,8 +158,8 @@ def _optimal_text(bounds: Bounds) -> str:
     share = bounds.floor / bounds.rung_seconds
     rung = BASELINES.get(bounds.rung, bounds.rung)
     return (
-        f"no kernel can be a clear gain: {rung} runs at {share:.0%} of the speed at which the memory can move "
-        "the inputs and outputs"
+        f"no kernel can be a clear gain: {rung} runs at {share:.0%} of the speed at which the "
+        "memory can move the inputs and outputs"
     )
 
 
