@@ -349,8 +349,13 @@ class LocalJudge:
         self.emit(Phase("verifying on secret inputs", passing=True))
         verdict = self.referee.complete(pending, build)
         if effort is Effort.RECORD:
-            verdict = gated(self.referee, attempt, build, verdict)
+            verdict = self._gated(attempt, build, verdict)
         return build, verdict
+
+    def _gated(self, attempt: Attempt, build: Build, verdict: Verdict) -> Verdict:
+        if verdict.accepted and self.task.device is Device.CUDA:
+            self.emit(Phase("checking the kernels' memory accesses with compute-sanitizer"))
+        return gated(self.referee, attempt, build, verdict)
 
     def _verified_on_shared_device(
         self, attempt: Attempt, effort: Effort | None
@@ -366,7 +371,7 @@ class LocalJudge:
             return build, self.referee.refuse(attempt, build)
         verdict = self.referee.verify(attempt, build)
         if effort is Effort.RECORD:
-            verdict = gated(self.referee, attempt, build, verdict)
+            verdict = self._gated(attempt, build, verdict)
         if verdict.accepted and effort is not None and not self.referee.large:
             # Open processes under the shared lock: under the exclusive one all other judges wait.
             self._timer.prewarm(attempt, wait=True)
