@@ -211,6 +211,8 @@ class LocalJudge:
         self._timer = Timer(self.referee, emit=emit)
         self._next_profile: ProfileSession | None = None
         """Prewarmed profile of the next attempt, started after the first profile of an attempt."""
+        self._reference_profile: ProfileSession | None = None
+        """Prewarmed profile of the reference."""
 
     def admission(self) -> Admission:
         """Check if the task can be certified; call it before any other work."""
@@ -219,6 +221,12 @@ class LocalJudge:
     def start_ladder(self) -> None:
         """Begin to compile in the background what every timing needs, before any other work."""
         self._open_ahead([COMPILE])
+        if self._may_prewarm_profile:
+            # A run usually profiles the reference first.
+            with suppress(ForkServerError):
+                self._reference_profile = ProfileSession(
+                    self.task, self.referee.fork_server, with_candidate=False
+                )
 
     def measure_ladder(self, *, whole: bool = False, wait_s: float | None = None) -> Ladder:
         """Return the ladder: the rungs that open quickly, or all admitted rungs if `whole`.
@@ -231,6 +239,7 @@ class LocalJudge:
             late = self._timer.still_opening(later, wait_s)
             later = tuple(name for name in later if name not in late)
         if self.ladder is None or later:
+            self._await_profiles()
             with self.device_lock.exclusive():
                 if self.ladder is not None and wait_s is not None and len(later) <= JOINED_RUNGS:
                     found = join_rungs(self._timer, self.ladder, later)
@@ -303,8 +312,7 @@ class LocalJudge:
         if not verdict.accepted:
             self._timer.discard_prewarmed()
         if verdict.accepted and effort is not None:
-            if self._next_profile is not None:
-                self._next_profile.await_opened()
+            self._await_profiles()
             with self.device_lock.exclusive():
                 try:
                     timing = self._timer.time(attempt, build, effort)
@@ -380,8 +388,11 @@ class LocalJudge:
     def profile(self, attempt: Attempt | None = None, *, counters: bool = False) -> Profile:
         """Profile the reference or an attempt. Raises ProfileError."""
         build = None if attempt is None else self.build(attempt)
-        session, self._next_profile = self._next_profile, None
-        if session is not None and (attempt is None or not session.alive):
+        if attempt is None:
+            session, self._reference_profile = self._reference_profile, None
+        else:
+            session, self._next_profile = self._next_profile, None
+        if session is not None and not session.alive:
             session.close()
             session = None
         fork_server, with_candidate = self.referee.fork_server, attempt is not None
@@ -393,19 +404,30 @@ class LocalJudge:
             ) as opened,
         ):
             found = opened.finish(attempt, build, counters=counters)
-        # On a shared device the next profile would open while another judge may be timing.
-        if with_candidate and not self.referee.large and self.device_lock.lock is None:
+        if with_candidate and self._may_prewarm_profile:
             with suppress(ForkServerError):  # the next call of `profile` reports it
                 # An agent that profiles one attempt usually profiles the next; start its profiler
                 # now.
                 self._next_profile = ProfileSession(self.task, fork_server, with_candidate=True)
         return found
 
+    def _await_profiles(self) -> None:
+        """Wait until the prewarmed profiles are idle, so that they do not disturb a timing."""
+        for session in (self._next_profile, self._reference_profile):
+            if session is not None:
+                session.await_opened()
+
+    @property
+    def _may_prewarm_profile(self) -> bool:
+        # On a shared device it would open while another judge may be timing.
+        return not self.referee.large and self.device_lock.lock is None
+
     def close(self) -> None:
         """End all processes and free all memory."""
-        if self._next_profile is not None:
-            self._next_profile.close()
-            self._next_profile = None
+        for session in (self._next_profile, self._reference_profile):
+            if session is not None:
+                session.close()
+        self._next_profile = self._reference_profile = None
         self._timer.close()
         self.referee.close()
 

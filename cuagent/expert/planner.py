@@ -25,8 +25,9 @@ SCHEDULE_REACH = 2.0
 RMSNorm at 0.14 times the speed of the best rung stayed there."""
 OWN_SHARE = 0.05
 """Smallest share of a candidate's time in its own kernels for which other schedules are tried."""
-IDLE_TRIES = 2
-"""Consecutive candidates without a gain over an earlier one, after which the search ends."""
+IDLE_TRIES = {"cpu": 1, "cuda": 2}
+"""Consecutive candidates without a sure gain over an earlier one, after which the search ends. On a
+CPU each costs more time than its choices have gained in the examples."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class Outcome:
         return min((r.low for r in self.ratios.values()), default=0.0)
 
     @property
+    def speedup(self) -> float:
+        """Smallest of the ratios; 0 without ratios."""
+        return min((r.value for r in self.ratios.values()), default=0.0)
+
+    @property
     def is_clear_gain(self) -> bool:
         """True if the candidate is faster than every baseline by more than the noise."""
         return self.lower_limit >= CLEAR_GAIN
@@ -58,7 +64,7 @@ class Outcome:
     @property
     def is_likely_gain(self) -> bool:
         """True if the candidate is faster than every baseline, clearly or within the noise."""
-        return bool(self.ratios) and min(r.value for r in self.ratios.values()) >= CLEAR_GAIN
+        return self.speedup >= CLEAR_GAIN
 
     @property
     def is_slower(self) -> bool:
@@ -125,9 +131,9 @@ def propose(
 ) -> Proposal | None:
     """Return the next candidate, or None if no further change should help."""
     best = best_of(outcomes)
-    if len(outcomes) >= MAX_ATTEMPTS or bounds.rung_is_optimal or _is_idle(outcomes):
+    if len(outcomes) >= MAX_ATTEMPTS or bounds.rung_is_optimal:
         return None
-    if best is not None and bounds.end_search(best):
+    if best is not None and (bounds.end_search(best) or _is_idle(subject, outcomes)):
         return None
     seen = {tuple(sorted(o.candidate.files.items())) for o in outcomes}
     for options, why in _choices(subject, outcomes, bounds):
@@ -137,13 +143,11 @@ def propose(
     return None
 
 
-def _is_idle(outcomes: Sequence[Outcome]) -> bool:
-    """Return True if the last candidates brought no gain over an accepted one before them."""
-    earlier, last = outcomes[:-IDLE_TRIES], outcomes[-IDLE_TRIES:]
-    best = best_of(earlier)
-    if best is None or best.seconds is None:
-        return False
-    return all(o.seconds is None or o.seconds >= best.seconds / CLEAR_GAIN for o in last)
+def _is_idle(subject: Subject, outcomes: Sequence[Outcome]) -> bool:
+    """Return True if the last candidates surely brought no gain over an accepted one before."""
+    tries = IDLE_TRIES[subject.device]
+    best, last = best_of(outcomes[:-tries]), outcomes[-tries:]
+    return best is not None and all(o.lower_limit <= best.speedup for o in last)
 
 
 def _choices(

@@ -278,11 +278,11 @@ def test_no_other_schedule_is_tried_if_the_time_is_in_libraries(on_cuda):
     assert tries(on_cuda, verdict, bounds, 0.01) < tries(on_cuda, verdict, bounds, 0.9)
 
 
-def test_search_ends_after_two_attempts_without_gain(on_cuda):
-    outcomes = []
-    while (proposal := propose(on_cuda, outcomes)) is not None:
-        outcomes.append(Outcome(proposal.candidate, True, "accepted", 1, seconds=1.0))
-    assert len(outcomes) == 3
+def test_search_ends_after_attempts_without_sure_gain(on_cuda, task):
+    assert tries(on_cuda, accepted(1, 1.2), Bounds()) == 3
+    noisy = accepted(1, 1.2, width=0.3)
+    assert tries(on_cuda, noisy, Bounds()) == 3, "noise is no gain"
+    assert tries(ExpertModel(task)._open(), accepted(1, 1.0), Bounds()) == 2
 
 
 def test_profile_shows_the_share_of_the_own_kernels():
