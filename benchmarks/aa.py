@@ -26,6 +26,7 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
+from cuagent.arms import EAGER
 from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.measure.timing.self_check import COLUMNS, MODULE, MORE, ROWS, SAME, extra_rows
@@ -33,7 +34,6 @@ from cuagent.measure.timing.timer import Timer
 from cuagent.task import Device, Task, load_task
 from cuagent.timing import Effort, Standing
 from cuagent.verify.referee import Referee
-from cuagent.worker.arms import EAGER
 
 CHAIN = """
 import torch

@@ -25,8 +25,8 @@ import torch  # noqa: E402, F401  (imported before threads are limited, as in a 
 from corpus import ACCEPTED, Candidate, exploits  # noqa: E402
 from judging import GAIN, CorpusJudges, is_safe, open_judges  # noqa: E402
 
+from cuagent.arms import EAGER  # noqa: E402
 from cuagent.timing import Effort  # noqa: E402
-from cuagent.worker.arms import EAGER  # noqa: E402
 
 
 @dataclass

@@ -29,12 +29,13 @@ from typing import Any
 
 import torch
 
+from cuagent.arms import COMPILE, EAGER
 from cuagent.measure.ladder import time_rungs
 from cuagent.measure.timing.surroundings import compiled_graphs
 from cuagent.task import Device, Task, TaskError, load_task, open_reference
 from cuagent.verify.referee import Referee
 from cuagent.worker import ForkServerError
-from cuagent.worker.arms import COMPILE, EAGER, set_precision
+from cuagent.worker.arms import set_precision
 
 RUNGS = {Device.CUDA: (EAGER, COMPILE, f"{EAGER}+tf32"), Device.CPU: (EAGER, COMPILE)}
 WITHIN = 0.03

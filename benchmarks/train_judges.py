@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from slices import write
 
+from cuagent.arms import COMPILE, EAGER
 from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.judge import Judgement
@@ -33,7 +34,6 @@ from cuagent.timing import Effort
 from cuagent.training.gym import make_chains, make_tasks
 from cuagent.training.pool import JudgePool
 from cuagent.training.teacher import initial_files, teacher_of
-from cuagent.worker.arms import COMPILE, EAGER
 
 Work = Sequence[tuple[Task, Attempt]]
 AT_ONCE = 32

@@ -30,8 +30,8 @@ from typing import Any
 import peers
 
 from cuagent.attempt import Attempt
-from cuagent.expert.planner import propose
-from cuagent.expert.subject import open_subject
+from cuagent.expert.capture.subject import open_subject
+from cuagent.expert.search.planner import propose
 from cuagent.judge import LocalJudge
 from cuagent.task import Device, Task, load_task
 from cuagent.timing import Effort

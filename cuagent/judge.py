@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
+from cuagent.arms import CANDIDATE, COMPILE, EAGER
 from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.build import build as build_sources
@@ -35,16 +36,17 @@ from cuagent.measure.profile.profile import Profile
 from cuagent.measure.profile.session import ProfileSession
 from cuagent.measure.roofline.ceilings import describe
 from cuagent.measure.timing.timer import BASELINES, Timer
+from cuagent.overlap import Overlap, Prewarm
 from cuagent.score import Score, milestone
-from cuagent.task import Device, Task
+from cuagent.task import Task
 from cuagent.timing import Effort, Ratio, Standing, Timing
 from cuagent.verdict import WHILE_TIMED, Reason, Verdict
 from cuagent.verify.admission import Admission, admit
 from cuagent.verify.domain import Domain
+from cuagent.verify.pending import PendingVerdict
 from cuagent.verify.referee import Isolation, Referee
 from cuagent.verify.sanitize import gated
 from cuagent.worker import ForkServer, ForkServerError
-from cuagent.worker.arms import CANDIDATE, COMPILE, EAGER
 
 JOINED_RUNGS = 2
 """Number of rungs that a record timing may time for the first time."""
@@ -188,6 +190,7 @@ class LocalJudge:
 
     `fork_server` is a warm process shared with judges of other tasks (`Referee`). `device_lock` is
     for judges of several processes on one device. `fresh` measures the ladder even if it is cached.
+    Attempts are timed against `baselines` until the ladder is measured.
     """
 
     def __init__(
@@ -199,16 +202,20 @@ class LocalJudge:
         fork_server: ForkServer | None = None,
         device_lock: DeviceLock | None = None,
         fresh: bool = False,
+        baselines: Sequence[str] = BASELINES,
     ):
         self.task = task
         self.emit = emit
         self.device_lock = device_lock or DeviceLock()
         with self.device_lock.shared():
             self.referee = Referee(task, isolation, fork_server=fork_server)
+        shared = self.device_lock.lock is not None
+        self.overlap = Overlap.on(task.device, shared=shared, large=self.referee.large)
         self._fresh = fresh
         self.ladder: Ladder | None = None
         """Ladder that attempts are compared with, once it is measured."""
-        self._timer = Timer(self.referee, emit=emit)
+        self._default_baselines = tuple(baselines)
+        self._timer = Timer(self.referee, baselines, emit, shared_device=shared)
         self._next_profile: ProfileSession | None = None
         """Prewarmed profile of the next attempt, started after the first profile of an attempt."""
         self._reference_profile: ProfileSession | None = None
@@ -220,8 +227,8 @@ class LocalJudge:
 
     def start_ladder(self) -> None:
         """Begin to compile in the background what every timing needs, before any other work."""
-        self._open_ahead([COMPILE])
-        if self._may_prewarm_profile:
+        self._timer.open_ahead([COMPILE])
+        if self.overlap.prewarm_profile:
             # A run usually profiles the reference first.
             with suppress(ForkServerError):
                 self._reference_profile = ProfileSession(
@@ -235,20 +242,25 @@ class LocalJudge:
         out, and the others may be left for the record timing that follows.
         """
         later = self.ladder.later if self.ladder is not None and whole else ()
+        is_hurried = wait_s is not None
         if later and wait_s is not None:
             late = self._timer.still_opening(later, wait_s)
             later = tuple(name for name in later if name not in late)
         if self.ladder is None or later:
             self._await_profiles()
             with self.device_lock.exclusive():
-                if self.ladder is not None and wait_s is not None and len(later) <= JOINED_RUNGS:
-                    found = join_rungs(self._timer, self.ladder, later)
-                else:
-                    found = measure_ladder(
-                        self._timer, whole=whole, wait_s=wait_s, fresh=self._fresh
-                    )
+                try:
+                    if self.ladder is not None and len(later) <= JOINED_RUNGS and is_hurried:
+                        found = join_rungs(self._timer, self.ladder, later)
+                    else:
+                        found = measure_ladder(
+                            self._timer, whole=whole, wait_s=wait_s, fresh=self._fresh
+                        )
+                    self._use_ladder(found)
+                finally:
+                    self._timer.release(self._baselines())
             self._fresh = self._fresh and bool(found.later)
-            self._use_ladder(found)
+            self._timer.open_ahead((*found.baselines, *found.later))
         assert self.ladder is not None
         return self.ladder
 
@@ -258,38 +270,34 @@ class LocalJudge:
         if differs or self._fresh:
             return False
         self._use_ladder(found)
+        self._timer.open_ahead(found.baselines)
         return True
 
     def drop_ladder(self) -> None:
-        """Compare later attempts with the default baselines alone."""
+        """Time later attempts against the default baselines alone."""
         self.ladder = None
         self._timer.keep(())
-        self._timer.set_baselines(BASELINES)
+        with self.device_lock.shared():
+            self._timer.release(self._baselines())
 
     def _use_ladder(self, found: Ladder) -> None:
         self.ladder = found
         self._timer.keep(found.proposed)
-        self._timer.set_baselines(found.baselines)
-        self._open_ahead((*found.baselines, *found.later))
-
-    def _open_ahead(self, names: Sequence[str]) -> None:
-        # On a shared device they would open while another judge may be timing.
-        if self.device_lock.lock is None:
-            self._timer.open_ahead(names)
 
     def confirm_rung(self) -> Ladder:
         """Time the rungs that may be the best again, at record effort."""
-        names = self.measure_ladder().proposed
+        names, record = self.measure_ladder().proposed, Effort.RECORD
         with self.device_lock.exclusive():
-            fresh = time_rungs(self.referee, effort=Effort.RECORD, only=names, timer=self._timer)
-        self._use_ladder(fresh)
-        return fresh
+            try:
+                self.ladder = time_rungs(self.referee, effort=record, only=names, timer=self._timer)
+            finally:
+                self._timer.release(self._baselines())
+        return self.ladder
 
     def open(self) -> None:
         """Open the baselines that take long to prepare, before the first attempt."""
         with self.device_lock.shared():
-            # Otherwise the first timing counts the work while all other judges of the device wait.
-            self._timer.open(count_work=self.device_lock.lock is not None)
+            self._timer.prewarm(None, self._baselines())()
 
     def build(self, attempt: Attempt) -> Build:
         """Compile the attempt's sources; unchanged sources come from the cache."""
@@ -297,93 +305,87 @@ class LocalJudge:
 
     def judge(self, attempt: Attempt, effort: Effort | None = Effort.QUICK) -> Judgement:
         """Build, verify and score an attempt; time it if it is accepted and `effort` is given."""
-        if self.ladder is not None and effort is Effort.RECORD:
-            self._timer.set_baselines(self.ladder.proposed)
-        try:
-            return self._judged(attempt, effort)
-        finally:
-            if self.ladder is not None:
-                self._timer.set_baselines(self.ladder.baselines)
-
-    def _judged(self, attempt: Attempt, effort: Effort | None) -> Judgement:
         with self.device_lock.shared():
             build, verdict = self._verified(attempt, effort)
-        timing = None
-        if not verdict.accepted:
-            self._timer.discard_prewarmed()
+            if not verdict.accepted:
+                self._timer.release(self._baselines())
+        timing = gain = None
         if verdict.accepted and effort is not None:
-            self._await_profiles()
-            with self.device_lock.exclusive():
-                try:
-                    timing = self._timer.time(attempt, build, effort)
-                finally:
-                    if self.device_lock.lock is not None:
-                        self._timer.release()
-            verdict = _after_timing(verdict, timing)
-        gain = None
+            timing, verdict = self._timed(attempt, build, verdict, effort)
         if timing is not None and self.ladder is not None and verdict.accepted:
-            # A record timing decides which rung is the best, and so the gain of the kernel.
-            self.ladder = with_record_timing(self.ladder, timing)
             gain = gain_of(timing, self.ladder)
         domain = self.referee.domain if verdict.accepted else None
         score = _score(verdict, timing)
         return Judgement(attempt.digest, build, verdict, timing, score, gain, domain)
 
-    def _verified(self, attempt: Attempt, effort: Effort | None) -> tuple[Build, Verdict]:
-        """Build and verify an attempt.
+    def _baselines(self, effort: Effort | None = None) -> tuple[str, ...]:
+        """Return what attempts are timed against; a record timing may include more rungs."""
+        if self.ladder is None:
+            return self._default_baselines
+        return self.ladder.proposed if effort is Effort.RECORD else self.ladder.baselines
 
-        If the device is not shared, the processes of a timing open meanwhile. On a shared device
-        they open only for accepted attempts, because all its users wait for the driver.
-        """
-        if self.device_lock.lock is not None:
-            return self._verified_on_shared_device(attempt, effort)
+    def _verified(self, attempt: Attempt, effort: Effort | None) -> tuple[Build, Verdict]:
+        """Build and verify an attempt; open the processes of its timing when the policy says so."""
+        prewarm = self.overlap.prewarm if effort is not None else Prewarm.WHEN_TIMED
         self.emit(Phase("building", passing=True))
-        self._timer.make_room()
+        if self.overlap.begin_while_building:
+            prewarmed = effort if prewarm is Prewarm.WHILE_BUILDING else None
+            build, pending = self._built_and_begun(attempt, prewarmed)
+            self.emit(Phase("verifying on secret inputs", passing=True))
+            verdict = self.referee.complete(pending, build)
+        else:
+            build = self.build(attempt)
+            if not build.ok:
+                return build, self.referee.refuse(attempt, build)
+            self.emit(Phase("verifying on secret inputs", passing=True))
+            verdict = self.referee.verify(attempt, build)
+        if effort is Effort.RECORD:
+            verdict = self._gated(attempt, build, verdict)
+        if verdict.accepted and prewarm is Prewarm.WHEN_ACCEPTED:
+            self._timer.prewarm(attempt, self._baselines(effort))()
+        return build, verdict
+
+    def _built_and_begun(
+        self, attempt: Attempt, prewarmed: Effort | None
+    ) -> tuple[Build, PendingVerdict]:
+        """Build the attempt while the processes of its verification open.
+
+        With `prewarmed` the processes of a timing of this effort open too.
+        """
         with ThreadPoolExecutor(1) as executor:
             building = executor.submit(self.build, attempt)
-            # On a CPU prewarming would use the processors that the compiler needs.
-            prewarm = effort is not None and self.task.device is Device.CUDA
-            prewarm = prewarm and not self.referee.large
-            if prewarm:
-                self._timer.draw_inputs()  # before the oracle is busy with the verification
+            open_processes = None
+            if prewarmed is not None:  # before the verification makes the oracle busy
+                open_processes = self._timer.prewarm(attempt, self._baselines(prewarmed))
             pending = self.referee.begin(attempt)
             try:
-                if prewarm:
-                    self._timer.prewarm(attempt)
-                build = building.result()
+                if open_processes is not None:
+                    open_processes()
+                return building.result(), pending
             except BaseException:
                 pending.close()
                 raise
-        self.emit(Phase("verifying on secret inputs", passing=True))
-        verdict = self.referee.complete(pending, build)
-        if effort is Effort.RECORD:
-            verdict = self._gated(attempt, build, verdict)
-        return build, verdict
 
     def _gated(self, attempt: Attempt, build: Build, verdict: Verdict) -> Verdict:
         if verdict.accepted and self.task.device is Device.CUDA:
             self.emit(Phase("checking the kernels' memory accesses with compute-sanitizer"))
         return gated(self.referee, attempt, build, verdict)
 
-    def _verified_on_shared_device(
-        self, attempt: Attempt, effort: Effort | None
-    ) -> tuple[Build, Verdict]:
-        """Build and verify with as few processes as possible.
-
-        The driver creates contexts on a GPU one after another, for all processes. An accepted
-        attempt needs three, a wrong one needs one, and a failed build needs none.
-        """
-        self._timer.make_room()
-        build = self.build(attempt)
-        if not build.ok:
-            return build, self.referee.refuse(attempt, build)
-        verdict = self.referee.verify(attempt, build)
-        if effort is Effort.RECORD:
-            verdict = self._gated(attempt, build, verdict)
-        if verdict.accepted and effort is not None and not self.referee.large:
-            # Open processes under the shared lock: under the exclusive one all other judges wait.
-            self._timer.prewarm(attempt, wait=True)
-        return build, verdict
+    def _timed(
+        self, attempt: Attempt, build: Build, verdict: Verdict, effort: Effort
+    ) -> tuple[Timing, Verdict]:
+        """Time an accepted attempt while no other judge uses the device."""
+        self._await_profiles()
+        with self.device_lock.exclusive():
+            try:
+                timing = self._timer.time(attempt, build, effort, self._baselines(effort))
+                verdict = _after_timing(verdict, timing)
+                if self.ladder is not None and verdict.accepted:
+                    # A record timing decides which rung is the best, and so the kernel's gain.
+                    self.ladder = with_record_timing(self.ladder, timing)
+            finally:
+                self._timer.release(self._baselines())
+        return timing, verdict
 
     def profile(self, attempt: Attempt | None = None, *, counters: bool = False) -> Profile:
         """Profile the reference or an attempt. Raises ProfileError."""
@@ -404,10 +406,8 @@ class LocalJudge:
             ) as opened,
         ):
             found = opened.finish(attempt, build, counters=counters)
-        if with_candidate and self._may_prewarm_profile:
+        if with_candidate and self.overlap.prewarm_profile:
             with suppress(ForkServerError):  # the next call of `profile` reports it
-                # An agent that profiles one attempt usually profiles the next; start its profiler
-                # now.
                 self._next_profile = ProfileSession(self.task, fork_server, with_candidate=True)
         return found
 
@@ -416,11 +416,6 @@ class LocalJudge:
         for session in (self._next_profile, self._reference_profile):
             if session is not None:
                 session.await_opened()
-
-    @property
-    def _may_prewarm_profile(self) -> bool:
-        # On a shared device it would open while another judge may be timing.
-        return not self.referee.large and self.device_lock.lock is None
 
     def close(self) -> None:
         """End all processes and free all memory."""

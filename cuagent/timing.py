@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from cuagent.arms import CANDIDATE
+
 MARGIN = 0.01
 """Share below which a difference is not reported: memory layout and clocks change equal code by 1
 %."""
@@ -121,7 +123,7 @@ class Timing:
     @property
     def suspect(self) -> str:
         """Return the reason why the candidate's time gets no score, in one line, or ""."""
-        candidate = self.arm("candidate")
+        candidate = self.arm(CANDIDATE)
         if self.floor is None or candidate is None or not candidate.median < self.floor.memory:
             return ""
         return (
@@ -132,7 +134,7 @@ class Timing:
     @property
     def share(self) -> float | None:
         """Return the candidate's share of the roofline: 1 is at the floor."""
-        candidate = self.arm("candidate")
+        candidate = self.arm(CANDIDATE)
         if self.floor is None or candidate is None or not candidate.median > 0:
             return None
         return self.floor.share(candidate.median)

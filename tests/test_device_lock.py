@@ -17,11 +17,13 @@ from typing import Any
 import pytest
 
 from cuagent.device_lock import DeviceLock
+from cuagent.task import Device
 
 HOLDS = """
 import sys, time
 from pathlib import Path
 from cuagent.device_lock import DeviceLock
+from cuagent.task import Device
 
 with getattr(DeviceLock(Path(sys.argv[1])), sys.argv[2])():
     print("held", flush=True)
@@ -104,12 +106,13 @@ def test_judges_verify_together_and_time_exclusively(
             time.sleep(0.1)
             log.append("timed")
 
-        def release(self) -> None:
+        def release(self, *_: Any) -> None:
             log.append("released")
 
     class Judge(module.LocalJudge):
         def __init__(self, device_lock: DeviceLock) -> None:
             self.device_lock, self.ladder, self._next_profile = device_lock, None, None
+            self._default_baselines = ()
             self._timer: Any = Timer()
             self.referee: Any = SimpleNamespace(domain=None)
 
@@ -159,15 +162,15 @@ def test_judge_opens_shared_and_profiles_exclusively(
     monkeypatch.setattr(module, "ProfileSession", ProfileSession)
 
     class Timer:
-        def __init__(self, *_: Any, **__: Any) -> None: ...
+        def __init__(self, *_: Any, shared_device: bool) -> None:
+            assert shared_device, "otherwise the first timing counts under the exclusive lock"
 
-        def open(self, *, count_work: bool) -> None:
-            assert count_work, "otherwise the first timing counts under the exclusive lock"
-            modes["opening baselines"] = mode_of(device_lock)
+        def prewarm(self, *_: Any) -> Any:
+            return lambda: modes.update({"opening baselines": mode_of(device_lock)})
 
     monkeypatch.setattr(module, "Timer", Timer)
     monkeypatch.setattr(module.LocalJudge, "build", lambda *_: None)
-    task: Any = None
+    task: Any = SimpleNamespace(device=Device.CPU)
     attempt: Any = object()
     judge = module.LocalJudge(task, device_lock=device_lock)
     judge.open()

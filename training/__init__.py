@@ -7,7 +7,7 @@
     batch.py      episodes to padded tensors
     advantage.py  GAE over action tokens
     losses.py     the objectives; metrics.py, report.py: their statistics and curves
-    monitor.py    alarms of a collapsing run; trust.py: the bound on one PPO step
+    monitor.py    alarms of a collapsing run
     model.py      actor and critic; lora.py: adapters; placement.py: replicas or shards
     optimize.py   the shared update; parallel.py: several processes; checkpoint.py: resuming
     reward.py     the reward that a learner sees; tensorboard.py: metrics for TensorBoard

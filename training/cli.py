@@ -248,8 +248,6 @@ def export_verl(
         raise ConfigError(f"--device {device}: there are {', '.join(Device)}")
     cluster = Cluster(nodes, gpus, judges)
     count = export_verl(policy, critic, tasks, out, settings, cluster, device)
-    if settings.ppo.max_kl is not None:
-        say("ppo.max_kl is ignored: verl has no such setting")
     say(f"{count} tasks; start with {out}/run.sh")
 
 

@@ -18,12 +18,12 @@ from functools import cached_property
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from cuagent.arms import CANDIDATE
 from cuagent.attempt import Attempt
 from cuagent.device_lock import DeviceLock
 from cuagent.task import Task, TaskError
 from cuagent.timing import Effort
 from cuagent.worker import ForkServer, ForkServerError
-from cuagent.worker.arms import CANDIDATE
 from cuagent.worker.memory.cuda_ipc import CudaMemoryError
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from cuagent.attempt import Attempt
 from cuagent.build import Build, build
@@ -227,6 +227,51 @@ class JudgePool:
                     self.isolation, gpu, core, device_lock, self.judges_per_gpu
                 )
             return self._judge_processes[cuda, place]
+
+
+class RemotePool:
+    """A `Pool` whose judging processes belong to another process; it counts its own requests."""
+
+    def __init__(self) -> None:
+        self._asked: set[tuple[str, str]] = set()
+        self._count = 0
+        self._lock = threading.Lock()
+
+    def ask(self, method: str, task: Task, *arguments: Any) -> Any:
+        """Call a method of the other process' pool. Raises its errors, and PoolError."""
+        raise NotImplementedError
+
+    @property
+    def judged(self) -> int:
+        """Number of distinct kernels that this client asked for."""
+        return len(self._asked)
+
+    @property
+    def cache_hits(self) -> int:
+        """Number of repeated requests of this client."""
+        return self._count - len(self._asked)
+
+    def open(self, tasks: Sequence[Task]) -> None:
+        """Do nothing: the other process opens tasks, and may share them with other clients."""
+
+    def judge_for(self, task: Task) -> Judge:
+        """Return the judge of an episode's run."""
+        return PooledJudge(self, task)
+
+    def judge(self, task: Task, attempt: Attempt, timed: bool = True) -> Judgement:
+        """Judge an attempt in the other process, with its cache."""
+        with self._lock:
+            self._count += 1
+            self._asked.add((task.digest, attempt.digest))
+        return cast("Judgement", self.ask("judge", task, attempt, timed))
+
+    def profile(self, task: Task, attempt: Attempt | None, counters: bool = False) -> Profile:
+        """Profile in the other process."""
+        return cast("Profile", self.ask("profile", task, attempt, counters))
+
+    def measure_ladder(self, task: Task, whole: bool = False) -> Ladder:
+        """Measure the ladder in the other process, or return the earlier one."""
+        return cast("Ladder", self.ask("measure_ladder", task, whole))
 
 
 class PooledJudge:

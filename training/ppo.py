@@ -52,7 +52,6 @@ from cuagent.training.monitor import NOT_FINITE, Action, Limits, alarms
 from cuagent.training.optimize import AdamW, apply_gradients, make_optimizer, weight_norm
 from cuagent.training.reward import Reward, with_reward
 from cuagent.training.segments import Episode, require_logprobs
-from cuagent.training.trust import binary_kl, shrink_step, snapshot
 from cuagent.training.value import value_step
 
 Collect = Callable[[int], Sequence[Episode]]
@@ -86,9 +85,6 @@ class PpoConfig:
     agree."""
     kl_weight: float = 0.0
     """Weight of the KL to the policy that PPO started from; the paper has none."""
-    max_kl: float | None = None
-    """Largest KL, in nats per token, between the policy before and after an iteration. A larger
-    step is halved until it fits. The paper has none."""
     critic_only: int = 0
     """Number of first iterations in which only the critic learns."""
     tokens_per_microbatch: int = 16384
@@ -101,7 +97,7 @@ class PpoConfig:
 
     def __post_init__(self) -> None:
         at_least(0, self, "iterations", "critic_only", "rollbacks")
-        at_least(0, self, "max_kl", "kl_weight", "value_clip")
+        at_least(0, self, "kl_weight", "value_clip")
         above(0, self, "importance_cap", "alpha")
         between(0, 1, self, "lam_actor", "lam_critic")
         between(*SEEDS, self, "seed")
@@ -237,8 +233,6 @@ def update(
     metrics["entropy"] = float(entropy[batch.action].mean())
     metrics["sampler_gap"] = float((old - batch.logprobs)[batch.action].abs().max())
 
-    limit = config.max_kl if iteration >= config.critic_only else None
-    before = snapshot(actor) if limit is not None else []
     moved: list[tuple[Tensor, Tensor]] = []
     sums: Metrics = {}
     steps = config.epochs * config.minibatches
@@ -267,12 +261,6 @@ def update(
             sums["first_log_ratio_max"] = float(log_ratio.abs().max())
     if moved:
         metrics |= ratio_metrics(torch.cat([r for r, _ in moved]), torch.cat([c for _, c in moved]))
-    if limit is not None:
-
-        def distance() -> float:
-            return binary_kl(old, per_token(actor, batch, budget, logprobs_of), batch.action)
-
-        metrics |= shrink_step(actor, before, distance, limit)
     metrics |= {"weight_norm_actor": weight_norm(actor), "weight_norm_critic": weight_norm(critic)}
     return metrics | sums
 
@@ -364,5 +352,4 @@ def describe(iteration: int, of: int, m: Metrics) -> str:
         f"ppo {iteration + 1}/{of}: reward {m['reward']:+.2f} (correct {m['correct']:.0%}, "
         f"over compile {m['faster_than_compile']:.0%}), entropy {m['entropy']:.3f}, "
         f"ev {m['ev']:.2f}, cut {m['length_clipped']:.0%}, {m['seconds']:.1f} s"
-        + (f", step reduced to {m['kept']:.1%}" if m.get("kept", 1.0) < 1 else "")
     )

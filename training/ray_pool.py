@@ -10,23 +10,15 @@ Invariant: an actor holds a whole GPU, so nothing else runs there during a timin
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Sequence
 from importlib.util import find_spec
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
-from cuagent.attempt import Attempt
 from cuagent.task import Task
 from cuagent.timing import Effort
 from cuagent.training.config import ConfigError
 from cuagent.training.judge_process import PoolError
-from cuagent.training.pool import JudgePool, PooledJudge
-
-if TYPE_CHECKING:
-    from cuagent.judge import Judge, Judgement
-    from cuagent.measure.ladder import Ladder
-    from cuagent.measure.profile.profile import Profile
+from cuagent.training.pool import JudgePool, RemotePool
 
 NAMESPACE = "cuagent"
 """Ray namespace of shared actors."""
@@ -56,7 +48,7 @@ class JudgeActor:
         self.pool.__exit__(None, None, None)
 
 
-class RayPool:
+class RayPool(RemotePool):
     """A `Pool` and context manager over `actors` Ray actors, each with a GPU if `gpus`.
 
     With `name`, pools of the whole cluster share the actors, which outlive all of them.
@@ -71,6 +63,7 @@ class RayPool:
         isolation: str = "auto",
         name: str | None = None,
     ) -> None:
+        super().__init__()
         if find_spec("ray") is None:
             raise ConfigError("play.ray needs ray; pip install 'cuagent[train-ray]'")
         import ray
@@ -86,9 +79,6 @@ class RayPool:
             self._actors.append(actor.remote(effort, isolation))
         self._ray = ray
         self._shared = name is not None
-        self._asked: set[tuple[str, str]] = set()
-        self._count = 0
-        self._lock = threading.Lock()
 
     def __enter__(self) -> RayPool:
         return self
@@ -104,45 +94,14 @@ class RayPool:
             for actor in self._actors:
                 self._ray.kill(actor)
 
-    @property
-    def judged(self) -> int:
-        """Number of distinct kernels that this pool asked for."""
-        return len(self._asked)
-
-    @property
-    def cache_hits(self) -> int:
-        """Number of repeated requests of this pool."""
-        return self._count - len(self._asked)
-
-    def open(self, tasks: Sequence[Task]) -> None:
-        """Do nothing: actors shared with other pools may have the tasks open."""
-
-    def judge_for(self, task: Task) -> Judge:
-        """Return the judge of an episode's run."""
-        return PooledJudge(self, task)
-
-    def judge(self, task: Task, attempt: Attempt, timed: bool = True) -> Judgement:
-        """Judge an attempt in an actor, with the actor's cache. Raises PoolError."""
-        with self._lock:
-            self._count += 1
-            self._asked.add((task.digest, attempt.digest))
-        return cast("Judgement", self._ask(task, "judge", task, attempt, timed))
-
-    def profile(self, task: Task, attempt: Attempt | None, counters: bool = False) -> Profile:
-        """Profile in an actor. Raises ProfileError, PoolError."""
-        return cast("Profile", self._ask(task, "profile", task, attempt, counters))
-
-    def measure_ladder(self, task: Task, whole: bool = False) -> Ladder:
-        """Measure the ladder in an actor, or return the earlier one. Raises PoolError."""
-        return cast("Ladder", self._ask(task, "measure_ladder", task, whole))
-
-    def _ask(self, task: Task, *question: Any) -> Any:
+    def ask(self, method: str, task: Task, *arguments: Any) -> Any:
+        """Call a method of an actor's pool. Raises its errors, and PoolError."""
         from ray.exceptions import RayError
 
         # A task always goes to the same actor, which keeps it open and caches its judgements.
         actor = self._actors[int(task.digest[:8], 16) % len(self._actors)]
         try:
-            answer = self._ray.get(actor.ask.remote(*question))
+            answer = self._ray.get(actor.ask.remote(method, task, *arguments))
         except RayError as error:
             raise PoolError(f"a Ray judge actor failed: {str(error).splitlines()[0]}") from error
         if isinstance(answer, Exception):

@@ -90,9 +90,9 @@ def audit(
 def parse_evidence(data: Mapping[str, Any]) -> Recorded:
     """Parse the content of an evidence file. Raises EvidenceError if a part is missing or wrong."""
     from cuagent.attempt import AttemptError
+    from cuagent.task.plain import task_from_json
     from cuagent.timing import Timing
     from cuagent.verify import Verdict
-    from cuagent.worker.arms import task_from_json
 
     try:
         recorded = Recorded(

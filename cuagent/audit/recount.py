@@ -10,10 +10,10 @@ import math
 from itertools import accumulate
 from statistics import median
 
+from cuagent.arms import CANDIDATE, EAGER
 from cuagent.measure.timing.rounds import Round, levels, ratio
 from cuagent.task import Device
 from cuagent.timing import Arm, Ratio, Timing
-from cuagent.worker.arms import CANDIDATE, EAGER
 
 CLOSE = 1e-9
 """Relative tolerance; small, because the same numbers are added in the same order."""

@@ -93,7 +93,7 @@ def baseline(
 
 def _named(rungs: str) -> tuple[str, ...]:
     """Return the requested rungs. Raises Refused for an unknown name."""
-    from cuagent.worker.arms import MODES, OPTIONS
+    from cuagent.arms import MODES, OPTIONS
 
     names = tuple(dict.fromkeys(name.strip() for name in rungs.split(",") if name.strip()))
     for name in names:
@@ -134,7 +134,7 @@ def lines(found: Ladder, width: int = WIDTH) -> list[str]:
 
 
 def _best(found: Ladder) -> str:
-    from cuagent.worker.arms import EAGER
+    from cuagent.arms import EAGER
 
     best, eager = found.best, found.rung(EAGER)
     if (unsure := found.undecided) is not None:
@@ -150,7 +150,7 @@ def _best(found: Ladder) -> str:
 
 
 def _gain(rung: Rung, before: str = "", behind: str = "") -> str:
-    from cuagent.worker.arms import EAGER
+    from cuagent.arms import EAGER
 
     over = rung.over_eager
     if over is None or rung.name == EAGER or rung.failed:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import importlib.resources
 import re
-from collections.abc import Callable
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from cuagent.expert import cpp
-from cuagent.expert.capture import Captured
-from cuagent.expert.fuse import Group, Step, fuse
-from cuagent.expert.graph import Graph, Kind
+from cuagent.expert.capture.subject import Subject
+from cuagent.expert.graph.graph import Graph, Kind
 from cuagent.expert.lower import lower
 from cuagent.expert.module import FRESH, KernelCall, ModuleText, render
-from cuagent.expert.nest import NestError, nest_of
 from cuagent.expert.rewrites import prepared_names, rewrite, share_equal
+from cuagent.expert.streaming import cpp
+from cuagent.expert.streaming.fuse import Group, Step, fuse
+from cuagent.expert.streaming.nest import NestError, nest_of
+from cuagent.expert.widening import widen_products, widens
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,10 @@ class Options:
     """Fold per-channel arithmetic into the weights of the layer before it."""
     merge: bool = False
     """Merge linear layers of the same input into one product."""
+    widen: bool | None = None
+    """Compute half-precision products in float32; None decides it from the processor."""
+    compile: str = ""
+    """Mode of torch.compile for everything but the kernels; "" runs it eagerly."""
     keep: frozenset[str] = frozenset()
     """Captured operators that stay with torch."""
     tile: int = 64
@@ -51,25 +56,14 @@ class Candidate:
     """Operators that rewrites removed."""
 
 
-@dataclass(frozen=True)
-class Subject:
-    """A captured task, from which all candidates are generated."""
-
-    captured: Captured
-    reference: str
-    """Text of the reference class and the definitions that it needs."""
-    entry: str
-    attribute: Callable[[str], str]
-    """Function from a state_dict name to its expression from `self`."""
-    device: str
-
-
 def make_candidate(subject: Subject, options: Options) -> Candidate | None:
     """Return the candidate with these options; None if it would not differ from the reference."""
     keep = set(options.keep)
     while True:
         before = share_equal(lower(subject.captured, frozenset(keep)))
         graph = rewrite(before, fold=options.fold, merge=options.merge)
+        if widens(subject.device) if options.widen is None else options.widen:
+            graph = widen_products(graph)
         prepared = prepared_names(graph)
         steps = fuse(graph, outside=prepared)
         calls: dict[int, KernelCall] = {}
@@ -84,7 +78,8 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
                 name = _kernel_name(step, [c.name for c in calls.values()])
                 calls[position] = _kernel(subject.device, name, step, graph, options)
             except NestError:
-                rejected |= origins
+                work = {n.origin for n in step.nodes if n.origin and n.kind is not Kind.VIEW}
+                rejected |= work or origins
         if not rejected - keep:
             break
         keep |= rejected
@@ -120,12 +115,14 @@ def _may_gain(group: Group, steps: tuple[Step, ...], graph: Graph, device: str) 
         for n in work
         for a in n.inputs
     )
-    return len(origins) > 1 or len(work) > 3 or shared or algebra or in_place
+    widening = origins == {""}
+    return len(origins) > 1 or len(work) > 3 or shared or algebra or in_place or widening
 
 
 def _kernel_name(group: Group, taken: list[str]) -> str:
     """Return a name from at most four captured operators, such as `linear_gelu_kernel`."""
-    words = list(dict.fromkeys(re.sub(r"_\d+$", "", n.origin) for n in group.nodes))
+    origins = [n.origin for n in group.nodes if n.origin] or ["cast"]
+    words = list(dict.fromkeys(re.sub(r"_\d+$", "", origin) for origin in origins))
     base = "_".join(words[:2] + words[-2:] if len(words) > 4 else words) + "_kernel"
     name, k = base, 2
     while name in taken:
@@ -137,7 +134,7 @@ def _kernel(device: str, name: str, group: Group, graph: Graph, options: Options
     nest = nest_of(group, graph)
     title = _title(group)
     if device == "cuda":
-        from cuagent.expert import cuda
+        from cuagent.expert.streaming import cuda
 
         text, workspace = cuda.render(name, nest, title, options.threads, options.vector)
         return KernelCall(name, f"kernels/{name}.cu", text, nest, workspace)
@@ -146,7 +143,7 @@ def _kernel(device: str, name: str, group: Group, graph: Graph, options: Options
 
 
 def _title(group: Group) -> str:
-    words = list(dict.fromkeys(n.origin for n in group.nodes if n.origin))
+    words = list(dict.fromkeys(n.origin for n in group.nodes if n.origin)) or ["cast"]
     return f"{' -> '.join(words)} in one kernel."
 
 
@@ -184,14 +181,22 @@ def _assemble(
         subject.captured.arguments,
         subject.attribute,
         notes,
+        options.compile,
     )
     files = {"model_new.py": render(parts, steps, calls)}
     for call in calls.values():
         files[call.path] = call.text
-    if calls:
-        header = "pointwise_cuda.h" if subject.device == "cuda" else "pointwise.h"
-        files[f"kernels/{header}"] = (
-            importlib.resources.files("cuagent.expert").joinpath(header).read_text("utf-8")
-        )
+    for header in _headers(subject.device, calls.values()):
+        text = importlib.resources.files("cuagent.expert.streaming") / header
+        files[f"kernels/{header}"] = text.read_text("utf-8")
     names = tuple(call.name for call in calls.values())
     return Candidate(options, files, names, origins, tuple(notes), rewritten)
+
+
+def _headers(device: str, calls: Collection[KernelCall]) -> tuple[str, ...]:
+    """Return the headers that the kernels need."""
+    if device != "cuda":
+        return ("pointwise.h",) if calls else ()
+    from cuagent.expert.streaming import cuda
+
+    return tuple(dict.fromkeys(header for call in calls for header in cuda.headers(call.nest)))

@@ -13,18 +13,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-# These modules register their rules on import.
-from cuagent.expert import (  # noqa: F401
-    contractions,
-    elementwise,
-    losses,
-    normalisations,
-    reductions,
-)
-from cuagent.expert.capture import Captured, CaptureError
-from cuagent.expert.graph import Graph, Kind, Node
-from cuagent.expert.library import library
-from cuagent.expert.lowering import (
+from cuagent.expert.capture.export import Captured, CaptureError
+from cuagent.expert.graph.graph import ITEM_BYTES, Graph, Kind, Node
+from cuagent.expert.graph.lowering import (
     LOWERINGS,
     Lowering,
     dtype_of,
@@ -32,13 +23,10 @@ from cuagent.expert.lowering import (
     shape_of,
     value_of,
 )
+from cuagent.expert.rules.library import library
 
 MAX_CONSTANT = 64
 """Elements of a tensor constant that is written into the text of the module."""
-
-
-LOADABLE = {"float32", "bool", "int64", "int32"}
-"""dtypes that generated kernels can load."""
 
 
 def lower(captured: Captured, keep: frozenset[str] = frozenset()) -> Graph:
@@ -50,8 +38,12 @@ def lower(captured: Captured, keep: frozenset[str] = frozenset()) -> Graph:
         elif fx.op == "call_function":
             low.origin = low.readable_name(fx.name)
             rule = LOWERINGS.get(operator_name(fx))
-            lowered = rule(low, fx) if rule and low.origin not in keep and _loadable(fx) else None
-            low.values[fx.name] = library(low, fx) if lowered is None else lowered
+            usable = low.origin not in keep and _loadable(fx) and _contiguous_output(captured, fx)
+            lowered = rule(low, fx) if rule and usable else None
+            if lowered is None:
+                low.values[fx.name] = library(low, fx)
+            else:
+                low.values[fx.name] = low.stored_as(lowered, dtype_of(fx))
     names: list[str] = []
     words: list[str] = []
     for value in captured.outputs:
@@ -80,10 +72,20 @@ def _loadable(fx: Any) -> bool:
     tensors = [fx, *fx.all_input_nodes]
     return all(
         hasattr(value := value_of(t), "shape")
-        and dtype_of(t) in LOADABLE
+        and dtype_of(t) in ITEM_BYTES
         and math.prod(value.shape) > 0
         for t in tensors
     )
+
+
+VIEWS = {"permute", "transpose", "t", "slice", "select", "expand", "view", "squeeze", "unsqueeze"}
+
+
+def _contiguous_output(captured: Captured, fx: Any) -> bool:
+    """Return False for an output that torch computes with another layout than a kernel would."""
+    if not any(fx is value for value in captured.outputs) or operator_name(fx) in VIEWS:
+        return True
+    return bool(value_of(fx).is_contiguous())
 
 
 def _placeholder(low: Lowering, captured: Captured, fx: Any) -> None:

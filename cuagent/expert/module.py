@@ -13,10 +13,10 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cuagent.expert.expressions import PYTHON
-from cuagent.expert.fuse import Group, Step
-from cuagent.expert.graph import Graph, Kind, Node
-from cuagent.expert.nest import Nest
+from cuagent.expert.graph.graph import ITEM_BYTES, Graph, Kind, Node
+from cuagent.expert.streaming.expressions import PYTHON
+from cuagent.expert.streaming.fuse import Group, Step
+from cuagent.expert.streaming.nest import Nest
 
 PREPARED = "prepared_"
 
@@ -46,6 +46,8 @@ class ModuleText:
     attribute: Callable[[str], str]
     """Function from a state_dict name to its expression from `self`."""
     notes: Sequence[str] = ()
+    compile: str = ""
+    """Mode of torch.compile for everything but the kernels; "" runs it eagerly."""
 
 
 def render(parts: ModuleText, steps: Sequence[Step], kernels: Mapping[int, KernelCall]) -> str:
@@ -65,10 +67,7 @@ class _Module:
 
     def lines(self) -> list[str]:
         parts = self.parts
-        loads = [
-            f'{call.name} = load("{call.path}").{call.name}'
-            for call in {c.path: c for c in self.kernels.values()}.values()
-        ]
+        loads = [self._load(call) for call in {c.path: c for c in self.kernels.values()}.values()]
         base = parts.entry if parts.entry != "ModelNew" else "Reference"
         notes = [f"    - {note}" for note in parts.notes]
         imports = ["import torch", "import torch.nn.functional as F"]
@@ -83,6 +82,7 @@ class _Module:
             *loads,
             "",
             "",
+            *(self._compiled() if parts.compile else []),
             f"class ModelNew({base}):",
             f'    """{base} with custom kernels.',
             *(["", *notes] if notes else []),
@@ -92,6 +92,25 @@ class _Module:
             "",
             *textwrap.indent("\n".join(self._forward()), "    ").splitlines(),
             *textwrap.indent("\n".join(self._prepare()), "    ").splitlines(),
+        ]
+
+    def _load(self, call: KernelCall) -> str:
+        kernels = f'load("{call.path}")'
+        if self.parts.compile:
+            return f'{call.name} = {kernels}.operator("{call.name}")'
+        return f"{call.name} = {kernels}.{call.name}"
+
+    def _compiled(self) -> list[str]:
+        """Return the function that torch.compile compiles: forward without its checks."""
+        mode = "" if self.parts.compile == "default" else f", mode={self.parts.compile!r}"
+        names = ", ".join(["self", *self._names(), *map(self._name, self.prepared_values)])
+        body = [line.removeprefix("    ") for line in self._body()]
+        return [
+            f"@torch.compile(dynamic=False, fullgraph=True{mode})",
+            f"def _forward({names}):",
+            *(f"    {line}" for line in body),
+            "",
+            "",
         ]
 
     def _names(self) -> list[str]:
@@ -122,13 +141,21 @@ class _Module:
             f"    if not self._fits({names}):",
             f"        return super().forward({names})",
         ]
-        for name, expression in self.graph.inputs.items():
-            if self.users[name] and expression != self._name(name):
-                out.append(f"    {self._name(name)} = {expression}")
+        if self.parts.compile:
+            prepared = ["*self._prepare()"] if self.prepared_values else []
+            return [*out, f"    return _forward({', '.join(['self', *self._names(), *prepared])})"]
         if self.prepared_values:
             names = ", ".join(self._name(n) for n in self.prepared_values)
             comma = "," if len(self.prepared_values) == 1 else ""
             out.append(f"    {names}{comma} = self._prepare()")
+        return out + self._body()
+
+    def _body(self) -> list[str]:
+        """Return the lines that compute the result from inputs and prepared values."""
+        out = []
+        for name, expression in self.graph.inputs.items():
+            if self.users[name] and expression != self._name(name):
+                out.append(f"    {self._name(name)} = {expression}")
         for position, step in enumerate(self.steps):
             if isinstance(step, Group):
                 out += [f"    {line}" for line in self._launch(step, self.kernels[position])]
@@ -186,7 +213,7 @@ class _Module:
 
     def _launch(self, group: Group, call: KernelCall) -> list[str]:
         lines, args = [], []
-        reads = sum(self.graph.node(t).size for t in call.nest.tensors_read)
+        reads = sum(_node_bytes(self.graph.node(t)) for t in call.nest.tensors_read)
         for output in group.outputs:
             node = self.graph.node(output)
             owner = self._reusable(group, call, node)
@@ -201,10 +228,10 @@ class _Module:
                 lines.append(f"{self._name(output)} = {self._name(owner)}{shaped}  # in place")
             args.append(self._name(output))
         args += [self._memory(t) for t in call.nest.tensors_read]
-        writes = sum(self.graph.node(o).size for o in group.outputs)
+        writes = sum(_node_bytes(self.graph.node(o)) for o in group.outputs)
         if call.workspace:
             args.append(self._empty_of((call.workspace,), "float32"))
-        lines.append(f"# reads {_bytes(reads * 4)}, writes {_bytes(writes * 4)}")
+        lines.append(f"# reads {_bytes(reads)}, writes {_bytes(writes)}")
         lines.append(f"{call.name}({', '.join(args)})")
         return lines
 
@@ -223,7 +250,10 @@ class _Module:
         """Return a library result whose memory `output` can take, or None.
 
         Only this group reads the result, and each element at the place where `output` is written.
+        torch.compile plans the memory itself.
         """
+        if self.parts.compile:
+            return None
         written = call.nest.writes[output.name]
         for tensor in call.nest.tensors_read:
             node = self.graph.node(tensor)
@@ -327,6 +357,10 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 def _dims(node: Node) -> str:
     return f"{node.dtype}[{', '.join(map(str, node.shape))}]"
+
+
+def _node_bytes(node: Node) -> int:
+    return node.size * ITEM_BYTES[node.dtype]
 
 
 def _bytes(count: int) -> str:

@@ -14,8 +14,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from cuagent.expert.contractions import with_bias
-from cuagent.expert.graph import Graph, Kind, Node, Operand, Shape, contiguous_strides
+from cuagent.expert.graph.graph import (
+    FLOATS,
+    Graph,
+    Kind,
+    Node,
+    Operand,
+    Shape,
+    contiguous_strides,
+)
+from cuagent.expert.rules.contractions import with_bias
 
 
 @dataclass
@@ -65,7 +73,7 @@ def prepared_names(graph: Graph) -> frozenset[str]:
 
     They are computed once, and again when a parameter changes.
     """
-    from cuagent.expert.expressions import PYTHON
+    from cuagent.expert.streaming.expressions import PYTHON
 
     prepared: set[str] = set()
     for node in graph.nodes:
@@ -122,17 +130,17 @@ def bound_exponentials(graph: Graph) -> Graph:
 
 
 def share_equal(graph: Graph) -> Graph:
-    """Merge equal float32 operations on equal arguments.
+    """Merge equal floating operations on equal arguments.
 
     Comparisons, such as those of labels, stay separate; they cost nothing.
     """
     editor = _Editor(graph)
     first_of: dict[tuple, str] = {}
     for node in graph.nodes:
-        if node.kind not in (Kind.POINTWISE, Kind.REDUCE, Kind.VIEW) or node.dtype != "float32":
+        if node.kind not in (Kind.POINTWISE, Kind.REDUCE, Kind.VIEW) or node.dtype not in FLOATS:
             continue
         args = tuple(editor.renamed.get(a, a) if isinstance(a, str) else a for a in node.args)
-        key = (node.kind, node.op, args, node.shape, node.dims)
+        key = (node.kind, node.op, args, node.shape, node.dims, node.dtype)
         if key in first_of:
             editor.renamed[node.name] = first_of[key]
             editor.replaced[node.name] = []
@@ -194,7 +202,7 @@ def _folded(graph: Graph, layer: Node, user: Node, other: Operand) -> Graph:
                 return base.name
             args = (base.name,)
         name = f"{user.name}_{hint}"
-        added.append(Node(name, kind, op, args, shape, origin=user.origin))
+        added.append(Node(name, kind, op, args, shape, layer.dtype, origin=user.origin))
         return name
 
     flat, size = other, 0
@@ -226,6 +234,7 @@ def _folded(graph: Graph, layer: Node, user: Node, other: Operand) -> Graph:
                     ZEROS,
                     (first,),
                     (count,),
+                    layer.dtype,
                     origin=user.origin,
                 )
             )
@@ -261,13 +270,13 @@ def sum_into_linear(graph: Graph) -> Graph | None:
         weight = graph.node(str(layer.args[1]))
         total = Node(
             f"{node.name}_weight", Kind.LIBRARY, SUM_FEATURES, (weight.name,), (1, weight.shape[1]),
-            origin=node.origin,
+            layer.dtype,             origin=node.origin,
         )  # fmt: skip
         added, args = [total], [layer.args[0], total.name]
         if len(layer.args) > 2:
             shift = Node(
                 f"{node.name}_bias", Kind.LIBRARY, SUM_BIAS, (layer.args[2],), (1,),
-                origin=node.origin,
+                layer.dtype,                 origin=node.origin,
             )  # fmt: skip
             added.append(shift)
             args.append(shift.name)
@@ -279,7 +288,15 @@ def sum_into_linear(graph: Graph) -> Graph | None:
         added.append(dot)
         if not keeps:
             added.append(
-                Node(node.name, Kind.VIEW, "view", (dot.name,), node.shape, origin=node.origin)
+                Node(
+                    node.name,
+                    Kind.VIEW,
+                    "view",
+                    (dot.name,),
+                    node.shape,
+                    layer.dtype,
+                    origin=node.origin,
+                )
             )
         return _Editor(graph, {node.name: added, layer.name: []}).result()
     return None
@@ -305,7 +322,12 @@ def merge_linears(graph: Graph) -> Graph:
             op = STACK.format(parts=", ".join(f"{{{k}}}" for k in range(len(parts))))
             PREPARATIONS.add(op)
             stacked = Node(
-                f"{name}_{'weight' if position == 1 else 'bias'}", Kind.LIBRARY, op, parts, shape
+                f"{name}_{'weight' if position == 1 else 'bias'}",
+                Kind.LIBRARY,
+                op,
+                parts,
+                shape,
+                first.dtype,
             )
             added.append(stacked)
             args.append(stacked.name)
@@ -320,6 +342,7 @@ def merge_linears(graph: Graph) -> Graph:
                 f"{{0}}[..., {start}:{start + layer.shape[-1]}]",
                 (name,),
                 layer.shape,
+                layer.dtype,
                 origin=layer.origin,
                 contiguous=False,
                 strides=contiguous_strides(shape),

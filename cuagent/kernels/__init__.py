@@ -9,7 +9,7 @@ them before it passes a pointer. It knows three forms:
 - `.cu` that exports `__global__` kernels only: NVRTC, launched as `kernel[grid, block, smem](...)`.
 
 Not covered: strided tensors (a channels-last tensor is passed as its contiguous permutation),
-structures by value, autograd, torch.compile through a call.
+structures by value, autograd. torch.compile keeps `load(...).operator(name)` as one call.
 Invariant: this package does not import the rest of cuagent, because exported packages carry a copy
 of it. It imports torch only in the functions that handle tensors.
 """
@@ -34,6 +34,16 @@ class Kernels:
         self.library = library
         self.__dict__.update(functions)
         self._names = tuple(functions)
+
+    def operator(self, name: str) -> Any:
+        """Return a launcher as an operator of torch, which torch.compile keeps as one call."""
+        from .calls import Launcher
+        from .operators import operator_of
+
+        launcher = getattr(self, name)
+        if not isinstance(launcher, Launcher):
+            raise TypeError(f"{name} is no launcher; export a function that launches the kernel")
+        return operator_of(launcher, self.library, launcher.on_cuda)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(

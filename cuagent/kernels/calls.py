@@ -51,7 +51,7 @@ class Launcher:
         types = [c_type(parameter) for parameter in prototype.parameters]
         self._function.argtypes = types + [ctypes.c_void_p] * prototype.stream
         self._function.restype = ctypes.c_int if prototype.returns_status else None
-        self._on_cuda = on_cuda
+        self.on_cuda = on_cuda
         if on_cuda:
             import torch
 
@@ -63,7 +63,7 @@ class Launcher:
 
     def __call__(self, *arguments: Any) -> None:
         values, device = self._checked(arguments)
-        if not self._on_cuda:
+        if not self.on_cuda:
             status = self._function(*values)
             if status:
                 raise RuntimeError(f"{self.prototype.name} returned {status}")

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cuagent.arms import COMPILE, EAGER
 from cuagent.events import Emit, ignore
 from cuagent.measure.roofline.ceilings import QUIET_SHARE, REMEASURE_AFTER_S, describe
 from cuagent.measure.roofline.count import count
@@ -34,7 +35,6 @@ from cuagent.timing import Effort, Floor, Ratio, Timing
 from cuagent.verify.referee import Referee
 from cuagent.verify.tensors import in_blocks
 from cuagent.worker import SessionEnded
-from cuagent.worker.arms import COMPILE, EAGER
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -277,14 +277,12 @@ def time_rungs(
         return known
     begun = time.perf_counter()
     if timer is not None:
-        timer.make_room()
+        timer.release(names)
     names, left = names[: (fit := _count_that_fits(referee, len(names)))], names[fit:]
     with ExitStack() as stack:
         if timer is None:
             timer = stack.enter_context(Timer(referee, names, emit))
-        else:
-            timer.set_baselines(names)
-        timing = timer.compare(effort)
+        timing = timer.compare(effort, names)
         timed_arms = {
             name: timed_arm for name, timed_arm in timer.opened().items() if name in names
         }
@@ -343,16 +341,8 @@ def join_rungs(timer: Timer, found: Ladder, names: Sequence[str]) -> Ladder:
     A record timing follows and times them beside the others, so no timing is made twice. Raises
     ForkServerError.
     """
-    before = timer.baselines
-    timer.set_baselines(names)
-    try:
-        with timer.nothing_opens():
-            timed_arms = timer.open_all()
-            errors = _errors_of(timer, timed_arms)
-        failed = timer.failed
-    finally:
-        timer.keep((*before, *names))
-        timer.set_baselines(before)
+    timed_arms = timer.open_untimed(names)
+    errors, failed = _errors_of(timer, timed_arms), timer.failed
     joined = tuple(
         _untimed_rung(timer.referee.task, n, timed_arms.get(n), errors.get(n), failed.get(n, ""))
         for n in names

@@ -1,7 +1,7 @@
 """Drive the agent's loop with the offline expert, which implements `Model` like a provider.
 
-The expert reads the state of a run from the conversation alone (`cuagent.expert.progress`), so that
-an interrupted run resumes at the same point. `cuagent.expert.planner` chooses the next candidate.
+The expert reads the state of a run from the conversation alone (`expert.search.progress`), so that
+an interrupted run resumes at the same point. `expert.search.planner` chooses the next candidate.
 The expert follows no instructions from the conversation. It chooses among candidates by timings at
 quick effort; unless a candidate is clearly slower than eager, only a timing at record effort
 decides if there is a gain.
@@ -14,12 +14,13 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cuagent.expert.planner import Bounds, Outcome, Proposal, best_of, propose
-from cuagent.expert.progress import Progress, read_progress
+from cuagent.expert.search.planner import Bounds, Outcome, Proposal, best_of, propose
+from cuagent.expert.search.progress import Progress, read_progress
 from cuagent.models.model import Finish, Message, OnText, Reply, ToolCall, ToolSpec
 
 if TYPE_CHECKING:
-    from cuagent.expert.candidate import Candidate, Subject
+    from cuagent.expert.candidate import Candidate
+    from cuagent.expert.capture.subject import Subject
     from cuagent.task import Task
 
 Call = tuple[str, dict[str, Any]]
@@ -71,8 +72,8 @@ class ExpertModel:
 
     def _open(self) -> Subject | None:
         """Return the captured task; if it cannot be captured, set `_problem` and return None."""
-        from cuagent.expert.capture import CaptureError
-        from cuagent.expert.subject import open_subject
+        from cuagent.expert.capture.export import CaptureError
+        from cuagent.expert.capture.subject import open_subject
 
         if self._subject is None and not self._problem:
             try:

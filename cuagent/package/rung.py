@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 
+from cuagent.arms import COMPILE, EAGER
 from cuagent.measure.ladder import Ladder, Rung
 from cuagent.package import check
 from cuagent.package.folder import atomic_folder, package_name, pyproject, write_original
 from cuagent.package.readme import time_text, versions_text
 from cuagent.task.task import Device, Precision, Task
 from cuagent.timing import Effort, Ratio
-from cuagent.worker.arms import COMPILE, EAGER
 
 MODULE = "faster.py"
 ENTRY = "faster"

@@ -45,7 +45,7 @@ class EvidenceError(Exception):
 def evidence(task: Task, attempt: Attempt, judgement: Judgement) -> dict[str, Any]:
     """Return the content of an evidence file, in plain JSON values."""
     from cuagent.build import versions
-    from cuagent.worker.arms import task_to_json
+    from cuagent.task.plain import task_to_json
 
     return {
         "format": FORMAT,

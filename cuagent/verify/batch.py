@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from cuagent.arms import CANDIDATE
 from cuagent.worker import Arena
-from cuagent.worker.arms import CANDIDATE
 from cuagent.worker.memory.arena import POISONS
 
 

@@ -14,6 +14,7 @@ from collections.abc import Collection
 from contextlib import ExitStack
 from functools import cached_property
 
+from cuagent.arms import CANDIDATE
 from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.sandbox import Tier, memory_bound
@@ -22,7 +23,6 @@ from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.oracle.client import Oracle
 from cuagent.worker import Arena, ForkServer, ModelSpec, Session
-from cuagent.worker.arms import CANDIDATE
 from cuagent.worker.memory import device_use
 
 

@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from cuagent.arms import CANDIDATE
 from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.sandbox import Policy, Tier, harden, probe_forked, stamp
@@ -48,7 +49,6 @@ from cuagent.verify.run import VerificationRun
 from cuagent.verify.tally import Tally, call_count
 from cuagent.verify.versions import versions
 from cuagent.worker import Arena, ForkServer, ForkServerError
-from cuagent.worker.arms import CANDIDATE
 from cuagent.worker.memory.arena import POISONS
 from cuagent.worker.memory.heap import give_back
 

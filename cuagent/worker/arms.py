@@ -16,19 +16,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from cuagent.arms import CANDIDATE, COMPILE, EAGER
 from cuagent.attempt import ENTRY, MODULE
 from cuagent.task import Device, Precision, Task, open_reference, unflatten
+from cuagent.task.plain import task_from_json, task_to_json
 
 if TYPE_CHECKING:
     from torch import nn
-
-CANDIDATE = "candidate"
-EAGER = "eager"
-COMPILE = "compile"
-"""torch.compile with its default mode. Any other arm name is passed to torch.compile as its mode. A
-name may carry options: `+tf32`, `+fp32`, `+bf16` (autocast), `+channels_last`."""
-MODES = (EAGER, COMPILE, "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-OPTIONS = ("tf32", "fp32", "bf16", "channels_last")
 
 
 @dataclass(frozen=True)
@@ -68,24 +62,6 @@ class ModelSpec:
             "task": None if task is None else task_from_json(task),
         }
         return ModelSpec(**data | kinds)
-
-
-def task_from_json(data: dict[str, Any]) -> Task:
-    """Return the task that `task_to_json` wrote. Raises KeyError, TypeError or ValueError for other
-    data."""
-    for name, value in data.items():
-        if not isinstance(value, str) and (value is not None or name not in ("inputs", "init")):
-            raise TypeError(f"{name} of the task is not text")
-    kinds: dict[str, Any] = {
-        "path": Path(data["path"]),
-        "device": Device(data["device"]),
-        "precision": Precision(data["precision"]),
-    }
-    return Task(**data | kinds)
-
-
-def task_to_json(task: Task) -> dict[str, Any]:
-    return dataclasses.asdict(task) | {"path": str(task.path)}
 
 
 def set_precision(precision: Precision) -> None:

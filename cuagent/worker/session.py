@@ -24,12 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from cuagent.arms import CANDIDATE
 from cuagent.attempt import Attempt
 from cuagent.kernels.compiler import BUILD
 from cuagent.sandbox import Policy, Tier
 from cuagent.task import Device
 from cuagent.worker import suspend
-from cuagent.worker.arms import CANDIDATE, ModelSpec
+from cuagent.worker.arms import ModelSpec
 from cuagent.worker.captured_output import CapturedOutput
 from cuagent.worker.channel import (
     ForgedRecord,

@@ -30,6 +30,7 @@ from corpus import (
     task_path,
 )
 
+from cuagent.arms import EAGER
 from cuagent.device_lock import DeviceLock
 from cuagent.judge import Judgement, LocalJudge
 from cuagent.measure.timing.timer import BASELINES
@@ -38,7 +39,6 @@ from cuagent.task import TaskError, load_task
 from cuagent.timing import Effort
 from cuagent.verify import Reason
 from cuagent.worker import ForkServer
-from cuagent.worker.arms import EAGER
 
 GAIN = 1.1
 """Speedup over eager that the lower limit must exceed for a cheat of timing to count as a gain."""
@@ -111,9 +111,13 @@ class CorpusJudges:
             # The fork server reads the number here and passes it to its children.
             os.environ["OMP_NUM_THREADS"] = str(threads)
             self._fork_server, self._threads = ForkServer(), threads
-        judge = LocalJudge(task, fork_server=self._fork_server, device_lock=self.device_lock)
+        judge = LocalJudge(
+            task,
+            fork_server=self._fork_server,
+            device_lock=self.device_lock,
+            baselines=self._baselines,
+        )
         judge.referee.call_s = CALL_S
-        judge._timer.set_baselines(self._baselines)
         return judge
 
 

@@ -16,7 +16,7 @@ import pytest
 from corpus import ACCEPTED, HERE, Candidate, bugs, everything, exploits, honest
 from judging import CorpusJudges, is_safe, open_judges, outcome_of
 
-from cuagent.worker.arms import EAGER
+from cuagent.arms import EAGER
 
 STRIDES = {"timed": 4, "honest": 3, "bug": 20, "equivalent": 2}
 """One in this many candidates of each kind is in the sample; of other kinds, all are."""

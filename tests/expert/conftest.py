@@ -11,7 +11,7 @@ import pytest
 from agreement import Imported
 
 from cuagent.expert.candidate import Options, make_candidate
-from cuagent.expert.subject import open_subject
+from cuagent.expert.capture.subject import open_subject
 from cuagent.task import load_task
 
 

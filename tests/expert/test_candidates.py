@@ -5,11 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 from agreement import assert_agrees  # type: ignore[import-not-found]
-from modules import INPUTS, Gated, Mlp, OneElement, task_text  # type: ignore[import-not-found]
+from modules import (  # type: ignore[import-not-found]
+    INPUTS,
+    BasicBlock,
+    Gated,
+    Mlp,
+    OneElement,
+    task_text,
+)
 
 from cuagent.expert.candidate import Options, make_candidate
-from cuagent.expert.capture import CaptureError
-from cuagent.expert.subject import open_subject
+from cuagent.expert.capture.export import CaptureError
+from cuagent.expert.capture.subject import open_subject
 from cuagent.task import load_task
 
 
@@ -134,3 +141,19 @@ def get_init_inputs(): return []
 def test_candidate_text_is_deterministic(tmp_path):
     subject = _subject(tmp_path, task_text(OneElement), "OneElement")
     assert make_candidate(subject, Options()) == make_candidate(subject, Options())
+
+
+@pytest.mark.parametrize("cls", [Mlp, BasicBlock], ids=lambda cls: cls.__name__)
+def test_candidate_with_compiled_remainder_agrees_with_reference(make, cls):
+    made = make(task_text(cls), cls.__name__, Options(compile="default"))
+    text = made.candidate.files["model_new.py"]
+    assert "@torch.compile(dynamic=False, fullgraph=True)" in text
+    assert '.operator("' in text
+    new = assert_agrees(made)
+    inputs = made.inputs()
+    with torch.no_grad():
+        before = new(*inputs)
+        for parameter in new.parameters():
+            parameter.mul_(1.5)
+        after = new(*inputs)
+    assert not torch.allclose(before, after)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 PROGRAM = """
 import torch
-from cuagent.expert.capture import capture
+from cuagent.expert.capture.export import capture
 capture(torch.nn.Linear(2, 2), [torch.ones(1, 2)])
 """
 

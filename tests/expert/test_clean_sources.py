@@ -10,8 +10,8 @@ import pytest
 from modules import INPUTS, task_text  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options, make_candidate
-from cuagent.expert.subject import open_subject
-from cuagent.expert.text import without_unused
+from cuagent.expert.capture.subject import open_subject
+from cuagent.expert.streaming.text import without_unused
 from cuagent.task import load_task
 
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from modules import Gated, task_text  # type: ignore[import-not-found]
 
-from cuagent.expert.planner import Bounds, Outcome, propose
-from cuagent.expert.progress import own_share
+from cuagent.expert.search.planner import Bounds, Outcome, propose
+from cuagent.expert.search.progress import own_share
 from cuagent.message import Message
 from cuagent.models.expert import ExpertModel
 from cuagent.models.model import ToolSpec

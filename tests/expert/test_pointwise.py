@@ -23,7 +23,9 @@ CASES = {
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pointwise")
-    header = importlib.resources.files("cuagent.expert").joinpath("pointwise.h").read_text()
+    header = (
+        importlib.resources.files("cuagent.expert.streaming").joinpath("pointwise.h").read_text()
+    )
     (folder / "pointwise.h").write_text(header)
     source = '#include "pointwise.h"\n'
     for name in CASES:

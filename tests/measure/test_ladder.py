@@ -112,7 +112,7 @@ def test_measure_ladder_defers_rungs_that_open_slowly(
         assert measure_ladder(timer, whole=False, cache=tmp_path) == whole, (
             "a measured ladder is not measured again"
         )
-        timer.set_baselines(whole.baselines)
+        timer.release(whole.baselines)
         assert set(timer.opened()) <= set(whole.baselines)
 
 
@@ -147,8 +147,7 @@ def test_rung_joins_without_a_second_timing(
         assert joined.later == ()
         assert SLOW in joined.proposed
         assert SLOW not in joined.baselines
-        timer.set_baselines(joined.proposed)
-        arm = timer.compare().arm(SLOW)
+        arm = timer.compare(Effort.QUICK, joined.proposed).arm(SLOW)
         assert arm is not None
         assert arm.samples
 

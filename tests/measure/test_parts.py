@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from cuagent.arms import CANDIDATE, COMPILE, EAGER
 from cuagent.measure.timing import parts as parts_module
 from cuagent.measure.timing.parts import is_final, merge, parts_of
 from cuagent.task import Device
 from cuagent.timing import Arm, Effort, Ratio, Timing
 from cuagent.verify.memory_plan import MemoryPlan
-from cuagent.worker.arms import CANDIDATE, COMPILE, EAGER
 
 ROOM = MemoryPlan(inputs=6, outputs=6, precise=12)
 

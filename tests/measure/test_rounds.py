@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from cuagent.arms import CANDIDATE, COMPILE, EAGER
 from cuagent.measure.timing.rounds import MOST_RETRIES, ROUNDS_TO_CONFIRM, TWIN, Round, Rounds
 from cuagent.task import Device
-from cuagent.worker.arms import CANDIDATE, COMPILE, EAGER
 
 HONEST = Round({}, {}, wrong="", outside_cores="", clock_contradiction="", busy=0.0)
 CONTRADICTED = Round(

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from cuagent.arms import CANDIDATE, EAGER
 from cuagent.measure.timing.timed_arm import BlockTime, TimedArm, contradiction_of, counted
 from cuagent.task import Device
-from cuagent.worker.arms import CANDIDATE, EAGER
 
 UNUSED: Any = None
 """Placeholder for a session; nothing runs in these tests."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from cuagent.arms import CANDIDATE, COMPILE, EAGER
 from cuagent.attempt import Attempt
 from cuagent.audit.recount import contradictions
 from cuagent.build import Build, build
@@ -32,7 +33,6 @@ from cuagent.task import Device, Task, TaskError, load_task
 from cuagent.timing import Arm, Effort, Ratio, Standing, Timing
 from cuagent.verify import Referee
 from cuagent.worker import ForkServer
-from cuagent.worker.arms import CANDIDATE, COMPILE, EAGER
 
 TASK = """
 import time, torch
@@ -348,19 +348,19 @@ def test_failed_count_is_repeated_by_the_first_timing(
 
     monkeypatch.setattr(timer_module, "count", count)
     with Timer(referee, (EAGER,)) as timer:
-        assert timer.count() is None
+        assert timer._count() is None
         for _ in range(2):
             timing = timed(timer, HONEST.format(seconds=0.005))
             assert (timing.floor is not None) == known
     assert len(asked) == 2, "later timings do not count again"
 
 
-def test_open_leaves_out_eager(
+def test_prewarming_without_an_attempt_leaves_out_eager(
     referee: Referee,
 ) -> None:
     other = f"{EAGER}+tf32"
     with Timer(referee, (EAGER, other)) as timer:
-        timer.open()
+        timer.prewarm()()
         assert timer.opened().keys() == {other}
         assert timer.baselines == (EAGER, other)
         timing = timed(timer, HONEST.format(seconds=0.005))
@@ -387,9 +387,9 @@ def test_prewarmed_processes_are_used_once(timer: Timer) -> None:
     timer.time(*candidate, Effort.GLANCE)
     before = timer.opened()["eager"].session.pid
     living = len(timer.referee.fork_server.living)
-    timer.prewarm(candidate[0])
+    timer.prewarm(candidate[0])()
     fresh = timer.opened()["eager"].session.pid
-    timer.prewarm(candidate[0])
+    timer.prewarm(candidate[0])()
     assert len(timer.referee.fork_server.living) == living + 1  # the attempt's prewarmed process
     assert before != fresh == timer.opened()["eager"].session.pid
     timer.time(*candidate, Effort.GLANCE)

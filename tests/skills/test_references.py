@@ -11,6 +11,7 @@ import pytest
 from worked_examples import EXAMPLES, REFERENCES, SKILLS, Example, named_blocks
 
 from cuagent.agent.prompt import skill
+from cuagent.arms import EAGER
 from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.judge import LocalJudge
@@ -19,7 +20,6 @@ from cuagent.task import Device
 from cuagent.timing import Effort, Standing
 from cuagent.verify import Reason, Verdict
 from cuagent.worker import ForkServer
-from cuagent.worker.arms import EAGER
 
 ON_CPU = [name for name, example in EXAMPLES.items() if example.device == "cpu"]
 ON_CUDA = [name for name, example in EXAMPLES.items() if example.device == "cuda"]

@@ -15,7 +15,7 @@ from cuagent.training.placement import Placement
 from cuagent.training.segments import Episode, Kind, Segment, write_episodes
 
 FIGURES = ("actor_loss", "critic_loss", "grad_norm_actor", "ratio_mean", "clip_fraction", "entropy",
-           "ev", "kl", "kept")  # fmt: skip
+           "ev")  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -78,7 +78,6 @@ def test_two_processes_match_one(folder: Path, way: str) -> None:
     for a, b in zip(ours, found, strict=True):
         for name in FIGURES:
             assert abs(a[name] - b[name]) < 1e-4, name
-        assert 0 < a["kept"] < 1
 
 
 def test_one_process_resumes_from_two_processes_shards(folder: Path, device: str) -> None:

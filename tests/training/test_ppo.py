@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,8 @@ import pytest
 import torch
 from toy_game import FAST, play, same, silent, small_actor, weights
 
-from cuagent.training.checkpoint import (
-    latest_checkpoint,
-    load_checkpoint,
-)
+from cuagent.training import optimize
+from cuagent.training.checkpoint import latest_checkpoint, load_checkpoint
 from cuagent.training.model import new_critic
 from cuagent.training.monitor import Action, Limits
 from cuagent.training.optimize import AdamW, make_optimizer
@@ -238,3 +237,30 @@ def test_warned_run_saves_after_alarm(tmp_path: Path) -> None:
     ppo(actor, new_critic(actor), collect, config, tmp_path, said.append)
     assert any("ALARM" in line for line in said)
     assert max(p.name for p in tmp_path.glob("step-*")) == "step-00000003"
+
+
+def test_gradient_that_is_not_finite_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = iter([False, True, False, False])
+    whole = optimize.sum_gradients
+
+    def once(model: Any) -> None:
+        whole(model)
+        if model is actor and next(broken):
+            next(model.parameters()).grad.view(-1)[0] = math.nan
+
+    monkeypatch.setattr(optimize, "sum_gradients", once)
+    actor = small_actor()
+    said: list[str] = []
+    config = replace(FAST, iterations=4, minibatches=1, save_every=1)
+    stood: list[list[torch.Tensor]] = []
+
+    def collect(iteration: int) -> list[Episode]:
+        stood.append(weights(actor))
+        return play(actor, 32, iteration)
+
+    ppo(actor, new_critic(actor), collect, config, tmp_path, said.append)
+    assert sum("not finite" in line for line in said) == 1
+    assert same(stood[1], stood[2])
+    assert not same(stood[2], stood[3])

@@ -60,6 +60,7 @@ def test_actor_judges_like_local_pool(cpu_task: Task) -> None:
         wrong = judge.judge(attempt(RIGHT.replace("* 2", "* 3")))
         again = judge.judge(attempt(RIGHT))
         assert (pool.judged, pool.cache_hits) == (2, 1)
+        assert judge.profile(attempt(RIGHT), counters=False).lines()
     assert right.verdict.accepted
     assert not wrong.verdict.accepted
     assert again == right

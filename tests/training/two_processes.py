@@ -33,7 +33,6 @@ def train(episodes_file: Path, out: Path, placement: Placement, device: str = "c
         minibatches=2,
         actor=AdamW(lr=1e-3),
         critic=AdamW(lr=1e-3),
-        max_kl=1e-5,  # every step exceeds this and is shrunk
         tokens_per_microbatch=SMALL,
         save_every=1,
     )

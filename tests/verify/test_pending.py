@@ -12,17 +12,18 @@ from typing import Any
 import pytest
 from bodies import candidate
 
+from cuagent.arms import EAGER
 from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.device_lock import DeviceLock
 from cuagent.judge import LocalJudge
 from cuagent.measure.timing.rounds import TWIN
+from cuagent.overlap import Prewarm
 from cuagent.sandbox import Tier
 from cuagent.task import Device, Task
 from cuagent.timing import Effort
 from cuagent.verify import Reason, Referee, context
 from cuagent.worker import ForkServer, Session
-from cuagent.worker.arms import EAGER
 
 HONEST = "return self.honest(x)"
 
@@ -125,9 +126,9 @@ def test_shared_judge_creates_no_unneeded_process(
         return len(made) - ready
 
     broken = Attempt((*candidate(HONEST).files, ("kernels/no.cpp", "int main( {")))
-    with LocalJudge(task, device_lock=device_lock) as judge:
+    # Without torch.compile, to keep the test quick.
+    with LocalJudge(task, device_lock=device_lock, baselines=[EAGER]) as judge:
         timer = judge._timer
-        timer.set_baselines([EAGER])  # without torch.compile, to keep the test quick
         judge.open()
         monkeypatch.setattr(ForkServer, "fork", noted)
         monkeypatch.setattr(Session, "await_ready", awaited)
@@ -139,6 +140,26 @@ def test_shared_judge_creates_no_unneeded_process(
         assert processes(candidate("return self.honest(x) + 2")) == 1, "no timing process is needed"
         timer._baselines.end(TWIN)  # as on a GPU, which has no twin
         assert processes(candidate(f"y = x\n{HONEST}")) > 2, "no process is warm"
+
+
+def test_timing_uses_the_processes_that_open_while_the_attempt_is_built(
+    task: Task, fork_server: ForkServer
+) -> None:
+    with LocalJudge(task, fork_server=fork_server, baselines=[EAGER]) as judge:
+        judge.overlap = replace(judge.overlap, prewarm=Prewarm.WHILE_BUILDING)  # as on a GPU
+
+        def eager_after(body: str) -> tuple[bool, int]:
+            accepted = judge.judge(candidate(body), Effort.GLANCE).verdict.accepted
+            return accepted, judge._timer.opened()[EAGER].session.pid
+
+        first = eager_after(HONEST)
+        living = len(fork_server.living)
+        rejected = eager_after("return self.honest(x) + 1")
+        assert len(fork_server.living) == living, "the process of the rejected attempt remains"
+        last = eager_after(f"y = x\n{HONEST}")
+    assert (first[0], rejected[0], last[0]) == (True, False, True)
+    assert first[1] != rejected[1], "eager opens anew while the attempt is built"
+    assert rejected[1] == last[1], "the timing uses it"
 
 
 def turn_of(device_lock: DeviceLock) -> str:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from cuagent.arms import CANDIDATE
 from cuagent.attempt import Attempt
 from cuagent.task import Device, Precision, flatten
 from cuagent.worker import Arena, ForkServer, ModelSpec, Session, layout_of
-from cuagent.worker.arms import CANDIDATE
 
 BUSY = """
 import os, threading, time

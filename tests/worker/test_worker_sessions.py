@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from cuagent.arms import CANDIDATE
 from cuagent.attempt import Attempt
 from cuagent.task import Device, Precision, flatten
 from cuagent.worker import Arena, ForkServer, ModelSpec, Session, SessionEnded, Status, layout_of
-from cuagent.worker.arms import CANDIDATE
 from cuagent.worker.channel import (
     ForgedRecord,
     Record,

@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cuagent.arms import CANDIDATE
 from cuagent.kernels.calls import Launcher
 from cuagent.measure.roofline.model import Work, count_calls
 from cuagent.sandbox import Tier, enter
 from cuagent.sandbox.policy import policy_from_json
 from cuagent.task import Device, TaskError, flatten, open_reference
 from cuagent.task.reference import Reference
-from cuagent.worker.arms import CANDIDATE, ModelSpec, import_arm, set_precision
+from cuagent.worker.arms import ModelSpec, import_arm, set_precision
 from cuagent.worker.channel import receive_message, send_message
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cuagent import kernels
+from cuagent.arms import CANDIDATE, EAGER
 from cuagent.attempt import Attempt
 from cuagent.build.result import Build
 from cuagent.build.vectors import Loop, vectorised
@@ -34,7 +35,6 @@ from cuagent.sandbox import Policy, SandboxError, Tier, probe_forked, wrap
 from cuagent.task import Device, Task, TaskError
 from cuagent.verify.report import build_failure
 from cuagent.worker import ForkServer, ForkServerError, ModelSpec
-from cuagent.worker.arms import CANDIDATE, EAGER
 from cuagent.worker.channel import send_message
 from cuagent.worker.fork_server import Child, inherited_environment
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from cuagent.measure.roofline.model import Work, count_work, matrix_unit
 from cuagent.task import Task, TaskError, check_runs, open_reference
+from cuagent.task.plain import task_from_json, task_to_json
 from cuagent.worker import ForkServer
-from cuagent.worker.arms import task_from_json, task_to_json
 from cuagent.worker.channel import receive_message, send_message
 
 TIME_LIMIT_S = 120.0

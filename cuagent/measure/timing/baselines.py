@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from cuagent.arms import EAGER
 from cuagent.events import Emit, Phase
 from cuagent.measure.timing.ahead import OpenedAhead
 from cuagent.measure.timing.repeats import clock
@@ -21,7 +22,6 @@ from cuagent.task import Device
 from cuagent.verify.batch import Batch
 from cuagent.verify.referee import Referee
 from cuagent.worker import Session, SessionEnded, Status
-from cuagent.worker.arms import EAGER
 
 FRESH_IF_OPENED_IN_S = {Device.CPU: 2.0, Device.CUDA: 0.5}
 """Seconds. A baseline that opens faster than this gets a fresh process for every timing. The CPU's

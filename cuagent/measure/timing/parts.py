@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from cuagent.arms import CANDIDATE, EAGER
 from cuagent.task.memory import free
 from cuagent.timing import Arm, Timing
 from cuagent.verify.referee import Referee
-from cuagent.worker.arms import CANDIDATE, EAGER
 
 MEMORY_FACTOR = 1.15
 """Factor on the planned memory for allocators and contexts: three models of 126 GiB together did

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from cuagent.arms import CANDIDATE, EAGER
 from cuagent.measure import system_load
 from cuagent.measure.roofline.ceilings import cache_bytes
 from cuagent.measure.statistics import steady
@@ -29,7 +30,6 @@ from cuagent.verify.batch import Batch
 from cuagent.verify.inputs.kinds import EXACT, Inputs
 from cuagent.verify.referee import Referee
 from cuagent.verify.run import FLUSH
-from cuagent.worker.arms import CANDIDATE, EAGER
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from cuagent.arms import CANDIDATE, EAGER
 from cuagent.measure.statistics import (
     Looks,
     log_ratios,
@@ -25,7 +26,6 @@ from cuagent.measure.system_load import BUSY_SHARE
 from cuagent.measure.timing.timed_arm import GROUPS, LEAST_S, TimedArm
 from cuagent.task import Device
 from cuagent.timing import MARGIN, Arm, Effort, Ratio, Standing
-from cuagent.worker.arms import CANDIDATE, EAGER
 
 LOOKS = Looks((3, 5))
 """Numbers of rounds after which a record timing may stop."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+from cuagent.arms import EAGER
 from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.events import Emit, Phase, ignore
@@ -24,7 +25,6 @@ from cuagent.measure.timing.timer import Timer
 from cuagent.task import Device, load_task
 from cuagent.timing import MARGIN, Effort, Standing
 from cuagent.verify.referee import Referee
-from cuagent.worker.arms import EAGER
 
 MODULE = """
 import torch

@@ -19,10 +19,10 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from statistics import median
 
+from cuagent.arms import CANDIDATE, EAGER
 from cuagent.measure.statistics import median_interval, quantile, quietest
 from cuagent.task import Device
 from cuagent.worker import Session
-from cuagent.worker.arms import CANDIDATE, EAGER
 
 GROUPS = 5
 """Number of stretches of a round on the CPU. Each is represented by its quietest blocks."""

@@ -13,10 +13,12 @@ honest candidate is refused because the machine is busy.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from functools import partial
 
+from cuagent.arms import CANDIDATE, COMPILE, EAGER
 from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.events import Emit, Phase, ignore
@@ -36,7 +38,6 @@ from cuagent.verify.batch import Batch
 from cuagent.verify.oracle.client import OracleLost
 from cuagent.verify.referee import Referee
 from cuagent.worker import ForkServerError, Session, SessionEnded
-from cuagent.worker.arms import CANDIDATE, COMPILE, EAGER
 
 BASELINES = (EAGER, COMPILE)
 BUDGET_S = {Effort.GLANCE: 0.3, Effort.QUICK: 1.5, Effort.RECORD: 30.0}
@@ -48,6 +49,8 @@ than the repeats of one process, so longer rounds gain little."""
 MAX_CALLS = 60 * MAX_SLOTS
 """Largest number of a candidate's calls in one round."""
 
+OpenProcesses = Callable[[], None]
+"""Opens the processes of a timing."""
 Subject = tuple[Attempt, Build]
 """Candidate to time against the baselines; None times the baselines alone."""
 
@@ -68,14 +71,22 @@ def time_arms(
 class Timer:
     """Times attempts against baselines that stay open between timings. A context manager.
 
-    Order of use: `open` (optional), then for each attempt `prewarm` (optional) and `time`.
+    `time` needs no other call before it. `prewarm` moves the opening of processes to an earlier
+    moment, and `release` ends those that the next timing does not need.
     """
 
     def __init__(
-        self, referee: Referee, baselines: Sequence[str] = BASELINES, emit: Emit = ignore
+        self,
+        referee: Referee,
+        baselines: Sequence[str] = BASELINES,
+        emit: Emit = ignore,
+        *,
+        shared_device: bool = False,
     ) -> None:
+        """Create a timer; `shared_device`: True if judges of other processes use the device."""
         self.referee = referee
         self.emit = emit
+        self.shared_device = shared_device
         self.device = referee.task.device
         self._baselines = Baselines(referee, baselines, emit)
         self._baselines_fresh = False
@@ -91,39 +102,106 @@ class Timer:
         self._roofline: Roofline | None = None
         self._ceilings_remeasured = False
 
-    def time(self, attempt: Attempt, build: Build, effort: Effort = Effort.QUICK) -> Timing:
-        """Time one accepted attempt. A candidate's failure is in its `Arm.failed`.
+    def time(
+        self,
+        attempt: Attempt,
+        build: Build,
+        effort: Effort = Effort.QUICK,
+        baselines: Sequence[str] | None = None,
+    ) -> Timing:
+        """Time one accepted attempt against `baselines`, or those of the last call if None.
 
-        Raises TooLarge if the models do not fit into memory.
+        A candidate's failure is in its `Arm.failed`. Raises TooLarge if the models do not fit into
+        memory.
         """
+        self._set_baselines(baselines)
         return self._in_parts((attempt, build), effort)
 
-    def compare(self, effort: Effort = Effort.QUICK) -> Timing:
+    def compare(
+        self, effort: Effort = Effort.QUICK, baselines: Sequence[str] | None = None
+    ) -> Timing:
         """Time the baselines alone, in one interleaved run. Ratios are eager's time over theirs."""
+        self._set_baselines(baselines)
         return self._in_parts(None, effort)
+
+    def prewarm(
+        self, attempt: Attempt | None = None, baselines: Sequence[str] | None = None
+    ) -> OpenProcesses:
+        """Prepare a timing of `attempt`; return the function that opens its processes.
+
+        The inputs that processes warm up on are drawn now, which needs an idle oracle; the returned
+        function does not. It raises no failure of the attempt's processes, because `time` opens
+        them again and reports it. Nothing opens before the first timing: torch.compile may take
+        long, and a compiler's error would have to wait for it.
+
+        On a shared device the function opens and draws all that a timing needs, and waits until the
+        attempt's process has its device, so that nothing opens while the device is held
+        exclusively.
+
+        Without an attempt the function opens the baselines that stay open, for instance compiled
+        ones, but not eager, whose process is as new as the candidate's in every timing. It raises
+        OracleLost or ForkServerError. Nothing is prewarmed for a large task.
+        """
+        if self.referee.large:
+            return _open_nothing
+        self._set_baselines(baselines)
+        if attempt is None:
+            return self._open_baselines
+        if self.shared_device:
+            return partial(self._open_and_wait, attempt)
+        if not self._baselines.were_opened:
+            return _open_nothing
+        self._draw_inputs()
+        return partial(self._open_prewarmed, attempt)
+
+    def release(self, baselines: Sequence[str] | None = None) -> None:
+        """End the processes that a next timing against `baselines` does not need.
+
+        These are other baselines and a prewarmed attempt. On a shared device eager is one too: it
+        opens afresh for each timing, and every open context on a GPU makes the creation of the next
+        ones slower, in any process. A large task keeps nothing.
+        """
+        self._discard_prewarmed()
+        self._set_baselines(baselines)
+        if self.referee.large:
+            self.close()
+        elif self.shared_device:
+            self._baselines.end(EAGER)
+            self._baselines_fresh = False
 
     @property
     def baselines(self) -> tuple[str, ...]:
         """Return the baselines that an attempt is timed against."""
         return self._baselines.names
 
-    def set_baselines(self, baselines: Sequence[str]) -> None:
-        """Set the baselines to time against, and end the processes of all others."""
-        self._baselines.set_baselines(baselines)
+    def _set_baselines(self, baselines: Sequence[str] | None) -> None:
+        """Set the baselines, unless None, and end the processes of all others."""
+        if baselines is not None:
+            self._baselines.set_baselines(baselines)
 
     def keep(self, baselines: Sequence[str]) -> None:
         """Keep the processes of these baselines even while others are timed."""
         self._baselines.keep(() if self.referee.large else baselines)
 
     def open_ahead(self, baselines: Sequence[str]) -> None:
-        """Begin to open baselines in the background. Does nothing for a large task."""
+        """Begin to open baselines in the background.
+
+        Does nothing for a large task, nor on a shared device, where another judge may be timing.
+        """
         names = [name for name in baselines if name != EAGER]
-        if names and not self.referee.large:
+        if names and not self.referee.large and not self.shared_device:
             self._baselines.open_ahead(names)
 
-    def open_all(self) -> dict[str, TimedArm]:
-        """Open all baselines, eager included, without timing them."""
-        return self._baselines.timed_arms(self._baselines.batch_with_fresh_inputs())
+    def open_untimed(self, baselines: Sequence[str]) -> dict[str, TimedArm]:
+        """Open these baselines without timing them; those that fail are left out."""
+        before = self.baselines
+        self._set_baselines(baselines)
+        self.keep((*before, *baselines))
+        try:
+            with self.nothing_opens():
+                return self._baselines.timed_arms(self._baselines.batch_with_fresh_inputs())
+        finally:
+            self._set_baselines(before)
 
     @property
     def failed(self) -> dict[str, str]:
@@ -138,54 +216,35 @@ class Timer:
         """Return a context in which no baseline opens in the background."""
         return self._baselines.nothing_opens()
 
-    def open(self, *, count_work: bool = False) -> None:
-        """Open the baselines that stay open, for instance compiled ones, without timing them.
+    def _open_baselines(self) -> None:
+        """Open the baselines that stay open, without timing them.
 
-        Eager is not opened: its process is as new as the candidate's in every timing. `count_work`
-        also counts the task's work, which the first timing would do otherwise. Does nothing for a
-        large task. Raises OracleLost or ForkServerError.
+        On a shared device the task's work is counted too. Otherwise the first timing counts it
+        while all other judges of the device wait.
         """
-        if self.referee.large:
-            return
         every_baseline = self.baselines
-        self.set_baselines([name for name in every_baseline if name != EAGER])
+        self._set_baselines([name for name in every_baseline if name != EAGER])
         try:
             self._baselines.timed_arms(self._baselines.batch_with_fresh_inputs())
         finally:
-            self.set_baselines(every_baseline)
-        if count_work:
-            self.count()
+            self._set_baselines(every_baseline)
+        if self.shared_device:
+            self._count()
 
-    def draw_inputs(self) -> None:
-        """Draw the inputs that `prewarm` warms up on."""
-        if self._baselines.were_opened:
-            with suppress(OracleLost):
-                self._baselines.batch_with_fresh_inputs()
+    def _draw_inputs(self) -> None:
+        with suppress(OracleLost):
+            self._baselines.batch_with_fresh_inputs()
 
-    def prewarm(self, attempt: Attempt, *, wait: bool = False) -> None:
-        """Open the processes that a timing of `attempt` needs, for instance during its build.
-
-        Does nothing before the first timing unless `wait`: torch.compile may take long, and a
-        compiler's error would have to wait for it. A failure is not raised here, because it occurs
-        again in `time`, which reports it.
-
-        `wait` is for devices that several judges share. It opens the baselines and draws inputs
-        first, and waits until the attempt's process has its device, so that nothing opens while
-        the device is held exclusively.
-        """
-        if wait:
-            if not self._baselines.were_opened:
-                self.open(count_work=True)
-            self.draw_inputs()
+    def _open_and_wait(self, attempt: Attempt) -> None:
+        if not self._baselines.were_opened:
+            self._open_baselines()
+        self._draw_inputs()
         self._open_prewarmed(attempt)
-        if wait:
-            self._await_prewarmed()
+        self._await_prewarmed()
 
     def _open_prewarmed(self, attempt: Attempt) -> None:
         baselines = self._baselines
-        if not baselines.were_opened or self.referee.large:
-            return
-        self.discard_prewarmed()
+        self._discard_prewarmed()
         with suppress(ForkServerError, OracleLost):
             self._prewarmed = (
                 attempt,
@@ -202,9 +261,9 @@ class Timer:
             try:
                 self._prewarmed[1].await_ready()
             except SessionEnded:
-                self.discard_prewarmed()  # if a new process fails too, `time` reports it
+                self._discard_prewarmed()  # if a new process fails too, `time` reports it
 
-    def count(self) -> Work | None:
+    def _count(self) -> Work | None:
         """Return the task's work, counted once; None if counting failed.
 
         Counting runs in a separate process for some seconds. It may fail because other users of the
@@ -214,16 +273,6 @@ class Timer:
             with suppress(TaskError):
                 self._work, self._unit = count(self.referee.task, self.referee.fork_server)
         return self._work
-
-    def release(self) -> None:
-        """End the processes that the next timing opens afresh, and keep those of compiled
-        baselines.
-
-        Every open context on a GPU makes the creation of the next ones slower, in any process.
-        """
-        self.discard_prewarmed()
-        self._baselines.end(EAGER)
-        self._baselines_fresh = False
 
     def opened(self) -> dict[str, TimedArm]:
         """Return the baselines with a warm process."""
@@ -236,13 +285,13 @@ class Timer:
         every_baseline, timings = self.baselines, list[Timing]()
         try:
             for part in parts_of(self.referee, every_baseline, subject is not None):
-                self.set_baselines(part)
+                self._set_baselines(part)
                 with self.nothing_opens():
                     timings.append(self._time(subject, effort))
                 if is_final(timings[-1]):
                     break
         finally:
-            self.set_baselines(every_baseline)
+            self._set_baselines(every_baseline)
         return merge(timings)
 
     def _time(self, subject: Subject | None, effort: Effort) -> Timing:
@@ -303,7 +352,7 @@ class Timer:
     def _floor(self, arms: Sequence[Arm]) -> Floor | None:
         """Return the task's floor; measure its ceilings again if an arm is below it."""
         if self._roofline is None and not self._count_failed:
-            if (work := self.count()) is None:
+            if (work := self._count()) is None:
                 self._count_failed = True
             else:
                 self._roofline = Roofline(work, ceilings(self.device), self._unit)
@@ -323,14 +372,9 @@ class Timer:
         """Return the batch that the warm arms use."""
         return self._baselines.batch
 
-    def make_room(self) -> None:
-        """End all processes and free all memory of a large task until the next timing."""
-        if self.referee.large:
-            self.close()
-
     def close(self) -> None:
         """End the baselines' processes and free the memory. Idempotent."""
-        self.discard_prewarmed()
+        self._discard_prewarmed()
         self._baselines_fresh = False
         self._baselines.close()
 
@@ -392,7 +436,7 @@ class Timer:
             (_, prewarmed), self._prewarmed = self._prewarmed, None
         return self.referee.processes.candidate(attempt, build, self._baselines.cores, prewarmed)
 
-    def discard_prewarmed(self) -> None:
+    def _discard_prewarmed(self) -> None:
         """End the prewarmed process of an attempt that will not be timed."""
         if self._prewarmed is not None:
             self._prewarmed[1].close()
@@ -454,6 +498,10 @@ def _progress(effort: Effort, rounds_done: int, models: int) -> str:
     text = f"timing {models} interleaved models"
     last = LOOKS.rounds[-1]
     return f"{text}: round {rounds_done + 1} of at most {last}" if effort is Effort.RECORD else text
+
+
+def _open_nothing() -> None:
+    """Open no process, where `prewarm` has nothing to prepare."""
 
 
 def _opening_limit_s(device: Device, effort: Effort, elapsed: float) -> float:

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cuagent.task import Task, TaskError
+from cuagent.task.plain import task_to_json
 from cuagent.verify.inputs.kinds import LENIENT, PLACED, Inputs
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.oracle.facts import TaskFacts
 from cuagent.verify.oracle.tie_orders import ORDERS
 from cuagent.verify.rules.types import Sensitivity
 from cuagent.worker import Arena, ForkServer, ForkServerError
-from cuagent.worker.arms import task_to_json
 from cuagent.worker.channel import receive_message, send_message
 from cuagent.worker.fork_server_main import DEFECT
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from cuagent.sandbox import harden
 from cuagent.task import Device, Precision, TaskError, TreeError, flatten, open_reference
 from cuagent.task.memory import shortage
+from cuagent.task.plain import task_from_json
 from cuagent.verify.fitness.examine import examine
 from cuagent.verify.fitness.hidden import hidden_dependencies
 from cuagent.verify.inputs.kinds import AMONG_OWN, SWEEPS, Inputs, sweep_seed
@@ -35,7 +36,7 @@ from cuagent.verify.oracle.spread import Spread
 from cuagent.verify.oracle.tie_orders import ORDERS, ordered
 from cuagent.verify.rules.bounds import reach, sequential
 from cuagent.verify.trace.selections import ReferenceTrace
-from cuagent.worker.arms import set_precision, task_from_json
+from cuagent.worker.arms import set_precision
 from cuagent.worker.channel import receive_message, send_message
 from cuagent.worker.memory.arena import Arena, fill, settle
 from cuagent.worker.memory.heap import give_back, keep_memory

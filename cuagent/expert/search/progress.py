@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cuagent.expert.planner import Bounds, Outcome, Proposal
+from cuagent.expert.search.planner import Bounds, Outcome, Proposal
 from cuagent.message import Message, ToolCall
 from cuagent.timing import Ratio
 
@@ -160,7 +160,7 @@ def own_share(profile: Any, kernels: Sequence[str]) -> float | None:
 
 def _bounds(messages: Sequence[Message]) -> Bounds:
     """Return the bounds of the ladder that the run began with."""
-    found = next((m.data["bounds"] for m in messages if "bounds" in m.data), {})
+    found: Any = next((m.data["bounds"] for m in messages if "bounds" in m.data), {})
     return Bounds(**found) if isinstance(found, Mapping) else Bounds()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cuagent.expert.lowering import Lowering, argument, floating, operand, rule
+from cuagent.expert.graph.lowering import Lowering, argument, floating, operand, rule
 
 NONE, MEAN, SUM = 0, 1, 2
 

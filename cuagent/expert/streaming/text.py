@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cuagent.expert.expressions import expression, identifier, number
-from cuagent.expert.graph import Kind, Node, Operand
-from cuagent.expert.nest import Access, Nest
-from cuagent.expert.stages import Plan
+from cuagent.expert.graph.graph import Kind, Node, Operand
+from cuagent.expert.streaming.expressions import (
+    computed_type,
+    expression,
+    identifier,
+    narrowed,
+    number,
+    widened,
+)
+from cuagent.expert.streaming.nest import Access, Nest
+from cuagent.expert.streaming.stages import Plan
 
 
 @dataclass
@@ -88,6 +96,11 @@ class KernelText:
         self.row_suffix = ""
         """Subscript of row values if several rows are processed together."""
 
+    def _declare(self, node: Node, suffix: str) -> None:
+        """Write the definition of a node's value."""
+        word = f"{identifier(node.name)}{suffix}"
+        self.w(f"const {computed_type(node.dtype)} {word} = {self._value(node)};")
+
     def _pointer(self, tensor: str) -> str:
         return identifier(tensor)
 
@@ -107,7 +120,8 @@ class KernelText:
             base = self._index(matrix)
             # A label out of range (an ignored row) must not read out of bounds.
             outside = f"{label} < 0 || {label} >= {node.dims[0]}"
-            return f"{self._pointer(matrix.tensor)}[{base} + ({outside} ? 0 : {label})]"
+            element = f"{self._pointer(matrix.tensor)}[{base} + ({outside} ? 0 : {label})]"
+            return widened(element, matrix.dtype)
         return expression(node, [self._operand(node, a) for a in node.args])
 
     def _operand(self, node: Node, arg: Operand) -> str:
@@ -116,8 +130,7 @@ class KernelText:
             return number(arg, whole)
         access = self.nest.reads.get((node.name, arg))
         if access is not None:
-            key = self._element(access)
-            return self.defined.get(key, key)
+            return self.defined.get(self._element(access)) or self._load(access)
         return self._variable(self.plan.source(arg))
 
     def _dtype(self, node: Node, arg: str) -> str:
@@ -133,14 +146,50 @@ class KernelText:
         return f"{word}_saved" if source in self.stage.reload else f"{word}_v"
 
     def _element(self, access: Access) -> str:
-        return f"{self._pointer(access.tensor)}[{self._index(access)}]"
+        """Return the key of an element: its place in memory, and its condition."""
+        element = f"{self._pointer(access.tensor)}[{self._index(access)}]" if access.tensor else ""
+        return f"{element}{self._condition(access)}"
+
+    def _load(self, access: Access) -> str:
+        """Return the expression of an element as a value in a register."""
+        condition = self._condition(access)
+        if not access.tensor:
+            return condition
+        value = widened(f"{self._pointer(access.tensor)}[{self._index(access)}]", access.dtype)
+        return f"({condition} ? {value} : 0)" if condition else value
+
+    def _condition(self, access: Access) -> str:
+        """Return the condition of an access with guards; "" if it has none."""
+        terms = []
+        for guard in access.guards:
+            index = self._sum(guard.steps)
+            extent = sum(
+                step * (d.extent - 1)
+                for step, d in zip(guard.steps, self.nest.dimensions, strict=True)
+            )
+            if guard.low > 0:
+                terms.append(f"{index} >= {guard.low}")
+            if guard.high <= extent:
+                terms.append(f"{index} < {guard.high}")
+        return f"({' && '.join(terms)})" if terms else "true" if access.guards else ""
+
+    def _assign(self, name: str, value: str) -> str:
+        """Return the statement that stores an output's element."""
+        write = self.nest.writes[name]
+        return f"{identifier(name)}_out[{self._index(write)}] = {narrowed(value, write.dtype)};"
 
     def _index(self, access: Access) -> str:
+        return self._sum(access.strides, access.offset)
+
+    def _sum(self, steps: Sequence[int], offset: int = 0) -> str:
+        """Return the sum of the nest's indices times `steps`, plus `offset`."""
         terms = [
-            f"i{k}" if stride == 1 else f"i{k} * {stride}"
-            for k, stride in enumerate(access.strides)
-            if stride and self.nest.dimensions[k].extent > 1
+            f"i{k}" if step == 1 else f"i{k} * {step}"
+            for k, step in enumerate(steps)
+            if step and self.nest.dimensions[k].extent > 1
         ]
-        if access.offset or not terms:
-            terms.append(str(access.offset))
-        return " + ".join(terms)
+        if not terms:
+            return str(offset)
+        if offset:
+            terms.append(str(abs(offset)))
+        return " + ".join(terms) if offset >= 0 else f"{' + '.join(terms[:-1])} - {terms[-1]}"

@@ -10,6 +10,31 @@
 
 POINTWISE float as_float(int32_t bits) { float x; std::memcpy(&x, &bits, 4); return x; }
 POINTWISE int32_t as_bits(float x) { int32_t bits; std::memcpy(&bits, &x, 4); return bits; }
+// Elements of half precision in memory. A store rounds to nearest even.
+struct bf16 { uint16_t bits; };
+POINTWISE float to_float(bf16 x) { return as_float(static_cast<int32_t>(x.bits) << 16); }
+POINTWISE bf16 to_bf16(float x) {
+  const uint32_t bits = as_bits(x);
+  const uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+  return bf16{static_cast<uint16_t>(x != x ? 0x7FC0u : rounded)};
+}
+struct half { uint16_t bits; };
+// 2^112 moves the exponent from half's bias, 15, to float's, 127; subnormal numbers are exact too.
+POINTWISE float to_float(half x) {
+  const int32_t magnitude = (x.bits & 0x7FFF) << 13, sign = (x.bits & 0x8000) << 16;
+  const int32_t finite = as_bits(as_float(magnitude) * 5.19229686e33f);
+  return as_float(sign | (magnitude < 0x0F800000 ? finite : magnitude | 0x7F800000));
+}
+POINTWISE half to_half(float x) {
+  const uint32_t bits = as_bits(x), sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7FFFFFFFu;
+  // Adding 0.5 puts the last bit of a subnormal half (2^-24) at the last bit of the float.
+  const uint32_t subnormal = as_bits(as_float(magnitude) + 0.5f) - 0x3F000000u;
+  const uint32_t normal = (magnitude - 0x38000000u + 0xFFFu + ((magnitude >> 13) & 1u)) >> 13;
+  const uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;
+  const uint32_t large = magnitude > 0x7F800000u ? 0x7E00u : 0x7C00u;
+  return half{static_cast<uint16_t>(sign | (magnitude < 0x477FF000u ? finite : large))};
+}
+
 POINTWISE float power_of_two(int32_t n) { return as_float((n + 127) << 23); }
 
 // NaN in either argument gives NaN, as in torch.

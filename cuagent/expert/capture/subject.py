@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cuagent.expert.candidate import Subject
-from cuagent.expert.capture import CaptureError, capture
-from cuagent.expert.reference_text import needed_definitions, sibling_imports
+from cuagent.expert.capture.export import Captured, CaptureError, capture
+from cuagent.expert.capture.reference_text import needed_definitions, sibling_imports
 from cuagent.task import Task, open_reference
 
 if TYPE_CHECKING:
     import torch
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A captured task, from which all candidates are generated."""
+
+    captured: Captured
+    reference: str
+    """Text of the reference class and the definitions that it needs."""
+    entry: str
+    attribute: Callable[[str], str]
+    """Function from a state_dict name to its expression from `self`."""
+    device: str
 
 
 def open_subject(task: Task) -> Subject:

@@ -5,6 +5,30 @@
 
 #define POINTWISE static __device__ __forceinline__
 
+// N adjacent elements, aligned to their bytes, up to the 16 bytes of one access.
+template <class T, int N>
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Elements { T at[N]; };
+
+template <class T>
+__device__ __forceinline__ void assign(T& to, T from) { to = from; }
+
+// Load N adjacent elements as values in registers.
+template <class T, class Value, int N>
+__device__ __forceinline__ void load_vector(const T* from, Value (&to)[N]) {
+  const Elements<T, N> elements = *reinterpret_cast<const Elements<T, N>*>(from);
+#pragma unroll
+  for (int k = 0; k < N; ++k) assign(to[k], elements.at[k]);
+}
+
+// Store N values as adjacent elements.
+template <class T, class Value, int N>
+__device__ __forceinline__ void store_vector(T* to, const Value (&from)[N]) {
+  Elements<T, N> elements;
+#pragma unroll
+  for (int k = 0; k < N; ++k) assign(elements.at[k], from[k]);
+  *reinterpret_cast<Elements<T, N>*>(to) = elements;
+}
+
 // NaN in either argument gives NaN, as in torch.
 POINTWISE float maximum(float a, float b) { return a != a ? a : (b > a || b != b ? b : a); }
 POINTWISE float minimum(float a, float b) { return a != a ? a : (b < a || b != b ? b : a); }

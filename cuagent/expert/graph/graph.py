@@ -1,8 +1,9 @@
 """Define the expert's intermediate representation: a list of nodes with static shapes.
 
 A node is one operation on whole tensors. The kernel generators handle `pointwise` and `reduce`
-nodes; every `library` node stays a call of torch. All float32 tensors count as contiguous; a node
-with another layout in torch is a library call followed by a copy.
+nodes; every `library` node stays a call of torch. All floating tensors count as contiguous; a node
+with another layout in torch is a library call followed by a copy. A kernel computes in float32: the
+dtype of a float16 or bfloat16 node says how its value is stored, not how it is computed.
 Invariant: a node's arguments come before it, and names are unique Python identifiers.
 """
 
@@ -11,6 +12,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+
+FLOATS = frozenset({"float32", "float16", "bfloat16"})
+"""dtypes whose values a kernel computes in float32."""
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "bool": 1, "int64": 8, "int32": 4}
+"""dtypes that a kernel can load, with the bytes of one element."""
 
 Shape = tuple[int, ...]
 Operand = str | float | int
@@ -30,6 +36,10 @@ class Kind(StrEnum):
     STRIDED = "strided"
     """A strided slice of a tensor. `op` is its Python expression over {0}; `strides` and `offset`
     locate its elements in the contiguous argument."""
+    WINDOW = "window"
+    """`args[0]` as the range `window` along `dims[0]` of a longer tensor, which is 0 elsewhere."""
+    INSIDE = "inside"
+    """The predicate that the index along `dims[0]` is in `window`; it has no arguments."""
     PICK = "pick"
     """`args[0][r, args[1][r]]` for every row r: the element that a label selects."""
     LIBRARY = "library"
@@ -52,6 +62,8 @@ class Node:
     """False if torch returns the result of this library call with another layout."""
     strides: tuple[int, ...] = ()
     offset: int = 0
+    window: tuple[int, int] = (0, 0)
+    """First index and end of a window or of a predicate."""
 
     @property
     def size(self) -> int:
@@ -108,3 +120,27 @@ def contiguous_strides(shape: Shape) -> tuple[int, ...]:
         strides.append(step)
         step *= size
     return tuple(reversed(strides))
+
+
+def reshaped(shape: Shape, place: tuple[int, ...], to: Shape) -> tuple[int, ...] | None:
+    """Return the strides of a view of a strided tensor, or None if it needs a copy."""
+    old = [(n, s) for n, s in zip(shape, place, strict=True) if n > 1]
+    blocks: list[list[int]] = []  # size, innermost stride
+    for n, s in old:
+        if blocks and blocks[-1][1] == n * s:
+            blocks[-1] = [blocks[-1][0] * n, s]
+        else:
+            blocks.append([n, s])
+    result = [0] * len(to)
+    axis = len(to) - 1
+    for size, stride in reversed(blocks):
+        left = size
+        while left > 1:
+            while axis >= 0 and to[axis] == 1:
+                axis -= 1
+            if axis < 0 or left % to[axis]:
+                return None
+            result[axis] = stride * (size // left)
+            left //= to[axis]
+            axis -= 1
+    return tuple(result)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cuagent.expert.lowering import (
+from cuagent.expert.graph.graph import Kind
+from cuagent.expert.graph.lowering import (
     Lowering,
     argument,
     dtype_of,
@@ -12,7 +13,6 @@ from cuagent.expert.lowering import (
     operand,
     rule,
     shape_of,
-    target_of,
 )
 
 UNARY = {
@@ -44,7 +44,7 @@ def binary(low: Lowering, fx: Any) -> str | None:
         return None
     if fx.kwargs.get("rounding_mode") is not None:
         return None
-    if dtype_of(fx) not in ("float32", "bool"):
+    if dtype_of(fx) != "bool" and not floating(fx):
         return None
     alpha = fx.kwargs.get("alpha", 1)
     if alpha != 1:
@@ -136,18 +136,16 @@ def masked_fill(low: Lowering, fx: Any) -> str | None:
 
 @rule("_to_copy", "to", "clone", "contiguous", "alias", "detach", "dropout", "lift_fresh_copy")
 def identity(low: Lowering, fx: Any) -> str | None:
+    """Drop a copy; a copy with another floating dtype or another layout becomes a cast."""
     x = operand(low, fx.args[0])
-    same = dtype_of(fx) == dtype_of(fx.args[0]) and fx.meta["val"].is_contiguous()
+    cast = floating(fx) and floating(fx.args[0])
+    same = (cast or dtype_of(fx) == dtype_of(fx.args[0])) and fx.meta["val"].is_contiguous()
     eval_mode = "dropout" not in str(fx.target) or fx.args[2] is False
-    source = fx.args[0].meta["val"]
-    return x if isinstance(x, str) and same and eval_mode and source.is_contiguous() else None
-
-
-@rule("view", "reshape", "_unsafe_view", "flatten", "unsqueeze", "squeeze", "unflatten")
-def view(low: Lowering, fx: Any) -> str | None:
-    x = operand(low, fx.args[0])
-    flat = fx.args[0].meta["val"].is_contiguous() and fx.meta["val"].is_contiguous()
-    return low.view(x, shape_of(fx), "") if isinstance(x, str) and flat else None
+    if not isinstance(x, str) or not same or not eval_mode:
+        return None
+    if low.by_name[x].kind is Kind.STRIDED:
+        return low.pointwise("cast", x, hint="", dtype=dtype_of(fx)) if floating(fx) else None
+    return x if fx.args[0].meta["val"].is_contiguous() else None
 
 
 @rule("broadcast_tensors")
@@ -170,16 +168,3 @@ def getitem(low: Lowering, fx: Any) -> str | None:
     value = low.values.get(source)
     lowered = isinstance(value, str) and low.by_name[value].kind != "library"
     return value if lowered and k == 0 else None  # type: ignore[return-value]
-
-
-@rule("expand")
-def expand(low: Lowering, fx: Any) -> str | None:
-    """Drop an expand if each reader is a binary operator whose other operand has the full shape."""
-    x = operand(low, fx.args[0])
-    shape = shape_of(fx)
-    for user in fx.users:
-        others = [a for a in user.args if hasattr(a, "meta") and a is not fx]
-        full = any(shape_of(other) == shape for other in others)
-        if target_of(user) not in BINARY or not full or shape_of(user) != shape:
-            return None
-    return x if isinstance(x, str) else None

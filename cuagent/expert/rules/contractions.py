@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from cuagent.expert.graph import Kind, Node, Operand
-from cuagent.expert.lowering import (
+from cuagent.expert.graph.graph import Kind, Node, Operand
+from cuagent.expert.graph.lowering import (
     Lowering,
     argument,
+    dtype_of,
     floating,
     operand,
     rule,
@@ -57,6 +58,7 @@ def contraction(
             call,
             args,
             shape_of(fx),
+            dtype_of(fx),
             origin=low.origin,
             contiguous=contiguous,
         )

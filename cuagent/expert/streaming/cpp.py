@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import math
 
-from cuagent.expert.expressions import IDENTITY, TYPES, identifier
-from cuagent.expert.fuse import LONG_ROW
-from cuagent.expert.nest import Nest, NestError
-from cuagent.expert.stages import Plan, Stage
-from cuagent.expert.text import KernelText, without_unused
+from cuagent.expert.streaming.expressions import IDENTITY, TYPES, computed_type, identifier
+from cuagent.expert.streaming.fuse import LONG_ROW
+from cuagent.expert.streaming.nest import Nest, NestError
+from cuagent.expert.streaming.stages import Plan, Stage
+from cuagent.expert.streaming.text import KernelText, without_unused
 
 PARALLEL_WORK = 60_000
 """Weighted operations below which a parallel region costs more than it saves (about 10 us)."""
@@ -260,7 +260,7 @@ class _Kernel(KernelText):
         if not stage.row_nodes:
             return
         for node in stage.row_nodes:
-            self.w(f"alignas(64) {TYPES[node.dtype]} {identifier(node.name)}[{tile}];")
+            self.w(f"alignas(64) {computed_type(node.dtype)} {identifier(node.name)}[{tile}];")
         self.w.pragma("omp simd")
         self.w.open("for (long k = 0; k < width; ++k)")
         self.w(f"const long i{inner} = start + k;")
@@ -278,16 +278,18 @@ class _Kernel(KernelText):
                 access = self.nest.reads.get((node.name, arg))
                 if access is None or access.strides[inner] != 0:
                     continue
+                if any(guard.steps[inner] for guard in access.guards):
+                    continue
                 key = self._element(access)
                 if key not in self.defined:
-                    word = f"{self._pointer(access.tensor)}_c{self.constants}"
+                    word = f"{self._pointer(access.tensor or 'inside')}_c{self.constants}"
                     self.constants += 1
-                    self.w(f"const {TYPES[access.dtype]} {word} = {key};")
+                    self.w(f"const {computed_type(access.dtype)} {word} = {self._load(access)};")
                     self.defined[key] = word
 
     def _row_values(self, stage: Stage) -> None:
         for node in stage.row_nodes:
-            self.w(f"const {TYPES[node.dtype]} {identifier(node.name)} = {self._value(node)};")
+            self._declare(node, "")
 
     def _row_stores(self) -> None:
         for name in self._row_outputs():
@@ -298,7 +300,7 @@ class _Kernel(KernelText):
         for name in stage.reload:
             w(f"const float {identifier(name)}_saved = {self._slot(name)};")
         for node in stage.compute:
-            w(f"const {TYPES[node.dtype]} {identifier(node.name)}_v = {self._value(node)};")
+            self._declare(node, "_v")
         for name in stage.save:
             w(f"{self._slot(name)} = {identifier(name)}_v;")
         for node in stage.reduces:
@@ -322,6 +324,4 @@ class _Kernel(KernelText):
         return f"{self.scratch[name]}[{text}]"
 
     def _store(self, name: str) -> None:
-        source = self.plan.source(name)
-        index = self._index(self.nest.writes[name])
-        self.w(f"{identifier(name)}_out[{index}] = {self._variable(source)};")
+        self.w(self._assign(name, self._variable(self.plan.source(name))))

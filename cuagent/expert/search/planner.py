@@ -13,7 +13,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from cuagent.expert.candidate import Candidate, Options, Subject, make_candidate
+from cuagent.expert.candidate import Candidate, Options, make_candidate
+from cuagent.expert.capture.subject import Subject
 from cuagent.timing import Ratio
 
 MAX_ATTEMPTS = 6

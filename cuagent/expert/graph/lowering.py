@@ -2,7 +2,7 @@
 
 A rule returns the name of the node with an operator's result. It returns None if it does not cover
 this use of the operator (a dtype, a mode, a layout); the operator then stays a library call. The
-rules are in `elementwise`, `reductions`, `normalisations`, `contractions` and `losses`.
+rules are in `cuagent.expert.rules`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cuagent.expert.graph import Kind, Node, Operand, Shape
+from cuagent.expert.graph.graph import FLOATS, Kind, Node, Operand, Shape
 
 
 @dataclass
@@ -86,6 +86,21 @@ class Lowering:
         return self.add(
             Node(name, Kind.PICK, "pick", args, (rows,), dims=(columns,), origin=self.origin)
         )
+
+    def stored_as(self, name: str, dtype: str) -> str:
+        """Return the node of a lowered operator whose value is stored with the traced `dtype`.
+
+        The operator's last node gets the dtype; an earlier node of another dtype gets a cast.
+        """
+        node = self.by_name[name]
+        if node.dtype == dtype or dtype not in FLOATS or node.dtype not in FLOATS:
+            return name
+        if node.origin != self.origin or node.kind not in (Kind.POINTWISE, Kind.REDUCE):
+            return self.pointwise("cast", name, hint="cast", dtype=dtype)
+        typed = replace(node, dtype=dtype)
+        self.nodes[self.nodes.index(node)] = typed
+        self.by_name[name] = typed
+        return name
 
     def view(self, arg: str, shape: Shape, hint: str = "view") -> str:
         """Add a view with another shape; return `arg` if it already has that shape."""
@@ -176,5 +191,5 @@ def argument(fx: Any, position: int, name: str, default: Any = None) -> Any:
 
 
 def floating(fx: Any) -> bool:
-    """Return True if the traced result is float32."""
-    return dtype_of(fx) == "float32"
+    """Return True if the traced result is float32, float16 or bfloat16."""
+    return dtype_of(fx) in FLOATS

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from cuagent.expert.graph import Graph, Kind, Node, Shape, contiguous_strides
+from cuagent.expert.graph.graph import Graph, Kind, Node, Shape, contiguous_strides, reshaped
 
 Span = tuple[int, int]
 """Domain stride and extent of a reduced axis."""
@@ -321,30 +321,6 @@ def merged_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
         else:
             merged.append((stride, extent))
     return tuple(merged)
-
-
-def reshaped(shape: Shape, place: tuple[int, ...], to: Shape) -> tuple[int, ...] | None:
-    """Return the strides of a view of a strided tensor, or None if it needs a copy."""
-    old = [(n, s) for n, s in zip(shape, place, strict=True) if n > 1]
-    blocks: list[list[int]] = []  # size, innermost stride
-    for n, s in old:
-        if blocks and blocks[-1][1] == n * s:
-            blocks[-1] = [blocks[-1][0] * n, s]
-        else:
-            blocks.append([n, s])
-    result = [0] * len(to)
-    axis = len(to) - 1
-    for size, stride in reversed(blocks):
-        left = size
-        while left > 1:
-            while axis >= 0 and to[axis] == 1:
-                axis -= 1
-            if axis < 0 or left % to[axis]:
-                return None
-            result[axis] = stride * (size // left)
-            left //= to[axis]
-            axis -= 1
-    return tuple(result)
 
 
 def levels_of(nodes: Iterable[Node]) -> dict[str, int]:

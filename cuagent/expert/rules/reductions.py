@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from cuagent.expert.lowering import (
+from cuagent.expert.graph.lowering import (
     Lowering,
     argument,
     floating,

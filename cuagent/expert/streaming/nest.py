@@ -8,11 +8,11 @@ reshapes inside the group.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from cuagent.expert.fuse import Group, levels_of
-from cuagent.expert.graph import Graph, Kind, Node, Shape, contiguous_strides
+from cuagent.expert.graph.graph import Graph, Kind, Node, Shape, contiguous_strides
+from cuagent.expert.streaming.fuse import Group, levels_of
 
 
 class NestError(Exception):
@@ -26,6 +26,15 @@ class Dimension:
 
 
 @dataclass(frozen=True)
+class Guard:
+    """The condition `low <= sum(index[d] * steps[d]) < high` on the nest's indices."""
+
+    steps: tuple[int, ...]
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
 class Access:
     """A read or write of a tensor, with one stride (in elements) per dimension of the nest."""
 
@@ -34,6 +43,9 @@ class Access:
     dtype: str
     strides: tuple[int, ...]
     offset: int = 0
+    guards: tuple[Guard, ...] = ()
+    """Conditions under which the element is read; else the value is 0. A predicate has conditions
+    and no tensor."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +64,7 @@ class Nest:
     @property
     def tensors_read(self) -> dict[str, str]:
         """dtype of each tensor that is read, in order of first use."""
-        return {a.tensor: a.dtype for a in self.reads.values()}
+        return {a.tensor: a.dtype for a in self.reads.values() if a.tensor}
 
 
 Key = tuple[str, str] | str
@@ -67,6 +79,8 @@ class _Placed:
     dtype: str
     axes: tuple[Axis, ...]
     offset: int = 0
+    guards: tuple[tuple[int, int, int, int], ...] = ()
+    """Domain stride and extent of a guarded axis, first index and end."""
 
 
 def nest_of(group: Group, graph: Graph) -> Nest:
@@ -90,13 +104,19 @@ def nest_of(group: Group, graph: Graph) -> Nest:
     flags = [_is_reduced(stride, group) for stride, _ in dims]
     placed: dict[Key, _Placed] = dict([*reads.items(), *writes.items()])
     strides = {key: _strides(p, dims) for key, p in placed.items()}
+    guards = {key: _guards(p, dims) for key, p in placed.items() if p.guards}
+    steps_of_guards = [guard.steps for found in guards.values() for guard in found]
     covered = {node.name: _covers(node, group, dims) for node in group.nodes}
-    keep = _collapse(dims, flags, [*strides.values()], [*covered.values()])
+    keep = _collapse(dims, flags, [*strides.values(), *steps_of_guards], [*covered.values()])
     final = tuple(Dimension(extent, flag) for _, extent, flag in _extents(dims, flags, keep))
 
     def access(key: Key) -> Access:
         chosen = tuple(strides[key][k] for k in keep)
-        return Access(placed[key].tensor, placed[key].dtype, chosen, placed[key].offset)
+        conditions = tuple(
+            replace(guard, steps=tuple(guard.steps[k] for k in keep))
+            for guard in guards.get(key, ())
+        )
+        return Access(placed[key].tensor, placed[key].dtype, chosen, placed[key].offset, conditions)
 
     by_row = frozenset(
         name
@@ -116,7 +136,11 @@ def nest_of(group: Group, graph: Graph) -> Nest:
 def _read(group: Group, graph: Graph, reader: Node, name: str) -> _Placed:
     """Return the access of `reader` to its argument `name`, which is outside the group."""
     arg = graph.node(name)
-    base, strides, offset = storage(graph, arg)
+    if arg.kind is Kind.INSIDE:
+        place = group.places[reader.name][len(reader.shape) - len(arg.shape) :]
+        (dim,) = arg.dims
+        return _Placed("", "bool", (), 0, ((place[dim], arg.shape[dim], *arg.window),))
+    base, strides, offset, windows = _windowed_storage(graph, arg)
     if reader.kind is Kind.REDUCE:
         shape, place = arg.shape, contiguous_strides(arg.shape)
     elif reader.kind is Kind.PICK:
@@ -129,7 +153,20 @@ def _read(group: Group, graph: Graph, reader: Node, name: str) -> _Placed:
     axes = tuple(
         (d, n, t) for d, n, t in zip(place, shape, strides, strict=True) if n > 1 and t != 0
     )
-    return _Placed(base.name, base.dtype, axes, offset)
+    guards = tuple((place[dim], shape[dim], start, end) for dim, start, end in windows)
+    return _Placed(base.name, base.dtype, axes, offset, guards)
+
+
+def _windowed_storage(
+    graph: Graph, node: Node
+) -> tuple[Node, tuple[int, ...], int, tuple[tuple[int, int, int], ...]]:
+    """Return `storage` of the tensor behind windows, and each window's dimension, start and end."""
+    if node.kind is not Kind.WINDOW:
+        return *storage(graph, node), ()
+    base, strides, offset, inner = _windowed_storage(graph, graph.node(node.inputs[0]))
+    (dim,), (start, end) = node.dims, node.window
+    moved = tuple((d, a + start, b + start) if d == dim else (d, a, b) for d, a, b in inner)
+    return base, strides, offset - start * strides[dim], (*moved, (dim, start, end))
 
 
 def storage(graph: Graph, node: Node) -> tuple[Node, tuple[int, ...], int]:
@@ -165,6 +202,12 @@ def _cuts(group: Group, placed: Iterable[_Placed]) -> list[int]:
     chain = sorted(cuts)
     if any(b % a for a, b in pairwise(chain)):
         raise NestError(f"the reshapes of {group.nodes[0].name} have no common divisors")
+    # A cut at the border of a window makes its condition constant along the inner dimensions.
+    borders = {stride * edge for p in placed for stride, _, *edges in p.guards for edge in edges}
+    for border in sorted(borders - {0}):
+        wider = sorted({*chain, border})
+        if not any(b % a for a, b in pairwise(wider)):
+            chain = wider
     return chain
 
 
@@ -177,6 +220,19 @@ def _strides(placed: _Placed, dims: list[tuple[int, int]]) -> tuple[int, ...]:
         next((t * (stride // d) for d, n, t in placed.axes if d <= stride < d * n), 0)
         for stride, _ in dims
     )
+
+
+def _guards(placed: _Placed, dims: list[tuple[int, int]]) -> tuple[Guard, ...]:
+    """Return the conditions of an access, each over as few dimensions as decide it."""
+    found = []
+    for stride, n, low, high in placed.guards:
+        steps = [d // stride if stride <= d < stride * n else 0 for d, _ in dims]
+        for k, step in enumerate(steps):
+            if step and low % step == 0 and high % step == 0:
+                steps[k + 1 :] = [0] * (len(steps) - k - 1)
+                break
+        found.append(Guard(tuple(steps), low, high))
+    return tuple(found)
 
 
 def _covers(node: Node, group: Group, dims: list[tuple[int, int]]) -> tuple[bool, ...]:

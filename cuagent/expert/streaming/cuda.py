@@ -10,12 +10,14 @@ Not covered: transposition through shared memory; strided reads stay strided.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from cuagent.expert.expressions import TYPES, identifier
-from cuagent.expert.fuse import FEW_ROWS, LONG_ROW
-from cuagent.expert.nest import Access, Nest, NestError
-from cuagent.expert.stages import Plan, Stage
-from cuagent.expert.text import KernelText, without_unused
+from cuagent.expert.graph.graph import FLOATS, ITEM_BYTES
+from cuagent.expert.streaming.expressions import TYPES, computed_type, identifier
+from cuagent.expert.streaming.fuse import FEW_ROWS, LONG_ROW
+from cuagent.expert.streaming.nest import Access, Nest, NestError
+from cuagent.expert.streaming.stages import Plan, Stage
+from cuagent.expert.streaming.text import KernelText, without_unused
 
 MAP_THREADS = 256
 """Threads per block of the `map` schedule."""
@@ -28,6 +30,8 @@ On an H200, 32 registers slowed a cross-entropy over 32000 columns by 30 % (fewe
 16 registers made a softmax over 4096 columns 6 % faster.
 """
 JOIN = {"sum": "Sum", "max": "Max", "min": "Min"}
+L1_BYTES = 128 << 10
+"""Bytes below which strided reads of a tensor hit a cache."""
 SPLIT_THREADS = 256
 """Threads per block of both kernels of the `split rows` schedule."""
 
@@ -41,6 +45,13 @@ def render(
     """
     kernel = _Kernel(name, nest, title, threads, vector)
     return kernel.text(), kernel.workspace
+
+
+def headers(nest: Nest) -> tuple[str, ...]:
+    """Return the headers that the kernel includes; the headers of half types compile slowly."""
+    dtypes = {a.dtype for a in (*nest.reads.values(), *nest.writes.values())}
+    half = dtypes & {"float16", "bfloat16"}
+    return ("half_cuda.h", "pointwise_cuda.h") if half else ("pointwise_cuda.h",)
 
 
 def threads_for(columns: int, vector: int) -> int:
@@ -58,10 +69,9 @@ class _Kernel(KernelText):
     def __init__(self, name: str, nest: Nest, title: str, threads: int, vector: bool) -> None:
         inner = nest.dimensions[-1]
         accesses = [*nest.reads.values(), *nest.writes.values()]
-        regular = all(_vectorizes(a) for a in accesses)
         column_rows = bool(nest.group.reduced) and not inner.reduced
-        fits = inner.extent % 4 == 0 and vector and regular and not column_rows
-        self.vector = 4 if fits else 1
+        usable = vector and not column_rows
+        self.vector = vector_width(inner.extent, accesses) if usable else 1
         self.threads = threads or threads_for(nest.group.columns, self.vector)
         self.items = math.ceil(nest.group.columns / (self.threads * self.vector))
         plan = Plan(nest)
@@ -69,6 +79,8 @@ class _Kernel(KernelText):
         may_save = saved <= MAX_SAVED and bool(nest.group.reduced) and not column_rows
         super().__init__(name, nest, title, plan if may_save else Plan(nest, may_save=False))
         self.column_rows = column_rows
+        if any(_is_scattered(a, nest) for a in accesses):
+            raise NestError(f"{name}: adjacent threads would read elements far apart")
         self.cached: dict[str, tuple[int, str]] = {}
         """First pass and register array of each element that stays in registers."""
         self.workspace = 0
@@ -82,7 +94,8 @@ class _Kernel(KernelText):
             w(f"// {line}")
         shape = " x ".join(f"{d.extent}{' (reduced)' if d.reduced else ''}" for d in dims)
         w(f"// Loop nest: {shape}. About {self.plan.operations / 1e6:.3g} M weighted operations.")
-        w('#include "pointwise_cuda.h"')
+        for header in headers(self.nest):
+            w(f'#include "{header}"')
         w()
         group = self.nest.group
         if not group.reduced:
@@ -184,7 +197,7 @@ class _Kernel(KernelText):
             readers = {n.name for n in (*stage.compute, *stage.reduces)}
             for (reader, _), access in self.nest.reads.items():
                 varies = all(access.strides[k] for k in (*self.row_dims, *self.column_dims))
-                if reader in readers and varies and access.dtype == "float32":
+                if reader in readers and varies and not access.guards and access.dtype in FLOATS:
                     passes.setdefault(self._element(access), []).append(stage.level)
         for key, levels in passes.items():
             size = self.items * self.vector
@@ -329,27 +342,29 @@ class _Kernel(KernelText):
             key = self._element(access)
             if reader not in readers or key in self.defined:
                 continue
-            word = f"{self._pointer(access.tensor)}_e{len(self.defined)}"
+            word = f"{self._pointer(access.tensor or 'inside')}_e{len(self.defined)}"
             cached = self.cached.get(key)
             if cached and stage.level > cached[0]:
                 self.defined[key] = f"{cached[1]}[item][v]"
                 continue
             if self.vector > 1 and access.strides[inner] == 1:
                 pointer = f"{self._pointer(access.tensor)} + {self._index(access)}"
-                w(f"const float4 {word}_4 = *reinterpret_cast<const float4*>({pointer});")
-                w(f"const float {word}[4] = {{{word}_4.x, {word}_4.y, {word}_4.z, {word}_4.w}};")
+                condition = self._condition(access)
+                zero, test = (" = {}", f"if {condition} ") if condition else ("", "")
+                w(f"{computed_type(access.dtype)} {word}[VECTOR]{zero};")
+                w(f"{test}load_vector({pointer}, {word});")
                 self.defined[key] = f"{word}[v]"
                 if cached:
                     w.pragma("unroll")
-                    w(f"for (int v = 0; v < 4; ++v) {cached[1]}[item][v] = {word}[v];")
+                    w(f"for (int v = 0; v < VECTOR; ++v) {cached[1]}[item][v] = {word}[v];")
             else:
-                w(f"const {TYPES[access.dtype]} {word} = {key};")
+                w(f"const {computed_type(access.dtype)} {word} = {self._load(access)};")
                 self.defined[key] = word
                 if cached:
                     w(f"{cached[1]}[item][0] = {word};")
         vector_stores = [n for n in stage.stores if self.vector > 1]
         for name in vector_stores:
-            w(f"float {identifier(name)}_four[4];")
+            w(f"{computed_type(self.nest.writes[name].dtype)} {identifier(name)}_vector[VECTOR];")
         if self.vector > 1:
             w.pragma("unroll")
             w.open("for (int v = 0; v < VECTOR; ++v)")
@@ -360,7 +375,7 @@ class _Kernel(KernelText):
         for name in stage.reload:
             w(f"const float {identifier(name)}_saved = {slots[name]};")
         for node in stage.compute:
-            w(f"const {TYPES[node.dtype]} {identifier(node.name)}_v = {self._value(node)};")
+            self._declare(node, "_v")
         for name in stage.save:
             w(f"{slots[name]} = {identifier(name)}_v;")
         for node in stage.reduces:
@@ -369,23 +384,19 @@ class _Kernel(KernelText):
         for name in stage.stores:
             value = self._variable(self.plan.source(name))
             if self.vector > 1:
-                w(f"{identifier(name)}_four[v] = {value};")
+                w(f"{identifier(name)}_vector[v] = {value};")
             else:
                 inside = f"if (flat_row < {self.nest.group.rows}) " if self.column_rows else ""
-                index = self._index(self.nest.writes[name])
-                w(f"{inside}{identifier(name)}_out[{index}] = {value};")
+                w(inside + self._assign(name, value))
         w.close()
         for name in vector_stores:
-            four, index = f"{identifier(name)}_four", self._index(self.nest.writes[name])
-            w(
-                f"*reinterpret_cast<float4*>({identifier(name)}_out + {index}) = "
-                f"make_float4({', '.join(f'{four}[{n}]' for n in range(4))});"
-            )
+            index = self._index(self.nest.writes[name])
+            w(f"store_vector({identifier(name)}_out + {index}, {identifier(name)}_vector);")
         self.defined = {}
 
     def _row_values(self, stage: Stage) -> None:
         for node in stage.row_nodes:
-            self.w(f"const {TYPES[node.dtype]} {identifier(node.name)} = {self._value(node)};")
+            self._declare(node, "")
 
     def _row_stores(self) -> None:
         row_outputs = self._row_outputs()
@@ -396,15 +407,40 @@ class _Kernel(KernelText):
             self.w.close()
 
     def _store(self, name: str) -> None:
-        index = self._index(self.nest.writes[name])
-        value = self._variable(self.plan.source(name))
-        self.w(f"{identifier(name)}_out[{index}] = {value};")
+        self.w(self._assign(name, self._variable(self.plan.source(name))))
 
 
-def _vectorizes(access: Access) -> bool:
-    """Return True if four adjacent innermost elements are one aligned 16-byte access."""
+def _is_scattered(access: Access, nest: Nest) -> bool:
+    """Return True if a warp reads one element of each cache line, in a tensor beyond the L1 cache.
+
+    Torch transposes through shared memory, which these schedules do not.
+    """
+    bytes_read = ITEM_BYTES[access.dtype] * math.prod(
+        d.extent for d, stride in zip(nest.dimensions, access.strides, strict=True) if stride
+    )
+    return access.strides[-1] * ITEM_BYTES[access.dtype] > 32 and bytes_read > L1_BYTES
+
+
+def vector_width(extent: int, accesses: Sequence[Access]) -> int:
+    """Return the adjacent innermost elements of one thread: 8 with half types, else 4; 1 if unfit.
+
+    Every access of adjacent elements is then aligned to the bytes of the elements, up to 16.
+    """
+    widest = max((16 // ITEM_BYTES[a.dtype] for a in accesses if a.dtype in FLOATS), default=4)
+    for width in (8, 4):
+        if width <= widest and extent % width == 0 and all(_vectorizes(a, width) for a in accesses):
+            return width
+    return 1
+
+
+def _vectorizes(access: Access, width: int) -> bool:
+    """Return True if `width` adjacent innermost elements are one aligned run, or one element."""
+    for guard in access.guards:
+        edges = (guard.low, guard.high, *guard.steps[:-1])
+        if guard.steps[-1] and any(edge % width for edge in edges):
+            return False
     *outer, inner = access.strides
     if inner == 0:
         return True
-    aligned = all(s % 4 == 0 for s in outer) and access.offset % 4 == 0
-    return inner == 1 and aligned and access.dtype == "float32"
+    aligned = all(s % width == 0 for s in outer) and access.offset % width == 0
+    return inner == 1 and aligned

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 
-from cuagent.expert.graph import Node
+from cuagent.expert.graph.graph import FLOATS, Node
 
 INFIX = {
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}",
     "lt": "{0} < {1}", "le": "{0} <= {1}", "gt": "{0} > {1}", "ge": "{0} >= {1}",
-    "eq": "{0} == {1}", "ne": "{0} != {1}", "neg": "-{0}", "where": "{0} ? {1} : {2}",
+    "eq": "{0} == {1}", "ne": "{0} != {1}", "neg": "-{0}", "cast": "{0}",
+    "where": "{0} ? {1} : {2}",
     "logical_and": "{0} && {1}", "logical_or": "{0} || {1}", "logical_not": "!{0}",
 }  # fmt: skip
 FUNCTIONS = {
@@ -20,7 +21,11 @@ FUNCTIONS = {
     "abs": "absolute", "sqrt": "square_root", "floor": "round_down", "ceil": "round_up",
     "sin": "sine", "cos": "cosine",
 }  # fmt: skip
-TYPES = {"float32": "float", "bool": "bool", "int64": "int64_t", "int32": "int32_t"}
+TYPES = {
+    "float32": "float", "float16": "half", "bfloat16": "bf16", "bool": "bool", "int64": "int64_t",
+    "int32": "int32_t",
+}  # fmt: skip
+"""Types of elements in memory."""
 IDENTITY = {"sum": "0.f", "max": "-INFINITY", "min": "INFINITY"}
 RESERVED = {
     "relu", "sigmoid", "silu", "gelu", "gelu_tanh", "softplus", "mish", "elu", "selu", "leaky_relu",
@@ -34,13 +39,33 @@ RESERVED = {
 }  # fmt: skip
 PYTHON = {
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}",
-    "neg": "-{0}", "rsqrt": "torch.rsqrt({0})", "sqrt": "torch.sqrt({0})",
+    "neg": "-{0}", "cast": "{0}", "rsqrt": "torch.rsqrt({0})", "sqrt": "torch.sqrt({0})",
     "reciprocal": "torch.reciprocal({0})", "exp": "torch.exp({0})", "log": "torch.log({0})",
     "sigmoid": "torch.sigmoid({0})", "tanh": "torch.tanh({0})", "abs": "torch.abs({0})",
     "relu": "torch.relu({0})", "softplus": "F.softplus({0})", "silu": "F.silu({0})",
     "gelu": "F.gelu({0})",
 }  # fmt: skip
 """Operations that torch may apply once, in advance, if all their operands are parameters."""
+
+
+def computed_type(dtype: str) -> str:
+    """Return the C++ type of a value in a register."""
+    return "float" if dtype in FLOATS else TYPES[dtype]
+
+
+def widened(element: str, dtype: str) -> str:
+    """Return the expression of a loaded element as a value in a register."""
+    return f"to_float({element})" if dtype in ("float16", "bfloat16") else element
+
+
+def narrowed(value: str, dtype: str) -> str:
+    """Return the expression of a value as an element in memory, rounded to nearest even."""
+    match dtype:
+        case "float16":
+            return f"to_half({value})"
+        case "bfloat16":
+            return f"to_bf16({value})"
+    return value
 
 
 def identifier(name: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from cuagent.expert.graph import Kind, Node, Operand
-from cuagent.expert.lowering import Lowering, dtype_of, operator_name, shape_of
+from cuagent.expert.graph.graph import Kind, Node, Operand
+from cuagent.expert.graph.lowering import Lowering, dtype_of, operator_name, shape_of
 
 
 def library(low: Lowering, fx: Any) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cuagent.expert.graph import Kind, Node, Operand
-from cuagent.expert.nest import Nest
+from cuagent.expert.graph.graph import Kind, Node, Operand
+from cuagent.expert.streaming.nest import Nest
 
 COST = {
     "exp": 12, "exp_nonpositive": 9, "expm1": 14, "log": 14,

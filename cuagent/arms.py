@@ -1,0 +1,14 @@
+"""Name the arms of a measurement: the candidate, and the reference in each of its modes.
+
+`cuagent.worker.arms` builds the model that a name stands for.
+"""
+
+from __future__ import annotations
+
+CANDIDATE = "candidate"
+EAGER = "eager"
+COMPILE = "compile"
+"""torch.compile with its default mode. Any other arm name is passed to torch.compile as its mode. A
+name may carry options: `+tf32`, `+fp32`, `+bf16` (autocast), `+channels_last`."""
+MODES = (EAGER, COMPILE, "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+OPTIONS = ("tf32", "fp32", "bf16", "channels_last")

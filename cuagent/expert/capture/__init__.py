@@ -1,0 +1,1 @@
+"""From a task to a flat operator graph of its reference."""

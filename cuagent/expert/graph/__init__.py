@@ -1,0 +1,1 @@
+"""The intermediate representation, and the state of a lowering."""

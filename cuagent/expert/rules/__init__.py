@@ -1,0 +1,10 @@
+"""Lowering rules, one module for each family of operators, registered on import."""
+
+from cuagent.expert.rules import (  # noqa: F401
+    contractions,
+    elementwise,
+    losses,
+    normalisations,
+    reductions,
+    views,
+)

@@ -1,0 +1,321 @@
+"""Lower slices, permutations, expansions, concatenations, rolls and padding.
+
+A slice or a permutation becomes strides and an offset in the memory of its argument. A
+concatenation becomes a choice by index among its parts, each read through a window; the elementwise
+producers of a part move into the choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from cuagent.expert.graph.graph import Kind, Node, Shape, contiguous_strides, reshaped
+from cuagent.expert.graph.lowering import (
+    Lowering,
+    argument,
+    dtype_of,
+    floating,
+    operand,
+    rule,
+    shape_of,
+)
+
+MAX_PARTS = 8
+"""Parts of a concatenation in one kernel."""
+
+
+def strided(
+    low: Lowering, arg: str, call: str, shape: Shape, strides: Sequence[int], offset: int
+) -> str:
+    """Add a strided view of `arg`. `call` is its Python expression over {0}."""
+    node = low.by_name[arg]
+    base, text, start = arg, call, offset
+    if node.kind is Kind.STRIDED:
+        base, text, start = node.inputs[0], call.replace("{0}", node.op), offset + node.offset
+    name = low.unique_name("")
+    return low.add(
+        Node(
+            name,
+            Kind.STRIDED,
+            text,
+            (base,),
+            shape,
+            node.dtype,
+            origin=low.origin,
+            contiguous=False,
+            strides=tuple(strides),
+            offset=start,
+        )
+    )
+
+
+def layout(low: Lowering, arg: str) -> tuple[Shape, tuple[int, ...]]:
+    """Return shape and strides of a node in the memory of its base."""
+    node = low.by_name[arg]
+    return node.shape, node.strides if node.kind is Kind.STRIDED else contiguous_strides(node.shape)
+
+
+def _viewed(low: Lowering, fx: Any) -> str | None:
+    """Return the node of a view's argument, if a kernel can read it."""
+    x = operand(low, fx.args[0])
+    return x if isinstance(x, str) else None
+
+
+@rule("slice")
+def slice_(low: Lowering, fx: Any) -> str | None:
+    x = _viewed(low, fx)
+    dim, start = argument(fx, 1, "dim", 0), argument(fx, 2, "start") or 0
+    end, step = argument(fx, 3, "end"), argument(fx, 4, "step", 1)
+    if x is None:
+        return None
+    return _sliced(low, x, dim, start, end, step)
+
+
+def _sliced(low: Lowering, x: str, dim: int, start: int, end: int | None, step: int = 1) -> str:
+    shape, strides = layout(low, x)
+    dim %= len(shape)
+    first, last, _ = slice(start, end, 1).indices(shape[dim])
+    count = max(0, -(-(last - first) // step))
+    if count == shape[dim]:
+        return x
+    new_shape = (*shape[:dim], count, *shape[dim + 1 :])
+    new_strides = (*strides[:dim], strides[dim] * step, *strides[dim + 1 :])
+    text = f"{first}:{last}" + (f":{step}" if step > 1 else "")
+    call = f"{{0}}[{', '.join([':'] * dim + [text])}]"
+    return strided(low, x, call, new_shape, new_strides, first * strides[dim])
+
+
+@rule("select")
+def select(low: Lowering, fx: Any) -> str | None:
+    x, dim, index = _viewed(low, fx), fx.args[1], fx.args[2]
+    return None if x is None else _selected(low, x, dim, index)
+
+
+def _selected(low: Lowering, x: str, dim: int, index: int) -> str:
+    shape, strides = layout(low, x)
+    dim %= len(shape)
+    index %= shape[dim]
+    call = f"{{0}}[{', '.join([':'] * dim + [str(index)])}]"
+    new_shape, new_strides = (v[:dim] + v[dim + 1 :] for v in (shape, strides))
+    return strided(low, x, call, new_shape, new_strides, index * strides[dim])
+
+
+@rule("split", "split_with_sizes", "chunk", "unbind")
+def split(low: Lowering, fx: Any) -> str | None:
+    """Lower each part to a slice; readers take them by `getitem`."""
+    x = _viewed(low, fx)
+    if x is None:
+        return None
+    name = str(fx.target).split(".")[1]
+    dim = argument(fx, 1 if name == "unbind" else 2, "dim", 0)
+    values = fx.meta["val"]
+    starts, parts = 0, []
+    for k, value in enumerate(values):
+        if name == "unbind":
+            parts.append(_selected(low, x, dim, k))
+            continue
+        count = int(value.shape[dim])
+        parts.append(_sliced(low, x, dim, starts, starts + count))
+        starts += count
+    low.multiple[fx.name] = tuple(parts)
+    return parts[0]
+
+
+@rule("permute", "transpose", "t")
+def permute(low: Lowering, fx: Any) -> str | None:
+    x = _viewed(low, fx)
+    if x is None:
+        return None
+    shape, strides = layout(low, x)
+    rank, order = len(shape), list(range(len(shape)))
+    match str(fx.target).split(".")[1]:
+        case "permute":
+            order = [d % rank for d in fx.args[1]]
+        case "transpose":
+            a, b = (d % rank for d in fx.args[1:3])
+            order[a], order[b] = order[b], order[a]
+        case _:
+            order.reverse()
+    if order == list(range(rank)):
+        return x
+    new_shape, new_strides = (tuple(v[d] for d in order) for v in (shape, strides))
+    return strided(low, x, f"{{0}}.permute({order})", new_shape, new_strides, 0)
+
+
+@rule("expand")
+def expand(low: Lowering, fx: Any) -> str | None:
+    x = _viewed(low, fx)
+    if x is None:
+        return None
+    (shape, strides), new_shape = layout(low, x), shape_of(fx)
+    missing = len(new_shape) - len(shape)
+    padded = (1,) * missing + shape
+    if padded == new_shape:
+        return low.view(x, new_shape, "") if missing else x
+    steps = (0,) * missing + strides
+    new_strides = [
+        0 if old == 1 and new > 1 else s
+        for old, new, s in zip(padded, new_shape, steps, strict=True)
+    ]
+    return strided(low, x, f"{{0}}.expand({list(new_shape)})", new_shape, new_strides, 0)
+
+
+@rule("view", "reshape", "_unsafe_view", "flatten", "unsqueeze", "squeeze", "unflatten")
+def view(low: Lowering, fx: Any) -> str | None:
+    """Lower to a view, or to other strides of a strided argument; None if torch would copy."""
+    x, shape = _viewed(low, fx), shape_of(fx)
+    if x is None:
+        return None
+    if low.by_name[x].kind is not Kind.STRIDED:
+        flat = fx.args[0].meta["val"].is_contiguous() and fx.meta["val"].is_contiguous()
+        return low.view(x, shape, "") if flat else None
+    strides = reshaped(*layout(low, x), shape)
+    if strides is None:
+        return None
+    return strided(low, x, f"{{0}}.view({list(shape)})", shape, strides, 0)
+
+
+@rule("cat", "stack")
+def cat(low: Lowering, fx: Any) -> str | None:
+    parts = [operand(low, part) for part in fx.args[0]]
+    names = [part for part in parts if isinstance(part, str)]
+    if not floating(fx) or len(names) != len(parts) or not 2 <= len(parts) <= MAX_PARTS:
+        return None
+    if any(dtype_of(part) != dtype_of(fx) for part in fx.args[0]):
+        return None
+    shape = shape_of(fx)
+    dim = argument(fx, 1, "dim", 0) % len(shape)
+    if "stack" in str(fx.target):
+        names = [low.view(part, (*shape[:dim], 1, *shape[dim + 1 :]), "part") for part in names]
+    if any(len(low.shape(part)) != len(shape) for part in names):
+        return None  # torch ignores empty tensors of one dimension
+    return _joined(low, names, dim, shape)
+
+
+def _joined(low: Lowering, parts: Sequence[str], dim: int, shape: Shape) -> str:
+    """Add the choice by index among adjacent parts along `dim`."""
+    ends = []
+    for part in parts:
+        ends.append((ends[-1] if ends else 0) + low.shape(part)[dim])
+    starts = [0, *ends[:-1]]
+    moved = [
+        windowed(low, part, dim, start, shape[dim])
+        for part, start in zip(parts, starts, strict=True)
+    ]
+    value = moved[-1]
+    for k in reversed(range(len(parts) - 1)):
+        inside = within(low, dim, starts[k], ends[k], shape)
+        value = low.pointwise("where", inside, moved[k], value, hint="" if k == 0 else "joined")
+    return value
+
+
+def within(low: Lowering, dim: int, start: int, stop: int, shape: Shape) -> str:
+    """Add the predicate that the index along `dim` is in [start, stop)."""
+    extents = tuple(n if k == dim else 1 for k, n in enumerate(shape))
+    name = low.unique_name("inside")
+    return low.add(
+        Node(
+            name,
+            Kind.INSIDE,
+            "inside",
+            (),
+            extents,
+            "bool",
+            dims=(dim,),
+            origin=low.origin,
+            window=(start, stop),
+        )
+    )
+
+
+def windowed(low: Lowering, name: str, dim: int, start: int, extent: int) -> str:
+    """Add `name` as a part of a longer tensor: moved by `start` along `dim`, zero elsewhere.
+
+    An elementwise node is computed again from its moved operands, so that nothing is stored.
+    """
+    node = low.by_name[name]
+    if node.shape[dim] == extent:
+        return name
+    shape = (*node.shape[:dim], extent, *node.shape[dim + 1 :])
+    if node.kind is Kind.INSIDE:
+        first, end = node.window
+        return within(low, dim, first + start, end + start, shape)
+    if node.kind is Kind.POINTWISE:
+        args = []
+        for arg in node.args:
+            axis = dim - len(node.shape) + len(low.shape(arg))
+            spans = isinstance(arg, str) and axis >= 0 and low.shape(arg)[axis] > 1
+            args.append(windowed(low, str(arg), axis, start, extent) if spans else arg)
+        moved = replace(
+            node, name=low.unique_name("moved"), args=tuple(args), shape=shape, origin=low.origin
+        )
+        return low.add(moved)
+    return low.add(
+        Node(
+            low.unique_name("window"),
+            Kind.WINDOW,
+            "window",
+            (name,),
+            shape,
+            node.dtype,
+            dims=(dim,),
+            origin=low.origin,
+            window=(start, start + node.shape[dim]),
+        )
+    )
+
+
+@rule("constant_pad_nd", "pad")
+def pad(low: Lowering, fx: Any) -> str | None:
+    x, pads = operand(low, fx.args[0]), argument(fx, 1, "pad")
+    mode, constant = argument(fx, 2, "mode", "constant"), argument(fx, 3, "value")
+    if "constant" in str(fx.target):
+        mode, constant = "constant", argument(fx, 2, "value", 0)
+    if not isinstance(x, str) or not floating(fx) or mode != "constant" or min(pads) < 0:
+        return None
+    shape, value = shape_of(fx), x
+    sides = [(len(shape) - 1 - k, pads[2 * k]) for k in range(len(pads) // 2)]
+    changed = [(dim, before) for dim, before in sides if low.shape(x)[dim] != shape[dim]]
+    for dim, before in changed:
+        value = windowed(low, value, dim, before, shape[dim])
+    for k, (dim, before) in enumerate(changed):
+        inside = within(low, dim, before, before + low.shape(x)[dim], shape)
+        hint = "" if k == len(changed) - 1 else "padded"
+        value = low.pointwise("where", inside, value, float(constant or 0), hint=hint)
+    return value
+
+
+@rule("roll")
+def roll(low: Lowering, fx: Any) -> str | None:
+    x, shifts, dims = operand(low, fx.args[0]), fx.args[1], argument(fx, 2, "dims", [])
+    if not isinstance(x, str) or not floating(fx) or not dims:
+        return None
+    shape = low.shape(x)
+    moves = [(d % len(shape), s % shape[d]) for s, d in zip(shifts, dims, strict=True)]
+    return _rolled(low, x, [(d, s) for d, s in moves if s], shape)
+
+
+def _rolled(
+    low: Lowering,
+    x: str,
+    moves: Sequence[tuple[int, int]],
+    shape: Shape,
+    pieces: tuple[tuple[int, int, int, int], ...] = (),
+) -> str:
+    """Add the choice among the two pieces of each rolled dimension.
+
+    `pieces` has the dimension, first and last index and new place of each piece chosen so far.
+    """
+    if not moves:
+        for dim, start, end, _ in pieces:
+            x = _sliced(low, x, dim, start, end)
+        for dim, _, _, place in pieces:
+            x = windowed(low, x, dim, place, shape[dim])
+        return x
+    (dim, shift), *rest = moves
+    cut = shape[dim] - shift
+    first = _rolled(low, x, rest, shape, (*pieces, (dim, cut, shape[dim], 0)))
+    second = _rolled(low, x, rest, shape, (*pieces, (dim, 0, cut, shift)))
+    return low.pointwise("where", within(low, dim, 0, shift, shape), first, second, hint="rolled")

@@ -1,0 +1,1 @@
+"""The next candidate, from the outcomes of the earlier ones."""

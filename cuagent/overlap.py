@@ -1,0 +1,54 @@
+"""Decide which steps of a judgement overlap: compiling, verifying and opening processes.
+
+On a device with one judge, waiting is the cost: the verification's processes open while the
+compiler runs, and on a GPU those of the timing too. On a shared device, processes are the cost: the
+driver creates contexts one after another for all judges, so each step starts only when the one
+before it has succeeded. An accepted attempt needs three contexts, a wrong one needs one, and a
+failed build needs none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cuagent.task import Device
+
+
+class Prewarm(StrEnum):
+    """Moment at which the processes of a timing open."""
+
+    WHILE_BUILDING = "while building"
+    WHEN_ACCEPTED = "when accepted"
+    """Under the shared lock: under the exclusive one all other judges would wait."""
+    WHEN_TIMED = "when timed"
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Steps of a judgement that run in parallel."""
+
+    begin_while_building: bool
+    """Open the verification's processes while the sources are compiled."""
+    prewarm: Prewarm
+    prewarm_profile: bool
+    """Open the next profile's process after a profile: an agent often profiles its next attempt."""
+
+    @staticmethod
+    def on(device: Device, *, shared: bool, large: bool) -> Overlap:
+        """Return the policy for a device.
+
+        `shared`: True if judges of other processes use the device. `large`: True if the task's
+        memory leaves no room for idle processes (`Referee.large`).
+        """
+        if shared:
+            prewarm = Prewarm.WHEN_ACCEPTED
+        elif device is Device.CUDA:
+            prewarm = Prewarm.WHILE_BUILDING
+        else:  # a prewarming process would use the processors that the compiler needs
+            prewarm = Prewarm.WHEN_TIMED
+        return Overlap(
+            begin_while_building=not shared,
+            prewarm=Prewarm.WHEN_TIMED if large else prewarm,
+            prewarm_profile=not shared and not large,
+        )

@@ -1,0 +1,28 @@
+"""Convert a Task to plain JSON data and back, for records and other processes."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from cuagent.task.task import Device, Precision, Task
+
+
+def task_from_json(data: dict[str, Any]) -> Task:
+    """Return the task that `task_to_json` wrote. Raises KeyError, TypeError or ValueError for other
+    data."""
+    for name, value in data.items():
+        if not isinstance(value, str) and (value is not None or name not in ("inputs", "init")):
+            raise TypeError(f"{name} of the task is not text")
+    kinds: dict[str, Any] = {
+        "path": Path(data["path"]),
+        "device": Device(data["device"]),
+        "precision": Precision(data["precision"]),
+    }
+    return Task(**data | kinds)
+
+
+def task_to_json(task: Task) -> dict[str, Any]:
+    """Return the fields of a task as JSON data."""
+    return dataclasses.asdict(task) | {"path": str(task.path)}

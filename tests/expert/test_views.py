@@ -1,0 +1,87 @@
+"""Slices, permutations, concatenations, rolls and padding inside generated kernels."""
+
+from __future__ import annotations
+
+import pytest
+from agreement import assert_agrees  # type: ignore[import-not-found]
+
+from cuagent.expert.candidate import Options
+
+BODIES = {
+    "halves of one projection": "a, b = x.chunk(2, -1); return F.silu(a) * b",
+    "slices of different widths": "a, b = x.split([10, 30], -1); return a.exp() * 2, b.tanh() + 1",
+    "a step": "return x[:, 1::2].relu() * 3",
+    "one index": "return x[:, 3].tanh() * x[:, -1]",
+    "unbound rows": "a, b, *_ = x.unbind(1); return a * b + a",
+    "rotated halves": (
+        "h = x.shape[-1] // 2\n"
+        "        r = torch.cat((-x[..., h:], x[..., :h]), -1)\n"
+        "        return x * y + r * (y + 1)"
+    ),
+    "parts that are computed": "return torch.cat([x.exp(), x * 2, y], 1).tanh() + 1",
+    "parts of a sum": "return torch.cat([x.sum(1, keepdim=True), y], 1) * 2 + 1",
+    "stacked tensors": "return torch.stack([x, y * 2], 2).tanh() * 3",
+    "a transposed operand": (
+        "return (x.transpose(1, 2).contiguous() + y.transpose(1, 2) * 2).exp()[..., :2] + 1"
+    ),
+    "a broadcast operand": "return (y[:, :1].expand(-1, x.shape[1], -1) * x).tanh()",
+    "a row sum of a slice": "return (x[..., 3:] * 2).sum(-1) + 1",
+    "softmax of a permutation": "return torch.softmax(x.permute(1, 0, 2).contiguous() * 2, -1)",
+    "padding": "return F.pad(x * 2, (1, 2, 3, 0), value=0.5).tanh() + 1",
+    "padding of one dimension": "return F.pad(x, (0, 1)).exp() * 2",
+    "a roll": "return torch.roll(x, 3, 1).exp() * 2",
+    "a roll of two dimensions": "return torch.roll(x, (2, -3), (1, 2)).tanh() + x",
+    "padding in a concatenation": (
+        "return torch.cat([F.pad(x, (0, 2)), F.pad(y, (2, 0))], 1) * 2 + 1"
+    ),
+    "shuffled channels": (
+        "n, c, w = x.shape\n"
+        "        return x.view(n, 2, c // 2, w).transpose(1, 2).reshape(n, c, w).tanh() + x"
+    ),
+}
+
+
+def text_of(body: str) -> str:
+    return f"""
+import torch
+import torch.nn.functional as F
+class Model(torch.nn.Module):
+    def forward(self, x, y):
+        {body}
+def get_inputs(): return [torch.randn(3, 6, 40), torch.randn(3, 6, 40)]
+def get_init_inputs(): return []
+"""
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_candidate_agrees_with_reference(make, name):
+    assert_agrees(make(text_of(BODIES[name]), "Model"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [Options(), Options(vector=False)])
+@pytest.mark.parametrize("name", BODIES)
+def test_cuda_candidate_agrees_with_reference(make, name, options):
+    assert_agrees(make(text_of(BODIES[name]), "Model", options, "cuda"), "cuda")
+
+
+def test_rotary_embedding_is_one_kernel_without_copies(make):
+    made = make(text_of(BODIES["rotated halves"]), "Model")
+    assert len(made.candidate.kernels) == 1
+    module = made.candidate.files["model_new.py"]
+    forward = module[module.rindex("def forward") :]
+    assert "torch.cat" not in forward
+    assert forward.count("torch.empty") == 1
+
+
+def test_window_at_a_divisor_has_a_condition_outside_the_inner_loop(make):
+    made = make(text_of(BODIES["rotated halves"]), "Model")
+    text = next(t for n, t in made.candidate.files.items() if n.endswith(".cpp"))
+    inner = text[text.index("#pragma omp simd") :]
+    assert "for (long i2 = 0; i2 < 20;" in inner
+    assert "i2 <" not in inner.replace("for (long i2 = 0; i2 < 20;", "")
+
+
+def test_output_keeps_the_layout_that_torch_gives_it(make):
+    made = make(text_of("return (x * 2).exp() + y, (x.transpose(1, 2) * 2).exp()"), "Model")
+    assert_agrees(made)
