@@ -38,7 +38,7 @@ from cuagent.measure.roofline.ceilings import describe
 from cuagent.measure.timing.timer import BASELINES, Timer
 from cuagent.overlap import Overlap, Prewarm
 from cuagent.score import Score, milestone
-from cuagent.task import Task
+from cuagent.task import Device, Task
 from cuagent.timing import Effort, Ratio, Standing, Timing
 from cuagent.verdict import WHILE_TIMED, Reason, Verdict
 from cuagent.verify.admission import Admission, admit
