@@ -122,7 +122,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Check:
-    """Reports of all tools that ran, and what they covered."""
+    """Reports of all tools that ran, and their coverage."""
 
     reports: tuple[Report, ...]
     kernels: tuple[str, ...] = ()
@@ -133,7 +133,7 @@ class Check:
 
     @property
     def coverage(self) -> str:
-        """What was covered, as a note of a verdict."""
+        """Return the note of a verdict on the kernels and inputs that were covered."""
         if not self.kernels:
             return "compute-sanitizer did not run: the attempt defines no kernel of its own"
         inputs = "the task's own inputs"
@@ -256,7 +256,7 @@ def _report(
     kernels: Collection[str],
     seconds: float,
 ) -> Report:
-    """Run one tool in a folder of its own and return its report."""
+    """Run one tool in its own folder and return its report."""
     own = folder / tool
     shutil.rmtree(own, ignore_errors=True)
     shutil.copytree(folder / SHARED, own, copy_function=os.link)

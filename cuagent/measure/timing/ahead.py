@@ -27,7 +27,7 @@ FirstCall = Callable[[Session], None]
 
 
 class OpenedAhead:
-    """Baselines that open in the background. `end` ends those that nobody took."""
+    """Baselines that open in the background. `end` ends those that were not taken."""
 
     def __init__(self, begin: Begin, first_call: FirstCall, workers: int) -> None:
         self._begin, self._first_call = begin, first_call
@@ -51,7 +51,7 @@ class OpenedAhead:
         return name in self._futures
 
     def unfinished(self, names: Sequence[str], seconds: float) -> tuple[str, ...]:
-        """Return the baselines among `names` that are still opening after so many seconds."""
+        """Wait for these baselines, at most `seconds`, and return those that are still opening."""
         opening = {name: self._futures[name] for name in names if name in self._futures}
         wait(opening.values(), timeout=seconds)
         return tuple(name for name, future in opening.items() if not future.done())
@@ -86,7 +86,7 @@ class OpenedAhead:
                 self._running.set()
 
     def end(self) -> None:
-        """Kill the processes that nobody took, and wait for the threads. Idempotent."""
+        """Kill the processes that were not taken, and wait for the threads. Idempotent."""
         with self._opening:
             self._ended = True
             for session in self._sessions.values():
