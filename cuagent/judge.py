@@ -27,6 +27,7 @@ from cuagent.measure.ladder import (
     Gain,
     Ladder,
     gain_of,
+    join_rungs,
     measure_ladder,
     time_rungs,
     with_record_timing,
@@ -37,7 +38,7 @@ from cuagent.measure.roofline.ceilings import describe
 from cuagent.measure.timing.timer import BASELINES, Timer
 from cuagent.overlap import Overlap, Prewarm
 from cuagent.score import Score, milestone
-from cuagent.task import Task
+from cuagent.task import Device, Task
 from cuagent.timing import Effort, Ratio, Standing, Timing
 from cuagent.verdict import WHILE_TIMED, Reason, Verdict
 from cuagent.verify.admission import Admission, admit
@@ -46,6 +47,9 @@ from cuagent.verify.pending import PendingVerdict
 from cuagent.verify.referee import Isolation, Referee
 from cuagent.verify.sanitize import gated
 from cuagent.worker import ForkServer, ForkServerError
+
+JOINED_RUNGS = 2
+"""Number of rungs that a record timing may time for the first time."""
 
 
 @dataclass(frozen=True)
@@ -134,13 +138,16 @@ def result_of(best: Judgement | None, found: Ladder | None) -> Result:
 def free_of(best: Judgement | None, found: Ladder | None) -> Ratio | None:
     """Return eager's time over the best rung's; None if eager is the best or the ladder is missing.
 
-    The ratio is the one timed with the attempt if available, else the ladder's.
+    The ratio is the one timed with the attempt, unless the ladder has one of another effort.
     """
     rung = found.best if found is not None else None
     if rung is None or rung.name == EAGER:
         return None
     gain = best.gain if best is not None else None
-    return gain.free if gain is not None and gain.rung == rung.name else rung.over_eager
+    timing = best.timing if best is not None else None
+    if gain is None or timing is None or gain.rung != rung.name:
+        return rung.over_eager
+    return gain.free if timing.effort is rung.effort else rung.over_eager
 
 
 class Judge(Protocol):
@@ -167,8 +174,12 @@ class Judge(Protocol):
         """Profile the reference or an attempt. Raises ProfileError."""
         ...
 
-    def measure_ladder(self, *, whole: bool = False) -> Ladder:
-        """Return the ladder: the rungs that open quickly, or all admitted rungs if `whole`."""
+    def measure_ladder(self, *, whole: bool = False, wait_s: float | None = None) -> Ladder:
+        """Return the ladder: the rungs that open quickly, or all admitted rungs if `whole`.
+
+        With `wait_s`, rungs that still compile in the background after so many seconds are left
+        out, and the others may be left for the record timing that follows.
+        """
         ...
 
     def confirm_rung(self) -> Ladder:
@@ -214,20 +225,49 @@ class LocalJudge:
         self._timer = Timer(self.referee, baselines, emit, shared_device=shared)
         self._next_profile: ProfileSession | None = None
         """Prewarmed profile of the next attempt, started after the first profile of an attempt."""
+        self._reference_profile: ProfileSession | None = None
+        """Prewarmed profile of the reference."""
 
     def admission(self) -> Admission:
         """Check if the task can be certified; call it before any other work."""
         return admit(self.referee)
 
-    def measure_ladder(self, *, whole: bool = False) -> Ladder:
-        """Return the ladder: the rungs that open quickly, or all admitted rungs if `whole`."""
-        if self.ladder is None or (whole and self.ladder.later):
+    def start_ladder(self) -> None:
+        """Begin to compile in the background what every timing needs, before any other work."""
+        self._timer.open_ahead([COMPILE])
+        if self.overlap.prewarm_profile:
+            # A run usually profiles the reference first.
+            with suppress(ForkServerError):
+                self._reference_profile = ProfileSession(
+                    self.task, self.referee.fork_server, with_candidate=False
+                )
+
+    def measure_ladder(self, *, whole: bool = False, wait_s: float | None = None) -> Ladder:
+        """Return the ladder: the rungs that open quickly, or all admitted rungs if `whole`.
+
+        With `wait_s`, rungs that still compile in the background after so many seconds are left
+        out, and the others may be left for the record timing that follows.
+        """
+        later = self.ladder.later if self.ladder is not None and whole else ()
+        is_hurried = wait_s is not None
+        if later and wait_s is not None:
+            late = self._timer.still_opening(later, wait_s)
+            later = tuple(name for name in later if name not in late)
+        if self.ladder is None or later:
+            self._await_profiles()
             with self.device_lock.exclusive():
                 try:
-                    self.ladder = measure_ladder(self._timer, whole=whole, fresh=self._fresh)
+                    if self.ladder is not None and len(later) <= JOINED_RUNGS and is_hurried:
+                        found = join_rungs(self._timer, self.ladder, later)
+                    else:
+                        found = measure_ladder(
+                            self._timer, whole=whole, wait_s=wait_s, fresh=self._fresh
+                        )
+                    self._use_ladder(found)
                 finally:
                     self._timer.release(self._baselines())
-            self._fresh = self._fresh and bool(self.ladder.later)
+            self._fresh = self._fresh and bool(found.later)
+            self._timer.open_ahead((*found.baselines, *found.later))
         assert self.ladder is not None
         return self.ladder
 
@@ -236,14 +276,20 @@ class LocalJudge:
         differs = (found.task, found.device) != (self.task.digest, describe(self.task.device))
         if differs or self._fresh:
             return False
-        self.ladder = found
+        self._use_ladder(found)
+        self._timer.open_ahead(found.baselines)
         return True
 
     def drop_ladder(self) -> None:
         """Time later attempts against the default baselines alone."""
         self.ladder = None
+        self._timer.keep(())
         with self.device_lock.shared():
             self._timer.release(self._baselines())
+
+    def _use_ladder(self, found: Ladder) -> None:
+        self.ladder = found
+        self._timer.keep(found.proposed)
 
     def confirm_rung(self) -> Ladder:
         """Time the rungs that may be the best again, at record effort."""
@@ -301,7 +347,7 @@ class LocalJudge:
             self.emit(Phase("verifying on secret inputs", passing=True))
             verdict = self.referee.verify(attempt, build)
         if effort is Effort.RECORD:
-            verdict = gated(self.referee, attempt, build, verdict)
+            verdict = self._gated(attempt, build, verdict)
         if verdict.accepted and prewarm is Prewarm.WHEN_ACCEPTED:
             self._timer.prewarm(attempt, self._baselines(effort))()
         return build, verdict
@@ -327,12 +373,16 @@ class LocalJudge:
                 pending.close()
                 raise
 
+    def _gated(self, attempt: Attempt, build: Build, verdict: Verdict) -> Verdict:
+        if verdict.accepted and self.task.device is Device.CUDA:
+            self.emit(Phase("checking the kernels' memory accesses with compute-sanitizer"))
+        return gated(self.referee, attempt, build, verdict)
+
     def _timed(
         self, attempt: Attempt, build: Build, verdict: Verdict, effort: Effort
     ) -> tuple[Timing, Verdict]:
         """Time an accepted attempt while no other judge uses the device."""
-        if self._next_profile is not None:
-            self._next_profile.await_opened()
+        self._await_profiles()
         with self.device_lock.exclusive():
             try:
                 timing = self._timer.time(attempt, build, effort, self._baselines(effort))
@@ -347,13 +397,17 @@ class LocalJudge:
     def profile(self, attempt: Attempt | None = None, *, counters: bool = False) -> Profile:
         """Profile the reference or an attempt. Raises ProfileError."""
         build = None if attempt is None else self.build(attempt)
-        session, self._next_profile = self._next_profile, None
-        if session is not None and (attempt is None or not session.alive):
+        if attempt is None:
+            session, self._reference_profile = self._reference_profile, None
+        else:
+            session, self._next_profile = self._next_profile, None
+        if session is not None and not session.alive:
             session.close()
             session = None
         fork_server, with_candidate = self.referee.fork_server, attempt is not None
         with (
             self.device_lock.exclusive(),
+            self._timer.nothing_opens(),
             closing(
                 session or ProfileSession(self.task, fork_server, with_candidate=with_candidate)
             ) as opened,
@@ -364,11 +418,18 @@ class LocalJudge:
                 self._next_profile = ProfileSession(self.task, fork_server, with_candidate=True)
         return found
 
+    def _await_profiles(self) -> None:
+        """Wait until the prewarmed profiles are idle, so that they do not disturb a timing."""
+        for session in (self._next_profile, self._reference_profile):
+            if session is not None:
+                session.await_opened()
+
     def close(self) -> None:
         """End all processes and free all memory."""
-        if self._next_profile is not None:
-            self._next_profile.close()
-            self._next_profile = None
+        for session in (self._next_profile, self._reference_profile):
+            if session is not None:
+                session.close()
+        self._next_profile = self._reference_profile = None
         self._timer.close()
         self.referee.close()
 

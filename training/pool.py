@@ -299,7 +299,7 @@ class PooledJudge:
     def profile(self, attempt: Attempt | None = None, *, counters: bool = False) -> Profile:
         return self.pool.profile(self.task, attempt, counters)
 
-    def measure_ladder(self, *, whole: bool = False) -> Ladder:
+    def measure_ladder(self, *, whole: bool = False, wait_s: float | None = None) -> Ladder:
         return self.pool.measure_ladder(self.task, whole)
 
     def confirm_rung(self) -> Ladder:

@@ -2,7 +2,7 @@
 
 The measurements that selected an attempt are never its result, because the best of many noisy
 measurements is biased upwards. If no kernel beats the best free option, the best rung is the
-result.
+result. An attempt that surely loses is not judged again.
 """
 
 from __future__ import annotations
@@ -110,19 +110,26 @@ def _settle(run: Run, emit: Emit) -> None:
     try:
         for _ in range(1 if run.stop in HURRIED else MOST_AFRESH):
             best = run.result
-            if best is None or best.n in run.settled:
+            if best is None or best.n in run.settled or best.judgement.slower_than:
                 break
             measure_remaining_rungs(run)
             _judge_best(run, best, emit)
-        if run.result is None and run.ladder is not None and run.stop not in UNSCORED:
+        if _has_no_kernel(run) and run.ladder is not None and run.stop not in UNSCORED:
             measure_remaining_rungs(run)
-            open_question = run.ladder.undecided or result_of(None, run.ladder) is Result.RUNG
-            if open_question and run.ladder.effort is Effort.QUICK:
+            found = run.ladder
+            is_open = found.undecided or found.untimed or result_of(None, found) is Result.RUNG
+            if is_open and found.effort is Effort.QUICK:
                 confirm_rung(run)
     except (KeyboardInterrupt, Interrupted):
         run.notice("interrupted: the figures are those of the loop", "warning")
     except JudgeLost as error:
         run.notice(f"{error}: the figures are those of the loop", "error")
+
+
+def _has_no_kernel(run: Run) -> bool:
+    """Return True if no attempt can be the result: none is accepted, or the best surely loses."""
+    best = run.result
+    return best is None or (best.n not in run.settled and bool(best.judgement.slower_than))
 
 
 def _judge_best(run: Run, best: Tried, emit: Emit) -> None:

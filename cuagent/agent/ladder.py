@@ -7,7 +7,7 @@ for autotuning. Not covered: the measurement itself (`cuagent.measure.ladder`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cuagent.agent.run import Run
 from cuagent.agent.stop import Stop
@@ -21,14 +21,27 @@ if TYPE_CHECKING:
 
 HURRIED = (Stop.TIME_LIMIT, Stop.DEVICE_LIMIT)
 """Stops after which only measurements that the result needs are made."""
+WAIT_S = 5.0
+"""Seconds that the end of a run waits for rungs which still compile in the background."""
 
 
 def start_at_ladder(run: Run, model: Model) -> None:
     """Measure the ladder before the first step and show it to the model (a hook)."""
     if run.ladder is not None:
         return
+    if (prepare := getattr(model, "prepare", None)) is not None:
+        run.emit(Phase(f"preparing {model.name} while torch.compile works"))
+        prepare()
     run.emit(Phase("timing the ladder: the options that need no kernel"))
-    run.add(Message("user", ladder_text(measure_ladder(run)), data={"from": "ladder"}))
+    ladder = measure_ladder(run)
+    run.add(Message("user", ladder_text(ladder), data=_data(ladder)))
+
+
+def _data(ladder: Ladder) -> dict[str, Any]:
+    """Return the figures that bound what a kernel can gain, for the expert."""
+    best = ladder.best
+    figures = {"rung": best.name, "rung_seconds": best.seconds} if best is not None else {}
+    return {"from": "ladder", "bounds": figures | {"floor": ladder.certain_floor}}
 
 
 def measure_ladder(run: Run, *, whole: bool = False) -> Ladder:
@@ -43,8 +56,13 @@ def measure_remaining_rungs(run: Run) -> None:
     """
     if run.ladder is not None and run.ladder.later and run.stop not in HURRIED:
         run.emit(Phase(f"timing the rest of the ladder: {', '.join(run.ladder.later)}"))
-        ladder = run.measured("ladder", lambda judge: judge.measure_ladder(whole=True))
+        ladder = run.measured(
+            "ladder", lambda judge: judge.measure_ladder(whole=True, wait_s=WAIT_S)
+        )
         _record(run, ladder, shown=False)
+        if ladder.later:
+            late = ", ".join(ladder.later)
+            run.notice(f"{late}: not compiled in time, so not compared; cuagent baseline times all")
 
 
 def confirm_rung(run: Run) -> Ladder:

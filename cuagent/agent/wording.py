@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -82,6 +83,8 @@ def rung_lines(ladder: Ladder) -> Iterator[str]:
 
 
 def _rung_line(rung: Rung, best: bool) -> str:
+    if math.isnan(rung.seconds) and not rung.failed:
+        return f"{rung.name}: not timed yet"
     if rung.failed:
         return f"{rung.name}: failed: {' '.join(rung.failed.split())[:160]}"
     parts = [duration(rung.seconds)]

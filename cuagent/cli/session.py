@@ -152,6 +152,7 @@ def opened(plan: Plan, emit: Emit) -> Iterator[Run]:
         LocalJudge(task, settings.isolation, emit, fresh=plan.fresh) as judge,
     ):
         raise_if_interrupted(interrupted)
+        judge.start_ladder()
         if resumed is None:
             _admit(judge, emit)
             raise_if_interrupted(interrupted)

@@ -27,6 +27,7 @@ from cuagent.arms import COMPILE, EAGER
 from cuagent.events import Emit, ignore
 from cuagent.measure.roofline.ceilings import QUIET_SHARE, REMEASURE_AFTER_S, describe
 from cuagent.measure.roofline.count import count
+from cuagent.measure.roofline.model import SUSPECT
 from cuagent.measure.timing.timed_arm import TimedArm
 from cuagent.measure.timing.timer import Timer
 from cuagent.task import Device, Precision, Task, TaskError, TorchSettings
@@ -145,14 +146,21 @@ class Ladder:
 
     @property
     def proposed(self) -> tuple[str, ...]:
-        """Return the arms of a record timing: the baselines and the fastest rungs of a quick
-        timing.
+        """Return the arms of a record timing: the baselines, the fastest rungs of a quick timing,
+        and the rungs that are not timed yet.
 
         A quick timing only proposes rungs; the record timing decides which is the best.
         """
         admissible = [r for r in self.rungs if r.admissible and not math.isnan(r.seconds)]
         fastest = sorted(admissible, key=lambda rung: rung.seconds)[:PROPOSED_RUNGS]
-        return tuple(dict.fromkeys([*self.baselines, *(rung.name for rung in fastest)]))
+        names = [*self.baselines, *(rung.name for rung in fastest), *self.untimed]
+        return tuple(dict.fromkeys(names))
+
+    @property
+    def untimed(self) -> tuple[str, ...]:
+        """Return the admissible rungs that are open but not timed yet."""
+        untimed = (r for r in self.rungs if r.admissible and math.isnan(r.seconds))
+        return tuple(rung.name for rung in untimed)
 
     @property
     def undecided(self) -> Rung | None:
@@ -168,6 +176,11 @@ class Ladder:
             and rung.over_eager.low <= 1 < 1 + POSSIBLE_GAIN < rung.over_eager.high
         ]
         return min(found, key=lambda rung: rung.seconds, default=None)
+
+    @property
+    def certain_floor(self) -> float:
+        """Return the seconds that any correct implementation takes; 0 if that is not certain."""
+        return self.floor.memory / SUSPECT if self.floor is not None else 0.0
 
     def age(self) -> str:
         """Return e.g. `measured 12 min ago`; "" for a recent measurement."""
@@ -322,11 +335,17 @@ def time_rungs(
 
 
 def measure_ladder(
-    timer: Timer, *, whole: bool, fresh: bool = False, cache: Path | None = None
+    timer: Timer,
+    *,
+    whole: bool,
+    wait_s: float | None = None,
+    fresh: bool = False,
+    cache: Path | None = None,
 ) -> Ladder:
     """Return the ladder that a run starts from: rungs that open quickly, or all if `whole`.
 
-    Only admitted rungs are measured. A cached ladder is used unless `fresh`; its notes state its
+    Only admitted rungs are measured. With `wait_s`, those that still open in the background after
+    so many seconds are left for later. A cached ladder is used unless `fresh`; its notes state its
     age. Raises ForkServerError.
     """
     referee = timer.referee
@@ -335,10 +354,42 @@ def measure_ladder(
     found = None if fresh else _cached(referee.task, Effort.QUICK, [wanted, every], cache)
     if found is None:
         names = wanted if whole else tuple(name for name in wanted if _opens_quickly(name))
+        late = timer.still_opening(names, wait_s) if wait_s is not None else ()
+        names = tuple(name for name in names if name not in late)
         found = time_rungs(referee, only=names, fresh=fresh, cache=cache, timer=timer)
     if age := found.age():
         found = replace(found, notes=(*found.notes, f"{age}; --fresh measures again"))
     return replace(found, later=tuple(name for name in wanted if found.rung(name) is None))
+
+
+def join_rungs(timer: Timer, found: Ladder, names: Sequence[str]) -> Ladder:
+    """Return the ladder with these rungs opened and checked, but not timed.
+
+    A record timing follows and times them beside the others, so no timing is made twice. Raises
+    ForkServerError.
+    """
+    timed_arms = timer.open_untimed(names)
+    errors, failed = _errors_of(timer, timed_arms), timer.failed
+    joined = tuple(
+        _untimed_rung(timer.referee.task, n, timed_arms.get(n), errors.get(n), failed.get(n, ""))
+        for n in names
+    )
+    later = tuple(name for name in found.later if name not in names)
+    return replace(found, rungs=(*found.rungs, *joined), later=later)
+
+
+def _untimed_rung(
+    task: Task,
+    name: str,
+    timed_arm: TimedArm | None,
+    errors: tuple[float, bool] | None,
+    failed: str,
+) -> Rung:
+    error, right = errors if errors is not None else (None, False)
+    opened_s, memory = (None, None) if timed_arm is None else (timed_arm.opened_s, timed_arm.memory)
+    failed = failed or ("" if errors is not None else "was not reached")
+    policy = admitted(task, name)
+    return Rung(name, math.nan, None, error, right, opened_s, memory, policy, failed)
 
 
 def _opens_quickly(name: str) -> bool:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cuagent.expert.search.planner import Outcome, Proposal, best_of, propose
+from cuagent.expert.search.planner import Bounds, Outcome, Proposal, best_of, propose
 from cuagent.expert.search.progress import Progress, read_progress
 from cuagent.models.model import Finish, Message, OnText, Reply, ToolCall, ToolSpec
 
@@ -39,7 +39,11 @@ class ExpertModel:
         self._task = task
         self._subject: Subject | None = None
         self._problem = ""
-        self._proposals: dict[int, Proposal | None] = {}
+        self._proposals: dict[tuple[int, int], Proposal | None] = {}
+
+    def prepare(self) -> None:
+        """Capture the module, which takes seconds, before the first question."""
+        self._open()
 
     def query(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], on_text: OnText
@@ -58,12 +62,13 @@ class ExpertModel:
         finish = Finish.TOOL_CALLS if tool_calls else Finish.STOP
         return Reply(Message("assistant", text, tool_calls, sampled=True), finish, cost=0.0)
 
-    def _proposal(self, outcomes: Sequence[Outcome]) -> Proposal | None:
-        # The planner is deterministic and outcomes are only appended, so their count is a key.
-        if len(outcomes) not in self._proposals:
+    def _proposal(self, outcomes: Sequence[Outcome], bounds: Bounds) -> Proposal | None:
+        # The planner is deterministic, outcomes are only appended, and profiles only added.
+        key = len(outcomes), sum(o.own_share is not None for o in outcomes)
+        if key not in self._proposals:
             subject = self._open()
-            self._proposals[len(outcomes)] = propose(subject, outcomes) if subject else None
-        return self._proposals[len(outcomes)]
+            self._proposals[key] = propose(subject, outcomes, bounds) if subject else None
+        return self._proposals[key]
 
     def _open(self) -> Subject | None:
         """Return the captured task; if it cannot be captured, set `_problem` and return None."""
@@ -78,6 +83,8 @@ class ExpertModel:
         return self._subject
 
     def _next(self, progress: Progress, tool_names: set[str]) -> tuple[str, list[Call]]:
+        if progress.bounds.rung_is_optimal and not progress.outcomes:
+            return _give_up(progress, _optimal_text(progress.bounds))
         if not progress.profiled and not progress.outcomes and "profile" in tool_names:
             text = f"I profile {self._task.name} before I change anything."
             return text, [("profile", {"what": "reference"})]
@@ -88,14 +95,14 @@ class ExpertModel:
         if progress.compiled:
             state = "verify failed, so I repeat it:" if progress.failures else "It compiles. Next:"
             return f"{state} verify it and time it against the baselines.", [("verify", {})]
+        proposal = self._proposal(progress.outcomes, progress.bounds)
+        if proposal is None or progress.refused:
+            return self._finish(progress)
         last = progress.outcomes[-1] if progress.outcomes else None
         if last and last.accepted and not progress.candidate_profiled and "profile" in tool_names:
             text = f"{_outcome_text(last)} I profile it."
             return text, [("profile", {"what": "candidate"})]
-        proposal = self._proposal(progress.outcomes)
-        if proposal is not None and not progress.refused:
-            return _try_proposal(proposal, progress)
-        return self._finish(progress)
+        return _try_proposal(proposal, progress)
 
     def _finish(self, progress: Progress) -> tuple[str, list[Call]]:
         best = best_of([o for o in progress.outcomes if o.attempt not in progress.refused])
@@ -110,7 +117,7 @@ class ExpertModel:
                 why = "no gain: all its work is in library calls, which I cannot make faster"
             return _give_up(progress, why)
         figures = _figures(best)
-        if best.is_slower:
+        if best.is_slower or best.is_slower_than(progress.bounds.rung):
             text, message = f"No gain: the best is {figures}.", f"no gain: {figures}"
         else:
             text = f"Attempt {best.attempt} is the best: {figures}. I submit it."
@@ -146,6 +153,15 @@ def _give_up(progress: Progress, why: str) -> tuple[str, list[Call]]:
     if progress.empty_submit:
         return f"I stop: {why}.", []
     return f"{why[0].upper()}{why[1:]}.", [("submit", {"message": why})]
+
+
+def _optimal_text(bounds: Bounds) -> str:
+    share = bounds.floor / bounds.rung_seconds
+    rung = BASELINES.get(bounds.rung, bounds.rung)
+    return (
+        f"no kernel can be a clear gain: {rung} runs at {share:.0%} of the speed at which the "
+        "memory can move the inputs and outputs"
+    )
 
 
 def _outcome_text(outcome: Outcome) -> str:

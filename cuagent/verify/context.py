@@ -146,7 +146,7 @@ class VerifyContext:
         if finding.passed and not self._passes_by_choices(outputs, expected, kind):
             return finding
         expected = replace(expected, sensitivity=sensitivity.moved)
-        finding = self._strict(outputs, expected, kind)
+        finding = self._strict(outputs, expected, kind, explain=explain)
         exact = self._exact_outputs(expected, kind)
         if finding.passed or not any(exact):
             return finding

@@ -269,11 +269,12 @@ class Referee:
     ) -> Finding:
         """Apply the strict rule to an answer to the draw of the last `ask`.
 
-        `pairs` is the number of perturbation pairs if an error needs a sensitivity query.
+        `pairs` is the number of perturbation pairs if an error needs a sensitivity query. A refusal
+        is not explained.
         """
         context = self.context
         sensitivity = SensitivityQuery(self.oracle, context.inputs, 0, context.answers, draw, pairs)
-        return context.judged(outputs, expected, kind, sensitivity)
+        return context.judged(outputs, expected, kind, sensitivity, explain=False)
 
     @property
     def large(self) -> bool:

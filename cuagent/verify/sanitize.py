@@ -3,12 +3,17 @@
 It finds faults that no output shows: accesses outside a buffer that the candidate allocated, races
 in shared memory, reads of uninitialised memory. It runs in the candidate's process, so it finds
 mistakes and not cheats, and a clean report is no proof. It makes one call on the task's own inputs
-per tool, 10 to 100 times slower than usual, with torch's caching allocator off, because the driver
-regards accesses inside the allocator's pool as legal.
+per tool, with torch's caching allocator off, because the driver regards accesses inside the
+allocator's pool as legal.
+
+Only kernels that the attempt defines are instrumented, found by name: with those of cuDNN and
+cuBLAS the tools took 60 to 172 s. Inputs of more than `LARGE_BYTES` are cut along their first
+dimension, if the attempt's kernels still run. The verdict's notes say what was covered.
 
 Invariant: a race or an uninitialised read rejects an attempt only in the attempt's own kernel,
 because libraries are known to read uninitialised padding. An access out of bounds counts in any
-kernel. A tool that could not run does not reject. Findings that do not reject become notes.
+instrumented kernel. A tool that could not run does not reject. Findings that do not reject become
+notes.
 """
 
 from __future__ import annotations
@@ -23,27 +28,48 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cuagent.attempt import Attempt
 from cuagent.build import Build, environment
 from cuagent.sandbox import Policy, SandboxError, Tier, wrap
 from cuagent.task import Device
+from cuagent.task.memory import free
 from cuagent.verdict import Reason, Verdict
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.referee import Referee
 from cuagent.worker.fork_server import inherited_environment
+from cuagent.worker.single import REACHED
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cuagent.worker.memory.arena import Leaf
 
 TOOLS = ("memcheck", "racecheck", "initcheck")
+LAUNCHES = 64
+"""Launches of an attempt's kernels that a tool checks, so that a recurrence ends in time."""
+LARGE_BYTES = 1 << 30
+"""Size of all inputs from which the tools get fewer rows, because each process reads them from a
+file."""
+WHOLE_BYTES = 8 << 30
+"""Size of all inputs up to which the tools get all rows if fewer do not reach the kernels."""
+CONTEXT_BYTES = 1 << 30
+"""GPU memory of a process under a tool, without its tensors."""
+TAIL = 64
+"""The number of rows is reduced by multiples of this, so that kernels keep their ragged ends."""
 FOUND = 99
 """Exit code that the tool returns if it found an error."""
-DEADLINE_S = 120.0
-"""Seconds that one tool may run."""
+BUDGET_S = 15.0
+"""Seconds that all tools together may run."""
 POLL_S = 0.05
 """Seconds between two checks for the end of the tool."""
 MAX_LINES = 12
@@ -51,6 +77,8 @@ MAX_LINES = 12
 MAX_READ = 1 << 20
 """Characters of a report that are read."""
 PROGRAM = Path(__file__).parents[1] / "worker" / "single.py"
+SHARED = "shared"
+"""Folder with the files that all tools read."""
 TRAMPOLINE = "/usr/bin/env"
 """Program that the tool starts. The tool calls access() first, which fails for an interpreter in a
 private home folder, although the sandbox's capability allows executing it."""
@@ -88,6 +116,35 @@ class Report:
     outcome: Outcome
     text: str = ""
     """First findings in a few lines, or the reason why the tool could not run."""
+    reached: tuple[str, ...] = ()
+    """Functions of the attempt's libraries that the checked call ran."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """Reports of all tools that ran, and their coverage."""
+
+    reports: tuple[Report, ...]
+    kernels: tuple[str, ...] = ()
+    """Names of the kernels that were instrumented."""
+    rows: tuple[int, int] | None = None
+    """Number of rows that the inputs were cut to, and their own number; None if they were whole."""
+    seconds: float = 0.0
+
+    @property
+    def coverage(self) -> str:
+        """Return the note of a verdict on the kernels and inputs that were covered."""
+        if not self.kernels:
+            return "compute-sanitizer did not run: the attempt defines no kernel of its own"
+        inputs = "the task's own inputs"
+        if self.rows is not None:
+            inputs = f"the first {self.rows[0]} of {self.rows[1]} rows of {inputs}"
+        reached = sorted({name for report in self.reports for name in report.reached})
+        ran = f"; the call ran {', '.join(reached)}" if reached else ""
+        return (
+            f"compute-sanitizer covered {', '.join(self.kernels)} (at most {LAUNCHES} launches on "
+            f"{inputs}; no kernels of libraries) in {self.seconds:.0f} s{ran}"
+        )
 
 
 def sanitizer() -> Path | None:
@@ -113,8 +170,8 @@ def gated(referee: Referee, attempt: Attempt, build: Build, verdict: Verdict) ->
         return verdict
     if sanitizer() is None:
         return replace(verdict, notes=(*verdict.notes, MISSING))
-    reports = sanitize(referee, attempt, build)
-    for report in reports:
+    check = sanitize(referee, attempt, build)
+    for report in check.reports:
         if report.outcome is Outcome.FAULTY:
             return replace(
                 verdict,
@@ -123,7 +180,7 @@ def gated(referee: Referee, attempt: Attempt, build: Build, verdict: Verdict) ->
                 detail=f"{report.tool}: {report.text.splitlines()[0]}",
                 output=report.text,
             )
-    return replace(verdict, notes=(*verdict.notes, *map(_note, reports)))
+    return replace(verdict, notes=(*verdict.notes, *map(_note, check.reports), check.coverage))
 
 
 def sanitize(
@@ -131,29 +188,134 @@ def sanitize(
     attempt: Attempt,
     build: Build,
     tools: Sequence[str] = TOOLS,
-    deadline_s: float = DEADLINE_S,
-) -> tuple[Report, ...]:
-    """Return one report per tool, up to the first that finds a fault.
+    budget_s: float = BUDGET_S,
+) -> Check:
+    """Return one report per tool.
 
-    Empty for a CPU task, without the tool, or if the build failed. Raises OracleLost, TaskError.
+    No reports for a CPU task, an attempt without own kernels, without the tool, or if the build
+    failed. Raises OracleLost, TaskError.
     """
-    program = sanitizer()
-    if program is None or referee.task.device is not Device.CUDA or not build.ok:
-        return ()
+    program, kernels = sanitizer(), own_kernels(attempt) or built_kernels(build)
+    if program is None or referee.task.device is not Device.CUDA or not build.ok or not kernels:
+        return Check(())
+    return check(program, kernels, referee, attempt, build, tools, budget_s)
+
+
+def check(
+    program: Path,
+    kernels: Collection[str],
+    referee: Referee,
+    attempt: Attempt,
+    build: Build,
+    tools: Sequence[str],
+    budget_s: float,
+) -> Check:
+    """Run the tools of `program` on `kernels`, on fewer rows of large inputs if that reaches them.
+
+    Raises OracleLost, TaskError.
+    """
+    begun = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="sanitize-", dir=referee.folder))
+    reports: tuple[Report, ...] = ()
+    rows = None
     try:
-        write_debug_folder(referee, attempt, folder)
-        reports: list[Report] = []
-        for tool in tools:
-            command = sandboxed(program, tool, folder, build, referee.tier)
-            reports.append(read(tool, *run(command, folder, deadline_s), own_kernels(attempt)))
-            if reports[-1].outcome in (Outcome.FAULTY, Outcome.UNKNOWN):
+        inputs = _inputs(referee)
+        for rows in _cuts(inputs, referee.facts.layouts.output.leaves):
+            write_debug_folder(referee, attempt, folder, inputs, rows and rows[0])
+            at_once = len(tools) if _all_fit(referee, len(tools), rows) else 1
+            with ThreadPoolExecutor(at_once) as executor:
+                reports = tuple(
+                    executor.map(
+                        lambda tool: _report(
+                            program,
+                            tool,
+                            folder,
+                            build,
+                            referee.tier,
+                            kernels,
+                            budget_s - (time.monotonic() - begun),
+                        ),
+                        tools,
+                    )
+                )
+            if rows is None or not _missed(reports, build):
                 break
-        return tuple(reports)
     except SandboxError as error:
-        return (Report(tools[0], Outcome.UNKNOWN, str(error)),)
+        reports = (Report(tools[0], Outcome.UNKNOWN, str(error)),)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    return Check(reports, tuple(sorted(kernels)), rows, time.monotonic() - begun)
+
+
+def _report(
+    program: Path,
+    tool: str,
+    folder: Path,
+    build: Build,
+    tier: Tier,
+    kernels: Collection[str],
+    seconds: float,
+) -> Report:
+    """Run one tool in its own folder and return its report."""
+    own = folder / tool
+    shutil.rmtree(own, ignore_errors=True)
+    shutil.copytree(folder / SHARED, own, copy_function=os.link)
+    own.chmod(0o755)
+    command = sandboxed(program, tool, own, build, tier, kernels)
+    status, text = run(command, own, max(seconds, 0.0))
+    return replace(read(tool, status, text, kernels), reached=_reached(own))
+
+
+def _all_fit(referee: Referee, tools: int, rows: tuple[int, int] | None) -> bool:
+    """Return True if the device holds one process for each tool at the same time."""
+    share = 1.0 if rows is None else rows[0] / rows[1]
+    each = CONTEXT_BYTES + referee.facts.layouts.state.size + share * referee.bytes_per_call
+    return tools * each <= free(referee.task.device.value)
+
+
+def _missed(reports: Sequence[Report], build: Build) -> bool:
+    """Return True if a call on fewer rows may have taken another path: no tool saw it end well, or
+    it ran none of the attempt's libraries."""
+    ended = [r for r in reports if r.outcome is not Outcome.UNKNOWN]
+    return not ended or (bool(build.libraries) and not any(r.reached for r in ended))
+
+
+def _reached(folder: Path) -> tuple[str, ...]:
+    """Return the functions that the call ran, as the process wrote them.
+
+    The attempt's code shares that process, so this is no evidence.
+    """
+    try:
+        names = json.loads((folder / REACHED).read_text()[:MAX_READ])
+    except (OSError, ValueError):
+        return ()
+    return tuple(map(str, names)) if isinstance(names, list) else ()
+
+
+def _inputs(referee: Referee) -> list[Tensor]:
+    """Return one set of the task's own inputs, drawn for this check."""
+    seeds = Seeds()
+    _, inputs = referee.ask(Weights.OWN, seeds.draw(), Inputs.OWN, seeds.draw())
+    return inputs
+
+
+def _cuts(inputs: Sequence[Tensor], outputs: Sequence[Leaf]) -> Iterator[tuple[int, int] | None]:
+    """Yield how the inputs are cut, as (rows, all rows): fewer rows first, then None for all.
+
+    Large inputs are cut if all inputs and outputs have the same number of rows.
+    """
+    size = sum(t.numel() * t.element_size() for t in inputs)
+    counts = {shape[0] if shape else 0 for shape in [t.shape for t in inputs]}
+    counts |= {leaf.shape[0] if leaf.shape else 0 for leaf in outputs}
+    if size > LARGE_BYTES and len(counts) == 1:
+        (rows,) = counts
+        fewer = int(rows * LARGE_BYTES / size / 4)
+        fewer += (rows - fewer) % TAIL
+        if 0 < fewer < rows:
+            yield fewer, rows
+            if size > WHOLE_BYTES:
+                return
+    yield None
 
 
 def own_kernels(attempt: Attempt) -> frozenset[str]:
@@ -169,12 +331,19 @@ def own_kernels(attempt: Attempt) -> frozenset[str]:
     return frozenset(names)
 
 
-def read(tool: str, status: int | None, text: str, own: frozenset[str]) -> Report:
+def built_kernels(build: Build) -> frozenset[str]:
+    """Return the names of the kernels that the compiler reported, for names made by macros."""
+    names = (resource.name for library in build.libraries for resource in library.resources)
+    found = (re.search(r"(\w+)\s*(?:[<(]|$)", name) for name in names)
+    return frozenset(match[1] for match in found if match)
+
+
+def read(tool: str, status: int | None, text: str, own: Collection[str]) -> Report:
     """Return the report for a tool's exit status (None after its time limit) and its text."""
     if status is None:
         return Report(tool, Outcome.UNKNOWN, "exceeded its time limit")
     if status == FOUND:
-        named = not own.isdisjoint(re.findall(r"\w+", text))
+        named = not set(own).isdisjoint(re.findall(r"\w+", text))
         outcome = Outcome.FAULTY if named or INVALID in text else Outcome.ELSEWHERE
         return Report(tool, outcome, _shown(text))
     summary = _SUMMARY.search(text)
@@ -184,13 +353,33 @@ def read(tool: str, status: int | None, text: str, own: frozenset[str]) -> Repor
     return Report(tool, Outcome.UNKNOWN, _shown(text) or f"ended with exit status {status}")
 
 
-def sandboxed(program: Path, tool: str, folder: Path, build: Build, tier: Tier) -> list[str]:
-    """Return the command that runs `single.py` on a folder under a tool, confined like a worker."""
+@cache
+def name_filter(program: Path) -> str:
+    """Return the option that limits a tool to kernels by name; it was renamed in 2023."""
+    shown = subprocess.run([program, "--help"], capture_output=True, text=True, check=False)
+    return "--kernel-name" if "--kernel-name " in shown.stdout else "--kernel-regex"
+
+
+def sandboxed(
+    program: Path,
+    tool: str,
+    folder: Path,
+    build: Build,
+    tier: Tier,
+    kernels: Collection[str] = (),
+) -> list[str]:
+    """Return the command that runs `single.py` on a folder under a tool, confined like a worker.
+
+    The tool instruments `kernels`, given by a part of their names; empty means all.
+    """
+    filters = (f"kns={name}" for name in sorted(kernels))
     command = [
         str(program),
         *("--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20"),
         # torch makes driver calls that fail on some machines, and handles the failure.
         *(("--report-api-errors", "no") if tool == "memcheck" else ()),
+        *(word for kept in filters for word in (name_filter(program), kept)),
+        *(("--launch-count", str(LAUNCHES)) if kernels else ()),
         *(TRAMPOLINE, sys.executable, "-I", "-B", str(PROGRAM), str(folder)),
     ]
     policy = Policy(
@@ -205,20 +394,35 @@ def sandboxed(program: Path, tool: str, folder: Path, build: Build, tier: Tier) 
     return wrap(command, policy, Tier.NONE if tier is Tier.NONE else Tier.LANDLOCK)
 
 
-def write_debug_folder(referee: Referee, attempt: Attempt, folder: Path) -> None:
-    """Write the attempt, its model spec, and one set of weights and inputs to `folder`."""
+def write_debug_folder(
+    referee: Referee,
+    attempt: Attempt,
+    folder: Path,
+    inputs: Sequence[Tensor] | None = None,
+    rows: int | None = None,
+) -> None:
+    """Write the attempt, its model spec, and one set of weights and inputs to `folder / SHARED`.
+
+    `inputs` belong to the oracle's last draw, and are drawn if None. With `rows` each is cut to so
+    many rows.
+    """
     import torch
 
-    seeds = Seeds()
-    seed = seeds.draw()
-    _, inputs = referee.ask(Weights.OWN, seed, Inputs.OWN, seeds.draw())
-    attempt.write(folder)
+    given = _inputs(referee) if inputs is None else inputs
+    seed = Seeds().draw()
+    target = folder / SHARED
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(mode=0o755)
+    attempt.write(target)
     model_spec = referee.processes.model_spec(seed)
-    (folder / "order.json").write_text(json.dumps(model_spec.to_json()))
-    tensors = {"inputs": inputs, "weights": referee.context.weights.tensors()}
-    torch.save(
-        {name: [t.cpu() for t in many] for name, many in tensors.items()}, folder / "data.pt"
-    )
+    (target / "order.json").write_text(json.dumps(model_spec.to_json()))
+    cut = given if rows is None else [t[:rows] for t in given]
+    tensors = {"inputs": cut, "weights": referee.context.weights.tensors()}
+    # Copied, because torch saves the whole storage of a slice.
+    kept = {
+        name: [t.cpu() if t.is_cuda else t.clone() for t in many] for name, many in tensors.items()
+    }
+    torch.save(kept, target / "data.pt")
 
 
 def run(command: list[str], folder: Path, deadline_s: float) -> tuple[int | None, str]:

@@ -17,6 +17,7 @@ import secrets
 import select
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -106,6 +107,8 @@ class Session:
         self._lent_files: set[File] = set()
         self._checked_at = time.monotonic()
         self._outside_group: set[int] = set()
+        self._switching = threading.Lock()
+        self._in_command = self._paused = False
         self._open_s = OPEN_S
         self.closed = False
         self._child = fork_server.fork("cuagent.worker.program", folder, environment, policy, tier)
@@ -261,6 +264,24 @@ class Session:
         own = inputs.device != "cpu"
         return self.run(inputs, outputs, slots, deadline_s=deadline_s, flush=flush, own=own)
 
+    def pause(self) -> None:
+        """Stop the processes in the middle of a command, which another thread waits for.
+
+        Only for processes that are trusted to stop.
+        """
+        with self._switching:
+            self._paused = True
+            if self._in_command and not self.closed:
+                with contextlib.suppress(suspend.SuspendError, ForkServerError):
+                    self._suspend()
+
+    def unpause(self) -> None:
+        """Continue the command that `pause` stopped, if it has not ended."""
+        with self._switching:
+            self._paused = False
+            if self._in_command and not self.closed:
+                self._resume()
+
     def forget(self, arena: Arena) -> None:
         """Detach an arena that was lent, before it is closed."""
         if not self.closed and arena in self._lent:
@@ -323,12 +344,17 @@ class Session:
         if self._device is not None:
             self._device.begin()
         start = time.perf_counter()
-        self._resume()
+        with self._switching:
+            self._in_command = True
+            if not self._paused:
+                self._resume()
         try:
             send_message(self._child.channel, message | {"nonce": nonce}, descriptors)
             records = self._records(nonce, expected, time.monotonic() + seconds)
             wall = time.perf_counter() - start
-            self._suspend()
+            with self._switching:
+                self._in_command = False
+                self._suspend()
             self._check_holdings()
             if self._device is not None:
                 self._device.end()

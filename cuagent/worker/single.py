@@ -3,7 +3,8 @@
     python single.py FOLDER
 
 FOLDER holds the attempt, `order.json` and `data.pt` (inputs and weights). Nothing is compared. The
-exit code says if the call completed.
+exit code says if the call completed, and `reached.json` which functions of the attempt's libraries
+it ran.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
+from typing import Any
+
+REACHED = "reached.json"
 
 
 def main(folder: Path) -> None:
@@ -27,9 +31,25 @@ def main(folder: Path) -> None:
         model_spec.settings.apply()
     model = import_arm(model_spec, folder)()
     model.load_state_dict(dict(zip(model_spec.state, data["weights"], strict=True)))
+    reached = _recorded()
     with torch.no_grad():
         model(*unflatten(data["inputs"], model_spec.inputs))
     settle(model_spec.device.value)
+    (folder / REACHED).write_text(json.dumps(sorted(reached)))
+
+
+def _recorded() -> set[str]:
+    """Return a set that gets the name of each function that is called from now on."""
+    from cuagent.kernels.calls import Launcher
+
+    plain, names = Launcher.__call__, set[str]()
+
+    def recorded_call(launcher: Launcher, *arguments: Any) -> None:
+        names.add(launcher.prototype.name)
+        plain(launcher, *arguments)
+
+    Launcher.__call__ = recorded_call  # type: ignore[method-assign, assignment]
+    return names
 
 
 def _find_ourselves() -> None:

@@ -144,3 +144,21 @@ def test_attempt_is_timed_against_the_best_rung(run: Run) -> None:
     assert gain.rung == "eager+channels_last"
     assert gain.free.value * gain.kernel.value == pytest.approx(gain.end_to_end.value)
     assert not tried.judgement.beats_best_rung
+
+
+def test_attempt_that_surely_loses_is_not_timed_for_the_record(run: Run) -> None:
+    text = SOURCE.replace("class Model(", "class ModelNew(").replace("0.02)", "0.06)")
+    text = text.replace("0.002 if", "0.06 if")
+    slow = [
+        {"name": "write", "arguments": {"path": "model_new.py", "text": text}},
+        {"name": "verify", "arguments": {}},
+        *SUBMIT["calls"],
+    ]
+    stop = run_agent(run, ScriptedModel([{"calls": slow}]), TOOLS, FROM_THE_LADDER)
+    assert stop is Stop.NO_GAIN
+    assert run.settled == {}
+    assert "is surely slower than eager" in run.messages[-1].content
+    assert run.ladder is not None
+    assert run.ladder.effort is Effort.RECORD, "the best rung is the result, so it is confirmed"
+    (tried,) = run.tried
+    assert result_of(tried.judgement, run.ladder) is Result.RUNG

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from modules import Gated, task_text  # type: ignore[import-not-found]
 
+from cuagent.expert.search.planner import Bounds, Outcome, propose
+from cuagent.expert.search.progress import own_share
 from cuagent.message import Message
 from cuagent.models.expert import ExpertModel
 from cuagent.models.model import ToolSpec
 from cuagent.task import load_task
+from cuagent.timing import Ratio
 
 TOOLS = [
     ToolSpec(name, "", {})
@@ -26,13 +30,14 @@ def task(tmp_path):
     return load_task(f"{path}:Gated", device="cpu")
 
 
-def converse(task, answers, fresh=False, most=40):
+def converse(task, answers, fresh=False, most=40, ladder=None):
     """Run the expert and return its calls.
 
     `answers(tool, count)` returns the data of a tool's result, or a text for an error of the tool.
     `fresh` replaces the model after each step, as in a resumed run.
     """
     model, messages, acts, counts = ExpertModel(task), [Message("user", "go")], [], {}
+    messages += [ladder] * (ladder is not None)
     while len(acts) < most:
         pieces: list[str] = []
         reply = model.query(messages, TOOLS, lambda text, kind, pieces=pieces: pieces.append(text))
@@ -219,3 +224,78 @@ def test_submit_message_names_import_from_folder_of_reference(tmp_path):
     assert message.startswith("no gain")
     assert "task.py imports blocks" in message
     assert "\n" not in message
+
+
+BOUNDS = {"rung": "compile", "rung_seconds": 1.0, "floor": 0.5}
+
+
+def ladder(**bounds):
+    return Message("user", "the ladder", data={"from": "ladder", "bounds": BOUNDS | bounds})
+
+
+def timed(verdict, seconds):
+    return verdict | {"times": {"candidate": seconds}}
+
+
+def test_expert_writes_no_kernel_if_the_best_rung_is_at_the_floor(task):
+    acts = converse(task, answers_with([accepted(1, 1.3)]), ladder=ladder(floor=0.97))
+    assert names(acts) == ["submit"]
+    assert "torch.compile runs at 97%" in acts[0][1]["message"]
+
+
+def test_search_ends_at_an_attempt_that_reaches_the_floor(task):
+    verdicts = [timed(accepted(1, 1.9, 0.95), 0.52), accepted(2, 2.0)]
+    acts = converse(task, answers_with(verdicts), ladder=ladder())
+    assert names(acts).count("verify") == 1
+    assert names(acts).count("profile") == 1  # of the reference: no choice depends on another one
+
+
+@pytest.fixture
+def on_cuda(task):
+    """The task as on a GPU, where a kernel has several schedules; nothing is compiled."""
+    return replace(ExpertModel(task)._open(), device="cuda")
+
+
+def tries(subject, verdict, bounds, own_share=None):
+    """Return the number of candidates that are tried if all get the same verdict."""
+    outcomes = []
+    while (proposal := propose(subject, outcomes, bounds)) is not None:
+        ratios = {name: Ratio(**r) for name, r in verdict["ratios"].items()}
+        outcome = Outcome(proposal.candidate, True, "accepted", 1, ratios, own_share=own_share)
+        outcomes.append(outcome)
+    return len(outcomes)
+
+
+def test_no_other_schedule_is_tried_far_from_the_best_rung(on_cuda):
+    bounds = Bounds(**BOUNDS)
+    assert tries(on_cuda, accepted(1, 3.0, 0.14), bounds) < tries(
+        on_cuda, accepted(1, 3.0, 0.8), bounds
+    )
+
+
+def test_no_other_schedule_is_tried_if_the_time_is_in_libraries(on_cuda):
+    verdict, bounds = accepted(1, 1.0), Bounds(**BOUNDS)
+    assert tries(on_cuda, verdict, bounds, 0.01) < tries(on_cuda, verdict, bounds, 0.9)
+
+
+def test_search_ends_after_attempts_without_sure_gain(on_cuda, task):
+    assert tries(on_cuda, accepted(1, 1.2), Bounds()) == 3
+    noisy = accepted(1, 1.2, width=0.3)
+    assert tries(on_cuda, noisy, Bounds()) == 3, "noise is no gain"
+    assert tries(ExpertModel(task)._open(), accepted(1, 1.0), Bounds()) == 2
+
+
+def test_profile_shows_the_share_of_the_own_kernels():
+    costs = [{"name": "silu_mul_kernel_device(float*)", "seconds": 1.0}]
+    costs.append({"name": "sm90_xmma_gemm", "seconds": 3.0})
+    assert own_share({"kernels": costs, "operators": []}, ["silu_mul_kernel"]) == 0.25
+    costs = [{"name": "own kernel: f", "seconds": 1.0}, {"name": "aten::mm", "seconds": 1.0}]
+    assert own_share({"kernels": [], "operators": costs}, []) == 0.5
+    assert own_share({}, []) is None
+
+
+def test_loss_against_the_best_rung_is_no_gain(task):
+    acts = converse(
+        task, answers_with([accepted(n, 3.0, 0.3) for n in range(1, 9)]), ladder=ladder()
+    )
+    assert acts[-1][1]["message"].startswith("no gain")

@@ -6,6 +6,7 @@ The reference sleeps, and the rungs hardly differ, so a busy machine cannot reve
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +19,7 @@ from cuagent.measure.ladder import (
     Rung,
     admitted,
     gain_of,
+    join_rungs,
     measure_ladder,
     rungs_of,
     time_rungs,
@@ -123,6 +125,101 @@ def test_measure_ladder_defers_rungs_that_open_slowly(
         )
         timer.release(whole.baselines)
         assert set(timer.opened()) <= set(whole.baselines)
+
+
+SLOW = "eager+max-autotune-no-cudagraphs"
+"""Rung that counts as slow to open; eager ignores the mode."""
+LONG_TASK = """
+import os, time, torch
+class Model(torch.nn.Module):
+    calls = 0
+    def forward(self, x):
+        # As a compiler works in the first call, in the processes of baselines only.
+        works = self.calls == 0 and "TORCHINDUCTOR_CACHE_DIR" in os.environ
+        end = time.process_time() + (2.0 if works else 0.0)
+        self.calls += 1
+        while time.process_time() < end:
+            pass
+        return torch.tanh(x)
+"""
+
+
+def test_rung_joins_without_a_second_timing(
+    referee: Referee, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cuagent.measure.ladder.rungs_of", lambda task, convolves: ("eager", SLOW))
+    with Timer(referee) as timer:
+        first = measure_ladder(timer, whole=False, cache=tmp_path)
+        timer.open_ahead(first.later)
+        assert timer.still_opening(first.later, 60.0) == ()
+        joined = join_rungs(timer, first, first.later)
+        new = joined.rung(SLOW)
+        assert new is not None
+        assert new.admissible
+        assert math.isnan(new.seconds)
+        assert joined.later == ()
+        assert SLOW in joined.proposed
+        assert SLOW not in joined.baselines
+        arm = timer.compare(Effort.QUICK, joined.proposed).arm(SLOW)
+        assert arm is not None
+        assert arm.samples
+
+
+def test_rungs_that_open_too_slowly_are_left_for_later(
+    referee: Referee, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("eager", SLOW)
+    monkeypatch.setattr("cuagent.measure.ladder.rungs_of", lambda task, convolves: names)
+    with Timer(referee) as timer:
+        timer.open_ahead((SLOW,))
+        monkeypatch.setattr(timer, "still_opening", lambda names, seconds: (SLOW,))
+        found = measure_ladder(timer, whole=True, wait_s=0.0, cache=tmp_path)
+    assert [rung.name for rung in found.rungs] == ["eager"]
+    assert found.later == (SLOW,)
+
+
+@pytest.fixture
+def long_referee(tmp_path: Path, fork_server: ForkServer) -> Iterator[Referee]:
+    path = tmp_path / "task.py"
+    path.write_text(LONG_TASK)
+    task = load_task(path, inputs="f32[8,16]", device="cpu")
+    with Referee(task, fork_server=fork_server) as opened:
+        yield opened
+
+
+def test_background_stands_still_while_a_timing_runs(long_referee: Referee, tmp_path: Path) -> None:
+    with Timer(long_referee, ("eager",)) as timer:
+        timer.open_ahead((SLOW,))
+        sessions = timer._baselines._ahead._sessions  # type: ignore[union-attr]
+        while SLOW not in sessions:
+            time.sleep(0.01)
+        pid = sessions[SLOW].pid
+        with timer.nothing_opens():
+            before = cpu_ticks(pid)
+            time.sleep(0.5)
+            assert cpu_ticks(pid) == before
+        assert timer.still_opening((SLOW,), 60.0) == ()
+        with timer.nothing_opens():
+            pass
+        found = time_rungs(long_referee, only=("eager", SLOW), cache=tmp_path, timer=timer)
+        assert timer.opened()[SLOW].session.pid == pid, "the opened process is timed"
+    assert found.rungs[1].admissible
+
+
+def test_close_ends_what_still_opens(long_referee: Referee) -> None:
+    with Timer(long_referee, ("eager",)) as timer:
+        timer.open_ahead((SLOW,))
+        sessions = timer._baselines._ahead._sessions  # type: ignore[union-attr]
+        while SLOW not in sessions:
+            time.sleep(0.01)
+        pid = sessions[SLOW].pid
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def cpu_ticks(pid: int) -> int:
+    """Return the processor time of a process in clock ticks."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
 
 
 def test_cached_ladder_states_its_age_and_fresh_measures_again(

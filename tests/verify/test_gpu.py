@@ -12,7 +12,7 @@ from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.task import Precision, Task, load_task
 from cuagent.verify import Reason, Referee, Verdict
-from cuagent.verify.sanitize import TOOLS, Outcome, Report, gated, sanitize, sanitizer
+from cuagent.verify.sanitize import BUDGET_S, TOOLS, Outcome, Report, gated, sanitize, sanitizer
 
 pytestmark = pytest.mark.gpu
 
@@ -146,7 +146,7 @@ def test_sanitizer_rejects_a_fault_that_no_output_shows(referee: Referee) -> Non
     # Past `out`, the last allocation; another one may follow `in`.
     look = "= in[i] > 0 ? in[i] : out[n] == 1e30f ? 1 : 0"
     beyond = KERNEL.replace("= in[i] > 0 ? in[i] : 0", look)
-    (report,) = sanitized(referee, beyond)
+    report = next(r for r in sanitized(referee, beyond) if r.tool == "memcheck")
     assert report.outcome is Outcome.FAULTY, report
     assert "Invalid __global__ read" in report.text
     attempt = attempt_of(beyond)
@@ -163,7 +163,11 @@ def attempt_of(kernel: str) -> Attempt:
 
 def sanitized(referee: Referee, kernel: str) -> tuple[Report, ...]:
     attempt = attempt_of(kernel)
-    return sanitize(referee, attempt, build(attempt, referee.task.device))
+    check = sanitize(referee, attempt, build(attempt, referee.task.device))
+    assert check.kernels
+    assert check.seconds <= BUDGET_S + 1
+    assert all(report.reached for report in check.reports if report.outcome is Outcome.CLEAN)
+    return check.reports
 
 
 def test_verdicts_leave_no_gpu_memory(referee: Referee) -> None:

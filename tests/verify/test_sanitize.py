@@ -15,10 +15,16 @@ from bodies import candidate
 from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.sandbox import Tier, probe
-from cuagent.verify import Referee
+from cuagent.task import Device
+from cuagent.verify import Referee, sanitize
 from cuagent.verify.sanitize import (
     FOUND,
+    SHARED,
+    TOOLS,
+    Check,
     Outcome,
+    check,
+    name_filter,
     own_kernels,
     read,
     run,
@@ -27,6 +33,8 @@ from cuagent.verify.sanitize import (
 )
 
 STAND_IN = """#!/bin/sh
+test "$1" = --help && echo "  --kernel-name arg" && exit
+echo "$@" > "$TMPDIR/arguments"
 while [ "$1" != /usr/bin/env ]; do shift; done
 test -x "$1" || exit 13  # as access() sees it
 mkdir "$TMPDIR/NVIDIA-treetracker" && mkfifo "$TMPDIR/NVIDIA-treetracker/pipe" || exit 14
@@ -98,8 +106,70 @@ def test_candidate_runs_under_a_tool_in_the_sandbox(referee: Referee, tmp_path: 
     folder = referee.folder / "tool"
     folder.mkdir(mode=0o755)
     write_debug_folder(referee, attempt, folder)
+    folder /= SHARED
     status, text = run(sandboxed(tool, "memcheck", folder, built, tier), folder, 60.0)
     assert read("memcheck", status, text, OWN).outcome is Outcome.CLEAN, (tier, status, text)
+
+
+@pytest.fixture
+def tool(tmp_path: Path) -> Path:
+    path = tmp_path / "bin" / "compute-sanitizer"
+    path.parent.mkdir()
+    path.write_text(STAND_IN)
+    path.chmod(0o755)
+    return path
+
+
+def checked(tool: Path, referee: Referee, body: str, budget_s: float = 120.0) -> Check:
+    attempt = candidate(body)
+    built = build(attempt, referee.task.device)
+    return check(tool, {"relu_kernel"}, referee, attempt, built, TOOLS, budget_s)
+
+
+def test_tools_instrument_only_the_own_kernels(tool: Path, tmp_path: Path) -> None:
+    attempt = candidate("return self.honest(x)")
+    built = build(attempt, Device.CPU)
+    command = sandboxed(tool, "racecheck", tmp_path, built, Tier.NONE, {"b", "a"})
+    assert "--kernel-name kns=a --kernel-name kns=b --launch-count 64" in " ".join(command)
+    tool.write_text("#!/bin/sh\necho '  --kernel-regex arg'\n")
+    name_filter.cache_clear()
+    command = sandboxed(tool, "racecheck", tmp_path, built, Tier.NONE, {"a"})
+    assert "--kernel-regex kns=a" in " ".join(command)
+    name_filter.cache_clear()
+
+
+def test_check_runs_all_tools_and_states_what_it_covered(tool: Path, referee: Referee) -> None:
+    found = checked(tool, referee, "return self.honest(x)")
+    assert [(r.tool, r.outcome) for r in found.reports] == [(t, Outcome.CLEAN) for t in TOOLS]
+    assert "covered relu_kernel (at most 64 launches on the task's own inputs" in found.coverage
+    assert list(referee.folder.glob("sanitize-*")) == []
+
+
+def test_check_ends_with_its_budget(tool: Path, referee: Referee) -> None:
+    found = checked(tool, referee, "import time; time.sleep(30)", budget_s=0.5)
+    assert {r.outcome for r in found.reports} == {Outcome.UNKNOWN}
+    assert found.seconds < 20
+
+
+def test_large_inputs_are_cut_if_the_own_kernels_still_run(
+    tool: Path, referee: Referee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = referee.facts
+    rows = facts.layouts.inputs.leaves[0].shape[0]
+    size = sum(leaf.nbytes for leaf in facts.layouts.inputs.leaves)
+    monkeypatch.setattr(sanitize, "LARGE_BYTES", size - 1)
+    monkeypatch.setattr(sanitize, "TAIL", 1)
+    body = "return self.honest(x)"
+    found = checked(tool, referee, body)
+    assert found.rows == (int(rows * (size - 1) / size / 4), rows)
+    assert f"the first {found.rows[0]} of {rows} rows" in found.coverage
+    found = checked(tool, referee, f"assert len(x) == {rows}; {body}")
+    assert found.rows is None, "a call that fails on fewer rows is repeated on all"
+    assert {r.outcome for r in found.reports} == {Outcome.CLEAN}
+
+
+def test_attempt_without_own_kernels_is_not_covered() -> None:
+    assert "defines no kernel" in Check(()).coverage
 
 
 def test_run_kills_the_process_group_after_the_time_limit(tmp_path: Path) -> None:

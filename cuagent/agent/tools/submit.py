@@ -10,7 +10,7 @@ from cuagent.agent.run import Run, Tried
 from cuagent.agent.stop import Stop
 from cuagent.agent.tools.candidate import figures, judged
 from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
-from cuagent.agent.wording import judgement_lines
+from cuagent.agent.wording import NAMES, judgement_lines
 from cuagent.events import Phase
 from cuagent.timing import Effort
 
@@ -23,6 +23,13 @@ def submit(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
         run.stop = Stop.NO_GAIN
         text = "The run ends without a kernel: no attempt was accepted."
         return ToolResult(text, {"ended": True, "attempt": None, "message": message})
+    if loss := chosen.judgement.slower_than:
+        run.stop = Stop.SUBMITTED if chosen.judgement.is_faster else Stop.NO_GAIN
+        text = (
+            f"Attempt {chosen.n} is surely slower than {NAMES.get(loss, loss)}, so it is not timed "
+            f"again. The run ends: {run.stop}."
+        )
+        return ToolResult(text, figures(chosen) | {"ended": True, "message": message})
     measure_remaining_rungs(run)
     context.emit(Phase(f"judging attempt {chosen.n} again for the record"))
     settled = run.settle(chosen, judged(run, chosen.attempt, Effort.RECORD))

@@ -3,11 +3,13 @@
 The choice is a pure function of the task and the outcomes, so that a run can be replayed or resumed
 from its conversation. The first candidate has all rewrites and fusions that should help. Each later
 one changes a single choice of the best accepted candidate, in the order of expected gain. After a
-rejection, single kernels are removed first. Invariant: no two candidates have the same text.
+rejection, single kernels are removed first. The search ends when the measurements show that no
+further candidate can be a clear gain (`Bounds`). Invariant: no two candidates have the same text.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +21,14 @@ MAX_ATTEMPTS = 6
 """Candidates in one run."""
 CLEAR_GAIN = 1.05
 """Smallest lower limit of a candidate's ratios from which its gain counts as clear."""
+SCHEDULE_REACH = 2.0
+"""Largest factor that another schedule of the same kernels may gain. Four schedules of a bf16
+RMSNorm at 0.14 times the speed of the best rung stayed there."""
+OWN_SHARE = 0.05
+"""Smallest share of a candidate's time in its own kernels for which other schedules are tried."""
+IDLE_TRIES = {"cpu": 1, "cuda": 2}
+"""Consecutive candidates without a sure gain over an earlier one, after which the search ends. On a
+CPU each costs more time than its choices have gained in the examples."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +42,10 @@ class Outcome:
     ratios: Mapping[str, Ratio] = field(default_factory=dict)
     broken_files: tuple[str, ...] = ()
     """Kernel files that did not compile."""
+    seconds: float | None = None
+    """Seconds per call; None if it was not timed."""
+    own_share: float | None = None
+    """Share of its time in its own kernels; None without a profile that shows it."""
 
     @property
     def lower_limit(self) -> float:
@@ -39,15 +53,61 @@ class Outcome:
         return min((r.low for r in self.ratios.values()), default=0.0)
 
     @property
+    def speedup(self) -> float:
+        """Smallest of the ratios; 0 without ratios."""
+        return min((r.value for r in self.ratios.values()), default=0.0)
+
+    @property
     def is_clear_gain(self) -> bool:
         """True if the candidate is faster than every baseline by more than the noise."""
         return self.lower_limit >= CLEAR_GAIN
 
     @property
+    def is_likely_gain(self) -> bool:
+        """True if the candidate is faster than every baseline, clearly or within the noise."""
+        return self.speedup >= CLEAR_GAIN
+
+    @property
     def is_slower(self) -> bool:
         """True if the candidate is slower than eager by more than the noise."""
-        eager = self.ratios.get("eager")
-        return eager is not None and eager.high < 1
+        return self.is_slower_than("eager")
+
+    def is_slower_than(self, baseline: str) -> bool:
+        """Return True if the candidate is slower than a baseline by more than the noise."""
+        ratio = self.ratios.get(baseline)
+        return ratio is not None and ratio.high < 1
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Measurements of the ladder that bound what a kernel can still gain."""
+
+    rung: str = ""
+    """Name of the ladder's best rung; "" without a ladder."""
+    rung_seconds: float = math.inf
+    """Seconds per call of that rung."""
+    floor: float = 0.0
+    """Seconds that any correct implementation takes to move its inputs and outputs; 0 if that is
+    not certain."""
+
+    @property
+    def rung_is_optimal(self) -> bool:
+        """True if no kernel can be a clear gain over the best rung."""
+        return self._is_optimal(self.rung_seconds)
+
+    def end_search(self, best: Outcome) -> bool:
+        """Return True if no other candidate can be a clear gain over `best`."""
+        return best.seconds is not None and self._is_optimal(best.seconds)
+
+    def schedules_may_win(self, best: Outcome) -> bool:
+        """Return True if another schedule of the kernels of `best` may beat the best rung."""
+        if best.own_share is not None and best.own_share < OWN_SHARE:
+            return False
+        rung = best.ratios.get(self.rung)
+        return rung is None or rung.high * SCHEDULE_REACH >= 1
+
+    def _is_optimal(self, seconds: float) -> bool:
+        return self.floor > 0 and seconds < CLEAR_GAIN * self.floor
 
 
 @dataclass(frozen=True)
@@ -67,19 +127,33 @@ def best_of(outcomes: Sequence[Outcome]) -> Outcome | None:
     return max((o for o in outcomes if o.accepted), key=lambda o: o.lower_limit, default=None)
 
 
-def propose(subject: Subject, outcomes: Sequence[Outcome]) -> Proposal | None:
+def propose(
+    subject: Subject, outcomes: Sequence[Outcome], bounds: Bounds = Bounds()
+) -> Proposal | None:
     """Return the next candidate, or None if no further change should help."""
-    if len(outcomes) >= MAX_ATTEMPTS:
+    best = best_of(outcomes)
+    if len(outcomes) >= MAX_ATTEMPTS or bounds.rung_is_optimal:
+        return None
+    if best is not None and (bounds.end_search(best) or _is_idle(subject, outcomes)):
         return None
     seen = {tuple(sorted(o.candidate.files.items())) for o in outcomes}
-    for options, why in _choices(subject, outcomes):
+    for options, why in _choices(subject, outcomes, bounds):
         candidate = make_candidate(subject, options)
         if candidate is not None and tuple(sorted(candidate.files.items())) not in seen:
             return Proposal(candidate, why)
     return None
 
 
-def _choices(subject: Subject, outcomes: Sequence[Outcome]) -> Iterator[tuple[Options, str]]:
+def _is_idle(subject: Subject, outcomes: Sequence[Outcome]) -> bool:
+    """Return True if the last candidates surely brought no gain over an accepted one before."""
+    tries = IDLE_TRIES[subject.device]
+    best, last = best_of(outcomes[:-tries]), outcomes[-tries:]
+    return best is not None and all(o.lower_limit <= best.speedup for o in last)
+
+
+def _choices(
+    subject: Subject, outcomes: Sequence[Outcome], bounds: Bounds
+) -> Iterator[tuple[Options, str]]:
     if not outcomes:
         yield Options(), "fold all operators that can be folded, and fuse the others"
         return
@@ -92,19 +166,25 @@ def _choices(subject: Subject, outcomes: Sequence[Outcome]) -> Iterator[tuple[Op
         replace(options, merge=not options.merge),
         "compute linear layers of the same input as one product with stacked weights",
     )
-    if subject.device == "cuda":
-        for threads in (128, 256, 512):
-            yield replace(options, threads=threads), f"use {threads} threads for each row"
-        yield replace(options, vector=False), "use scalar accesses instead of 16-byte accesses"
-    elif not best.is_clear_gain:
-        for tile in (16, 256):
-            yield replace(options, tile=tile), f"use tiles of {tile} adjacent rows"
-    if not best.is_clear_gain and len(best.candidate.kernels) > 1:
+    if bounds.schedules_may_win(best):
+        yield from _schedules(subject, best)
+    if not best.is_likely_gain and len(best.candidate.kernels) > 1:
         for name, origins in zip(best.candidate.kernels, best.candidate.origins, strict=True):
             yield (
                 replace(options, keep=options.keep | origins),
                 f"leave out {name}, because torch may run its operators as fast",
             )
+
+
+def _schedules(subject: Subject, best: Outcome) -> Iterator[tuple[Options, str]]:
+    options = best.candidate.options
+    if subject.device == "cuda":
+        for threads in (128, 256, 512):
+            yield replace(options, threads=threads), f"use {threads} threads for each row"
+        yield replace(options, vector=False), "use scalar accesses instead of 16-byte accesses"
+    elif not best.is_likely_gain:
+        for tile in (16, 256):
+            yield replace(options, tile=tile), f"use tiles of {tile} adjacent rows"
 
 
 def _repairs(failed: Outcome) -> Iterator[tuple[Options, str]]:

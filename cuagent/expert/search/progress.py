@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cuagent.expert.search.planner import Outcome, Proposal
+from cuagent.expert.search.planner import Bounds, Outcome, Proposal
 from cuagent.message import Message, ToolCall
 from cuagent.timing import Ratio
 
-Propose = Callable[[Sequence[Outcome]], Proposal | None]
+Propose = Callable[[Sequence[Outcome], Bounds], Proposal | None]
+OWN_KERNEL = "own kernel: "
+"""Prefix of an attempt's own kernels among the operators of a profile."""
 
 
 @dataclass
@@ -41,6 +43,7 @@ class Progress:
     """Attempts that `submit` did not accept."""
     empty_submit: bool = False
     """True after a `submit` without an attempt."""
+    bounds: Bounds = field(default_factory=Bounds)
 
 
 def read_progress(messages: Sequence[Message], propose: Propose) -> Progress:
@@ -48,7 +51,7 @@ def read_progress(messages: Sequence[Message], propose: Propose) -> Progress:
 
     `propose` returns the candidate that followed the given outcomes.
     """
-    progress = Progress()
+    progress = Progress(bounds=_bounds(messages))
     results = {m.tool_call_id: m for m in messages if m.role == "tool"}
     for message in messages:
         for call in message.tool_calls if message.role == "assistant" else ():
@@ -64,6 +67,7 @@ def _replay(progress: Progress, call: ToolCall, result: Message, propose: Propos
         case "profile":
             progress.candidate_profiled |= progress.profiled and bool(progress.outcomes)
             progress.profiled = True
+            _record_profile(progress, result.data)
         case "write":
             _record_write(progress, arguments, result)
         case "bash" if not result.is_error:
@@ -71,7 +75,7 @@ def _replay(progress: Progress, call: ToolCall, result: Message, propose: Propos
             for path in paths if command == "rm" else ():
                 progress.files.pop(path, None)
         case "compile" | "verify":
-            proposal = propose(progress.outcomes)
+            proposal = propose(progress.outcomes, progress.bounds)
             if proposal and proposal.candidate.files.items() <= progress.files.items():
                 _record_outcome(progress, call.name, proposal, result)
         case "submit":
@@ -108,6 +112,7 @@ def _record_outcome(progress: Progress, tool: str, proposal: Proposal, result: M
                 str(data.get("reason", "no reason given")),
                 data.get("attempt"),
                 _ratios(data.get("ratios")),
+                seconds=_seconds(data.get("times")),
             )
         case _:
             return _record_failure(progress, result)
@@ -129,6 +134,39 @@ def _record_submit(progress: Progress, arguments: Mapping[str, Any], result: Mes
 def _record_failure(progress: Progress, result: Message) -> None:
     progress.failures += 1
     progress.failure = (result.content.strip().splitlines() or ["the tool returned no result"])[0]
+
+
+def _record_profile(progress: Progress, data: Mapping[str, Any]) -> None:
+    """Record the share of the newest candidate's time in its own kernels."""
+    if data.get("what") == "candidate" and progress.outcomes:
+        last = progress.outcomes[-1]
+        share = own_share(data.get("profile"), last.candidate.kernels)
+        progress.outcomes[-1] = replace(last, own_share=share)
+
+
+def own_share(profile: Any, kernels: Sequence[str]) -> float | None:
+    """Return the share of the time in the kernels of these names; None if the profile is empty.
+
+    On CUDA these are the GPU's kernels, on the CPU the profiled ranges around their calls.
+    """
+    if not isinstance(profile, Mapping):
+        return None
+    costs = profile.get("kernels") or profile.get("operators") or ()
+    total = sum(cost["seconds"] for cost in costs)
+    named = (OWN_KERNEL, *kernels)
+    own = sum(c["seconds"] for c in costs if any(name in c["name"] for name in named))
+    return own / total if total else None
+
+
+def _bounds(messages: Sequence[Message]) -> Bounds:
+    """Return the bounds of the ladder that the run began with."""
+    found: Any = next((m.data["bounds"] for m in messages if "bounds" in m.data), {})
+    return Bounds(**found) if isinstance(found, Mapping) else Bounds()
+
+
+def _seconds(data: Any) -> float | None:
+    seconds = data.get("candidate") if isinstance(data, Mapping) else None
+    return float(seconds) if isinstance(seconds, int | float) else None
 
 
 def _ratios(data: Any) -> dict[str, Ratio]:

@@ -8,10 +8,12 @@ Invariant: a baseline whose process was lost twice, or that does not open, is no
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from cuagent.arms import EAGER
 from cuagent.events import Emit, Phase
+from cuagent.measure.timing.ahead import OpenedAhead
 from cuagent.measure.timing.repeats import clock
 from cuagent.measure.timing.rounds import TWIN
 from cuagent.measure.timing.surroundings import compiled_graphs, cores_of, free_memory, slots_for
@@ -27,6 +29,8 @@ limit is higher so that eager is always below it: other processes may make it op
 slowly."""
 COMPILE_S = 900.0
 """Time limit of the first call in seconds; torch.compile compiles in it."""
+OPENED_AT_ONCE = {Device.CPU: 1, Device.CUDA: 4}
+"""Number of baselines that open in the background at the same time."""
 
 
 class Baselines:
@@ -46,6 +50,8 @@ class Baselines:
         self._lost: set[str] = set()
         """Baselines whose process ended once while it was timed."""
         self._batch: Batch | None = None
+        self._kept: tuple[str, ...] = ()
+        self._ahead: OpenedAhead | None = None
         self.were_opened = False
         """True if the baselines have been opened once, so compile times and failures are known."""
 
@@ -64,10 +70,44 @@ class Baselines:
         return {name: timed_arm for name, timed_arm in self._warm.items() if name != TWIN}
 
     def set_baselines(self, names: Sequence[str]) -> None:
-        """Set the baselines to time, and end the processes of all others."""
+        """Set the baselines to time, and end the processes of all others but the kept ones."""
         self.names = tuple(names)
-        for name in self._warm.keys() - {*self.names, TWIN}:
+        for name in self._warm.keys() - {*self.names, *self._kept, TWIN}:
             self._warm.pop(name).session.close()
+
+    def keep(self, names: Sequence[str]) -> None:
+        """Keep the processes of these baselines while others are timed, for a later timing."""
+        self._kept = tuple(names)
+
+    def open_ahead(self, names: Sequence[str]) -> None:
+        """Begin to open baselines in the background; not those that are open or have failed."""
+        if self._ahead is None:
+            batch = self.batch
+            slot = batch.inputs.count - 1
+            call = [(slot, slot)]
+
+            def first_call(session: Session) -> None:
+                session.block(batch.lent, batch.outputs, call, deadline_s=COMPILE_S)
+
+            self._ahead = OpenedAhead(self._begin, first_call, OPENED_AT_ONCE[self.device])
+        self._ahead.start([n for n in names if n not in self._warm and n not in self.failed])
+
+    def still_opening(self, names: Sequence[str], seconds: float) -> tuple[str, ...]:
+        """Return the baselines that the background has not opened after so many seconds."""
+        return self._ahead.unfinished(names, seconds) if self._ahead is not None else ()
+
+    @contextmanager
+    def nothing_opens(self) -> Iterator[None]:
+        """Pause the background within the block, after the baselines to time have opened."""
+        if self._ahead is None:
+            yield
+            return
+        for name in self.names:
+            if name in self._ahead:
+                self._emit(Phase(f"timing: opening {name}"))
+                self._ahead.unfinished([name], COMPILE_S)
+        with self._ahead.paused():
+            yield
 
     def batch_with_fresh_inputs(self) -> Batch:
         """Return the batch with new inputs for warming up, drawn after the attempt was frozen."""
@@ -123,6 +163,9 @@ class Baselines:
 
     def close(self) -> None:
         """End the processes and free the memory. Idempotent."""
+        if self._ahead is not None:
+            self._ahead.end()
+            self._ahead = None
         for timed_arm in self._warm.values():
             timed_arm.session.close()
         self._warm.clear()
@@ -147,14 +190,18 @@ class Baselines:
                     break
         return None
 
+    def _begin(self, name: str) -> Session:
+        arm, graphs = EAGER if name == TWIN else name, compiled_graphs()
+        return self.referee.processes.reference(arm, environment=graphs, cores=self.cores)
+
     def _open(self, name: str, batch: Batch) -> TimedArm:
+        if self._ahead is not None and name in self._ahead:
+            return self._ahead.take(name)
         if name != TWIN:
             self._emit(Phase(f"timing: opening {name}"))
         free = free_memory(self.device)
         begun = time.perf_counter()
-        arm = EAGER if name == TWIN else name
-        graphs = compiled_graphs()
-        session = self.referee.processes.reference(arm, environment=graphs, cores=self.cores)
+        session = self._begin(name)
         timed_arm = warmed(name, session, batch, begun)
         timed_arm.memory = None if free is None else free - (free_memory(self.device) or 0)
         return timed_arm

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -43,6 +43,9 @@ BASELINES = (EAGER, COMPILE)
 BUDGET_S = {Effort.GLANCE: 0.3, Effort.QUICK: 1.5, Effort.RECORD: 30.0}
 """Seconds for the repeats: of the one round of a quick timing, of all rounds of a record timing.
 The smallest number of repeats runs in any case."""
+ROUND_S = {Device.CPU: 1.5, Device.CUDA: 3.0}
+"""Most seconds for the repeats of one round of a record timing. On the CPU processes differ more
+than the repeats of one process, so longer rounds gain little."""
 MAX_CALLS = 60 * MAX_SLOTS
 """Largest number of a candidate's calls in one round."""
 
@@ -176,6 +179,43 @@ class Timer:
         if baselines is not None:
             self._baselines.set_baselines(baselines)
 
+    def keep(self, baselines: Sequence[str]) -> None:
+        """Keep the processes of these baselines even while others are timed."""
+        self._baselines.keep(() if self.referee.large else baselines)
+
+    def open_ahead(self, baselines: Sequence[str]) -> None:
+        """Begin to open baselines in the background.
+
+        Does nothing for a large task, nor on a shared device, where another judge may be timing.
+        """
+        names = [name for name in baselines if name != EAGER]
+        if names and not self.referee.large and not self.shared_device:
+            self._baselines.open_ahead(names)
+
+    def open_untimed(self, baselines: Sequence[str]) -> dict[str, TimedArm]:
+        """Open these baselines without timing them; those that fail are left out."""
+        before = self.baselines
+        self._set_baselines(baselines)
+        self.keep((*before, *baselines))
+        try:
+            with self.nothing_opens():
+                return self._baselines.timed_arms(self._baselines.batch_with_fresh_inputs())
+        finally:
+            self._set_baselines(before)
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Return the reason for each baseline that does not open or was lost."""
+        return self._baselines.failed
+
+    def still_opening(self, baselines: Sequence[str], seconds: float) -> tuple[str, ...]:
+        """Return the baselines that the background has not opened after so many seconds."""
+        return self._baselines.still_opening(baselines, seconds)
+
+    def nothing_opens(self) -> AbstractContextManager[None]:
+        """Return a context in which no baseline opens in the background."""
+        return self._baselines.nothing_opens()
+
     def _open_baselines(self) -> None:
         """Open the baselines that stay open, without timing them.
 
@@ -246,7 +286,8 @@ class Timer:
         try:
             for part in parts_of(self.referee, every_baseline, subject is not None):
                 self._set_baselines(part)
-                timings.append(self._time(subject, effort))
+                with self.nothing_opens():
+                    timings.append(self._time(subject, effort))
                 if is_final(timings[-1]):
                     break
         finally:
@@ -444,7 +485,9 @@ class Timer:
         """
         # The last slot was for warming up; if it is the only one, it is drawn again.
         slots = range(max(1, batch.inputs.count - 1))
-        budget = BUDGET_S[effort] / (10 if effort is Effort.RECORD else 1)
+        budget = BUDGET_S[effort]
+        if effort is Effort.RECORD:
+            budget = min(budget / 10, ROUND_S[self.device])
         draw_s, glance = self._baselines.draw_s, effort is Effort.GLANCE
         repeats = Repeats(self.referee, batch, timed_arms, slots, draw_s, glance)
         return repeats.run(budget), repeats.slowed

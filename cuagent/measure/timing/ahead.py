@@ -1,0 +1,117 @@
+"""Open baselines in the background, so that torch.compile works while nothing is timed.
+
+Each baseline opens in a thread that waits for its process: it imports the task, loads the weights
+and makes the first call, in which torch.compile compiles. `paused` stops all these processes for a
+timing. Not covered: baselines that a timing opens itself (`baselines.py`).
+
+Invariant: while paused, no process that was opened here computes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+
+from cuagent.measure.timing.timed_arm import TimedArm
+from cuagent.worker import ForkServerError, Session, SessionEnded
+
+Begin = Callable[[str], Session]
+"""Open the process of a baseline and load its weights. Raises SessionEnded, ForkServerError."""
+FirstCall = Callable[[Session], None]
+"""Call the model once. Raises SessionEnded."""
+
+
+class OpenedAhead:
+    """Baselines that open in the background. `end` ends those that were not taken."""
+
+    def __init__(self, begin: Begin, first_call: FirstCall, workers: int) -> None:
+        self._begin, self._first_call = begin, first_call
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="cuagent-opening")
+        self._futures: dict[str, Future[TimedArm]] = {}
+        self._sessions: dict[str, Session] = {}
+        self._opening = threading.Lock()
+        """Held while a process opens and cannot be paused yet, and while `_sessions` changes."""
+        self._running = threading.Event()
+        self._running.set()
+        self._ended = False
+        self._paused_s = 0.0
+
+    def start(self, names: Sequence[str]) -> None:
+        """Begin to open these baselines, in this order; those begun before are left out."""
+        for name in names:
+            if name not in self._futures and not self._ended:
+                self._futures[name] = self._pool.submit(self._open, name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._futures
+
+    def unfinished(self, names: Sequence[str], seconds: float) -> tuple[str, ...]:
+        """Wait for these baselines, at most `seconds`, and return those that are still opening."""
+        opening = {name: self._futures[name] for name in names if name in self._futures}
+        wait(opening.values(), timeout=seconds)
+        return tuple(name for name, future in opening.items() if not future.done())
+
+    def take(self, name: str) -> TimedArm:
+        """Wait for a baseline and return it; the caller then owns its session.
+
+        Raises SessionEnded, ForkServerError.
+        """
+        try:
+            return self._futures.pop(name).result()
+        finally:
+            with self._opening:
+                if (session := self._sessions.pop(name, None)) is not None:
+                    session.unpause()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop the processes until the end of the block."""
+        begun = time.perf_counter()
+        with self._opening:
+            self._running.clear()
+            for session in self._sessions.values():
+                session.pause()
+        try:
+            yield
+        finally:
+            with self._opening:
+                self._paused_s += time.perf_counter() - begun
+                for session in self._sessions.values():
+                    session.unpause()
+                self._running.set()
+
+    def end(self) -> None:
+        """Kill the processes that were not taken, and wait for the threads. Idempotent."""
+        with self._opening:
+            self._ended = True
+            for session in self._sessions.values():
+                with suppress(ProcessLookupError):
+                    # The thread that waits for the process closes the session.
+                    os.killpg(session.pid, signal.SIGKILL)
+            self._running.set()
+        self._pool.shutdown(cancel_futures=True)
+        for future in self._futures.values():
+            with suppress(SessionEnded, ForkServerError, CancelledError):
+                future.result().session.close()
+        self._futures.clear()
+        self._sessions.clear()
+
+    def _open(self, name: str) -> TimedArm:
+        while True:
+            self._running.wait()
+            with self._opening:
+                if self._ended:
+                    raise CancelledError
+                if self._running.is_set():
+                    begun, paused = time.perf_counter(), self._paused_s
+                    session = self._begin(name)
+                    self._sessions[name] = session
+                    break
+        self._first_call(session)
+        seconds = time.perf_counter() - begun - (self._paused_s - paused)
+        return TimedArm(name, session, seconds)
