@@ -39,6 +39,7 @@ KEYS: dict[str, dict[str, str]] = {
         "fp16": "fp16_flop_per_s",
     },
     "Cost": {"seconds": "time_s", "gap": "gap_s"},
+    "Gain": {"error": "relative_error"},
     "Floor": {"seconds": "floor_s", "memory": "memory_floor_s"},
     "Ladder": {"seconds": "duration_s", "when": "measured_at_s", "busy": "others_share"},
     "Library": {"seconds": "duration_s"},
@@ -57,7 +58,7 @@ KEYS: dict[str, dict[str, str]] = {
     "Spent": {"seconds": "duration_s", "cost": "cost_usd"},
     "Timing": {"seconds": "duration_s", "busy": "others_share", "apart": "twin_log_ratios"},
     "ToolFinished": {"seconds": "duration_s"},
-    "Verdict": {"seconds": "parts_s"},
+    "Verdict": {"seconds": "parts_s", "errors": "relative_errors"},
 }
 """Keys by class and field, for fields whose names do not tell the unit."""
 
@@ -106,7 +107,11 @@ def _derived(kind: str, value: Any) -> dict[str, Any]:
 
 
 def _judgement(value: Judgement) -> dict[str, Any]:
-    return {"gains": value.is_faster, "adds": value.beats_best_rung}
+    return {
+        "gains": value.is_faster,
+        "adds": value.beats_best_rung,
+        "contract": value.contract,
+    }
 
 
 def _timing(value: Timing) -> dict[str, Any]:
@@ -118,7 +123,7 @@ def _timing(value: Timing) -> dict[str, Any]:
 
 
 def _ladder(value: Ladder) -> dict[str, Any]:
-    return {"best": value.best.name if value.best else None}
+    return {"best": value.best.name if value.best else None, "contract": value.contract}
 
 
 def _profile(value: Profile) -> dict[str, Any]:

@@ -149,7 +149,7 @@ def test_dynamically_defined_classes_are_accepted(file: Path) -> None:
 def test_unknown_option_values_are_rejected(file: Path) -> None:
     file.write_text(KERNELBENCH)
     assert "choose one of auto, cpu, cuda" in fails(file, device="gpu")
-    assert "choose one of match, tf32, bf16, fp16" in fails(file, precision="fp8")
+    assert "choose one of match, fp32, tf32, bf16, fp16" in fails(file, precision="fp8")
     assert "is not a class name" in fails(f"{file}:2x")
     assert "--inputs" in fails(file, inputs="f32[")
     assert "--init" in fails(file, init="import os")
