@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import ExitStack
-from functools import cached_property
 
 from cuagent.attempt import Attempt
 from cuagent.build import Build
@@ -20,6 +19,7 @@ from cuagent.sandbox import Tier, memory_bound
 from cuagent.task import Device, Task
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.inputs.weights import Weights
+from cuagent.verify.memory_plan import MemoryPlan
 from cuagent.verify.oracle.client import Oracle
 from cuagent.worker import Arena, ForkServer, ModelSpec, Session
 from cuagent.worker.arms import CANDIDATE
@@ -33,8 +33,17 @@ class Processes:
     `load_timed_weights` before the first timed session.
     """
 
-    def __init__(self, task: Task, tier: Tier, fork_server: ForkServer | None = None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        tier: Tier,
+        fork_server: ForkServer | None = None,
+        budget: int | None = None,
+    ) -> None:
         self.task = task
+        self._budget = budget
+        self.room: MemoryPlan | None = None
+        """Plan of the task's memory, from which a candidate's limit follows."""
         self.tier = tier
         self.memory_bytes = memory_bound()
         self._ending = ExitStack()
@@ -42,7 +51,7 @@ class Processes:
         try:
             import torch  # noqa: F401  (while the fork server imports it too)
 
-            self.oracle = Oracle(self.fork_server, task)
+            self.oracle = Oracle(self.fork_server, task, budget)
             self._ending.callback(lambda: self.oracle.close())
             self.facts = self.oracle.describe()
             state = self.facts.layouts.state
@@ -66,7 +75,7 @@ class Processes:
             self.oracle.lost = True
         if not self.oracle.alive:
             self.oracle.close()
-            self.oracle = Oracle(self.fork_server, self.task)
+            self.oracle = Oracle(self.fork_server, self.task, self._budget)
             self.oracle.describe()
             self.load_timed_weights()
 
@@ -123,6 +132,7 @@ class Processes:
     def model_spec(self, seed: int, arm: str = CANDIDATE) -> ModelSpec:
         """Return the spec of the model that a process runs. A candidate's spec does not hold the
         task."""
+        device_bytes, kept_bytes = self._device_limits() if arm == CANDIDATE else (None, None)
         return ModelSpec(
             arm=arm,
             device=self.task.device,
@@ -133,17 +143,19 @@ class Processes:
             init=self.facts.init,
             seed=seed,
             task=None if arm == CANDIDATE else self.task,
-            device_bytes=self._device_bytes if arm == CANDIDATE else None,
+            device_bytes=device_bytes,
+            kept_bytes=kept_bytes,
         )
 
-    @cached_property
-    def _device_bytes(self) -> int | None:
-        """Bytes of GPU memory that a candidate may use."""
-        if self.task.device is not Device.CUDA:
-            return None
-        import torch
-
-        return device_use.memory_limit(self.facts.peak, torch.cuda.mem_get_info()[1])
+    def _device_limits(self) -> tuple[int | None, int | None]:
+        """Return the bytes of GPU memory that a candidate may use in a call, and hold after one."""
+        if self.task.device is not Device.CUDA or self.room is None:
+            return None, None
+        free, peak = self.room.available(self.task.device.value), self.facts.peak
+        during, after = self.room.beside_a_call, self.room.beside_a_candidate
+        return device_use.memory_limit(peak, free, during), device_use.memory_limit(
+            peak, free, after
+        )
 
     def close(self) -> None:
         """End every process and release the memory of the weights. Idempotent."""

@@ -52,6 +52,8 @@ class ModelSpec:
     task: Task | None = None
     device_bytes: int | None = None
     """Bytes of GPU memory that a candidate may use; None means no limit."""
+    kept_bytes: int | None = None
+    """Bytes of GPU memory that it may hold between calls."""
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {

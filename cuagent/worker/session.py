@@ -92,9 +92,10 @@ class Session:
         tier: Tier = Tier.NONE,
         memory_bytes: int | None = None,
         device_bytes: int | None = None,
+        kept_bytes: int | None = None,
     ):
         self._memory_bytes = memory_bytes
-        self._device = None if device_bytes is None else DeviceUse(device_bytes)
+        self._device = None if device_bytes is None else DeviceUse(device_bytes, kept_bytes)
         self.time_limit_s = math.inf
         """Seconds that all further commands may take together."""
         self._fork_server = fork_server
@@ -165,7 +166,7 @@ class Session:
                 memory_bytes=memory_bytes,
                 environment=tuple(given.items()),
             )
-        bounds = memory_bytes, model_spec.device_bytes
+        bounds = memory_bytes, model_spec.device_bytes, model_spec.kept_bytes
         try:
             session = Session(fork_server, folder, given, policy, tier, *bounds)
         except BaseException:
@@ -218,6 +219,7 @@ class Session:
         flush: int = 0,
         own: bool = False,
         lead: int = LEAD,
+        lean: bool = False,
     ) -> Block:
         """Call forward on each (input slot, output slot) in order, timed together. Raises
         SessionEnded.
@@ -226,8 +228,9 @@ class Session:
         model's uninitialised allocations (None when timing). `flush` is the number of bytes to
         overwrite before each call, inside the wall clock and outside the claims. `lead` is the
         number of cycles that the GPU then waits before the first call. With `own` each call's
-        inputs are first copied to the worker's own memory, also outside the claims. The caller
-        poisons the outputs before and compares them after.
+        inputs are first copied to the worker's own memory, also outside the claims. With `lean` the
+        worker then releases what it allocated for the calls, and makes no repeated calls that need
+        copies of their outputs. The caller poisons the outputs before and compares them after.
         """
         message = {
             "do": "run",
@@ -238,6 +241,7 @@ class Session:
             "flush": flush,
             "own": own,
             "lead": lead,
+            "lean": lean,
         }
         settle(outputs.device)
         records, wall = self._exchange(message, (), len(slots), deadline_s)
@@ -251,6 +255,7 @@ class Session:
         *,
         deadline_s: float,
         flush: int = 0,
+        lean: bool = False,
     ) -> Block:
         """Call `run` for timing: no poison, and no check in the worker except of the output's form.
 
@@ -258,7 +263,9 @@ class Session:
         process's memory.
         """
         own = inputs.device != "cpu"
-        return self.run(inputs, outputs, slots, deadline_s=deadline_s, flush=flush, own=own)
+        return self.run(
+            inputs, outputs, slots, deadline_s=deadline_s, flush=flush, own=own, lean=lean
+        )
 
     def forget(self, arena: Arena) -> None:
         """Detach an arena that was lent, before it is closed."""
@@ -330,7 +337,7 @@ class Session:
             self._suspend()
             self._check_holdings()
             if self._device is not None:
-                self._device.end()
+                self._device.end(released=message.get("lean", False))
         except ForgedRecord as error:
             self._stop(Status.FORGED, f"wrote to the verifier's channel (fd 3): {error}")
         except TimeoutError:

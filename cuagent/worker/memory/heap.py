@@ -11,6 +11,8 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_MMAP_MAX = -4
 _M_PERTURB = -6
+MMAPS = 65536
+"""Largest number of mapped allocations, glibc's default."""
 FILLS = (0x01, 0xA5, 0x40, 0xBF)
 """Bytes for M_PERTURB: freed memory is filled with the byte, `malloc` returns its complement.
 
@@ -37,6 +39,12 @@ def keep_memory() -> None:
     fifth of the oracle's processor time was page faults.
     """
     _set(_M_MMAP_MAX, 0)
+
+
+def return_memory() -> None:
+    """Undo `keep_memory` for a large task: every freed tensor goes back to the system at once."""
+    _set(_M_MMAP_MAX, MMAPS)
+    give_back("cpu")
 
 
 def fill(byte: int) -> None:
