@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+MARGIN = 1 << 30
+"""Bytes that stay free for the contexts and libraries of processes."""
 MIN_PEAK_TIMES = 2
 """Least limit as a multiple of the reference's peak, even if less is free: then others use the
 device too."""
@@ -24,7 +26,7 @@ def memory_limit(peak: int, free: int, others: int) -> int:
 
     `peak` are the bytes that the reference needs.
     """
-    return max(free - others, MIN_PEAK_TIMES * peak)
+    return max(free - others - MARGIN, MIN_PEAK_TIMES * peak)
 
 
 def free_bytes() -> int:

@@ -44,6 +44,7 @@ def keep_memory() -> None:
 def return_memory() -> None:
     """Undo `keep_memory` for a large task: every freed tensor goes back to the system at once."""
     _set(_M_MMAP_MAX, MMAPS)
+    _set(_M_MMAP_THRESHOLD, 1 << 20)
     give_back("cpu")
 
 
