@@ -61,9 +61,8 @@ def _anonymous(pid: int) -> int:
 def _arenas(pid: int) -> int:
     """Return the bytes of this process's arenas that are in memory."""
     held = 0
-    for descriptor in os.listdir(f"/proc/{pid}/fd"):
-        path = f"/proc/{pid}/fd/{descriptor}"
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(OSError):
-            if "memfd:cuagent" in os.readlink(path):
-                held += os.stat(path).st_blocks * 512
+            if "memfd:cuagent" in str(descriptor.readlink()):
+                held += descriptor.stat().st_blocks * 512
     return held

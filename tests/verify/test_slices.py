@@ -120,7 +120,9 @@ def test_draw_on_which_slices_depend_on_each_other_is_not_consistent(tmp_path: P
     exact = [torch.zeros_like(x, dtype=torch.float64) for x in own]
     reference.write_fp64(own, exact)
     found = [
-        is_consistent(reference, own, reference.forward(own), exact, torch.Generator().manual_seed(n))
+        is_consistent(
+            reference, own, reference.forward(own), exact, torch.Generator().manual_seed(n)
+        )
         for n in range(20)
     ]
     assert not all(found)

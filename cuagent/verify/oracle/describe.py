@@ -34,7 +34,7 @@ from cuagent.verify.trace.selections import ReferenceTrace, trace_reference
 from cuagent.verify.trace.tables import tables
 from cuagent.worker.memory.arena import layout_of, settle
 from cuagent.worker.memory.fingerprint import Fingerprint
-from cuagent.worker.memory.heap import return_memory
+from cuagent.worker.memory.heap import keep_memory, return_memory
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype, nn
@@ -101,8 +101,6 @@ def describe(opened: Reference, budget: int | None = None) -> Described:
     inputs, results, (spec, output_spec) = first.inputs, first.outputs, first.nested
     device = opened.task.device.value
     is_large = large(sum(x.nbytes for x in (*inputs, *results)), device, budget)
-    if is_large:
-        return_memory()
     reference = TwoPrecisions(
         opened, model, spec, copies_inputs=first.writes_inputs or not is_large
     )
@@ -164,6 +162,10 @@ def _first_run(reference: Reference, model: nn.Module, budget: int | None) -> _F
     inputs, spec = flatten(arguments, "inputs")
     peak = _peak(device)
     is_large = large(sum(x.nbytes for x in inputs), device.value, budget)
+    if is_large:
+        return_memory()
+    else:
+        keep_memory()
     # A large task's inputs are compared by a fingerprint, which takes no memory.
     key = Fingerprint.random(device.value) if is_large else None
     before = [x.clone() for x in inputs] if key is None else []

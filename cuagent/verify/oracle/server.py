@@ -43,7 +43,7 @@ from cuagent.verify.trace.selections import ReferenceTrace
 from cuagent.worker.arms import set_precision, task_from_json
 from cuagent.worker.channel import receive_message, send_message
 from cuagent.worker.memory.arena import Arena, fill, settle
-from cuagent.worker.memory.heap import give_back, keep_memory
+from cuagent.worker.memory.heap import give_back
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -67,7 +67,6 @@ MAX_PERTURBATIONS, MIN_PERTURBATIONS = 8, 2
 
 def serve(channel: socket.socket, folder: Path) -> None:
     """Answer requests until the referee closes the channel."""
-    keep_memory()
     program: _Oracle | None = None
     for message, descriptors in _requests(channel):
         try:

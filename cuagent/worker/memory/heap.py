@@ -11,6 +11,9 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_MMAP_MAX = -4
 _M_PERTURB = -6
+LEAST_MAPPED = 4 << 20
+"""Bytes of the smallest tensor whose memory goes back at once. Blocks of a comparison are smaller,
+and new memory for each would take ten times as long as its arithmetic."""
 MMAPS = 65536
 """Largest number of mapped allocations, glibc's default."""
 FILLS = (0x01, 0xA5, 0x40, 0xBF)
@@ -42,9 +45,9 @@ def keep_memory() -> None:
 
 
 def return_memory() -> None:
-    """Undo `keep_memory` for a large task: every freed tensor goes back to the system at once."""
+    """Let every freed tensor of a large task go back to the system at once."""
     _set(_M_MMAP_MAX, MMAPS)
-    _set(_M_MMAP_THRESHOLD, 1 << 20)
+    _set(_M_MMAP_THRESHOLD, LEAST_MAPPED)
     give_back("cpu")
 
 
