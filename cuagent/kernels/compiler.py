@@ -296,7 +296,9 @@ def run_compiler(
             # nvcc and g++ start other programs; kill the program that hangs with its group.
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            message = f"the compiler did not finish within {seconds:.0f} s"
+            message = (
+                f"the compiler did not finish within {seconds:.0f} s; instantiate fewer templates"
+            )
             raise CompileFailed(message, message) from error
         output.seek(0)
         return process.returncode, output.read(MAX_OUTPUT).decode(errors="replace")

@@ -205,7 +205,8 @@ def _with_answer(expected: Expected, answer: Sequence[Tensor], where: Sequence[b
     """Return `expected` with another answer of the reference for the outputs in `where`."""
 
     def replaced(tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [o if w else t for t, o, w in zip(tensors, answer, where, strict=True)]
+        each = zip(tensors, answer, where, strict=True)
+        return [o.to(t.device) if w else t for t, o, w in each]
 
     return replace(
         expected, declared=replaced(expected.declared), precise=replaced(expected.precise)

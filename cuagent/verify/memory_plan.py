@@ -22,8 +22,8 @@ from cuagent.verify.tally import ROUNDS
 FP64_OVER_FP32 = 2
 """Size of fp64 divided by the size of fp32."""
 SLICE_RUNS = 3
-"""Sets of fp64 inputs, intermediates and outputs of a slice at once: one run, its perturbed inputs
-and the tensors that a perturbation makes."""
+"""Sets of fp64 inputs, intermediates and outputs of a slice that are held at the same time: one
+run, its perturbed inputs and the tensors that a perturbation makes."""
 DRAW_TEMPORARIES = 4
 """Copies of a tensor while it is drawn."""
 
@@ -45,7 +45,7 @@ class MemoryPlan:
     state: int = 0
     """Bytes of the weights."""
     temporary: int = 0
-    """Bytes of the reference's intermediate results at once."""
+    """Bytes of the reference's intermediate results that it holds at the same time."""
     slices: int = 0
     """Number of slices of the fp64 reference; 0 if it runs whole."""
     widening: int = FP64_OVER_FP32
@@ -144,7 +144,7 @@ class MemoryPlan:
         return max(self.drawing, self.declaring, self.judging) - self.state
 
     def timing(self, arms: int) -> int:
-        """Return the bytes for a timing of `arms` models at once."""
+        """Return the bytes for a timing of `arms` models in one part."""
         if not self.large:
             batch = 2 * (self.inputs + self.outputs)
             own = arms * (self.inputs + self.outputs)
@@ -187,8 +187,9 @@ class MemoryPlan:
 
     @property
     def _whole_precise(self) -> int:
-        """Bytes of a whole run in fp64, perturbed."""
-        return self.widening * (2 * self.inputs + self.outputs + self.temporary)
+        """Bytes of a whole run in fp64, perturbed, with the sum of squares."""
+        run = self.widening * (2 * self.inputs + self.outputs + self.temporary)
+        return run + self.precise
 
     @property
     def _answer(self) -> int:

@@ -40,7 +40,7 @@ class Holdings:
     def excess(self, memory_bytes: int) -> str | None:
         """Return which limit is exceeded, as a sentence without its subject; None if none is."""
         if self.memory > memory_bytes:
-            return f"used more than {memory_bytes >> 20} MiB of memory"
+            return f"used more than {memory_bytes >> 20} MiB of memory; use less temporary memory"
         if self.disk > DISK_BYTES:
             return f"wrote more than {DISK_BYTES >> 20} MiB of files"
         if self.names > MAX_NAMES:

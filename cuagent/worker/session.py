@@ -57,6 +57,16 @@ call would then be charged for the whole lead.
 """
 
 
+SLOW = {
+    "open": "compile kernels from kernels/ ahead of time, not at import",
+    "load": "construct the model with less work",
+    "run": "look for an endless loop, or compute less in a call",
+}
+"""Advice after a command that took too long."""
+OUT_OF_MEMORY = "out of memory"
+"""Part of the error of torch's CUDA allocator."""
+
+
 class SessionEnded(Exception):
     """The session ended and its process was killed. `detail` is one line."""
 
@@ -341,7 +351,8 @@ class Session:
         except ForgedRecord as error:
             self._stop(Status.FORGED, f"wrote to the verifier's channel (fd 3): {error}")
         except TimeoutError:
-            self._stop(Status.TIMED_OUT, f"no answer within {seconds:.3g} s")
+            advice = SLOW.get(message["do"], "use a less busy machine")
+            self._stop(Status.TIMED_OUT, f"no answer within {seconds:.3g} s; {advice}")
         except (_Excess, suspend.SuspendError) as excess:
             self._stop(Status.CRASHED, str(excess))
         except DeviceExcess as excess:
@@ -412,6 +423,9 @@ class Session:
         text = self.output()
         if status is Status.CRASHED and ended is not None:
             detail = detail or describe_exit(ended)
+        if self._device is not None and OUT_OF_MEMORY in (detail or last_line(status, text)):
+            room = f"{self._device.limit / 2**30:.1f} GiB are free for it"
+            detail = f"{detail or last_line(status, text)}; {room}: use less temporary memory"
         if suspect is not None and not suspect.was_freed():
             status, detail = Status.LOST, "another process used up the GPU's memory meanwhile"
         if ended is None:

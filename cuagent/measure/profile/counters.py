@@ -140,7 +140,9 @@ def run(
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise CountersMissing(f"ncu took more than {seconds:.0f} s") from None
+        raise CountersMissing(
+            f"ncu took more than {seconds:.0f} s; profile without counters, or use smaller inputs"
+        ) from None
     text = done.stdout.decode(errors="replace")
     if '"Kernel Name"' not in text:
         last = (text + done.stderr.decode(errors="replace")).strip().splitlines()[-1:]

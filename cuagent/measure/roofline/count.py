@@ -50,7 +50,8 @@ def _count(task: Task, fork_server: ForkServer) -> tuple[Work, str]:
         fork_server.end(child)
         shutil.rmtree(folder, ignore_errors=True)
     if received is None:
-        raise TaskError(f"{task.path}: its work could not be counted")
+        within = "" if ended else f" within {TIME_LIMIT_S:g} s; use smaller inputs"
+        raise TaskError(f"{task.path}: its work could not be counted{within}")
     answer, _ = received
     if "error" in answer:
         raise TaskError(answer["error"])

@@ -235,8 +235,9 @@ class Oracle:
         return self._post({"do": "answer"} | message | lent | asdict(budget))
 
     def answer_arenas(self, answers: dict[str, Arena]) -> list[Arena]:
-        """Return the arenas of answers to lend before requests: all, but one for a large task."""
-        return [answers[name] for name in ANSWER_ARENAS[: 1 if self.lean else None]]
+        """Return the arenas of answers to lend before requests: none for a large task, whose
+        requests lend them when they are needed."""
+        return [] if self.lean else [answers[name] for name in ANSWER_ARENAS]
 
     def release(self, answers: dict[str, Arena]) -> None:
         """Release the memory of a large task's answers until the next one."""
@@ -253,7 +254,9 @@ class Oracle:
         if "memory" in answer or "error" in answer:
             self.weights = None
         if "memory" in answer:
-            raise OracleLost(answer["memory"])
+            raise OracleLost(
+                f"{answer['memory']}; use a smaller task, or end other processes and verify again"
+            )
         if "error" in answer:
             raise TaskError(answer["error"])
         return answer
@@ -375,7 +378,10 @@ class Oracle:
         machine."""
         self.lost = True
         if silent:
-            return OracleLost(f"the reference's process did not answer within {ANSWER_S:g} s")
+            return OracleLost(
+                f"the reference's process did not answer within {ANSWER_S:g} s; use a smaller "
+                "task, or end other work on the machine"
+            )
         if self._child.pidfd is not None:
             # The channel closes shortly before the process ends; wait for its exit status.
             select.select([self._child.pidfd], [], [], 1.0)

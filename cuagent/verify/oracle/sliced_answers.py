@@ -22,7 +22,7 @@ from cuagent.verify.oracle.tie_orders import ORDERS, ordered
 from cuagent.verify.tensors import UNIT, in_blocks, is_inexact, wide_dtype
 
 if TYPE_CHECKING:
-    from torch import Generator, Tensor
+    from torch import Generator, Tensor, device
 
     from cuagent.verify.oracle.sensitivity import Answers
 
@@ -42,9 +42,12 @@ def joined_parts(
         yield part, slicing.of_outputs(target, begin, end)
 
 
-def _own(views: Sequence[Tensor]) -> list[Tensor]:
-    """Return tensors of the same shapes in fp64; a slice of an arena need not be contiguous."""
-    return [view.new_zeros(view.shape, dtype=wide_dtype(view)) for view in views]
+def _own(views: Sequence[Tensor], device: device) -> list[Tensor]:
+    """Return tensors of the same shapes in fp64 on `device`.
+
+    A slice of an arena need not be contiguous, and these arenas lie in the host's memory.
+    """
+    return [view.new_zeros(view.shape, dtype=wide_dtype(view), device=device) for view in views]
 
 
 def _copy(tensors: Sequence[Tensor], views: Sequence[Tensor]) -> None:
@@ -63,7 +66,7 @@ def measure_change(
     """Write `sensitivity.measure_change` of the whole answer to `moved`."""
     if slicing.joins:
         for part, views in joined_parts(slicing, reference, moved):
-            own = _own(views)
+            own = _own(views, part.inputs[0].device)
             sensitivity.measure_change(part, reach, step, count, own)
             _copy(own, views)
         return
@@ -78,7 +81,7 @@ def measure_tie_change(
     """Write `sensitivity.measure_tie_change` of the whole answer to `tied`."""
     if slicing.joins:
         for part, views in joined_parts(slicing, reference, tied):
-            own = _own(views)
+            own = _own(views, part.inputs[0].device)
             sensitivity.measure_tie_change(part, step, count, own)
             _copy(own, views)
         return

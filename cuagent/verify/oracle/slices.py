@@ -121,7 +121,7 @@ class Slicing:
                 if self.joins:
                     view.copy_(result)
                 else:
-                    view.add_(result, alpha=self.share(begin, end))
+                    view.add_(result.to(view.device), alpha=self.share(begin, end))
             del results
 
 

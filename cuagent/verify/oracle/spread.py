@@ -47,12 +47,20 @@ class Spread:
         A run that fails, or a change that is not a number, counts as no change. Weights are
         restored.
         """
+        import torch
+
         reference, model = self.reference, self.reference.precise
         if reference.slicing is not None:
             self._measure_slices(inputs, exact, spread, count, generator)
             return
         originals = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         moving = [index for index, exact_output in enumerate(exact) if is_inexact(exact_output)]
+        target = spread
+        # Squares of small numbers need the range of fp64, which a large task's spread lacks.
+        spread = [
+            torch.zeros_like(y) if s.dtype != y.dtype else s
+            for s, y in zip(spread, exact, strict=True)
+        ]
         for index in moving:
             spread[index].zero_()
         try:
@@ -77,6 +85,8 @@ class Spread:
         for index in moving:
             for (total,) in in_blocks(spread[index]):
                 total.div_(count).sqrt_()
+            if spread[index] is not target[index]:
+                target[index].copy_(spread[index])
 
     def _measure_slices(
         self,
