@@ -99,8 +99,8 @@ class MemoryPlan:
 
     @property
     def describing(self) -> int:
-        """Bytes while the oracle describes the task: one set and one run, before any arena."""
-        whole = self.inputs + self.outputs + self.temporary
+        """Bytes while the oracle describes the task: one set, its outputs and a further run."""
+        whole = self.inputs + 2 * self.outputs + self.temporary
         return self._models + whole + (self._precise_run if self.slices else self._whole_precise)
 
     @property

@@ -1,9 +1,10 @@
-"""Measure the memory that this process, its descendants and their arenas hold at most."""
+"""Measure the memory that this process, its descendants and their arenas take at most."""
 
 from __future__ import annotations
 
 import os
 import threading
+from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,20 +13,33 @@ EVERY_S = 0.02
 
 
 class PeakMemory(threading.Thread):
-    """Samples anonymous memory of all processes, and arenas once. Use as a context manager."""
+    """Samples the memory of all processes until the context ends; `bytes` is the peak.
+
+    A process counts with its anonymous memory beyond the least that it ever had, which excludes
+    the libraries that it imported or shares with its parent. Arenas count once.
+    """
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.bytes = 0
         self._ended = threading.Event()
+        self._samples: list[tuple[dict[int, int], int]] = []
 
     def run(self) -> None:
-        samples = 0
         while not self._ended.wait(EVERY_S):
-            if samples % 10 == 0:
-                pids = _tree(os.getpid())
-            samples += 1
-            self.bytes = max(self.bytes, sum(map(_anonymous, pids)) + _arenas(os.getpid()))
+            held = {pid: _anonymous(pid) for pid in _tree(os.getpid())}
+            self._samples.append((held, _arenas(os.getpid())))
+
+    @property
+    def bytes(self) -> int:
+        """Largest number of bytes in one sample."""
+        least: dict[int, int] = defaultdict(lambda: 1 << 62)
+        for held, _ in self._samples:
+            for pid, count in held.items():
+                least[pid] = min(least[pid], count or least[pid])
+        return max(
+            sum(count - least[pid] for pid, count in held.items()) + arenas
+            for held, arenas in self._samples
+        )
 
     def __enter__(self) -> PeakMemory:
         self.start()

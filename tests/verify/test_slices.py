@@ -4,6 +4,7 @@ whole ones."""
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,15 @@ HEAD = "import torch\nimport torch.nn.functional as F\nclass Model(torch.nn.Modu
 ROWS, WIDTH = 96, 512
 BUDGET = 5 * 8 * ROWS * WIDTH
 """Five times the bytes of two inputs, in fp32."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Use one thread: threads that share busy processors wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def described(tmp_path: Path, forward: str, inputs: str) -> Described:

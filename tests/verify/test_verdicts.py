@@ -253,6 +253,7 @@ def test_endless_loop_times_out(task: Task, referee: Referee, judged: Judged) ->
         begun = time.perf_counter()
         verdict = judged("while True: pass")
         assert verdict.reason is Reason.TIMED_OUT
+        assert verdict.detail.endswith("; look for an endless loop, or compute less in a call")
         assert time.perf_counter() - begun < 5
     finally:
         referee.call_s = before
