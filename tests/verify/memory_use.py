@@ -15,8 +15,9 @@ EVERY_S = 0.02
 class PeakMemory(threading.Thread):
     """Samples the memory of all processes until the context ends; `bytes` is the peak.
 
-    A process counts with its anonymous memory beyond the least that it ever had, which excludes
-    the libraries that it imported or shares with its parent. Arenas count once.
+    A process counts with its anonymous memory beyond what it has at rest, which excludes the
+    libraries that it imported or shares with its parent. At rest is the first quintile of its
+    samples: the least ones are of a process that is created or ends. Arenas count once.
     """
 
     def __init__(self) -> None:
@@ -32,12 +33,13 @@ class PeakMemory(threading.Thread):
     @property
     def bytes(self) -> int:
         """Largest number of bytes in one sample."""
-        least: dict[int, int] = defaultdict(lambda: 1 << 62)
+        of_each: dict[int, list[int]] = defaultdict(list)
         for held, _ in self._samples:
             for pid, count in held.items():
-                least[pid] = min(least[pid], count or least[pid])
+                of_each[pid].append(count)
+        rest = {pid: sorted(counts)[len(counts) // 5] for pid, counts in of_each.items()}
         return max(
-            sum(count - least[pid] for pid, count in held.items()) + arenas
+            sum(max(0, count - rest[pid]) for pid, count in held.items()) + arenas
             for held, arenas in self._samples
         )
 
@@ -73,10 +75,14 @@ def _anonymous(pid: int) -> int:
 
 
 def _arenas(pid: int) -> int:
-    """Return the bytes of this process's arenas that are in memory."""
-    held = 0
+    """Return the bytes of this process's arenas that are in memory.
+
+    Python's mmap duplicates its descriptor, so an arena has two.
+    """
+    held: dict[int, int] = {}
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(OSError):
             if "memfd:cuagent" in str(descriptor.readlink()):
-                held += descriptor.stat().st_blocks * 512
-    return held
+                file = descriptor.stat()
+                held[file.st_ino] = file.st_blocks * 512
+    return sum(held.values())
