@@ -31,7 +31,6 @@ from cuagent.measure.roofline.model import SUSPECT
 from cuagent.measure.timing.timed_arm import TimedArm
 from cuagent.measure.timing.timer import Timer
 from cuagent.task import Device, Precision, Task, TaskError, TorchSettings
-from cuagent.task.memory import free
 from cuagent.task.settings import arm_settings, baseline_settings
 from cuagent.timing import Effort, Floor, Ratio, Timing
 from cuagent.verify.referee import Referee
@@ -463,7 +462,8 @@ def _rung(
 
 def _count_that_fits(referee: Referee, wanted: int) -> int:
     """Return the number of rungs that fit on the device; 1 if none fits: the timer reports it."""
-    there, room = free(referee.task.device.value), referee.room
+    room = referee.room
+    there = room.available(referee.task.device.value)
     return next((n for n in range(wanted, 1, -1) if room.timing(n) <= there), 1)
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 _CPU = re.compile(r"can't allocate memory: you tried to allocate (\d+) bytes")
 _CUDA = re.compile(r"CUDA out of memory\. Tried to allocate ([\d.]+ \w+)")
 SHARE = 1 / 32
-"""Share of a device's memory above which inputs and outputs count as large, since a verdict and a
-timing hold about twenty times their size."""
+"""Share of a device's memory above which inputs and outputs count as large, since a usual
+verdict and timing hold about twenty times their size."""
 SMALLER = "give smaller inputs (--inputs), or end other programs that hold memory"
 """Remedy for a task that needs more memory than is free."""
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
@@ -32,22 +32,27 @@ def shortage(error: BaseException) -> str | None:
     return None
 
 
-def large(count: int, device: str) -> bool:
+def large(count: int, device: str, budget: int | None = None) -> bool:
     """Return True if `count` bytes of inputs and outputs are more than SHARE of the device's
-    memory.
+    memory, or of the budget.
 
     Memory for such a task must be released when it is idle, and copies must be avoided.
     """
-    return count > SHARE * total(device)
+    return count > SHARE * total(device, budget)
 
 
-def total(device: str) -> int:
-    """Return the bytes of memory of the machine, or of its GPU."""
+def total(device: str, budget: int | None = None) -> int:
+    """Return the bytes of memory of the machine or of its GPU; at most the budget, if given.
+
+    With a budget a small task on a small machine runs the plan of a large task on a large one.
+    """
     if device != "cpu":
         import torch
 
-        return torch.cuda.mem_get_info()[1]
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        there = torch.cuda.mem_get_info()[1]
+    else:
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return there if budget is None else min(there, budget)
 
 
 def free(device: str = "cpu") -> int:

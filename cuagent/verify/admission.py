@@ -232,11 +232,10 @@ def _trivial_answers(
     right: Sequence[Tensor], inputs: Sequence[Tensor], previous: Sequence[Tensor] | None
 ) -> dict[str, list[Tensor]]:
     """Return the trivial answers, in the form of the right one."""
-    import torch
-
     answers = {
-        "zero": [torch.zeros_like(tensor) for tensor in right],
-        "one": [torch.ones_like(tensor) for tensor in right],
+        # One number in memory each.
+        "zero": [tensor.new_zeros(()).expand(tensor.shape) for tensor in right],
+        "one": [tensor.new_ones(()).expand(tensor.shape) for tensor in right],
     }
     if previous is not None:
         answers[EARLIER] = list(previous)

@@ -26,6 +26,8 @@ class Batch:
     """Outputs of trusted arms. They are right, so no candidate is ever lent them."""
     untrusted: Arena
     """Outputs of the candidate."""
+    lean: bool = False
+    """True for a large task: one arm at a time holds memory beyond its weights."""
     seeds: dict[int, int] = field(default_factory=dict)
     """Seed of the inputs in each slot."""
 
@@ -33,12 +35,18 @@ class Batch:
         """Return the output buffers for `arm`."""
         return self.untrusted if arm == CANDIDATE else self.outputs
 
-    def lay_out(self, arm: str, slots: Sequence[int]) -> None:
+    def lay_out(self, arm: str, slots: Sequence[int], *, rotated: bool = False) -> None:
         """Copy the original inputs to the lent slots and poison the outputs, before an arm is
-        called."""
+        called.
+
+        With `rotated` the inputs differ from those that are timed next.
+        """
         outputs = self.outputs_of(arm)
         for slot in slots:
-            self.lent.lay(self.inputs, slot)
+            if rotated:
+                self.lent.lay_rotated(self.inputs, slot)
+            else:
+                self.lent.lay(self.inputs, slot)
             outputs.poison(POISONS[0], slot)
 
     @property

@@ -20,7 +20,7 @@ from cuagent.verify.rules.ties import places_of
 from cuagent.verify.rules.tolerance import strict
 from cuagent.verify.rules.types import Expected, Finding
 from cuagent.verify.tally import ROUNDS
-from cuagent.verify.tensors import is_inexact
+from cuagent.verify.tensors import in_blocks, is_inexact
 from cuagent.worker import Arena, Layout
 
 if TYPE_CHECKING:
@@ -72,26 +72,31 @@ class VerifyContext:
             layouts.places,
             layouts.state,
         )
-        slots = _slots_ahead(device, output, precise, precise, places)
+        slots = _slots_ahead(device, output, precise, layouts.spread, places)
+        inputs, rounds = _slots_ahead(device, layouts.inputs), _slots_ahead(device, state)
+        if facts.large:
+            calls = slots = inputs = rounds = 1
 
-        def arena(layout: Layout, count: int) -> Arena:
-            return Arena.create(layout, count, device.value)
+        def arena(layout: Layout, count: int, where: str = device.value) -> Arena:
+            return Arena.create(layout, count, where)
 
+        # Asked for only before a rejection, so a large task's lie in the slower host memory.
+        rare = "cpu" if facts.large else device.value
         return VerifyContext(
             task=task,
-            inputs=arena(layouts.inputs, max(calls, _slots_ahead(device, layouts.inputs))),
+            inputs=arena(layouts.inputs, max(calls, inputs)),
             lent=arena(layouts.inputs, calls),
             outputs=arena(output, calls),
             weights=arena(state, 1),
-            prepared_weights=arena(state, min(len(ROUNDS), _slots_ahead(device, state))),
+            prepared_weights=arena(state, min(len(ROUNDS), rounds)),
             answers={
                 "declared": arena(output, slots),
                 "precise": arena(precise, slots),
-                "spread": arena(precise, slots),
+                "spread": arena(layouts.spread, slots),
                 "places": arena(places, slots),
-                "moved": arena(precise, 1),
-                "tied": arena(layouts.tied, 1),
-                "reordered": arena(layouts.reordered, 1),
+                "moved": arena(layouts.moved, 1, rare),
+                "tied": arena(layouts.tied, 1, rare),
+                "reordered": arena(layouts.reordered, 1, rare),
             },
             facts=facts,
         )
@@ -179,7 +184,7 @@ class VerifyContext:
         exact = is_exact_probe(kind, self.task.precision)
         both = zip(expected.declared, expected.precise, strict=True)
         return [
-            exact and bool((r == y).all()) if is_inexact(r) else number not in self.facts.traced
+            exact and _equal(r, y) if is_inexact(r) else number not in self.facts.traced
             for number, (r, y) in enumerate(both)
         ]
 
@@ -191,11 +196,17 @@ class VerifyContext:
         )
 
 
+def _equal(first: Tensor, second: Tensor) -> bool:
+    """Return True if all elements are equal; compared in blocks, since a cast takes memory."""
+    return all(bool((x == y).all()) for x, y in in_blocks(first, second))
+
+
 def _with_answer(expected: Expected, answer: Sequence[Tensor], where: Sequence[bool]) -> Expected:
     """Return `expected` with another answer of the reference for the outputs in `where`."""
 
     def replaced(tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [o if w else t for t, o, w in zip(tensors, answer, where, strict=True)]
+        each = zip(tensors, answer, where, strict=True)
+        return [o.to(t.device) if w else t for t, o, w in each]
 
     return replace(
         expected, declared=replaced(expected.declared), precise=replaced(expected.precise)

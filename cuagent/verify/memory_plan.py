@@ -1,21 +1,31 @@
-"""Estimate how much memory a verdict or a timing needs, before it starts.
+"""Plan how much memory a verdict and a timing take, before they start.
 
-Counts memory that is surely held at the same time: the referee's arenas, the oracle's work in fp64,
-and each arm's own memory. Not covered: memory that modules need for intermediate results. If that
-is too much, the device's allocator raises the error.
+Each stage of the work has a function here that states the bytes that all processes hold in it at
+the same time: the referee's arenas, the oracle's models and runs, the arms. The largest stage
+decides if a task fits. A large task takes the lean way (`TaskFacts.large`): one input set, the fp64
+reference in slices (`oracle.slices`), changes in few digits, and memory that is released between
+the stages. Its plan is tested against the measured peak (tests/verify/test_large.py).
+
+Not covered: memory inside operators, such as the workspace of a convolution, the code and contexts
+of processes, and what a candidate holds beyond the reference's own intermediate results.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cuagent.task import Task, TaskError
+from cuagent.task import Device, Task, TaskError
 from cuagent.task.memory import free, size
-from cuagent.verify.oracle.facts import Layouts
+from cuagent.verify.oracle.facts import TaskFacts
 from cuagent.verify.tally import ROUNDS
 
 FP64_OVER_FP32 = 2
 """Size of fp64 divided by the size of fp32."""
+SLICE_RUNS = 3
+"""Sets of fp64 inputs, intermediates and outputs of a slice that are held at the same time: one
+run, its perturbed inputs and the tensors that a perturbation makes."""
+DRAW_TEMPORARIES = 4
+"""Copies of a tensor while it is drawn."""
 
 
 class TooLarge(TaskError):
@@ -24,34 +34,162 @@ class TooLarge(TaskError):
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes of one call's tensors."""
+    """Bytes of one call's tensors, and how the task is computed."""
 
     inputs: int
     outputs: int
     precise: int
     """Bytes of the outputs in fp64."""
+    spread: int = 0
+    """Bytes of the spread of the outputs."""
+    state: int = 0
+    """Bytes of the weights."""
+    temporary: int = 0
+    """Bytes of the reference's intermediate results that it holds at the same time."""
+    slices: int = 0
+    """Number of slices of the fp64 reference; 0 if it runs whole."""
+    widening: int = FP64_OVER_FP32
+    """Size of fp64 divided by the size of the reference's numbers."""
+    large: bool = False
+    on_gpu: bool = False
+    budget: int | None = None
+    """Limit of the device's memory in bytes."""
 
     @staticmethod
-    def of(layouts: Layouts) -> MemoryPlan:
-        """Return the plan for the layouts that the oracle describes."""
-        return MemoryPlan(layouts.inputs.size, layouts.output.size, layouts.precise.size)
+    def of(facts: TaskFacts, device: Device, budget: int | None = None) -> MemoryPlan:
+        """Return the plan for a task that the oracle has described."""
+        layouts = facts.layouts
+        inputs, outputs, state = layouts.inputs.size, layouts.output.size, layouts.state.size
+        precise = layouts.precise.size
+        widening = -(-precise // max(1, outputs)) if facts.fp64 else 1
+        return MemoryPlan(
+            inputs=inputs,
+            outputs=outputs,
+            precise=precise,
+            spread=layouts.spread.size,
+            state=state,
+            temporary=max(0, facts.peak - inputs - outputs - state),
+            slices=facts.slices,
+            widening=max(widening, FP64_OVER_FP32 if facts.fp64 else 1),
+            large=facts.large,
+            on_gpu=device is Device.CUDA,
+            budget=budget,
+        )
 
     @property
     def verdict(self) -> int:
-        """Bytes for a verdict.
-
-        They hold the inputs, the worker's copy and the worker's own; the outputs, the worker's own,
-        a snapshot and the ones to compare with repeated calls; and the oracle's answer.
-        """
+        """Bytes for a verdict."""
+        if self.large:
+            return max(self.stages.values())
+        # They hold the inputs, the worker's copy and the worker's own; the outputs, the worker's
+        # own, a snapshot and the ones to compare with repeated calls; and the oracle's answer.
         output_sets = 3 + max(entry.repeats for entry in ROUNDS)
         return 3 * self.inputs + output_sets * self.outputs + self._answer
 
+    @property
+    def stages(self) -> dict[str, int]:
+        """Bytes of each stage of a large task's verdict."""
+        return {
+            "describing": self.describing,
+            "drawing": self.drawing,
+            "calling": self.calling,
+            "computing the answer": self.declaring,
+            "judging": self.judging,
+        }
+
+    @property
+    def describing(self) -> int:
+        """Bytes while the oracle describes the task: one set, its outputs and a further run."""
+        whole = self.inputs + 2 * self.outputs + self.temporary
+        return self._models + whole + (self._precise_run if self.slices else self._whole_precise)
+
+    @property
+    def drawing(self) -> int:
+        """Bytes while inputs are drawn: an own set and the arena, or the temporaries of a slice."""
+        drawn = self.inputs if self.slices else (1 + DRAW_TEMPORARIES) * self.inputs
+        slice_ = DRAW_TEMPORARIES * self.inputs // max(1, self.slices)
+        return self._held + drawn + slice_ + self._lent
+
+    @property
+    def calling(self) -> int:
+        """Bytes while the candidate is called the second time, as much as the reference takes."""
+        lent = self.inputs + self.outputs
+        return self._held + lent + self._worker + self.outputs
+
+    @property
+    def declaring(self) -> int:
+        """Bytes while the reference runs in its own precision: its run and the kept answer."""
+        run = self.outputs + self.temporary
+        return self._held + self._lent + 2 * self.outputs + run
+
+    @property
+    def judging(self) -> int:
+        """Bytes while the fp64 answer and its spread are computed, and compared."""
+        answers = self.outputs + self.precise + self.spread
+        run = self._precise_run if self.slices else self._whole_precise
+        return self._held + self._lent + self.outputs + answers + run
+
+    @property
+    def beside_a_call(self) -> int:
+        """Bytes that the other processes need while a candidate computes."""
+        if not self.large:
+            return self.verdict - self.inputs - self.outputs
+        return self.calling - self._worker - self.state
+
+    @property
+    def beside_a_candidate(self) -> int:
+        """Bytes that the other processes need at most while a candidate's process is open."""
+        if not self.large:
+            return self.beside_a_call
+        return max(self.drawing, self.declaring, self.judging) - self.state
+
     def timing(self, arms: int) -> int:
-        """Return the bytes for one input set, its answer, two snapshots and each arm's own
-        tensors."""
-        batch = 2 * (self.inputs + self.outputs)
-        own = arms * (self.inputs + self.outputs)
-        return batch + own + 2 * self.outputs + self._answer
+        """Return the bytes for a timing of `arms` models in one part."""
+        if not self.large:
+            batch = 2 * (self.inputs + self.outputs)
+            own = arms * (self.inputs + self.outputs)
+            return batch + own + 2 * self.outputs + self._answer
+        # One arm at a time holds more than its weights.
+        batch = 2 * self.inputs + 2 * self.outputs + (2 * self.outputs if arms > 2 else 0)
+        own = self._worker
+        judged = self.outputs + max(
+            self.outputs + self.temporary, self.precise + self.spread + self._precise_run
+        )
+        models = self._models + (arms + 1) * self.state
+        return models + batch + max(own, judged)
+
+    @property
+    def _worker(self) -> int:
+        """Bytes of a call, without the weights: inputs on a GPU, outputs and intermediates."""
+        own = self.inputs if self.on_gpu else 0
+        return own + self.outputs + self.temporary
+
+    @property
+    def _models(self) -> int:
+        """Bytes of the oracle's models, in the reference's own precision and in fp64."""
+        return (1 + self.widening) * self.state
+
+    @property
+    def _held(self) -> int:
+        """Bytes held through all of a verdict: models, weights to lend and lent, an input set."""
+        return self._models + 3 * self.state + self.inputs
+
+    @property
+    def _lent(self) -> int:
+        """Bytes lent to the candidate that a GPU cannot release between its calls."""
+        return self.inputs + self.outputs if self.on_gpu else 0
+
+    @property
+    def _precise_run(self) -> int:
+        """Bytes of the fp64 runs of one slice."""
+        whole = self.widening * (self.inputs + self.outputs + self.temporary)
+        return SLICE_RUNS * whole // max(1, self.slices)
+
+    @property
+    def _whole_precise(self) -> int:
+        """Bytes of a whole run in fp64, perturbed, with the sum of squares."""
+        run = self.widening * (2 * self.inputs + self.outputs + self.temporary)
+        return run + self.precise
 
     @property
     def _answer(self) -> int:
@@ -59,11 +197,21 @@ class MemoryPlan:
         meanwhile."""
         return self.outputs + 2 * self.precise + FP64_OVER_FP32 * self.inputs + self.precise
 
+    def available(self, device: str) -> int:
+        """Return the free bytes of the device, at most the budget."""
+        there = free(device)
+        return there if self.budget is None else min(there, self.budget)
+
     def assure(self, task: Task, what: str, needed: int) -> None:
         """Raise TooLarge if `what` needs more memory than is free."""
-        if needed > (available := free(task.device.value)):
+        if needed > (available := self.available(task.device.value)):
+            whole = (
+                ""
+                if self.slices or not self.large
+                else (", and its fp64 reference cannot be computed in slices of one dimension")
+            )
             raise TooLarge(
                 f"{task.path}: too large: {what} needs {size(needed)} of memory on {task.device} "
-                f"({size(self.inputs)} of inputs and {size(self.outputs)} of outputs per call), "
-                f"but only {size(available)} are free; use a smaller task"
+                f"({size(self.inputs)} of inputs and {size(self.outputs)} of outputs per call"
+                f"{whole}), but only {size(available)} are free; use a smaller task"
             )

@@ -13,7 +13,7 @@ from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.repertoire import SweepCount
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.inputs.weights import Weights
-from cuagent.verify.tally import ROUNDS, Round, Trial, When
+from cuagent.verify.tally import Round, Trial, When, rounds_of
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,18 @@ def plan(
     *,
     weights: Collection[str],
     grown: Collection[Weights] = (),
+    large: bool = False,
 ) -> tuple[PlannedRound, ...]:
     """Return the rounds that apply to the task.
 
     `weights` are the names of the model's weights; `grown` are the kinds of grown weights that
-    change its behaviour.
+    change its behaviour. A `large` task gets fewer draws.
     """
     biased = any("bias" in name for name in weights)
     without = {Weights.GROWN, Weights.PAST} - set(grown)
     without |= set() if biased else {Weights.SUNK}
-    parts = (entry for entry in ROUNDS if entry.weights not in without)
+    every = rounds_of(large=large, weights=bool(weights))
+    parts = (entry for entry in every if entry.weights not in without)
     rounds = (_round(entry, seeds, kinds, sweep_counts, bool(weights)) for entry in parts)
     return tuple(planned for planned in rounds if planned.trials)
 

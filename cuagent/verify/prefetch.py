@@ -21,7 +21,6 @@ from cuagent.task import Device, TaskError
 from cuagent.verify.context import FEW_OPPOSITES, LOGIC_SPREAD_S, SPREAD_S, VerifyContext
 from cuagent.verify.inputs.kinds import ROUND, SWEEPS, Inputs
 from cuagent.verify.oracle.client import (
-    ANSWER_ARENAS,
     TIE_PAIRS,
     AnswerInfo,
     Oracle,
@@ -89,7 +88,7 @@ class OraclePrefetcher:
         oracle.lend(
             context.inputs,
             context.prepared_weights,
-            *(context.answers[name] for name in ANSWER_ARENAS),
+            *oracle.answer_arenas(context.answers),
         )
         self._send_ahead()
 
@@ -150,6 +149,7 @@ class OraclePrefetcher:
         self._free.append(self._slots.pop(trial))
         if trial in self._answers:
             self._free_answers.append(self._answers.pop(trial))
+            self._oracle.release(self._context.answers)
         self._send_ahead()
 
     def insert(self, trial: Trial, like: Trial) -> None:

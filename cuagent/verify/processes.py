@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import ExitStack
-from functools import cached_property
 
 from cuagent.arms import CANDIDATE
 from cuagent.attempt import Attempt
@@ -22,6 +21,7 @@ from cuagent.task import Device, Task
 from cuagent.task.settings import arm_settings, candidate_settings
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.inputs.weights import Weights
+from cuagent.verify.memory_plan import MemoryPlan
 from cuagent.verify.oracle.client import Oracle
 from cuagent.worker import Arena, ForkServer, ModelSpec, Session
 from cuagent.worker.memory import device_use
@@ -34,8 +34,17 @@ class Processes:
     `load_timed_weights` before the first timed session.
     """
 
-    def __init__(self, task: Task, tier: Tier, fork_server: ForkServer | None = None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        tier: Tier,
+        fork_server: ForkServer | None = None,
+        budget: int | None = None,
+    ) -> None:
         self.task = task
+        self._budget = budget
+        self.room: MemoryPlan | None = None
+        """Plan of the task's memory, from which a candidate's limit follows."""
         self.tier = tier
         self.memory_bytes = memory_bound()
         self._ending = ExitStack()
@@ -43,7 +52,7 @@ class Processes:
         try:
             import torch  # noqa: F401  (while the fork server imports it too)
 
-            self.oracle = Oracle(self.fork_server, task)
+            self.oracle = Oracle(self.fork_server, task, budget)
             self._ending.callback(lambda: self.oracle.close())
             self.facts = self.oracle.describe()
             state = self.facts.layouts.state
@@ -67,7 +76,7 @@ class Processes:
             self.oracle.lost = True
         if not self.oracle.alive:
             self.oracle.close()
-            self.oracle = Oracle(self.fork_server, self.task)
+            self.oracle = Oracle(self.fork_server, self.task, self._budget)
             self.oracle.describe()
             self.load_timed_weights()
 
@@ -125,6 +134,7 @@ class Processes:
         """Return the spec of the model that a process runs. A candidate's spec does not hold the
         task."""
         own, precision = self.facts.settings, self.task.precision
+        device_bytes, kept_bytes = self._device_limits() if arm == CANDIDATE else (None, None)
         return ModelSpec(
             arm=arm,
             device=self.task.device,
@@ -135,20 +145,22 @@ class Processes:
             init=self.facts.init,
             seed=seed,
             task=None if arm == CANDIDATE else self.task,
-            device_bytes=self._device_bytes if arm == CANDIDATE else None,
+            device_bytes=device_bytes,
+            kept_bytes=kept_bytes,
             settings=candidate_settings(own, precision)
             if arm == CANDIDATE
             else arm_settings(own, precision, arm.split("+")[1:]),
         )
 
-    @cached_property
-    def _device_bytes(self) -> int | None:
-        """Bytes of GPU memory that a candidate may use."""
-        if self.task.device is not Device.CUDA:
-            return None
-        import torch
-
-        return device_use.memory_limit(self.facts.peak, torch.cuda.mem_get_info()[1])
+    def _device_limits(self) -> tuple[int | None, int | None]:
+        """Return the bytes of GPU memory that a candidate may use in a call, and hold after one."""
+        if self.task.device is not Device.CUDA or self.room is None:
+            return None, None
+        free, peak = self.room.available(self.task.device.value), self.facts.peak
+        during, after = self.room.beside_a_call, self.room.beside_a_candidate
+        return device_use.memory_limit(peak, free, during), device_use.memory_limit(
+            peak, free, after
+        )
 
     def close(self) -> None:
         """End every process and release the memory of the weights. Idempotent."""

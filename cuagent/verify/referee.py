@@ -73,8 +73,9 @@ class Referee:
     """Verify attempts at `task`. A context manager.
 
     `isolation`: "auto" is the strongest tier that this machine supports. `fork_server` may be
-    shared by several referees and is not closed by them; by default the referee starts one. Raises
-    TaskError (TooLarge if a verdict does not fit in the device's memory), ForkServerError,
+    shared by several referees and is not closed by them; by default the referee starts one.
+    `budget` limits the bytes of the device's memory that the task may take. Raises TaskError
+    (TooLarge if a verdict does not fit in the device's memory), ForkServerError,
     OracleLost.
     """
 
@@ -85,14 +86,16 @@ class Referee:
         *,
         call_s: float = CALL_S,
         fork_server: ForkServer | None = None,
+        budget: int | None = None,
     ):
         self.task = task
+        self.budget = budget
         self.call_s = call_s
         self.tier = _tier(isolation)
         if self.tier is not Tier.NONE and os.geteuid() != 0 and task.device is Device.CPU:
             harden()  # a worker under the same user id must not read the seeds from /proc
         self._closed = False
-        self.processes = Processes(task, self.tier, fork_server)
+        self.processes = Processes(task, self.tier, fork_server, budget)
         try:
             self._open()
         except BaseException:
@@ -101,12 +104,13 @@ class Referee:
 
     def _open(self) -> None:
         self.facts = self.processes.facts
-        self.room = MemoryPlan.of(self.facts.layouts)
+        self.room = MemoryPlan.of(self.facts, self.task.device, self.budget)
         self.room.assure(self.task, "a verdict", self.room.verdict)
         self.context = VerifyContext.open(self.task, self.facts)
         self._last_check: tuple[int, AnswerInfo] | None = None
         """Seed of the draw that was checked last, and the oracle's reply; the context holds the
         answer."""
+        self.processes.room = self.room
         self.processes.load_timed_weights()
 
     @property
@@ -169,6 +173,7 @@ class Referee:
                 self.facts.sweep_counts,
                 weights=self.facts.state,
                 grown=self.facts.grown,
+                large=self.facts.large,
             )
             # A repeated verdict sets the number of perturbations. Without a sandbox the compiled
             # code could read the answers.
@@ -325,13 +330,17 @@ class Referee:
             Arena.create(inputs, count, device),
             Arena.create(output, count, device),
             Arena.create(output, count, device),
+            lean=self.large,
         )
         if filled:
             self.refill(batch, range(count))
         return batch
 
     def refill(self, batch: Batch, slots: Iterable[int], kind: Inputs = Inputs.OWN) -> None:
-        """Draw slots of a batch anew, from secret seeds."""
+        """Draw slots of a batch anew, from secret seeds. Releases a large task's last answer."""
+        if self.large:
+            self._last_check = None
+            self.oracle.release(self.context.answers)
         for slot in slots:
             batch.seeds[slot] = Seeds().draw()
             step = secrets.randbelow(MAX_SWEEP) if kind in SWEEPS else 0

@@ -29,6 +29,7 @@ from cuagent.verify.rules.types import Expected, Finding
 from cuagent.verify.tally import Rejected, Tally, Trial, When
 from cuagent.worker import Session
 from cuagent.worker.memory.arena import POISONS, STRETCH, same_bytes
+from cuagent.worker.memory.fingerprint import Fingerprint
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,6 +81,26 @@ class _Result:
         return replace(self, findings=findings)
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """An earlier output: its tensors, or the fingerprint of a large one."""
+
+    tensors: Sequence[Tensor] = ()
+    prints: Sequence[Sequence[int]] = ()
+    key: Fingerprint | None = None
+
+    @staticmethod
+    def of(output: Sequence[Tensor], key: Fingerprint | None) -> _Kept:
+        """Keep the fingerprint by `key`; the output itself if that is None."""
+        return _Kept(output) if key is None else _Kept(prints=key.of_all(output), key=key)
+
+    def equals(self, output: Sequence[Tensor]) -> bool:
+        """Return True if `output` is equal bit for bit."""
+        if self.key is None:
+            return _equal(output, self.tensors)
+        return self.key.of_all(output) == self.prints
+
+
 class VerificationRun:
     """The rounds of one verdict. Raises Rejected, SessionEnded, OracleLost."""
 
@@ -103,6 +124,8 @@ class VerificationRun:
         self.call_s = call_s
         self._poisons = itertools.cycle(POISONS)
         self._block_first = itertools.cycle((False, True))
+        device = context.task.device.value
+        self._fingerprint = Fingerprint.random(device) if context.facts.large else None
 
     def run(self) -> None:
         """Run all rounds. The session's construction seed is also the seed of the weights."""
@@ -124,10 +147,14 @@ class VerificationRun:
 
     def _round(self, planned: PlannedRound) -> None:
         repeated = {trial.seed for trial in planned.repeats}
-        first: dict[int, list[Tensor]] = {}
+        first: dict[int, _Kept] = {}
         for group in self._groups(planned.trials):
             outputs = self._try(group)
-            first |= {t.seed: o for t, o in zip(group, outputs, strict=True) if t.seed in repeated}
+            first |= {
+                t.seed: _Kept.of(o, self._fingerprint)
+                for t, o in zip(group, outputs, strict=True)
+                if t.seed in repeated
+            }
             del outputs
         for group in self._groups(planned.repeats):
             if not self.tally.failed:
@@ -146,7 +173,9 @@ class VerificationRun:
         for group in self._groups(trials):
             for trial in group:
                 self.context.inputs.mend_guards(self._input_slot(trial), next(self._poisons))
-            for slot, output in enumerate(self._block(group)):
+            block = self._block(group)
+            self._clear_lent()
+            for slot, output in enumerate(block):
                 self._compare(group[slot], [output], POISONS[0])
             if self.tally.failed:
                 return
@@ -175,9 +204,11 @@ class VerificationRun:
             self.context.inputs.mend_guards(self._input_slot(trial), poison)
         block = self._block(trials) if next(self._block_first) else None
         single = [
-            self._single_call(trial, slot, poisons[slot]) for slot, trial in enumerate(trials)
+            self._single_call(trial, slot, poisons[slot], block[slot] if block else None)
+            for slot, trial in enumerate(trials)
         ]
-        block = block or self._block(trials)
+        block = block or self._block(trials, single)
+        self._clear_lent()
         # Outputs are nearly always equal; judging and storing them once halves the work.
         distinct = [[a] if _equal(a, b) else [a, b] for a, b in zip(single, block, strict=True)]
         del block
@@ -185,13 +216,15 @@ class VerificationRun:
             self._compare(trial, distinct[slot], poisons[slot])
         return single
 
-    def _repeat(self, trials: Sequence[Trial], before: Sequence[list[Tensor]]) -> None:
+    def _repeat(self, trials: Sequence[Trial], before: Sequence[_Kept]) -> None:
         """Repeat earlier draws in another order. An output that equals the earlier one is not
         judged again."""
         for trial in trials:
             self._input_slot(trial)
-        for slot, output in enumerate(self._block(trials)):
-            if _equal(output, before[slot]):
+        block = self._block(trials)
+        self._clear_lent()
+        for slot, output in enumerate(block):
+            if before[slot].equals(output):
                 self.prefetcher.done(trials[slot])
             else:
                 self._compare(trials[slot], [output], POISONS[0])
@@ -201,25 +234,57 @@ class VerificationRun:
         with self.tally.clock("oracle"):
             return self.prefetcher.inputs(trial)
 
-    def _single_call(self, trial: Trial, slot: int, poison: int) -> list[Tensor]:
+    def _single_call(
+        self, trial: Trial, slot: int, poison: int, other: list[Tensor] | None = None
+    ) -> list[Tensor]:
         """Return the output of a single call; `poison` fills all memory that the candidate
-        allocates."""
+        allocates.
+
+        `other` is the output of another call on these inputs (`_taken`).
+        """
         context = self.context
+        if context.facts.large:
+            context.outputs.mend_guards(slot)
         context.lent.lay(context.inputs, slot, self.prefetcher.slot(trial))
         context.outputs.poison(poison, slot)
         with self.tally.clock("candidate"):
             self.session.run(
-                context.lent, context.outputs, [(slot, slot)], deadline_s=self.call_s, poison=poison
+                context.lent,
+                context.outputs,
+                [(slot, slot)],
+                deadline_s=self.call_s,
+                poison=poison,
+                lean=context.facts.large,
             )
-            snapshot = context.outputs.snapshot(slot)
+            snapshot = self._taken(slot, other)
         self._check_memory(trial, slot)
         return snapshot
 
-    def _block(self, trials: Sequence[Trial]) -> list[list[Tensor]]:
-        """Return the outputs of a block of calls, made in the form in which calls are timed."""
+    def _taken(self, slot: int, other: list[Tensor] | None) -> list[Tensor]:
+        """Return a private copy of an output; of a large task `other`, if it is equal."""
+        outputs = self.context.outputs
+        if self.context.facts.large and other is not None and _equal(outputs.tensors(slot), other):
+            return other
+        return outputs.snapshot(slot)
+
+    def _clear_lent(self) -> None:
+        """Release the memory lent to the worker, between the calls of a large task."""
+        if self.context.facts.large:
+            self.context.lent.clear()
+            self.context.outputs.clear()
+
+    def _block(
+        self, trials: Sequence[Trial], others: Sequence[list[Tensor]] | None = None
+    ) -> list[list[Tensor]]:
+        """Return the outputs of a block of calls, made in the form in which calls are timed.
+
+        `others` are the outputs of other calls on these inputs (`_taken`).
+        """
         context, slots = self.context, range(len(trials))
         for slot, trial in enumerate(trials):
             context.lent.lay(context.inputs, slot, self.prefetcher.slot(trial))
+            if context.facts.large:
+                context.outputs.mend_guards(slot)
             context.outputs.poison(POISONS[0], slot)
         with self.tally.clock("candidate"):
             self.session.block(
@@ -229,8 +294,9 @@ class VerificationRun:
                 [(slot, slot) for slot in reversed(slots)],
                 deadline_s=self.call_s * len(trials),
                 flush=FLUSH if context.task.device is Device.CUDA else 0,
+                lean=context.facts.large,
             )
-            snapshots = [context.outputs.snapshot(slot) for slot in slots]
+            snapshots = [self._taken(slot, others[slot] if others else None) for slot in slots]
         for slot, trial in enumerate(trials):
             self._check_memory(trial, slot)
         return snapshots

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -91,6 +91,29 @@ ROUNDS = (
     ),
 )
 """All rounds of a verdict in their order."""
+
+
+FEW_OWN = 2
+"""Number of draws of the lax rule on a large task."""
+OPPOSITES = {Inputs.EDGES: Inputs.OTHER_EDGES, Inputs.CORNERS: Inputs.OTHER_CORNERS}
+"""Kinds with the same rules and numbers of the same size. A large task is drawn slice by slice
+(`oracle.server`), so one draw has both in turn."""
+
+
+def rounds_of(*, large: bool, weights: bool) -> tuple[Round, ...]:
+    """Return the rounds of a task: fewer draws of a large one, each with as many numbers as many
+    draws of a small one. `weights`: True if the model has any."""
+    if not large:
+        return ROUNDS
+    found = []
+    for entry in ROUNDS:
+        own = entry.kinds.count(Inputs.OWN)
+        kinds = [kind for kind in entry.kinds if kind not in OPPOSITES.values()]
+        if own == LAX_DRAWS:
+            kinds = kinds[LAX_DRAWS - FEW_OWN :]
+        if weights or entry.weights is not Weights.SMALL:
+            found.append(replace(entry, kinds=tuple(kinds), repeats=min(1, entry.repeats)))
+    return tuple(found)
 
 
 def call_count(sweep_counts: Mapping[Inputs, SweepCount]) -> int:

@@ -47,12 +47,14 @@ def as_real(tensor: Tensor) -> Tensor:
 def in_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield the same range of each flattened tensor, at most BLOCK elements at a time.
 
-    Complex numbers are viewed as pairs of real numbers.
+    Complex numbers are viewed as pairs of real numbers. Blocks are on the first tensor's device;
+    those of tensors on another device are copies.
     """
     flat = [as_real(tensor).reshape(-1) for tensor in tensors]
-    size = BLOCK[flat[0].device.type]
+    device = flat[0].device
+    size = BLOCK[device.type]
     for begin in range(0, flat[0].numel(), size):
-        yield tuple(tensor[begin : begin + size] for tensor in flat)
+        yield tuple(tensor[begin : begin + size].to(device) for tensor in flat)
 
 
 def relative_error(outputs: Sequence[Tensor], right: Sequence[Tensor]) -> float:

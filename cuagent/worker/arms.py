@@ -46,6 +46,8 @@ class ModelSpec:
     task: Task | None = None
     device_bytes: int | None = None
     """Bytes of GPU memory that a candidate may use; None means no limit."""
+    kept_bytes: int | None = None
+    """Bytes of GPU memory that it may hold between calls."""
     settings: TorchSettings | None = None
     """torch's settings of the process; None keeps those that the task's file makes."""
 

@@ -157,20 +157,31 @@ class _Worker:
                     output = self.model(*arguments)
                     watch.stop()
                 else:
-                    output = self._repeated(arguments, watch, jitter)
+                    output = self._interrupted(arguments, watch, jitter, lean=message["lean"])
                 self._deliver(output, targets.tensors(target))
             claims = watch.nanoseconds()
+        if message["lean"]:
+            del output, arguments
+            sources.drop_own_copies()
+            heap.give_back(self.model_spec.device)
         if allocations.overrun():
             raise Refusal(Status.WROTE_OUTSIDE, "wrote outside a tensor made with torch.empty")
         return claims
 
-    def _repeated(self, arguments: list[Any], watch: _CpuWatch | _CudaWatch, jitter: Jitter) -> Any:
+    def _interrupted(
+        self, arguments: list[Any], watch: _CpuWatch | _CudaWatch, jitter: Jitter, *, lean: bool
+    ) -> Any:
         """Call forward with interrupted threads, repeat it so and with the usual threads, and
-        return the output that differs most from the first."""
+        return the output that differs most from the first.
+
+        If `lean`, nothing is repeated, since that takes copies of the output.
+        """
         with jitter.interrupted():
             watch.start()
             output = self.model(*arguments)
             watch.stop()
+            if lean:
+                return output
             repeated = RepeatedCall(lambda: self.model(*arguments), output)
             repeated.repeat(MIN_CALLS, MAX_CALLS)
         repeated.repeat(*QUIET_CALLS)

@@ -59,6 +59,17 @@ call would then be charged for the whole lead.
 """
 
 
+BUSY = "verify again if the machine was busy"
+SLOW = {
+    "open": "compile kernels from kernels/ ahead of time, not at import, and " + BUSY,
+    "load": "construct the model with less work, and " + BUSY,
+    "run": "look for a hang, compile before the first call (in kernels/ or on import), and " + BUSY,
+}
+"""Advice after a command that took too long."""
+OUT_OF_MEMORY = "out of memory"
+"""Part of the error of torch's CUDA allocator."""
+
+
 class SessionEnded(Exception):
     """The session ended and its process was killed. `detail` is one line."""
 
@@ -94,9 +105,10 @@ class Session:
         tier: Tier = Tier.NONE,
         memory_bytes: int | None = None,
         device_bytes: int | None = None,
+        kept_bytes: int | None = None,
     ):
         self._memory_bytes = memory_bytes
-        self._device = None if device_bytes is None else DeviceUse(device_bytes)
+        self._device = None if device_bytes is None else DeviceUse(device_bytes, kept_bytes)
         self.time_limit_s = math.inf
         """Seconds that all further commands may take together."""
         self._fork_server = fork_server
@@ -169,7 +181,7 @@ class Session:
                 memory_bytes=memory_bytes,
                 environment=tuple(given.items()),
             )
-        bounds = memory_bytes, model_spec.device_bytes
+        bounds = memory_bytes, model_spec.device_bytes, model_spec.kept_bytes
         try:
             session = Session(fork_server, folder, given, policy, tier, *bounds)
         except BaseException:
@@ -222,6 +234,7 @@ class Session:
         flush: int = 0,
         own: bool = False,
         lead: int = LEAD,
+        lean: bool = False,
     ) -> Block:
         """Call forward on each (input slot, output slot) in order, timed together. Raises
         SessionEnded.
@@ -230,8 +243,9 @@ class Session:
         model's uninitialised allocations (None when timing). `flush` is the number of bytes to
         overwrite before each call, inside the wall clock and outside the claims. `lead` is the
         number of cycles that the GPU then waits before the first call. With `own` each call's
-        inputs are first copied to the worker's own memory, also outside the claims. The caller
-        poisons the outputs before and compares them after.
+        inputs are first copied to the worker's own memory, also outside the claims. With `lean` the
+        worker then releases what it allocated for the calls, and makes no repeated calls that need
+        copies of their outputs. The caller poisons the outputs before and compares them after.
         """
         message = {
             "do": "run",
@@ -242,6 +256,7 @@ class Session:
             "flush": flush,
             "own": own,
             "lead": lead,
+            "lean": lean,
         }
         settle(outputs.device)
         records, wall = self._exchange(message, (), len(slots), deadline_s)
@@ -255,6 +270,7 @@ class Session:
         *,
         deadline_s: float,
         flush: int = 0,
+        lean: bool = False,
     ) -> Block:
         """Call `run` for timing: no poison, and no check in the worker except of the output's form.
 
@@ -262,7 +278,9 @@ class Session:
         process's memory.
         """
         own = inputs.device != "cpu"
-        return self.run(inputs, outputs, slots, deadline_s=deadline_s, flush=flush, own=own)
+        return self.run(
+            inputs, outputs, slots, deadline_s=deadline_s, flush=flush, own=own, lean=lean
+        )
 
     def pause(self) -> None:
         """Stop the processes in the middle of a command, which another thread waits for.
@@ -357,15 +375,12 @@ class Session:
                 self._suspend()
             self._check_holdings()
             if self._device is not None:
-                self._device.end()
+                self._device.end(released=message.get("lean", False))
         except ForgedRecord as error:
             self._stop(Status.FORGED, f"wrote to the verifier's channel (fd 3): {error}")
         except TimeoutError:
-            self._stop(
-                Status.TIMED_OUT,
-                f"no answer within {seconds:.3g} s; look for a hang, compile before the first call "
-                "(in kernels/ or on import), and verify again if the machine was busy",
-            )
+            advice = SLOW.get(message["do"], BUSY)
+            self._stop(Status.TIMED_OUT, f"no answer within {seconds:.3g} s; {advice}")
         except (_Excess, suspend.SuspendError) as excess:
             self._stop(Status.CRASHED, str(excess))
         except DeviceExcess as excess:
@@ -436,6 +451,10 @@ class Session:
         text = self.output()
         if status is Status.CRASHED and ended is not None:
             detail = detail or describe_exit(ended)
+        if self._device is not None and OUT_OF_MEMORY in (detail or last_line(status, text)):
+            room = f"{self._device.limit / 2**30:.1f} GiB are free for it"
+            detail = detail or last_line(status, text)
+            detail += f"; {room}: keep fewer or smaller temporary tensors"
         if suspect is not None and not suspect.was_freed():
             status, detail = Status.LOST, "another process used up the GPU's memory meanwhile"
         if ended is None:

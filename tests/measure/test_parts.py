@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from cuagent.arms import CANDIDATE, COMPILE, EAGER
-from cuagent.measure.timing import parts as parts_module
 from cuagent.measure.timing.parts import is_final, merge, parts_of
 from cuagent.task import Device
 from cuagent.timing import Arm, Effort, Ratio, Timing
+from cuagent.verify import memory_plan
 from cuagent.verify.memory_plan import MemoryPlan
 
 ROOM = MemoryPlan(inputs=6, outputs=6, precise=12)
@@ -30,7 +30,7 @@ def arm(name: str, seconds: float, failed: str = "") -> Arm:
 
 
 def test_parts_of_is_one_part_if_all_models_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts_module, "free", lambda _: 10 * ROOM.timing(3))
+    monkeypatch.setattr(memory_plan, "free", lambda _: 10 * ROOM.timing(3))
     assert parts_of(referee(large=True), (EAGER, COMPILE), True) == [(EAGER, COMPILE)]
 
 
@@ -38,7 +38,7 @@ def test_parts_of_splits_a_large_task_that_does_not_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        parts_module, "free", lambda _: ROOM.timing(3)
+        memory_plan, "free", lambda _: ROOM.timing(3)
     )  # too little: allocators need more
     assert parts_of(referee(large=True), (EAGER, COMPILE), True) == [(EAGER,), (COMPILE,)]
     assert parts_of(referee(large=False), (EAGER, COMPILE), True) == [(EAGER, COMPILE)]

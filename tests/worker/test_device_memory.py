@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from cuagent.worker.memory.device_use import FLOOR, DeviceExcess, DeviceUse, memory_limit
+from cuagent.worker.memory.device_use import MARGIN, DeviceExcess, DeviceUse, memory_limit
 
 GIB = 1 << 30
 
@@ -28,7 +28,7 @@ def command(use: DeviceUse, device: Device, takes: int) -> None:
 
 def test_device_use_adds_up_over_commands() -> None:
     device = Device()
-    use = DeviceUse(4 * GIB, device)
+    use = DeviceUse(4 * GIB, free_bytes=device)
     command(use, device, 3 * GIB)
     device.free -= 50 * GIB  # used by the judge between two commands
     command(use, device, -GIB)
@@ -39,7 +39,7 @@ def test_device_use_adds_up_over_commands() -> None:
 
 def test_excess_is_detected_during_a_command_and_attributed_after_its_end() -> None:
     device = Device()
-    use = DeviceUse(4 * GIB, device)
+    use = DeviceUse(4 * GIB, free_bytes=device)
     use.begin()
     device.free -= 90 * GIB
     with pytest.raises(DeviceExcess):
@@ -49,10 +49,19 @@ def test_excess_is_detected_during_a_command_and_attributed_after_its_end() -> N
     assert use.was_freed()
 
 
+def test_memory_limit_is_what_is_free_without_the_needs_of_others() -> None:
+    assert memory_limit(1 * GIB, free=80 * GIB, others=10 * GIB) == 70 * GIB - MARGIN
+
+
 def test_memory_limit_is_at_least_twice_the_reference_peak() -> None:
-    total = 80 * GIB
-    assert memory_limit(100 << 20, total) == FLOOR
-    assert memory_limit(100 << 20, 6 * GIB) == 3 * GIB
-    assert memory_limit(2 * GIB, total) == 16 * GIB
-    assert memory_limit(10 * GIB, total) == 40 * GIB
-    assert memory_limit(30 * GIB, total) == 60 * GIB
+    assert memory_limit(4 * GIB, free=10 * GIB, others=9 * GIB) == 8 * GIB
+
+
+def test_memory_kept_after_a_call_is_limited_only_where_it_should_be_released() -> None:
+    device = Device()
+    use = DeviceUse(40 * GIB, kept=4 * GIB, free_bytes=device)
+    command(use, device, 30 * GIB)  # an untimed call, whose memory the timed one uses
+    use.begin()
+    device.free += 20 * GIB
+    with pytest.raises(DeviceExcess, match=r"holds 10\.0 GiB .* after a call, more than the 4\.0"):
+        use.end(released=True)

@@ -141,7 +141,8 @@ def run(
         )
     except subprocess.TimeoutExpired:
         raise CountersMissing(
-            f"ncu took more than {seconds:.0f} s; give smaller inputs (--inputs)"
+            f"ncu took more than {seconds:.0f} s; profile without counters, or give smaller inputs "
+            "(--inputs)"
         ) from None
     text = done.stdout.decode(errors="replace")
     if '"Kernel Name"' not in text:

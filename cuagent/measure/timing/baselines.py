@@ -214,7 +214,7 @@ def warmed(
     begun: float | None = None,
     opened_s: float = 0.0,
 ) -> TimedArm:
-    """Return a timed arm whose model has run three times, so the time of a call is roughly known.
+    """Return a timed arm whose model has run some times, so the time of a call is roughly known.
 
     `begun` is the time at which its opening started, if its first call is still to come.
     """
@@ -224,6 +224,6 @@ def warmed(
         outputs = batch.outputs_of(name)
         session.block(batch.lent, outputs, [(slot, slot)], deadline_s=COMPILE_S)
         timed_arm.opened_s = time.perf_counter() - begun
-    for _ in range(3):
+    for _ in range(1 if batch.lean else 3):
         timed_arm.blocks.append(clock(timed_arm, batch, [slot]))
     return timed_arm

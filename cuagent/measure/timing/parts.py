@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cuagent.arms import CANDIDATE, EAGER
-from cuagent.task.memory import free
 from cuagent.timing import Arm, Timing
 from cuagent.verify.referee import Referee
 
@@ -30,7 +29,9 @@ def parts_of(
     whole, models = tuple(baselines), len(baselines) + with_candidate
     if not referee.large or models < 3:
         return [whole]
-    if MEMORY_FACTOR * referee.room.timing(models) <= free(referee.task.device.value):
+    if MEMORY_FACTOR * referee.room.timing(models) <= referee.room.available(
+        referee.task.device.value
+    ):
         return [whole]
     if with_candidate:
         return [(name,) for name in whole]

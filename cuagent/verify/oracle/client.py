@@ -24,7 +24,7 @@ from cuagent.task import Task, TaskError
 from cuagent.task.plain import task_to_json
 from cuagent.verify.inputs.kinds import LENIENT, PLACED, Inputs
 from cuagent.verify.inputs.weights import Weights
-from cuagent.verify.oracle.facts import TaskFacts
+from cuagent.verify.oracle.facts import BUDGET, TaskFacts
 from cuagent.verify.oracle.tie_orders import ORDERS
 from cuagent.verify.rules.types import Sensitivity
 from cuagent.worker import Arena, ForkServer, ForkServerError
@@ -130,15 +130,19 @@ class Oracle:
     """Handle on the oracle. Raises TaskError if the user's module fails, OracleLost if the process
     does."""
 
-    def __init__(self, fork_server: ForkServer, task: Task) -> None:
+    def __init__(self, fork_server: ForkServer, task: Task, budget: int | None = None) -> None:
+        """`budget` limits the bytes of the device's memory."""
         self._fork_server = fork_server
         self._path = task.path
         self._folder = Path(tempfile.mkdtemp(prefix="oracle-", dir=fork_server.folder))
         (self._folder / "task.json").write_text(json.dumps(task_to_json(task)))
+        (self._folder / BUDGET).write_text(json.dumps(budget))
         self._arena_ids = itertools.count()
         self._lent: dict[Arena, int] = {}
         self._child = fork_server.fork("cuagent.verify.oracle.server", self._folder, ONE_QUEUE)
         self.lost = False
+        self.lean = False
+        """True for a large task: answers are computed in two requests and released after use."""
         self.weights: tuple[Weights, int] | None = None
         """Kind and seed of the weights in use once all requests are done."""
         self._weight_requests: set[int] = set()
@@ -159,7 +163,9 @@ class Oracle:
 
     def describe(self) -> TaskFacts:
         """Return the facts about the task."""
-        return TaskFacts.from_json(self._ask({"do": "describe"}))
+        facts = TaskFacts.from_json(self._ask({"do": "describe"}))
+        self.lean = facts.large
+        return facts
 
     def examine(self) -> dict[str, Any]:
         """Return the findings on the reference (`cuagent.verify.fitness`)."""
@@ -184,7 +190,7 @@ class Oracle:
         budget: PerturbationBudget,
     ) -> AnswerInfo:
         """Write the answer to the first slots of `answers` (declared, precise, spread, places)."""
-        self.lend(inputs, *(answers[name] for name in ANSWER_ARENAS))
+        self.lend(inputs, *self.answer_arenas(answers))
         return AnswerInfo.from_json(
             self.wait(self.post_answer(inputs, slot, answers, 0, seed, budget))
         )
@@ -213,10 +219,31 @@ class Oracle:
         seed: int,
         budget: PerturbationBudget,
     ) -> int:
-        """Request `answer` into slot `target` and return the request's number."""
+        """Request `answer` into slot `target` and return the request's number.
+
+        For a large task the answer in the reference's own precision, which is a whole run, is
+        waited for first. Only then the memory of the others is allocated.
+        """
+        if self.lean:
+            self.release(answers)
+            self.lend(inputs, answers["declared"])
+            declared = {"declared": self._lent[answers["declared"]], "target": target}
+            self._ask({"do": "declare", "inputs": self._lent[inputs], "slot": slot} | declared)
+            self.lend(*(answers[name] for name in ANSWER_ARENAS))
         lent = {name: self._lent[answers[name]] for name in ANSWER_ARENAS}
         message = {"inputs": self._lent[inputs], "slot": slot, "target": target, "seed": seed}
         return self._post({"do": "answer"} | message | lent | asdict(budget))
+
+    def answer_arenas(self, answers: dict[str, Arena]) -> list[Arena]:
+        """Return the arenas of answers to lend before requests: none for a large task, whose
+        requests lend them when they are needed."""
+        return [] if self.lean else [answers[name] for name in ANSWER_ARENAS]
+
+    def release(self, answers: dict[str, Arena]) -> None:
+        """Release the memory of a large task's answers until the next one."""
+        for arena in answers.values() if self.lean else ():
+            self.forget(arena)
+            arena.give_back()
 
     def wait(self, request: int) -> dict[str, Any]:
         """Wait for the answer to a request and return it. Raises TaskError, OracleLost."""
@@ -227,7 +254,9 @@ class Oracle:
         if "memory" in answer or "error" in answer:
             self.weights = None
         if "memory" in answer:
-            raise OracleLost(answer["memory"])
+            raise OracleLost(
+                f"{answer['memory']}; use a smaller task, or end other processes and verify again"
+            )
         if "error" in answer:
             raise TaskError(answer["error"])
         return answer

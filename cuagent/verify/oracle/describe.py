@@ -23,7 +23,7 @@ from cuagent.task import (
     read_settings,
     training_note,
 )
-from cuagent.task.memory import large
+from cuagent.task.memory import large, total
 from cuagent.task.settings import baseline_settings
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.ranges import ends_of, ranges_of
@@ -33,17 +33,21 @@ from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.oracle.acceptance import Acceptance, acceptance
 from cuagent.verify.oracle.facts import Layouts, TaskFacts
 from cuagent.verify.oracle.places import find_places
+from cuagent.verify.oracle.slices import find_slicing
 from cuagent.verify.oracle.two_precisions import TwoPrecisions
 from cuagent.verify.rules.bounds import coarsest, reach
 from cuagent.verify.tensors import UNIT, is_inexact
+from cuagent.verify.trace.live_bytes import LiveBytes
 from cuagent.verify.trace.reductions import Terms, terms
 from cuagent.verify.trace.roles import Roles, roles_of
 from cuagent.verify.trace.selections import ReferenceTrace, trace_reference
 from cuagent.verify.trace.tables import tables
 from cuagent.worker.memory.arena import layout_of, settle
+from cuagent.worker.memory.fingerprint import Fingerprint
+from cuagent.worker.memory.heap import keep_memory, return_memory
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor, dtype, nn
 
 MIN_RANGE_DRAWS, MAX_RANGE_DRAWS = 8, 256
 """Least and largest number of own draws from which the range of inputs is taken; small inputs get
@@ -68,6 +72,18 @@ class Described:
     facts: TaskFacts
     """Facts that the referee gets."""
 
+    def own_sample(self, seed: int) -> list[Tensor]:
+        """Return own inputs on which the reference is examined: few rows of a large task."""
+        return sample_of(self.reference, self.reference.own_inputs(seed))
+
+
+def sample_of(reference: TwoPrecisions, inputs: list[Tensor]) -> list[Tensor]:
+    """Return copies of the first slice of large inputs; other inputs unchanged."""
+    if reference.slicing is None:
+        return inputs
+    first = next(reference.slicing.ranges())
+    return [x.clone() for x in reference.slicing.of_inputs(inputs, *first)]
+
 
 @dataclass(frozen=True)
 class _FirstRun:
@@ -79,33 +95,42 @@ class _FirstRun:
     """Specs of inputs and outputs."""
     terms: Terms
     peak: int
-    """Bytes of GPU memory that the reference needs."""
+    """Bytes that the reference needs for its weights, inputs, intermediate results and outputs."""
     writes_inputs: bool
     """True if the reference writes to its inputs."""
 
 
-def describe(opened: Reference) -> Described:
-    """Run the reference and return the facts about it. Raises TaskError if it does not run."""
+def describe(opened: Reference, budget: int | None = None) -> Described:
+    """Run the reference and return the facts about it. Raises TaskError if it does not run.
+
+    `budget` limits the bytes of the device's memory.
+    """
     model = opened.model(0)
     check_runs(opened)
     own = read_settings()
     settings = baseline_settings(own, opened.task.precision)
     settings.apply()
-    first = _first_run(opened, model, settings)
+    first = _first_run(opened, model, settings, budget)
     inputs, results, (spec, output_spec) = first.inputs, first.outputs, first.nested
-    size = sum(x.nbytes for x in (*inputs, *results))
-    is_large = large(size, opened.task.device.value)
+    device = opened.task.device.value
+    is_large = large(sum(x.nbytes for x in (*inputs, *results)), device, budget)
     reference = TwoPrecisions(
         opened, model, spec, copies_inputs=first.writes_inputs or not is_large
     )
     init = _init_form(opened)
     unit = coarsest(results, opened.task.precision, first.terms.unit)
     reference.roundoff = reach(first.terms.signed, unit)
-    reference.inspect(inputs, results)
-    trace = trace_reference(lambda: reference.forward(inputs))
-    reference.casts_to_integers = trace.casts
-    reference.detect_mask_fills(inputs)
+    if not (is_large and find_slicing(reference, inputs, results, total(device, budget))):
+        reference.inspect(inputs, results)
     call_s = _seconds(reference, inputs)
+    samples = _own_samples(reference, inputs, is_large=is_large)
+    sizes = tables(lambda: reference.forward(inputs), inputs)
+    ranges, fixed = ranges_of(samples, sizes), fixed_of(samples, sizes)
+    ends = ends_of(samples[:1] if is_large else samples)
+    sample = sample_of(reference, inputs)
+    trace = trace_reference(lambda: reference.forward(sample))
+    reference.casts_to_integers = trace.casts
+    reference.detect_mask_fills(sample)
     runs = ReferenceRuns(
         reference.forward,
         lambda inputs: reference.forward_fp64(inputs).outputs,
@@ -113,14 +138,11 @@ def describe(opened: Reference) -> Described:
         reference.within_range,
         reference.fills_hidden if reference.has_mask_fills else None,
     )
-    samples = _own_samples(reference, inputs)
-    sizes = tables(lambda: reference.forward(inputs), inputs)
-    ranges, bits = ranges_of(samples, sizes), first.terms.fraction_bits
-    chosen = repertoire(inputs, ranges, trace, runs, call_s, ends_of(samples), bits)
-    fixed = fixed_of(samples, sizes)
+    bits = first.terms.fraction_bits
+    chosen = repertoire(sample, ranges, trace, runs, call_s, ends, bits)
     accepts = acceptance(reference, model, inputs, call_s) if any(fixed) else None
     chosen = with_fixed(chosen, fixed, inputs, accepts, call_s)
-    roles = roles_of(model, lambda: reference.forward(inputs))
+    roles = roles_of(model, lambda: reference.forward(sample))
     state = model.state_dict()
     facts = TaskFacts(
         inputs=spec,
@@ -140,20 +162,31 @@ def describe(opened: Reference) -> Described:
         grown=tuple(_grown(roles, state, chooses=bool(trace.selections))),
         sweep_counts=dict(chosen.sweep_counts),
         state=tuple(state),
-        layouts=_layouts(state, inputs, results, trace),
+        layouts=_layouts(state, inputs, results, trace, lean=is_large),
         settings=own,
+        slices=0 if reference.slicing is None else len(list(reference.slicing.ranges())),
     )
     return Described(reference, unit, chosen, roles, accepts, facts)
 
 
-def _first_run(reference: Reference, model: nn.Module, settings: TorchSettings) -> _FirstRun:
+def _first_run(
+    reference: Reference, model: nn.Module, settings: TorchSettings, budget: int | None
+) -> _FirstRun:
     import torch
 
     device = reference.task.device
     arguments = reference.inputs(0)
     inputs, spec = flatten(arguments, "inputs")
     peak = _peak(device)
-    before = [x.clone() for x in inputs]
+    is_large = large(sum(x.nbytes for x in inputs), device.value, budget)
+    if is_large:
+        return_memory()
+    else:
+        keep_memory()
+    # A large task's inputs are compared by a fingerprint, which takes no memory.
+    key = Fingerprint.random(device.value) if is_large else None
+    before = [x.clone() for x in inputs] if key is None else []
+    prints = [key.of(x) for x in inputs] if key is not None else []
     outputs: list[Any] = []
     given = [x for x in (*inputs, *model.parameters()) if is_inexact(x)]
     finest = min((torch.finfo(x.dtype).eps / 2 for x in given), default=UNIT)
@@ -164,11 +197,17 @@ def _first_run(reference: Reference, model: nn.Module, settings: TorchSettings) 
         # Coarser operands than the inputs come from autocast, or from a cast in the module.
         return float(unit) if (unit := torch.finfo(dtype).eps / 2) > finest else UNIT
 
-    sums = terms(lambda: outputs.append(model(*arguments)), unit_of)
+    live = LiveBytes()
+    sums = terms(lambda: outputs.append(live.measure(lambda: model(*arguments))), unit_of)
     results, output_spec = flatten(outputs.pop(), "output")
     # NaN does not equal itself, so it counts as written, which only costs copies.
-    writes_inputs = not all(map(torch.equal, before, inputs))
+    writes_inputs = (
+        not all(map(torch.equal, before, inputs))
+        if key is None
+        else prints != [key.of(x) for x in inputs]
+    )
     peak = max(peak, _peak(device) - sum(x.nbytes for x in before))
+    peak = peak or sum(x.nbytes for x in (*model.state_dict().values(), *inputs)) + live.peak
     return _FirstRun(inputs, results, (spec, output_spec), sums, peak, writes_inputs)
 
 
@@ -201,22 +240,49 @@ def _init_form(reference: Reference) -> Any:
 
 
 def _layouts(
-    state: dict[str, Tensor], inputs: list[Tensor], results: list[Tensor], trace: ReferenceTrace
+    state: dict[str, Tensor],
+    inputs: list[Tensor],
+    results: list[Tensor],
+    trace: ReferenceTrace,
+    *,
+    lean: bool,
 ) -> Layouts:
-    """Return the layouts of the arenas that the referee lends."""
+    """Return the layouts of the arenas that the referee lends.
+
+    If `lean`, changes of an answer are computed in fp64 and stored in less: the spread, of which a
+    rule takes the size, in bf16; the change of an element, which is subtracted, in fp32.
+    """
+    import torch
+
     places = find_places(trace, trace, ())
     elements = [tensor for each in places for tensor in each.tensors]
     chooses = any(selection.indexed for selection in trace.selections)
     tied = results if chooses else []
+    spread = [_without_memory(x, torch.bfloat16) for x in results] if lean else results
+    moved = [_without_memory(x, torch.float32) for x in results] if lean else results
     return Layouts(
         inputs=layout_of(inputs),
         output=layout_of(results, dense=True),
         precise=layout_of(results, dense=True, wide=True),
+        spread=layout_of(spread, dense=True, wide=not lean),
+        moved=layout_of(moved, dense=True, wide=not lean),
         places=layout_of(elements, dense=True),
-        tied=layout_of(tied, dense=True, wide=True),
+        tied=layout_of(moved if chooses else [], dense=True, wide=not lean),
         reordered=layout_of(tied, dense=True),
         state=layout_of(list(state.values()), dense=True),
     )
+
+
+def _without_memory(tensor: Tensor, dtype: dtype) -> Tensor:
+    """Return a tensor of this shape that has no memory: of `dtype` if it is real, complex64 if it
+    is complex, of its own dtype if it is neither."""
+    import torch
+
+    if not is_inexact(tensor):
+        dtype = tensor.dtype
+    elif tensor.is_complex():
+        dtype = torch.complex64
+    return torch.empty_like(tensor, dtype=dtype, device="meta")
 
 
 def _seconds(reference: TwoPrecisions, inputs: list[Tensor]) -> float:
@@ -263,9 +329,20 @@ def _unvaried(chosen: Repertoire, samples: Sequence[Sequence[Tensor]]) -> list[i
     return unvaried
 
 
-def _own_samples(reference: TwoPrecisions, inputs: Sequence[Tensor]) -> list[list[Tensor]]:
+def _own_samples(
+    reference: TwoPrecisions, inputs: Sequence[Tensor], *, is_large: bool
+) -> list[list[Tensor]]:
     """Return own draws that show the ranges of inputs; at most two if only floating inputs without
-    ends."""
+    ends.
+
+    Of a large task it is one draw, and the integers of a second: so many numbers show the ends of
+    their domain at once, and memory has no room for eight draws.
+    """
+    if is_large:
+        if all(map(is_inexact, inputs)):
+            return [list(inputs)]
+        second = zip(inputs, reference.own_inputs(1), strict=True)
+        return [list(inputs), [x if is_inexact(x) else y for x, y in second]]
     domains = any(ends_of([inputs]))
     numbers = max(1, sum(tensor.numel() for tensor in inputs))
     if all(is_inexact(tensor) for tensor in inputs) and not domains:

@@ -13,6 +13,9 @@ from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.trace.reductions import Terms
 from cuagent.worker import Layout
 
+BUDGET = "budget.json"
+"""File in the oracle's folder: bytes that limit the device's memory, or null."""
+
 
 @dataclass(frozen=True)
 class Layouts:
@@ -23,10 +26,14 @@ class Layouts:
     """The outputs in their own precision."""
     precise: Layout
     """The outputs in fp64."""
+    spread: Layout
+    """The spread of the outputs: in fp64, or in bf16 for a large task."""
+    moved: Layout
+    """The change of the outputs: in fp64, or in fp32 for a large task."""
     places: Layout
     """The elements that traced indices were chosen from."""
     tied: Layout
-    """The outputs in fp64 if operators choose among elements, else empty."""
+    """The same as `moved` if operators choose among elements, else empty."""
     reordered: Layout
     """The outputs in their own precision if operators choose among elements, else empty."""
     state: Layout
@@ -58,7 +65,7 @@ class TaskFacts:
     terms: Terms
     """Length of the longest sum."""
     peak: int
-    """Bytes of GPU memory that the reference needs; 0 on the CPU."""
+    """Bytes that the reference needs: weights, inputs, intermediate results, outputs."""
     fp64: bool
     """True if the reference runs in fp64."""
     call_s: float
@@ -80,6 +87,8 @@ class TaskFacts:
     layouts: Layouts
     settings: TorchSettings
     """torch's settings of the process in which the reference ran, as the task's file left them."""
+    slices: int = 0
+    """Number of slices in which the reference runs in fp64; 0 if it runs whole."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as JSON, for another process."""

@@ -43,6 +43,8 @@ class PerturbedReference:
     """Result of `exact`, if it is known."""
     to_fp64: bool = False
     """True if inputs are converted to fp64 when they are perturbed."""
+    declared_on: Callable[[list[Tensor]], Answers] | None = None
+    """Run the reference in its own precision on other inputs; for `sliced_answers` only."""
 
     def exact(self) -> Answers:
         """Run the reference in fp64 on the unperturbed inputs."""
@@ -58,7 +60,7 @@ def measure_change(
     `step` N(0,1), in `count` runs and as many opposite ones. Weights are restored. A change that is
     not finite counts as none, and so does a run that fails.
     """
-    _write_largest_changes(reference, perturbed_answers(reference, reach, step, count), moved)
+    write_largest_changes(reference, perturbed_answers(reference, reach, step, count), moved)
 
 
 def measure_tie_change(
@@ -74,12 +76,13 @@ def measure_tie_change(
     runs = (
         run_or_none(run, ordered(order, slack)) for order in ORDERS[:count] for run, slack in kinds
     )
-    _write_largest_changes(reference, runs, tied)
+    write_largest_changes(reference, runs, tied)
 
 
-def _write_largest_changes(
+def write_largest_changes(
     reference: PerturbedReference, runs: Iterable[Answers | None], views: Sequence[Tensor]
 ) -> None:
+    """Write to `views` the largest change of each element of the answer over all runs."""
     import torch
 
     base = reference.answer or reference.exact()
@@ -100,7 +103,7 @@ def carried(reference: PerturbedReference, runs: int) -> list[float]:
     base = reference.answer or reference.exact()
     squares = [0.0] * len(base)
     for _ in range(runs):
-        results = run_or_none(reference.exact, _rounded(UNIT, reference.generator)) or base
+        results = run_or_none(reference.exact, rounded(UNIT, reference.generator)) or base
         for index, (result, before) in enumerate(zip(results, base, strict=True)):
             for both in in_blocks(result, before) if is_inexact(before) else ():
                 squares[index] += float(_change(*both).double().square().sum()) / result.numel()
@@ -120,10 +123,10 @@ def perturbed_answers(
     def run(perturbed: list[Tensor], step: float) -> Answers | None:
         _load(state, perturbed[: len(originals)])
         inputs = perturbed[len(originals) :]
-        results = run_or_none(partial(reference.run, inputs), _rounded(step, generator))
+        results = run_or_none(partial(reference.run, inputs), rounded(step, generator))
         if results is None:
             inputs = clamped_to_range(inputs, reference.inputs)
-            results = run_or_none(partial(reference.run, inputs), _rounded(step, generator))
+            results = run_or_none(partial(reference.run, inputs), rounded(step, generator))
         return results
 
     try:
@@ -145,7 +148,7 @@ def run_or_none(run: Callable[[], Answers], context: AbstractContextManager[Any]
         return None
 
 
-def _rounded(step: float, generator: Generator) -> AbstractContextManager[Any]:
+def rounded(step: float, generator: Generator) -> AbstractContextManager[Any]:
     """Return a context in which operators' results are multiplied by 1 + step N(0,1).
 
     Whole numbers do not change: no implementation errs in a floor. A position computed in floating

@@ -28,29 +28,46 @@ from cuagent.task.plain import task_from_json
 from cuagent.task.settings import baseline_settings
 from cuagent.verify.fitness.examine import examine
 from cuagent.verify.fitness.hidden import hidden_dependencies
-from cuagent.verify.inputs.kinds import AMONG_OWN, SWEEPS, Inputs, sweep_seed
+from cuagent.verify.inputs.kinds import AMONG_OWN, MAX_SWEEP, SWEEPS, Inputs, sweep_seed
+from cuagent.verify.inputs.seeds import BITS
 from cuagent.verify.inputs.weights import Weights, derive_weights
-from cuagent.verify.oracle import sensitivity
-from cuagent.verify.oracle.describe import describe
+from cuagent.verify.oracle import sensitivity, sliced_answers
+from cuagent.verify.oracle.describe import describe, sample_of
+from cuagent.verify.oracle.facts import BUDGET
 from cuagent.verify.oracle.places import NearTies, write_places
+from cuagent.verify.oracle.slices import Slicing, is_consistent
 from cuagent.verify.oracle.spread import Spread
 from cuagent.verify.oracle.tie_orders import ORDERS, ordered
 from cuagent.verify.rules.bounds import reach, sequential
+from cuagent.verify.tally import OPPOSITES
+from cuagent.verify.tensors import FAILURES
 from cuagent.verify.trace.selections import ReferenceTrace
 from cuagent.worker.channel import receive_message, send_message
 from cuagent.worker.memory.arena import Arena, fill, settle
-from cuagent.worker.memory.heap import give_back, keep_memory
+from cuagent.worker.memory.heap import give_back
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+SLICE_SEEDS = MAX_SWEEP * 1_000_003
+"""Distance of the seeds of two slices; a multiple of the length of a sweep."""
+WHOLE = (
+    Inputs.OWN,
+    Inputs.VARIED,
+    Inputs.EXTREMES,
+    Inputs.ALIKE,
+    Inputs.MASKS,
+    Inputs.EMPTY,
+    Inputs.SINGLE,
+    Inputs.EVERY,
+)
+"""Kinds that are drawn whole: own inputs, and changes of integers, which take less memory."""
 MAX_PERTURBATIONS, MIN_PERTURBATIONS = 8, 2
 """Largest and least number of perturbations for the spread of one answer."""
 
 
 def serve(channel: socket.socket, folder: Path) -> None:
     """Answer requests until the referee closes the channel."""
-    keep_memory()
     program: _Oracle | None = None
     for message, descriptors in _requests(channel):
         try:
@@ -102,9 +119,12 @@ class _Oracle:
         torch.set_grad_enabled(False)
         self.task = task
         self.arenas: dict[int, Arena] = {}
-        self.description = describe(open_reference(task))
+        budget = json.loads((folder / BUDGET).read_text())
+        self.description = describe(open_reference(task), budget)
         self.reference = self.description.reference
         self.spread = Spread(self.reference, 0)
+        self.declared_run: ReferenceTrace | None = None
+        """Run of the last "declare", for the answer that follows it."""
         self.sweep_base: tuple[int, list[Tensor]] | None = None
         """Seed and own inputs that the draws of the last sweep share."""
         harden()  # on CUDA only now, because the driver first names its threads in /proc/self
@@ -115,9 +135,10 @@ class _Oracle:
             case "describe":
                 return self.description.facts.to_json()
             case "examine":
-                reference = self.reference
-                found = examine(reference.declared, reference.call_directly, reference.own_inputs)
-                return {**found, **hidden_dependencies(reference.opened, found)}
+                reference, draw = self.reference, self.description.own_sample
+                found = examine(reference.declared, reference.call_directly, draw)
+                sample = partial(sample_of, reference)
+                return {**found, **hidden_dependencies(reference.opened, found, sample)}
             case "attach":
                 self.arenas[message["arena"]] = Arena.attach(message["description"], descriptors)
             case "detach":
@@ -128,6 +149,10 @@ class _Oracle:
             case "draw":
                 target = self.arenas[message["arena"]].tensors(message["slot"])
                 self.draw(Inputs(message["kind"]), message["seed"], message["step"], target)
+            case "declare":
+                target = self.arenas[message["declared"]].tensors(message["target"])
+                inputs = self.arenas[message["inputs"]].tensors(message["slot"])
+                self.declared_run = _stored_outputs(self.reference.traced(inputs), target)
             case "answer":
                 return self.answer(message)
             case "sensitivity":
@@ -164,7 +189,7 @@ class _Oracle:
         self, kind: Weights, model: nn.Module, parameters: frozenset[str], seed: int
     ) -> dict[str, Tensor]:
         """Load and return grown weights that the model accepts on its own inputs, else shaken."""
-        inputs, roles = self.reference.own_inputs(seed), self.description.roles
+        inputs, roles = self.description.own_sample(seed), self.description.roles
         original = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         finite = [x.isfinite() for x in self.reference.run(model, inputs)]
         for tried, positive in ((roles, False), (roles, True), (roles.without_buffers, True)):
@@ -184,6 +209,9 @@ class _Oracle:
     def draw(self, kind: Inputs, seed: int, step: int, target: list[Tensor]) -> None:
         """Write inputs of `kind` from `seed` to `target`."""
         base = self._base_inputs(kind, seed, step, target)
+        if self.reference.slicing is not None and kind not in WHOLE:
+            self._draw_slices(kind, seed, step, base, target)
+            return
         drawn = self.description.repertoire.drawn(kind, base, seed, step)
         if kind is Inputs.VARIED and not (
             self.description.accepts and self.description.accepts(drawn)
@@ -191,6 +219,24 @@ class _Oracle:
             drawn = base  # the reference rejects this sample, unlike the first ones
         for view, tensor in zip(target, drawn, strict=True):
             fill(view, tensor)
+
+    def _draw_slices(
+        self, kind: Inputs, seed: int, step: int, base: list[Tensor], target: list[Tensor]
+    ) -> None:
+        """Draw each slice of a large task by itself, which takes the memory of one slice only."""
+        slicing = self.reference.slicing
+        assert slicing is not None
+        for number, part in enumerate(slicing.even_ranges()):
+            seed_of_part = (seed + number * SLICE_SEEDS) % (1 << BITS)
+            repertoire, drawn_as = self.description.repertoire, kind
+            if number % 2 and OPPOSITES.get(kind) in repertoire.kinds:
+                drawn_as = OPPOSITES[kind]
+            own = slicing.of_inputs(base, *part)
+            drawn = repertoire.drawn(drawn_as, own, seed_of_part, step)
+            views = slicing.of_inputs(target, *part)
+            for dim, view, tensor in zip(slicing.inputs, views, drawn, strict=True):
+                if dim is not None or number == 0:
+                    fill(view, tensor)
 
     def _base_inputs(
         self, kind: Inputs, seed: int, step: int, target: list[Tensor]
@@ -214,7 +260,7 @@ class _Oracle:
                 f"{path}: get_inputs() returns other shapes or scalars at each call; return the "
                 "same ones"
             )
-        if kind in SWEEPS:
+        if kind in SWEEPS and not self.description.facts.large:
             self.sweep_base = seed, own
         return own
 
@@ -229,13 +275,21 @@ class _Oracle:
             for name in ("declared", "precise", "spread")
         )
         reference = self.reference
-        run = _stored_outputs(reference.traced(inputs), declared)
+        run, self.declared_run = self.declared_run, None
+        run = run or _stored_outputs(reference.traced(inputs), declared)
         start = time.perf_counter()
-        exact = _stored_outputs(reference.forward_fp64(inputs), precise)
+        if reference.slicing is None:
+            exact = _stored_outputs(reference.forward_fp64(inputs), precise)
+        else:
+            defined = reference.write_fp64(inputs, precise)
+            exact = ReferenceTrace(precise, [], [None] * len(precise), defined=defined)
         call_s = time.perf_counter() - start
         defined = run.defined and exact.defined
         finite = defined and reference.within_range(inputs, declared)
         fills_hidden = reference.answer_hides_fills(inputs, precise)
+        # Without consistent slices the draw decides nothing, like one that shows a mask fill.
+        chosen_by = reference.generator(message["seed"])
+        fills_hidden &= is_consistent(reference, inputs, declared, precise, chosen_by)
         if message["seconds"] is None:
             for view in spread:
                 view.zero_()
@@ -248,6 +302,8 @@ class _Oracle:
         count = message["count"] or int(message["seconds"] / max(call_s, 1e-6))
         count = min(MAX_PERTURBATIONS, max(MIN_PERTURBATIONS, count))
         generator = reference.generator(message["seed"])
+        if self.description.facts.large:
+            count = message["count"] or MIN_PERTURBATIONS
         self.spread.measure(inputs, precise, spread, count, generator)
         if reference.discrete:
             terms = self.description.facts.terms
@@ -276,24 +332,27 @@ class _Oracle:
             declared=lambda: reference.forward(inputs),
             answer=self.arenas[message["precise"]].tensors(message["target"]),
             to_fp64=reference.fp64,
+            declared_on=reference.forward,
         )
         pairs = message["pairs"]
         moved, tied = (self.arenas[message[name]].tensors() for name in ("moved", "tied"))
         step = sequential(self.description.facts.terms.longest)
-        sensitivity.measure_change(
-            perturbed,
-            reach(self.description.facts.terms.signed, self.description.coarsest),
-            step,
-            pairs,
-            moved,
-        )
-        if tied and reference.keeps_first(inputs):
-            for view in tied:
-                view.zero_()
-        elif tied:
-            sensitivity.measure_tie_change(perturbed, step, pairs, tied)
+        moves = reach(self.description.facts.terms.signed, self.description.coarsest)
+        fixed_order = bool(tied) and reference.keeps_first(inputs)
+        for view in tied if fixed_order else ():
+            view.zero_()
+        if (slicing := reference.slicing) is not None:
+            sliced_answers.measure_change(slicing, perturbed, moves, step, pairs, moved)
+            if tied and not fixed_order:
+                sliced_answers.measure_tie_change(slicing, perturbed, step, pairs, tied)
+            carried = sliced_answers.carried(slicing, perturbed, pairs)
+        else:
+            sensitivity.measure_change(perturbed, moves, step, pairs, moved)
+            if tied and not fixed_order:
+                sensitivity.measure_tie_change(perturbed, step, pairs, tied)
+            carried = sensitivity.carried(perturbed, pairs)
         return {
-            "carried": sensitivity.carried(perturbed, pairs),
+            "carried": carried,
             "undecided": reference.decided_equally(inputs) is False,
         }
 
@@ -303,10 +362,28 @@ class _Oracle:
         if self.reference.keeps_first(inputs):
             return {"ran": False}
         order = ordered(ORDERS[message["order"]])
+        if (slicing := self.reference.slicing) is not None:
+            return {"ran": self._reorder_slices(slicing, message, inputs)}
         results = sensitivity.run_or_none(lambda: self.reference.forward(inputs), order)
         if results is not None:
             _copy(results, self.arenas[message["reordered"]].tensors())
         return {"ran": results is not None}
+
+    def _reorder_slices(
+        self, slicing: Slicing, message: dict[str, Any], inputs: list[Tensor]
+    ) -> bool:
+        """Do `reorder` slice by slice. Returns False if a run fails."""
+        order = ORDERS[message["order"]]
+
+        def run(part: list[Tensor]) -> list[Tensor]:
+            with ordered(order):
+                return self.reference.forward(part)
+
+        try:
+            slicing.run(run, inputs, self.arenas[message["reordered"]].tensors())
+        except FAILURES:
+            return False
+        return True
 
 
 def _copy(results: list[Tensor], target: list[Tensor]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cuagent.verify.oracle.perturb import clamped_to_range, perturbed
+from cuagent.verify.oracle.sliced_answers import measure_spread
 from cuagent.verify.oracle.two_precisions import TwoPrecisions
 from cuagent.verify.tensors import in_blocks, is_inexact
 
@@ -46,9 +47,20 @@ class Spread:
         A run that fails, or a change that is not a number, counts as no change. Weights are
         restored.
         """
+        import torch
+
         reference, model = self.reference, self.reference.precise
+        if reference.slicing is not None:
+            self._measure_slices(inputs, exact, spread, count, generator)
+            return
         originals = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         moving = [index for index, exact_output in enumerate(exact) if is_inexact(exact_output)]
+        target = spread
+        # Squares of small numbers need the range of fp64, which a large task's spread lacks.
+        spread = [
+            torch.zeros_like(y) if s.dtype != y.dtype else s
+            for s, y in zip(spread, exact, strict=True)
+        ]
         for index in moving:
             spread[index].zero_()
         try:
@@ -73,6 +85,35 @@ class Spread:
         for index in moving:
             for (total,) in in_blocks(spread[index]):
                 total.div_(count).sqrt_()
+            if spread[index] is not target[index]:
+                target[index].copy_(spread[index])
+
+    def _measure_slices(
+        self,
+        inputs: Sequence[Tensor],
+        exact: list[Tensor],
+        spread: Sequence[Tensor],
+        count: int,
+        generator: Generator,
+    ) -> None:
+        reference, model = self.reference, self.reference.precise
+        slicing = reference.slicing
+        assert slicing is not None
+        originals = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        try:
+            measure_spread(
+                slicing,
+                reference.run_fp64_or_none,
+                inputs,
+                exact,
+                spread,
+                count,
+                generator,
+                lambda number: _load(model, self._weights(number, originals)),
+                wide=reference.fp64,
+            )
+        finally:
+            _load(model, originals)
 
     def _weights(self, number: int, originals: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the weights of one perturbation, which are the same for all draws in any order."""

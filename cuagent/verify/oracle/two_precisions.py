@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cuagent.task import Precision, Reference, Task, TaskError, flatten, unflatten
 from cuagent.verify.oracle import sensitivity
 from cuagent.verify.oracle.places import keeps_first, traces_decide_equally
+from cuagent.verify.oracle.slices import Slicing
 from cuagent.verify.tensors import FAILURES, is_inexact, to_fp64
 from cuagent.verify.trace import mask_fills
 from cuagent.verify.trace.hooks import intercept_operators
@@ -59,6 +60,8 @@ class TwoPrecisions:
         """Relative error of honest arithmetic (`bounds.roundoff`)."""
         self.fp16_range = False
         """True if a kernel may compute in fp16, whose range is much smaller than fp32's."""
+        self.slicing: Slicing | None = None
+        """Slices in which a large reference runs in fp64 (`slices`)."""
 
     @property
     def task(self) -> Task:
@@ -74,6 +77,16 @@ class TwoPrecisions:
         fp16 = self.task.precision is Precision.FP16
         # If the task's own inputs exceed the range (mask fills, for example), it does not matter.
         self.fp16_range = fp16 and self._largest(inputs) <= LARGEST_FP16
+
+    def use_slices(self, slicing: Slicing, results: list[Tensor]) -> None:
+        """Run in fp64 in slices from now on. `results` are the whole outputs on own inputs."""
+        self.slicing = slicing
+        self.infinities = _infinities(results) or frozenset()
+
+    def plain_fp64(self, inputs: list[Tensor]) -> list[Tensor]:
+        """Return the outputs in fp64 without a trace."""
+        with self._default_dtype():
+            return self._forward(self.precise, self.widened(inputs))
 
     def detect_mask_fills(self, inputs: list[Tensor]) -> None:
         """Determine if the reference has mask fills. `inputs` are the task's own."""
@@ -114,12 +127,32 @@ class TwoPrecisions:
         with self._default_dtype():
             return self._followed(self.precise, self.widened(inputs))
 
+    def write_fp64(self, inputs: list[Tensor], target: list[Tensor]) -> bool:
+        """Run in fp64 in slices and write the answer to `target`.
+
+        Returns False if a cast of the run is not defined (`ReferenceTrace.defined`).
+        """
+        assert self.slicing is not None
+        defined = []
+
+        def run(part: list[Tensor]) -> list[Tensor]:
+            traced = self.forward_fp64(part)
+            defined.append(traced.defined)
+            return traced.outputs
+
+        self.slicing.run(run, inputs, target)
+        return all(defined)
+
     def decided_equally(self, inputs: list[Tensor]) -> bool | None:
         """Return True if all decisions in a run depend on equal numbers in both precisions.
 
         Returns None if nothing is decided, or the reference does not run in fp64. Its output need
         not be fp64, because the result of a comparison may have any dtype.
         """
+        found = [self._decided_equally(part) for part in self._parts(inputs)]
+        return None if None in found else all(found)
+
+    def _decided_equally(self, inputs: list[Tensor]) -> bool | None:
         both = self._traced_in_both(inputs)
         if both is None:
             return None
@@ -134,8 +167,14 @@ class TwoPrecisions:
         in both precisions (`places.keeps_first`)."""
         if self.task.precision is not Precision.MATCH:
             return False
-        both = self._traced_in_both(inputs)
-        return both is not None and keeps_first(*both)
+        traces = map(self._traced_in_both, self._parts(inputs))
+        return all(both is not None and keeps_first(*both) for both in traces)
+
+    def _parts(self, inputs: list[Tensor]) -> list[list[Tensor]]:
+        """Return the slices of inputs, each on its own; the inputs themselves without slices."""
+        if self.slicing is None:
+            return [inputs]
+        return [self.slicing.of_inputs(inputs, *part) for part in self.slicing.ranges()]
 
     def _traced_in_both(self, inputs: list[Tensor]) -> tuple[ReferenceTrace, ReferenceTrace] | None:
         """Return the traces in fp64 and in the reference's own precision; None if fp64 fails."""
@@ -164,7 +203,7 @@ class TwoPrecisions:
         return [to_fp64(tensor) for tensor in inputs] if self.fp64 else inputs
 
     def fills_hidden(self, inputs: list[Tensor]) -> bool:
-        """Return True if larger mask fills do not change the answer to these inputs."""
+        """Return True if larger mask fills do not change the answer to these inputs, whole."""
         widened = self.widened(inputs)
         return self.answer_hides_fills(widened, self.forward_fp64(widened).outputs)
 
@@ -172,15 +211,31 @@ class TwoPrecisions:
         """Return True if larger mask fills do not change the answer `exact`."""
         if not self.has_mask_fills:
             return True
-        with mask_fills.enlarged_fills(self.precise):
-            moved = sensitivity.run_or_none(
-                lambda: self.forward_fp64(inputs).outputs, nullcontext()
+        if self.slicing is not None and self.slicing.joins:
+            return all(
+                self._hides_fills(
+                    self.slicing.of_inputs(inputs, *part), self.slicing.of_outputs(exact, *part)
+                )
+                for part in self.slicing.ranges()
             )
+        return self._hides_fills(inputs, exact)
+
+    def _hides_fills(self, inputs: list[Tensor], exact: list[Tensor]) -> bool:
+        with mask_fills.enlarged_fills(self.precise):
+            moved = sensitivity.run_or_none(lambda: self._answer_fp64(inputs, exact), nullcontext())
         if moved is None:
             return False
         return mask_fills.equal_up_to_roundoff(
             [x.to(y.dtype) for x, y in zip(moved, exact, strict=True)], exact
         )
+
+    def _answer_fp64(self, inputs: list[Tensor], like: list[Tensor]) -> list[Tensor]:
+        """Return the answer in fp64 to inputs of any size; `like` has its shape."""
+        if self.slicing is None or self.slicing.joins:
+            return self.forward_fp64(inputs).outputs
+        found = [y.new_zeros(y.shape) for y in like]
+        self.slicing.run(lambda part: self.forward_fp64(part).outputs, inputs, found)
+        return found
 
     def within_range(self, inputs: list[Tensor], results: list[Tensor]) -> bool:
         """Return True if `results` are finite and all intermediate results are in the admitted
@@ -200,6 +255,16 @@ class TwoPrecisions:
         found = _infinities(results)
         if not self.infinities or found is None or not found <= self.infinities:
             return False
+        if self.slicing is None:
+            return self._roundoff_keeps_infinities(inputs, results)
+        return self.slicing.joins and all(
+            self._roundoff_keeps_infinities(
+                self.slicing.of_inputs(inputs, *part), self.slicing.of_outputs(results, *part)
+            )
+            for part in self.slicing.ranges()
+        )
+
+    def _roundoff_keeps_infinities(self, inputs: list[Tensor], results: list[Tensor]) -> bool:
         moving = sensitivity.PerturbedReference(
             run=lambda near: self.forward_fp64(near).outputs,
             inputs=inputs,

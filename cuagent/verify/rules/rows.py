@@ -89,7 +89,7 @@ def _lines(tensors: Sequence[Tensor], axis: int) -> Iterator[list[Tensor]]:
     flat = [tensor.movedim(axis, -1).reshape(-1, length) for tensor in tensors[:WITH_SENSITIVITY]]
     count = max(1, BLOCK[tensors[0].device.type] // length)
     for start in range(0, flat[0].shape[0], count):
-        yield [tensor[start : start + count] for tensor in flat]
+        yield [tensor[start : start + count].to(flat[0].device) for tensor in flat]
 
 
 def _rms(lines: Tensor) -> Tensor:

@@ -167,12 +167,12 @@ def strict(
 
 def constants(expected: Expected) -> list[float]:
     """Return the best constant answer to one draw for each output: its mean."""
-    import torch
+    return [_mean(y) if y.numel() else 0.0 for y in expected.declared]
 
-    return [
-        number(as_real(y).mean(dtype=torch.float64)) if y.numel() else 0.0
-        for y in expected.declared
-    ]
+
+def _mean(tensor: Tensor) -> float:
+    blocks = [block.double().mean() * block.numel() for (block,) in in_blocks(tensor)]
+    return math.fsum(map(number, blocks)) / as_real(tensor).numel()
 
 
 def _discrete(
@@ -259,8 +259,12 @@ def _inexact(index: int, tensors: Sequence[Tensor], draw: _DrawFacts, carried: f
     line_ratio, which = worst_line(tensors, kind, terms, draw.line_unit)
     unmoved_ratio = 0.0
     if kind in EXACT and len(tensors) > WITH_SENSITIVITY:
-        unmoved = [_unmoved(block, sums.rms("value")) for block in map(finite, blocks)]
-        unmoved_ratio = _largest_ratio(unmoved, _gates_of(unmoved, tensors[0].dtype, draw))
+        size = sums.rms("value")
+
+        def unmoved() -> Iterator[Block]:
+            return (_unmoved(block, size) for block in map(finite, blocks))
+
+        unmoved_ratio = _largest_ratio(unmoved(), _gates_of(unmoved(), tensors[0].dtype, draw))
         ratio = max(ratio, unmoved_ratio)
     if line_ratio > max(1.0, ratio):
         return Finding(
@@ -290,14 +294,17 @@ def _inexact(index: int, tensors: Sequence[Tensor], draw: _DrawFacts, carried: f
         rms_bound=bound.rms,
         hint=explanation.hint,
         within_sensitivity=within_sensitivity
-        and _within_sensitivity(list(map(finite, blocks)), bound),
+        and _within_sensitivity(lambda: map(finite, blocks), bound),
     )
 
 
-def _within_sensitivity(blocks: Sequence[Block], bound: Gates) -> bool:
+def _within_sensitivity(blocks: Callable[[], Iterable[Block]], bound: Gates) -> bool:
     """Return True if each error past its bound is within the sensitivity of its element."""
-    nearest = [(reduced(x, y, moved), r, y, s) for x, r, y, s, moved, *_ in blocks]
-    return Sums.of(nearest).rms("error") <= bound.rms and _largest_ratio(nearest, bound) <= 1
+
+    def nearest() -> Iterator[Block]:
+        return ((reduced(x, y, moved), r, y, s) for x, r, y, s, moved, *_ in blocks())
+
+    return Sums.of(nearest()).rms("error") <= bound.rms and _largest_ratio(nearest(), bound) <= 1
 
 
 def _unmoved(block: Block, size: float) -> Block:
@@ -307,7 +314,7 @@ def _unmoved(block: Block, size: float) -> Block:
     return x, r, y, s
 
 
-def _gates_of(blocks: Sequence[Block], dtype: dtype, draw: _DrawFacts) -> Gates:
+def _gates_of(blocks: Iterable[Block], dtype: dtype, draw: _DrawFacts) -> Gates:
     """Return bounds computed from a part of a tensor only; infinite ones for an empty part."""
     sums = Sums.of(blocks)
     none = Gates(math.inf, math.inf, math.inf, math.inf)
@@ -347,10 +354,11 @@ def _explained(
 
     flat = as_real(tensors[0]).reshape(-1)
     wrong = torch.zeros(flat.shape, dtype=torch.bool, device=flat.device)
-    worst, where = -1.0, 0
-    places = torch.arange(flat.numel(), device=flat.device)
-    for *block, at in in_blocks(*tensors, places):
-        *kept, at = finite((*block, at))
+    worst, where, start = -1.0, 0, 0
+    for block in in_blocks(*tensors):
+        numbers = torch.arange(start, start + block[0].numel(), device=flat.device)
+        start += block[0].numel()
+        *kept, at = finite((*block, numbers))
         if not at.numel():
             continue
         (remaining,) = _without_jumps([tuple(kept)], jump_limit)

@@ -13,6 +13,7 @@ import itertools
 import math
 import mmap
 import os
+import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -28,7 +29,7 @@ ALIGNMENT = 256
 GUARD = 0xC3
 """Value of the bytes between tensors."""
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-STRETCH = 1 << 28
+STRETCH = 1 << 24
 """Elements that are compared at a time, because torch.equal allocates a boolean for each
 element."""
 POISONS = (0xFF, 0x5A)
@@ -229,6 +230,20 @@ class Arena:
         size, of = self.layout.size, slot if of is None else of
         self._bytes(slot, 0, size).copy_(originals._bytes(of, 0, size))
 
+    def lay_rotated(self, originals: Arena, slot: int = 0) -> None:
+        """Copy the tensors of a slot with the rows of floating ones rotated.
+
+        That gives other inputs of the same form, with the same numbers, in no more memory.
+        """
+        for view, tensor in zip(self.tensors(slot), originals.tensors(slot), strict=True):
+            rows = tensor.shape[0] if tensor.dim() else 0
+            if not tensor.is_floating_point() or rows < 2 or not tensor.stride(0):
+                fill(view, tensor)
+                continue
+            by = 1 + secrets.randbelow(rows - 1)
+            fill(view[:by], tensor[rows - by :])
+            fill(view[by:], tensor[: rows - by])
+
     def holds(self, originals: Arena, slot: int = 0, of: int | None = None) -> bool:
         """Return True if `slot` equals slot `of` (default `slot`) of `originals` in every byte."""
         size, of = self.layout.size, slot if of is None else of
@@ -250,6 +265,11 @@ class Arena:
         for leaf, own in zip(self.layout.leaves, self._own_bytes, strict=True):
             own.copy_(self._bytes(slot, leaf.offset, leaf.offset + leaf.nbytes))
         return self._own
+
+    def drop_own_copies(self) -> None:
+        """Release the memory of `own_copy`."""
+        for copies in ("_own", "_own_bytes"):
+            self.__dict__.pop(copies, None)
 
     def mend_guards(self, slot: int | None = None, byte: int = GUARD) -> None:
         """Fill all bytes outside the tensors with `byte`, in one slot or in all."""
@@ -283,6 +303,15 @@ class Arena:
         if lease is not None:
             lease.release()
 
+    def clear(self) -> None:
+        """Return the memory to the system until the next write; borrowers keep their mapping.
+
+        All bytes become zero, guards included. On a GPU nothing happens: its memory can only be
+        released while no other process has it open.
+        """
+        if self._lease is not None and self._lease.mapping is not None:
+            self._lease.mapping.madvise(mmap.MADV_REMOVE)
+
     def _bytes(self, slot: int, begin: int, end: int) -> Tensor:
         base = slot * self.layout.size
         return self.memory[base + begin : base + end]
@@ -314,15 +343,18 @@ class Lease:
         memory: Tensor,
         descriptor: int | None = None,
         handle: str | None = None,
+        mapping: mmap.mmap | None = None,
         free: tuple[Any, int] | None = None,
     ):
         self.memory = memory
         self.descriptor = descriptor
         self.handle = handle
+        self.mapping = mapping
         self._free = free
 
     def release(self) -> None:
         del self.memory
+        self.mapping = None
         if self.descriptor is not None:
             os.close(self.descriptor)
         if self._free is not None:
@@ -343,7 +375,7 @@ def _map(descriptor: int, size: int, flags: int = 0) -> Lease:
 
     # The mapping lives as long as its tensors; closing the descriptor does not unmap it.
     memory = mmap.mmap(descriptor, size, mmap.MAP_SHARED | flags)
-    return Lease(torch.frombuffer(memory, dtype=torch.uint8), descriptor)
+    return Lease(torch.frombuffer(memory, dtype=torch.uint8), descriptor, mapping=memory)
 
 
 def _device_lease(size: int) -> Lease:

@@ -10,25 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-FLOOR = 8 << 30
-"""Bytes that every candidate may use. This is far more than a CUDA context and its libraries need,
-so that other judges that start on the device meanwhile do not exceed it."""
-PEAK_TIMES, DEVICE_SHARE = 8, 0.5
-"""Limit as a multiple of the reference's peak, and as a share of the device if that is less."""
+MARGIN = 1 << 30
+"""Bytes that stay free for the contexts and libraries of processes."""
 MIN_PEAK_TIMES = 2
-"""Least limit as a multiple of the reference's peak, even above DEVICE_SHARE of the device."""
+"""Least limit as a multiple of the reference's peak, even if less is free: then others use the
+device too."""
 
 
 class DeviceExcess(Exception):
     """The process used more GPU memory than its limit."""
 
 
-def memory_limit(peak: int, total: int) -> int:
-    """Return the limit in bytes for a candidate.
+def memory_limit(peak: int, free: int, others: int) -> int:
+    """Return the limit in bytes for a candidate: all that is free but for the needs of `others`.
 
-    `peak` are the bytes that the reference allocated, `total` those of the device.
+    `peak` are the bytes that the reference needs.
     """
-    return max(min(max(FLOOR, PEAK_TIMES * peak), int(DEVICE_SHARE * total)), MIN_PEAK_TIMES * peak)
+    return max(free - others - MARGIN, MIN_PEAK_TIMES * peak)
 
 
 def free_bytes() -> int:
@@ -39,10 +37,16 @@ def free_bytes() -> int:
 
 
 class DeviceUse:
-    """Bytes that one process holds, measured around its commands. Raises DeviceExcess."""
+    """Bytes that one process holds, measured around its commands. Raises DeviceExcess.
 
-    def __init__(self, limit: int, free_bytes: Callable[[], int] = free_bytes) -> None:
+    `limit` holds during a command, `kept` after one, when other processes need the device.
+    """
+
+    def __init__(
+        self, limit: int, kept: int | None = None, free_bytes: Callable[[], int] = free_bytes
+    ) -> None:
         self.limit = limit
+        self.kept = limit if kept is None else kept
         self._read_free = free_bytes
         self._held = 0
         self._before = 0
@@ -55,14 +59,19 @@ class DeviceUse:
         """Return the bytes that the process holds, while the command lasts."""
         if (now := self._measured()) > self.limit:
             raise DeviceExcess(
-                f"took more than {self.limit / 2**30:.1f} GiB of device memory; keep fewer or "
-                "smaller temporary tensors"
+                f"took more than {self.limit / 2**30:.1f} GiB of device memory, all that is free; "
+                "keep fewer or smaller temporary tensors"
             )
         return now
 
-    def end(self) -> None:
-        """Finish the measurement of a command."""
+    def end(self, *, released: bool = False) -> None:
+        """Finish the measurement of a command; `released` if it should have freed its memory."""
         self._held = self.check()
+        if released and self._held > self.kept:
+            raise DeviceExcess(
+                f"holds {self._held / 2**30:.1f} GiB of device memory after a call, more than the "
+                f"{self.kept / 2**30:.1f} GiB that judging leaves free; release temporary memory"
+            )
 
     def was_freed(self) -> bool:
         """Return True if the memory is free again after the process ended."""

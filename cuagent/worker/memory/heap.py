@@ -11,6 +11,11 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_MMAP_MAX = -4
 _M_PERTURB = -6
+LEAST_MAPPED = 4 << 20
+"""Bytes of the smallest tensor whose memory goes back at once. Blocks of a comparison are smaller,
+and new memory for each would take ten times as long as its arithmetic."""
+MMAPS = 65536
+"""Largest number of mapped allocations, glibc's default."""
 FILLS = (0x01, 0xA5, 0x40, 0xBF)
 """Bytes for M_PERTURB: freed memory is filled with the byte, `malloc` returns its complement.
 
@@ -37,6 +42,13 @@ def keep_memory() -> None:
     fifth of the oracle's processor time was page faults.
     """
     _set(_M_MMAP_MAX, 0)
+
+
+def return_memory() -> None:
+    """Let every freed tensor of a large task go back to the system at once."""
+    _set(_M_MMAP_MAX, MMAPS)
+    _set(_M_MMAP_THRESHOLD, LEAST_MAPPED)
+    give_back("cpu")
 
 
 def fill(byte: int) -> None:
