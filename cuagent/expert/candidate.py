@@ -66,6 +66,8 @@ class Candidate:
     """One line for each kernel, after one line for the rewrites."""
     folded: tuple[str, ...]
     """Operators that rewrites removed."""
+    has_products: bool = False
+    """True if a kernel computes a matrix product or a convolution."""
 
 
 def make_candidate(subject: Subject, options: Options) -> Candidate | None:
@@ -234,7 +236,8 @@ def _assemble(
         text = importlib.resources.files("cuagent.expert.streaming") / header
         files[f"kernels/{header}"] = text.read_text("utf-8")
     names = tuple(call.name for call in calls.values())
-    return Candidate(options, files, names, origins, tuple(notes), rewritten)
+    has_products = len(kernels) < len(calls)
+    return Candidate(options, files, names, origins, tuple(notes), rewritten, has_products)
 
 
 def _headers(device: str, calls: Collection[KernelCall]) -> tuple[str, ...]:

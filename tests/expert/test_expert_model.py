@@ -7,8 +7,9 @@ import re
 from dataclasses import replace
 
 import pytest
-from modules import Gated, task_text  # type: ignore[import-not-found]
+from modules import Gated, Mlp, task_text  # type: ignore[import-not-found]
 
+from cuagent.expert.capture.subject import Target
 from cuagent.expert.search.planner import Bounds, Outcome, propose
 from cuagent.expert.search.progress import own_share
 from cuagent.message import Message
@@ -251,9 +252,12 @@ def test_search_ends_at_an_attempt_that_reaches_the_floor(task):
 
 
 @pytest.fixture
-def on_cuda(task):
-    """The task as on a GPU, where a kernel has several schedules; nothing is compiled."""
-    return replace(ExpertModel(task)._open(), device="cuda")
+def on_cuda(tmp_path):
+    """A task as on a GPU, where a kernel has several schedules; nothing is compiled."""
+    path = tmp_path / "mlp.py"
+    path.write_text(task_text(Mlp))
+    subject = ExpertModel(load_task(f"{path}:Mlp"))._open()
+    return replace(subject, target=Target("cuda", (9, 0), 132))
 
 
 def tries(subject, verdict, bounds, own_share=None):
@@ -279,10 +283,32 @@ def test_no_other_schedule_is_tried_if_the_time_is_in_libraries(on_cuda):
 
 
 def test_search_ends_after_attempts_without_sure_gain(on_cuda, task):
-    assert tries(on_cuda, accepted(1, 1.2), Bounds()) == 3
+    assert tries(on_cuda, accepted(1, 1.2), Bounds()) == 4
     noisy = accepted(1, 1.2, width=0.3)
-    assert tries(on_cuda, noisy, Bounds()) == 3, "noise is no gain"
+    assert tries(on_cuda, noisy, Bounds()) == 4, "noise is no gain"
     assert tries(ExpertModel(task)._open(), accepted(1, 1.0), Bounds()) == 2
+
+
+@pytest.mark.parametrize(
+    ("rung", "mode"), [("compile", "default"), ("reduce-overhead", "reduce-overhead")]
+)
+def test_attempt_behind_a_compiled_rung_leaves_the_rest_to_torch_compile(task, rung, mode):
+    subject = ExpertModel(task)._open()
+    first = propose(subject, [])
+    ratios = {"eager": Ratio(2.0, 1.9, 2.1), "compile": Ratio(0.8, 0.75, 0.85)}
+    outcome = Outcome(first.candidate, True, "accepted", 1, ratios)
+    second = propose(subject, [outcome], Bounds(rung=rung))
+    assert second.candidate.options.compile == mode
+    assert second.candidate.kernels == first.candidate.kernels
+
+
+def test_attempt_clearly_ahead_of_torch_compile_stays_eager(task):
+    subject = ExpertModel(task)._open()
+    first = propose(subject, [])
+    ratios = {"eager": Ratio(2.0, 1.9, 2.1), "compile": Ratio(1.4, 1.3, 1.5)}
+    outcome = Outcome(first.candidate, True, "accepted", 1, ratios)
+    second = propose(subject, [outcome], Bounds(rung="compile"))
+    assert second is None or not second.candidate.options.compile
 
 
 def test_profile_shows_the_share_of_the_own_kernels():

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from cuagent.expert.capture.export import Captured, CaptureError, capture
 from cuagent.expert.capture.reference_text import needed_definitions, sibling_imports
-from cuagent.task import Device, Precision, Task, open_reference
+from cuagent.task import Device, Task, open_reference
+from cuagent.task.settings import candidate_settings, read_settings
 
 if TYPE_CHECKING:
     import torch
@@ -67,17 +68,22 @@ def open_subject(task: Task) -> Subject:
 
 
 def target_of(task: Task) -> Target:
-    """Return the target of a task: its device as torch sees it, and the admitted arithmetic."""
+    """Return the target of a task: its device as torch sees it, and the admitted arithmetic.
+
+    The task's file has been imported, so that torch's settings are those that it makes.
+    """
     if task.device is not Device.CUDA:
         return Target(task.device.value)
     import torch
 
     properties = torch.cuda.get_device_properties()
+    settings = candidate_settings(read_settings(), task.precision)
     return Target(
         task.device.value,
         (properties.major, properties.minor),
         properties.multi_processor_count,
-        task.precision is Precision.TF32,
+        settings.arithmetic("matmul", task.device) == "tf32",
+        settings.arithmetic("conv", task.device) == "tf32",
     )
 
 

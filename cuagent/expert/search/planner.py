@@ -26,9 +26,13 @@ SCHEDULE_REACH = 2.0
 RMSNorm at 0.14 times the speed of the best rung stayed there."""
 OWN_SHARE = 0.05
 """Smallest share of a candidate's time in its own kernels for which other schedules are tried."""
-IDLE_TRIES = {"cpu": 1, "cuda": 2}
+IDLE_TRIES = {"cpu": 1, "cuda": 3}
 """Consecutive candidates without a sure gain over an earlier one, after which the search ends. On a
 CPU each costs more time than its choices have gained in the examples."""
+
+
+COMPILE_MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+"""Rungs whose names are modes of torch.compile."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +166,15 @@ def _choices(
         yield from _repairs(outcomes[-1])
         return
     options = best.candidate.options
+    if not options.compile and _rest_may_gain(best, bounds):
+        mode = bounds.rung if bounds.rung in COMPILE_MODES else "default"
+        yield (
+            replace(options, compile=mode),
+            f"run all that is not in the kernels as torch.compile does (mode {mode})",
+        )
+    if best.candidate.has_products:
+        for rank in (1, 2):
+            yield replace(options, tiles=rank), "use other tiles for the products"
     yield (
         replace(options, merge=not options.merge),
         "compute linear layers of the same input as one product with stacked weights",
@@ -174,6 +187,17 @@ def _choices(
                 replace(options, keep=options.keep | origins),
                 f"leave out {name}, because torch may run its operators as fast",
             )
+
+
+def _rest_may_gain(best: Outcome, bounds: Bounds) -> bool:
+    """Return True if the best rung is a compiled one that the candidate does not clearly beat.
+
+    What surrounds the candidate's kernels then runs slower than in the rung.
+    """
+    if best.own_share is not None and best.own_share > 1 - OWN_SHARE:
+        return False
+    rungs = [name for name in best.ratios if name.split("+")[0] in ("compile", *COMPILE_MODES)]
+    return any(not best.ratios[name].low >= CLEAR_GAIN for name in rungs)
 
 
 def _schedules(subject: Subject, best: Outcome) -> Iterator[tuple[Options, str]]:
