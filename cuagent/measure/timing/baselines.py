@@ -166,9 +166,9 @@ class Baselines:
         if self._ahead is not None:
             self._ahead.end()
             self._ahead = None
-        for timed_arm in self._warm.values():
+        while self._warm:  # a thread that was interrupted while it opened one may still add it
+            _, timed_arm = self._warm.popitem()
             timed_arm.session.close()
-        self._warm.clear()
         self.were_opened = False
         if self._batch is not None:
             self.referee.discard(self._batch)
