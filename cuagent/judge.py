@@ -23,6 +23,7 @@ from cuagent.events import Emit, Phase, ignore
 from cuagent.measure.ladder import (
     Gain,
     Ladder,
+    first_rungs,
     gain_of,
     measure_ladder,
     time_rungs,
@@ -138,6 +139,7 @@ class Judge:
 
     `fork_server` is a warm process shared with judges of other tasks (`Referee`). `device_lock` is
     for judges of several processes on one device. `fresh` measures the ladder even if it is cached.
+    With `kernels_only` a candidate's torch operators may not compute (`worker/operators.py`).
     """
 
     def __init__(
@@ -149,12 +151,15 @@ class Judge:
         fork_server: ForkServer | None = None,
         device_lock: DeviceLock | None = None,
         fresh: bool = False,
+        kernels_only: bool = False,
     ):
         self.task = task
         self.emit = emit
         self.device_lock = device_lock or DeviceLock()
         with self.device_lock.shared():
-            self.referee = Referee(task, isolation, fork_server=fork_server)
+            self.referee = Referee(
+                task, isolation, fork_server=fork_server, kernels_only=kernels_only
+            )
         self._fresh = fresh
         self.ladder: Ladder | None = None
         """Ladder that attempts are compared with, once it is measured."""
@@ -201,6 +206,14 @@ class Judge:
         with self.device_lock.shared():
             # Otherwise the first timing counts the work while all other judges of the device wait.
             self._timer.open(count_work=self.device_lock.lock is not None)
+
+    def prepare_ladder(self) -> None:
+        """Compile the rungs that the ladder begins with; on a device that no other judge shares,
+        `measure_ladder` does it."""
+        if self.ladder is None and self.device_lock.lock is not None:
+            with self.device_lock.shared():
+                self._timer.set_baselines(first_rungs(self.referee))
+                self._timer.open(count_work=True)
 
     def build(self, attempt: Attempt) -> Build:
         """Compile the attempt's sources; unchanged sources come from the cache."""

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from cuagent.bench.traced_operators import Operator
+from cuagent.worker.operators import names_in
 
-PRODUCTS = frozenset(
-    ["mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot", "addbmm", "_addmm_activation"]
+PRODUCTS = names_in(
+    """
+    mm addmm bmm baddbmm mv addmv dot vdot addbmm _addmm_activation
+    """
 )
 CONVOLUTIONS = frozenset(["convolution", "_convolution", "convolution_overrideable"])
 LAYERS = 4
@@ -21,24 +24,10 @@ LOSSES = ("loss", "kl_div", "cross_entropy", "nll", "embedding_bag_loss")
 SCANS = ("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin")
 NORMS = ("norm", "softmax", "batch_norm", "layer_norm", "group_norm", "std", "var")
 POOLS = ("pool",)
-REDUCTIONS = frozenset(
-    [
-        "sum",
-        "mean",
-        "amax",
-        "amin",
-        "max",
-        "min",
-        "prod",
-        "argmax",
-        "argmin",
-        "logsumexp",
-        "any",
-        "all",
-        "aminmax",
-        "median",
-        "norm",
-    ]
+REDUCTIONS = names_in(
+    """
+    sum mean amax amin max min prod argmax argmin logsumexp any all aminmax median norm
+    """
 )
 
 

@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -86,6 +87,12 @@ class ResultFile:
         finally:
             os.close(descriptor)
         self.records.append(record)
+
+    def set_aside(self) -> None:
+        """Rename the file, so that every problem is done again."""
+        if self.records:
+            self.path.rename(self.path.with_suffix(f".{int(time.time())}.jsonl"))
+            self.records = []
 
 
 def read_results(path: Path) -> list[Record]:

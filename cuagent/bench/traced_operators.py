@@ -15,54 +15,25 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cuagent.worker.operators import names_in
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Run = Callable[[], list["Tensor"]]
-COPIES = frozenset(
-    [
-        "clone",
-        "copy_",
-        "_to_copy",
-        "contiguous",
-        "lift_fresh",
-        "lift_fresh_copy",
-        "detach",
-        "alias",
-        "_unsafe_view",
-        "_reshape_copy",
-        "_reshape_alias",
-        "expand_copy",
-        "view_copy",
-    ]
+COPIES = names_in(
+    """
+    clone copy_ _to_copy contiguous lift_fresh lift_fresh_copy detach alias _unsafe_view
+    _reshape_copy _reshape_alias expand_copy view_copy
+    """
 )
 """Operators that move numbers unchanged."""
-CREATIONS = frozenset(
-    [
-        "empty",
-        "zeros",
-        "ones",
-        "full",
-        "arange",
-        "scalar_tensor",
-        "empty_like",
-        "zeros_like",
-        "ones_like",
-        "full_like",
-        "new_empty",
-        "new_zeros",
-        "new_ones",
-        "new_full",
-        "empty_strided",
-        "new_empty_strided",
-        "eye",
-        "linspace",
-        "_local_scalar_dense",
-        "fill_",
-        "zero_",
-        "tril_indices",
-        "triu_indices",
-    ]
+CREATIONS = names_in(
+    """
+    empty zeros ones full arange scalar_tensor empty_like zeros_like ones_like full_like
+    new_empty new_zeros new_ones new_full empty_strided new_empty_strided eye linspace
+    _local_scalar_dense fill_ zero_ tril_indices triu_indices
+    """
 )
 """Operators whose result does not depend on the numbers in a tensor."""
 UNCHANGED = 1e-5

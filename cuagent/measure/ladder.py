@@ -309,11 +309,17 @@ def measure_ladder(
     wanted = tuple(name for name in every if admitted(referee.task, name))
     found = None if fresh else _cached(referee.task, Effort.QUICK, [wanted, every], cache)
     if found is None:
-        names = wanted if whole else tuple(name for name in wanted if _opens_quickly(name))
+        names = wanted if whole else first_rungs(referee)
         found = time_rungs(referee, only=names, fresh=fresh, cache=cache, timer=timer)
     if age := found.age():
         found = replace(found, notes=(*found.notes, f"{age}; --fresh measures again"))
     return replace(found, later=tuple(name for name in wanted if found.rung(name) is None))
+
+
+def first_rungs(referee: Referee) -> tuple[str, ...]:
+    """Return the admitted rungs that open quickly, which a run's ladder begins with."""
+    every = rungs_of(referee.task, _convolves(referee))
+    return tuple(n for n in every if admitted(referee.task, n) and _opens_quickly(n))
 
 
 def _opens_quickly(name: str) -> bool:

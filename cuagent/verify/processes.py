@@ -33,8 +33,15 @@ class Processes:
     `load_timed_weights` before the first timed session.
     """
 
-    def __init__(self, task: Task, tier: Tier, fork_server: ForkServer | None = None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        tier: Tier,
+        fork_server: ForkServer | None = None,
+        kernels_only: bool = False,
+    ) -> None:
         self.task = task
+        self.kernels_only = kernels_only
         self.tier = tier
         self.memory_bytes = memory_bound()
         self._ending = ExitStack()
@@ -134,6 +141,7 @@ class Processes:
             seed=seed,
             task=None if arm == CANDIDATE else self.task,
             device_bytes=self._device_bytes if arm == CANDIDATE else None,
+            kernels_only=self.kernels_only and arm == CANDIDATE,
         )
 
     @cached_property

@@ -84,6 +84,7 @@ class Referee:
         *,
         call_s: float = CALL_S,
         fork_server: ForkServer | None = None,
+        kernels_only: bool = False,
     ):
         self.task = task
         self.call_s = call_s
@@ -91,7 +92,7 @@ class Referee:
         if self.tier is not Tier.NONE and os.geteuid() != 0 and task.device is Device.CPU:
             harden()  # a worker under the same user id must not read the seeds from /proc
         self._closed = False
-        self.processes = Processes(task, self.tier, fork_server)
+        self.processes = Processes(task, self.tier, fork_server, kernels_only)
         try:
             self._open()
         except BaseException:

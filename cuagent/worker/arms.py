@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.attempt import ENTRY, MODULE
 from cuagent.task import Device, Precision, Task, open_reference, unflatten
+from cuagent.worker.operators import refuse_computing_operators
 
 if TYPE_CHECKING:
     from torch import nn
@@ -52,6 +53,8 @@ class ModelSpec:
     task: Task | None = None
     device_bytes: int | None = None
     """Bytes of GPU memory that a candidate may use; None means no limit."""
+    kernels_only: bool = False
+    """True if no torch operator of a candidate may compute (`operators.py`)."""
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {
@@ -113,6 +116,8 @@ def import_arm(model_spec: ModelSpec, folder: Path) -> Callable[[], nn.Module]:
         return lambda: _compiled(
             reference.model(model_spec.seed), model_spec.arm, model_spec.device
         )
+    if model_spec.kernels_only:
+        refuse_computing_operators()
     spec = importlib.util.spec_from_file_location("model_new", folder / MODULE)
     assert spec is not None
     assert spec.loader is not None
