@@ -172,8 +172,9 @@ class RayEngine:
         if not ray.is_initialized():
             ray.init(os.environ.get("RAY_ADDRESS"), log_to_driver=False, include_dashboard=False)
         self._ray = ray
+        self._cpus, self._gpus = cpus, 1 / jobs_per_gpu if on_gpu else 0
         self._remote = ray.remote(_in_ray).options(
-            num_cpus=cpus, num_gpus=1 / jobs_per_gpu if on_gpu else 0, max_retries=0
+            num_cpus=self._cpus, num_gpus=self._gpus, max_retries=0
         )
         self._logs = str(logs.resolve())
         self._lock = threading.Lock()
@@ -184,10 +185,10 @@ class RayEngine:
     def slots(self) -> int:
         """Number of problems that the cluster runs at the same time."""
         resources = self._ray.cluster_resources()
-        options = self._remote._default_options if hasattr(self._remote, "_default_options") else {}
-        cpus = resources.get("CPU", 1) / max(options.get("num_cpus", 1), 1)
-        gpus = options.get("num_gpus", 0)
-        return max(1, int(min(cpus, resources.get("GPU", 0) / gpus) if gpus else cpus))
+        places = resources.get("CPU", 1) / self._cpus
+        if self._gpus:
+            places = min(places, resources.get("GPU", 0) / self._gpus)
+        return max(1, int(places))
 
     def run(self, order: Order, report: Report) -> Record:
         from ray.exceptions import RayError

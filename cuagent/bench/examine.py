@@ -64,17 +64,29 @@ class Examination:
         self.model = reference.model(0)
         self.notes: list[str] = []
         self.inputs = reference.inputs(0)
-        self.outputs = [self.run(self.inputs)]
-        for seed in range(1, DRAWS):
-            self.outputs.append(self.run(reference.inputs(seed)))
+        self._copied = True
+        """True if the model may write to its inputs, so that each call needs copies."""
+        before = [tensor._version for tensor in _tensors(self.inputs)]
+        kept = _copies(self.inputs)
+        self._copied = False
+        self.output = self.run(self.inputs)
+        self._copied = before != [tensor._version for tensor in _tensors(self.inputs)]
+        self.inputs = kept if self._copied else self.inputs
 
     def run(self, inputs: Sequence[Any], model: nn.Module | None = None) -> list[Tensor]:
         """Return copies of the outputs of one call; the inputs stay as they are."""
         import torch
 
         with torch.no_grad():
-            output = (model or self.model)(*_copies(inputs))
+            output = (model or self.model)(*(_copies(inputs) if self._copied else inputs))
         return [leaf.detach().clone() for leaf in flatten(output, "output")[0]]
+
+    def drawn(self, seed: int) -> tuple[list[Any], list[Tensor]]:
+        """Return the inputs and outputs of a draw; only those of the first are kept."""
+        if seed == 0:
+            return self.inputs, self.output
+        inputs = self.reference.inputs(seed)
+        return inputs, self.run(inputs)
 
     def certification(self) -> Certification:
         """Make all examinations in order; later ones are left out where they would say the same."""
@@ -98,7 +110,7 @@ class Examination:
         recurrent = any(isinstance(m, torch.nn.RNNBase) for m in self.model.modules())
         family = family_of(
             operators,
-            len(self.outputs[0]) == 1 and self.outputs[0][0].numel() == 1,
+            len(self.output) == 1 and self.output[0].numel() == 1,
             len(list(_tensors(self.inputs))),
             recurrent,
         )
@@ -108,33 +120,29 @@ class Examination:
     def random(self) -> Iterator[Certificate]:
         """Look for outputs that differ between two calls on equal inputs."""
         again = self.run(self.inputs)
-        if not passes(again, self.outputs[0]):
+        if not passes(again, self.output):
             yield Certificate(Kind.RANDOM, "two calls on equal inputs differ")
 
     def trivial_answers(self) -> Iterator[Certificate]:
         """Look for constants, zeros and inputs that pass for the output on every draw."""
         import torch
 
-        first = self.outputs[0]
-        if len(list(_tensors(self.inputs))) and all(passes(first, o) for o in self.outputs[1:]):
+        constant, zero = bool(list(_tensors(self.inputs))), True
+        identities = set(range(len(self.inputs)))
+        for seed in range(DRAWS):
+            inputs, output = self.drawn(seed)
+            constant = constant and passes(self.output, output)
+            zero = zero and passes([torch.zeros_like(tensor) for tensor in output], output)
+            identities = {n for n in identities if _is_identity(inputs[n], output)}
+            if not (constant or zero or identities):
+                return
+        if constant:
             yield Certificate(Kind.CONSTANT, "the output for one draw passes for all others")
-        if all(passes([torch.zeros_like(t) for t in o], o) for o in self.outputs):
-            largest = max(float(t.abs().max()) for t in first if t.numel())
+        if zero:
+            largest = max(float(t.abs().max()) for t in self.output if t.numel())
             yield Certificate(Kind.ZERO, f"the largest output is {largest:.2g}")
-        for index in range(len(self.inputs)):
-            if all(self._is_identity(index, seed) for seed in range(DRAWS)):
-                yield Certificate(Kind.IDENTITY, f"input {index} passes for the output")
-
-    def _is_identity(self, index: int, seed: int) -> bool:
-        import torch
-
-        drawn = self.inputs if seed == 0 else self.reference.inputs(seed)
-        given, output = drawn[index], self.outputs[seed]
-        if len(output) != 1 or not isinstance(given, torch.Tensor):
-            return False
-        if given.numel() != output[0].numel() or given.dtype != output[0].dtype:
-            return False
-        return passes([given.reshape(output[0].shape)], output)
+        for index in sorted(identities):
+            yield Certificate(Kind.IDENTITY, f"input {index} passes for the output")
 
     def ignored_inputs(self) -> Iterator[Certificate]:
         """Look for inputs that may be replaced by other draws."""
@@ -152,7 +160,7 @@ class Examination:
                 output = self.run(replaced)
             except (RuntimeError, IndexError, ValueError):
                 continue  # the inputs belong together, so this one has an effect
-            if passes(output, self.outputs[0]):
+            if passes(output, self.output):
                 yield Certificate(Kind.IGNORED_INPUT, f"input {index} may hold other numbers")
 
     def partial(self) -> Iterator[Certificate]:
@@ -169,12 +177,12 @@ class Examination:
 
     def _half_passes(self, dimension: int, size: int) -> bool:
         for seed in range(2):
-            drawn = self.inputs if seed == 0 else self.reference.inputs(seed)
-            halved = [_halved(x, dimension, size) for x in drawn]
-            if all(a is b for a, b in zip(halved, drawn, strict=True)):
+            inputs, output = self.drawn(seed)
+            halved = [_halved(x, dimension, size) for x in inputs]
+            if all(a is b for a, b in zip(halved, inputs, strict=True)):
                 return False  # equal halves: nothing was left out
             try:
-                if not passes(self.run(halved), self.outputs[seed]):
+                if not passes(self.run(halved), output):
                     return False
             except (RuntimeError, IndexError, ValueError):
                 return False
@@ -196,17 +204,12 @@ class Examination:
             with torch.enable_grad():
                 leaves = flatten(self.model(*_copies(self.inputs)), "output")[0]
                 torch.manual_seed(0)
-                total = sum(
-                    (x * torch.randn_like(x)).sum() for x in leaves if x.is_floating_point()
-                )
-                gradients = torch.autograd.grad(
-                    total,
-                    list(weights.values()),
-                    allow_unused=True,  # type: ignore[arg-type]
-                )
+                floats = [x for x in leaves if x.is_floating_point()]
+                total = torch.stack([(x * torch.randn_like(x)).sum() for x in floats]).sum()
+                gradients = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
         except (RuntimeError, TypeError):
             return list(weights)[:MOST_WEIGHTS]
-        scale = max(float(x.abs().max()) for x in self.outputs[0] if x.numel()) or 1.0
+        scale = max(float(x.abs().max()) for x in self.output if x.numel()) or 1.0
         found = []
         for (name, weight), gradient in zip(weights.items(), gradients, strict=True):
             effect = 0.0 if gradient is None else float((gradient.abs() * _size(weight)).max())
@@ -226,7 +229,7 @@ class Examination:
         with torch.no_grad():
             weight.copy_(torch.randn_like(weight) * _size(kept) - kept)
             try:
-                return unchanged(self.run(self.inputs), self.outputs[0])
+                return unchanged(self.run(self.inputs), self.output)
             finally:
                 weight.copy_(kept)
 
@@ -235,7 +238,7 @@ class Examination:
         from cuagent.bench.traced_operators import without_effect
 
         again: Callable[[], list[Tensor]] = lambda: self.run(self.inputs)  # noqa: E731
-        dead, tried = without_effect(operators, again, self.outputs[0], self.budget_s)
+        dead, tried = without_effect(operators, again, self.output, self.budget_s)
         if tried < len(operators):
             self.notes.append(f"{tried} of {len(operators)} operators were tried for dead parts")
         if dead:
@@ -261,7 +264,7 @@ class Examination:
         which = ", ".join(names[:SHOWN]) or "forward"
         if not passes(first, second):
             yield Certificate(Kind.TRAINING, f"random in training mode: {which}")
-        elif not passes(first, self.outputs[0]):
+        elif not passes(first, self.output):
             yield Certificate(Kind.TRAINING, f"other numbers in training mode: {which}")
 
 
@@ -277,6 +280,17 @@ def passes(output: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
         else torch.equal(a, b)
         for a, b in zip(output, expected, strict=True)
     )
+
+
+def _is_identity(given: Any, output: Sequence[Tensor]) -> bool:
+    """Return True if an input passes for the only output."""
+    import torch
+
+    if len(output) != 1 or not isinstance(given, torch.Tensor):
+        return False
+    if given.numel() != output[0].numel() or given.dtype != output[0].dtype:
+        return False
+    return passes([given.reshape(output[0].shape)], output)
 
 
 def _halved(value: Any, dimension: int, size: int) -> Any:

@@ -94,7 +94,10 @@ def _solved(order: Order, lock: HeldLock, report: Report, found: Record) -> Stat
     with ForkServer() as fork_server:
         emit(Phase("certifying"))
         with lock.shared():
-            certification = certify(task, fork_server)
+            try:
+                certification = certify(task, fork_server)
+            except TaskError as error:  # the judge reports a reference that cannot run
+                certification = Certification((), "not certified", 0, (str(error),))
         found |= {"certification": certification.to_json()}
         emit(Phase("opening"))
         with LocalJudge(

@@ -70,7 +70,7 @@ def without_effect(
     operators: Sequence[Operator], run: Run, expected: Sequence[Tensor], budget_s: float
 ) -> tuple[list[int], int]:
     """Return the indices of operators whose result does not matter, and how many were tried."""
-    found = []
+    found: list[int] = []
     deadline = time.monotonic() + budget_s
     for index in range(len(operators)):
         if time.monotonic() > deadline:

@@ -78,7 +78,7 @@ def refuse_computing_operators() -> None:
     """Replace the kernels of all other operators, for the rest of this process."""
     import torch
 
-    dispatcher = torch._C._dispatch_library  # type: ignore[attr-defined]
+    dispatcher: Any = torch._C._dispatch_library
     names = list(_computing())
     for device in DEVICES:
         for namespace in NAMESPACES:
@@ -96,8 +96,8 @@ def _computing() -> Iterator[str]:
     """Yield the full names of the operators to refuse that have a kernel for a device."""
     import torch
 
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # type: ignore[attr-defined]
-    known = set(torch._C._dispatch_get_all_op_names())  # type: ignore[attr-defined]
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    known = set(torch._C._dispatch_get_all_op_names())
     for schema in torch._C._jit_get_all_schemas():
         namespace, _, short = schema.name.partition("::")
         if namespace not in NAMESPACES or short in ALLOWED or _is_view(schema):
@@ -131,6 +131,7 @@ def _refuse_dynamo() -> None:
     def refused(*_: Any, **__: Any) -> NoReturn:
         raise RuntimeError("rule kernels-only: torch.compile writes the kernels; write your own")
 
-    torch._C._dynamo.eval_frame.set_eval_frame = refused  # type: ignore[attr-defined, assignment]
-    torch._C._jit_set_texpr_fuser_enabled(False)  # type: ignore[attr-defined]
-    torch._C._jit_set_texpr_fuser_enabled = refused  # type: ignore[attr-defined, assignment]
+    bindings: Any = torch._C
+    bindings._dynamo.eval_frame.set_eval_frame = refused
+    bindings._jit_set_texpr_fuser_enabled(False)
+    bindings._jit_set_texpr_fuser_enabled = refused
