@@ -29,7 +29,7 @@ BUDGET_S = 20.0
 
 
 class Kind(StrEnum):
-    """What was found. The first group makes a speedup on the problem meaningless."""
+    """Kind of a finding. `DEGENERATE` lists those that make a speedup meaningless."""
 
     RANDOM = "random"
     CONSTANT = "constant output passes"

@@ -78,7 +78,7 @@ def _first_line() -> bytes:
 
 
 def _end_with_parent() -> None:
-    """Wait until stdin closes, then end this process at once; its children end with it."""
+    """Wait until stdin closes, then end this process; its children end with it."""
     while os.read(0, 1):
         pass
     os._exit(INTERRUPTED)

@@ -1,7 +1,7 @@
 """Run the process of one problem: on this machine, or on a Ray cluster.
 
 An engine is a function that takes an order, reports progress, and returns the record. It raises
-EngineLost if the process gave none. Not covered: which problem runs when (`flight.py`).
+EngineLost if the process gave none. Not covered: which problem runs when (`scheduler.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Cancelled(Exception):
 
 
 class Engine(Protocol):
-    """Runs problems, several at a time, each by a call from a thread of its own."""
+    """Runs problems. Several threads may call `run` at the same time."""
 
     def run(self, order: Order, report: Report) -> Record:
         """Return the record of a problem. Raises EngineLost and Cancelled."""

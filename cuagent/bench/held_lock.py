@@ -22,9 +22,9 @@ class Held:
     """Seconds of one problem on its device."""
 
     exclusive_s: float = 0.0
-    """Timing: nobody else used the device."""
+    """Seconds of exclusive use, which is timing."""
     shared_s: float = 0.0
-    """Opening and verifying, together with other problems."""
+    """Seconds of shared use: opening, compiling and verifying."""
     waiting_s: float = 0.0
 
 

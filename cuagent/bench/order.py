@@ -1,4 +1,4 @@
-"""What a problem's process is asked to do, and the settings that all problems share."""
+"""The order for the process of one problem, and the settings that all problems share."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def page(records: Sequence[Record]) -> str:
 
 
 def _about(records: Sequence[Record]) -> str:
-    """Return what the figures hold for: device, versions, settings and dates."""
+    """Return device, versions, settings and dates of the figures."""
     settings = {f"{k} {v}" for r in records for k, v in r["settings"].items()}
     versions = {f"{k} {v}" for r in records for k, v in (r.get("versions") or {}).items()}
     lines = {

@@ -36,7 +36,7 @@ class Problem:
     group: str
     """Row of the result table that the problem counts to, for instance `level 1`."""
     title: str = ""
-    """What the source calls the problem."""
+    """Name of the problem in its source, or its operators."""
 
 
 def kernelbench(root: Path, levels: Sequence[int] = LEVELS, wanted: str = "") -> list[Problem]:

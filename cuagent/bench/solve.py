@@ -1,4 +1,4 @@
-"""Solve one problem: certify it, optimize it, and return its record. Runs in a process of its own.
+"""Solve one problem: certify it, optimize it, and return its record, in a separate process.
 
 This is the only module of the bench that calls the agent and the judge. A failure of any kind
 becomes a record with its reason; only an interrupt leaves no record, so that the problem is done
@@ -147,8 +147,9 @@ def _optimized(
         stop = run_agent(run, model, tools, (start_at_ladder, *HOOKS), emit)
     if stop is Stop.INTERRUPTED:
         raise Interrupted
-    arithmetic_s = arithmetic_seconds(task, judge.referee.fork_server)
     judgement = run.result.judgement if run.result else None
+    # The timing of the result has measured the device's rates, so that nothing is measured here.
+    arithmetic_s = arithmetic_seconds(task, judge.referee.fork_server) if judgement else None
     found |= figures(judgement, run.ladder, certification, arithmetic_s)
     found |= _effort_of(run, stop)
     return _status(run, stop)
@@ -172,7 +173,7 @@ def _passed_lax(verdict: Any) -> bool:
 
 
 def _messages(run: Run) -> list[str]:
-    """Return what the model said about its result, which names its rewrites."""
+    """Return the model's last message about its result, which names its rewrites."""
     calls = [call for message in run.messages for call in message.tool_calls]
     texts = []
     for call in calls:

@@ -49,7 +49,7 @@ class Operator:
     module: str
     """Path of the innermost module that called it; "" for the model itself."""
     attributes: tuple[tuple[str, int], ...] = ()
-    """Of a convolution: dimensions, transposed, depthwise."""
+    """Dimensions, transposition and grouping of a convolution."""
     same: bool = False
     """True if the result equals its first argument."""
 

@@ -14,9 +14,9 @@ from cuagent.cli.trust import resolve_settings
 
 if TYPE_CHECKING:
     from cuagent.bench.engines import Engine
-    from cuagent.bench.flight import Slots
     from cuagent.bench.order import BenchSettings
     from cuagent.bench.problems import Problem
+    from cuagent.bench.scheduler import Slots
     from cuagent.config import Settings
 
 KERNELBENCH, COMPARE = "kernelbench", "compare"
@@ -162,9 +162,9 @@ def _run(
     placed: tuple[str, int, int | None],
     resume: bool,
 ) -> None:
-    from cuagent.bench.flight import fly, orders_for
     from cuagent.bench.page import write_page
     from cuagent.bench.results import latest, opened_for_writing
+    from cuagent.bench.scheduler import orders_for, run_orders
     from cuagent.ui.bench import BenchView, print_results
 
     names = {problem.name for problem in problems}
@@ -178,7 +178,7 @@ def _run(
             results.set_aside()
         try:
             with BenchView(sys.stdout, len(orders)) as view:
-                fly(orders, engine, slots, results, view.observe)
+                run_orders(orders, engine, slots, results, view.observe)
         except KeyboardInterrupt:
             print_stderr(f"interrupted; the same command resumes; results are in {out}")
             raise typer.Exit(Exit.INTERRUPTED) from None
@@ -191,7 +191,7 @@ def _run(
 
 def _engine(placed: tuple[str, int, int | None], device: str, out: Path) -> tuple[Engine, Slots]:
     from cuagent.bench.engines import LocalEngine, RayEngine
-    from cuagent.bench.flight import CORES_PER_JOB, JOBS_PER_GPU, Slots, slots_for
+    from cuagent.bench.scheduler import CORES_PER_JOB, JOBS_PER_GPU, Slots, slots_for
 
     name, gpus, jobs = placed
     if name == "local":
@@ -204,7 +204,7 @@ def _engine(placed: tuple[str, int, int | None], device: str, out: Path) -> tupl
 
 
 def _device_name(device: str, engine: str) -> str:
-    """Return the name of the device that results are valid for, found in a process of its own."""
+    """Return the name of the device that results are valid for, found in a separate process."""
     if engine == "ray":
         return f"ray {device}"
     import subprocess

@@ -28,7 +28,7 @@ from cuagent.bench.columns import (
     rows_by,
     statuses,
 )
-from cuagent.bench.flight import Finished, Progressed, Started
+from cuagent.bench.scheduler import Finished, Progressed, Started
 from cuagent.ui.console import make_console
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class BenchView:
         self._stack.close()
 
     def observe(self, event: Started | Progressed | Finished) -> None:
-        """Take in an event of `cuagent.bench.flight`."""
+        """Take in an event of `cuagent.bench.scheduler`."""
         match event:
             case Started(problem=problem, slot=slot):
                 self._running[slot] = (problem, time.monotonic(), {"phase": "starting"})

@@ -9,7 +9,7 @@ from records import solved, unsolved
 from rich.console import Console
 
 from cuagent.bench.compare import compare
-from cuagent.bench.flight import Finished, Progressed, Started
+from cuagent.bench.scheduler import Finished, Progressed, Started
 from cuagent.ui.bench import BenchView, print_comparison, print_results, result_tables
 
 RECORDS = [

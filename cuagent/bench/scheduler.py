@@ -130,7 +130,7 @@ def orders_for(
 
 
 def _digest(problem: Problem, settings: BenchSettings) -> str:
-    """Return the task's digest, or one of the text that is no task."""
+    """Return the task's digest; for a file that cannot be loaded, the digest of the error."""
     try:
         task = load_task(problem.path, device=settings.device, precision=settings.precision)
     except TaskError as error:
@@ -138,7 +138,7 @@ def _digest(problem: Problem, settings: BenchSettings) -> str:
     return task.digest
 
 
-def fly(
+def run_orders(
     orders: Sequence[Order], engine: Engine, slots: Slots, results: ResultFile, observe: Observe
 ) -> None:
     """Run the orders without a valid result. Raises KeyboardInterrupt after a clean end."""

@@ -1,6 +1,6 @@
-"""Run many problems: no failure ends the benchmark, what is done is skipped, an interrupt is clean.
+"""Run many problems: no failure ends the benchmark, finished problems are skipped.
 
-The engines here give records at once; `test_bench.py` runs real problems.
+The engine here returns given records; `test_bench.py` runs real problems.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from make_tasks import write_task
 from records import solved, unsolved
 
 from cuagent.bench.engines import Cancelled, EngineLost, Report
-from cuagent.bench.flight import Finished, Slots, fly, orders_for, slots_for
 from cuagent.bench.order import BenchSettings, Order
 from cuagent.bench.problems import Problem
 from cuagent.bench.results import Record, opened_for_writing, read_results
+from cuagent.bench.scheduler import Finished, Slots, orders_for, run_orders, slots_for
 
 
 class Given:
@@ -64,7 +64,7 @@ def orders(tmp_path: Path, *names: str) -> list[Order]:
 
 def test_a_dead_process_is_a_result_with_its_reason(tmp_path: Path) -> None:
     with opened_for_writing(tmp_path) as results:
-        fly(
+        run_orders(
             orders(tmp_path, "a", "dies", "b"),
             Given(),
             Slots((None, None)),
@@ -79,7 +79,7 @@ def test_a_dead_process_is_a_result_with_its_reason(tmp_path: Path) -> None:
 def test_what_is_done_is_skipped_unless_the_task_changes(tmp_path: Path) -> None:
     asked = orders(tmp_path, "a", "b")
     with opened_for_writing(tmp_path) as results:
-        fly(asked, Given(), Slots((None,)), results, lambda _: None)
+        run_orders(asked, Given(), Slots((None,)), results, lambda _: None)
     write_task(tmp_path / "tasks/b.py", "return x.relu() * 2")
     again, seen = Given(), list[Finished]()
     changed = orders_for(
@@ -89,7 +89,7 @@ def test_what_is_done_is_skipped_unless_the_task_changes(tmp_path: Path) -> None
         tmp_path,
     )
     with opened_for_writing(tmp_path) as results:
-        fly(
+        run_orders(
             changed,
             again,
             Slots((None,)),
@@ -104,7 +104,9 @@ def test_a_problem_out_of_memory_runs_again_with_its_gpu_to_itself(tmp_path: Pat
     engine = Given()
     slots = Slots(("0", "0", "0"))
     with opened_for_writing(tmp_path) as results:
-        fly(orders(tmp_path, "a", "large1", "b", "large2"), engine, slots, results, lambda _: None)
+        run_orders(
+            orders(tmp_path, "a", "large1", "b", "large2"), engine, slots, results, lambda _: None
+        )
     assert [o.problem for o in engine.asked].count("large1") == 2
     found = {r["problem"]: r["status"] for r in read_results(tmp_path)}
     assert found == dict.fromkeys(("a", "b", "large1", "large2"), "kernel")
@@ -118,7 +120,7 @@ def test_an_interrupt_keeps_what_is_done(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with opened_for_writing(tmp_path) as results, pytest.raises(KeyboardInterrupt):
-        fly(orders(tmp_path, "a", "hangs"), engine, Slots((None, None)), results, interrupt)
+        run_orders(orders(tmp_path, "a", "hangs"), engine, Slots((None, None)), results, interrupt)
     assert [r["problem"] for r in read_results(tmp_path)] == ["a"]
 
 
