@@ -32,6 +32,8 @@ SMALL_GRADIENT = 1e-3
 """Gradient times weight over the output, below which a weight is disturbed as a test."""
 MOST_WEIGHTS = 64
 """Weights that are disturbed at most."""
+STAGES = 5
+"""Multiple of the budget for dead parts that the whole examination may take."""
 SHOWN = 4
 """Names that one certificate lists."""
 LEAST_HALVED = 4
@@ -63,6 +65,9 @@ class Examination:
         self.budget_s = budget_s
         self.model = reference.model(0)
         self.notes: list[str] = []
+        self.deadline = time.monotonic() + STAGES * budget_s
+        self.fixed = False
+        """True if the output does not depend on the inputs at all."""
         self.inputs = reference.inputs(0)
         self._copied = True
         """True if the model may write to its inputs, so that each call needs copies."""
@@ -97,16 +102,19 @@ class Examination:
 
         started = time.monotonic()
         found = list(self.random())
-        degenerate = list(self.trivial_answers()) if not found else []
-        found += degenerate
+        is_random = bool(found)
+        if not is_random:
+            found += self.trivial_answers()
         if not any(c.kind in (Kind.RANDOM, Kind.CONSTANT, Kind.ZERO) for c in found):
-            found += self.ignored_inputs()
-            found += self.partial()
-            found += self.ignored_weights()
+            found += self._in_time("inputs", self.ignored_inputs)
+            found += self._in_time("parts of the data", self.partial)
         operators = record(self.model, lambda: self.run(self.inputs))
-        if not any(c.kind in (Kind.RANDOM, Kind.CONSTANT) for c in found):
-            found += self.dead_parts(operators)
-        found += self.training_mode()
+        if not (is_random or self.fixed):
+            found += self._in_time("weights", self.ignored_weights)
+            found += self._in_time("dead parts", lambda: self.dead_parts(operators))
+        if idle := [operator for operator in operators if operator.same]:
+            found.append(Certificate(Kind.NO_OP, _labels(idle)))
+        found += self._in_time("training mode", self.training_mode)
         recurrent = any(isinstance(m, torch.nn.RNNBase) for m in self.model.modules())
         family = family_of(
             operators,
@@ -116,6 +124,15 @@ class Examination:
         )
         seconds = time.monotonic() - started
         return Certification(tuple(found), family, len(operators), tuple(self.notes), seconds)
+
+    def _in_time(
+        self, what: str, examine: Callable[[], Iterator[Certificate]]
+    ) -> Iterator[Certificate]:
+        """Examine `what` unless the time is over, and note what was left out."""
+        if time.monotonic() < self.deadline:
+            yield from examine()
+        if time.monotonic() >= self.deadline:
+            self.notes.append(f"not examined to the end for lack of time: {what}")
 
     def random(self) -> Iterator[Certificate]:
         """Look for outputs that differ between two calls on equal inputs."""
@@ -127,11 +144,14 @@ class Examination:
         """Look for constants, zeros and inputs that pass for the output on every draw."""
         import torch
 
-        constant, zero = bool(list(_tensors(self.inputs))), True
+        from cuagent.bench.traced_operators import unchanged
+
+        constant, zero, self.fixed = bool(list(_tensors(self.inputs))), True, True
         identities = set(range(len(self.inputs)))
         for seed in range(DRAWS):
             inputs, output = self.drawn(seed)
             constant = constant and passes(self.output, output)
+            self.fixed = self.fixed and unchanged(output, self.output)
             zero = zero and passes([torch.zeros_like(tensor) for tensor in output], output)
             identities = {n for n in identities if _is_identity(inputs[n], output)}
             if not (constant or zero or identities):
@@ -171,6 +191,8 @@ class Examination:
         for dimension in range(max((x.dim() for x in tensors), default=0)):
             sizes = {x.shape[dimension] for x in tensors if x.dim() > dimension}
             for size in sorted(size for size in sizes if size >= LEAST_HALVED):
+                if time.monotonic() > self.deadline:
+                    return
                 if self._half_passes(dimension, size):
                     detail = f"the first half of dimension {dimension} ({size}) suffices"
                     yield Certificate(Kind.PARTIAL, detail)
@@ -234,7 +256,7 @@ class Examination:
                 weight.copy_(kept)
 
     def dead_parts(self, operators: Sequence[Any]) -> Iterator[Certificate]:
-        """Look for operators whose result has no effect, and for those that change nothing."""
+        """Look for operators whose result has no effect."""
         from cuagent.bench.traced_operators import without_effect
 
         again: Callable[[], list[Tensor]] = lambda: self.run(self.inputs)  # noqa: E731
@@ -243,9 +265,6 @@ class Examination:
             self.notes.append(f"{tried} of {len(operators)} operators were tried for dead parts")
         if dead:
             yield Certificate(Kind.DEAD, _labels([operators[n] for n in dead]))
-        idle = [o for n, o in enumerate(operators) if o.same and n not in dead]
-        if idle:
-            yield Certificate(Kind.NO_OP, _labels(idle))
 
     def training_mode(self) -> Iterator[Certificate]:
         """Look for a difference between training mode, which KernelBench uses, and eval mode."""

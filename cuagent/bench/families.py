@@ -87,11 +87,10 @@ def _without_matrices(names: Sequence[str], scalar: bool, inputs: int) -> str:
         return "pooling"
     if _any(names, NORMS):
         return "norm, softmax"
-    # A norm written out has a reduction and elementwise operators that use it.
-    reductions = sum(name in REDUCTIONS for name in names)
-    if reductions:
-        return "reduction" if reductions == len(names) else "norm, softmax"
-    return "elementwise"
+    if not any(name in REDUCTIONS for name in names):
+        return "elementwise"
+    # A norm that is written out goes on with elementwise operators after its reduction.
+    return "reduction" if names[-1] in REDUCTIONS else "norm, softmax"
 
 
 def _any(names: Iterable[str], parts: Sequence[str]) -> bool:
