@@ -73,7 +73,7 @@ def roofline_scatter(records: Sequence[Record]) -> str:
     high = max(math.ceil(math.log10(max(values))), low + 1)
 
     def x(value: float) -> float:
-        return LEFT + (WIDTH - LEFT - 8) * (math.log10(value) - low) / (high - low)
+        return LEFT + (WIDTH - LEFT - 24) * (math.log10(value) - low) / (high - low)
 
     def y(value: float) -> float:
         share = (math.log10(value) - low) / (high - low)
@@ -118,7 +118,7 @@ def family_chart(records: Sequence[Record]) -> str:
         if value is not None
     ]
     low, high = min(0.5, *limits) * 0.9, max(2.0, *limits) * 1.1
-    left, line = 170, 26
+    left, line = 228, 26
     height = TOP + line * len(names) + BOTTOM
 
     def x(value: float) -> float:

@@ -36,7 +36,7 @@ h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .2rem .7rem; border-bottom: 1px solid var(--line); text-align: right;
   white-space: nowrap; }
-th { position: sticky; top: 0; background: var(--page); font-weight: 600; }
+th { position: sticky; top: 0; background: var(--page); font-weight: 600; white-space: normal; }
 th button { all: unset; cursor: pointer; }
 th button:focus-visible { outline: 2px solid var(--one); }
 th[aria-sort=ascending] button::after { content: " \\2191"; }

@@ -17,7 +17,7 @@ from make_tasks import write_task
 from cuagent.bench.order import BenchSettings, Order, Rules
 from cuagent.bench.results import Record, latest, read_results
 
-LIMITS = ("--model", "expert", "--device", "cpu", "--max-time", "60s")
+LIMITS = ("--model", "expert", "--device", "cpu", "--max-time", "10m")
 KILLS = 6
 """Kills at random of the benchmark in the slow test."""
 
