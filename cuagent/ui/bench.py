@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 NARROW = 80
 """Columns below which tables leave out what is least needed."""
-RECENT = 6
-"""Finished problems that the live table shows."""
 BASELINE_NAMES = {"eager": "eager", "compile": "torch.compile", "best_rung": "best rung"}
+SHORT_NAMES = {"eager": "eager", "compile": "compile", "best_rung": "rung"}
+"""Names in narrow terminals."""
 STYLES = {"kernel": "green", "failed": "red", "not certifiable": "yellow", "no kernel": "yellow"}
 
 
@@ -77,9 +77,10 @@ class BenchView:
                 self._running.pop(slot, None)
                 self.records.append(record)
                 self.earlier += earlier
-                if self._live is None and not earlier:
-                    done = f"{len(self.records)}/{self.total}"
-                    self.console.print(Text(f"{done} {problem_line(record)}"))
+                if not earlier:
+                    line = f"{len(self.records)}/{self.total} {problem_line(record)}"
+                    style = STYLES.get(record["status"], "") if self._live else ""
+                    self.console.print(Text(line, style))
 
     def _panel(self) -> Group:
         width = self.console.width
@@ -92,14 +93,7 @@ class BenchView:
             best = f"{ratio:.2f}x " if ratio else ""
             seconds = f"{time.monotonic() - since:.0f} s"
             running.add_row(problem, seconds, f"{best}{report.get('phase', '')}")
-        fresh = self.records[self.earlier :] if self.earlier else self.records
-        recent = [
-            Text(problem_line(record), STYLES.get(record["status"], ""), no_wrap=True)
-            for record in fresh[-RECENT:]
-        ]
-        for line in recent:
-            line.truncate(width, overflow="ellipsis")
-        return Group(*recent, Text(self._progress(), "bold", no_wrap=True), running)
+        return Group(Text(self._progress(), "bold"), running)
 
     def _progress(self) -> str:
         done = len(self.records)
@@ -161,14 +155,17 @@ def result_tables(records: Sequence[Record], width: int) -> Iterator[Any]:
 
 def _table1(rows: Sequence[Row], width: int) -> Table:
     """Return the table in the form of the paper's Table 1."""
-    table = Table(box=None, pad_edge=False, show_edge=False)
+    table = Table(
+        box=None, pad_edge=False, show_edge=False, padding=(0, 1 + (width >= NARROW), 0, 0)
+    )
     for name, justify in (("subset", "left"), ("rule", "left"), ("n", "right"), ("pass", "right")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     wide = width >= NARROW
-    for name in BASELINE_NAMES.values():
+    names = SHORT_NAMES | ({"best_rung": "best rung"} if wide else {})
+    for name in names.values():
         if wide:
-            table.add_column(f"faster vs {name}", justify="right")
-    for name in BASELINE_NAMES.values():
+            table.add_column(f"faster vs {name}", justify="right", min_width=9)
+    for name in names.values():
         table.add_column(f"x over {name}", justify="right")
     for group in dict.fromkeys(row.group for row in rows):
         for rule in RULES:
@@ -183,16 +180,19 @@ def _table1(rows: Sequence[Row], width: int) -> Table:
 
 
 def _fast_table(rows: Sequence[Row], width: int) -> Table:
-    table = Table(box=None, pad_edge=False, show_edge=False)
-    for name in ("all problems", "against", "fast_0", "fast_1", "fast_1.05", "fast_2"):
-        table.add_column(name, justify="left" if name in ("all problems", "against") else "right")
+    table = Table(
+        box=None, pad_edge=False, show_edge=False, padding=(0, 1 + (width >= NARROW), 0, 0)
+    )
+    names = BASELINE_NAMES if width >= NARROW else SHORT_NAMES
+    for name in ("rule", "against", "fast_0", "fast_1", "fast_1.05", "fast_2"):
+        table.add_column(name, justify="left" if name in ("rule", "against") else "right")
     if width >= NARROW:
         table.add_column("geometric mean", justify="right")
     for row in rows:
         if row.group == OVERALL and (row.rule, row.baseline) != ("lax", "best_rung"):
             shares = [_percent(share) for share in row.fast.values()]
             mean = [_mean(row.speedup)] if width >= NARROW else []
-            table.add_row(row.rule, BASELINE_NAMES[row.baseline], *shares, *mean)
+            table.add_row(row.rule, names[row.baseline], *shares, *mean)
     return table
 
 
@@ -201,8 +201,9 @@ def _family_table(rows: Sequence[Row], width: int) -> Table:
     table.add_column("family, strict")
     table.add_column("n", justify="right")
     table.add_column("pass", justify="right")
-    for name in ("torch.compile", "best rung"):
-        table.add_column(f"x over {name}", justify="right")
+    names = BASELINE_NAMES if width >= NARROW else SHORT_NAMES
+    for baseline in ("compile", "best_rung"):
+        table.add_column(f"x over {names[baseline]}", justify="right")
     for group in dict.fromkeys(row.group for row in rows if row.group != OVERALL):
         chosen = {row.baseline: row for row in rows if row.group == group}
         first = chosen["compile"]

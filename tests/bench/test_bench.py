@@ -173,6 +173,22 @@ def test_a_ray_cluster_gives_the_same_records(tmp_path: Path) -> None:
     assert found["sum"][2] == "reduction"
 
 
+@pytest.mark.gpu
+def test_problems_share_a_gpu_and_hold_it_alone_only_to_time(tmp_path: Path) -> None:
+    tasks, out = tmp_path / "tasks", tmp_path / "out"
+    for name, forward in (("a", "x.exp() + 1"), ("b", "x.tanh() * 2"), ("c", "x.softmax(-1)")):
+        write_task(tasks / f"{name}.py", f"return {forward}", "torch.randn(4096, 4096)")
+    words = [*command(tasks, "--out", out, "--jobs", 3), "--device", "cuda"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=390, check=False)
+    assert done.returncode == 0, done.stderr
+    records = {r["problem"]: r for r in read_results(out)}
+    assert {r["status"] for r in records.values()} == {"kernel"}
+    for record in records.values():
+        held = record["seconds"]
+        assert 0 < held["timing_s"] < held["total_s"]
+        assert held["shared_s"] > 0
+
+
 def test_an_order_survives_json() -> None:
     settings = BenchSettings(rules=Rules.KERNELS_ONLY)
     order = Order("a", "a.py", "tasks", "", settings, "key", "runs", "0", (1, 2))
