@@ -19,9 +19,11 @@ from cuagent.bench.certificates import Certification, certify
 from cuagent.bench.figures import arithmetic_seconds, figures
 from cuagent.bench.held_lock import HeldLock
 from cuagent.bench.order import Order, Rules
+from cuagent.bench.precompile import precompile
 from cuagent.bench.results import FORMAT, Record, tool_version
 from cuagent.events import Emit, Judged, LadderMeasured, Notice, Phase
 from cuagent.judge import Judge as LocalJudge
+from cuagent.measure.ladder import first_rungs
 from cuagent.models import ModelError, endpoints_of, make_model, prices_of
 from cuagent.record import RecordError
 from cuagent.sandbox import SandboxError, Tier, probe
@@ -112,8 +114,13 @@ def _solved(order: Order, lock: HeldLock, report: Report, found: Record) -> Stat
                 admission = judge.admission()
             if not admission.certifiable:
                 return Status("not certifiable", admission.refusal)
-            emit(Phase("compiling the rungs"))
-            judge.prepare_ladder()
+            if lock.lock is not None:
+                emit(Phase("compiling the rungs"))
+                with lock.shared():  # counting the task's work calls the reference once
+                    rungs = first_rungs(judge.referee)
+                precompile(task, rungs, fork_server, lock)
+                emit(Phase("opening the rungs"))
+                judge.prepare_ladder()
             return _optimized(order, task, judge, emit, found, certification)
 
 
