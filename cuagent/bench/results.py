@@ -52,16 +52,17 @@ def opened_for_writing(out: Path) -> Iterator[ResultFile]:
     """Open the results of a folder for one benchmark at a time. Raises BenchError."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with (out / ".lock").open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise BenchError(
-                    f"{out}: another benchmark writes there; name another --out"
-                ) from error
-            yield ResultFile(out / RESULTS)
+        lock = (out / ".lock").open("a")
     except OSError as error:
         raise BenchError(f"{out}: cannot be written ({error.strerror or error})") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BenchError(
+                f"{out}: another benchmark writes there; name another --out"
+            ) from error
+        yield ResultFile(out / RESULTS)
 
 
 class ResultFile:

@@ -169,8 +169,8 @@ def _run(
 
     names = {problem.name for problem in problems}
     with opened_for_writing(out) as results:
+        where = _device_name(wanted.device, placed)
         engine, slots = _engine(placed, wanted.device, out)
-        where = _device_name(wanted.device, placed[0])
         orders = orders_for(
             problems, wanted, where, out, dict(settings.endpoints), dict(settings.prices)
         )
@@ -203,15 +203,20 @@ def _engine(placed: tuple[str, int, int | None], device: str, out: Path) -> tupl
     return ray, Slots((None,) * (jobs or ray.slots))
 
 
-def _device_name(device: str, engine: str) -> str:
-    """Return the name of the device that results are valid for, found in a separate process."""
+def _device_name(device: str, placed: tuple[str, int, int | None]) -> str:
+    """Return the name of the device that results are valid for, found in a separate process.
+
+    Raises Refused if there are fewer GPUs than asked for.
+    """
+    engine, gpus, _ = placed
     if engine == "ray":
         return f"ray {device}"
     import subprocess
 
     code = (
-        "from cuagent.measure.roofline.ceilings import describe; "
-        f"from cuagent.task import Device; print(describe(Device({device!r})))"
+        "import torch; from cuagent.measure.roofline.ceilings import describe; "
+        f"from cuagent.task import Device; print(describe(Device({device!r}))); "
+        "print(torch.cuda.device_count())"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
@@ -219,7 +224,10 @@ def _device_name(device: str, engine: str) -> str:
     if done.returncode:
         why = done.stderr.strip().splitlines()[-1:] or ["no message"]
         raise Refused(f"--device {device}: cannot be used ({why[0]})")
-    return done.stdout.strip()
+    name, count = done.stdout.strip().splitlines()[-2:]
+    if device == "cuda" and gpus > int(count):
+        raise Refused(f"--gpus {gpus}: torch sees {count} here")
+    return name
 
 
 def _compare(paths: list[str]) -> None:

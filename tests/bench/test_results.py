@@ -62,3 +62,12 @@ def test_results_set_aside_are_kept_and_no_longer_valid(tmp_path: Path) -> None:
 def test_the_newest_record_of_a_problem_counts() -> None:
     records = [solved("a", 1.0), solved("b"), solved("a", 2.0)]
     assert [r["ratios"]["compile"]["value"] for r in latest(records)] == [2.0, 1.5]
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(BenchError, match="cannot be written"),
+        opened_for_writing(tmp_path / "file" / "out"),
+    ):
+        pass
