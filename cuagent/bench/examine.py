@@ -68,6 +68,8 @@ class Examination:
         self.deadline = time.monotonic() + STAGES * budget_s
         self.fixed = False
         """True if the output does not depend on the inputs at all."""
+        self.ignored: set[int] = set()
+        """Indices of inputs without effect."""
         self.inputs = reference.inputs(0)
         self._copied = True
         """True if the model may write to its inputs, so that each call needs copies."""
@@ -181,13 +183,15 @@ class Examination:
             except (RuntimeError, IndexError, ValueError):
                 continue  # the inputs belong together, so this one has an effect
             if passes(output, self.output):
+                self.ignored.add(index)
                 yield Certificate(Kind.IGNORED_INPUT, f"input {index} may hold other numbers")
 
     def partial(self) -> Iterator[Certificate]:
         """Look for dimensions whose second half may be left out of the computation."""
         import torch
 
-        tensors = [x for x in self.inputs if isinstance(x, torch.Tensor) and x.is_floating_point()]
+        used = [x for n, x in enumerate(self.inputs) if n not in self.ignored]
+        tensors = [x for x in used if isinstance(x, torch.Tensor) and x.is_floating_point()]
         for dimension in range(max((x.dim() for x in tensors), default=0)):
             sizes = {x.shape[dimension] for x in tensors if x.dim() > dimension}
             for size in sorted(size for size in sizes if size >= LEAST_HALVED):
