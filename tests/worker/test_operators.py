@@ -78,11 +78,14 @@ with _disable_current_modes(): x * 2
     "with torch.inference_mode(): x * 2",
     # with the replacement found and taken off
     """
-import gc
+import gc, types
 for found in gc.get_objects():
-    if getattr(found, '__name__', '') == 'refused' and found.__closure__:
+    if type(found) is types.FunctionType and found.__name__ == 'refused' and found.__closure__:
         found.__code__ = (lambda name: lambda *a, **k: name)('').__code__
-assert isinstance(x * 2, torch.Tensor), "rule kernels-only: no numbers"
+try:
+    x * 2
+except RuntimeError as error:
+    raise SystemExit(f'rule kernels-only holds: {error}')
 """,
     """
 library = torch.library.Library('aten', 'IMPL')
