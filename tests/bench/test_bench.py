@@ -149,7 +149,7 @@ def test_twelve_tasks_killed_at_random_give_the_same_results(twelve: Path, tmp_p
     out, rng = tmp_path / "killed", random.Random(19)
     for _ in range(KILLS):
         process = subprocess.Popen(command(twelve, "--out", out))
-        time.sleep(rng.uniform(2, 60))
+        time.sleep(rng.uniform(2, 120))
         process.kill()
         process.wait()
     done = subprocess.run(command(twelve, "--out", out), timeout=1700, check=False)
