@@ -26,6 +26,7 @@ from cuagent.events import Emit, Phase, ignore
 from cuagent.measure.ladder import (
     Gain,
     Ladder,
+    first_rungs,
     gain_of,
     join_rungs,
     measure_ladder,
@@ -198,6 +199,7 @@ class LocalJudge:
     `fork_server` is a warm process shared with judges of other tasks (`Referee`). `device_lock` is
     for judges of several processes on one device. `fresh` measures the ladder even if it is cached.
     Attempts are timed against `baselines` until the ladder is measured.
+    With `kernels_only` a candidate's torch operators may not compute (`worker/operators.py`).
     """
 
     def __init__(
@@ -210,12 +212,15 @@ class LocalJudge:
         device_lock: DeviceLock | None = None,
         fresh: bool = False,
         baselines: Sequence[str] = BASELINES,
+        kernels_only: bool = False,
     ):
         self.task = task
         self.emit = emit
         self.device_lock = device_lock or DeviceLock()
         with self.device_lock.shared():
-            self.referee = Referee(task, isolation, fork_server=fork_server)
+            self.referee = Referee(
+                task, isolation, fork_server=fork_server, kernels_only=kernels_only
+            )
         shared = self.device_lock.lock is not None
         self.overlap = Overlap.on(task.device, shared=shared, large=self.referee.large)
         self._fresh = fresh
@@ -305,6 +310,13 @@ class LocalJudge:
         """Open the baselines that take long to prepare, before the first attempt."""
         with self.device_lock.shared():
             self._timer.prewarm(None, self._baselines())()
+
+    def prepare_ladder(self) -> None:
+        """Compile the rungs that the ladder begins with; on a device that no other judge shares,
+        `measure_ladder` does it."""
+        if self.ladder is None and self.device_lock.lock is not None:
+            with self.device_lock.shared():
+                self._timer.prewarm(None, first_rungs(self.referee))()
 
     def build(self, attempt: Attempt) -> Build:
         """Compile the attempt's sources; unchanged sources come from the cache."""

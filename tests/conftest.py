@@ -1,5 +1,7 @@
 """Shared by all tests: one cache, Ctrl-C that works, and GPU tests deselected where there is none.
 
+Slow tests are deselected, too, unless `-m slow` asks for them.
+
 Deselected, never silently skipped: the closing line of pytest counts them.
 """
 
@@ -29,11 +31,13 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    gpu = [item for item in items if "gpu" in item.keywords]
-    if not gpu or _has_cuda():
-        return
-    config.hook.pytest_deselected(items=gpu)
-    items[:] = [item for item in items if "gpu" not in item.keywords]
+    out = {"slow"} if "slow" not in config.option.markexpr else set()
+    if any("gpu" in item.keywords for item in items) and not _has_cuda():
+        out.add("gpu")
+    left = [item for item in items if out & set(item.keywords)]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if not out & set(item.keywords)]
 
 
 @pytest.fixture(scope="session")

@@ -40,6 +40,7 @@ class Crash(Exception):
 EXPECTED = {
     "Refused": Exit.USAGE,
     "AttemptError": Exit.USAGE,
+    "BenchError": Exit.USAGE,
     "CandidateFault": Exit.NO,
     "ConfigError": Exit.USAGE,
     "EngineError": Exit.INFRASTRUCTURE,

@@ -12,6 +12,7 @@ from cuagent.cli import (
     apply,
     audit,
     baseline,
+    bench,
     check,
     config,
     doctor,
@@ -38,6 +39,7 @@ app.command()(audit.audit)
 app.command()(check.check)
 app.command()(baseline.baseline)
 app.command()(profile.profile)
+app.command()(bench.bench)
 app.command()(apply.apply)
 app.command()(export.export)
 app.command()(doctor.doctor)

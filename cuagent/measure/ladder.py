@@ -352,7 +352,7 @@ def measure_ladder(
     wanted = tuple(name for name in every if admitted(referee.task, name))
     found = None if fresh else _cached(referee.task, Effort.QUICK, [wanted, every], cache)
     if found is None:
-        names = wanted if whole else tuple(name for name in wanted if _opens_quickly(name))
+        names = wanted if whole else first_rungs(referee)
         late = timer.still_opening(names, wait_s) if wait_s is not None else ()
         names = tuple(name for name in names if name not in late)
         found = time_rungs(referee, only=names, fresh=fresh, cache=cache, timer=timer)
@@ -389,6 +389,12 @@ def _untimed_rung(
     failed = failed or ("" if errors is not None else "was not reached")
     policy = admitted(task, name)
     return Rung(name, math.nan, None, error, right, opened_s, memory, policy, failed)
+
+
+def first_rungs(referee: Referee) -> tuple[str, ...]:
+    """Return the admitted rungs that open quickly, which a run's ladder begins with."""
+    every = _rungs(referee)
+    return tuple(n for n in every if admitted(referee.task, n) and _opens_quickly(n))
 
 
 def _opens_quickly(name: str) -> bool:

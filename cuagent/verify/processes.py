@@ -40,8 +40,10 @@ class Processes:
         tier: Tier,
         fork_server: ForkServer | None = None,
         budget: int | None = None,
+        kernels_only: bool = False,
     ) -> None:
         self.task = task
+        self.kernels_only = kernels_only
         self._budget = budget
         self.room: MemoryPlan | None = None
         """Plan of the task's memory, from which a candidate's limit follows."""
@@ -150,6 +152,7 @@ class Processes:
             settings=candidate_settings(own, precision)
             if arm == CANDIDATE
             else arm_settings(own, precision, arm.split("+")[1:]),
+            kernels_only=self.kernels_only and arm == CANDIDATE,
         )
 
     def _device_limits(self) -> tuple[int | None, int | None]:

@@ -87,6 +87,7 @@ class Referee:
         call_s: float = CALL_S,
         fork_server: ForkServer | None = None,
         budget: int | None = None,
+        kernels_only: bool = False,
     ):
         self.task = task
         self.budget = budget
@@ -95,7 +96,7 @@ class Referee:
         if self.tier is not Tier.NONE and os.geteuid() != 0 and task.device is Device.CPU:
             harden()  # a worker under the same user id must not read the seeds from /proc
         self._closed = False
-        self.processes = Processes(task, self.tier, fork_server, budget)
+        self.processes = Processes(task, self.tier, fork_server, budget, kernels_only)
         try:
             self._open()
         except BaseException:

@@ -20,6 +20,7 @@ from cuagent.arms import CANDIDATE, COMPILE, EAGER
 from cuagent.attempt import ENTRY, MODULE
 from cuagent.task import Device, Precision, Task, TorchSettings, open_reference, unflatten
 from cuagent.task.plain import task_from_json, task_to_json
+from cuagent.worker.operators import refuse_computing_operators
 
 if TYPE_CHECKING:
     from torch import nn
@@ -50,6 +51,8 @@ class ModelSpec:
     """Bytes of GPU memory that it may hold between calls."""
     settings: TorchSettings | None = None
     """torch's settings of the process; None keeps those that the task's file makes."""
+    kernels_only: bool = False
+    """True if no torch operator of a candidate may compute (`operators.py`)."""
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {
@@ -79,6 +82,8 @@ def import_arm(model_spec: ModelSpec, folder: Path) -> Callable[[], nn.Module]:
         assert model_spec.task is not None
         reference = open_reference(model_spec.task)
         return lambda: _compiled(reference.model(model_spec.seed), model_spec)
+    if model_spec.kernels_only:
+        refuse_computing_operators()
     spec = importlib.util.spec_from_file_location("model_new", folder / MODULE)
     assert spec is not None
     assert spec.loader is not None

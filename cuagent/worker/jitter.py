@@ -138,18 +138,28 @@ def _copies(output: Any) -> tuple[list[Tensor], dict[str, Any]] | None:
 
 def _distance(a: Tensor, b: Tensor) -> float:
     """Return the largest difference; infinite if shapes differ or only one of two elements is
-    NaN."""
+    NaN.
+
+    numpy compares, because the rule kernels-only refuses torch's operators in this process.
+    """
+    import numpy
     import torch
 
     if a.shape != b.shape or a.dtype != b.dtype:
         return math.inf
-    if torch.equal(a, b) or not a.numel():
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(a.element_size())
+    if not a.numel():
+        return 0.0
+    if bits is not None and numpy.array_equal(a.view(bits).numpy(), b.view(bits).numpy()):
         return 0.0
     if a.dtype is torch.bool:
         return 1.0
     wide = torch.complex128 if a.is_complex() else torch.float64
-    difference = (a.to(wide) - b.to(wide)).abs()
-    return float(difference.masked_fill(a.isnan() & b.isnan(), 0).nan_to_num(nan=math.inf).max())
+    left, right = a.to(wide).numpy(), b.to(wide).numpy()
+    both = numpy.isnan(left) & numpy.isnan(right)
+    with numpy.errstate(invalid="ignore"):
+        difference = numpy.where(both | (left == right), 0.0, numpy.abs(left - right))
+    return float(numpy.nan_to_num(difference, nan=numpy.inf).max())
 
 
 @contextlib.contextmanager

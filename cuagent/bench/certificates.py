@@ -1,0 +1,123 @@
+"""Certify a problem before it is optimized: can a wrong kernel pass a tolerance of 1e-2?
+
+Each certificate is found by running the reference (`examine.py`) in a trusted process of its own; a
+reference that crashes ends only that process. Not covered: properties that show only on other
+shapes, or on inputs that `get_inputs` does not draw.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from cuagent.task import Task, TaskError
+from cuagent.task.plain import task_to_json
+from cuagent.worker import ForkServer
+from cuagent.worker.channel import receive_message
+
+REQUEST = "certify.json"
+TIME_LIMIT_S = 240.0
+"""Time limit of the examination of one problem in seconds."""
+BUDGET_S = 20.0
+"""Seconds after which the search for dead parts ends with the operators tried so far."""
+
+
+class Kind(StrEnum):
+    """Kind of a finding. `DEGENERATE` lists those that make a speedup meaningless."""
+
+    RANDOM = "random"
+    CONSTANT = "constant output passes"
+    ZERO = "zero output passes"
+    IDENTITY = "identity passes"
+    IGNORED_INPUT = "input without effect"
+    PARTIAL = "partial computation passes"
+    IGNORED_WEIGHT = "weight without effect"
+    DEAD = "dead part"
+    NO_OP = "part that changes nothing"
+    TRAINING = "training mode differs"
+
+
+DEGENERATE = (
+    Kind.RANDOM,
+    Kind.CONSTANT,
+    Kind.ZERO,
+    Kind.IDENTITY,
+    Kind.IGNORED_INPUT,
+    Kind.PARTIAL,
+)
+"""Findings with which a kernel that does not do the work passes at 1e-2."""
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """One finding about a problem."""
+
+    kind: Kind
+    detail: str
+
+    @property
+    def degenerate(self) -> bool:
+        return self.kind in DEGENERATE
+
+
+@dataclass(frozen=True)
+class Certification:
+    """All findings about a problem."""
+
+    certificates: tuple[Certificate, ...]
+    family: str
+    """Operator family, for instance `convolution and more`."""
+    operators: int
+    """Number of computing operators of one call."""
+    notes: tuple[str, ...] = ()
+    """Parts of the examination that were not made, with the reason."""
+    seconds: float = 0.0
+
+    @property
+    def degenerate(self) -> bool:
+        return any(certificate.degenerate for certificate in self.certificates)
+
+    def to_json(self) -> dict[str, Any]:
+        listed = [asdict(c) | {"degenerate": c.degenerate} for c in self.certificates]
+        return {
+            "certificates": listed,
+            "family": self.family,
+            "operators": self.operators,
+            "notes": list(self.notes),
+            "seconds": round(self.seconds, 3),
+        }
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Certification:
+        listed = tuple(Certificate(Kind(c["kind"]), c["detail"]) for c in data["certificates"])
+        return Certification(
+            listed, data["family"], data["operators"], tuple(data["notes"]), data["seconds"]
+        )
+
+
+def certify(task: Task, fork_server: ForkServer, budget_s: float = BUDGET_S) -> Certification:
+    """Examine a task's reference. Raises TaskError, ForkServerError."""
+    folder = Path(tempfile.mkdtemp(prefix="certify-", dir=fork_server.folder))
+    (folder / REQUEST).write_text(
+        json.dumps({"task": task_to_json(task), "budget_s": budget_s}), encoding="utf-8"
+    )
+    child = fork_server.fork("cuagent.bench.examine", folder, {})
+    try:
+        ended, _, _ = select.select([child.channel], [], [], TIME_LIMIT_S)
+        received = receive_message(child.channel) if ended else None
+    finally:
+        fork_server.end(child)
+        shutil.rmtree(folder, ignore_errors=True)
+    if received is None:
+        how = "its process died" if ended else f"not done in {TIME_LIMIT_S:.0f} s"
+        raise TaskError(f"{task.path}: cannot be certified: {how}")
+    answer, _ = received
+    if "error" in answer:
+        raise TaskError(answer["error"])
+    return Certification.from_json(answer)

@@ -1,0 +1,154 @@
+"""Compute the result table from records: three rules for the same kernels, three baselines.
+
+lax      the published rule: 5 inputs, atol = rtol = 1e-2, and the ratio of medians
+strict   cuagent's rule; faster means that the lower limit of the interval lies above the threshold
+clean    strict, without problems that are degenerate or whose gain is certainly algebra alone
+
+fast_p is the share of all problems that pass and are more than p times as fast (KernelBench);
+fast_0 is the pass rate. Speedups are geometric means over the problems that pass, as in Table 1 of
+CUDA Agent (arXiv 2602.24286), with bootstrap intervals over problems. Pure functions on records.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cuagent.bench.results import Record
+
+RULES = ("lax", "strict", "clean")
+BASELINES = ("eager", "compile", "best_rung")
+THRESHOLDS = (0.0, 1.0, 1.05, 2.0)
+OVERALL = "overall"
+RESAMPLES = 2000
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Geometric mean of speedups with its interval; the limits are None below two problems."""
+
+    value: float
+    low: float | None
+    high: float | None
+    count: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """Figures of one group of problems under one rule and against one baseline."""
+
+    group: str
+    rule: str
+    baseline: str
+    problems: int
+    fast: dict[float, float]
+    """Share of the problems by threshold."""
+    speedup: Mean | None
+    """None if no problem that passes was timed."""
+
+
+def counts(record: Record, rule: str) -> bool:
+    """Return True if a problem belongs to the rule's set of problems."""
+    if rule != "clean":
+        return True
+    degenerate = any(
+        certificate["degenerate"]
+        for certificate in record.get("certification", {}).get("certificates", ())
+    )
+    return not (degenerate or record.get("algebra_only"))
+
+
+def passed(record: Record, rule: str) -> bool:
+    """Return True if a kernel for the problem passes the rule.
+
+    A kernel that passes the lax rule only was not timed, so it passes without a speedup.
+    """
+    if rule == "lax":
+        return bool((record.get("lax") or {}).get("passed") or record.get("lax_passed"))
+    return record["status"] == "kernel" and not record.get("suspect")
+
+
+def ratio_of(record: Record, rule: str, baseline: str) -> dict[str, float] | None:
+    """Return the ratio of a kernel that passes; None if there is none."""
+    if not passed(record, rule) or record["status"] != "kernel":
+        return None
+    found: dict[str, float] | None = (record.get("ratios") or {}).get(baseline)
+    return found
+
+
+def row(records: Sequence[Record], group: str, rule: str, baseline: str) -> Row:
+    """Return the figures of the given records."""
+    chosen = [record for record in records if counts(record, rule)]
+    ratios = [ratio_of(record, rule, baseline) for record in chosen]
+    limit = "value" if rule == "lax" else "low"
+    fast = {
+        p: _share(
+            [
+                passed(record, rule) and (p == 0 or (ratio is not None and ratio[limit] > p))
+                for record, ratio in zip(chosen, ratios, strict=True)
+            ]
+        )
+        for p in THRESHOLDS
+    }
+    values = [ratio["value"] for ratio in ratios if ratio is not None]
+    return Row(group, rule, baseline, len(chosen), fast, geometric_mean(values))
+
+
+def rows_by(
+    records: Sequence[Record], key: Callable[[Record], str], rules: Sequence[str] = RULES
+) -> list[Row]:
+    """Return rows for all records and for each group, by rule and baseline."""
+    groups = {OVERALL: list(records)}
+    for record in records:
+        groups.setdefault(key(record), []).append(record)
+    if len(groups) == 2:
+        del groups[next(name for name in groups if name != OVERALL)]
+    return [
+        row(chosen, name, rule, baseline)
+        for name, chosen in groups.items()
+        for rule in rules
+        for baseline in BASELINES
+    ]
+
+
+def group_of(record: Record) -> str:
+    return str(record["group"])
+
+
+def family_of(record: Record) -> str:
+    return str(record.get("certification", {}).get("family", "not certified"))
+
+
+def geometric_mean(values: Sequence[float]) -> Mean | None:
+    """Return the geometric mean with a percentile bootstrap interval; None without values."""
+    logs = [math.log(value) for value in values if value > 0]
+    if not logs:
+        return None
+    centre = sum(logs) / len(logs)
+    if len(logs) == 1:
+        return Mean(math.exp(centre), None, None, 1)
+    draw = random.Random(0)  # the same records give the same interval
+    means = sorted(sum(draw.choices(logs, k=len(logs))) / len(logs) for _ in range(RESAMPLES))
+    tail = round((1 - CONFIDENCE) / 2 * (RESAMPLES - 1))
+    low, high = means[tail], means[-1 - tail]
+    return Mean(math.exp(centre), math.exp(low), math.exp(high), len(logs))
+
+
+def statuses(records: Sequence[Record]) -> dict[str, int]:
+    """Return the number of problems by status, the most frequent first."""
+    names = [str(record["status"]) for record in records]
+    return {name: names.count(name) for name in sorted(set(names), key=lambda n: -names.count(n))}
+
+
+def device_seconds(records: Sequence[Record]) -> list[float]:
+    """Return the seconds for which each problem held its device alone."""
+    held: list[Any] = [record.get("seconds", {}).get("timing_s") for record in records]
+    return [float(seconds) for seconds in held if seconds is not None]
+
+
+def _share(found: Sequence[bool]) -> float:
+    return sum(found) / len(found) if found else 0.0

@@ -1,0 +1,109 @@
+"""Compare two benchmarks: which problems became faster, slower, newly accepted or newly failing.
+
+A problem is faster or slower only if the intervals of the two times do not overlap. Not covered:
+results of different devices, whose times are not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cuagent.bench.columns import Mean, geometric_mean
+from cuagent.bench.results import Record, latest
+
+KERNEL = "kernel"
+RESULT = "candidate"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One problem that differs."""
+
+    problem: str
+    text: str
+    ratio: float | None = None
+    """Time before over time after."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Differences from one benchmark to another."""
+
+    newly_accepted: tuple[Change, ...]
+    newly_failing: tuple[Change, ...]
+    faster: tuple[Change, ...]
+    slower: tuple[Change, ...]
+    unchanged: int
+    missing: tuple[str, ...]
+    """Problems that only one of the two has."""
+    speedup: Mean | None
+    """Geometric mean of time before over time after, over problems accepted in both."""
+    notes: tuple[str, ...]
+
+
+def compare(before: Sequence[Record], after: Sequence[Record]) -> Comparison:
+    """Compare the newest record of each problem."""
+    old = {record["problem"]: record for record in latest(list(before))}
+    new = {record["problem"]: record for record in latest(list(after))}
+    found: dict[str, list[Change]] = {"accepted": [], "failing": [], "faster": [], "slower": []}
+    ratios, unchanged = [], 0
+    for name in (name for name in old if name in new):
+        a, b = old[name], new[name]
+        if (a["status"] == KERNEL) != (b["status"] == KERNEL):
+            kind = "accepted" if b["status"] == KERNEL else "failing"
+            found[kind].append(Change(name, f"{_state(a)} -> {_state(b)}"))
+        elif (times := _times(a, b)) is not None:
+            ratio = times[0]["median_s"] / times[1]["median_s"]
+            ratios.append(ratio)
+            kind = _direction(*times)
+            if kind:
+                found[kind].append(Change(name, f"{ratio:.2f}x", ratio))
+            unchanged += not kind
+        else:
+            unchanged += 1
+    return Comparison(
+        tuple(found["accepted"]),
+        tuple(found["failing"]),
+        tuple(sorted(found["faster"], key=lambda change: -(change.ratio or 0))),
+        tuple(sorted(found["slower"], key=lambda change: change.ratio or 0)),
+        unchanged,
+        tuple(sorted(set(old) ^ set(new))),
+        geometric_mean(ratios),
+        _notes(list(old.values()), list(new.values())),
+    )
+
+
+def _state(record: Record) -> str:
+    return "accepted" if record["status"] == KERNEL else f"{record['status']}: {record['reason']}"
+
+
+def _times(a: Record, b: Record) -> tuple[dict[str, float], dict[str, float]] | None:
+    """Return both times of the result; None if one is missing or the devices differ."""
+    if a.get("device") != b.get("device"):
+        return None
+    first, second = (record.get("times", {}).get(RESULT) for record in (a, b))
+    return (first, second) if first and second else None
+
+
+def _direction(before: dict[str, float], after: dict[str, float]) -> str:
+    if before["low_s"] > after["high_s"]:
+        return "faster"
+    return "slower" if before["high_s"] < after["low_s"] else ""
+
+
+def _notes(old: Sequence[Record], new: Sequence[Record]) -> tuple[str, ...]:
+    """Return what else differs between the two: device, tool, settings."""
+    notes = []
+    for what in ("device", "cuagent"):
+        values = [sorted({str(record.get(what, "unknown")) for record in r}) for r in (old, new)]
+        if values[0] != values[1]:
+            notes.append(f"{what}: {', '.join(values[0])} -> {', '.join(values[1])}")
+    settings = [
+        sorted({f"{k}={v}" for record in r for k, v in record["settings"].items()})
+        for r in (old, new)
+    ]
+    gone, come = (set(settings[0]) - set(settings[1])), (set(settings[1]) - set(settings[0]))
+    if gone or come:
+        notes.append(f"settings: {', '.join(sorted(gone))} -> {', '.join(sorted(come))}")
+    return tuple(notes)

@@ -1,0 +1,153 @@
+"""Turn a judgement and a ladder into the figures of a record, in plain values with units.
+
+`parts` splits the gain over eager into factors: torch.compile or another mode (`compiler`,
+`graph`), memory format (`layout`), admitted arithmetic (`precision`), and the kernel over the best
+rung. `algebra` is a lower bound: the reference's operations at the highest rate of the device,
+over the result's time; a value above 1 means that fewer operations were made.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from cuagent.arms import CANDIDATE, COMPILE, EAGER
+from cuagent.bench.certificates import Certification
+from cuagent.measure.ladder import GRAPHS, gain_of
+from cuagent.measure.statistics import median_interval
+from cuagent.task import Task, TaskError
+from cuagent.worker import ForkServer
+
+if TYPE_CHECKING:
+    from cuagent.judge import Judgement
+    from cuagent.measure.ladder import Ladder
+    from cuagent.timing import Arm, Ratio, Timing
+
+CERTAIN = 1.1
+"""Factor by which a result must beat all arithmetic of the device before it counts as algebra."""
+PARTS = {"channels_last": "layout", "tf32": "precision", "bf16": "precision"}
+"""Part of a gain that each option of a rung belongs to."""
+
+
+def figures(
+    judgement: Judgement | None,
+    ladder: Ladder | None,
+    certification: Certification,
+    arithmetic_s: float | None,
+) -> dict[str, Any]:
+    """Return times, ratios, roofline, parts and verdicts; fields without a figure are None.
+
+    `arithmetic_s`: seconds of the reference's operations at the highest rate of the device.
+    """
+    timing = judgement.timing if judgement is not None else None
+    best = ladder.best if ladder is not None else None
+    floor = timing.floor if timing is not None else (ladder.floor if ladder is not None else None)
+    gain = judgement.gain if judgement is not None else None
+    if gain is None and timing is not None and ladder is not None:
+        gain = gain_of(timing, ladder)
+    times = _times(timing, ladder)
+    result_s = times.get(CANDIDATE, {}).get("median_s")
+    algebra = arithmetic_s / result_s if arithmetic_s and result_s else None
+    return {
+        "times": times,
+        "best_rung": best.name if best is not None else None,
+        "ratios": {
+            "eager": _ratio(gain.end_to_end if gain else _over(timing, EAGER)),
+            "compile": _ratio(gain.over_compile if gain else _over(timing, COMPILE)),
+            "best_rung": _ratio(gain.kernel if gain else None),
+            "free": _ratio(gain.free if gain else (best.over_eager if best else None)),
+        },
+        "suspect": timing.suspect if timing is not None else "",
+        "lax": _rule(judgement, "lax"),
+        "strict": _rule(judgement, "strict"),
+        "arithmetic": _arithmetic(judgement),
+        "floor_s": floor.seconds if floor is not None else None,
+        "bound": floor.bound if floor is not None else None,
+        "roofline_share": (None if floor is None or result_s is None else floor.share(result_s)),
+        "parts": _parts(times, best.name if best else None, gain, algebra),
+        "algebra_only": bool(algebra is not None and algebra > CERTAIN),
+        "degenerate": certification.degenerate,
+        "versions": timing.versions if timing else (ladder.versions if ladder else {}),
+        "remarks": list(timing.remarks if timing else (ladder.notes if ladder else ())),
+    }
+
+
+def _times(timing: Timing | None, ladder: Ladder | None) -> dict[str, Any]:
+    """Return each arm's time: from the timing of the result, else from the ladder."""
+    times: dict[str, Any] = {}
+    for rung in ladder.rungs if ladder is not None else ():
+        if not math.isnan(rung.seconds):
+            times[rung.name] = {"median_s": rung.seconds, "low_s": None, "high_s": None}
+    for arm in timing.arms if timing is not None else ():
+        if arm.samples and not math.isnan(arm.median):
+            times[arm.name] = _time(arm)
+    return times
+
+
+def _time(arm: Arm) -> dict[str, float]:
+    low, high = median_interval(arm.samples)
+    # On a CPU the median is of the quietest blocks, which can lie below all medians of blocks.
+    low, high = min(low, arm.median), max(high, arm.median)
+    return {"median_s": arm.median, "low_s": low, "high_s": high}
+
+
+def _over(timing: Timing | None, name: str) -> Ratio | None:
+    return timing.ratios.get(name) if timing is not None else None
+
+
+def _ratio(ratio: Ratio | None) -> dict[str, float] | None:
+    if ratio is None or not all(map(math.isfinite, (ratio.value, ratio.low, ratio.high))):
+        return None
+    return asdict(ratio)
+
+
+def _rule(judgement: Judgement | None, name: str) -> dict[str, Any] | None:
+    rule = getattr(judgement.verdict, name) if judgement is not None else None
+    if rule is None:
+        return None
+    worst = rule.worst if math.isfinite(rule.worst) else None
+    return {"passed": rule.passed, "worst": worst, "detail": rule.detail}
+
+
+def _arithmetic(judgement: Judgement | None) -> str | None:
+    precision = judgement.verdict.precision if judgement is not None else None
+    return None if precision is None else str(precision)
+
+
+def arithmetic_seconds(task: Task, fork_server: ForkServer) -> float | None:
+    """Return the seconds of the reference's products at the highest rate of the device.
+
+    None if they cannot be counted.
+    """
+    from cuagent.measure.roofline.ceilings import RATES, ceilings
+    from cuagent.measure.roofline.count import count
+
+    try:
+        work, _ = count(task, fork_server)
+    except TaskError:
+        return None
+    found = ceilings(task.device)
+    highest = max(getattr(found, name) for name in RATES if name != "copy")
+    return float(work.matrix_flops / highest) if highest else None
+
+
+def _parts(
+    times: dict[str, Any], best: str | None, gain: Any, algebra: float | None
+) -> dict[str, float]:
+    """Return the factors of the gain that were measured; factors of 1 are left out."""
+    parts: dict[str, float] = {}
+    if best is not None and best != EAGER and EAGER in times:
+        mode, *options = best.split("+")
+        names, last = [mode, *(f"{mode}+{'+'.join(options)}" for _ in options[:1])], EAGER
+        for name in names:
+            if name in times and name != last:
+                factor = times[last]["median_s"] / times[name]["median_s"]
+                kind = PARTS.get(name.partition("+")[2], "graph" if mode == GRAPHS else "compiler")
+                parts[kind] = parts.get(kind, 1.0) * factor
+                last = name
+    if gain is not None:
+        parts["kernel"] = gain.kernel.value
+    if algebra is not None and algebra > 1:
+        parts["algebra_at_least"] = algebra
+    return parts

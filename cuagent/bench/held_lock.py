@@ -1,0 +1,71 @@
+"""A device lock that counts the seconds for which a problem held or awaited its device.
+
+All benchmarks of one user on one machine share the locks, so two of them never time on one GPU at
+the same time.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cuagent.device_lock import DeviceLock
+
+
+@dataclass
+class Held:
+    """Seconds of one problem on its device."""
+
+    exclusive_s: float = 0.0
+    """Seconds of exclusive use, which is timing."""
+    shared_s: float = 0.0
+    """Seconds of shared use: opening, compiling and verifying."""
+    waiting_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class HeldLock(DeviceLock):
+    """`DeviceLock` that adds up its times in `held`."""
+
+    held: Held = field(default_factory=Held)
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Hold the device together with others; count the time."""
+        asked = time.monotonic()
+        with super().shared():
+            began = self._began(asked)
+            try:
+                yield
+            finally:
+                self.held.shared_s += time.monotonic() - began
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Hold the device alone; count the time."""
+        asked = time.monotonic()
+        with super().exclusive():
+            began = self._began(asked)
+            try:
+                yield
+            finally:
+                self.held.exclusive_s += time.monotonic() - began
+
+    def _began(self, asked: float) -> float:
+        now = time.monotonic()
+        self.held.waiting_s += now - asked
+        return now
+
+
+def lock_file(gpu: str) -> Path:
+    """Return the lock of a GPU, named as in CUDA_VISIBLE_DEVICES, for all processes of the user."""
+    folder = Path(tempfile.gettempdir()) / f"cuagent-bench-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder}: belongs to another user")
+    return folder / f"gpu-{gpu.replace('/', '_')}.lock"

@@ -1,0 +1,248 @@
+"""Run the problems of a benchmark, several at the same time, and append each result as it comes.
+
+Each slot runs one problem after the other in a process of its own. On a GPU the slots share the
+device: opening and verifying overlap, and the device lock lets one slot time while no other uses
+the device. On a CPU each slot has processors of its own. A problem that failed for lack of memory
+runs again at the end, with its device to itself.
+
+Invariant: no failure of a problem ends the benchmark; only an interrupt does, and then every result
+so far is in the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from cuagent.bench.engines import Cancelled, Engine, EngineLost
+from cuagent.bench.order import BenchSettings, Order
+from cuagent.bench.problems import Problem
+from cuagent.bench.results import FORMAT, Record, ResultFile, key_of, tool_version
+from cuagent.task import TaskError, load_task
+
+JOBS_PER_GPU = 4
+"""Problems in flight on one GPU by default, if there are processors for them."""
+CORES_PER_JOB = 4
+"""Processors that a problem on a GPU uses for compilers."""
+POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Started:
+    """A slot began a problem."""
+
+    problem: str
+    slot: int
+
+
+@dataclass(frozen=True)
+class Progressed:
+    """A problem in progress reported something (`solve.Report`)."""
+
+    problem: str
+    slot: int
+    report: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A problem has its record; `earlier` if it was in the file already."""
+
+    record: Record
+    slot: int = -1
+    earlier: bool = False
+
+
+Observe = Callable[[Started | Progressed | Finished], None]
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Places for problems: the GPU and the processors of each."""
+
+    gpus: tuple[str | None, ...]
+    cores: tuple[tuple[int, ...], ...] = field(default=())
+
+    def __len__(self) -> int:
+        return len(self.gpus)
+
+    @property
+    def distinct(self) -> Slots:
+        """Return one slot for each GPU, and one for a CPU."""
+        first = {gpu: n for n, gpu in reversed(list(enumerate(self.gpus)))}
+        chosen = sorted(first.values())
+        cores = tuple(self.cores[n] for n in chosen) if self.cores else ()
+        return Slots(tuple(self.gpus[n] for n in chosen), cores)
+
+
+def slots_for(device: str, jobs: int | None, gpus: int) -> Slots:
+    """Return the slots of this machine: `jobs` in all, by default as many as keep a GPU busy."""
+    cores = sorted(os.sched_getaffinity(0))
+    if device == "cuda":
+        jobs = jobs or max(gpus, min(JOBS_PER_GPU * gpus, len(cores) // CORES_PER_JOB))
+        return Slots(tuple(visible_gpu(n % gpus) for n in range(jobs)))
+    jobs = min(jobs or 1, len(cores))
+    if jobs == 1:
+        return Slots((None,))
+    share = len(cores) // jobs
+    parts = tuple(tuple(cores[n * share : (n + 1) * share]) for n in range(jobs))
+    return Slots((None,) * jobs, parts)
+
+
+def visible_gpu(number: int) -> str:
+    """Return the value of CUDA_VISIBLE_DEVICES for one GPU of those that this process sees."""
+    seen = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return seen[number] if number < len(seen) else str(number)
+
+
+def orders_for(
+    problems: Sequence[Problem],
+    settings: BenchSettings,
+    device_name: str,
+    out: Path,
+    endpoints: dict[str, Any] | None = None,
+    prices: dict[str, Any] | None = None,
+) -> list[Order]:
+    """Return an order for each problem, with the key of its result."""
+    about = settings.to_json()
+    return [
+        Order(
+            problem=problem.name,
+            path=str(problem.path.resolve()),
+            group=problem.group,
+            title=problem.title,
+            settings=settings,
+            key=key_of(_digest(problem, settings), device_name, about),
+            runs=str((out / "runs").resolve()),
+            endpoints=endpoints,
+            prices=prices,
+        )
+        for problem in problems
+    ]
+
+
+def _digest(problem: Problem, settings: BenchSettings) -> str:
+    """Return the task's digest; for a file that cannot be loaded, the digest of the error."""
+    try:
+        task = load_task(problem.path, device=settings.device, precision=settings.precision)
+    except TaskError as error:
+        return hashlib.sha256(str(error).encode()).hexdigest()
+    return task.digest
+
+
+def run_orders(
+    orders: Sequence[Order], engine: Engine, slots: Slots, results: ResultFile, observe: Observe
+) -> None:
+    """Run the orders without a valid result. Raises KeyboardInterrupt after a clean end."""
+    waiting: list[Order] = []
+    for order in orders:
+        if (known := results.finished(order.problem, order.key)) is not None:
+            observe(Finished(known, earlier=True))
+        else:
+            waiting.append(order)
+    again = _pass(waiting, engine, slots, results, observe, last=len(slots) == 1)
+    if again:
+        _pass(again, engine, slots.distinct, results, observe, last=True)
+
+
+def _pass(
+    orders: Sequence[Order],
+    engine: Engine,
+    slots: Slots,
+    results: ResultFile,
+    observe: Observe,
+    *,
+    last: bool,
+) -> list[Order]:
+    """Run orders in all slots; return those to run again, which failed for lack of memory."""
+    queue: SimpleQueue[Order] = SimpleQueue()
+    for order in orders:
+        queue.put(order)
+    again: list[Order] = []
+    lock = threading.Lock()
+
+    def work(slot: int) -> None:
+        while True:
+            try:
+                order = queue.get_nowait()
+            except Empty:
+                return
+            cores = slots.cores[slot] if slots.cores else ()
+            placed = replace(order, gpu=slots.gpus[slot], cores=cores)
+            try:
+                record = _run(placed, engine, slot, observe, lock)
+            except Cancelled:
+                return
+            with lock:
+                if not last and is_for_memory(record):
+                    again.append(order)
+                    continue
+                results.append(record)
+                observe(Finished(record, slot))
+
+    with ThreadPoolExecutor(max(1, len(slots))) as threads:
+        futures = [threads.submit(work, slot) for slot in range(len(slots))]
+        try:
+            while not all(future.done() for future in futures):
+                time.sleep(POLL_S)
+        except BaseException:
+            while not queue.empty():
+                queue.get()
+            engine.cancel()
+            raise
+    for future in futures:
+        future.result()
+    return again
+
+
+def _run(order: Order, engine: Engine, slot: int, observe: Observe, lock: threading.Lock) -> Record:
+    """Return the record of one problem; one with the reason if its process gave none."""
+
+    def report(message: dict[str, Any]) -> None:
+        with lock:
+            observe(Progressed(order.problem, slot, message))
+
+    with lock:
+        observe(Started(order.problem, slot))
+    started = time.monotonic()
+    try:
+        return engine.run(order, report)
+    except EngineLost as lost:
+        return {
+            "format": FORMAT,
+            "key": order.key,
+            "problem": order.problem,
+            "title": order.title,
+            "group": order.group,
+            "settings": order.settings.to_json(),
+            "cuagent": tool_version(),
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "status": "failed",
+            "reason": str(lost),
+            "seconds": {"total_s": round(time.monotonic() - started, 3)},
+        }
+
+
+MEMORY = (
+    "out of memory",
+    "too large",
+    "bytes of memory",
+    "free memory",
+    "device memory",
+    "sigkill",
+)
+"""Words of a failure that may not occur if the problem has the device alone."""
+
+
+def is_for_memory(record: Record) -> bool:
+    """Return True if a problem failed for lack of memory."""
+    text = record["reason"].lower()
+    return record["status"] == "failed" and any(words in text for words in MEMORY)

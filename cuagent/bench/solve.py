@@ -1,0 +1,242 @@
+"""Solve one problem: certify it, optimize it, and return its record, in a separate process.
+
+This is the only module of the bench that calls the agent and the judge. A failure of any kind
+becomes a record with its reason; only an interrupt leaves no record, so that the problem is done
+again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cuagent.agent import HOOKS, TOOLS, Budget, Run, Stop, run_agent, start_at_ladder, start_run
+from cuagent.bench.certificates import Certification, certify
+from cuagent.bench.figures import arithmetic_seconds, figures
+from cuagent.bench.held_lock import HeldLock
+from cuagent.bench.order import Order, Rules
+from cuagent.bench.precompile import precompile
+from cuagent.bench.results import FORMAT, Record, tool_version
+from cuagent.events import Emit, Judged, LadderMeasured, Notice, Phase
+from cuagent.judge import LocalJudge
+from cuagent.measure.ladder import first_rungs
+from cuagent.models import ModelError, endpoints_of, make_model, prices_of
+from cuagent.record import RecordError
+from cuagent.sandbox import SandboxError, Tier, probe
+from cuagent.task import Task, TaskError, load_task
+from cuagent.verify.oracle.client import OracleLost
+from cuagent.worker import ForkServer, ForkServerError
+from cuagent.worker.memory.cuda_ipc import CudaMemoryError
+
+if TYPE_CHECKING:
+    from cuagent.agent.tools import Tool
+
+Report = Callable[[dict[str, Any]], None]
+"""Receives progress: {"phase": text} or {"attempts": number, "best": ratio over torch.compile}."""
+SUBMIT = "submit"
+
+
+class Interrupted(Exception):
+    """The benchmark was interrupted; the problem has no result."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """End of a problem."""
+
+    name: str
+    """`kernel`, `no kernel`, `not certifiable` or `failed`."""
+    reason: str
+
+
+def solve(order: Order, lock: HeldLock, report: Report) -> Record:
+    """Return the record of one problem. Raises Interrupted."""
+    started = time.monotonic()
+    about: Record = {
+        "format": FORMAT,
+        "key": order.key,
+        "problem": order.problem,
+        "title": order.title,
+        "group": order.group,
+        "settings": order.settings.to_json(),
+        "cuagent": tool_version(),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    found: Record = {}
+    try:
+        status = _solved(order, lock, report, found)
+    except (TaskError, RecordError, ModelError) as error:
+        status = Status("failed", str(error))
+    except (ForkServerError, OracleLost, SandboxError, CudaMemoryError) as error:
+        status = Status("failed", f"{type(error).__name__}: {error}")
+    except Exception as error:  # noqa: BLE001 - the process boundary: no problem ends the benchmark
+        status = Status("failed", f"internal error: {type(error).__name__}: {error}")
+    seconds = {
+        "total_s": time.monotonic() - started,
+        "timing_s": lock.held.exclusive_s,
+        "shared_s": lock.held.shared_s,
+        "waiting_s": lock.held.waiting_s,
+    }
+    rounded = {name: round(value, 3) for name, value in seconds.items()}
+    reason = " ".join(status.reason.split())[:500]
+    return about | found | {"status": status.name, "reason": reason, "seconds": rounded}
+
+
+def _solved(order: Order, lock: HeldLock, report: Report, found: Record) -> Status:
+    """Fill `found` as parts of the record are known, and return the status."""
+    settings = order.settings
+    task = load_task(order.path, device=settings.device, precision=settings.precision)
+    found |= {"task": task.digest, "device": _describe(task)}
+    kernels_only = settings.rules is Rules.KERNELS_ONLY
+    emit = _reporter(report)
+    with ForkServer() as fork_server:
+        emit(Phase("certifying"))
+        with lock.shared():
+            try:
+                certification = certify(task, fork_server)
+            except TaskError as error:  # the judge reports a reference that cannot run
+                certification = Certification((), "not certified", 0, (str(error),))
+        found |= {"certification": certification.to_json()}
+        emit(Phase("opening"))
+        with LocalJudge(
+            task,
+            settings.isolation,  # type: ignore[arg-type]
+            emit,
+            fork_server=fork_server,
+            device_lock=lock,
+            kernels_only=kernels_only,
+        ) as judge:
+            with lock.shared():
+                admission = judge.admission()
+            if not admission.certifiable:
+                return Status("not certifiable", admission.refusal)
+            if lock.lock is not None:
+                emit(Phase("compiling the rungs"))
+                with lock.shared():  # counting the task's work calls the reference once
+                    rungs = first_rungs(judge.referee)
+                precompile(task, rungs, fork_server, lock)
+                emit(Phase("opening the rungs"))
+                judge.prepare_ladder()
+            return _optimized(order, task, judge, emit, found, certification)
+
+
+def _optimized(
+    order: Order,
+    task: Task,
+    judge: LocalJudge,
+    emit: Emit,
+    found: Record,
+    certification: Certification,
+) -> Status:
+    settings = order.settings
+    model = make_model(
+        settings.model,
+        task=task,
+        endpoints=endpoints_of(order.endpoints or {}),
+        prices=prices_of(order.prices or {}),
+    )
+    tools = _tools()
+    run = start_run(
+        task,
+        judge,
+        model=model.name,
+        tools=[tool.spec for tool in tools],
+        budget=Budget(settings.max_steps, settings.max_cost, settings.max_time_s),
+        root=Path(order.runs),
+        emit=emit,
+        config=settings.to_json(),
+    )
+    with run.log:
+        stop = run_agent(run, model, tools, (start_at_ladder, *HOOKS), emit)
+    if stop is Stop.INTERRUPTED:
+        raise Interrupted
+    judgement = run.result.judgement if run.result else None
+    # The timing of the result has measured the device's rates, so that nothing is measured here.
+    arithmetic_s = arithmetic_seconds(task, judge.referee.fork_server) if judgement else None
+    found |= figures(judgement, run.ladder, certification, arithmetic_s)
+    found |= _effort_of(run, stop)
+    return _status(run, stop)
+
+
+def _effort_of(run: Run, stop: Stop) -> Record:
+    return {
+        "stop": str(stop),
+        "run": run.folder.id,
+        "attempts": len(run.tried),
+        "accepted": sum(tried.accepted for tried in run.tried),
+        "lax_passed": sum(_passed_lax(tried.judgement.verdict) for tried in run.tried),
+        "steps": run.steps,
+        "cost_usd": run.cost,
+        "notes": _messages(run),
+    }
+
+
+def _passed_lax(verdict: Any) -> bool:
+    return verdict.lax is not None and verdict.lax.passed
+
+
+def _messages(run: Run) -> list[str]:
+    """Return the model's last message about its result, which names its rewrites."""
+    calls = [call for message in run.messages for call in message.tool_calls]
+    texts = []
+    for call in calls:
+        if call.name == SUBMIT:
+            try:
+                texts.append(str(json.loads(call.arguments).get("message", "")))
+            except (ValueError, AttributeError):
+                continue
+    return [text for text in texts if text][-1:]
+
+
+def _status(run: Run, stop: Stop) -> Status:
+    if run.result is not None:
+        return Status("kernel", str(run.result.judgement.verdict.reason))
+    if stop in (Stop.MODEL_FAILED, Stop.JUDGE_FAILED):
+        return Status("failed", f"{stop}: {run.error}")
+    if run.tried:
+        verdict = run.tried[-1].judgement.verdict
+        return Status("no kernel", f"{len(run.tried)} rejected, the last: {verdict.reason}")
+    return Status("no kernel", (_messages(run) or [str(stop)])[0])
+
+
+def _tools() -> Sequence[Tool]:
+    """Return the tools; commands run only if a sandbox confines them, since no user can approve."""
+    confined = probe() is not Tier.NONE
+    return [tool for tool in TOOLS if confined or not tool.name.startswith("bash")]
+
+
+def _describe(task: Task) -> str:
+    from cuagent.measure.roofline.ceilings import describe
+
+    if task.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise TaskError(f"--device cuda: torch {torch.__version__} sees no GPU here")
+    return describe(task.device)
+
+
+def _reporter(report: Report) -> Emit:
+    attempts = 0
+
+    def emit(event: Any) -> None:
+        nonlocal attempts
+        match event:
+            case Phase(text=text):
+                report({"phase": text})
+            case LadderMeasured(ladder=ladder):
+                best = ladder.best
+                report({"phase": f"best rung: {best.name if best else 'none'}"})
+            case Judged(attempt=number, judgement=judgement):
+                attempts = max(attempts, number)
+                ratios = judgement.timing.ratios if judgement.timing else {}
+                shown = ratios.get("compile")
+                report({"attempts": attempts, "ratio": shown.value if shown else None})
+            case Notice(text=text, level="error"):
+                report({"phase": text})
+
+    return emit

@@ -1,0 +1,79 @@
+"""The view of a benchmark fits narrow terminals, and gives a line for each problem in a pipe."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from records import solved, unsolved
+from rich.console import Console
+
+from cuagent.bench.compare import compare
+from cuagent.bench.scheduler import Finished, Progressed, Started
+from cuagent.ui.bench import BenchView, print_comparison, print_results, result_tables
+
+RECORDS = [
+    solved("L1/2", 1.2),
+    solved("L2/1", 3.0, group="level 2", family="transposed convolution 3D and more"),
+    unsolved("L2/3", "no kernel", "no gain: all its work is in library calls", group="level 2"),
+]
+
+
+def test_a_pipe_gets_one_line_for_each_finished_problem() -> None:
+    stream = io.StringIO()
+    with BenchView(stream, 4) as view:
+        view.observe(Finished(RECORDS[0], earlier=True))
+        view.observe(Started("L2/1", 0))
+        view.observe(Progressed("L2/1", 0, {"phase": "timing", "ratio": 1.5}))
+        view.observe(Finished(RECORDS[1], 0))
+        view.observe(Finished(RECORDS[2], 0))
+    assert stream.getvalue().splitlines() == [
+        "2/4 L2/1: 6.00x over eager, 3.00x over torch.compile, 12 s",
+        "3/4 L2/3: no kernel (no gain: all its work is in library calls), 12 s",
+    ]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_tables_keep_their_figures_at_any_width(width: int) -> None:
+    console = Console(file=io.StringIO(), width=width, record=True)
+    for part in result_tables(RECORDS, width):
+        console.print(part, width=width)
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= width
+    for figure in ("66.7%", "1.90", "3.00"):
+        assert figure in text
+
+
+@pytest.mark.parametrize("width", [30, 60, 120])
+def test_the_live_table_fits_its_terminal(width: int) -> None:
+    view = BenchView(io.StringIO(), 9)
+    view.console = Console(file=io.StringIO(), width=width, record=True)
+    view.observe(Started("L1/1", 0))
+    view.observe(
+        Progressed("L1/1", 0, {"phase": "timing 3 interleaved models: round 1", "ratio": 2})
+    )
+    view.observe(Finished(RECORDS[2], 1))
+    view.console.print(view._panel())
+    text = view.console.export_text()
+    assert max(map(len, text.splitlines())) <= width
+    assert "1/9" in text
+    assert "L1/1" in text
+    assert "left" in text or width < 40
+
+
+def test_results_name_rules_and_baselines() -> None:
+    stream = io.StringIO()
+    print_results(RECORDS, stream)
+    text = stream.getvalue()
+    assert all(word in text for word in ("lax", "strict", "clean", "fast_1.05", "best rung"))
+    assert "3 problems: 2 kernel, 1 no kernel" in text
+    assert "device held alone: median 3.0 s a problem" in text
+
+
+def test_a_comparison_lists_its_changes() -> None:
+    stream = io.StringIO()
+    after = [solved("L1/2", 1.2, seconds_each=5e-4), unsolved("L2/1"), RECORDS[2]]
+    print_comparison(compare(RECORDS, after), stream)
+    text = stream.getvalue()
+    assert "newly failing: 1\n  L2/1  accepted -> failed: it broke" in text
+    assert "faster: 1\n  L1/2  2.00x" in text

@@ -1,0 +1,44 @@
+"""Say what changed between two benchmarks, and nothing that noise explains."""
+
+from __future__ import annotations
+
+from records import solved, unsolved
+
+from cuagent.bench.compare import compare
+
+
+def test_each_kind_of_change_is_named() -> None:
+    before = [
+        solved("same", seconds_each=1.0),
+        solved("faster", seconds_each=1.0),
+        solved("slower", seconds_each=1.0),
+        solved("broken"),
+        unsolved("mended", reason="it broke"),
+        unsolved("never"),
+        solved("gone"),
+    ]
+    after = [
+        solved("same", seconds_each=1.03),
+        solved("faster", seconds_each=0.5),
+        solved("slower", seconds_each=2.0),
+        unsolved("broken", "no kernel", "wrong values"),
+        solved("mended"),
+        unsolved("never"),
+        solved("come"),
+    ]
+    found = compare(before, after)
+    assert [c.problem for c in found.faster] == ["faster"]
+    assert [(c.problem, c.ratio) for c in found.slower] == [("slower", 0.5)]
+    assert [c.text for c in found.newly_accepted] == ["failed: it broke -> accepted"]
+    assert [c.text for c in found.newly_failing] == ["accepted -> no kernel: wrong values"]
+    assert found.unchanged == 2
+    assert found.missing == ("come", "gone")
+    assert found.speedup is not None
+    assert found.speedup.count == 3
+
+
+def test_times_of_different_devices_are_not_compared() -> None:
+    found = compare([solved("a")], [solved("a", seconds_each=9.0, device="another device")])
+    assert not found.slower
+    assert found.speedup is None
+    assert found.notes == ("device: a device -> another device",)

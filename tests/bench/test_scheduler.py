@@ -1,0 +1,134 @@
+"""Run many problems: no failure ends the benchmark, finished problems are skipped.
+
+The engine here returns given records; `test_bench.py` runs real problems.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from make_tasks import write_task
+from records import solved, unsolved
+
+from cuagent.bench.engines import Cancelled, EngineLost, Report
+from cuagent.bench.order import BenchSettings, Order
+from cuagent.bench.problems import Problem
+from cuagent.bench.results import Record, opened_for_writing, read_results
+from cuagent.bench.scheduler import Finished, Slots, orders_for, run_orders, slots_for
+
+
+class Given:
+    """An engine whose problems end as their names say."""
+
+    def __init__(self) -> None:
+        self.asked: list[Order] = []
+        self.together = 0
+        self._running = 0
+        self._lock = threading.Lock()
+        self.cancelled = threading.Event()
+
+    def run(self, order: Order, report: Report) -> Record:
+        with self._lock:
+            self.asked.append(order)
+            self._running += 1
+            self.together = max(self.together, self._running)
+        report({"phase": "at work"})
+        try:
+            return self._result(order)
+        finally:
+            with self._lock:
+                self._running -= 1
+
+    def _result(self, order: Order) -> Record:
+        first = [o.problem for o in self.asked].count(order.problem) == 1
+        if "dies" in order.problem:
+            raise EngineLost("its process died with signal SIGSEGV")
+        if "hangs" in order.problem:
+            self.cancelled.wait(30)
+            raise Cancelled
+        if "large" in order.problem and first:
+            return unsolved(order.problem, reason="CUDA out of memory", key=order.key)
+        return solved(order.problem, key=order.key)
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+
+def orders(tmp_path: Path, *names: str) -> list[Order]:
+    paths = [write_task(tmp_path / "tasks" / f"{name}.py", "return x.relu()") for name in names]
+    problems = [Problem(path.stem, path, "tasks") for path in paths]
+    return orders_for(problems, BenchSettings(), "a device", tmp_path)
+
+
+def test_a_dead_process_is_a_result_with_its_reason(tmp_path: Path) -> None:
+    with opened_for_writing(tmp_path) as results:
+        run_orders(
+            orders(tmp_path, "a", "dies", "b"),
+            Given(),
+            Slots((None, None)),
+            results,
+            lambda _: None,
+        )
+    found = {r["problem"]: (r["status"], r["reason"]) for r in read_results(tmp_path)}
+    assert found["dies"] == ("failed", "its process died with signal SIGSEGV")
+    assert found["a"][0] == found["b"][0] == "kernel"
+
+
+def test_what_is_done_is_skipped_unless_the_task_changes(tmp_path: Path) -> None:
+    asked = orders(tmp_path, "a", "b")
+    with opened_for_writing(tmp_path) as results:
+        run_orders(asked, Given(), Slots((None,)), results, lambda _: None)
+    write_task(tmp_path / "tasks/b.py", "return x.relu() * 2")
+    again, seen = Given(), list[Finished]()
+    changed = orders_for(
+        [Problem(o.problem, Path(o.path), "tasks") for o in asked],
+        BenchSettings(),
+        "a device",
+        tmp_path,
+    )
+    with opened_for_writing(tmp_path) as results:
+        run_orders(
+            changed,
+            again,
+            Slots((None,)),
+            results,
+            lambda event: seen.append(event) if isinstance(event, Finished) else None,
+        )
+    assert [order.problem for order in again.asked] == ["b"]
+    assert [(f.record["problem"], f.earlier) for f in seen] == [("a", True), ("b", False)]
+
+
+def test_a_problem_out_of_memory_runs_again_with_its_gpu_to_itself(tmp_path: Path) -> None:
+    engine = Given()
+    slots = Slots(("0", "0", "0"))
+    with opened_for_writing(tmp_path) as results:
+        run_orders(
+            orders(tmp_path, "a", "large1", "b", "large2"), engine, slots, results, lambda _: None
+        )
+    assert [o.problem for o in engine.asked].count("large1") == 2
+    found = {r["problem"]: r["status"] for r in read_results(tmp_path)}
+    assert found == dict.fromkeys(("a", "b", "large1", "large2"), "kernel")
+
+
+def test_an_interrupt_keeps_what_is_done(tmp_path: Path) -> None:
+    engine = Given()
+
+    def interrupt(event: object) -> None:
+        if isinstance(event, Finished):
+            raise KeyboardInterrupt
+
+    with opened_for_writing(tmp_path) as results, pytest.raises(KeyboardInterrupt):
+        run_orders(orders(tmp_path, "a", "hangs"), engine, Slots((None, None)), results, interrupt)
+    assert [r["problem"] for r in read_results(tmp_path)] == ["a"]
+
+
+def test_slots_share_gpus_and_divide_processors() -> None:
+    assert slots_for("cuda", 4, 2).gpus == ("0", "1", "0", "1")
+    assert slots_for("cuda", 4, 2).distinct.gpus == ("0", "1")
+    one = slots_for("cpu", None, 1)
+    assert (len(one), one.cores) == (1, ())
+    two = slots_for("cpu", 2, 1)
+    used = [core for cores in two.cores for core in cores]
+    assert len(used) == len(set(used))

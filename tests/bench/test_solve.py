@@ -1,0 +1,39 @@
+"""Solve one problem on a device that it shares: it compiles ahead, and counts what it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from make_tasks import write_task
+
+from cuagent.bench.held_lock import HeldLock
+from cuagent.bench.order import BenchSettings
+from cuagent.bench.problems import Problem
+from cuagent.bench.scheduler import orders_for
+from cuagent.bench.solve import solve
+
+
+def test_a_problem_on_a_shared_device(tmp_path: Path) -> None:
+    path = write_task(tmp_path / "task.py", "return torch.tanh(x * 2 + 1)", "torch.randn(256, 64)")
+    settings = BenchSettings(max_time_s=300)
+    (order,) = orders_for([Problem("L1/1", path, "level 1")], settings, "a device", tmp_path)
+    seen: list[dict[str, Any]] = []
+    record = solve(order, HeldLock(tmp_path / "device.lock"), seen.append)
+    assert record["status"] == "kernel", record["reason"]
+    phases = [message.get("phase") for message in seen]
+    assert phases.index("compiling the rungs") < phases.index("opening the rungs")
+    held = record["seconds"]
+    assert held["timing_s"] > 0
+    assert held["shared_s"] > 0
+    assert held["timing_s"] + held["shared_s"] + held["waiting_s"] < held["total_s"]
+    assert record["certification"]["family"] == "elementwise"
+    assert record["key"] == order.key
+
+
+def test_a_missing_file_is_a_failure_with_its_reason(tmp_path: Path) -> None:
+    problem = Problem("gone", tmp_path / "gone.py", "tasks")
+    (order,) = orders_for([problem], BenchSettings(), "a device", tmp_path)
+    record = solve(order, HeldLock(), lambda _: None)
+    assert record["status"] == "failed"
+    assert "no such file" in record["reason"]

@@ -1,0 +1,34 @@
+"""What `cuagent bench` refuses, before any work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from commands import TASK, Cuagent
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["kernelbench"], "--root is missing"),
+        (["kernelbench", "--root", "absent"], "no folder level1"),
+        (["kernelbench", "--root", ".", "--levels", "one"], "--levels one: write numbers"),
+        (["absent"], "no folder and no parquet file"),
+        (["tasks", "more"], "one source at a time"),
+        (["tasks", "--problems", "none"], "no such task"),
+        (["tasks", "--rules", "all"], "use practical or kernels-only"),
+        (["tasks", "--engine", "cloud", "--device", "cpu"], "use local or ray"),
+        (["compare", "tasks"], "compare takes two results"),
+        (["compare", "tasks", "tasks"], "tasks: no results"),
+    ],
+)
+def test_a_command_that_cannot_work_is_refused_in_one_line(
+    cuagent: Cuagent, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "task.py").write_text(TASK)
+    done = cuagent("bench", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
