@@ -59,6 +59,18 @@ SLICED = {
         f"[torch.randn({8 * ROWS}, 128), torch.randn(128, 16)]",
         Combine.JOIN,
     ),
+    "autocast": (
+        # Its fp64 run is one only if conversions to fp32 keep fp64.
+        "def forward(self, x, w):\n    with torch.autocast('cpu', torch.bfloat16):\n"
+        "        return (x @ w).float()",
+        f"[torch.randn({8 * ROWS}, 128), torch.randn(128, 16)]",
+        Combine.JOIN,
+    ),
+    "chosen": (
+        "def forward(self, x): return x.gather(1, x.argmax(1, keepdim=True)) + x * 2",
+        ONE,
+        Combine.JOIN,
+    ),
 }
 WHOLE = {
     "norm": ("def forward(self, x): return x / x.norm()", ONE),
@@ -87,6 +99,7 @@ def test_reference_whose_slices_are_independent_is_computed_in_slices(
     assert reference.slicing is not None
     assert reference.slicing.combine is combine
     assert len(list(reference.slicing.ranges())) >= 8
+    assert reference.fp64
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -116,6 +129,20 @@ def test_answer_and_spread_in_slices_equal_those_of_a_whole_run(tmp_path: Path, 
         Spread(reference, 0).measure(own, whole, spread, 8, torch.Generator().manual_seed(2))
         spreads.append(float(spread[0].square().mean().sqrt()))
     assert spreads[0] == pytest.approx(spreads[1], rel=0.05 if whole[0].numel() > 1 else 0.9)
+
+
+def test_first_of_equal_elements_wins_in_every_slice(tmp_path: Path) -> None:
+    """A tie that the reference's own precision makes, in one slice, leaves the order open."""
+    reference = described(tmp_path, *SLICED["chosen"][:2]).reference
+    assert reference.slicing is not None
+    own = reference.own_inputs(0)
+    assert reference.keeps_first(own)
+    reference.declared.forward = lambda x: x.gather(1, (x + 1e6).argmax(1, keepdim=True)) + x * 2
+    reference.precise.forward = reference.declared.forward
+    tied = [torch.zeros(ROWS, WIDTH)]
+    assert reference.keeps_first(tied)
+    tied[0][-1, 1] = 1e-6
+    assert not reference.keeps_first(tied)
 
 
 def test_draw_on_which_slices_depend_on_each_other_is_not_consistent(tmp_path: Path) -> None:

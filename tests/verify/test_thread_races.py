@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from regimes import Regime
 
 from cuagent.attempt import Attempt
 from cuagent.build import build
+from cuagent.task import load_task
 from cuagent.verify import Reason, Referee
 
 SUM = Regime("torch.randn(512, 700)", "return x.square().sum(0)", "", {})
@@ -139,4 +141,23 @@ def test_races_and_uninitialised_memory_are_detected(
     files = (("kernels/columns.cpp", HEAD + body + "}\n"), ("model_new.py", MODEL))
     attempt = Attempt(tuple(sorted(files)))
     verdict = referee.verify(attempt, build(attempt, referee.task.device))
+    assert verdict.accepted is (name in HONEST), verdict.detail
+
+
+@pytest.mark.parametrize("name", ["atomic", "not atomic"])
+def test_threads_of_a_large_task_are_interrupted_too(name: str, tmp_path: Path) -> None:
+    """Its calls are not repeated, since that takes copies of the output."""
+    path = tmp_path / "task.py"
+    path.write_text(
+        "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        "
+        f"{SUM.reference}\ndef get_inputs(): return [torch.randn(1024, 700)]\n"
+    )
+    files = (
+        ("kernels/columns.cpp", HEAD + (HONEST | WRONG)[name] + "}\n"),
+        ("model_new.py", MODEL),
+    )
+    attempt = Attempt(tuple(sorted(files)))
+    with Referee(load_task(str(path), device="cpu"), call_s=60, budget=15 << 20) as referee:
+        assert referee.large
+        verdict = referee.verify(attempt, build(attempt, referee.task.device))
     assert verdict.accepted is (name in HONEST), verdict.detail
