@@ -38,7 +38,7 @@ def kinds(certification: Certification) -> set[str]:
         (
             "partial computation passes",
             "return ((x - y) ** 2).mean()",
-            "torch.rand(512, 4096) * torch.rand(()), torch.rand(512, 4096)",
+            "torch.rand(512, 4096) * (1 + torch.rand(())), torch.rand(512, 4096)",
             {"arguments": "x, y"},
         ),
         (
