@@ -85,6 +85,7 @@ def _warm_up() -> int:
     # Imported now, because a child in the sandbox may not read our files.
     import cuagent.kernels.calls
     import cuagent.kernels.driver
+    import cuagent.kernels.operators
     import cuagent.worker.program  # noqa: F401
 
     threads = torch.get_num_threads()

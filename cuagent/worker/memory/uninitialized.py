@@ -9,6 +9,7 @@ the referee does not rely on its result.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class Allocations:
 
     def __enter__(self) -> None:
         if self._poison is not None:
-            self._mode = _mode(self._poison, self._guards)
+            self._mode = _mode_class()(self._poison, self._guards)
             self._mode.__enter__()
 
     def __exit__(self, *error: object) -> None:
@@ -41,22 +42,30 @@ class Allocations:
         return not all(bool((guard.cpu().numpy() == GUARD).all()) for guard in self._guards)
 
 
-def _mode(poison: int, guards: list[Tensor]) -> Any:
+@cache
+def _mode_class() -> Any:
+    """Return the class of modes; one class, because torch.compile compiles again for another."""
     import torch
     from torch.overrides import TorchFunctionMode
 
     watched = (torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty)
 
     class Guarded(TorchFunctionMode):
+        def __init__(self, poison: int, guards: list[Tensor]) -> None:
+            super().__init__()
+            self._poison, self._guards = poison, guards
+
         def __torch_function__(
             self, function: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             result = function(*args, **(kwargs or {}))
+            if torch.compiler.is_compiling():  # torch.compile allocates the tensor itself
+                return result
             if function in watched and _plain(result):
-                return _guarded(result, poison, guards)
+                return _guarded(result, self._poison, self._guards)
             return result
 
-    return Guarded()
+    return Guarded
 
 
 def _plain(tensor: Tensor) -> bool:

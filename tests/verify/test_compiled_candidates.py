@@ -1,0 +1,57 @@
+"""Candidates that compile their forward with torch.compile, with own kernels inside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cuagent.attempt import Attempt
+from cuagent.build import build
+from cuagent.task import load_task
+from cuagent.verify import Referee
+
+TASK = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x * 2) + 1
+def get_inputs(): return [torch.randn(16, 24)]
+def get_init_inputs(): return []
+"""
+KERNEL = """
+extern "C" void doubled(float* y, const float* x, long n) {
+  for (long i = 0; i < n - SKIPPED; ++i) y[i] = 2 * x[i];
+}
+"""
+MODULE = """
+import torch
+from cuagent.kernels import load
+
+doubled = load("kernels/doubled.cpp").operator("doubled")
+
+
+@torch.compile(fullgraph=True, dynamic=False)
+def compiled(x):
+    y = torch.empty_like(x)
+    doubled(y, x, x.numel())
+    return torch.relu(y) + 1
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return compiled(x)
+"""
+
+
+@pytest.mark.parametrize(("skipped", "accepted"), [(0, True), (1, False)])
+def test_compiled_forward_around_an_own_kernel_is_judged(
+    tmp_path: Path, skipped: int, accepted: bool
+) -> None:
+    (tmp_path / "task.py").write_text(TASK)
+    kernel = KERNEL.replace("SKIPPED", str(skipped))
+    attempt = Attempt((("kernels/doubled.cpp", kernel), ("model_new.py", MODULE)))
+    task = load_task(tmp_path / "task.py")
+    with Referee(task) as referee:
+        verdict = referee.verify(attempt, build(attempt, task.device))
+    assert verdict.accepted is accepted, verdict.detail
