@@ -116,7 +116,15 @@ def _may_gain(group: Group, steps: tuple[Step, ...], graph: Graph, device: str) 
         for a in n.inputs
     )
     widening = origins == {""}
-    return len(origins) > 1 or len(work) > 3 or shared or algebra or in_place or widening
+    reduction = any(n.kind is Kind.REDUCE for n in work) and _is_alone(group, steps)
+    several = len(origins) > 1 or len(work) > 3
+    return several or shared or algebra or in_place or widening or reduction
+
+
+def _is_alone(group: Group, steps: tuple[Step, ...]) -> bool:
+    """Return True if the module consists of this kernel, so that a timing of both decides."""
+    others = (step for step in steps if step is not group)
+    return not any(isinstance(s, Group) or s.kind is Kind.LIBRARY for s in others)
 
 
 def _kernel_name(group: Group, taken: list[str]) -> str:

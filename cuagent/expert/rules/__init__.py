@@ -3,6 +3,7 @@
 from cuagent.expert.rules import (  # noqa: F401
     contractions,
     elementwise,
+    extremes,
     losses,
     normalisations,
     reductions,

@@ -24,7 +24,7 @@ def reduction(low: Lowering, fx: Any) -> str | None:
     name = str(fx.target).split(".")[1]
     if name == "mean":
         return low.mean(x, dims, keep, "mean")
-    return low.reduce({"sum": "sum", "amax": "max", "amin": "min"}[name], x, dims, keep)
+    return low.reduce(name, x, dims, keep)
 
 
 @rule("var", "std")

@@ -45,7 +45,11 @@ class Access:
     offset: int = 0
     guards: tuple[Guard, ...] = ()
     """Conditions under which the element is read; else the value is 0. A predicate has conditions
-    and no tensor."""
+    and no tensor; an access with neither is the number `sum(index[d] * strides[d])`."""
+
+    @property
+    def is_index(self) -> bool:
+        return not self.tensor and not self.guards
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,10 @@ def _read(group: Group, graph: Graph, reader: Node, name: str) -> _Placed:
         place = group.places[reader.name][len(reader.shape) - len(arg.shape) :]
         (dim,) = arg.dims
         return _Placed("", "bool", (), 0, ((place[dim], arg.shape[dim], *arg.window),))
+    if arg.kind is Kind.INDEX:
+        place = group.places[reader.name][len(reader.shape) - len(arg.shape) :]
+        (dim,) = arg.dims
+        return _Placed("", "float32", ((place[dim], arg.shape[dim], 1),))
     base, strides, offset, windows = _windowed_storage(graph, arg)
     if reader.kind is Kind.REDUCE:
         shape, place = arg.shape, contiguous_strides(arg.shape)

@@ -147,12 +147,16 @@ class KernelText:
 
     def _element(self, access: Access) -> str:
         """Return the key of an element: its place in memory, and its condition."""
+        if access.is_index:
+            return f"index {self._index(access)}"
         element = f"{self._pointer(access.tensor)}[{self._index(access)}]" if access.tensor else ""
         return f"{element}{self._condition(access)}"
 
     def _load(self, access: Access) -> str:
         """Return the expression of an element as a value in a register."""
         condition = self._condition(access)
+        if access.is_index:
+            return f"static_cast<float>(static_cast<int>({self._index(access)}))"
         if not access.tensor:
             return condition
         value = widened(f"{self._pointer(access.tensor)}[{self._index(access)}]", access.dtype)
