@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import importlib.resources
 import re
-from collections.abc import Collection
 from dataclasses import dataclass
 
+from cuagent.expert.anchored.cluster import clusters
 from cuagent.expert.capture.subject import Subject
+from cuagent.expert.families import ANCHORS, generate
 from cuagent.expert.graph.graph import Graph, Kind
+from cuagent.expert.kernel import KernelCall, Request
 from cuagent.expert.lower import lower
-from cuagent.expert.module import FRESH, KernelCall, ModuleText, render
+from cuagent.expert.module import FRESH, ModuleText, render
 from cuagent.expert.rewrites import prepared_names, rewrite, share_equal
-from cuagent.expert.streaming import cpp
 from cuagent.expert.streaming.fuse import Group, Step, fuse
-from cuagent.expert.streaming.nest import NestError, nest_of
+from cuagent.expert.streaming.nest import NestError
 from cuagent.expert.widening import widen_products, widens
 
 
@@ -65,7 +66,7 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
         if widens(subject.device) if options.widen is None else options.widen:
             graph = widen_products(graph)
         prepared = prepared_names(graph)
-        steps = fuse(graph, outside=prepared)
+        steps = fuse(graph, outside=prepared, claimed=clusters(graph, ANCHORS, prepared))
         calls: dict[int, KernelCall] = {}
         rejected: set[str] = set()
         for position, step in enumerate(steps):
@@ -117,7 +118,7 @@ def _may_gain(group: Group, steps: tuple[Step, ...], graph: Graph, device: str) 
     )
     widening = origins == {""}
     reduction = any(n.kind is Kind.REDUCE for n in work) and _is_alone(group, steps)
-    several = len(origins) > 1 or len(work) > 3
+    several = len(origins) > 1 or len(work) > 3 or group.family != "streaming"
     return several or shared or algebra or in_place or widening or reduction
 
 
@@ -139,15 +140,10 @@ def _kernel_name(group: Group, taken: list[str]) -> str:
 
 
 def _kernel(device: str, name: str, group: Group, graph: Graph, options: Options) -> KernelCall:
-    nest = nest_of(group, graph)
-    title = _title(group)
-    if device == "cuda":
-        from cuagent.expert.streaming import cuda
-
-        text, workspace = cuda.render(name, nest, title, options.threads, options.vector)
-        return KernelCall(name, f"kernels/{name}.cu", text, nest, workspace)
-    text = cpp.render(name, nest, title, tile=options.tile)
-    return KernelCall(name, f"kernels/{name}.cpp", text, nest)
+    request = Request(
+        name, group, graph, _title(group), options.tile, options.threads, options.vector
+    )
+    return generate(device, request)
 
 
 def _title(group: Group) -> str:
@@ -178,7 +174,7 @@ def _assemble(
     rewritten: tuple[str, ...],
 ) -> Candidate:
     origins = tuple(_origins(step) for k, step in enumerate(steps) if isinstance(step, Group))
-    notes = [f"{call.name}: {_title(call.nest.group)[:-1]}" for call in calls.values()]
+    notes = [f"{call.name}: {_title(call.group)[:-1]}" for call in calls.values()]
     if rewritten:
         notes.insert(0, f"merged into other operators: {', '.join(rewritten)}")
     parts = ModuleText(
@@ -194,17 +190,8 @@ def _assemble(
     files = {"model_new.py": render(parts, steps, calls)}
     for call in calls.values():
         files[call.path] = call.text
-    for header in _headers(subject.device, calls.values()):
+    for header in dict.fromkeys(header for call in calls.values() for header in call.headers):
         text = importlib.resources.files("cuagent.expert.streaming") / header
         files[f"kernels/{header}"] = text.read_text("utf-8")
     names = tuple(call.name for call in calls.values())
     return Candidate(options, files, names, origins, tuple(notes), rewritten)
-
-
-def _headers(device: str, calls: Collection[KernelCall]) -> tuple[str, ...]:
-    """Return the headers that the kernels need."""
-    if device != "cuda":
-        return ("pointwise.h",) if calls else ()
-    from cuagent.expert.streaming import cuda
-
-    return tuple(dict.fromkeys(header for call in calls for header in cuda.headers(call.nest)))

@@ -14,23 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cuagent.expert.graph.graph import ITEM_BYTES, Graph, Kind, Node
+from cuagent.expert.kernel import KernelCall
 from cuagent.expert.streaming.expressions import PYTHON
 from cuagent.expert.streaming.fuse import Group, Step
-from cuagent.expert.streaming.nest import Nest
 
 PREPARED = "prepared_"
-
-
-@dataclass(frozen=True)
-class KernelCall:
-    """A group as a file in kernels/ with one launcher, which has the file's name."""
-
-    name: str
-    path: str
-    text: str
-    nest: Nest
-    workspace: int = 0
-    """Floats of workspace that the launcher takes after its tensors."""
 
 
 @dataclass(frozen=True)
@@ -209,11 +197,11 @@ class _Module:
         return [f"{self._name(node.name)} = {call}{shape}"]
 
     def _tensors(self, position: int) -> list[str]:
-        return list(self.kernels[position].nest.tensors_read)
+        return list(self.kernels[position].tensors_read)
 
     def _launch(self, group: Group, call: KernelCall) -> list[str]:
         lines, args = [], []
-        reads = sum(_node_bytes(self.graph.node(t)) for t in call.nest.tensors_read)
+        reads = sum(_node_bytes(self.graph.node(t)) for t in call.tensors_read)
         for output in group.outputs:
             node = self.graph.node(output)
             owner = self._reusable(group, call, node)
@@ -227,7 +215,7 @@ class _Module:
                 )
                 lines.append(f"{self._name(output)} = {self._name(owner)}{shaped}  # in place")
             args.append(self._name(output))
-        args += [self._memory(t) for t in call.nest.tensors_read]
+        args += [self._memory(t) for t in call.tensors_read]
         writes = sum(_node_bytes(self.graph.node(o)) for o in group.outputs)
         if call.workspace:
             args.append(self._empty_of((call.workspace,), "float32"))
@@ -254,8 +242,7 @@ class _Module:
         """
         if self.parts.compile:
             return None
-        written = call.nest.writes[output.name]
-        for tensor in call.nest.tensors_read:
+        for tensor in call.tensors_read:
             node = self.graph.node(tensor)
             if node.kind is not Kind.LIBRARY or not node.op.startswith(FRESH):
                 continue
@@ -268,8 +255,7 @@ class _Module:
                 or node.dtype != output.dtype
             ):
                 continue
-            accesses = [a for a in call.nest.reads.values() if a.tensor == tensor]
-            if all(a.strides == written.strides and a.offset == 0 for a in accesses):
+            if (output.name, tensor) in call.in_place:
                 self.consumed[tensor] = output.name
                 return tensor
         return None

@@ -111,7 +111,7 @@ class Node:
     strides: tuple[int, ...] = ()
     offset: int = 0
     window: tuple[int, int] = (0, 0)
-    """First index and end of a window or of a predicate."""
+    """First index and end of a window or of a predicate; they may lie outside of the shape."""
     spec: Any = None
     """Options of a scan, a pool or a resample."""
 

@@ -7,5 +7,6 @@ from cuagent.expert.rules import (  # noqa: F401
     losses,
     normalisations,
     reductions,
+    scans,
     views,
 )

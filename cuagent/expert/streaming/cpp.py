@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import math
 
+from cuagent.expert.kernel import KernelCall, Request
 from cuagent.expert.streaming.expressions import IDENTITY, TYPES, computed_type, identifier
 from cuagent.expert.streaming.fuse import LONG_ROW
-from cuagent.expert.streaming.nest import Nest
+from cuagent.expert.streaming.nest import Nest, in_place, nest_of
 from cuagent.expert.streaming.stages import Plan, Stage
 from cuagent.expert.streaming.text import KernelText, without_unused
 
@@ -35,6 +36,21 @@ MAX_PARTS = 256
 """Blocks of such rows, each of which has one partial sum per row on the stack."""
 MAX_BLOCKS = 8192
 """Blocks of one row, each of which has one partial sum on the stack."""
+
+
+def generate(request: Request) -> KernelCall:
+    """Return the kernel of a group. Raises NestError if it has no common loop nest."""
+    nest = nest_of(request.group, request.graph)
+    text = render(request.name, nest, request.title, tile=request.tile)
+    return KernelCall(
+        request.name,
+        f"kernels/{request.name}.cpp",
+        text,
+        request.group,
+        nest.tensors_read,
+        ("pointwise.h",),
+        in_place(nest),
+    )
 
 
 def render(name: str, nest: Nest, title: str, *, tile: int = 64, parallel: bool = True) -> str:

@@ -11,12 +11,13 @@ Not covered: transposition through shared memory; strided reads stay strided.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from cuagent.expert.graph.graph import FLOATS, ITEM_BYTES
+from cuagent.expert.kernel import KernelCall, Request
 from cuagent.expert.streaming.expressions import TYPES, computed_type, identifier
 from cuagent.expert.streaming.fuse import LONG_ROW
-from cuagent.expert.streaming.nest import Access, Nest, NestError
+from cuagent.expert.streaming.nest import Access, Nest, NestError, in_place, nest_of
 from cuagent.expert.streaming.stages import Plan, Stage
 from cuagent.expert.streaming.text import KernelText, without_unused
 
@@ -42,6 +43,22 @@ SPLIT_THREADS = 256
 """Threads per block of both kernels of the `split rows` schedule."""
 
 
+def generate(request: Request) -> KernelCall:
+    """Return the kernel of a group. Raises NestError if no schedule fits."""
+    nest = nest_of(request.group, request.graph)
+    text, workspace = render(request.name, nest, request.title, request.threads, request.vector)
+    return KernelCall(
+        request.name,
+        f"kernels/{request.name}.cu",
+        text,
+        request.group,
+        nest.tensors_read,
+        headers(a.dtype for a in (*nest.reads.values(), *nest.writes.values())),
+        in_place(nest),
+        workspace,
+    )
+
+
 def render(
     name: str, nest: Nest, title: str, threads: int = 0, vector: bool = True
 ) -> tuple[str, int]:
@@ -53,10 +70,9 @@ def render(
     return kernel.text(), kernel.workspace
 
 
-def headers(nest: Nest) -> tuple[str, ...]:
-    """Return the headers that the kernel includes; the headers of half types compile slowly."""
-    dtypes = {a.dtype for a in (*nest.reads.values(), *nest.writes.values())}
-    half = dtypes & {"float16", "bfloat16"}
+def headers(dtypes: Iterable[str]) -> tuple[str, ...]:
+    """Return the headers for these dtypes; the headers of half types compile slowly."""
+    half = {"float16", "bfloat16"} & set(dtypes)
     return ("half_cuda.h", "pointwise_cuda.h") if half else ("pointwise_cuda.h",)
 
 
@@ -100,7 +116,8 @@ class _Kernel(KernelText):
             w(f"// {line}")
         shape = " x ".join(f"{d.extent}{' (reduced)' if d.reduced else ''}" for d in dims)
         w(f"// Loop nest: {shape}. About {self.plan.operations / 1e6:.3g} M weighted operations.")
-        for header in headers(self.nest):
+        accesses = (*self.nest.reads.values(), *self.nest.writes.values())
+        for header in headers(a.dtype for a in accesses):
             w(f'#include "{header}"')
         w()
         group = self.nest.group

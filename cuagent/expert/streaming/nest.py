@@ -71,6 +71,20 @@ class Nest:
         return {a.tensor: a.dtype for a in self.reads.values() if a.tensor}
 
 
+def in_place(nest: Nest) -> frozenset[tuple[str, str]]:
+    """Return each output with each tensor whose elements are read only where it is written."""
+    return frozenset(
+        (output, tensor)
+        for output, write in nest.writes.items()
+        for tensor in nest.tensors_read
+        if all(
+            access.strides == write.strides and access.offset == 0
+            for access in nest.reads.values()
+            if access.tensor == tensor
+        )
+    )
+
+
 Key = tuple[str, str] | str
 """Key of an access: (reader, argument) for a read, the node for a write."""
 Axis = tuple[int, int, int]
@@ -211,8 +225,14 @@ def _cuts(group: Group, placed: Iterable[_Placed]) -> list[int]:
     if any(b % a for a, b in pairwise(chain)):
         raise NestError(f"the reshapes of {group.nodes[0].name} have no common divisors")
     # A cut at the border of a window makes its condition constant along the inner dimensions.
-    borders = {stride * edge for p in placed for stride, _, *edges in p.guards for edge in edges}
-    for border in sorted(borders - {0}):
+    borders = {
+        stride * edge
+        for p in placed
+        for stride, extent, *edges in p.guards
+        for edge in edges
+        if 0 < edge < extent
+    }
+    for border in sorted(borders):
         wider = sorted({*chain, border})
         if not any(b % a for a, b in pairwise(wider)):
             chain = wider
