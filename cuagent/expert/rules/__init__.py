@@ -6,6 +6,7 @@ from cuagent.expert.rules import (  # noqa: F401
     extremes,
     losses,
     normalisations,
+    pooling,
     reductions,
     scans,
     views,

@@ -57,17 +57,6 @@ def norm(low: Lowering, fx: Any) -> str | None:
     return low.pointwise("sqrt", total, hint="")
 
 
-@rule("adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_avg_pool1d")
-def global_average(low: Lowering, fx: Any) -> str | None:
-    """Lower pooling to one value per channel to a mean."""
-    x = operand(low, fx.args[0])
-    size = fx.args[1]
-    pooled = [size] if isinstance(size, int) else list(size)
-    if not isinstance(x, str) or not floating(fx) or any(n != 1 for n in pooled):
-        return None
-    return low.mean(x, range(-len(pooled), 0), True)
-
-
 @rule("cosine_similarity")
 def cosine_similarity(low: Lowering, fx: Any) -> str | None:
     """Lower to sum(x y) / (max(|x|, eps) max(|y|, eps))."""
