@@ -14,6 +14,7 @@ from cuagent.expert.kernel import KernelCall, Request
 from cuagent.expert.lower import lower
 from cuagent.expert.module import FRESH, ModuleText, render
 from cuagent.expert.rewrites import prepared_names, rewrite, share_equal
+from cuagent.expert.rules.gathers import settle_gathers
 from cuagent.expert.streaming.fuse import Group, Step, fuse
 from cuagent.expert.streaming.nest import NestError
 from cuagent.expert.widening import widen_products, widens
@@ -65,6 +66,7 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
         graph = rewrite(before, fold=options.fold, merge=options.merge)
         if widens(subject.device) if options.widen is None else options.widen:
             graph = widen_products(graph)
+        graph = settle_gathers(graph)
         prepared = prepared_names(graph)
         steps = fuse(graph, outside=prepared, claimed=clusters(graph, ANCHORS, prepared))
         calls: dict[int, KernelCall] = {}
@@ -116,10 +118,11 @@ def _may_gain(group: Group, steps: tuple[Step, ...], graph: Graph, device: str) 
         for n in work
         for a in n.inputs
     )
+    gathers = any(graph.node(a).kind is Kind.GATHER for n in work for a in n.inputs)
     widening = origins == {""}
     reduction = any(n.kind is Kind.REDUCE for n in work) and _is_alone(group, steps)
     several = len(origins) > 1 or len(work) > 3 or group.family != "streaming"
-    return several or shared or algebra or in_place or widening or reduction
+    return several or shared or algebra or in_place or widening or reduction or gathers
 
 
 def _is_alone(group: Group, steps: tuple[Step, ...]) -> bool:

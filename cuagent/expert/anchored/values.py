@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cuagent.expert.graph.graph import FLOATS, Graph, Kind, Node, Operand, Shape, contiguous_strides
+from cuagent.expert.graph.graph import Graph, Kind, Node, Operand, Shape, contiguous_strides
 from cuagent.expert.streaming.expressions import (
     TYPES,
     computed_type,
@@ -35,7 +35,7 @@ class Values:
         self.graph, self.group, self.anchor, self.w = graph, group, anchor, w
         self.nodes = {node.name: node for node in group.nodes}
         self.declared: dict[tuple[str, Index], str] = {}
-        self.suffix = ""
+        self.slices = 0
         self.result = "result"
         """Variable with the anchor's value."""
 
@@ -46,8 +46,8 @@ class Values:
         for node in self.group.nodes:
             for name in node.inputs:
                 if name not in self.nodes:
-                    base = owner(self.graph, self.graph.node(name))
-                    found |= {base.name: base.dtype} if base else {}
+                    owners = owners_of(self.graph, self.graph.node(name))
+                    found |= {base.name: base.dtype for base in owners}
         return found
 
     def fresh(self) -> None:
@@ -70,7 +70,7 @@ class Values:
             value = expression(node, [self._argument(node, a, index) for a in node.args])
         else:
             value = self._element(node, index)
-        word = f"{identifier(operand)}_{len(self.declared)}{self.suffix}"
+        word = f"{identifier(operand)}_{len(self.declared)}"
         self.w(f"const {computed_type(node.dtype)} {word} = {value};")
         self.declared[key] = word
         return word
@@ -94,13 +94,29 @@ class Values:
             case Kind.WINDOW:
                 (dim,), (low, high) = node.dims, node.window
                 place, inner = index[dim], self.graph.node(node.inputs[0])
+                if inner.kind is Kind.GATHER:
+                    raise NestError(f"{inner.name} is a gather in a window")
                 moved = (*index[:dim], minus(place, low), *index[dim + 1 :])
                 element = self._element(inner, _broadcast(moved, inner.shape))
                 return f"({place} >= {low} && {place} < {high} ? {element} : 0)"
+            case Kind.GATHER:
+                return self._gathered(node, index)
         base, strides, offset = storage(self.graph, node)
         if base.name in self.nodes:
             raise NestError(f"{node.name} is a view inside its group")
         return widened(f"{identifier(base.name)}[{address(index, strides, offset)}]", base.dtype)
+
+    def _gathered(self, node: Node, index: Index) -> str:
+        """Declare the slice of a gather, and return the expression of its element."""
+        (dim,), (table, places) = node.dims, map(self._node, node.inputs)
+        end = dim + len(places.shape)
+        wraps = "true" if node.spec.wraps else "false"
+        word = f"slice_{self.slices}"
+        self.slices += 1
+        place = self._element(places, _broadcast(index[dim:end], places.shape))
+        self.w(f"const long {word} = checked_slice<{node.spec.extent}, {wraps}>({place});")
+        inside = (*index[:dim], f"slice_or_first({word})", *index[end:])
+        return f"({word} < 0 ? NAN : {self._element(table, inside)})"
 
     def store(self, name: str, index: Index) -> None:
         """Write the statement that stores an output's element."""
@@ -119,11 +135,13 @@ class Values:
         return outputs + [f"const {TYPES[t]}* {identifier(n)}" for n, t in self.tensors_read.items()]
 
 
-def owner(graph: Graph, node: Node) -> Node | None:
-    """Return the node that owns a value's memory; None for a number."""
+def owners_of(graph: Graph, node: Node) -> list[Node]:
+    """Return the nodes that own the memory behind a value; none for a number."""
     while node.kind is Kind.WINDOW:
         node = graph.node(node.inputs[0])
-    return None if node.kind in NUMBERS else storage(graph, node)[0]
+    if node.kind is Kind.GATHER:
+        return [storage(graph, graph.node(name))[0] for name in node.inputs]
+    return [] if node.kind in NUMBERS else [storage(graph, node)[0]]
 
 
 def _broadcast(index: Index, shape: Shape) -> Index:
@@ -159,7 +177,7 @@ def flattened(
     shape = anchor.shape
     members = {node.name for node in group.nodes}
     leaves = {a: graph.node(a) for node in group.nodes for a in node.inputs if a not in members}
-    views = (Kind.STRIDED, Kind.WINDOW, *NUMBERS)
+    views = (Kind.STRIDED, Kind.WINDOW, Kind.GATHER, *NUMBERS)
     plain = all(n.shape == shape and n.kind not in views for n in (*leaves.values(), *group.nodes))
     if not plain or any(storage(graph, n)[0].kind is Kind.STRIDED for n in leaves.values()):
         return graph, group, anchor
@@ -180,7 +198,3 @@ def flattened(
     flat = replace(graph, nodes=tuple(nodes.values()))
     flat_group = replace(group, nodes=tuple(nodes[n.name] for n in group.nodes))
     return flat, flat_group, nodes[anchor.name]
-
-
-def is_float(dtype: str) -> bool:
-    return dtype in FLOATS

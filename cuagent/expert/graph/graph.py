@@ -25,6 +25,17 @@ Operand = str | float | int
 
 
 @dataclass(frozen=True)
+class Gather:
+    """Number of slices of a gather, and if negative indices count from the end.
+
+    An index out of range gives NaN.
+    """
+
+    extent: int
+    wraps: bool
+
+
+@dataclass(frozen=True)
 class Scan:
     """Direction of a scan."""
 
@@ -82,6 +93,9 @@ class Kind(StrEnum):
     """The predicate that the index along `dims[0]` is in `window`; it has no arguments."""
     INDEX = "index"
     """The index along `dims[0]`, as a number; it has no arguments."""
+    GATHER = "gather"
+    """Slices of `args[0]` along `dims[0]` that `args[1]` selects; `spec` is a `Gather`. `op` is its
+    Python expression. Kernels read the slices in place."""
     SCAN = "scan"
     """A cumulative sum or product of `args[0]` along `dims[0]`; `spec` is a `Scan`."""
     POOL = "pool"

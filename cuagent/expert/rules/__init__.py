@@ -4,6 +4,7 @@ from cuagent.expert.rules import (  # noqa: F401
     contractions,
     elementwise,
     extremes,
+    gathers,
     losses,
     normalisations,
     pooling,

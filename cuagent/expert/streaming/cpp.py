@@ -377,11 +377,15 @@ class _Kernel(KernelText):
 
     def _constants(self, stage: Stage, inner: int) -> None:
         """Write the loads that do not change along the innermost loop in front of it."""
-        self.defined = {}
-        for node in stage.compute:
+        self.defined, self.slices = {}, {}
+        for node in (*stage.compute, *stage.reduces):
             for arg in node.inputs:
                 access = self.nest.reads.get((node.name, arg))
-                if access is None or access.strides[inner] != 0:
+                if access is None:
+                    continue
+                if access.row and not access.row.index.strides[inner] and not access.guards:
+                    self.slices.setdefault(self._element(access), self._row(access))
+                if access.varies(inner):
                     continue
                 if any(guard.steps[inner] for guard in access.guards):
                     continue

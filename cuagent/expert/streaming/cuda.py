@@ -219,7 +219,7 @@ class _Kernel(KernelText):
         for stage in self.plan.stages:
             readers = {n.name for n in (*stage.compute, *stage.reduces)}
             for (reader, _), access in self.nest.reads.items():
-                varies = all(access.strides[k] for k in (*self.row_dims, *self.column_dims))
+                varies = all(access.varies(k) for k in (*self.row_dims, *self.column_dims))
                 if reader in readers and varies and access.tensor and not access.guards and access.dtype in FLOATS:
                     passes.setdefault(self._element(access), []).append(stage.level)
         for key, levels in passes.items():
@@ -429,8 +429,14 @@ class _Kernel(KernelText):
                 pointer = f"{self._pointer(access.tensor)} + {self._index(access)}"
                 condition = self._condition(access)
                 zero, test = (" = {}", f"if {condition} ") if condition else ("", "")
+                row = self._row(access) if access.row else ""
+                if access.row:
+                    pointer += f" + slice_or_first({row}) * {access.row.stride}"
                 w(f"{computed_type(access.dtype)} {word}[VECTOR]{zero};")
                 w(f"{test}load_vector({pointer}, {word});")
+                if row:
+                    w.pragma("unroll")
+                    w(f"for (int v = 0; v < VECTOR; ++v) {word}[v] = {row} < 0 ? NAN : {word}[v];")
                 self.defined[key] = f"{word}[v]"
                 if cached:
                     w.pragma("unroll")
@@ -521,6 +527,8 @@ def _vectorizes(access: Access, width: int) -> bool:
             return False
     if access.is_index:
         return True
+    if access.row and (access.row.index.strides[-1] or access.row.stride % width):
+        return False
     *outer, inner = access.strides
     if inner == 0:
         return True

@@ -66,6 +66,14 @@ POINTWISE float hardswish(float x) { return x * hardsigmoid(x); }
 POINTWISE float softsign(float x) { return x / (1.f + fabsf(x)); }
 POINTWISE float xlogx(float x) { return x == 0.f ? 0.f : x * logf(x); }
 
+// The slice that an index selects; -1 if it is out of range.
+template <long EXTENT, bool WRAPS>
+POINTWISE long checked_slice(int64_t index) {
+  const int64_t slice = WRAPS && index < 0 ? index + EXTENT : index;
+  return slice >= 0 && slice < EXTENT ? slice : -1;
+}
+POINTWISE long slice_or_first(long slice) { return slice < 0 ? 0 : slice; }
+
 struct Sum {
   static __device__ __forceinline__ float identity() { return 0.f; }
   static __device__ __forceinline__ float join(float a, float b) { return a + b; }

@@ -95,6 +95,9 @@ class KernelText:
         self.defined: dict[str, str] = {}
         self.row_suffix = ""
         """Subscript of row values if several rows are processed together."""
+        self.slices: dict[str, str] = {}
+        """Variables of slices that are constant along the innermost loop."""
+        self.declared_slices = 0
 
     def _declare(self, node: Node, suffix: str) -> None:
         """Write the definition of a node's value."""
@@ -150,6 +153,8 @@ class KernelText:
         if access.is_index:
             return f"index {self._index(access)}"
         element = f"{self._pointer(access.tensor)}[{self._index(access)}]" if access.tensor else ""
+        if access.row:
+            element += f" of slice {self._element(access.row.index)}"
         return f"{element}{self._condition(access)}"
 
     def _load(self, access: Access) -> str:
@@ -159,8 +164,28 @@ class KernelText:
             return f"static_cast<float>(static_cast<int>({self._index(access)}))"
         if not access.tensor:
             return condition
+        if access.row:
+            row = self._row(access)
+            place = f"slice_or_first({row}) * {access.row.stride} + {self._index(access)}"
+            value = widened(f"{self._pointer(access.tensor)}[{place}]", access.dtype)
+            return f"({condition or 'true'} ? {row} < 0 ? NAN : {value} : 0)"
         value = widened(f"{self._pointer(access.tensor)}[{self._index(access)}]", access.dtype)
         return f"({condition} ? {value} : 0)" if condition else value
+
+    def _row(self, access: Access) -> str:
+        """Return the variable with the slice of a gather, which is negative if out of range."""
+        row = access.row
+        assert row is not None
+        key = self._element(access)
+        if key in self.slices:
+            return self.slices[key]
+        word = f"slice_{self.declared_slices}"
+        self.declared_slices += 1
+        wraps = "true" if row.wraps else "false"
+        value = f"checked_slice<{row.extent}, {wraps}>({self._load(row.index)})"
+        condition = self._condition(access)
+        self.w(f"const long {word} = {f'{condition} ? {value} : 0' if condition else value};")
+        return word
 
     def _condition(self, access: Access) -> str:
         """Return the condition of an access with guards; "" if it has none."""
