@@ -41,6 +41,8 @@ class _Pool(PoolText):
         self.rows = [k for k, n in enumerate(self.shape[:-1]) if k in self.sides]
         """Pooled dimensions but the innermost."""
         self.first, self.end = "0", str(self.width)
+        self.in_source = False
+        """True if a row of the argument is in the array `source`."""
 
     def text(self) -> str:
         w = self.w
@@ -70,6 +72,9 @@ class _Pool(PoolText):
 
     def _pool(self) -> None:
         w, parts = self.w, self.width > LONG_ROW
+        side = self.sides[self.inner]
+        if not self.rows and not side.adaptive and side.kernel <= MAX_TOGETHER:
+            return self._line(side)
         if parts:
             w.open(f"for (long start = 0; start < {self.width}; start += {LONG_ROW})")
             stop = f"start + {LONG_ROW}"
@@ -83,7 +88,8 @@ class _Pool(PoolText):
         for k in self.rows:
             self._open_window(k, self.sides[k])
             places[k] = f"p{k}"
-        side = self.sides[self.inner]
+        if self._computed() and side.extent <= MAX_SOURCE:
+            self._source_row(side, places)
         if side.adaptive:
             self._adaptive_row(side, places)
         else:
@@ -94,6 +100,65 @@ class _Pool(PoolText):
         w(f"const float result = {result};")
         self.values.stores(self.index())
         w.close(2 if parts else 1)
+        return None
+
+    def _computed(self) -> bool:
+        """Return True if an element of the argument takes more than a load."""
+        name = str(self.anchor.args[0])
+        return name in self.values.nodes or self.anchor.dtype != "float32"
+
+    def _source_row(self, side: Window, places: dict[int, str]) -> None:
+        """Compute a row of the argument once; its elements belong to several windows."""
+        w = self.w
+        w(f"alignas(64) float source[{side.extent}];")
+        w.pragma("omp simd")
+        w.open(f"for (long p = 0; p < {side.extent}; ++p)")
+        self.values.fresh()
+        w(f"source[p] = {self.element({**places, self.inner: 'p'})};")
+        w.close()
+        self.in_source = True
+
+    def element(self, places: dict[int, str]) -> str:
+        return f"source[{places[self.inner]}]" if self.in_source else super().element(places)
+
+    def _line(self, side: Window) -> None:
+        """Write the loops of a pool along one dimension; only those at the borders have tests."""
+        ranges = [_results(side, tap) for tap in range(side.kernel)]
+        low, high = max(a for a, _ in ranges), min(b for _, b in ranges)
+        low, high = (low, high) if low < high else (side.count, side.count)
+        for start, end in ((0, low), (low, high), (high, side.count)):
+            if start < end:
+                self._line_part(side, start, end, [r for r in ranges if (start, end) != (low, high)])
+
+    def _line_part(
+        self, side: Window, start: int, end: int, ranges: list[tuple[int, int]]
+    ) -> None:
+        """Write one loop; `ranges` has the results of each element of a window if they differ."""
+        w, k = self.w, self.inner
+        if ranges:
+            w.open(f"for (long i{k} = {start}; i{k} < {end}; ++i{k})")
+            self.values.fresh()
+        else:
+            self._vector_loop(str(start), str(end))
+        w(f"float value = {START[self.op]};")
+        for tap in range(side.kernel):
+            if ranges:
+                first, last = ranges[tap]
+                w.open(f"if (i{k} >= {first} && i{k} < {last})")
+                self.values.fresh()
+            w(self.joined("value", self.element({k: self._tap(side, tap)})))
+            if ranges:
+                w.close()
+                self.values.fresh()
+        w(f"const float result = {self.divided('value')};")
+        self.values.stores(self.index())
+        w.close()
+
+    def _tap(self, side: Window, tap: int) -> str:
+        """Return the place of element `tap` of a window along the innermost dimension."""
+        k, offset = self.inner, tap * side.dilation - side.padding
+        scaled = f"i{k} * {side.stride}" if side.stride > 1 else f"i{k}"
+        return f"{scaled} {'-' if offset < 0 else '+'} {abs(offset)}" if offset else scaled
 
     def _slot(self) -> str:
         return f"i{self.inner} - start" if self.first == "start" else f"i{self.inner}"
@@ -152,11 +217,7 @@ class _Pool(PoolText):
         self._vector_loop(first, last)
         w(f"float value = joined[{self._slot()}];")
         for tap in taps:
-            offset = tap * side.dilation - side.padding
-            scaled = f"i{k} * {side.stride}" if side.stride > 1 else f"i{k}"
-            sign = "-" if offset < 0 else "+"
-            place = f"{scaled} {sign} {abs(offset)}" if offset else scaled
-            w(self.joined("value", self.element({**places, k: place})))
+            w(self.joined("value", self.element({**places, k: self._tap(side, tap)})))
         w(f"joined[{self._slot()}] = value;")
         w.close()
 
