@@ -21,7 +21,8 @@ class KernelCall:
     headers: tuple[str, ...] = ()
     """Headers that the kernel includes."""
     in_place: frozenset[tuple[str, str]] = frozenset()
-    """Outputs with tensors whose memory they may take: every element is read where it is written."""
+    """Outputs, each with a tensor whose memory it may take: elements are read where they are
+    written."""
     workspace: int = 0
     """Floats of workspace that the launcher takes after its tensors."""
 

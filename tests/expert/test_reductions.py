@@ -82,6 +82,58 @@ def test_reduction_with_a_kept_dimension_between_is_one_kernel(make):
     assert "torch.mean" not in made.candidate.files["model_new.py"].split("def _fits")[1]
 
 
+EXTREMES = "v, i = torch.max(x * 2, DIM); w, j = x.min(DIM, True); return v + 1, i, w, j"
+INDICES = "return x.argmax(DIM), x.argmin(DIM, keepdim=True), (x * 2).argmax()"
+
+
+def extremes_text(body: str, dim: int) -> str:
+    """Return a task whose rounded inputs have equal values and NaNs."""
+    return f"""
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        {body.replace("DIM", str(dim))}
+def get_inputs():
+    x = torch.randn(21, 19, 37).round()
+    x[3, 5, 7] = x[3, 5, 9] = x[20, 18, 36] = float("nan")
+    return [x]
+def get_init_inputs(): return []
+"""
+
+
+def assert_equal(made, device: str = "cpu") -> None:
+    import torch
+
+    x = made.inputs()[0].to(device)
+    with torch.no_grad():
+        expected, got = made.reference()(x), made.cls().eval()(x)
+    for a, b in zip(expected, got, strict=True):
+        assert (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride())
+        assert torch.equal(a.nan_to_num(7e7), b.nan_to_num(7e7))
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("body", [EXTREMES, INDICES])
+def test_first_of_equal_values_and_nan_win(make, body, dim):
+    made = make(extremes_text(body, dim), "Model")
+    assert "torch.ops" not in made.candidate.files["model_new.py"]
+    assert_equal(made)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [Options(), Options(threads=128), Options(vector=False)])
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("body", [EXTREMES, INDICES])
+def test_first_of_equal_values_and_nan_win_on_cuda(make, body, dim, options):
+    assert_equal(make(extremes_text(body, dim), "Model", options, "cuda"), "cuda")
+
+
+@pytest.mark.parametrize("shape", ["3000001", "3, 100001"])
+def test_extremes_of_long_rows_agree_with_reference(make, shape):
+    body = "return (x * 2 + 1).argmax(-1), x.max(), y.min(-1)[1]"
+    assert_agrees(make(text_of(body, shape), "Model"))
+
+
 @pytest.mark.parametrize("op", ["amax", "amin"])
 @pytest.mark.parametrize("dim", [0, 1, 2])
 def test_extremes_keep_a_nan(make, op, dim):

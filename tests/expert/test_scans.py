@@ -1,4 +1,4 @@
-"""Cumulative sums and products along any dimension, in both directions, with what surrounds them."""
+"""Cumulative sums and products along any dimension, in both directions, with their neighbours."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ CASES = [
     *((name, 2, "3, 7, 1031") for name in BODIES),
     ("a masked sum", 0, "33, 3, 5"),
     ("a reversed sum", 0, "33, 3, 5"),
-    ("a sum", 2, "1, 1, 100003"),
     ("a sum", 2, "5, 13, 8"),
 ]
+FEW_LONG_ROWS = ("a sum", 2, "1, 1, 100003")
+"""On CUDA torch has the better kernel."""
 
 
 def text_of(name: str, dim: int, shape: str, dtype: str = "float32") -> str:
@@ -44,7 +45,7 @@ def get_init_inputs(): return []
 """
 
 
-@pytest.mark.parametrize(("name", "dim", "shape"), CASES)
+@pytest.mark.parametrize(("name", "dim", "shape"), [*CASES, FEW_LONG_ROWS])
 def test_candidate_agrees_with_reference(make, name, dim, shape):
     assert_agrees(make(text_of(name, dim, shape), "Model"))
 

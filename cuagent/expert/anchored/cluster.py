@@ -62,7 +62,7 @@ class _Cluster:
         self._add_producers(anchor)
         grown = True
         while grown:
-            grown = any([self._add_consumer(u) for m in list(self.members) for u in users[m]])
+            grown = any(self._add_consumer(u) for m in list(self.members) for u in users[m])
 
     def _free(self, node: Node) -> bool:
         usable = node.kind is Kind.POINTWISE and node.name not in self.outside

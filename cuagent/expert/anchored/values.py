@@ -6,6 +6,7 @@ of a value; a value of fewer dimensions is broadcast, as in torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -116,7 +117,7 @@ class Values:
         place = self._element(places, _broadcast(index[dim:end], places.shape))
         self.w(f"const long {word} = checked_slice<{node.spec.extent}, {wraps}>({place});")
         inside = (*index[:dim], f"slice_or_first({word})", *index[end:])
-        return f"({word} < 0 ? NAN : {self._element(table, inside)})"
+        return f"nan_if({word} < 0, {self._element(table, inside)})"
 
     def store(self, name: str, index: Index) -> None:
         """Write the statement that stores an output's element."""
@@ -132,7 +133,9 @@ class Values:
     def parameters(self) -> list[str]:
         """Return the launcher's parameters: outputs, then tensors that are read."""
         outputs = [f"{TYPES[self.nodes[n].dtype]}* {identifier(n)}_out" for n in self.group.outputs]
-        return outputs + [f"const {TYPES[t]}* {identifier(n)}" for n, t in self.tensors_read.items()]
+        return outputs + [
+            f"const {TYPES[t]}* {identifier(n)}" for n, t in self.tensors_read.items()
+        ]
 
 
 def owners_of(graph: Graph, node: Node) -> list[Node]:
@@ -166,9 +169,7 @@ def address(index: Index, strides: Sequence[int], offset: int) -> str:
     return " + ".join(terms)
 
 
-def flattened(
-    graph: Graph, group: Group, anchor: Node
-) -> tuple[Graph, Group, Node]:
+def flattened(graph: Graph, group: Group, anchor: Node) -> tuple[Graph, Group, Node]:
     """Return the graph, group and anchor of a scan with three dimensions: before, along, behind.
 
     They are unchanged if an operand is broadcast or not one run of memory.
@@ -181,10 +182,7 @@ def flattened(
     plain = all(n.shape == shape and n.kind not in views for n in (*leaves.values(), *group.nodes))
     if not plain or any(storage(graph, n)[0].kind is Kind.STRIDED for n in leaves.values()):
         return graph, group, anchor
-    before, behind = 1, 1
-    for k, n in enumerate(shape):
-        before, behind = (before * n, behind) if k < dim else (before, behind * (n if k > dim else 1))
-    new_shape = (before, shape[dim], behind)
+    new_shape = (math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :]))
     nodes = {n.name: replace(n, shape=new_shape) for n in group.nodes}
     nodes[anchor.name] = replace(nodes[anchor.name], dims=(1,))
     for leaf in leaves.values():

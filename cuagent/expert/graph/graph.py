@@ -46,7 +46,8 @@ class Scan:
 class Window:
     """The windows of a pool along one dimension.
 
-    An adaptive window `o` covers the indices from `o * extent / count` to `(o + 1) * extent / count`.
+    An adaptive window `k` covers the indices from `k * extent / count`, rounded down, to
+    `(k + 1) * extent / count`, rounded up.
     """
 
     extent: int

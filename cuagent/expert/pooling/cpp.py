@@ -128,11 +128,11 @@ class _Pool(PoolText):
         low, high = (low, high) if low < high else (side.count, side.count)
         for start, end in ((0, low), (low, high), (high, side.count)):
             if start < end:
-                self._line_part(side, start, end, [r for r in ranges if (start, end) != (low, high)])
+                self._line_part(
+                    side, start, end, [r for r in ranges if (start, end) != (low, high)]
+                )
 
-    def _line_part(
-        self, side: Window, start: int, end: int, ranges: list[tuple[int, int]]
-    ) -> None:
+    def _line_part(self, side: Window, start: int, end: int, ranges: list[tuple[int, int]]) -> None:
         """Write one loop; `ranges` has the results of each element of a window if they differ."""
         w, k = self.w, self.inner
         if ranges:

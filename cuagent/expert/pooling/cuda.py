@@ -43,7 +43,7 @@ class _Pool(PoolText):
         parameters = self.values.parameters()
         bounds = f"__launch_bounds__({THREADS})"
         w.open(f"static __global__ void {bounds} {name}_device({', '.join(parameters)})")
-        w(f"const long position = blockIdx.x * (long)blockDim.x + threadIdx.x;")
+        w("const long position = blockIdx.x * (long)blockDim.x + threadIdx.x;")
         w(f"if (position >= {total}) return;")
         self._decode()
         self.values.fresh()
@@ -106,9 +106,7 @@ class _Pool(PoolText):
         terms = []
         for corner in itertools.product((0, 1), repeat=len(self.sides)):
             chosen = dict(zip(self.sides, corner, strict=True))
-            weights = [
-                blends[k][2] if c else f"(1.f - {blends[k][2]})" for k, c in chosen.items()
-            ]
+            weights = [blends[k][2] if c else f"(1.f - {blends[k][2]})" for k, c in chosen.items()]
             element = self.element({k: blends[k][c] for k, c in chosen.items()})
             terms.append(" * ".join([*weights, element]))
         self.w(f"const float result = {' + '.join(terms)};")

@@ -15,9 +15,7 @@ class PoolText:
     """A pool or a resample over the innermost dimensions `sides` of its argument."""
 
     def __init__(self, request: Request) -> None:
-        self.anchor = next(
-            n for n in request.group.nodes if n.kind in (Kind.POOL, Kind.RESAMPLE)
-        )
+        self.anchor = next(n for n in request.group.nodes if n.kind in (Kind.POOL, Kind.RESAMPLE))
         self.request, self.w = request, Writer()
         self.values = Values(request.graph, request.group, self.anchor, self.w)
         self.shape, self.op = self.anchor.shape, self.anchor.op
@@ -94,8 +92,8 @@ class PoolText:
         if repeats:
             self.w(f"const int p{k} = static_cast<int>(i{k}) / {repeats};")
         else:
-            place = f"static_cast<int>(static_cast<float>(static_cast<int>(i{k})) * {number(side.factor)})"
-            self.w(f"const int q{k} = {place};")
+            place = f"static_cast<float>(static_cast<int>(i{k})) * {number(side.factor)}"
+            self.w(f"const int q{k} = static_cast<int>({place});")
             self.w(f"const int p{k} = q{k} < {side.extent} ? q{k} : {side.extent - 1};")
         return f"p{k}"
 

@@ -88,7 +88,9 @@ def _pool(
         return None
     dims = tuple(range(len(shape) - len(sides), len(shape)))
     name = low.unique_name("" if divisor == 1 else "sum")
-    pool = Node(name, Kind.POOL, op, (x,), shape, low.by_name[x].dtype, dims, low.origin, spec=sides)
+    pool = Node(
+        name, Kind.POOL, op, (x,), shape, low.by_name[x].dtype, dims, low.origin, spec=sides
+    )
     low.add(pool)
     return low.pointwise("div", name, divisor, hint="") if divisor != 1 else name
 
@@ -113,9 +115,7 @@ def resample(low: Lowering, fx: Any) -> str | None:
     dims = tuple(range(len(shape) - rank, len(shape)))
     op, dtype = "linear" if linear else "nearest", low.by_name[x].dtype
     name = low.unique_name("")
-    return low.add(
-        Node(name, Kind.RESAMPLE, op, (x,), shape, dtype, dims, low.origin, spec=sides)
-    )
+    return low.add(Node(name, Kind.RESAMPLE, op, (x,), shape, dtype, dims, low.origin, spec=sides))
 
 
 def _factor(given: int, made: int, factor: float | None, corners: bool) -> float:

@@ -59,9 +59,7 @@ def _flipped(low: Lowering, name: str, dim: int) -> str:
                 else a
                 for a in node.args
             )
-            flipped = replace(
-                node, name=low.unique_name("flipped"), args=args, origin=low.origin
-            )
+            flipped = replace(node, name=low.unique_name("flipped"), args=args, origin=low.origin)
             return low.add(flipped)
         case Kind.SCAN:
             spec = Scan(not node.spec.reverse) if node.dims == (dim,) else node.spec

@@ -229,7 +229,7 @@ def cat(low: Lowering, fx: Any) -> str | None:
 
 def _joined(low: Lowering, parts: Sequence[str], dim: int, shape: Shape) -> str:
     """Add the choice by index among adjacent parts along `dim`."""
-    ends = []
+    ends: list[int] = []
     for part in parts:
         ends.append((ends[-1] if ends else 0) + low.shape(part)[dim])
     starts = [0, *ends[:-1]]

@@ -32,9 +32,7 @@ class ScanText:
 
     def index(self) -> Index:
         """Return the index variables of all dimensions."""
-        return tuple(
-            f"i{k}" if n > 1 or k == self.dim else "0" for k, n in enumerate(self.shape)
-        )
+        return tuple(f"i{k}" if n > 1 or k == self.dim else "0" for k, n in enumerate(self.shape))
 
     def head(self, *includes: str) -> None:
         for line in self.request.title.splitlines():

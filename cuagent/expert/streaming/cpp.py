@@ -15,7 +15,7 @@ import math
 from cuagent.expert.kernel import KernelCall, Request
 from cuagent.expert.streaming.expressions import IDENTITY, TYPES, computed_type, identifier
 from cuagent.expert.streaming.fuse import LONG_ROW
-from cuagent.expert.streaming.nest import Nest, in_place, nest_of
+from cuagent.expert.streaming.nest import Access, Nest, in_place, nest_of
 from cuagent.expert.streaming.stages import Plan, Stage
 from cuagent.expert.streaming.text import KernelText, without_unused
 
@@ -271,7 +271,7 @@ class _Kernel(KernelText):
         for k in outer:
             self._loop(k)
         w.open(f"for (long start = 0; start < {extent}; start += {tile})")
-        w(f"const long width = start + {tile} < {extent} ? {tile} : {extent} - start;")
+        w(f"const long width = {_width(tile, extent)};")
         self._open_scratch(self.nest.group.columns * tile)
         for stage in self.plan.stages:
             self._column_rows(stage, inner, tile)
@@ -310,7 +310,7 @@ class _Kernel(KernelText):
         for k in outer:
             self._loop(k)
         w.open(f"for (long start = 0; start < {width}; start += {self.tile})")
-        w(f"const long width = start + {self.tile} < {width} ? {self.tile} : {width} - start;")
+        w(f"const long width = {_width(self.tile, width)};")
         for node in stage.reduces:
             w(f"float {identifier(node.name)}_part[{blocks}][{self.tile}];")
         self._parallel(1)
@@ -362,6 +362,7 @@ class _Kernel(KernelText):
             self.w.close()
 
     def _column_rows(self, stage: Stage, inner: int, tile: int) -> None:
+        self._forget()
         if not stage.row_nodes:
             return
         for node in stage.row_nodes:
@@ -377,17 +378,19 @@ class _Kernel(KernelText):
 
     def _constants(self, stage: Stage, inner: int) -> None:
         """Write the loads that do not change along the innermost loop in front of it."""
-        self.defined, self.slices = {}, {}
+        self._forget()
         for node in (*stage.compute, *stage.reduces):
             for arg in node.inputs:
                 access = self.nest.reads.get((node.name, arg))
                 if access is None:
                     continue
-                if access.row and not access.row.index.strides[inner] and not access.guards:
+                conditional = any(guard.steps[inner] for guard in access.guards)
+                constant = access.row and not access.row.index.strides[inner]
+                if constant and not conditional:
                     self.slices.setdefault(self._element(access), self._row(access))
-                if access.varies(inner):
-                    continue
-                if any(guard.steps[inner] for guard in access.guards):
+                if access.varies(inner) and not conditional:
+                    self._start(access, inner)
+                if access.varies(inner) or conditional:
                     continue
                 key = self._element(access)
                 if key not in self.defined:
@@ -396,7 +399,33 @@ class _Kernel(KernelText):
                     self.w(f"const {computed_type(access.dtype)} {word} = {self._load(access)};")
                     self.defined[key] = word
 
+    def _forget(self) -> None:
+        """Forget the variables of a loop that has ended."""
+        self.defined, self.slices, self.starts = {}, {}, {}
+
+    def _start(self, access: Access, inner: int) -> None:
+        """Declare where the run of elements starts that an access with conditions reads.
+
+        Loads without a condition can be vectorized. Where the conditions do not hold, the run
+        starts at the tensor's first element, so that it lies inside the tensor.
+        """
+        key, step = self._element(access), access.strides[inner]
+        varies = access.row is not None and access.row.index.strides[inner]
+        reached = all(g.high > 0 and g.low <= self._last(g.steps) for g in access.guards)
+        if not access.guards or step <= 0 or varies or not reached or key in self.starts:
+            return
+        outer = tuple(0 if k == inner else s for k, s in enumerate(access.strides))
+        place = self._sum(outer, access.offset)
+        if access.row:
+            place += f" + slice_or_first({self._row(access)}) * {access.row.stride}"
+        word = f"start_{self.constants}"
+        self.constants += 1
+        self.w(f"const long {word} = {self._condition(access)} ? {place} : 0;")
+        steps = tuple(step if k == inner else 0 for k in range(len(outer)))
+        self.starts[key] = (word, self._sum(steps))
+
     def _row_values(self, stage: Stage) -> None:
+        self._forget()
         for node in stage.row_nodes:
             self._declare(node, "")
 
@@ -443,3 +472,10 @@ def _joined(op: str, word: str, value: str) -> str:
     if op in KEEPS_NAN:
         better = f"({better}) | ({value} != {value})"
     return f"{word} = {better} ? {value} : {word};"
+
+
+def _width(tile: int, extent: int) -> str:
+    """Return the rows of a tile, as a constant if all tiles are equal."""
+    if extent % tile == 0:
+        return str(tile)
+    return f"start + {tile} < {extent} ? {tile} : {extent} - start"

@@ -220,7 +220,13 @@ class _Kernel(KernelText):
             readers = {n.name for n in (*stage.compute, *stage.reduces)}
             for (reader, _), access in self.nest.reads.items():
                 varies = all(access.varies(k) for k in (*self.row_dims, *self.column_dims))
-                if reader in readers and varies and access.tensor and not access.guards and access.dtype in FLOATS:
+                if (
+                    reader in readers
+                    and varies
+                    and access.tensor
+                    and not access.guards
+                    and access.dtype in FLOATS
+                ):
                     passes.setdefault(self._element(access), []).append(stage.level)
         for key, levels in passes.items():
             size = self.items * self.vector
@@ -345,7 +351,9 @@ class _Kernel(KernelText):
         self._join({"THREADS": SPLIT_THREADS, "VECTOR": 1, "BLOCKS": self.blocks}, stage)
         self._launcher(
             [
-                self._launch(f"dim3({tiles}, {self.blocks})", f"dim3(32, {lanes})", "_partial", True),
+                self._launch(
+                    f"dim3({tiles}, {self.blocks})", f"dim3(32, {lanes})", "_partial", True
+                ),
                 self._launch(str(group.rows), str(SPLIT_THREADS), "_join", True),
             ],
             workspace=True,

@@ -86,7 +86,7 @@ class Nest:
     @property
     def tensors_read(self) -> dict[str, str]:
         """dtype of each tensor that is read, in order of first use."""
-        found = {}
+        found: dict[str, str] = {}
         for access in self.reads.values():
             for part in (access, access.row.index if access.row else None):
                 found |= {part.tensor: part.dtype} if part and part.tensor else {}
@@ -142,7 +142,7 @@ def nest_of(group: Group, graph: Graph) -> Nest:
         )
         for name in group.outputs
     }
-    indices = {key: p.index for key, p in reads.items() if p.index}
+    indices: dict[Key, _Placed] = {key: p.index for key, p in reads.items() if p.index}
     cuts = _cuts(group, [*reads.values(), *writes.values(), *indices.values()])
     steps = list(pairwise(cuts))[::-1]
     dims = [(inner, outer // inner) for inner, outer in steps] or [(1, 1)]

@@ -42,6 +42,7 @@ POINTWISE long checked_slice(int64_t index) {
   return slice >= 0 && slice < EXTENT ? slice : -1;
 }
 POINTWISE long slice_or_first(long slice) { return slice < 0 ? 0 : slice; }
+POINTWISE float nan_if(bool wrong, float value) { return wrong ? NAN : value; }
 
 POINTWISE float power_of_two(int32_t n) { return as_float((n + 127) << 23); }
 

@@ -73,6 +73,7 @@ POINTWISE long checked_slice(int64_t index) {
   return slice >= 0 && slice < EXTENT ? slice : -1;
 }
 POINTWISE long slice_or_first(long slice) { return slice < 0 ? 0 : slice; }
+POINTWISE float nan_if(bool wrong, float value) { return wrong ? NAN : value; }
 
 struct Sum {
   static __device__ __forceinline__ float identity() { return 0.f; }

@@ -98,6 +98,9 @@ class KernelText:
         self.slices: dict[str, str] = {}
         """Variables of slices that are constant along the innermost loop."""
         self.declared_slices = 0
+        self.starts: dict[str, tuple[str, str]] = {}
+        """Variable with the place of the first element, and the step to the current one, of each
+        access whose conditions are constant along the innermost loop."""
 
     def _declare(self, node: Node, suffix: str) -> None:
         """Write the definition of a node's value."""
@@ -164,11 +167,16 @@ class KernelText:
             return f"static_cast<float>(static_cast<int>({self._index(access)}))"
         if not access.tensor:
             return condition
+        if start := self.starts.get(self._element(access)):
+            # Outside of its conditions the element is any one of the tensor, which no value uses.
+            value = widened(f"{self._pointer(access.tensor)}[{' + '.join(start)}]", access.dtype)
+            return f"nan_if({self._row(access)} < 0, {value})" if access.row else value
         if access.row:
             row = self._row(access)
             place = f"slice_or_first({row}) * {access.row.stride} + {self._index(access)}"
             value = widened(f"{self._pointer(access.tensor)}[{place}]", access.dtype)
-            return f"({condition or 'true'} ? {row} < 0 ? NAN : {value} : 0)"
+            value = f"nan_if({row} < 0, {value})"
+            return f"({condition} ? {value} : 0)" if condition else value
         value = widened(f"{self._pointer(access.tensor)}[{self._index(access)}]", access.dtype)
         return f"({condition} ? {value} : 0)" if condition else value
 
@@ -192,15 +200,16 @@ class KernelText:
         terms = []
         for guard in access.guards:
             index = self._sum(guard.steps)
-            extent = sum(
-                step * (d.extent - 1)
-                for step, d in zip(guard.steps, self.nest.dimensions, strict=True)
-            )
+            extent = self._last(guard.steps)
             if guard.low > 0:
                 terms.append(f"{index} >= {guard.low}")
             if guard.high <= extent:
                 terms.append(f"{index} < {guard.high}")
         return f"({' && '.join(terms)})" if terms else "true" if access.guards else ""
+
+    def _last(self, steps: Sequence[int]) -> int:
+        """Return the largest value of the sum of the indices times `steps`."""
+        return sum(s * (d.extent - 1) for s, d in zip(steps, self.nest.dimensions, strict=True))
 
     def _assign(self, name: str, value: str) -> str:
         """Return the statement that stores an output's element."""
