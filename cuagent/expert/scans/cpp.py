@@ -49,6 +49,9 @@ class _Scan(ScanText):
         w(f"const long rows = start + {together} < {self.rows} ? {together} : {self.rows} - start;")
         w(f"double carry[{together}];")
         w(f"for (long r = 0; r < {together}; ++r) carry[r] = {IDENTITY[self.op]};")
+        if len(self.request.group.nodes) == 1:
+            self._plain_rows(together)
+            return w.close()
         w(f"alignas(64) float buffer[{together}][{block}] = {{}};")
         w.open(f"for (long block = 0; block < {self.length}; block += {block})")
         length = self.length
@@ -67,6 +70,25 @@ class _Scan(ScanText):
         w("const float result = buffer[r][k];")
         self.values.stores(self.index())
         w.close(4)
+        return None
+
+    def _plain_rows(self, together: int) -> None:
+        """Write the loops of a scan alone, which has no work to vectorize."""
+        w = self.w
+        for count in (str(together), "rows"):
+            test = f"if (rows == {together})" if count != "rows" else "else"
+            w.open(f"{test} for (long k = 0; k < {self.length}; ++k)")
+            if count != "rows":
+                w.pragma(f"GCC unroll {together}")
+            w.open(f"for (long r = 0; r < {count}; ++r)")
+            w("const long row = start + r;")
+            self.decode("row", "long", self.others)
+            self._position("k")
+            self.values.fresh()
+            w(f"carry[r] {SIGN[self.op]}= {self.argument()};")
+            w("const float result = carry[r];")
+            self.values.stores(self.index())
+            w.close(2)
 
     def _open_block(self) -> None:
         """Open the loops over the rows and the elements of a block.
