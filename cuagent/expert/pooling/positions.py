@@ -1,4 +1,4 @@
-"""Write what the C++ and the CUDA generator share: windows, divisors and source positions."""
+"""Write windows, divisors and source positions, for the C++ and the CUDA generator of pools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write what the C++ and the CUDA generator of scans share: indices, signatures, file heads."""
+"""Write indices and the head of a file, for the C++ and the CUDA generator of scans."""
 
 from __future__ import annotations
 
