@@ -26,6 +26,11 @@ class KernelCall:
     workspace: int = 0
     """Floats of workspace that the launcher takes after its tensors."""
 
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Tensors that the launcher reads, in the order of its parameters."""
+        return tuple(self.tensors_read)
+
 
 @dataclass(frozen=True)
 class Request:

@@ -266,11 +266,19 @@ def _gathered(graph: Graph, node: Node) -> _Source:
     return _Source(base, strides, offset, (), index, gather)
 
 
+WITHOUT_STRIDES = (Kind.WINDOW, Kind.INSIDE, Kind.INDEX, Kind.GATHER)
+
+
 def storage(graph: Graph, node: Node) -> tuple[Node, tuple[int, ...], int]:
-    """Return the node that owns a value's memory, and the value's strides and offset there."""
+    """Return the node that owns a value's memory, and the value's strides and offset there.
+
+    Raises NestError for a value that strides alone do not locate.
+    """
     base = node
     while base.kind is Kind.VIEW:
         base = graph.node(base.inputs[0])
+    if base.kind in WITHOUT_STRIDES:
+        raise NestError(f"{node.name} is read through {base.name}, a {base.kind.value}")
     if base.kind is not Kind.STRIDED:
         return base, contiguous_strides(node.shape), 0
     if base is not node:
@@ -278,7 +286,7 @@ def storage(graph: Graph, node: Node) -> tuple[Node, tuple[int, ...], int]:
     owner = graph.node(base.inputs[0])
     while owner.kind is Kind.VIEW:
         owner = graph.node(owner.inputs[0])
-    if owner.kind is Kind.STRIDED:
+    if owner.kind is Kind.STRIDED or owner.kind in WITHOUT_STRIDES:
         raise NestError(f"{node.name} is a slice of a strided slice")
     return owner, base.strides, base.offset
 
