@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import importlib.resources
 import re
-from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 
+from cuagent.expert.anchored.cluster import clusters
 from cuagent.expert.capture.subject import Subject, Target
 from cuagent.expert.convolutions import match as convolutions
 from cuagent.expert.convolutions import triton as convolution
 from cuagent.expert.convolutions.match import Convolution, with_convolutions
+from cuagent.expert.families import ANCHORS, generate
 from cuagent.expert.graph.graph import Graph, Kind, Node
+from cuagent.expert.kernel import KernelCall, Request
 from cuagent.expert.lower import lower
-from cuagent.expert.module import FRESH, Call, KernelCall, ModuleText, Steps, TritonCall, render
+from cuagent.expert.module import FRESH, Call, ModuleText, Steps, TritonCall, render
 from cuagent.expert.products import operands as products
 from cuagent.expert.products import triton as matrix_product
 from cuagent.expert.products.match import Product, with_products
 from cuagent.expert.products.tiles import ranked
 from cuagent.expert.rewrites import prepared_names, rewrite, share_equal
-from cuagent.expert.streaming import cpp
+from cuagent.expert.rules.gathers import settle_gathers
 from cuagent.expert.streaming.fuse import Group, fuse
-from cuagent.expert.streaming.nest import NestError, nest_of
+from cuagent.expert.streaming.nest import NestError
 from cuagent.expert.widening import widen_products, widens
 
 
@@ -78,11 +80,12 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
         graph = rewrite(before, fold=options.fold, merge=options.merge)
         if widens(subject.device) if options.widen is None else options.widen:
             graph = widen_products(graph)
+        graph = settle_gathers(graph)
         if options.products:
             graph = products.copy_operands(graph, subject.target)
             graph = convolutions.copy_operands(graph, subject.target, frozenset(keep))
         prepared = prepared_names(graph)
-        fused = fuse(graph, outside=prepared)
+        fused = fuse(graph, outside=prepared, claimed=clusters(graph, ANCHORS, prepared))
         steps: Steps = fused
         if options.products:
             found = with_products(fused, graph, subject.target, frozenset(keep))
@@ -139,8 +142,17 @@ def _may_gain(group: Group, steps: Steps, graph: Graph, device: str) -> bool:
         for n in work
         for a in n.inputs
     )
+    gathers = any(graph.node(a).kind is Kind.GATHER for n in work for a in n.inputs)
     widening = origins == {""}
-    return len(origins) > 1 or len(work) > 3 or shared or algebra or in_place or widening
+    reduction = any(n.kind is Kind.REDUCE for n in work) and _is_alone(group, steps)
+    several = len(origins) > 1 or len(work) > 3 or group.family != "streaming"
+    return several or shared or algebra or in_place or widening or reduction or gathers
+
+
+def _is_alone(group: Group, steps: Steps) -> bool:
+    """Return True if the module consists of this kernel, so that a timing of both decides."""
+    others = (step for step in steps if step is not group)
+    return not any(not isinstance(s, Node) or s.kind is Kind.LIBRARY for s in others)
 
 
 def _kernel_name(group: Group | Product | Convolution, taken: list[str]) -> str:
@@ -155,15 +167,10 @@ def _kernel_name(group: Group | Product | Convolution, taken: list[str]) -> str:
 
 
 def _kernel(device: str, name: str, group: Group, graph: Graph, options: Options) -> KernelCall:
-    nest = nest_of(group, graph)
-    title = _title(group)
-    if device == "cuda":
-        from cuagent.expert.streaming import cuda
-
-        text, workspace = cuda.render(name, nest, title, options.threads, options.vector)
-        return KernelCall(name, f"kernels/{name}.cu", text, nest, workspace)
-    text = cpp.render(name, nest, title, tile=options.tile)
-    return KernelCall(name, f"kernels/{name}.cpp", text, nest)
+    request = Request(
+        name, group, graph, _title(group), options.tile, options.threads, options.vector
+    )
+    return generate(device, request)
 
 
 def _triton(
@@ -232,18 +239,9 @@ def _assemble(
     kernels = [call for call in calls.values() if isinstance(call, KernelCall)]
     for kernel in kernels:
         files[kernel.path] = kernel.text
-    for header in _headers(subject.device, kernels):
+    for header in dict.fromkeys(header for kernel in kernels for header in kernel.headers):
         text = importlib.resources.files("cuagent.expert.streaming") / header
         files[f"kernels/{header}"] = text.read_text("utf-8")
     names = tuple(call.name for call in calls.values())
     has_products = len(kernels) < len(calls)
     return Candidate(options, files, names, origins, tuple(notes), rewritten, has_products)
-
-
-def _headers(device: str, calls: Collection[KernelCall]) -> tuple[str, ...]:
-    """Return the headers that the kernels need."""
-    if device != "cuda":
-        return ("pointwise.h",) if calls else ()
-    from cuagent.expert.streaming import cuda
-
-    return tuple(dict.fromkeys(header for call in calls for header in cuda.headers(call.nest)))

@@ -15,30 +15,13 @@ from dataclasses import dataclass
 
 from cuagent.expert.convolutions.match import Convolution
 from cuagent.expert.graph.graph import ITEM_BYTES, Graph, Kind, Node
+from cuagent.expert.kernel import KernelCall
 from cuagent.expert.products.match import Product
 from cuagent.expert.products.triton import HEADER
 from cuagent.expert.streaming.expressions import PYTHON
 from cuagent.expert.streaming.fuse import Group, Step
-from cuagent.expert.streaming.nest import Nest
 
 PREPARED = "prepared_"
-
-
-@dataclass(frozen=True)
-class KernelCall:
-    """A group as a file in kernels/ with one launcher, which has the file's name."""
-
-    name: str
-    path: str
-    text: str
-    nest: Nest
-    workspace: int = 0
-    """Floats of workspace that the launcher takes after its tensors."""
-
-    @property
-    def tensors(self) -> tuple[str, ...]:
-        """Tensors that the launcher reads, in the order of its parameters."""
-        return tuple(self.nest.tensors_read)
 
 
 @dataclass(frozen=True)
@@ -52,7 +35,7 @@ class TritonCall:
     """Function from the arguments to the lines that launch the kernel."""
 
     @property
-    def tensors(self) -> tuple[str, ...]:
+    def tensors_read(self) -> tuple[str, ...]:
         """Tensors that the kernel reads, in the order of its parameters."""
         return tuple(self.step.tensors)
 
@@ -246,11 +229,11 @@ class _Module:
         return [f"{self._name(node.name)} = {call}{shape}"]
 
     def _tensors(self, position: int) -> list[str]:
-        return list(self.kernels[position].tensors)
+        return list(self.kernels[position].tensors_read)
 
     def _launch(self, group: Group, call: KernelCall) -> list[str]:
         lines, args = [], []
-        reads = sum(_node_bytes(self.graph.node(t)) for t in call.nest.tensors_read)
+        reads = sum(_node_bytes(self.graph.node(t)) for t in call.tensors_read)
         for output in group.outputs:
             node = self.graph.node(output)
             owner = self._reusable(group, call, node)
@@ -264,7 +247,7 @@ class _Module:
                 )
                 lines.append(f"{self._name(output)} = {self._name(owner)}{shaped}  # in place")
             args.append(self._name(output))
-        args += [self._memory(t) for t in call.nest.tensors_read]
+        args += [self._memory(t) for t in call.tensors_read]
         writes = sum(_node_bytes(self.graph.node(o)) for o in group.outputs)
         if call.workspace:
             args.append(self._empty_of((call.workspace,), "float32"))
@@ -279,7 +262,7 @@ class _Module:
             for name in call.step.outputs
         ]
         arguments = [self._name(name) for name in call.step.outputs]
-        arguments += [self._memory(tensor) for tensor in call.tensors]
+        arguments += [self._memory(tensor) for tensor in call.tensors_read]
         return lines + call.launch(arguments)
 
     def _memory(self, tensor: str) -> str:
@@ -301,8 +284,7 @@ class _Module:
         """
         if self.parts.compile:
             return None
-        written = call.nest.writes[output.name]
-        for tensor in call.nest.tensors_read:
+        for tensor in call.tensors_read:
             node = self.graph.node(tensor)
             if node.kind is not Kind.LIBRARY or not node.op.startswith(FRESH):
                 continue
@@ -315,8 +297,7 @@ class _Module:
                 or node.dtype != output.dtype
             ):
                 continue
-            accesses = [a for a in call.nest.reads.values() if a.tensor == tensor]
-            if all(a.strides == written.strides and a.offset == 0 for a in accesses):
+            if (output.name, tensor) in call.in_place:
                 self.consumed[tensor] = output.name
                 return tensor
         return None

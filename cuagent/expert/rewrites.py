@@ -124,7 +124,8 @@ def bound_exponentials(graph: Graph) -> Graph:
             return False
         value, top = gap.inputs
         largest = graph.node(top)
-        return largest.kind is Kind.REDUCE and largest.op == "max" and largest.inputs == (value,)
+        extreme = largest.kind is Kind.REDUCE and largest.op in ("max", "amax")
+        return extreme and largest.inputs == (value,)
 
     nodes = tuple(replace(n, op="exp_nonpositive") if bounded(n) else n for n in graph.nodes)
     return replace(graph, nodes=nodes)

@@ -29,14 +29,14 @@ def make(tmp_path: Path) -> Callable[..., Imported]:
         for name, content in candidate.files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(content)
-        module = _imported(folder / "model_new.py")
-        task = _imported(path)
+        module = imported(folder / "model_new.py")
+        task = imported(path)
         return Imported(candidate, module.ModelNew, getattr(task, entry), task.get_inputs)
 
     return make
 
 
-def _imported(path: Path) -> Any:
+def imported(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None

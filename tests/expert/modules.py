@@ -144,6 +144,32 @@ class NestedInputs(nn.Module):
         return torch.tanh(xs[0] * 2 + xs[1]["q"]) * k
 
 
+class RunningMean(nn.Module):
+    def forward(self, x):
+        total = torch.cumsum(x.exp(), 1)
+        left = x.flip(2).cumsum(2).flip(2)
+        return total / torch.arange(1, 8, device=x.device)[:, None], left * 2
+
+
+class PooledFeatures(nn.Module):
+    def forward(self, x):
+        h = F.max_pool2d(F.relu(x), 3, 2, 1)
+        up = F.interpolate(F.avg_pool2d(h, 2, 2), scale_factor=2, mode="bilinear")
+        return F.adaptive_avg_pool2d(h * up, (3, 2)), F.interpolate(h, size=(5, 9)) + 1
+
+
+class LookupScores(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tables = nn.ModuleList([nn.Embedding(30, 12) for _ in range(3)])
+
+    def forward(self, ids, x):
+        parts = [table(ids[:, k]) for k, table in enumerate(self.tables)]
+        scores = (torch.stack(parts, 1) * x[:, None]).sum(-1)
+        best, place = (scores * 2).max(1)
+        return torch.cat(parts, 1).relu() + 1, best, place, scores.argmin(0)
+
+
 class OneElement(nn.Module):
     def forward(self, x):
         return torch.sigmoid(x * 3) + 1
@@ -166,6 +192,9 @@ INPUTS: dict[type[nn.Module], str] = {
     SqueezeAndExcite: "torch.randn(3, 8, 5, 7), torch.randn(3, 8, 5, 7)",
     LongMean: "torch.randn(3, 70001), torch.randn(3, 70001)",
     NestedInputs: "[torch.randn(3, 4), {'q': torch.randn(3, 4)}], 2.0",
+    RunningMean: "torch.randn(3, 7, 11)",
+    PooledFeatures: "torch.randn(2, 3, 16, 15)",
+    LookupScores: "torch.randint(0, 30, (9, 3)), torch.randn(9, 12)",
     OneElement: "torch.randn(1)",
 }
 

@@ -160,7 +160,8 @@ def _only_reader(node: Node, steps: Sequence[Any], graph: Graph) -> Group | None
     readers = {user.name for user in graph.users()[node.name]}
     for step in steps:
         if isinstance(step, Group) and readers & set(step.places):
-            whole = readers <= set(step.places) and not step.reduced
+            elementwise = step.family == "streaming" and not step.reduced
+            whole = readers <= set(step.places) and elementwise
             return step if whole and step.size == node.size else None
     return None
 
@@ -217,7 +218,7 @@ def volume_of(graph: Graph, name: str, shape: tuple[int, ...]) -> Volume:
     Raises NestError if the places have no common stride.
     """
     node = graph.node(name)
-    if node.kind in (Kind.WINDOW, Kind.INSIDE):
+    if node.kind in (Kind.WINDOW, Kind.INSIDE, Kind.GATHER):
         raise NestError(f"{name} is read under a condition")
     base, strides, offset = storage(graph, node)
     padded = (0,) * (len(shape) - len(node.shape)) + tuple(

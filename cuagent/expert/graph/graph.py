@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 FLOATS = frozenset({"float32", "float16", "bfloat16"})
 """dtypes whose values a kernel computes in float32."""
@@ -21,6 +22,57 @@ ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "bool": 1, "int64": 8, 
 Shape = tuple[int, ...]
 Operand = str | float | int
 """The name of a node, or a literal number."""
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Number of slices of a gather, and if negative indices count from the end.
+
+    An index out of range gives NaN.
+    """
+
+    extent: int
+    wraps: bool
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Direction of a scan."""
+
+    reverse: bool = False
+
+
+@dataclass(frozen=True)
+class Window:
+    """The windows of a pool along one dimension.
+
+    An adaptive window `k` covers the indices from `k * extent / count`, rounded down, to
+    `(k + 1) * extent / count`, rounded up.
+    """
+
+    extent: int
+    """Elements of the argument along the dimension."""
+    count: int
+    """Windows along the dimension."""
+    kernel: int = 0
+    stride: int = 1
+    padding: int = 0
+    dilation: int = 1
+    adaptive: bool = False
+    include_padding: bool = True
+    """Padding counts in the divisor of a mean."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Source positions of a resample along one dimension."""
+
+    extent: int
+    count: int
+    factor: float
+    """Elements of the argument for each element of the result."""
+    centred: bool
+    """Positions are those of centres of pixels, not of corners."""
 
 
 class Kind(StrEnum):
@@ -40,6 +92,17 @@ class Kind(StrEnum):
     """`args[0]` as the range `window` along `dims[0]` of a longer tensor, which is 0 elsewhere."""
     INSIDE = "inside"
     """The predicate that the index along `dims[0]` is in `window`; it has no arguments."""
+    INDEX = "index"
+    """The index along `dims[0]`, as a number; it has no arguments."""
+    GATHER = "gather"
+    """Slices of `args[0]` along `dims[0]` that `args[1]` selects; `spec` is a `Gather`. `op` is its
+    Python expression. Kernels read the slices in place."""
+    SCAN = "scan"
+    """A cumulative sum or product of `args[0]` along `dims[0]`; `spec` is a `Scan`."""
+    POOL = "pool"
+    """Extremes or means of windows of `args[0]` over `dims`; `spec` is a tuple of `Window`."""
+    RESAMPLE = "resample"
+    """Interpolated values of `args[0]` over `dims`; `spec` is a tuple of `Scale`."""
     PICK = "pick"
     """`args[0][r, args[1][r]]` for every row r: the element that a label selects."""
     LIBRARY = "library"
@@ -63,7 +126,9 @@ class Node:
     strides: tuple[int, ...] = ()
     offset: int = 0
     window: tuple[int, int] = (0, 0)
-    """First index and end of a window or of a predicate."""
+    """First index and end of a window or of a predicate; they may lie outside of the shape."""
+    spec: Any = None
+    """Options of a scan, a pool or a resample."""
 
     @property
     def size(self) -> int:

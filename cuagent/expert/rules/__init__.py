@@ -3,8 +3,12 @@
 from cuagent.expert.rules import (  # noqa: F401
     contractions,
     elementwise,
+    extremes,
+    gathers,
     losses,
     normalisations,
+    pooling,
     reductions,
+    scans,
     views,
 )

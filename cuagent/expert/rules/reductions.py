@@ -24,7 +24,7 @@ def reduction(low: Lowering, fx: Any) -> str | None:
     name = str(fx.target).split(".")[1]
     if name == "mean":
         return low.mean(x, dims, keep, "mean")
-    return low.reduce({"sum": "sum", "amax": "max", "amin": "min"}[name], x, dims, keep)
+    return low.reduce(name, x, dims, keep)
 
 
 @rule("var", "std")
@@ -55,17 +55,6 @@ def norm(low: Lowering, fx: Any) -> str | None:
         return low.reduce("sum", low.pointwise("abs", x), dims, keep)
     total = low.reduce("sum", low.pointwise("mul", x, x, hint="square"), dims, keep)
     return low.pointwise("sqrt", total, hint="")
-
-
-@rule("adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_avg_pool1d")
-def global_average(low: Lowering, fx: Any) -> str | None:
-    """Lower pooling to one value per channel to a mean."""
-    x = operand(low, fx.args[0])
-    size = fx.args[1]
-    pooled = [size] if isinstance(size, int) else list(size)
-    if not isinstance(x, str) or not floating(fx) or any(n != 1 for n in pooled):
-        return None
-    return low.mean(x, range(-len(pooled), 0), True)
 
 
 @rule("cosine_similarity")

@@ -76,6 +76,8 @@ def slice_(low: Lowering, fx: Any) -> str | None:
 def _sliced(low: Lowering, x: str, dim: int, start: int, end: int | None, step: int = 1) -> str:
     shape, strides = layout(low, x)
     dim %= len(shape)
+    if step == 1 and _is_joined(low, x):
+        return _part(low, x, dim, *slice(start, end).indices(shape[dim])[:2])
     first, last, _ = slice(start, end, 1).indices(shape[dim])
     count = max(0, -(-(last - first) // step))
     if count == shape[dim]:
@@ -85,6 +87,37 @@ def _sliced(low: Lowering, x: str, dim: int, start: int, end: int | None, step: 
     text = f"{first}:{last}" + (f":{step}" if step > 1 else "")
     call = f"{{0}}[{', '.join([':'] * dim + [text])}]"
     return strided(low, x, call, new_shape, new_strides, first * strides[dim])
+
+
+def _is_joined(low: Lowering, name: str) -> bool:
+    """Return True for a choice by index, such as a concatenation."""
+    node = low.by_name[name]
+    first = node.inputs[0] if node.kind is Kind.POINTWISE and node.op == "where" else name
+    return first != name and low.by_name[first].kind is Kind.INSIDE
+
+
+def _part(low: Lowering, name: str, dim: int, start: int, end: int) -> str:
+    """Return a range of a choice by index as a choice among ranges of its operands."""
+    node, count = low.by_name[name], end - start
+    if dim < 0 or node.shape[dim] in (1, count):
+        return name
+    shape = (*node.shape[:dim], count, *node.shape[dim + 1 :])
+    moved = replace(node, name=low.unique_name("part"), shape=shape, origin=low.origin)
+    if node.kind is Kind.POINTWISE:
+        args = tuple(
+            _part(low, a, dim - len(node.shape) + len(low.shape(a)), start, end)
+            if isinstance(a, str)
+            else a
+            for a in node.args
+        )
+        return low.add(replace(moved, name=low.unique_name("part"), args=args))
+    if node.kind in (Kind.INSIDE, Kind.WINDOW):
+        if node.dims == (dim,):
+            first, last = node.window
+            return low.add(replace(moved, window=(first - start, last - start)))
+        args = tuple(_part(low, str(a), dim, start, end) for a in node.args)
+        return low.add(replace(moved, name=low.unique_name("part"), args=args))
+    return _sliced(low, name, dim, start, end)
 
 
 @rule("select")

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import math
 
+from cuagent.expert.kernel import KernelCall, Request
 from cuagent.expert.streaming.expressions import IDENTITY, TYPES, computed_type, identifier
 from cuagent.expert.streaming.fuse import LONG_ROW
-from cuagent.expert.streaming.nest import Nest, NestError
+from cuagent.expert.streaming.nest import Access, Nest, in_place, nest_of
 from cuagent.expert.streaming.stages import Plan, Stage
 from cuagent.expert.streaming.text import KernelText, without_unused
 
@@ -24,14 +25,36 @@ SAVED_BYTES = 192 << 10
 """Bytes of the largest scratch row; for longer rows expensive values are computed again."""
 EXPENSIVE = 4
 """Operations and loads of a value from which it is saved in the cache for the next pass."""
+KEEPS_NAN = ("amax", "amin")
 BLOCK = 4096
 """Elements in one block of a long dimension."""
+FEW_TILES = 8
+"""Tiles of adjacent rows from which threads share tiles, not blocks of the reduced dimension."""
+COLUMN_BLOCK = 1 << 15
+"""Elements in one block of rows that are far apart."""
+MAX_PARTS = 256
+"""Blocks of such rows, each of which has one partial sum per row on the stack."""
 MAX_BLOCKS = 8192
 """Blocks of one row, each of which has one partial sum on the stack."""
 
 
+def generate(request: Request) -> KernelCall:
+    """Return the kernel of a group. Raises NestError if it has no common loop nest."""
+    nest = nest_of(request.group, request.graph)
+    text = render(request.name, nest, request.title, tile=request.tile)
+    return KernelCall(
+        request.name,
+        f"kernels/{request.name}.cpp",
+        text,
+        request.group,
+        nest.tensors_read,
+        ("pointwise.h",),
+        in_place(nest),
+    )
+
+
 def render(name: str, nest: Nest, title: str, *, tile: int = 64, parallel: bool = True) -> str:
-    """Return the source of one kernel file. Raises NestError if no schedule fits."""
+    """Return the source of one kernel file."""
     return _Kernel(name, nest, title, tile, parallel).text()
 
 
@@ -51,17 +74,16 @@ class _Kernel(KernelText):
     def text(self) -> str:
         w = self.w
         self._header()
-        dims = self.nest.dimensions
         if not self.column_dims:
             self._map()
+        elif self.columns_schedule and self._few_long_columns():
+            self._column_blocks()
         elif self.columns_schedule:
             self._columns()
         elif self.nest.group.rows < 64 and self.nest.group.columns >= LONG_ROW:
             self._blocks()
-        elif all(dims[k].reduced for k in range(len(self.row_dims), len(dims))):
-            self._rows()
         else:
-            raise NestError(f"{self.name}: reduced and row dimensions alternate")
+            self._rows()
         w.close()
         return "\n".join(without_unused(w.lines)) + "\n"
 
@@ -92,6 +114,9 @@ class _Kernel(KernelText):
     def _loop(self, k: int) -> None:
         extent = self.nest.dimensions[k].extent
         self.w.open(f"for (long i{k} = 0; i{k} < {extent}; ++i{k})")
+
+    def _block_loop(self, k: int) -> None:
+        self.w.open(f"for (long i{k} = start; i{k} < end; ++i{k})")
 
     def _map(self) -> None:
         w, dims = self.w, list(range(len(self.nest.dimensions)))
@@ -154,8 +179,7 @@ class _Kernel(KernelText):
     def _pass(self, stage: Stage) -> None:
         """Write one pass over the row, with its reductions."""
         w = self.w
-        for node in stage.reduces:
-            w(f"float {identifier(node.name)} = {IDENTITY[node.op]};")
+        self._identities(stage)
         *outer, inner = self.column_dims
         for k in outer:
             self._loop(k)
@@ -164,23 +188,43 @@ class _Kernel(KernelText):
         self._loop(inner)
         self._body(stage)
         w.close(len(self.column_dims))
+        self._restore_nan(stage)
 
     def _clauses(self, stage: Stage) -> str:
         text = ""
-        for op, sign in (("sum", "+"), ("max", "max"), ("min", "min")):
-            names = [identifier(n.name) for n in stage.reduces if n.op == op]
+        for sign, ops in (("+", ("sum",)), ("max", ("max", "amax")), ("min", ("min", "amin"))):
+            names = [identifier(n.name) for n in stage.reduces if n.op in ops]
             if names:
                 text += f" reduction({sign} : {', '.join(names)})"
-        return text
+        flags = [f"{identifier(n.name)}_nan" for n in stage.reduces if n.op in KEEPS_NAN]
+        return text + (f" reduction(| : {', '.join(flags)})" if flags else "")
+
+    def _identities(self, stage: Stage) -> None:
+        """Declare the results of a row's reductions."""
+        for node in stage.reduces:
+            self.w(f"float {identifier(node.name)} = {IDENTITY[node.op]};")
+            if node.op in KEEPS_NAN:
+                self.w(f"int {identifier(node.name)}_nan = 0;")
+
+    def _restore_nan(self, stage: Stage) -> None:
+        """Write NaN to the extremes of rows that have one.
+
+        A vectorized maximum drops it where its lanes are joined.
+        """
+        for node in stage.reduces:
+            if node.op in KEEPS_NAN:
+                word = identifier(node.name)
+                self.w(f"{word} = {word}_nan ? NAN : {word};")
 
     def _blocks(self) -> None:
         """Write the schedule for few long rows: one partial value per block, added in order."""
         w, plan = self.w, self.plan
-        if len(self.column_dims) > 1 or plan.levels != 1 or plan.stages[0].stores:
+        if plan.levels != 1 or plan.stages[0].stores:
             return self._rows()
-        (inner,) = self.column_dims
-        extent = self.nest.dimensions[inner].extent
-        block = max(BLOCK, -(-extent // MAX_BLOCKS))
+        split, *rest = self.column_dims
+        extent = self.nest.dimensions[split].extent
+        inner_size = self.nest.group.columns // extent
+        block = max(-(-BLOCK // inner_size), -(-extent // MAX_BLOCKS))
         blocks = -(-extent // block)
         stage = plan.stages[0]
         for k in self.row_dims:
@@ -192,13 +236,16 @@ class _Kernel(KernelText):
         w.open(f"for (long block = 0; block < {blocks}; ++block)")
         w(f"const long start = block * {block};")
         w(f"const long end = start + {block} < {extent} ? start + {block} : {extent};")
-        for node in stage.reduces:
-            w(f"float {identifier(node.name)} = {IDENTITY[node.op]};")
+        self._identities(stage)
+        for k in self.column_dims[:-1]:
+            self._block_loop(k) if k == split else self._loop(k)
+        inner = self.column_dims[-1]
         self._constants(stage, inner)
         w.pragma("omp simd" + self._clauses(stage))
-        w.open(f"for (long i{inner} = start; i{inner} < end; ++i{inner})")
+        self._loop(inner) if rest else self._block_loop(inner)
         self._body(stage)
-        w.close()
+        w.close(len(self.column_dims))
+        self._restore_nan(stage)
         for node in stage.reduces:
             w(f"{identifier(node.name)}_part[block] = {identifier(node.name)};")
         w.close()
@@ -207,11 +254,7 @@ class _Kernel(KernelText):
             w(f"double {word}_all = {IDENTITY[node.op]};")
             w.open(f"for (long block = 0; block < {blocks}; ++block)")
             part = f"{word}_part[block]"
-            if node.op == "sum":
-                w(f"{word}_all += {part};")
-            else:
-                sign = ">" if node.op == "max" else "<"
-                w(f"{word}_all = {part} {sign} {word}_all ? {part} : {word}_all;")
+            w(_joined(node.op, f"{word}_all", part))
             w.close()
             w(f"const float {word} = {word}_all;")
         self._row_values(plan.stages[1])
@@ -223,23 +266,18 @@ class _Kernel(KernelText):
         """Write the schedule that processes `tile` adjacent rows together."""
         w, dims = self.w, self.nest.dimensions
         *outer, inner = self.row_dims
-        if inner != len(dims) - 1 or any(k > self.column_dims[0] for k in outer):
-            raise NestError(f"{self.name}: reduced and row dimensions alternate")
         extent, tile = dims[inner].extent, self.tile
         self._parallel(len(outer) + 1)
         for k in outer:
             self._loop(k)
         w.open(f"for (long start = 0; start < {extent}; start += {tile})")
-        w(f"const long width = start + {tile} < {extent} ? {tile} : {extent} - start;")
+        w(f"const long width = {_width(tile, extent)};")
         self._open_scratch(self.nest.group.columns * tile)
         for stage in self.plan.stages:
             self._column_rows(stage, inner, tile)
             if not stage.loops:
                 continue
-            for node in stage.reduces:
-                word = identifier(node.name)
-                w(f"alignas(64) float {word}[{tile}];")
-                w(f"for (long k = 0; k < {tile}; ++k) {word}[k] = {IDENTITY[node.op]};")
+            self._column_identities(stage)
             for k in self.column_dims:
                 self._loop(k)
             w.pragma("omp simd")
@@ -247,16 +285,84 @@ class _Kernel(KernelText):
             w(f"const long i{inner} = start + k;")
             self._body(stage)
             w.close(len(self.column_dims) + 1)
-        row_outputs = self._row_outputs()
-        if row_outputs:
-            w.open("for (long k = 0; k < width; ++k)")
-            w(f"const long i{inner} = start + k;")
-            for name in row_outputs:
-                self._store(name)
-            w.close()
+        self._column_stores(inner)
         w.close(len(outer) + 1)
 
+    def _few_long_columns(self) -> bool:
+        """Return True if the tiles of adjacent rows are too few to share among threads."""
+        group, plan = self.nest.group, self.plan
+        tiles = group.rows // self.tile
+        simple = plan.levels == 1 and not plan.stages[0].stores and not plan.stages[0].row_nodes
+        return tiles < FEW_TILES and group.columns * self.tile >= LONG_ROW and simple
+
+    def _column_blocks(self) -> None:
+        """Write the schedule for few rows that are far apart: partial values per block of columns.
+
+        The partial values are added in order, so that results do not depend on the threads.
+        """
+        w, stage = self.w, self.plan.stages[0]
+        *outer, inner = self.row_dims
+        split, *rest = self.column_dims
+        width, extent = self.nest.dimensions[inner].extent, self.nest.dimensions[split].extent
+        size = self.nest.group.columns // extent * self.tile
+        block = max(-(-COLUMN_BLOCK // size), -(-extent // MAX_PARTS))
+        blocks = -(-extent // block)
+        for k in outer:
+            self._loop(k)
+        w.open(f"for (long start = 0; start < {width}; start += {self.tile})")
+        w(f"const long width = {_width(self.tile, width)};")
+        for node in stage.reduces:
+            w(f"float {identifier(node.name)}_part[{blocks}][{self.tile}];")
+        self._parallel(1)
+        w.open(f"for (long block = 0; block < {blocks}; ++block)")
+        w(f"const long first = block * {block};")
+        w(f"const long last = first + {block} < {extent} ? first + {block} : {extent};")
+        self._column_identities(stage)
+        w.open(f"for (long i{split} = first; i{split} < last; ++i{split})")
+        for k in rest:
+            self._loop(k)
+        w.pragma("omp simd")
+        w.open("for (long k = 0; k < width; ++k)")
+        w(f"const long i{inner} = start + k;")
+        self._body(stage)
+        w.close(len(rest) + 2)
+        for node in stage.reduces:
+            word = identifier(node.name)
+            w(f"for (long k = 0; k < width; ++k) {word}_part[block][k] = {word}[k];")
+        w.close()
+        self._join_column_blocks(stage, blocks)
+        self._column_rows(self.plan.stages[1], inner, self.tile)
+        self._column_stores(inner)
+        w.close(len(outer) + 1)
+
+    def _join_column_blocks(self, stage: Stage, blocks: int) -> None:
+        w = self.w
+        for node in stage.reduces:
+            word, part = identifier(node.name), f"{identifier(node.name)}_part[block][k]"
+            w(f"alignas(64) float {word}[{self.tile}];")
+            w.open("for (long k = 0; k < width; ++k)")
+            w(f"double all = {IDENTITY[node.op]};")
+            w(f"for (long block = 0; block < {blocks}; ++block) {_joined(node.op, 'all', part)}")
+            w(f"{word}[k] = all;")
+            w.close()
+
+    def _column_identities(self, stage: Stage) -> None:
+        for node in stage.reduces:
+            word = identifier(node.name)
+            self.w(f"alignas(64) float {word}[{self.tile}];")
+            self.w(f"for (long k = 0; k < {self.tile}; ++k) {word}[k] = {IDENTITY[node.op]};")
+
+    def _column_stores(self, inner: int) -> None:
+        row_outputs = self._row_outputs()
+        if row_outputs:
+            self.w.open("for (long k = 0; k < width; ++k)")
+            self.w(f"const long i{inner} = start + k;")
+            for name in row_outputs:
+                self._store(name)
+            self.w.close()
+
     def _column_rows(self, stage: Stage, inner: int, tile: int) -> None:
+        self._forget()
         if not stage.row_nodes:
             return
         for node in stage.row_nodes:
@@ -272,22 +378,54 @@ class _Kernel(KernelText):
 
     def _constants(self, stage: Stage, inner: int) -> None:
         """Write the loads that do not change along the innermost loop in front of it."""
-        self.defined = {}
-        for node in stage.compute:
+        self._forget()
+        for node in (*stage.compute, *stage.reduces):
             for arg in node.inputs:
                 access = self.nest.reads.get((node.name, arg))
-                if access is None or access.strides[inner] != 0:
+                if access is None:
                     continue
-                if any(guard.steps[inner] for guard in access.guards):
+                conditional = any(guard.steps[inner] for guard in access.guards)
+                constant = access.row and not access.row.index.strides[inner]
+                if constant and not conditional:
+                    self.slices.setdefault(self._element(access), self._row(access))
+                if access.varies(inner) and not conditional:
+                    self._start(access, inner)
+                if access.varies(inner) or conditional:
                     continue
                 key = self._element(access)
                 if key not in self.defined:
-                    word = f"{self._pointer(access.tensor or 'inside')}_c{self.constants}"
+                    word = f"{self._pointer(access.tensor or 'place')}_c{self.constants}"
                     self.constants += 1
                     self.w(f"const {computed_type(access.dtype)} {word} = {self._load(access)};")
                     self.defined[key] = word
 
+    def _forget(self) -> None:
+        """Forget the variables of a loop that has ended."""
+        self.defined, self.slices, self.starts = {}, {}, {}
+
+    def _start(self, access: Access, inner: int) -> None:
+        """Declare where the run of elements starts that an access with conditions reads.
+
+        Loads without a condition can be vectorized. Where the conditions do not hold, the run
+        starts at the tensor's first element, so that it lies inside the tensor.
+        """
+        key, step = self._element(access), access.strides[inner]
+        varies = access.row is not None and access.row.index.strides[inner]
+        reached = all(g.high > 0 and g.low <= self._last(g.steps) for g in access.guards)
+        if not access.guards or step <= 0 or varies or not reached or key in self.starts:
+            return
+        outer = tuple(0 if k == inner else s for k, s in enumerate(access.strides))
+        place = self._sum(outer, access.offset)
+        if access.row:
+            place += f" + slice_or_first({self._row(access)}) * {access.row.stride}"
+        word = f"start_{self.constants}"
+        self.constants += 1
+        self.w(f"const long {word} = {self._condition(access)} ? {place} : 0;")
+        steps = tuple(step if k == inner else 0 for k in range(len(outer)))
+        self.starts[key] = (word, self._sum(steps))
+
     def _row_values(self, stage: Stage) -> None:
+        self._forget()
         for node in stage.row_nodes:
             self._declare(node, "")
 
@@ -306,10 +444,9 @@ class _Kernel(KernelText):
         for node in stage.reduces:
             value = self._operand(node, node.args[0])
             word = identifier(node.name) + self.row_suffix
-            if node.op == "sum":
-                w(f"{word} += {value};")
-            else:
-                w(f"{word} = {value} {'>' if node.op == 'max' else '<'} {word} ? {value} : {word};")
+            w(_joined(node.op, word, value))
+            if node.op in KEEPS_NAN and not self.columns_schedule:
+                w(f"{word}_nan |= {value} != {value};")
         for name in stage.stores:
             self._store(name)
 
@@ -325,3 +462,20 @@ class _Kernel(KernelText):
 
     def _store(self, name: str) -> None:
         self.w(self._assign(name, self._variable(self.plan.source(name))))
+
+
+def _joined(op: str, word: str, value: str) -> str:
+    """Return the statement that adds a value to a reduction's result."""
+    if op == "sum":
+        return f"{word} += {value};"
+    better = f"{value} {'>' if 'max' in op else '<'} {word}"
+    if op in KEEPS_NAN:
+        better = f"({better}) | ({value} != {value})"
+    return f"{word} = {better} ? {value} : {word};"
+
+
+def _width(tile: int, extent: int) -> str:
+    """Return the rows of a tile, as a constant if all tiles are equal."""
+    if extent % tile == 0:
+        return str(tile)
+    return f"start + {tile} < {extent} ? {tile} : {extent} - start"

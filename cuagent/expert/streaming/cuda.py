@@ -3,19 +3,21 @@
 Schedules: `map` (a thread computes VECTOR adjacent elements), `rows` (a warp or a block per row; a
 short row stays in registers between passes), `split rows` (few long rows: several blocks per row
 write partial values, and a second kernel joins them in a fixed order), `columns` (the reduction is
-not innermost: 32 adjacent rows per block, so that a warp reads adjacent elements).
+not innermost: 32 adjacent rows per block, so that a warp reads adjacent elements), `split columns`
+(the same with partial values, for few rows). Reduced and kept dimensions may alternate.
 Not covered: transposition through shared memory; strided reads stay strided.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from cuagent.expert.graph.graph import FLOATS, ITEM_BYTES
+from cuagent.expert.kernel import KernelCall, Request
 from cuagent.expert.streaming.expressions import TYPES, computed_type, identifier
-from cuagent.expert.streaming.fuse import FEW_ROWS, LONG_ROW
-from cuagent.expert.streaming.nest import Access, Nest, NestError
+from cuagent.expert.streaming.fuse import LONG_ROW
+from cuagent.expert.streaming.nest import Access, Nest, NestError, in_place, nest_of
 from cuagent.expert.streaming.stages import Plan, Stage
 from cuagent.expert.streaming.text import KernelText, without_unused
 
@@ -29,11 +31,32 @@ MAX_CACHED = 16
 On an H200, 32 registers slowed a cross-entropy over 32000 columns by 30 % (fewer resident blocks);
 16 registers made a softmax over 4096 columns 6 % faster.
 """
-JOIN = {"sum": "Sum", "max": "Max", "min": "Min"}
+JOIN = {"sum": "Sum", "max": "Max", "min": "Min", "amax": "Max", "amin": "Min"}
 L1_BYTES = 128 << 10
 """Bytes below which strided reads of a tensor hit a cache."""
+SPLIT_ROWS = 512
+"""Long rows below which a block for each would leave multiprocessors idle."""
+FEW_ADJACENT_ROWS = 2048
+LONG_COLUMN = 2048
+"""Elements of a column from which few adjacent rows are split over blocks."""
 SPLIT_THREADS = 256
 """Threads per block of both kernels of the `split rows` schedule."""
+
+
+def generate(request: Request) -> KernelCall:
+    """Return the kernel of a group. Raises NestError if no schedule fits."""
+    nest = nest_of(request.group, request.graph)
+    text, workspace = render(request.name, nest, request.title, request.threads, request.vector)
+    return KernelCall(
+        request.name,
+        f"kernels/{request.name}.cu",
+        text,
+        request.group,
+        nest.tensors_read,
+        headers(a.dtype for a in (*nest.reads.values(), *nest.writes.values())),
+        in_place(nest),
+        workspace,
+    )
 
 
 def render(
@@ -47,10 +70,9 @@ def render(
     return kernel.text(), kernel.workspace
 
 
-def headers(nest: Nest) -> tuple[str, ...]:
-    """Return the headers that the kernel includes; the headers of half types compile slowly."""
-    dtypes = {a.dtype for a in (*nest.reads.values(), *nest.writes.values())}
-    half = dtypes & {"float16", "bfloat16"}
+def headers(dtypes: Iterable[str]) -> tuple[str, ...]:
+    """Return the headers for these dtypes; the headers of half types compile slowly."""
+    half = {"float16", "bfloat16"} & set(dtypes)
     return ("half_cuda.h", "pointwise_cuda.h") if half else ("pointwise_cuda.h",)
 
 
@@ -94,16 +116,17 @@ class _Kernel(KernelText):
             w(f"// {line}")
         shape = " x ".join(f"{d.extent}{' (reduced)' if d.reduced else ''}" for d in dims)
         w(f"// Loop nest: {shape}. About {self.plan.operations / 1e6:.3g} M weighted operations.")
-        for header in headers(self.nest):
+        accesses = (*self.nest.reads.values(), *self.nest.writes.values())
+        for header in headers(a.dtype for a in accesses):
             w(f'#include "{header}"')
         w()
         group = self.nest.group
         if not group.reduced:
             self._map()
+        elif self.column_rows and self._splits_columns():
+            self._split_columns()
         elif self.column_rows:
             self._columns()
-        elif any(d.reduced for d in dims[: len(self.row_dims)]):
-            raise NestError(f"{self.name}: reduced and row dimensions alternate")
         elif self._splits_rows():
             self._split_rows()
         else:
@@ -113,7 +136,7 @@ class _Kernel(KernelText):
     def _splits_rows(self) -> bool:
         group = self.nest.group
         simple = self.plan.levels == 1 and not self.plan.stages[0].stores
-        return group.rows < FEW_ROWS and group.columns >= LONG_ROW and simple
+        return group.rows < SPLIT_ROWS and group.columns >= LONG_ROW and simple
 
     # Signatures and launches.
 
@@ -196,8 +219,14 @@ class _Kernel(KernelText):
         for stage in self.plan.stages:
             readers = {n.name for n in (*stage.compute, *stage.reduces)}
             for (reader, _), access in self.nest.reads.items():
-                varies = all(access.strides[k] for k in (*self.row_dims, *self.column_dims))
-                if reader in readers and varies and not access.guards and access.dtype in FLOATS:
+                varies = all(access.varies(k) for k in (*self.row_dims, *self.column_dims))
+                if (
+                    reader in readers
+                    and varies
+                    and access.tensor
+                    and not access.guards
+                    and access.dtype in FLOATS
+                ):
                     passes.setdefault(self._element(access), []).append(stage.level)
         for key, levels in passes.items():
             size = self.items * self.vector
@@ -254,6 +283,20 @@ class _Kernel(KernelText):
             w(f"if (threadIdx.x == 0) workspace[{slot}] = {word};")
         w.close()
         w()
+        self._join(constants, stage)
+        self._launcher(
+            [
+                self._launch(
+                    f"dim3({self.blocks}, {group.rows})", str(SPLIT_THREADS), "_partial", True
+                ),
+                self._launch(str(group.rows), str(SPLIT_THREADS), "_join", True),
+            ],
+            workspace=True,
+        )
+
+    def _join(self, constants: dict[str, int], stage: Stage) -> None:
+        """Write the kernel that joins the partial values of each row, and stores its results."""
+        w, group = self.w, self.nest.group
         self._open_kernel("_join", "const float* workspace", SPLIT_THREADS)
         self._constexpr(**constants)
         w("const int row = blockIdx.x;")
@@ -269,10 +312,47 @@ class _Kernel(KernelText):
         self._row_values(self.plan.stages[1])
         self._row_stores()
         w.close()
+
+    def _splits_columns(self) -> bool:
+        group = self.nest.group
+        simple = self.plan.levels == 1 and not self.plan.stages[0].stores
+        return group.rows < FEW_ADJACENT_ROWS and group.columns >= LONG_COLUMN and simple
+
+    def _split_columns(self) -> None:
+        """Write the schedule for few adjacent rows: each block reads a part of their columns."""
+        w, group, stage = self.w, self.nest.group, self.plan.stages[0]
+        lanes, tiles = 8, math.ceil(group.rows / 32)
+        self.blocks = max(1, min(256, 1024 // tiles, group.columns // (8 * lanes)))
+        self.workspace = group.rows * self.blocks * len(stage.reduces)
+        self._open_kernel("_partial", "float* workspace", 32 * lanes)
+        self._constexpr(COLUMNS=group.columns, LANES=lanes, BLOCKS=self.blocks, VECTOR=1)
+        w(f"const {self.integer} flat_row = blockIdx.x * 32 + threadIdx.x;")
+        w(f"const {self.integer} row = flat_row < {group.rows} ? flat_row : {group.rows - 1};")
+        self._decode("row", self.row_dims)
+        self._row_values(stage)
+        for node in stage.reduces:
+            w(f"float {identifier(node.name)} = {JOIN[node.op]}::identity();")
+        w.pragma("unroll 4")
+        w.open(
+            f"for ({self.integer} column = blockIdx.y * LANES + threadIdx.y; column < COLUMNS; "
+            "column += BLOCKS * LANES)"
+        )
+        self._decode("column", self.column_dims)
+        self._element_block(stage, {})
+        w.close()
+        for k, node in enumerate(stage.reduces):
+            word = identifier(node.name)
+            w(f"{word} = reduce_lanes<{JOIN[node.op]}, LANES>({word});")
+            slot = f"({k} * {group.rows} + row) * BLOCKS + blockIdx.y"
+            inside = f"threadIdx.y == 0 && flat_row < {group.rows}"
+            w(f"if ({inside}) workspace[{slot}] = {word};")
+        w.close()
+        w()
+        self._join({"THREADS": SPLIT_THREADS, "VECTOR": 1, "BLOCKS": self.blocks}, stage)
         self._launcher(
             [
                 self._launch(
-                    f"dim3({self.blocks}, {group.rows})", str(SPLIT_THREADS), "_partial", True
+                    f"dim3({tiles}, {self.blocks})", f"dim3(32, {lanes})", "_partial", True
                 ),
                 self._launch(str(group.rows), str(SPLIT_THREADS), "_join", True),
             ],
@@ -342,17 +422,29 @@ class _Kernel(KernelText):
             key = self._element(access)
             if reader not in readers or key in self.defined:
                 continue
-            word = f"{self._pointer(access.tensor or 'inside')}_e{len(self.defined)}"
+            word = f"{self._pointer(access.tensor or 'place')}_e{len(self.defined)}"
             cached = self.cached.get(key)
             if cached and stage.level > cached[0]:
                 self.defined[key] = f"{cached[1]}[item][v]"
                 continue
-            if self.vector > 1 and access.strides[inner] == 1:
+            if self.vector > 1 and access.is_index and access.strides[inner]:
+                value = f"{self._index(access)} + v * {access.strides[inner]}"
+                w(f"float {word}[VECTOR];")
+                w.pragma("unroll")
+                w(f"for (int v = 0; v < VECTOR; ++v) {word}[v] = static_cast<float>({value});")
+                self.defined[key] = f"{word}[v]"
+            elif self.vector > 1 and access.strides[inner] == 1:
                 pointer = f"{self._pointer(access.tensor)} + {self._index(access)}"
                 condition = self._condition(access)
                 zero, test = (" = {}", f"if {condition} ") if condition else ("", "")
+                row = self._row(access) if access.row else ""
+                if access.row:
+                    pointer += f" + slice_or_first({row}) * {access.row.stride}"
                 w(f"{computed_type(access.dtype)} {word}[VECTOR]{zero};")
                 w(f"{test}load_vector({pointer}, {word});")
+                if row:
+                    w.pragma("unroll")
+                    w(f"for (int v = 0; v < VECTOR; ++v) {word}[v] = {row} < 0 ? NAN : {word}[v];")
                 self.defined[key] = f"{word}[v]"
                 if cached:
                     w.pragma("unroll")
@@ -415,6 +507,8 @@ def _is_scattered(access: Access, nest: Nest) -> bool:
 
     Torch transposes through shared memory, which these schedules do not.
     """
+    if not access.tensor:
+        return False
     bytes_read = ITEM_BYTES[access.dtype] * math.prod(
         d.extent for d, stride in zip(nest.dimensions, access.strides, strict=True) if stride
     )
@@ -439,6 +533,10 @@ def _vectorizes(access: Access, width: int) -> bool:
         edges = (guard.low, guard.high, *guard.steps[:-1])
         if guard.steps[-1] and any(edge % width for edge in edges):
             return False
+    if access.is_index:
+        return True
+    if access.row and (access.row.index.strides[-1] or access.row.stride % width):
+        return False
     *outer, inner = access.strides
     if inner == 0:
         return True

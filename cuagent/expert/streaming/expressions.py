@@ -12,6 +12,7 @@ INFIX = {
     "lt": "{0} < {1}", "le": "{0} <= {1}", "gt": "{0} > {1}", "ge": "{0} >= {1}",
     "eq": "{0} == {1}", "ne": "{0} != {1}", "neg": "-{0}", "cast": "{0}",
     "where": "{0} ? {1} : {2}",
+    "index_if_equal": "({0} == {1}) | ({0} != {0}) ? {2} : INFINITY",
     "logical_and": "{0} && {1}", "logical_or": "{0} || {1}", "logical_not": "!{0}",
 }  # fmt: skip
 FUNCTIONS = {
@@ -26,7 +27,10 @@ TYPES = {
     "int32": "int32_t",
 }  # fmt: skip
 """Types of elements in memory."""
-IDENTITY = {"sum": "0.f", "max": "-INFINITY", "min": "INFINITY"}
+IDENTITY = {
+    "sum": "0.f", "max": "-INFINITY", "min": "INFINITY", "amax": "-INFINITY", "amin": "INFINITY",
+}  # fmt: skip
+"""First values of reductions. `amax` and `amin` keep a NaN, which `max` and `min` may drop."""
 RESERVED = {
     "relu", "sigmoid", "silu", "gelu", "gelu_tanh", "softplus", "mish", "elu", "selu", "leaky_relu",
     "relu6", "hardswish", "hardsigmoid", "softsign", "log_sigmoid", "sign", "rsqrt", "reciprocal",

@@ -9,7 +9,7 @@ Invariant: groups and the nodes outside them form no cycle; a node is in at most
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cuagent.expert.graph.graph import Graph, Kind, Node, Shape, contiguous_strides, reshaped
@@ -33,6 +33,8 @@ class Group:
     size: int
     reduced: tuple[Span, ...]
     outputs: tuple[str, ...]
+    family: str = "streaming"
+    """The family (see `cuagent.expert.families`) that generates the kernel."""
 
     @property
     def columns(self) -> int:
@@ -54,6 +56,8 @@ class _Draft:
     size: int
     places: dict[str, tuple[int, ...]] = field(default_factory=dict)
     reduced: tuple[Span, ...] | None = None
+    claimed: Group | None = None
+    """A group of another family, which no node joins."""
 
     def merged(self, other: _Draft) -> _Draft | None:
         both = {self.reduced, other.reduced} - {None}
@@ -62,26 +66,32 @@ class _Draft:
         return _Draft(self.size, self.places | other.places, both.pop() if both else None)
 
 
-def fuse(graph: Graph, *, outside: frozenset[str] = frozenset()) -> tuple[Step, ...]:
+def fuse(
+    graph: Graph, *, outside: frozenset[str] = frozenset(), claimed: Iterable[Group] = ()
+) -> tuple[Step, ...]:
     """Return kernels and library calls in an executable order.
 
-    Nodes in `outside` (those computed once from parameters) are in no step.
+    Nodes in `outside` (those computed once from parameters) are in no step. Groups in `claimed`,
+    of other families, become steps as they are.
     """
-    return _Fuser(graph, outside).run()
+    return _Fuser(graph, outside, claimed).run()
 
 
 class _Fuser:
     """Greedy fusion in program order: a node joins the groups of its arguments if it can."""
 
-    def __init__(self, graph: Graph, outside: frozenset[str]) -> None:
+    def __init__(self, graph: Graph, outside: frozenset[str], claimed: Iterable[Group]) -> None:
         self.graph = graph
         self.outside = outside
         self.users = graph.users()
         self.draft_of: dict[str, _Draft] = {}
+        for group in claimed:
+            draft = _Draft(group.size, group.places, claimed=group)
+            self.draft_of.update(dict.fromkeys(group.places, draft))
 
     def run(self) -> tuple[Step, ...]:
         for node in self.graph.nodes:
-            if node.name in self.outside:
+            if node.name in self.outside or node.name in self.draft_of:
                 continue
             if node.kind in (Kind.POINTWISE, Kind.REDUCE, Kind.PICK, Kind.VIEW):
                 self._place(node)
@@ -89,7 +99,8 @@ class _Fuser:
 
     def _place(self, node: Node) -> None:
         # In order of preference: join the groups of all arguments, one of them, or a new group.
-        drafts = list({id(d): d for a in node.inputs if (d := self.draft_of.get(a))}.values())
+        found = {id(d): d for a in node.inputs if (d := self.draft_of.get(a))}
+        drafts = [draft for draft in found.values() if draft.claimed is None]
         candidates = []
         if len(drafts) > 1:
             merged: _Draft | None = drafts[0]
@@ -108,7 +119,7 @@ class _Fuser:
             candidates.append(_Draft(self._own_domain(node)))
         for draft in candidates:
             joined = self._joined(draft, node)
-            if joined is not None and not self._cycles(joined, node.name):
+            if joined is not None and not self._cycles(joined):
                 for name in joined.places:
                     self.draft_of[name] = joined
                 return
@@ -235,24 +246,9 @@ class _Fuser:
         chosen = set(names)
         return [node.name for node in self.graph.nodes if node.name in chosen]
 
-    def _cycles(self, draft: _Draft, newcomer: str) -> bool:
-        """Return True if a path leaves the group and returns to it; other groups count as nodes."""
-        members = set(draft.places)
-        stack = [u.name for m in members for u in self.users[m] if u.name not in members]
-        seen: set[str] = set()
-        while stack:
-            name = stack.pop()
-            if name in seen:
-                continue
-            other = self.draft_of.get(name)
-            block = set(other.places) if other else {name}
-            seen |= block
-            for member in block:
-                for user in self.users[member]:
-                    if user.name in members:
-                        return True
-                    stack.append(user.name)
-        return False
+    def _cycles(self, draft: _Draft) -> bool:
+        block_of = {name: other.places for name, other in self.draft_of.items()}
+        return leaves_and_returns(set(draft.places), self.users, block_of)
 
     def _ordered(self) -> tuple[Step, ...]:
         steps: list[Step] = []
@@ -287,6 +283,8 @@ class _Fuser:
         return all(a in available for n in names for a in self.graph.node(n).inputs)
 
     def _group(self, names: list[str], draft: _Draft) -> Group:
+        if draft.claimed is not None:
+            return draft.claimed
         members = set(names)
         read_outside = (
             n
@@ -303,6 +301,29 @@ class _Fuser:
         while node.kind is Kind.VIEW and node.inputs[0] in members:
             node = self.graph.node(node.inputs[0])
         return node.name
+
+
+def leaves_and_returns(
+    members: set[str], users: Mapping[str, Sequence[Node]], block_of: Mapping[str, Iterable[str]]
+) -> bool:
+    """Return True if a path leaves the group `members` and returns to it.
+
+    `block_of` has the members of the other group of a node; such a group counts as one node.
+    """
+    stack = [u.name for m in members for u in users[m] if u.name not in members]
+    seen: set[str] = set()
+    while stack:
+        name = stack.pop()
+        if name in seen:
+            continue
+        block = set(block_of.get(name, (name,)))
+        seen |= block
+        for member in block:
+            for user in users[member]:
+                if user.name in members:
+                    return True
+                stack.append(user.name)
+    return False
 
 
 def _aligned(

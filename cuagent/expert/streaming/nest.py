@@ -45,7 +45,29 @@ class Access:
     offset: int = 0
     guards: tuple[Guard, ...] = ()
     """Conditions under which the element is read; else the value is 0. A predicate has conditions
-    and no tensor."""
+    and no tensor; an access with neither is the number `sum(index[d] * strides[d])`."""
+
+    row: Row | None = None
+    """The slice of the tensor that a gather reads."""
+
+    @property
+    def is_index(self) -> bool:
+        return not self.tensor and not self.guards
+
+    def varies(self, dimension: int) -> bool:
+        """Return True if the element changes along a dimension of the nest."""
+        through = self.row.index.strides[dimension] if self.row else 0
+        return bool(self.strides[dimension] or through)
+
+
+@dataclass(frozen=True)
+class Row:
+    """The slice `index` of a tensor with `extent` slices of `stride` elements."""
+
+    index: Access
+    stride: int
+    extent: int
+    wraps: bool
 
 
 @dataclass(frozen=True)
@@ -64,7 +86,25 @@ class Nest:
     @property
     def tensors_read(self) -> dict[str, str]:
         """dtype of each tensor that is read, in order of first use."""
-        return {a.tensor: a.dtype for a in self.reads.values() if a.tensor}
+        found: dict[str, str] = {}
+        for access in self.reads.values():
+            for part in (access, access.row.index if access.row else None):
+                found |= {part.tensor: part.dtype} if part and part.tensor else {}
+        return found
+
+
+def in_place(nest: Nest) -> frozenset[tuple[str, str]]:
+    """Return each output with each tensor whose elements are read only where it is written."""
+    return frozenset(
+        (output, tensor)
+        for output, write in nest.writes.items()
+        for tensor in nest.tensors_read
+        if all(
+            access.strides == write.strides and access.offset == 0 and access.row is None
+            for access in nest.reads.values()
+            if access.tensor == tensor
+        )
+    )
 
 
 Key = tuple[str, str] | str
@@ -81,6 +121,10 @@ class _Placed:
     offset: int = 0
     guards: tuple[tuple[int, int, int, int], ...] = ()
     """Domain stride and extent of a guarded axis, first index and end."""
+    index: _Placed | None = None
+    """Index tensor of a gather."""
+    gather: tuple[int, int, bool] = (0, 0, False)
+    """Elements of a slice, number of slices, and if negative indices wrap."""
 
 
 def nest_of(group: Group, graph: Graph) -> Nest:
@@ -98,16 +142,19 @@ def nest_of(group: Group, graph: Graph) -> Nest:
         )
         for name in group.outputs
     }
-    cuts = _cuts(group, [*reads.values(), *writes.values()])
+    indices: dict[Key, _Placed] = {key: p.index for key, p in reads.items() if p.index}
+    cuts = _cuts(group, [*reads.values(), *writes.values(), *indices.values()])
     steps = list(pairwise(cuts))[::-1]
     dims = [(inner, outer // inner) for inner, outer in steps] or [(1, 1)]
     flags = [_is_reduced(stride, group) for stride, _ in dims]
     placed: dict[Key, _Placed] = dict([*reads.items(), *writes.items()])
     strides = {key: _strides(p, dims) for key, p in placed.items()}
+    through = {key: _strides(p, dims) for key, p in indices.items()}
     guards = {key: _guards(p, dims) for key, p in placed.items() if p.guards}
     steps_of_guards = [guard.steps for found in guards.values() for guard in found]
     covered = {node.name: _covers(node, group, dims) for node in group.nodes}
-    keep = _collapse(dims, flags, [*strides.values(), *steps_of_guards], [*covered.values()])
+    regular = [*strides.values(), *through.values(), *steps_of_guards]
+    keep = _collapse(dims, flags, regular, [*covered.values()])
     final = tuple(Dimension(extent, flag) for _, extent, flag in _extents(dims, flags, keep))
 
     def access(key: Key) -> Access:
@@ -116,7 +163,12 @@ def nest_of(group: Group, graph: Graph) -> Nest:
             replace(guard, steps=tuple(guard.steps[k] for k in keep))
             for guard in guards.get(key, ())
         )
-        return Access(placed[key].tensor, placed[key].dtype, chosen, placed[key].offset, conditions)
+        found, row = placed[key], None
+        if found.index:
+            steps = tuple(through[key][k] for k in keep)
+            at = Access(found.index.tensor, found.index.dtype, steps, found.index.offset)
+            row = Row(at, *found.gather)
+        return Access(found.tensor, found.dtype, chosen, found.offset, conditions, row)
 
     by_row = frozenset(
         name
@@ -140,40 +192,93 @@ def _read(group: Group, graph: Graph, reader: Node, name: str) -> _Placed:
         place = group.places[reader.name][len(reader.shape) - len(arg.shape) :]
         (dim,) = arg.dims
         return _Placed("", "bool", (), 0, ((place[dim], arg.shape[dim], *arg.window),))
-    base, strides, offset, windows = _windowed_storage(graph, arg)
+    if arg.kind is Kind.INDEX:
+        place = group.places[reader.name][len(reader.shape) - len(arg.shape) :]
+        (dim,) = arg.dims
+        return _Placed("", "float32", ((place[dim], arg.shape[dim], 1),))
+    source = _source(graph, arg)
+    base, strides = source.base, source.strides
     if reader.kind is Kind.REDUCE:
         shape, place = arg.shape, contiguous_strides(arg.shape)
     elif reader.kind is Kind.PICK:
         # The matrix is indexed by the row and its label, so only its rows are an axis here.
         shape, place = reader.shape, group.places[reader.name]
-        return _Placed(base.name, base.dtype, ((place[0], shape[0], strides[0]),), offset)
+        return _Placed(base.name, base.dtype, ((place[0], shape[0], strides[0]),), source.offset)
     else:
         rank = len(reader.shape) - len(arg.shape)
         shape, place = arg.shape, group.places[reader.name][rank:]
-    axes = tuple(
+    guards = tuple((place[dim], shape[dim], start, end) for dim, start, end in source.windows)
+    index = source.index
+    through = None
+    if index:
+        axes = _located(place, shape, index.strides)
+        through = _Placed(index.base.name, index.base.dtype, axes, index.offset)
+    axes = _located(place, shape, strides)
+    return _Placed(base.name, base.dtype, axes, source.offset, guards, through, source.gather)
+
+
+def _located(place: tuple[int, ...], shape: Shape, strides: tuple[int, ...]) -> tuple[Axis, ...]:
+    """Return the axes along which an access moves."""
+    return tuple(
         (d, n, t) for d, n, t in zip(place, shape, strides, strict=True) if n > 1 and t != 0
     )
-    guards = tuple((place[dim], shape[dim], start, end) for dim, start, end in windows)
-    return _Placed(base.name, base.dtype, axes, offset, guards)
 
 
-def _windowed_storage(
-    graph: Graph, node: Node
-) -> tuple[Node, tuple[int, ...], int, tuple[tuple[int, int, int], ...]]:
-    """Return `storage` of the tensor behind windows, and each window's dimension, start and end."""
+@dataclass(frozen=True)
+class _Source:
+    """A tensor in memory as a value reads it."""
+
+    base: Node
+    strides: tuple[int, ...]
+    offset: int
+    windows: tuple[tuple[int, int, int], ...] = ()
+    """Dimension, start and end of each window."""
+    index: _Source | None = None
+    gather: tuple[int, int, bool] = (0, 0, False)
+
+    def moved(self, dim: int, start: int) -> _Source:
+        """Return the source of a part that starts at `start` along `dim`."""
+        index = self.index.moved(dim, start) if self.index else None
+        return replace(self, offset=self.offset - start * self.strides[dim], index=index)
+
+
+def _source(graph: Graph, node: Node) -> _Source:
+    """Return the tensor behind windows and gathers."""
+    if node.kind is Kind.GATHER:
+        return _gathered(graph, node)
     if node.kind is not Kind.WINDOW:
-        return *storage(graph, node), ()
-    base, strides, offset, inner = _windowed_storage(graph, graph.node(node.inputs[0]))
+        return _Source(*storage(graph, node))
+    inner = _source(graph, graph.node(node.inputs[0]))
     (dim,), (start, end) = node.dims, node.window
-    moved = tuple((d, a + start, b + start) if d == dim else (d, a, b) for d, a, b in inner)
-    return base, strides, offset - start * strides[dim], (*moved, (dim, start, end))
+    moved = tuple((d, a + start, b + start) if d == dim else (d, a, b) for d, a, b in inner.windows)
+    return replace(inner.moved(dim, start), windows=(*moved, (dim, start, end)))
+
+
+def _gathered(graph: Graph, node: Node) -> _Source:
+    (dim,), (table, places) = node.dims, map(graph.node, node.inputs)
+    base, steps, offset = storage(graph, table)
+    index_base, index_steps, index_offset = storage(graph, places)
+    rank = len(places.shape)
+    strides = (*steps[:dim], *(0,) * rank, *steps[dim + 1 :])
+    through = (*(0,) * dim, *index_steps, *(0,) * (len(steps) - dim - 1))
+    index = _Source(index_base, through, index_offset)
+    gather = (steps[dim], node.spec.extent, node.spec.wraps)
+    return _Source(base, strides, offset, (), index, gather)
+
+
+WITHOUT_STRIDES = (Kind.WINDOW, Kind.INSIDE, Kind.INDEX, Kind.GATHER)
 
 
 def storage(graph: Graph, node: Node) -> tuple[Node, tuple[int, ...], int]:
-    """Return the node that owns a value's memory, and the value's strides and offset there."""
+    """Return the node that owns a value's memory, and the value's strides and offset there.
+
+    Raises NestError for a value that strides alone do not locate.
+    """
     base = node
     while base.kind is Kind.VIEW:
         base = graph.node(base.inputs[0])
+    if base.kind in WITHOUT_STRIDES:
+        raise NestError(f"{node.name} is read through {base.name}, a {base.kind.value}")
     if base.kind is not Kind.STRIDED:
         return base, contiguous_strides(node.shape), 0
     if base is not node:
@@ -181,7 +286,7 @@ def storage(graph: Graph, node: Node) -> tuple[Node, tuple[int, ...], int]:
     owner = graph.node(base.inputs[0])
     while owner.kind is Kind.VIEW:
         owner = graph.node(owner.inputs[0])
-    if owner.kind is Kind.STRIDED:
+    if owner.kind is Kind.STRIDED or owner.kind in WITHOUT_STRIDES:
         raise NestError(f"{node.name} is a slice of a strided slice")
     return owner, base.strides, base.offset
 
@@ -203,8 +308,14 @@ def _cuts(group: Group, placed: Iterable[_Placed]) -> list[int]:
     if any(b % a for a, b in pairwise(chain)):
         raise NestError(f"the reshapes of {group.nodes[0].name} have no common divisors")
     # A cut at the border of a window makes its condition constant along the inner dimensions.
-    borders = {stride * edge for p in placed for stride, _, *edges in p.guards for edge in edges}
-    for border in sorted(borders - {0}):
+    borders = {
+        stride * edge
+        for p in placed
+        for stride, extent, *edges in p.guards
+        for edge in edges
+        if 0 < edge < extent
+    }
+    for border in sorted(borders):
         wider = sorted({*chain, border})
         if not any(b % a for a, b in pairwise(wider)):
             chain = wider

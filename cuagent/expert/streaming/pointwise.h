@@ -35,6 +35,15 @@ POINTWISE half to_half(float x) {
   return half{static_cast<uint16_t>(sign | (magnitude < 0x477FF000u ? finite : large))};
 }
 
+// The slice that an index selects; -1 if it is out of range.
+template <long EXTENT, bool WRAPS>
+POINTWISE long checked_slice(int64_t index) {
+  const int64_t slice = WRAPS && index < 0 ? index + EXTENT : index;
+  return slice >= 0 && slice < EXTENT ? slice : -1;
+}
+POINTWISE long slice_or_first(long slice) { return slice < 0 ? 0 : slice; }
+POINTWISE float nan_if(bool wrong, float value) { return wrong ? NAN : value; }
+
 POINTWISE float power_of_two(int32_t n) { return as_float((n + 127) << 23); }
 
 // NaN in either argument gives NaN, as in torch.

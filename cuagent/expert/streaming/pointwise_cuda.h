@@ -66,9 +66,22 @@ POINTWISE float hardswish(float x) { return x * hardsigmoid(x); }
 POINTWISE float softsign(float x) { return x / (1.f + fabsf(x)); }
 POINTWISE float xlogx(float x) { return x == 0.f ? 0.f : x * logf(x); }
 
+// The slice that an index selects; -1 if it is out of range.
+template <long EXTENT, bool WRAPS>
+POINTWISE long checked_slice(int64_t index) {
+  const int64_t slice = WRAPS && index < 0 ? index + EXTENT : index;
+  return slice >= 0 && slice < EXTENT ? slice : -1;
+}
+POINTWISE long slice_or_first(long slice) { return slice < 0 ? 0 : slice; }
+POINTWISE float nan_if(bool wrong, float value) { return wrong ? NAN : value; }
+
 struct Sum {
   static __device__ __forceinline__ float identity() { return 0.f; }
   static __device__ __forceinline__ float join(float a, float b) { return a + b; }
+};
+struct Product {
+  static __device__ __forceinline__ float identity() { return 1.f; }
+  static __device__ __forceinline__ float join(float a, float b) { return a * b; }
 };
 struct Max {
   static __device__ __forceinline__ float identity() { return -INFINITY; }
@@ -111,4 +124,34 @@ __device__ __forceinline__ float reduce_lanes(float value) {
 #pragma unroll
   for (int lane = 1; lane < LANES; ++lane) value = Join::join(value, parts[lane][threadIdx.x]);
   return value;
+}
+
+// Inclusive scan over the 32 lanes of a warp.
+template <class Join>
+__device__ __forceinline__ float scan_warp(float value) {
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int step = 1; step < 32; step <<= 1) {
+    const float before = __shfl_up_sync(0xffffffffu, value, step);
+    if (lane >= step) value = Join::join(before, value);
+  }
+  return value;
+}
+
+// Join the totals of the warps of a block: `before` joins those of earlier warps, `all` every one.
+template <class Join, int THREADS>
+__device__ __forceinline__ void scan_warps(float total, float& before, float& all) {
+  constexpr int WARPS = THREADS / 32;
+  before = Join::identity();
+  all = total;
+  if (WARPS == 1) return;
+  __shared__ float totals[WARPS];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  __syncthreads();
+  if (lane == 0) totals[warp] = total;
+  __syncthreads();
+  const float scanned = scan_warp<Join>(lane < WARPS ? totals[lane] : Join::identity());
+  all = __shfl_sync(0xffffffffu, scanned, WARPS - 1);
+  const float earlier = __shfl_sync(0xffffffffu, scanned, (warp + 31) & 31);
+  before = warp == 0 ? Join::identity() : earlier;
 }

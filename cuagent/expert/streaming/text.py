@@ -95,6 +95,12 @@ class KernelText:
         self.defined: dict[str, str] = {}
         self.row_suffix = ""
         """Subscript of row values if several rows are processed together."""
+        self.slices: dict[str, str] = {}
+        """Variables of slices that are constant along the innermost loop."""
+        self.declared_slices = 0
+        self.starts: dict[str, tuple[str, str]] = {}
+        """Variable with the place of the first element, and the step to the current one, of each
+        access whose conditions are constant along the innermost loop."""
 
     def _declare(self, node: Node, suffix: str) -> None:
         """Write the definition of a node's value."""
@@ -147,31 +153,63 @@ class KernelText:
 
     def _element(self, access: Access) -> str:
         """Return the key of an element: its place in memory, and its condition."""
+        if access.is_index:
+            return f"index {self._index(access)}"
         element = f"{self._pointer(access.tensor)}[{self._index(access)}]" if access.tensor else ""
+        if access.row:
+            element += f" of slice {self._element(access.row.index)}"
         return f"{element}{self._condition(access)}"
 
     def _load(self, access: Access) -> str:
         """Return the expression of an element as a value in a register."""
         condition = self._condition(access)
+        if access.is_index:
+            return f"static_cast<float>(static_cast<int>({self._index(access)}))"
         if not access.tensor:
             return condition
+        if start := self.starts.get(self._element(access)):
+            # Outside of its conditions the element is any one of the tensor, which no value uses.
+            value = widened(f"{self._pointer(access.tensor)}[{' + '.join(start)}]", access.dtype)
+            return f"nan_if({self._row(access)} < 0, {value})" if access.row else value
+        if access.row:
+            row = self._row(access)
+            place = f"slice_or_first({row}) * {access.row.stride} + {self._index(access)}"
+            value = widened(f"{self._pointer(access.tensor)}[{place}]", access.dtype)
+            value = f"nan_if({row} < 0, {value})"
+            return f"({condition} ? {value} : 0)" if condition else value
         value = widened(f"{self._pointer(access.tensor)}[{self._index(access)}]", access.dtype)
         return f"({condition} ? {value} : 0)" if condition else value
+
+    def _row(self, access: Access) -> str:
+        """Return the variable with the slice of a gather, which is negative if out of range."""
+        row = access.row
+        assert row is not None
+        key = self._element(access)
+        if key in self.slices:
+            return self.slices[key]
+        word = f"slice_{self.declared_slices}"
+        self.declared_slices += 1
+        wraps = "true" if row.wraps else "false"
+        value = f"checked_slice<{row.extent}, {wraps}>({self._load(row.index)})"
+        condition = self._condition(access)
+        self.w(f"const long {word} = {f'{condition} ? {value} : 0' if condition else value};")
+        return word
 
     def _condition(self, access: Access) -> str:
         """Return the condition of an access with guards; "" if it has none."""
         terms = []
         for guard in access.guards:
             index = self._sum(guard.steps)
-            extent = sum(
-                step * (d.extent - 1)
-                for step, d in zip(guard.steps, self.nest.dimensions, strict=True)
-            )
+            extent = self._last(guard.steps)
             if guard.low > 0:
                 terms.append(f"{index} >= {guard.low}")
             if guard.high <= extent:
                 terms.append(f"{index} < {guard.high}")
         return f"({' && '.join(terms)})" if terms else "true" if access.guards else ""
+
+    def _last(self, steps: Sequence[int]) -> int:
+        """Return the largest value of the sum of the indices times `steps`."""
+        return sum(s * (d.extent - 1) for s, d in zip(steps, self.nest.dimensions, strict=True))
 
     def _assign(self, name: str, value: str) -> str:
         """Return the statement that stores an output's element."""

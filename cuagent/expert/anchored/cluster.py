@@ -1,0 +1,115 @@
+"""Group each anchor with the elementwise operations before and after it.
+
+Operations before the anchor are computed where it reads its argument, those after it where it
+writes a result. Invariant: no path leaves a group and returns to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cuagent.expert.graph.graph import FLOATS, Graph, Kind, Node
+from cuagent.expert.streaming.fuse import MAX_LEAVES, Group, leaves_and_returns
+from cuagent.expert.streaming.stages import COST
+
+MAX_REPEATED_COST = 8
+"""Largest cost of an argument that a pool computes again in each window that contains it."""
+
+
+def clusters(
+    graph: Graph, family_of: Mapping[Kind, str], outside: frozenset[str]
+) -> tuple[Group, ...]:
+    """Return one group for each anchor; `family_of` has the kinds of the anchors."""
+    users = graph.users()
+    claimed: dict[str, Group] = {}
+    groups = []
+    for node in graph.nodes:
+        if node.kind in family_of and node.name not in outside:
+            members = _Cluster(graph, users, claimed, outside, node).members
+            group = _group(graph, users, members, node, family_of[node.kind])
+            claimed.update(dict.fromkeys(members, group))
+            groups.append(group)
+    return tuple(groups)
+
+
+def _group(
+    graph: Graph, users: Mapping[str, list[Node]], members: set[str], anchor: Node, family: str
+) -> Group:
+    nodes = tuple(n for n in graph.nodes if n.name in members)
+    outputs = tuple(
+        n.name
+        for n in nodes
+        if n.name in graph.outputs or any(u.name not in members for u in users[n.name])
+    )
+    return Group(nodes, {n.name: () for n in nodes}, anchor.size, (), outputs, family)
+
+
+class _Cluster:
+    """The members of one group, while it grows."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        users: Mapping[str, list[Node]],
+        claimed: Mapping[str, Group],
+        outside: frozenset[str],
+        anchor: Node,
+    ) -> None:
+        self.graph, self.users, self.claimed, self.outside = graph, users, claimed, outside
+        self.anchor = anchor
+        self.members = {anchor.name}
+        self.limit = 1 << 30 if anchor.kind is Kind.SCAN else MAX_REPEATED_COST
+        self._add_producers(anchor)
+        grown = True
+        while grown:
+            grown = any(self._add_consumer(u) for m in list(self.members) for u in users[m])
+
+    def _free(self, node: Node) -> bool:
+        usable = node.kind is Kind.POINTWISE and node.name not in self.outside
+        return usable and node.name not in self.claimed and node.name not in self.members
+
+    def _add_producers(self, reader: Node) -> None:
+        """Add the elementwise arguments of a member that no other node reads."""
+        for name in reader.inputs:
+            node = self.graph.node(name)
+            exclusive = all(u.name in self.members for u in self.users[name])
+            if not self._free(node) or not exclusive or name in self.graph.outputs:
+                continue
+            if reader is self.anchor and self._cost(name) > self.limit:
+                continue
+            if self._fits({name}):
+                self.members.add(name)
+                self._add_producers(node)
+
+    def _cost(self, name: str) -> int:
+        """Return the cost of a value from tensors in memory."""
+        node = self.graph.node(name)
+        if node.kind is not Kind.POINTWISE:
+            return 0
+        return COST.get(node.op, 1) + sum(self._cost(a) for a in node.inputs)
+
+    def _add_consumer(self, node: Node) -> bool:
+        same = node.shape == self.anchor.shape and node.dtype in (*FLOATS, "bool")
+        after = self._after_anchor()
+        if not same or not self._free(node) or not set(node.inputs) & after:
+            return False
+        if not self._fits({node.name}):
+            return False
+        self.members.add(node.name)
+        self._add_producers(node)
+        return True
+
+    def _after_anchor(self) -> set[str]:
+        """Return the members that depend on the anchor, and the anchor."""
+        found = {self.anchor.name}
+        for node in self.graph.nodes:
+            if node.name in self.members and set(node.inputs) & found:
+                found.add(node.name)
+        return found
+
+    def _fits(self, added: set[str]) -> bool:
+        members = self.members | added
+        read = {a for m in members for a in self.graph.node(m).inputs} - members
+        block_of = {name: group.places for name, group in self.claimed.items()}
+        few = len(read) <= MAX_LEAVES
+        return few and not leaves_and_returns(members, self.users, block_of)

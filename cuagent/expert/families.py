@@ -1,0 +1,36 @@
+"""List the families of kernels, each with its generator for the CPU and for CUDA.
+
+A new family is a folder with `cpp.generate` and `cuda.generate`, a kind of node in `graph.graph`,
+a lowering rule in `rules`, and one line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+from cuagent.expert.graph.graph import Kind
+from cuagent.expert.kernel import KernelCall, Request
+
+FAMILIES = {
+    "streaming": "elementwise operations and reductions, in one loop nest",
+    "scans": "cumulative sums and products",
+    "pooling": "extremes and means of windows; interpolation",
+}
+"""Folders under `cuagent.expert`, with what their kernels compute."""
+
+ANCHORS = {
+    Kind.SCAN: "scans",
+    Kind.POOL: "pooling",
+    Kind.RESAMPLE: "pooling",
+}
+"""Family of each kind of node around which elementwise operations are grouped."""
+
+
+def generate(device: str, request: Request) -> KernelCall:
+    """Return the kernel of a group. Raises NestError if its family has no kernel for it."""
+    assert request.group.family in FAMILIES
+    language = "cuda" if device == "cuda" else "cpp"
+    module = import_module(f"cuagent.expert.{request.group.family}.{language}")
+    generator: Callable[[Request], KernelCall] = module.generate
+    return generator(request)

@@ -1,0 +1,1 @@
+"""Kernels of pools and interpolation with the elementwise operations around them."""

@@ -1,0 +1,112 @@
+"""Generate CUDA kernels of pools and interpolation: one thread for each result.
+
+Adjacent threads have adjacent results, so that a warp reads adjacent windows; the cache serves
+elements that several windows share.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from cuagent.expert.graph.graph import Kind, Window
+from cuagent.expert.kernel import KernelCall, Request
+from cuagent.expert.pooling.positions import START, PoolText, adaptive_bounds
+from cuagent.expert.streaming.cuda import headers
+
+THREADS = 256
+MAX_UNROLLED = 32
+"""Elements of a window up to which its loops are unrolled."""
+
+
+def generate(request: Request) -> KernelCall:
+    """Return the kernel of a group with a pool or a resample."""
+    pool = _Pool(request)
+    text, path = pool.text(), f"kernels/{request.name}.cu"
+    tensors = pool.values.tensors_read
+    return KernelCall(request.name, path, text, request.group, tensors, pool.includes)
+
+
+class _Pool(PoolText):
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        dtypes = [*self.values.tensors_read.values(), *(n.dtype for n in request.group.nodes)]
+        self.includes = headers(dtypes)
+        given = math.prod(self.shape[: self.anchor.dims[0]]) * math.prod(
+            side.extent for side in self.sides.values()
+        )
+        self.integer = "long" if max(given, self.anchor.size) >= 1 << 30 else "int"
+
+    def text(self) -> str:
+        w, total, name = self.w, self.anchor.size, self.request.name
+        self.head(*self.includes)
+        parameters = self.values.parameters()
+        bounds = f"__launch_bounds__({THREADS})"
+        w.open(f"static __global__ void {bounds} {name}_device({', '.join(parameters)})")
+        w("const long position = blockIdx.x * (long)blockDim.x + threadIdx.x;")
+        w(f"if (position >= {total}) return;")
+        self._decode()
+        self.values.fresh()
+        if self.anchor.kind is Kind.POOL:
+            self._pool()
+        elif self.op == "nearest":
+            places = {k: self.nearest(k) for k in self.sides}
+            self.values.result = self.element(places)
+        else:
+            self._linear()
+        self.values.stores(self.index())
+        w.close()
+        w()
+        arguments = ", ".join(p.split()[-1] for p in parameters)
+        w.open(f'extern "C" void {name}({", ".join(parameters)}, cudaStream_t stream)')
+        w(f"{name}_device<<<{math.ceil(total / THREADS)}, {THREADS}, 0, stream>>>({arguments});")
+        w.close()
+        return "\n".join(w.lines) + "\n"
+
+    def _decode(self) -> None:
+        w = self.w
+        w(f"{self.integer} remainder = position;")
+        for k in reversed(range(len(self.shape))):
+            if k == 0:
+                w("const " + f"{self.integer} i0 = remainder;")
+            else:
+                w(f"const {self.integer} i{k} = remainder % {self.shape[k]};")
+                w(f"remainder /= {self.shape[k]};")
+
+    def _pool(self) -> None:
+        w = self.w
+        w(f"float joined = {START[self.op]};")
+        taps = math.prod(side.kernel or MAX_UNROLLED + 1 for side in self.sides.values())
+        for k, side in self.sides.items():
+            if taps <= MAX_UNROLLED:
+                w.pragma("unroll")
+            self._open_window(k, side)
+        self.values.fresh()
+        w(self.joined("joined", self.element({k: f"p{k}" for k in self.sides})))
+        w.close(len(self.sides))
+        self.values.fresh()
+        w(f"const float result = {self.divided('joined')};")
+
+    def _open_window(self, k: int, side: Window) -> None:
+        w = self.w
+        if side.adaptive:
+            start, end = adaptive_bounds(f"i{k}", side)
+            w.open(f"for (int p{k} = {start}; p{k} < {end}; ++p{k})")
+            return
+        w.open(f"for (int t{k} = 0; t{k} < {side.kernel}; ++t{k})")
+        w(f"const int p{k} = i{k} * {side.stride} + t{k} * {side.dilation} - {side.padding};")
+        last = (side.count - 1) * side.stride + (side.kernel - 1) * side.dilation - side.padding
+        tests = [f"p{k} < 0"] if side.padding else []
+        tests += [f"p{k} >= {side.extent}"] if last >= side.extent else []
+        if tests:
+            w(f"if ({' || '.join(tests)}) continue;")
+
+    def _linear(self) -> None:
+        blends = {k: self.linear(k) for k in self.sides}
+        terms = []
+        for corner in itertools.product((0, 1), repeat=len(self.sides)):
+            chosen = dict(zip(self.sides, corner, strict=True))
+            weights = [blends[k][2] if c else f"(1.f - {blends[k][2]})" for k, c in chosen.items()]
+            element = self.element({k: blends[k][c] for k, c in chosen.items()})
+            terms.append(" * ".join([*weights, element]))
+        self.w(f"const float result = {' + '.join(terms)};")

@@ -1,0 +1,79 @@
+"""Lower argmax, argmin, and maxima and minima with their indices.
+
+The index of an extreme is the smallest index at which the value equals the extreme or is NaN, so
+the first of equal values wins and NaN counts as the extreme, as in torch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from cuagent.expert.graph.graph import Kind, Node
+from cuagent.expert.graph.lowering import (
+    Lowering,
+    argument,
+    dtype_of,
+    floating,
+    operand,
+    rule,
+    target_of,
+)
+
+MAX_INDEX = 1 << 24
+"""Integers that a float32 represents exactly."""
+
+
+@rule("argmax", "argmin")
+def arg_extreme(low: Lowering, fx: Any) -> str | None:
+    x, dim = operand(low, fx.args[0]), argument(fx, 1, "dim")
+    keep = bool(argument(fx, 2, "keepdim", False))
+    if not isinstance(x, str) or not _comparable(low, fx.args[0], x) or (dim is None and keep):
+        return None
+    if dim is None:
+        x, dim = low.view(x, (math.prod(low.shape(x)),), "flat"), 0
+    extremes = _extremes(low, x, "amax" if "max" in target_of(fx) else "amin", dim, keep)
+    return extremes[1] if extremes else None
+
+
+@rule("max", "min")
+def extreme(low: Lowering, fx: Any) -> str | None:
+    """Lower the extreme of a tensor, of each row with its index, or of two tensors."""
+    x, (_, name, form) = operand(low, fx.args[0]), str(fx.target).split(".")
+    if not isinstance(x, str) or not _comparable(low, fx.args[0], x):
+        return None
+    if form == "other":
+        y = operand(low, fx.args[1])
+        return low.pointwise(f"{name}imum", x, y, hint="") if isinstance(y, str) else None
+    if form == "default":
+        return low.reduce(f"a{name}", x, range(len(low.shape(x))), False)
+    keep = bool(argument(fx, 2, "keepdim", False))
+    extremes = _extremes(low, x, f"a{name}", fx.args[1], keep)
+    if extremes:
+        low.multiple[fx.name] = extremes
+    return extremes[0] if extremes else None
+
+
+def _comparable(low: Lowering, fx: Any, x: str) -> bool:
+    """Return True if the kernel compares the same values as torch.
+
+    Torch rounds a computed value of a half type before it compares.
+    """
+    exact = dtype_of(fx) == "float32" or low.by_name[x].kind is not Kind.POINTWISE
+    return floating(fx) and exact and bool(low.shape(x))
+
+
+def _extremes(low: Lowering, x: str, op: str, dim: int, keep: bool) -> tuple[str, str] | None:
+    """Add the extreme along `dim` and its index."""
+    shape = low.shape(x)
+    dim %= len(shape)
+    if shape[dim] > MAX_INDEX:
+        return None
+    place = tuple(n if k == dim else 1 for k, n in enumerate(shape))
+    index = low.add(Node(low.unique_name("index"), Kind.INDEX, "index", (), place, dims=(dim,)))
+    top = low.reduce(op, x, [dim], True, "top")
+    equal = low.pointwise("index_if_equal", x, top, index, hint="index_if_top")
+    first = low.reduce("min", equal, [dim], keep, "first")
+    result = low.pointwise("cast", first, hint="", dtype="int64")
+    values = top if keep else low.view(top, low.shape(first), "value")
+    return values, result

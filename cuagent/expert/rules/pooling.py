@@ -1,0 +1,125 @@
+"""Lower pools and interpolation.
+
+A pool to one value for each channel stays a mean or an extreme, which the streaming kernels fuse.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cuagent.expert.graph.graph import Kind, Node, Scale, Window
+from cuagent.expert.graph.lowering import (
+    Lowering,
+    argument,
+    floating,
+    operand,
+    rule,
+    shape_of,
+    target_of,
+)
+
+MAX_TAPS = 1 << 10
+"""Elements of a window; torch has better algorithms for larger ones."""
+
+
+@rule("max_pool1d", "max_pool2d", "max_pool3d")
+def max_pool(low: Lowering, fx: Any) -> str | None:
+    rank = int(target_of(fx)[-2])
+    kernel = argument(fx, 1, "kernel_size")
+    stride = argument(fx, 2, "stride", ()) or kernel
+    padding, dilation = argument(fx, 3, "padding", 0), argument(fx, 4, "dilation", 1)
+    sides = _sides(fx, rank, kernel, stride, padding, dilation)
+    return _pool(low, fx, "max", sides)
+
+
+@rule("avg_pool1d", "avg_pool2d", "avg_pool3d")
+def average_pool(low: Lowering, fx: Any) -> str | None:
+    rank = int(target_of(fx)[-2])
+    kernel = argument(fx, 1, "kernel_size")
+    stride = argument(fx, 2, "stride", ()) or kernel
+    counted = bool(argument(fx, 5, "count_include_pad", True))
+    sides = _sides(fx, rank, kernel, stride, argument(fx, 3, "padding", 0), 1, counted)
+    divisor = argument(fx, 6, "divisor_override")
+    return _pool(low, fx, "mean" if divisor is None else "sum", sides, divisor or 1)
+
+
+@rule("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
+def adaptive_average(low: Lowering, fx: Any) -> str | None:
+    """Lower to a mean over whole dimensions, or to windows of equal or of different sizes."""
+    x = operand(low, fx.args[0])
+    rank = int(target_of(fx)[-2])
+    if not isinstance(x, str) or not floating(fx):
+        return None
+    given, made = low.shape(x)[-rank:], shape_of(fx)[-rank:]
+    if all(n == 1 for n in made):
+        return low.mean(x, range(-rank, 0), True)
+    sides = tuple(
+        Window(n, m, n // m, n // m) if n % m == 0 else Window(n, m, adaptive=True)
+        for n, m in zip(given, made, strict=True)
+    )
+    return _pool(low, fx, "mean", sides)
+
+
+def _several(value: Any, rank: int) -> list[int]:
+    """Return one number for each dimension."""
+    values = [value] if isinstance(value, int) else list(value)
+    return values * rank if len(values) == 1 else values
+
+
+def _sides(
+    fx: Any, rank: int, kernel: Any, stride: Any, padding: Any, dilation: Any, counted: bool = True
+) -> tuple[Window, ...]:
+    given = tuple(int(n) for n in fx.args[0].meta["val"].shape)[-rank:]
+    lists = (_several(v, rank) for v in (kernel, stride, padding, dilation))
+    return tuple(
+        Window(n, m, k, s, p, d, include_padding=counted)
+        for n, m, k, s, p, d in zip(given, shape_of(fx)[-rank:], *lists, strict=True)
+    )
+
+
+def _pool(
+    low: Lowering, fx: Any, op: str, sides: tuple[Window, ...], divisor: int = 1
+) -> str | None:
+    x, shape = operand(low, fx.args[0]), shape_of(fx)
+    taps = 1
+    for side in sides:
+        taps *= side.kernel or -(-side.extent // side.count) + 1
+    if not isinstance(x, str) or not floating(fx) or taps > MAX_TAPS:
+        return None
+    dims = tuple(range(len(shape) - len(sides), len(shape)))
+    name = low.unique_name("" if divisor == 1 else "sum")
+    pool = Node(
+        name, Kind.POOL, op, (x,), shape, low.by_name[x].dtype, dims, low.origin, spec=sides
+    )
+    low.add(pool)
+    return low.pointwise("div", name, divisor, hint="") if divisor != 1 else name
+
+
+@rule(
+    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
+    "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d",
+)  # fmt: skip
+def resample(low: Lowering, fx: Any) -> str | None:
+    x, shape = operand(low, fx.args[0]), shape_of(fx)
+    if not isinstance(x, str) or not floating(fx) or not str(fx.target).endswith(".vec"):
+        return None
+    rank = int(target_of(fx)[-2])
+    linear = "nearest" not in target_of(fx)
+    corners = bool(linear and fx.args[2])
+    factors = fx.args[3 if linear else 2] or [None] * rank
+    given = low.shape(x)[-rank:]
+    sides = tuple(
+        Scale(n, m, _factor(n, m, factor, corners), linear and not corners)
+        for n, m, factor in zip(given, shape[-rank:], factors, strict=True)
+    )
+    dims = tuple(range(len(shape) - rank, len(shape)))
+    op, dtype = "linear" if linear else "nearest", low.by_name[x].dtype
+    name = low.unique_name("")
+    return low.add(Node(name, Kind.RESAMPLE, op, (x,), shape, dtype, dims, low.origin, spec=sides))
+
+
+def _factor(given: int, made: int, factor: float | None, corners: bool) -> float:
+    """Return the elements of the argument for each element of the result, as torch computes it."""
+    if corners:
+        return (given - 1) / (made - 1) if made > 1 else 0.0
+    return 1.0 / factor if factor else given / made

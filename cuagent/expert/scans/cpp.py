@@ -1,0 +1,132 @@
+"""Generate C++ kernels of scans for the CPU.
+
+Sums are kept in double, as torch keeps them. Along the innermost dimension some rows advance
+together, because each addition waits for the one before it; elementwise work is done in blocks
+before and after, where it can be vectorized. Along another dimension adjacent rows are vectorized.
+"""
+
+from __future__ import annotations
+
+from cuagent.expert.kernel import KernelCall, Request
+from cuagent.expert.scans.loops import IDENTITY, SIGN, ScanText
+
+TOGETHER = 8
+"""Rows that advance together."""
+BLOCK = 256
+"""Elements of a row in one block."""
+TILE = 256
+"""Adjacent rows in one tile."""
+PARALLEL_ELEMENTS = 1 << 14
+"""Elements below which a parallel region costs more than it saves."""
+
+
+def generate(request: Request) -> KernelCall:
+    """Return the kernel of a group with a scan."""
+    scan = _Scan(request)
+    text, path = scan.text(), f"kernels/{request.name}.cpp"
+    tensors = scan.values.tensors_read
+    return KernelCall(request.name, path, text, request.group, tensors, ("pointwise.h",))
+
+
+class _Scan(ScanText):
+    def text(self) -> str:
+        self.head("pointwise.h")
+        parameters = ", ".join(self.values.parameters())
+        self.w.open(f'extern "C" void {self.request.name}({parameters})')
+        self._rows() if self.innermost else self._columns()
+        self.w.close()
+        return "\n".join(self.w.lines) + "\n"
+
+    def _parallel(self, loops: int) -> None:
+        if self.rows * self.length > PARALLEL_ELEMENTS:
+            collapse = f" collapse({loops})" if loops > 1 else ""
+            self.w.pragma(f"omp parallel for schedule(static){collapse}")
+
+    def _rows(self) -> None:
+        w, together, block = self.w, min(TOGETHER, self.rows), min(BLOCK, self.length)
+        self._parallel(1)
+        w.open(f"for (long start = 0; start < {self.rows}; start += {together})")
+        w(f"const long rows = start + {together} < {self.rows} ? {together} : {self.rows} - start;")
+        w(f"double carry[{together}];")
+        w(f"for (long r = 0; r < {together}; ++r) carry[r] = {IDENTITY[self.op]};")
+        if len(self.request.group.nodes) == 1:
+            self._plain_rows(together)
+            return w.close()
+        w(f"alignas(64) float buffer[{together}][{block}] = {{}};")
+        w.open(f"for (long block = 0; block < {self.length}; block += {block})")
+        length = self.length
+        w(f"const long count = block + {block} < {length} ? {block} : {length} - block;")
+        self._open_block()
+        value = self.argument()
+        w(f"buffer[r][k] = {value};")
+        w.close(2)
+        w.open("for (long k = 0; k < count; ++k)")
+        w.pragma(f"GCC unroll {together}")
+        w.open(f"for (long r = 0; r < {together}; ++r)")
+        w(f"carry[r] {SIGN[self.op]}= buffer[r][k];")
+        w("buffer[r][k] = carry[r];")
+        w.close(2)
+        self._open_block()
+        w("const float result = buffer[r][k];")
+        self.values.stores(self.index())
+        w.close(4)
+        return None
+
+    def _plain_rows(self, together: int) -> None:
+        """Write the loops of a scan alone, which has no work to vectorize."""
+        w = self.w
+        for count in (str(together), "rows"):
+            test = f"if (rows == {together})" if count != "rows" else "else"
+            w.open(f"{test} for (long k = 0; k < {self.length}; ++k)")
+            if count != "rows":
+                w.pragma(f"GCC unroll {together}")
+            w.open(f"for (long r = 0; r < {count}; ++r)")
+            w("const long row = start + r;")
+            self.decode("row", "long", self.others)
+            self._position("k")
+            self.values.fresh()
+            w(f"carry[r] {SIGN[self.op]}= {self.argument()};")
+            w("const float result = carry[r];")
+            self.values.stores(self.index())
+            w.close(2)
+
+    def _open_block(self) -> None:
+        """Open the loops over the rows and the elements of a block.
+
+        A reversed scan takes its elements from the end of the row.
+        """
+        w = self.w
+        w.open("for (long r = 0; r < rows; ++r)")
+        w("const long row = start + r;")
+        self.decode("row", "long", self.others)
+        w.pragma("omp simd")
+        w.open("for (long k = 0; k < count; ++k)")
+        self._position("block + k")
+        self.values.fresh()
+
+    def _position(self, step: str) -> None:
+        place = f"{self.length - 1} - ({step})" if self.reverse else step
+        self.w(f"const long i{self.dim} = {place};")
+
+    def _columns(self) -> None:
+        w = self.w
+        *outer, inner = self.others
+        width = self.shape[inner]
+        tile = min(TILE, width)
+        self._parallel(len(outer) + 1)
+        for k in outer:
+            w.open(f"for (long i{k} = 0; i{k} < {self.shape[k]}; ++i{k})")
+        w.open(f"for (long start = 0; start < {width}; start += {tile})")
+        w(f"const long count = start + {tile} < {width} ? {tile} : {width} - start;")
+        w(f"alignas(64) double carry[{tile}];")
+        w(f"for (long k = 0; k < {tile}; ++k) carry[k] = {IDENTITY[self.op]};")
+        w.open(f"for (long step = 0; step < {self.length}; ++step)")
+        self._position("step")
+        w.pragma("omp simd")
+        w.open("for (long k = 0; k < count; ++k)")
+        w(f"const long i{inner} = start + k;")
+        self.values.fresh()
+        w(f"carry[k] {SIGN[self.op]}= {self.argument()};")
+        w("const float result = carry[k];")
+        self.values.stores(self.index())
+        w.close(3 + len(outer))

@@ -1,0 +1,118 @@
+// CUDA on the CPU for tests: each thread of a block is a fiber, and blocks run one after another.
+// Covered: what generated kernels use (barriers of a block, shuffles of full warps, shared memory).
+#pragma once
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(threads)
+#define __shared__ static
+#define threadIdx (fibers[running].index)
+#define blockIdx block_index
+#define blockDim block_size
+typedef void* cudaStream_t;
+inline float reciprocal_root(float x) { return 1.f / std::sqrt(x); }
+#define rsqrt reciprocal_root
+
+struct dim3 {
+  unsigned x, y, z;
+  dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {}
+};
+
+// A barrier is open again when the last of `members` has arrived.
+struct Barrier {
+  int members = 0, arrived = 0;
+  long opened = 0;
+  void open_if_complete() {
+    if (members > 0 && arrived == members) arrived = 0, ++opened;
+  }
+};
+struct Fiber {
+  ucontext_t context;
+  std::vector<char> stack;
+  dim3 index;
+  bool done;
+};
+
+static std::vector<Fiber> fibers;
+static std::vector<Barrier> warps;
+static std::vector<float> slots;
+static Barrier block;
+static dim3 block_index, block_size;
+static ucontext_t scheduler;
+static std::function<void()> thread_body;
+static int running;
+
+static void wait_at(Barrier& barrier) {
+  const long opened = barrier.opened;
+  ++barrier.arrived;
+  barrier.open_if_complete();
+  while (barrier.opened == opened) swapcontext(&fibers[running].context, &scheduler);
+}
+static void __syncthreads() { wait_at(block); }
+static float exchange(float value, int lane) {
+  slots[running] = value;
+  wait_at(warps[running / 32]);
+  const float result = slots[running / 32 * 32 + lane];
+  wait_at(warps[running / 32]);
+  return result;
+}
+static float __shfl_sync(unsigned, float value, int lane) { return exchange(value, lane & 31); }
+static float __shfl_xor_sync(unsigned, float value, int mask) {
+  return exchange(value, (running & 31) ^ mask);
+}
+static float __shfl_up_sync(unsigned, float value, int step) {
+  const int lane = running & 31;
+  return exchange(value, lane < step ? lane : lane - step);
+}
+
+static void run_thread() {
+  thread_body();
+  fibers[running].done = true;
+  for (Barrier* barrier : {&block, &warps[running / 32]}) {
+    --barrier->members;
+    barrier->open_if_complete();
+  }
+  swapcontext(&fibers[running].context, &scheduler);
+}
+static void run_block() {
+  const int threads = block_size.x * block_size.y;
+  fibers.resize(threads);
+  slots.assign(threads + 32, 0.f);
+  warps.assign(threads / 32 + 1, Barrier());
+  block = Barrier();
+  for (int t = 0; t < threads; ++t) {
+    Fiber& fiber = fibers[t];
+    fiber.done = false;
+    fiber.index = dim3(t % block_size.x, t / block_size.x, 0);
+    fiber.stack.resize(1 << 16);
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.data();
+    fiber.context.uc_stack.ss_size = fiber.stack.size();
+    makecontext(&fiber.context, run_thread, 0);
+    ++block.members;
+    ++warps[t / 32].members;
+  }
+  while (block.members > 0) {
+    for (running = 0; running < threads; ++running) {
+      if (!fibers[running].done) swapcontext(&scheduler, &fibers[running].context);
+    }
+  }
+}
+static void launch(dim3 grid, dim3 size, std::function<void()> body) {
+  thread_body = body;
+  block_size = size;
+  for (unsigned y = 0; y < grid.y; ++y) {
+    for (unsigned x = 0; x < grid.x; ++x) {
+      block_index = dim3(x, y, 0);
+      run_block();
+    }
+  }
+}

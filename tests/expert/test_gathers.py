@@ -1,0 +1,89 @@
+"""Embedding lookups and indexing along one dimension, fused into the kernels that read them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from agreement import assert_agrees  # type: ignore[import-not-found]
+
+from cuagent.expert.candidate import Options
+
+BODIES = {
+    "embedding and position": "return self.norm(self.tokens(ids) + self.places)",
+    "scaled embedding": "return self.tokens(ids) * 3 + 1",
+    "mean of an embedding": "return self.tokens(ids).mean(1) * 2",
+    "two embeddings": "return (self.tokens(ids) * self.others(ids)).sum(-1)",
+    "joined embeddings": "return torch.cat([self.tokens(ids), self.others(ids)], -1).relu() + 1",
+    "stacked embeddings": (
+        "return torch.stack([self.tokens(ids), self.others(ids)], 1).tanh() * 2"
+    ),
+    "rows": "return x[ids].exp() * 2",
+    "columns": "return x[:, ids[0]] * 2 + 1",
+    "the last dimension": "return torch.index_select(x, 2, ids[0] % 4).tanh() + 1",
+    "softmax of rows": "return torch.softmax(torch.index_select(x, 0, ids[0]) * 2, -1)",
+    "negative indices": "return (x[ids - 7] * 2).amax(-1)",
+    "a sum along the lookup": "return torch.cumsum(self.tokens(ids) * 2, 1) + 1",
+    "a lookup that torch reads too": "e = self.tokens(ids); return e, e * 2 + 1",
+    "a lookup of what a kernel computes": "return (x * 2).tanh()[ids] + 1",
+}
+
+
+def text_of(name: str, dtype: str = "float32", ids: str = "torch.randint(0, 7, (4, 7))") -> str:
+    return f"""
+import torch
+import torch.nn.functional as F
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(7, 20)
+        self.others = nn.Embedding(9, 20, padding_idx=0)
+        self.places = nn.Parameter(torch.randn(7, 20))
+        self.norm = nn.LayerNorm(20)
+        self.to(torch.{dtype})
+    def forward(self, ids, x):
+        {BODIES[name]}
+def get_inputs(): return [{ids}, torch.randn(7, 9, 20).to(torch.{dtype})]
+def get_init_inputs(): return []
+"""
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_candidate_agrees_with_reference(make, name):
+    assert_agrees(make(text_of(name), "Model"))
+
+
+@pytest.mark.parametrize("name", ["embedding and position", "rows", "joined embeddings"])
+def test_candidate_agrees_with_reference_in_half_precision(make, name):
+    assert_agrees(make(text_of(name, "bfloat16"), "Model"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [Options(), Options(vector=False)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", BODIES)
+def test_cuda_candidate_agrees_with_reference(make, name, dtype, options):
+    assert_agrees(make(text_of(name, dtype), "Model", options, "cuda"), "cuda")
+
+
+@pytest.mark.parametrize("name", ["embedding and position", "joined embeddings"])
+def test_lookup_is_part_of_its_reader(make, name):
+    made = make(text_of(name), "Model")
+    assert len(made.candidate.kernels) == 1
+    forward = made.candidate.files["model_new.py"].split("def _fits")[1]
+    assert "embedding(" not in forward
+    assert forward.count("torch.empty") == 1
+
+
+@pytest.mark.parametrize(("name", "wraps"), [("scaled embedding", False), ("rows", True)])
+def test_index_out_of_range_gives_nan_and_reads_nothing(make, name, wraps):
+    made = make(text_of(name), "Model")
+    ids, x = made.inputs()
+    ids[0, 0], ids[1, 2], ids[3, 6] = 7, 1 << 60, -1
+    with torch.no_grad():
+        result = made.cls().eval()(ids, x)
+    wrong = result.isnan().flatten(2).all(-1)
+    assert wrong[0, 0]
+    assert wrong[1, 2]
+    assert bool(wrong[3, 6]) is not wraps
+    assert int(wrong.sum()) == (2 if wraps else 3)

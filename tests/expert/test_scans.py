@@ -1,0 +1,74 @@
+"""Cumulative sums and products along any dimension, in both directions, with their neighbours."""
+
+from __future__ import annotations
+
+import pytest
+from agreement import assert_agrees  # type: ignore[import-not-found]
+
+from cuagent.expert.candidate import Options
+
+BODIES = {
+    "a sum": "return torch.cumsum(x, DIM)",
+    "a product": "return torch.cumprod(x * 0.1 + 1, DIM)",
+    "a reversed sum": "return torch.cumsum(x.flip(DIM), DIM).flip(DIM)",
+    "a masked sum": "return torch.cumsum(x * (y > 0), DIM) + 1",
+    "an exclusive sum": (
+        "n = x.shape[DIM]\n"
+        "        z = torch.zeros_like(x.select(DIM, 0).unsqueeze(DIM))\n"
+        "        return torch.cumsum(torch.cat((z, x), DIM).narrow(DIM, 0, n), DIM)"
+    ),
+    "a sum inside arithmetic": (
+        "h = torch.cumsum((x * 0.1).exp(), DIM); return h.log() * y + x.mean(DIM, keepdim=True), h"
+    ),
+    "a broadcast operand": "return torch.cumsum(x * y[:1, :, :1], DIM).tanh() - y[:, :1]",
+    "two sums": "return torch.cumsum(x, DIM) + torch.cumsum(y * 2, 0).relu()",
+}
+CASES = [
+    *((name, 1, "3, 300, 5") for name in BODIES),
+    *((name, 2, "3, 7, 1031") for name in BODIES),
+    ("a masked sum", 0, "33, 3, 5"),
+    ("a reversed sum", 0, "33, 3, 5"),
+    ("a sum", 2, "5, 13, 8"),
+]
+FEW_LONG_ROWS = ("a sum", 2, "1, 1, 100003")
+"""On CUDA torch has the better kernel."""
+
+
+def text_of(name: str, dim: int, shape: str, dtype: str = "float32") -> str:
+    return f"""
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x, y):
+        {BODIES[name].replace("DIM", str(dim))}
+def get_inputs(): return [torch.randn({shape}).to(torch.{dtype}) for _ in range(2)]
+def get_init_inputs(): return []
+"""
+
+
+@pytest.mark.parametrize(("name", "dim", "shape"), [*CASES, FEW_LONG_ROWS])
+def test_candidate_agrees_with_reference(make, name, dim, shape):
+    assert_agrees(make(text_of(name, dim, shape), "Model"))
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+@pytest.mark.parametrize("name", ["a masked sum", "a reversed sum", "a sum inside arithmetic"])
+def test_candidate_agrees_with_reference_in_half_precision(make, name, dim):
+    assert_agrees(make(text_of(name, dim, "3, 130, 65", "bfloat16"), "Model"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [Options(), Options(threads=128)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("name", "dim", "shape"), CASES)
+def test_cuda_candidate_agrees_with_reference(make, name, dim, shape, dtype, options):
+    assert_agrees(make(text_of(name, dim, shape, dtype), "Model", options, "cuda"), "cuda")
+
+
+@pytest.mark.parametrize("name", ["a masked sum", "a reversed sum", "an exclusive sum"])
+def test_scan_with_its_neighbours_is_one_kernel(make, name):
+    made = make(text_of(name, 2, "3, 7, 33"), "Model")
+    assert len(made.candidate.kernels) == 1
+    module = made.candidate.files["model_new.py"]
+    forward = module[module.rindex("def forward") :]
+    assert "torch.ops" not in forward
+    assert forward.count("torch.empty") == 1
