@@ -10,7 +10,7 @@ import pytest
 from modules import INPUTS, task_text  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options, make_candidate
-from cuagent.expert.capture.subject import open_subject
+from cuagent.expert.capture.subject import Target, open_subject
 from cuagent.expert.streaming.text import without_unused
 from cuagent.task import load_task
 
@@ -30,7 +30,7 @@ def _write_all(subjects, device, folder):
     """Write one file that includes the kernels of all modules, each in a separate namespace."""
     lines = []
     for name, subject in subjects.items():
-        candidate = make_candidate(replace(subject, device=device), Options())
+        candidate = make_candidate(replace(subject, target=Target(device)), Options())
         assert candidate is not None
         for path, text in candidate.files.items():
             target = folder / f"{name}_{path.removeprefix('kernels/')}"

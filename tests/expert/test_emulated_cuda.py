@@ -21,7 +21,7 @@ from conftest import imported  # type: ignore[import-not-found]
 
 from cuagent import kernels
 from cuagent.expert.candidate import Options, make_candidate
-from cuagent.expert.capture.subject import open_subject
+from cuagent.expert.capture.subject import Target, open_subject
 from cuagent.task import load_task
 
 LAUNCH = re.compile(r"(\w+)<<<(.*), 0, stream>>>\((.*)\);")
@@ -78,7 +78,8 @@ TASKS = {
 def test_emulated_candidate_agrees_with_reference(tmp_path, monkeypatch, name, options):
     path = tmp_path / "task.py"
     path.write_text(TASKS[name])
-    subject = replace(open_subject(load_task(f"{path}:Model", device="cpu")), device="cuda")
+    subject = open_subject(load_task(f"{path}:Model", device="cpu"))
+    subject = replace(subject, target=Target("cuda"))
     candidate = make_candidate(subject, options)
     assert candidate is not None
     for file, content in candidate.files.items():
