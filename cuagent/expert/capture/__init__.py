@@ -1,1 +1,1 @@
-"""From a task to a flat operator graph of its reference."""
+"""Capture the reference of a task as a flat operator graph."""
