@@ -62,7 +62,9 @@ WriteSummary = Callable[[], None]
 def run_trial(
     config: DemoConfig, seeds: Sequence[int], device: str, out: Path, say: Say
 ) -> dict[str, Any]:
-    """Train all seeds and write their comparison to `out/trial.json`; skip finished stages.
+    """Train one policy for each seed, and write the comparison of the arms to `out/trial.json`.
+
+    Stages that an earlier call finished are skipped.
 
     Raises RecordError if a seed failed; its log is `out/seed-N/log.txt`.
     Raises ConfigError if `out` has seeds of other settings.

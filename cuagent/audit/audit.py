@@ -124,7 +124,7 @@ def _require_seeds(then: Verdict) -> None:
 
 
 def repeat_verdict(recorded: Recorded, built: Build, referee: Referee) -> list[Verdict]:
-    """Verify on the recorded seeds: once, or three times if the first verdict disagrees."""
+    """Repeat the verdict on its recorded seeds; twice more if the first repetition disagrees."""
     from cuagent.audit.figures import disagreements
     from cuagent.verdict import Reason
     from cuagent.verify.sanitize import gated

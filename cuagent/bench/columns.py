@@ -1,4 +1,4 @@
-"""Compute the result table from records: three rules for the same kernels, three baselines.
+"""Compute the result table from records: three rules, against eager, torch.compile and best rung.
 
 lax      the published rule: 5 inputs, atol = rtol = 1e-2, and the ratio of medians
 strict   cuagent's rule; faster means that the lower limit of the interval lies above the threshold

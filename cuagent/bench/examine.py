@@ -59,7 +59,7 @@ def serve(channel: socket.socket, folder: Path) -> None:
 
 
 class Examination:
-    """The reference with its draws; each method looks for one kind of finding."""
+    """Examination of one reference; each method finds certificates of one kind."""
 
     def __init__(self, reference: Reference, budget_s: float) -> None:
         self.reference = reference
@@ -168,7 +168,7 @@ class Examination:
             yield Certificate(Kind.IDENTITY, f"input {index} passes for the output")
 
     def ignored_inputs(self) -> Iterator[Certificate]:
-        """Look for inputs that may be replaced by other draws."""
+        """Find inputs without effect: with another draw of the input the output still passes."""
         import torch
 
         if len(list(_tensors(self.inputs))) < 2:

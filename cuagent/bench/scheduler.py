@@ -66,7 +66,7 @@ Observe = Callable[[Started | Progressed | Finished], None]
 
 @dataclass(frozen=True)
 class Slots:
-    """Places for problems: the GPU and the processors of each."""
+    """Slots that run one problem at a time, each with its GPU and its processors."""
 
     gpus: tuple[str | None, ...]
     cores: tuple[tuple[int, ...], ...] = field(default=())

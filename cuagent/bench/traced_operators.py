@@ -59,7 +59,7 @@ class Operator:
 
 
 def record(model: nn.Module, run: Run) -> list[Operator]:
-    """Return the computing operators of one call, in order."""
+    """Return the operators of one call that compute (no views, copies or creations), in order."""
     mode = _Recorder()
     with _modules_tracked(model, mode.modules), mode:
         run()

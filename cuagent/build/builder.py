@@ -122,7 +122,7 @@ def _build_source(
 
 
 def _require_covered(recipe: compiler.Recipe, folder: Path) -> None:
-    """Raise CompileFailed if the compiler can read a file that is not part of the key."""
+    """Raise CompileFailed if the compiler can read a file outside the library's cache key."""
     covered = {recipe.tree.root / name for name, _ in recipe.tree.files}
     for path in folder.rglob("*"):
         if path.is_file() and path != folder / MODULE and path not in covered:

@@ -116,7 +116,7 @@ def vectorised(
 
 
 def _compile_for_report(attempt: Attempt, library: Library, confine: Confine) -> None:
-    """Compile the source again for the report. Raises CompileFailed."""
+    """Compile a source again and store g++'s vectorization report. Raises CompileFailed."""
     with (
         tempfile.TemporaryDirectory(prefix="cuagent-vectors-") as folder,
         tempfile.TemporaryDirectory(prefix="cuagent-compile-") as scratch,

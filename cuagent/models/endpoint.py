@@ -145,7 +145,7 @@ def greet(
 
 
 def failure(text: str) -> ModelError:
-    """Return the error for a server's error text within a stream."""
+    """Return the exception for an error that a server reports within a stream."""
     kind = ContextOverflow if _overlong(text) else ModelError
     return kind(redactor()(text))
 

@@ -35,9 +35,10 @@ def parts_of(name: str) -> tuple[str, ...]:
 
 
 def read_file(root: Path, name: str, largest: int | None = None) -> bytes:
-    """Return the content of a regular file of at most `largest` bytes.
+    """Return the content of a regular file below `root`; no link is followed.
 
-    Raises OSError and RecordError.
+    Raises RecordError if `name` leads out of `root`, OSError if the file has more than `largest`
+    bytes or is not regular.
     """
     *above, last = parts_of(name)
     with _folder(root, above) as folder:

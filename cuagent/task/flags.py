@@ -220,7 +220,7 @@ def _reduction(name: str) -> list[bool]:
 
 
 def _deterministic() -> str:
-    """Return `off`, `warn` or `error`."""
+    """Return the mode of torch.use_deterministic_algorithms: `off`, `warn` or `error`."""
     import torch
 
     if not torch.are_deterministic_algorithms_enabled():

@@ -68,7 +68,7 @@ class Admission:
 
 
 def admit(referee: Referee) -> Admission:
-    """Examine the task of an opened referee. Raises OracleLost."""
+    """Examine a task before any work: reasons against a verdict, and notes. Raises OracleLost."""
     notes: list[str] = []
     try:
         findings = referee.examine()

@@ -11,6 +11,7 @@ from cuagent.verify.inputs.draws import EXTREME_SIZE, FAR_EXTREME_SIZE, LineView
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.ranges import Range
 from cuagent.verify.inputs.repertoire import ReferenceRuns, Repertoire, SweepCount, repertoire
+from cuagent.verify.tally import ROUNDS
 from cuagent.verify.trace.selections import trace_reference
 
 
@@ -104,3 +105,8 @@ def test_extremes_are_smaller_if_the_reference_overflows() -> None:
     x = torch.randn(6, 40)
     assert suited(lambda x: x.logsumexp(-1), x).extreme_size == FAR_EXTREME_SIZE
     assert suited(lambda x: x.exp().sum(-1), x).extreme_size == EXTREME_SIZE
+
+
+def test_every_kind_of_draw_is_in_a_round_of_the_verdict() -> None:
+    used = {kind for entry in ROUNDS for kind in (*entry.kinds, *entry.sweeps)}
+    assert used == set(Inputs)

@@ -141,7 +141,11 @@ def _only_reader(node: Node, steps: Sequence[Step], graph: Graph) -> Group | Non
 
 
 def _product(node: Node, group: Group | None, graph: Graph) -> Product | None:
-    """Return the product with its epilogue; None if an operand has no row and column stride."""
+    """Return the product with `group` as its epilogue; without one if `group` is None.
+
+    Return None if Triton has no expression for an operator of the group, an output has another
+    shape, or a tensor has no single row and column stride.
+    """
     left_name, right_name, *bias_names = (str(arg) for arg in node.args)
     rows, columns = math.prod(node.shape[:-1]), node.shape[-1]
     depth = graph.node(right_name).shape[1]

@@ -398,7 +398,7 @@ class _Kernel(KernelText):
     # Bodies.
 
     def _decode(self, flat: str, dims: list[int], vector: bool = False) -> None:
-        """Write the index variables of `dims` from a flat index over them."""
+        """Write the C++ that declares the index of each dimension in `dims` from a flat index."""
         w, remainder = self.w, flat
         if len(dims) > 1:
             w(f"{self.integer} {flat}_remainder = {flat};")

@@ -211,7 +211,7 @@ class _Experiment:
         before: Mapping[str, ModuleState],
         after: Mapping[str, ModuleState],
     ) -> str:
-        """Return the first counter or growing list that changes the output when it is advanced."""
+        """Return the first counter or growing list that changes the output; "" if there is none."""
         for name in changes:
             if name in before and name in after:
                 now = model.module_state()[name]

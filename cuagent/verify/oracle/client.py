@@ -48,7 +48,7 @@ FAULT_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 
 
 class OracleLost(Exception):
-    """The oracle's process died or does not answer: a fault of the machine."""
+    """The oracle died, does not answer or lacks memory: a fault of the machine."""
 
 
 class AnswerInfo(NamedTuple):
@@ -127,8 +127,8 @@ class SensitivityQuery:
 
 
 class Oracle:
-    """Handle on the oracle. Raises TaskError if the user's module fails, OracleLost if the process
-    does."""
+    """Handle on the oracle. Raises TaskError if the user's module fails or crashes its process,
+    OracleLost if the process ends otherwise."""
 
     def __init__(self, fork_server: ForkServer, task: Task, budget: int | None = None) -> None:
         """`budget` limits the bytes of the device's memory."""

@@ -88,10 +88,10 @@ class NearTies:
         runs: Iterable[ReferenceTrace],
         spread: Sequence[Tensor],
     ) -> list[Places]:
-        """Return the elements that indices were chosen from, and write to `spread` how far other
-        integers move.
+        """Return the elements from which each traced index was chosen.
 
-        Integers do not move if the numbers that decide them are equal in both precisions, and so
+        Write to `spread`, for every other integer output, its largest change over the runs. It is 0
+        if the numbers that decide them are equal in both precisions, and so
         exact, and each chosen index is guaranteed to be the first of equal elements.
         """
         import torch

@@ -208,7 +208,7 @@ class TwoPrecisions:
         return self.answer_hides_fills(widened, self.forward_fp64(widened).outputs)
 
     def answer_hides_fills(self, inputs: list[Tensor], exact: list[Tensor]) -> bool:
-        """Return True if larger mask fills do not change the answer `exact`."""
+        """Return True if the fp64 answer stays `exact` when mask fills are enlarged."""
         if not self.has_mask_fills:
             return True
         if self.slicing is not None and self.slicing.joins:

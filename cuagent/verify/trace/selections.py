@@ -254,7 +254,7 @@ def _is_complex(value: Any) -> bool:
 
 
 def _thresholds(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[float]:
-    """Return thresholds that every precision represents; a kernel may compare others in fp64."""
+    """Return the numbers that an operator compares with, if every precision represents them."""
     if not _is_one_of(COMPARING, function):
         return []
     numbers = [x for x in (*args, *kwargs.values()) if isinstance(x, int | float)]
