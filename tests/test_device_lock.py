@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -112,7 +112,7 @@ def test_judges_verify_together_and_time_exclusively(
     class Judge(module.LocalJudge):
         def __init__(self, device_lock: DeviceLock) -> None:
             self.device_lock, self.ladder, self._next_profile = device_lock, None, None
-            self._default_baselines = ()
+            self._reference_profile, self._default_baselines = None, ()
             self._timer: Any = Timer()
             self.referee: Any = SimpleNamespace(domain=None)
 
@@ -167,6 +167,9 @@ def test_judge_opens_shared_and_profiles_exclusively(
 
         def prewarm(self, *_: Any) -> Any:
             return lambda: modes.update({"opening baselines": mode_of(device_lock)})
+
+        def nothing_opens(self) -> AbstractContextManager[None]:
+            return nullcontext()
 
     monkeypatch.setattr(module, "Timer", Timer)
     monkeypatch.setattr(module.LocalJudge, "build", lambda *_: None)

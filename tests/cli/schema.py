@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 GOLDEN = Path(__file__).parents[1] / "record" / "results"
-BY_NAME = {"ratios", "free", "versions", "parts_s", "operators", "values"}
+BY_NAME = {"ratios", "free", "versions", "parts_s", "operators", "values", "relative_errors"}
 """Keys whose objects have free keys: names of baselines, operators, parts."""
 
 

@@ -23,7 +23,7 @@ from test_cli_apply import RIGHT, judged
 from cuagent.cli.main import run
 from cuagent.message import Message, ToolCall, Usage
 from cuagent.record import RunFolder, RunLog, find_run, init_work, new_run, plain
-from cuagent.task import Task
+from cuagent.task import Task, load_task
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\u2066\ud800\rfaked\x08"
 READERS = (["runs"], ["show"], ["show", "--brief"], ["show", "--json"], ["replay"])
@@ -217,7 +217,7 @@ def test_a_foreign_run_that_goes_on_runs_nothing_of_its_history(
     (tmp_path / "task.py").write_text(TASK)
     folder = foreign_run(tmp_path)
     session = json.loads(folder.log.read_text().splitlines()[0])
-    task = Task(tmp_path / "task.py", "Model", TASK)
+    task = load_task(f"{tmp_path / 'task.py'}", device="cpu")
     session["task"] |= {**plain(task), "digest": task.digest}
     folder.log.write_text(json.dumps(session) + "\n")
     proof, mine = tmp_path / "proof", tmp_path / "mine.lock"
