@@ -120,10 +120,14 @@ class Sums:
         return math.sqrt(self.squares[name] / self.count)
 
     def bound_spread(self) -> None:
-        """Limit the spread to STEEPEST times the roundoff, on draws that admit no jump."""
+        """Limit spread and `carried` to STEEPEST times the roundoff, on draws that admit no jump.
+
+        Roundoff in operators may move a number across a tie, where honest arithmetic does not.
+        """
         roundoff = self.rms("own") + UNIT * self.rms("value")
         limit = self.count * (STEEPEST * roundoff) ** 2
         self.squares["spread"] = min(self.squares["spread"], limit)
+        self.carried = min(self.carried, STEEPEST * roundoff / UNIT)
 
     def exact(self, kind: Inputs) -> bool:
         """Return True if honest arithmetic makes no error on this draw."""
