@@ -18,7 +18,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 
 from cuagent.measure.timing.timed_arm import TimedArm
-from cuagent.worker import ForkServerError, Session, SessionEnded
+from cuagent.worker import Session
 
 Begin = Callable[[str], Session]
 """Open the process of a baseline and load its weights. Raises SessionEnded, ForkServerError."""
@@ -96,8 +96,9 @@ class OpenedAhead:
             self._running.set()
         self._pool.shutdown(cancel_futures=True)
         for future in self._futures.values():
-            with suppress(SessionEnded, ForkServerError, CancelledError):
-                future.result().session.close()
+            with suppress(CancelledError):
+                if future.exception() is None:  # nobody waits for a baseline that failed
+                    future.result().session.close()
         self._futures.clear()
         self._sessions.clear()
 
