@@ -1,6 +1,6 @@
 """Shared by all tests: one cache, Ctrl-C that works, and GPU tests deselected where there is none.
 
-Slow tests are deselected, too, unless `-m slow` asks for them.
+Slow and long tests are deselected, too, unless `-m slow` or `-m long` asks for them.
 
 Deselected, never silently skipped: the closing line of pytest counts them.
 """
@@ -31,7 +31,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    out = {"slow"} if "slow" not in config.option.markexpr else set()
+    out = {mark for mark in ("slow", "long") if mark not in config.option.markexpr}
     if any("gpu" in item.keywords for item in items) and not _has_cuda():
         out.add("gpu")
     left = [item for item in items if out & set(item.keywords)]

@@ -32,6 +32,8 @@ from cuagent.task import load_task
 from cuagent.timing import Effort
 from cuagent.worker import ForkServer
 
+pytestmark = pytest.mark.slow
+
 SOURCE = """\
 import time
 import torch

@@ -22,6 +22,8 @@ from cuagent.task import load_task
 from cuagent.timing import Effort
 from cuagent.worker import ForkServer
 
+pytestmark = pytest.mark.slow
+
 KERNEL = """\
 extern "C" void scale(float* out, const float* in, long n) {
 #pragma omp simd

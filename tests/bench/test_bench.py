@@ -17,6 +17,8 @@ from make_tasks import write_task
 from cuagent.bench.order import BenchSettings, Order, Rules
 from cuagent.bench.results import Record, latest, read_results
 
+pytestmark = pytest.mark.slow
+
 LIMITS = ("--model", "expert", "--device", "cpu", "--max-time", "10m")
 KILLS = 6
 """Kills at random of the benchmark in the slow test."""
@@ -141,7 +143,7 @@ def test_an_interrupt_ends_with_130_and_the_same_command_resumes(tmp_path: Path)
     assert states(out).keys() == {"a_wrong"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_twelve_tasks_killed_at_random_give_the_same_results(twelve: Path, tmp_path: Path) -> None:
     whole = subprocess.run(command(twelve, "--out", tmp_path / "whole"), timeout=1700, check=False)
@@ -158,7 +160,6 @@ def test_twelve_tasks_killed_at_random_give_the_same_results(twelve: Path, tmp_p
     assert states(out) == states(tmp_path / "whole")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_ray_cluster_gives_the_same_records(tmp_path: Path) -> None:
     pytest.importorskip("ray")

@@ -11,6 +11,8 @@ from cuagent.bench.certificates import Certification, certify
 from cuagent.task import TaskError, load_task
 from cuagent.worker import ForkServer
 
+pytestmark = pytest.mark.slow
+
 LINEAR = "self.a = nn.Linear(32, 16)"
 
 

@@ -16,6 +16,8 @@ from cuagent.measure.timing.surroundings import compiled_graphs
 from cuagent.task import load_task
 from cuagent.worker import ForkServer
 
+pytestmark = pytest.mark.slow
+
 LOOK = """
 import sys, torch
 from torch._dynamo.utils import counters

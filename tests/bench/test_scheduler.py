@@ -18,6 +18,8 @@ from cuagent.bench.problems import Problem
 from cuagent.bench.results import Record, opened_for_writing, read_results
 from cuagent.bench.scheduler import Finished, Slots, orders_for, run_orders, slots_for
 
+pytestmark = pytest.mark.slow
+
 
 class Given:
     """An engine whose problems end as their names say."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from make_tasks import write_task
 
 from cuagent.bench.held_lock import HeldLock
@@ -12,6 +13,8 @@ from cuagent.bench.order import BenchSettings
 from cuagent.bench.problems import Problem
 from cuagent.bench.scheduler import orders_for
 from cuagent.bench.solve import solve
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_problem_on_a_shared_device(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ from cuagent.message import Message, ToolCall, Usage
 from cuagent.record import RunFolder, RunLog, find_run, init_work, new_run, plain
 from cuagent.task import Task, load_task
 
+pytestmark = pytest.mark.slow
+
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\u2066\ud800\rfaked\x08"
 READERS = (["runs"], ["show"], ["show", "--brief"], ["show", "--json"], ["replay"])
 

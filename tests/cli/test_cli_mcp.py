@@ -15,6 +15,8 @@ from commands import TASK, clean_environment
 from mcp import Client, StdioServerParameters
 from schema import assert_follows
 
+pytestmark = pytest.mark.slow
+
 RIGHT = "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n" + (
     "        return torch.softmax(x, -1)\n"
 )

@@ -22,6 +22,8 @@ from cuagent.cli.progress import progress_lines
 from cuagent.message import Message
 from cuagent.task import load_task
 
+pytestmark = pytest.mark.slow
+
 NO_GAIN = [
     {"text": "I look around.", "calls": [{"name": "bash", "arguments": {"command": "ls"}}]},
     {

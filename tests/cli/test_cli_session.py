@@ -18,6 +18,8 @@ from cuagent.cli.approval import approved
 from cuagent.cli.interactive import to_the_end
 from cuagent.events import Phase, RunEnded
 
+pytestmark = pytest.mark.slow
+
 SUBMIT = {"text": "That is all.", "calls": [{"name": "submit", "arguments": {}}]}
 
 

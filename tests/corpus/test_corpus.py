@@ -19,6 +19,8 @@ from judging import CorpusJudges, is_safe, open_judges, outcome_of
 
 from cuagent.arms import EAGER
 
+pytestmark = pytest.mark.slow
+
 STRIDES = {"timed": 4, "honest": 3, "bug": 20, "equivalent": 2}
 """One in this many candidates of each kind is in the sample; of other kinds, all are."""
 

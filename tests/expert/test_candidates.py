@@ -19,6 +19,8 @@ from cuagent.expert.capture.export import CaptureError
 from cuagent.expert.capture.subject import open_subject
 from cuagent.task import load_task
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("cls", INPUTS, ids=lambda cls: cls.__name__)
 def test_candidate_agrees_with_reference(make, cls):

@@ -24,6 +24,8 @@ from cuagent.expert.candidate import Options, make_candidate
 from cuagent.expert.capture.subject import Target, open_subject
 from cuagent.task import load_task
 
+pytestmark = pytest.mark.slow
+
 LAUNCH = re.compile(r"(\w+)<<<(.*), 0, stream>>>\((.*)\);")
 
 

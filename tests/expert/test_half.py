@@ -12,6 +12,8 @@ from cuagent.expert.candidate import Options, make_candidate
 from cuagent.expert.capture.subject import Target, open_subject
 from cuagent.task import load_task
 
+pytestmark = pytest.mark.slow
+
 MODULES = {
     "rms_norm_in_float32": (
         "self.weight = nn.Parameter(torch.ones(48, dtype=DTYPE))",

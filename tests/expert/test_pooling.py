@@ -7,6 +7,8 @@ from agreement import assert_agrees  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options
 
+pytestmark = pytest.mark.slow
+
 PLANE, LINE, SOLID = "2, 3, 13, 17", "3, 4, 37", "2, 2, 5, 7, 9"
 BODIES = {
     "max": (PLANE, "F.max_pool2d(x, 3, 2, 1)"),

@@ -7,6 +7,8 @@ from agreement import assert_agrees  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options
 
+pytestmark = pytest.mark.slow
+
 BODIES = {
     "the first and third of three": "return (x * x).mean(dim=(0, 2)) + 1",
     "the first and third of four": "return x.exp().sum(dim=(0, 2), keepdim=True) * 2",

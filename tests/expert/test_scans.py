@@ -7,6 +7,8 @@ from agreement import assert_agrees  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options
 
+pytestmark = pytest.mark.slow
+
 BODIES = {
     "a sum": "return torch.cumsum(x, DIM)",
     "a product": "return torch.cumprod(x * 0.1 + 1, DIM)",

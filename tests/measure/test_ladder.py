@@ -30,6 +30,8 @@ from cuagent.timing import Arm, Effort, Ratio, Timing
 from cuagent.verify import Referee
 from cuagent.worker import ForkServer
 
+pytestmark = pytest.mark.slow
+
 TASK = """
 import time, torch
 class Model(torch.nn.Module):

@@ -34,6 +34,8 @@ from cuagent.timing import Arm, Effort, Ratio, Standing, Timing
 from cuagent.verify import Referee
 from cuagent.worker import ForkServer
 
+pytestmark = pytest.mark.slow
+
 TASK = """
 import time, torch
 class {name}(torch.nn.Module):

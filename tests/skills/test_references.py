@@ -21,6 +21,8 @@ from cuagent.timing import Effort, Standing
 from cuagent.verify import Reason, Verdict
 from cuagent.worker import ForkServer
 
+pytestmark = pytest.mark.slow
+
 ON_CPU = [name for name, example in EXAMPLES.items() if example.device == "cpu"]
 ON_CUDA = [name for name, example in EXAMPLES.items() if example.device == "cuda"]
 COMPILED_CUDA = [name for name in ON_CUDA if EXAMPLES[name].attempt.kernels]

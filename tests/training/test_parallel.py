@@ -14,6 +14,8 @@ from cuagent.training.metrics import read_metrics
 from cuagent.training.placement import Placement
 from cuagent.training.segments import Episode, Kind, Segment, write_episodes
 
+pytestmark = pytest.mark.slow
+
 FIGURES = ("actor_loss", "critic_loss", "grad_norm_actor", "ratio_mean", "clip_fraction", "entropy",
            "ev")  # fmt: skip
 

@@ -23,6 +23,8 @@ from cuagent.training.pool_server import PoolClient, serve_pool
 from cuagent.training.rehearsal import Rehearsal
 from cuagent.training.rollout import Play, start_episode
 
+pytestmark = pytest.mark.slow
+
 KERNEL = """\
 import torch
 

@@ -16,6 +16,8 @@ from cuagent.training.config import ConfigError
 from cuagent.training.judge_process import PoolError
 from cuagent.training.ray_pool import RayPool
 
+pytestmark = pytest.mark.slow
+
 RIGHT = """\
 import torch
 

@@ -38,6 +38,8 @@ from cuagent.training.segments import Episode, RecordError, read_episodes
 from cuagent.training.teacher import initial_files
 from cuagent.training.trial import compare_arms, opened_in_background, run_trial, training_places
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def trial(

@@ -11,6 +11,8 @@ from cuagent.build import build
 from cuagent.task import load_task
 from cuagent.verify import Referee
 
+pytestmark = pytest.mark.slow
+
 TASK = """
 import torch
 class Model(torch.nn.Module):

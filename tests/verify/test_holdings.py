@@ -16,6 +16,8 @@ import pytest
 from cuagent.sandbox import Tier
 from cuagent.verify import Reason, Referee, Verdict
 
+pytestmark = pytest.mark.slow
+
 Judged = Callable[[str], Verdict]
 holdings = import_module("cuagent.worker.holdings")
 MIB = 1 << 20

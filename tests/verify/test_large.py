@@ -25,6 +25,8 @@ from cuagent.verify.memory_plan import TooLarge
 from cuagent.worker import ForkServer
 from cuagent.worker.memory.heap import return_memory
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 SMALL = 4
 """MiB of inputs and outputs."""

@@ -32,6 +32,8 @@ from cuagent.verify.sanitize import (
     write_debug_folder,
 )
 
+pytestmark = pytest.mark.slow
+
 STAND_IN = """#!/bin/sh
 test "$1" = --help && echo "  --kernel-name arg" && exit
 echo "$@" > "$TMPDIR/arguments"

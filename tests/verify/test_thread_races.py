@@ -13,6 +13,8 @@ from cuagent.build import build
 from cuagent.task import load_task
 from cuagent.verify import Reason, Referee
 
+pytestmark = pytest.mark.slow
+
 SUM = Regime("torch.randn(512, 700)", "return x.square().sum(0)", "", {})
 HEAD = """
 #include <cstdlib>
