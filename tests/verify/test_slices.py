@@ -27,17 +27,18 @@ BUDGET = 5 * 8 * ROWS * WIDTH
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Use one thread: threads that share busy processors wait for each other."""
-    before = torch.get_num_threads()
+    before, grad = torch.get_num_threads(), torch.is_grad_enabled()
     torch.set_num_threads(1)
+    torch.set_grad_enabled(False)  # as in the oracle's process
     yield
     torch.set_num_threads(before)
+    torch.set_grad_enabled(grad)
 
 
 def described(tmp_path: Path, forward: str, inputs: str) -> Described:
     path = tmp_path / "task.py"
     body = textwrap.indent(textwrap.dedent(forward).strip(), "    ")
     path.write_text(f"{HEAD}{body}\n\ndef get_inputs():\n    return {inputs}\n")
-    torch.set_grad_enabled(False)
     return describe(open_reference(load_task(str(path), device="cpu")), BUDGET)
 
 
