@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+import pytest
 import torch
 import torch.nn.functional as F
 
+from cuagent.task import load_task, open_reference
 from cuagent.verify.inputs.draws import EXTREME_SIZE, FAR_EXTREME_SIZE, LineView
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.ranges import Range
 from cuagent.verify.inputs.repertoire import ReferenceRuns, Repertoire, SweepCount, repertoire
+from cuagent.verify.oracle.describe import describe
 from cuagent.verify.tally import ROUNDS
 from cuagent.verify.trace.selections import trace_reference
 
@@ -110,3 +114,33 @@ def test_extremes_are_smaller_if_the_reference_overflows() -> None:
 def test_every_kind_of_draw_is_in_a_round_of_the_verdict() -> None:
     used = {kind for entry in ROUNDS for kind in (*entry.kinds, *entry.sweeps)}
     assert used == set(Inputs)
+
+
+STALLING = """
+import time
+
+import torch
+
+calls = {first}
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        global calls
+        calls += 1
+        if calls % 2:
+            time.sleep(0.1)
+        return x.amax(1)
+
+
+def get_inputs():
+    return [torch.randn(40, 600)]
+"""
+
+
+@pytest.mark.parametrize("first", (0, 1))
+def test_calls_that_stall_do_not_shorten_the_sweeps(first: int, tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(STALLING.format(first=first))
+    with torch.no_grad():
+        found = describe(open_reference(load_task(str(tmp_path / "task.py"), device="cpu")))
+    assert found.facts.sweep_counts[Inputs.MOVING] == SweepCount(15, 15)

@@ -17,6 +17,7 @@ from cuagent.expert.capture.subject import Target
 from cuagent.expert.convolutions.phases import Axis
 from cuagent.expert.graph.graph import Graph, Kind, Node, contiguous_strides
 from cuagent.expert.products.expressions import EXPRESSIONS
+from cuagent.expert.products.match import only_reader
 from cuagent.expert.rewrites import PREPARATIONS
 from cuagent.expert.streaming.fuse import Group, Step
 from cuagent.expert.streaming.nest import NestError, storage
@@ -108,7 +109,7 @@ def with_convolutions(
     for step in steps:
         if not isinstance(step, Node) or not step.op.startswith("own F.conv"):
             continue
-        group = _only_reader(step, steps, graph)
+        group = only_reader(step, steps, graph)
         found = _convolution(step, group, graph) if group is not None else None
         if found is not None and group is not None:
             result[result.index(group)] = found
@@ -152,18 +153,6 @@ def settings_of(node: Node) -> dict[str, Any]:
             value = list(value) * (rank if len(value) == 1 else 1)
         values[name] = value
     return values | {"groups": values.get("groups", 1)}
-
-
-def _only_reader(node: Node, steps: Sequence[Any], graph: Graph) -> Group | None:
-    if node.name in graph.outputs:
-        return None
-    readers = {user.name for user in graph.users()[node.name]}
-    for step in steps:
-        if isinstance(step, Group) and readers & set(step.places):
-            elementwise = step.family == "streaming" and not step.reduced
-            whole = readers <= set(step.places) and elementwise
-            return step if whole and step.size == node.size else None
-    return None
 
 
 def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cuagent.expert.capture.subject import Target
 from cuagent.expert.graph.graph import Graph, Kind, Node, Shape, contiguous_strides
@@ -84,7 +85,7 @@ def with_products(
     for step in steps:
         if not isinstance(step, Node) or step.origin in keep or not _qualifies(step, target):
             continue
-        group = _only_reader(step, steps, graph)
+        group = only_reader(step, steps, graph)
         product = _product(step, group, graph) if group is not None else None
         if product is None:
             product, group = _product(step, None, graph), None
@@ -127,7 +128,7 @@ def _may_gain(product: Product) -> bool:
     return bool(product.epilogue) and product.depth <= MOST_DEPTH
 
 
-def _only_reader(node: Node, steps: Sequence[Step], graph: Graph) -> Group | None:
+def only_reader(node: Node, steps: Sequence[Any], graph: Graph) -> Group | None:
     """Return the group that alone reads a product, if it has no reduction."""
     if node.name in graph.outputs:
         return None

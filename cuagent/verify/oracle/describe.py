@@ -54,6 +54,8 @@ MIN_RANGE_DRAWS, MAX_RANGE_DRAWS = 8, 256
 more draws."""
 MAX_RANGE_ELEMENTS = 1 << 18
 """Number of elements in all these draws."""
+TIMED_CALLS, TIMED_CALLS_S = 5, 0.5
+"""Calls whose fastest gives the time of a call, and the seconds after which no other is begun."""
 
 
 @dataclass(frozen=True)
@@ -286,13 +288,20 @@ def _without_memory(tensor: Tensor, dtype: dtype) -> Tensor:
 
 
 def _seconds(reference: TwoPrecisions, inputs: list[Tensor]) -> float:
-    """Return the approximate seconds of one call."""
+    """Return the seconds of the fastest of a few calls.
+
+    The number of draws depends on it, and one call on a busy machine may take a hundred times as
+    long as the next.
+    """
     device = reference.task.device.value
-    settle(device)
-    start = time.perf_counter()
-    reference.forward(inputs)
-    settle(device)
-    return time.perf_counter() - start
+    times: list[float] = []
+    while len(times) < TIMED_CALLS and sum(times) < TIMED_CALLS_S:
+        settle(device)
+        start = time.perf_counter()
+        reference.forward(inputs)
+        settle(device)
+        times.append(time.perf_counter() - start)
+    return min(times)
 
 
 def _grown(roles: Roles, state: dict[str, Tensor], *, chooses: bool) -> list[Weights]:
