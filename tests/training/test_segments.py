@@ -101,6 +101,47 @@ def test_record_that_breaks_invariant_is_refused(
         check(episode(*segments))
 
 
+def test_counts_of_tokens_and_turns() -> None:
+    played = episode(PROMPT, ACTION, OBSERVATION, Segment(Kind.ACTION, (9,), None))
+    assert (played.action_tokens, played.tokens, played.turns) == (3, 9, 2)
+
+
+def test_log_probability_may_exceed_zero_by_roundoff_only() -> None:
+    for above, legal in ((0.9e-6, True), (1.5e-6, False)):
+        made = episode(PROMPT, Segment(Kind.ACTION, (1,), (above,)))
+        if legal:
+            check(made)
+        else:
+            with pytest.raises(RecordError, match="above 0"):
+                check(made)
+
+
+def test_first_context_is_zero() -> None:
+    with pytest.raises(RecordError, match="first context must be 0"):
+        check(episode(replace(PROMPT, context=1), replace(ACTION, context=1)))
+
+
+def test_unlearnable_episodes_are_neither_written_nor_read(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "folder" / "a.jsonl"
+    with pytest.raises(RecordError, match="no action token"):
+        write_episodes(path, [episode(PROMPT, OBSERVATION)])
+    assert write_episodes(path, [episode(PROMPT, ACTION)]) == 1
+    path.write_text(path.read_text().replace('"kind": "action"', '"kind": "boundary"'))
+    with pytest.raises(RecordError, match=r"a\.jsonl:1: "):
+        list(read_episodes(path))
+
+
+def test_calls_are_known_and_valid_unless_said_otherwise() -> None:
+    made = Call(0, "write", "{}")
+    assert made.known
+    assert made.valid
+
+
+def test_require_logprobs_checks_the_whole_record() -> None:
+    with pytest.raises(RecordError, match="no action token"):
+        require_logprobs([episode(PROMPT)])
+
+
 def test_require_logprobs_names_first_bad_call() -> None:
     good = episode(PROMPT, ACTION)
     bad = episode(PROMPT, ACTION, OBSERVATION, Segment(Kind.ACTION, (5,)), name="e7")
