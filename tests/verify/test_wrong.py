@@ -105,6 +105,47 @@ def test_scalar_output_is_described() -> None:
     assert hint == HINTS["sign"]
 
 
+def test_scalar_without_a_relation_has_no_hint() -> None:
+    assert said(torch.tensor(3.0), torch.tensor(1.0))[1] == ""
+
+
+def test_one_wrong_element_has_its_index_and_share_and_no_other_place() -> None:
+    got = expected()
+    got[5, 9, 63] += 1
+    note, hint = said(got, expected())
+    assert note.startswith("output 0, element (5, 9, 63) of shape (6, 10, 64): ")
+    assert note.endswith("0.026 % of the elements are wrong (1 of 3,840)")
+    assert hint == HINTS["tail"]
+    got[5, 9, 62] += 2
+    note, _ = said(got, expected())
+    assert note.endswith(
+        "(2 of 3,840), all in the last 2 of 64 along dimension 2 and at index 9 of 10 in dimension 1"
+    )
+
+
+def test_two_elements_have_a_share() -> None:
+    note, _ = said(torch.tensor([1.0, 5.0]), torch.tensor([1.0, 2.0]))
+    assert "50 % of the elements are wrong (1 of 2)" in note
+
+
+@pytest.mark.parametrize(("count", "hint"), [(2, ""), (3, HINTS["factor"])])
+def test_a_factor_needs_three_wrong_elements(count: int, hint: str) -> None:
+    right = torch.tensor([0.5, 0.7, 1.1, 1.3])
+    got = right.clone()
+    got[:count] *= 4
+    told = said(got, right)[1]
+    assert told == (f"they are off by one factor; {HINTS['head']}" if hint else HINTS["head"])
+
+
+def test_few_wrong_elements_of_a_large_output_are_found() -> None:
+    right = torch.ones(3, 1 << 17, dtype=torch.float64)
+    got = right.clone()
+    got[1, 1001:1007] = 0
+    note, hint = said(got, right)
+    assert "(6 of 393,216), all at 1001 to 1006 of 131072 along dimension 1" in note
+    assert hint == f"they are 0; {HINTS['one']}"
+
+
 def test_rule_names_the_element_in_complex_nan_and_integer_outputs() -> None:
     y = torch.randn(4, 8, dtype=torch.complex128)
     known = Expected([y.to(torch.complex64)], [y], [torch.zeros_like(y)])
