@@ -13,6 +13,7 @@ from cuagent.task import Precision
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.oracle.client import TIE_PAIRS
 from cuagent.verify.oracle.places import NearTies, find_places
+from cuagent.verify.rules.ties import Places, places_of, wrong_places
 from cuagent.verify.rules.tolerance import strict
 from cuagent.verify.rules.types import Expected
 from cuagent.verify.trace.reductions import Terms
@@ -182,3 +183,89 @@ def test_cast_beyond_the_integer_range_is_detected(number: float, defined: bool)
     assert seen.casts
     assert seen.defined is defined
     assert not trace_reference(lambda: [x > 0]).casts
+
+
+def line_of(values: list[float], slack: tuple[float, float], fill: float = math.inf) -> Places:
+    """Return one line of elements of which one index is chosen, without windows."""
+    return Places(
+        values=torch.tensor([values]).double(),
+        slack=torch.tensor([slack]).double(),
+        fill_sizes=torch.tensor([fill]).double(),
+        line=torch.tensor([0]),
+        sizes=torch.tensor([len(values)]),
+        low=torch.zeros(0, dtype=torch.long),
+        high=torch.zeros(0, dtype=torch.long),
+        distinct=torch.tensor([False]),
+        first=torch.tensor([False]),
+    )
+
+
+def accepted(places: Places, right: int, declared: int | None = None) -> list[int]:
+    """Return the indices from -1 to one past the line that the rule accepts."""
+    count = places.values.shape[1]
+    reference = torch.tensor([right if declared is None else declared])
+    return [
+        index
+        for index in range(-1, count + 1)
+        if not wrong_places(torch.tensor([index]), reference, torch.tensor([right]), places).any()
+    ]
+
+
+def test_indices_within_the_slack_are_tied() -> None:
+    values = [1.0, 1.25, 1.5, 3.0]
+    assert accepted(line_of(values, (0.25, 9.0)), 0) == [0, 1]
+    assert accepted(line_of(values, (0.0, 9.0)), 0) == [0]
+    assert accepted(line_of([1.0, 1.0, 2.0], (0.0, 0.0)), 0) == [0, 1]
+    assert accepted(line_of([1.0, 1.0, 2.0], (-1.0, -1.0)), 0) == [0]
+    assert accepted(line_of(values, (0.0, 0.0)), 0, declared=3) == [0, 3]
+
+
+def test_slack_of_a_mask_fill_holds_where_either_element_is_one() -> None:
+    values = [-1e4, -1e4 + 5, 2.0]
+    assert accepted(line_of(values, (0.0, 10.0), fill=1e4), 0) == [0, 1]
+    assert accepted(line_of(values, (0.0, 10.0), fill=1e4), 1) == [0, 1]
+    assert accepted(line_of(values, (0.0, 10.0), fill=2e4), 0) == [0]
+
+
+def test_window_limits_the_tied_indices_in_each_dimension() -> None:
+    flat = line_of([1.0] * 6, (0.0, 0.0))
+    for low, high, inside in (((0, 1), (1, 1), [1, 4]), ((1, 0), (1, 2), [3, 4, 5])):
+        window = Places(
+            *flat.tensors[:4],
+            sizes=torch.tensor([2, 3]),
+            low=torch.tensor([low]),
+            high=torch.tensor([high]),
+            distinct=flat.distinct,
+            first=flat.first,
+        )
+        assert accepted(window, inside[0]) == inside
+
+
+def test_lists_of_places_are_rebuilt_from_their_tensors() -> None:
+    one, two = line_of([1.0, 2.0], (0.0, 0.0)), line_of([3.0], (0.5, 0.5))
+    rebuilt = places_of([*one.tensors, *two.copied().tensors])
+    assert [len(places.tensors) for places in rebuilt] == [9, 9]
+    for before, after in zip((one, two), rebuilt, strict=True):
+        assert all(map(torch.equal, before.tensors, after.tensors))
+
+
+def test_distinct_indices_may_repeat_in_other_lines_only() -> None:
+    two_lines = Places(
+        values=torch.ones(3, 4).double(),
+        slack=torch.zeros(3, 2).double(),
+        fill_sizes=torch.full((3,), math.inf).double(),
+        line=torch.tensor([0, 0, 1, 1, 2, 2]),
+        sizes=torch.tensor([4]),
+        low=torch.zeros(0, dtype=torch.long),
+        high=torch.zeros(0, dtype=torch.long),
+        distinct=torch.tensor([True]),
+        first=torch.tensor([False] * 3),
+    )
+    right = torch.tensor([0, 1, 0, 1, 0, 1])
+    for given, wrong in (
+        ([2, 3, 3, 2, 1, 0], []),
+        ([2, 2, 3, 3, 1, 0], [0, 1, 2, 3]),
+        ([3, 0, 0, 3, 1, 1], [4, 5]),
+    ):
+        found = wrong_places(torch.tensor(given), right, right, two_lines)
+        assert found.nonzero().flatten().tolist() == wrong

@@ -119,7 +119,8 @@ def test_one_wrong_element_has_its_index_and_share_and_no_other_place() -> None:
     got[5, 9, 62] += 2
     note, _ = said(got, expected())
     assert note.endswith(
-        "(2 of 3,840), all in the last 2 of 64 along dimension 2 and at index 9 of 10 in dimension 1"
+        "(2 of 3,840), all in the last 2 of 64 along dimension 2 "
+        "and at index 9 of 10 in dimension 1"
     )
 
 
