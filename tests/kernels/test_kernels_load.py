@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from cuagent.kernels import CompileFailed, Kernels, load
+from cuagent.kernels.calls import CheckedArguments
 from cuagent.kernels.compiler import read_recipe
+from cuagent.kernels.prototypes import parse
 
 SCALE = """
 #include <cstdint>
@@ -86,6 +88,70 @@ def test_launcher_refuses_scalars_outside_type_range(kernels: Kernels):
         kernels.fill(out, 256, 2)
     with pytest.raises(OverflowError, match="int n"):
         kernels.fill(out, 1, 1 << 31)
+
+
+@pytest.mark.parametrize(
+    ("kind", "low", "high"),
+    [
+        ("uint8_t", 0, 255),
+        ("int32_t", -(2**31), 2**31 - 1),
+        ("uint32_t", 0, 2**32 - 1),
+        ("int64_t", -(2**63), 2**63 - 1),
+        ("uint64_t", 0, 2**64 - 1),
+    ],
+)
+def test_integers_reach_exactly_the_ends_of_their_type(kind: str, low: int, high: int):
+    text = f'extern "C" void f({kind} value) {{}}'
+    checked = CheckedArguments(parse(text, "f.cpp")[0], on_cuda=False)
+    for value in (low, 0, high):
+        assert checked((value,)) == ([value], -1)
+    for value in (low - 1, high + 1):
+        with pytest.raises(OverflowError, match=re.escape(f"[{low}, {high}]")):
+            checked((value,))
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on a GPU; enough for the checks, which read no data."""
+
+    number = 0
+
+    def get_device(self) -> int:
+        return self.number
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", self.number)
+
+
+def on_gpu(number: int) -> torch.Tensor:
+    found = torch.zeros(2).as_subclass(OnGpu)
+    found.number = number
+    return found
+
+
+def test_tensors_of_a_cuda_kernel_are_on_one_gpu():
+    checked = CheckedArguments(parse('extern "C" int f(float* a, float* b) {}', "f.cu")[0], True)
+    assert checked((None, None))[1] == -1
+    for number in (0, 1):
+        assert checked((on_gpu(number), None))[1] == number
+        assert checked((on_gpu(number), on_gpu(number)))[1] == number
+    for number in (0, 1):
+        first, second = on_gpu(number), on_gpu(1 - number)
+        with pytest.raises(ValueError, match=f"2 .*earlier tensor is on cuda:{number}"):
+            checked((first, second))
+    with pytest.raises(ValueError, match=r"argument 1 .*on cpu; a \.cu kernel takes CUDA tensors"):
+        checked((torch.zeros(2), on_gpu(0)))
+
+
+def test_tensors_of_a_cpp_kernel_are_on_the_cpu():
+    checked = CheckedArguments(parse('extern "C" void f(float* a) {}', "f.cpp")[0], False)
+    for number in (0, 1):
+        with pytest.raises(ValueError, match=rf"on cuda:{number}; a \.cpp kernel takes CPU"):
+            checked((on_gpu(number),))
+
+
+def test_launcher_shows_its_prototype(kernels: Kernels):
+    assert repr(kernels.fill) == "<launcher fill(double* out, uint8_t value, int n)>"
 
 
 def test_nonzero_status_raises(kernels: Kernels):
