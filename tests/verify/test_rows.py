@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
+import pytest
 import torch
 from regimes import Regime
 
 from cuagent.verify import Verdict
 from cuagent.verify.inputs.kinds import Inputs
+from cuagent.verify.rules.bounds import sequential
 from cuagent.verify.rules.rows import worst_line
 from cuagent.verify.trace.reductions import Terms, terms
 
@@ -54,6 +57,65 @@ def test_bound_of_a_line_scales_with_the_line() -> None:
     assert (
         worst_line([wrong.float(), y.float(), y, spread], Inputs.NORMAL, Terms(256, 256), 0)[0] == 0
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor"),
+    [(Inputs.NORMAL, 1.0), (Inputs.OWN, 1.5), (Inputs.OFFSET, 12.5)],
+)
+def test_bound_of_a_line_is_the_documented_formula(kind: Inputs, factor: float) -> None:
+    y = torch.randn(4, 256, dtype=torch.float64)
+    error = torch.zeros_like(y)
+    error[2] = 0.01
+    spread, u = torch.full_like(y, 1e-3), 2.0**-24
+    rms_y, rms_own = float(y[2].square().mean().sqrt()), 2e-5
+    terms = Terms(256, 16, 256)
+    relative = sequential(256, kind) + 2.0**-24
+
+    def ratio(own: float, moved: float | None = None) -> float:
+        given = [(y + error).double(), y + own, y, spread]
+        given += [torch.full_like(y, moved)] if moved is not None else []
+        # The formula takes the roundoff of the output's dtype from x.
+        given[0] = given[0].float()
+        return worst_line(given, kind, terms, u)[0]
+
+    spread_part = factor * 8 * math.sqrt(16) * 1e-3
+    by_spread = 0.01 / (2 * (spread_part + relative * rms_y))
+    assert ratio(rms_own) == pytest.approx(by_spread, rel=1e-3)
+    by_sensitivity = 0.01 / (2 * (factor * 0.25 + relative * rms_y))
+    assert ratio(rms_own, 0.25) == pytest.approx(by_sensitivity, rel=1e-3)
+    assert ratio(rms_own, 1e-9) == pytest.approx(by_spread, rel=1e-3)
+    own = 3 * spread_part
+    assert ratio(own) == pytest.approx(0.01 / (2 * 3 * own), rel=1e-3)
+
+
+def test_roundoff_of_the_output_and_of_long_sums_counts() -> None:
+    y = torch.ones(2, 256, dtype=torch.float64)
+    x = (y * (1 + 2.0**-8)).bfloat16()
+    exact = torch.zeros_like(y)
+    worst, _ = worst_line([x, y, y, exact], Inputs.NORMAL, Terms(256, 1, 256), 2.0**-24)
+    relative = sequential(256, Inputs.NORMAL) + 2.0**-8
+    assert worst == pytest.approx(float((x.double() - y)[0, 0]) / (2 * relative), rel=1e-3)
+
+
+def test_worst_line_is_found_in_later_blocks_and_along_any_axis() -> None:
+    y = torch.randn(600, 1024, dtype=torch.float64)
+    x = y.clone()
+    x[100] += 1.0
+    x[513] += 10.0
+    for turned in (False, True):
+        given = [x.float(), y, y, torch.full_like(y, 1e-8)]
+        given = [tensor.t().contiguous() if turned else tensor for tensor in given]
+        assert worst_line(given, Inputs.NORMAL, Terms(1024, 32, 1024), 2.0**-24)[1] == 513
+
+
+def test_elements_that_are_not_finite_are_left_out() -> None:
+    y = torch.randn(2, 128, dtype=torch.float64)
+    x, r = y.float(), y.clone()
+    x[0, 3], r[1, 5] = math.nan, math.inf
+    spread = torch.full_like(y, 1e-3)
+    spread[0, 7] = math.nan
+    assert 0 < worst_line([x, r, y, spread], Inputs.NORMAL, Terms(128, 8, 128), 2.0**-24)[0] < 1
 
 
 def test_length_of_prefix_sums_is_counted() -> None:
