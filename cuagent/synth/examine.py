@@ -256,13 +256,21 @@ class Examined:
                 raise Rejected(Reason.IGNORED, detail)
             if kind in DEGENERATE:
                 raise Rejected(Reason.DEGENERATE, detail)
-            if kind in (Kind.DEAD, Kind.NO_OP):
+            if kind is Kind.DEAD or (kind is Kind.NO_OP and self._labelled(certificate.detail)):
                 raise Rejected(Reason.IDLE, detail)
             if kind is Kind.TRAINING:
                 if "random" in certificate.detail or "fails" in certificate.detail:
                     raise Rejected(Reason.TRAINING, certificate.detail)
                 mode = "eval"
         return {"family": certification.family, "operators": certification.operators, "mode": mode}
+
+    def _labelled(self, detail: str) -> bool:
+        """Return True if a label names one of the operators; others lie within a function of torch,
+        such as the lower limit of a norm in `normalize`."""
+        from cuagent.synth.labelled import tail
+
+        names = {tail(label).lower() for label in self.order.labels}
+        return any(part.split()[0].strip("_") in names for part in detail.split(", "))
 
     def compiled(self, exact: Sequence[Tensor]) -> dict[str, Any]:
         """Run under torch.compile; return its seconds and the number of its regions."""

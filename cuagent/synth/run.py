@@ -82,7 +82,7 @@ def synthesize(
     run = _Run(settings, shards, observe, compose or _grammar(settings))
     for record in shards.read():
         run.restore(record)
-    with Workers(gpus) as workers, ThreadPoolExecutor(jobs) as threads:
+    with Workers(settings.device, gpus) as workers, ThreadPoolExecutor(jobs) as threads:
         pending: dict[Future[Record], int] = {}
         try:
             while not run.complete:

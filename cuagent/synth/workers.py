@@ -33,6 +33,7 @@ IMPORTED = (
     "cuagent.verify.fitness.examine",
 )
 """Modules that each child needs."""
+WARM = "cuagent.synth.warm"
 HEADERS = "precompiled_headers"
 """Folder in inductor's cache that all children share; the rest of a cache is one candidate's."""
 
@@ -40,8 +41,9 @@ HEADERS = "precompiled_headers"
 class Workers:
     """A fork server for candidates. Threads may call `examine` at the same time."""
 
-    def __init__(self, gpus: Sequence[str | None] = (None,)) -> None:
-        self.fork_server = ForkServer(IMPORTED)
+    def __init__(self, device: str, gpus: Sequence[str | None] = (None,)) -> None:
+        warm = (WARM,) if device == "cpu" else ()
+        self.fork_server = ForkServer((*IMPORTED, *warm))
         self.gpus = list(gpus)
         self._headers = self.fork_server.folder / HEADERS
         self._headers.mkdir()

@@ -96,7 +96,7 @@ class Child:
 class ForkServer:
     """A process that imports torch in the background; the first `fork` waits until it is ready.
 
-    `modules` are imported too, so that no child has to.
+    `modules` are imported too, and their `warm_up(folder)` is called, so that no child has to.
     """
 
     def __init__(self, modules: Sequence[str] = ()) -> None:

@@ -46,19 +46,20 @@ def main(control: socket.socket, folder: str, modules: Sequence[str] = ()) -> No
     """Serve until the referee closes the socket for any reason, then remove every child and
     `folder`.
 
-    `modules` are imported before the first child is forked.
+    `modules` are imported before the first child is forked, and their `warm_up(folder)` is called if
+    they have one. It must leave no thread.
     """
     try:
-        _serve(control, modules)
+        _serve(control, Path(folder), modules)
     finally:
         remove(Path(folder))
 
 
-def _serve(control: socket.socket, modules: Sequence[str]) -> None:
+def _serve(control: socket.socket, folder: Path, modules: Sequence[str]) -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the referee handles Ctrl-C
     pin_allocator()
-    send_message(control, {"ready": os.getpid(), "threads": _warm_up(modules)})
+    send_message(control, {"ready": os.getpid(), "threads": _warm_up(folder, modules)})
     children: set[int] = set()
     while (received := receive_message(control)) is not None:
         message, descriptors = received
@@ -80,7 +81,7 @@ def _serve(control: socket.socket, modules: Sequence[str]) -> None:
     _end_orphans(set())
 
 
-def _warm_up(modules: Sequence[str]) -> int:
+def _warm_up(folder: Path, modules: Sequence[str]) -> int:
     """Import what children need and return the number of threads that torch uses in each child."""
     gc.disable()  # imports create no garbage, and collecting makes them a tenth slower
     import numpy  # noqa: F401
@@ -92,8 +93,10 @@ def _warm_up(modules: Sequence[str]) -> int:
     import cuagent.kernels.operators
     import cuagent.worker.program  # noqa: F401
 
-    for module in modules:
-        importlib.import_module(module)
+    for name in modules:
+        module = importlib.import_module(name)
+        if hasattr(module, "warm_up"):
+            module.warm_up(folder)
     threads = torch.get_num_threads()
     # All live objects stay. The collector must not touch their pages, which would copy them in
     # every child.
