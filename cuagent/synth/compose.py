@@ -56,7 +56,13 @@ class Candidate:
     families: tuple[str, ...]
     """Family of each seed that was applied."""
     dtype: str
-    source: str = "torch"
+    library: str = "torch"
+    """Library of the operators; the paper keeps blocks of transformers apart."""
+
+    @property
+    def source(self) -> str:
+        """Value of `data_source`, as in CUDA-Agent-Ops-6K."""
+        return f"torch#{len(self.ops)}" if self.library == "torch" else self.library
 
 
 def candidate(seed: int, index: int, grammar: Grammar) -> Candidate | None:

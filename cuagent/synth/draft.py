@@ -139,7 +139,9 @@ class Draft:
 
         if any(size % BATCH == 0 for size in shape):
             raise Unfit("a parameter would grow with the batch")
-        scale = f" * {1 / math.sqrt(max(shape[:2])):.2g}" if len(shape) > 1 and max(shape) > 1 else ""
+        scale = (
+            f" * {1 / math.sqrt(max(shape[:2])):.2g}" if len(shape) > 1 and max(shape) > 1 else ""
+        )
         name = f"{kind}{len(self.attributes) + 1}"
         sizes = ", ".join(map(size_text, shape))
         self.attributes[name] = f"nn.Parameter(torch.randn({sizes}){scale})"

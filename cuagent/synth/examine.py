@@ -55,6 +55,10 @@ class Order:
     memory: int
     """Largest number of bytes of one call."""
     compile: bool = True
+    exact_labels: bool = True
+    """False if operators that run may be missing from the labels."""
+    solve: bool = True
+    """False to keep the batch size and to ignore the time."""
 
     def write(self, folder: Path) -> None:
         (folder / ORDER).write_text(json.dumps(asdict(self)), encoding="utf-8")
@@ -151,12 +155,12 @@ class Examined:
         except TaskError as error:
             raise Rejected(Reason.FAILS, str(error)) from error
         run = traced(self.reference.model(0), self.reference.inputs(0))
-        if wrong := differences(self.order.labels, run):
+        if wrong := differences(self.order.labels, run, self.order.exact_labels):
             raise Rejected(Reason.LABEL, wrong)
 
     def sizes(self) -> tuple[int, float, Cost]:
         """Solve for the batch size; return it with the eager seconds and the counted work."""
-        if not BATCH_LINE.search(self.code):
+        if not (self.order.solve and BATCH_LINE.search(self.code)):
             seconds, cost = self.timed(None), self.cost(None)
             low, high = self.order.window_s
             if not low <= seconds <= high:
@@ -282,13 +286,13 @@ class Examined:
         model = torch.compile(self.reference.model(0))
         try:
             output = self.run(model, self.inputs)
-        except Exception as error:  # noqa: BLE001 - inductor raises errors of all kinds
+        except Exception as error:
             text = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             raise Rejected(Reason.COMPILE_FAILS, text) from error
-        error = self.agrees(output, exact, Reason.COMPILE_DIFFERS)
+        difference = self.agrees(output, exact, Reason.COMPILE_DIFFERS)
         seconds = fastest(lambda: self.run(model, self.inputs), self.device)
         regions = metrics.generated_kernel_count
-        return {"compile_s": seconds, "compile_error": error, "regions": regions}
+        return {"compile_s": seconds, "compile_error": difference, "regions": regions}
 
     def _floor_bytes(self) -> int:
         """Return the bytes that any kernel must move: inputs, state and outputs, once each."""

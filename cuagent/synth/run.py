@@ -185,7 +185,9 @@ class _Run:
         record: Record = {
             "index": made.index,
             "ops": list(made.ops),
-            "data_source": f"{made.source}#{len(made.ops)}" if made.source == "torch" else made.source,
+            "data_source": f"{made.source}#{len(made.ops)}"
+            if made.source == "torch"
+            else made.source,
             "families": list(made.families),
             "dtype": made.dtype,
         }
@@ -211,9 +213,8 @@ class _Run:
     def finish(self, index: int, answer: dict[str, Any]) -> None:
         """Record the answer of a candidate's process."""
         record = self.waiting.pop(index) | answer
-        if not record.get("reason"):
-            if found := collision(record["code"], self.known):
-                record |= {"reason": Reason.KERNELBENCH.value, "detail": found}
+        if not record.get("reason") and (found := collision(record["code"], self.known)):
+            record |= {"reason": Reason.KERNELBENCH.value, "detail": found}
         self._record(record)
 
     def _reject(self, record: Record, reason: Reason, detail: str) -> None:
@@ -228,7 +229,7 @@ class _Run:
     def accepted(self) -> list[Record]:
         """Return the first accepted records by index, without gaps before them."""
         self.complete  # noqa: B018 - it moves the prefix on
-        found = []
+        found: list[Record] = []
         for record in self.shards.read():
             if len(found) < self.settings.count and record["index"] < self._prefix:
                 found += [] if record.get("reason") else [record]

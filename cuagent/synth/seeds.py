@@ -16,6 +16,8 @@ from enum import StrEnum
 from functools import cache
 from typing import Any
 
+from cuagent.worker.operators import names_in
+
 
 class Domain(StrEnum):
     """Numbers that an operator accepts."""
@@ -47,14 +49,14 @@ class Seed:
         return self.text.partition("(")[0]
 
 
-SKIPPED_POINTWISE = frozenset(
+SKIPPED_POINTWISE = names_in(
     """
     bitwise_not isfinite isinf isnan isneginf isposinf logical_not signbit clone clip conj_physical
     positive angle digamma lgamma i0 deg2rad rad2deg nan_to_num clamp add sub div mul true_divide eq
     ne ge gt le lt bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor gcd lcm
     logical_and logical_or logical_xor nextafter float_power heaviside igamma igammac ldexp max min
     pow xlogy clamp_max clamp_min where remainder fmod copysign
-    """.split()
+    """
 )
 """Operators without a use for floating-point tensors, with a jump nearly everywhere, or listed in
 the catalogue in another form."""
@@ -189,9 +191,8 @@ def _along_a_dimension() -> Iterator[Seed]:
                 dim = "{dim}"
             text = f"torch.{name}({{x}}, dim={dim}, keepdim={{flag}}){part}"
             yield Seed(REDUCTIONS[name], "...", text)
-        elif name in SCANS and "Dimname" not in str(arguments.get("dim")):
-            if _required(operator) == ["Tensor", "int"]:
-                yield Seed(SCANS[name], "...", f"torch.{name}({{x}}, dim={{dim}}){part}")
+        elif name in SCANS and _required(operator) == ["Tensor", "int"]:
+            yield Seed(SCANS[name], "...", f"torch.{name}({{x}}, dim={{dim}}){part}")
 
 
 def _modules() -> Iterator[Seed]:

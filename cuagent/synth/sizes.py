@@ -60,7 +60,9 @@ def count_cost(run: Callable[[], Any]) -> Cost:
     class Counter(TorchDispatchMode):
         bytes = made = calls = 0
 
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             out = func(*args, **(kwargs or {}))
             self.calls += 1
             if not func.is_view:

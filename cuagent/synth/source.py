@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cuagent.synth.draft import Draft
+from cuagent.worker.operators import names_in
 
 BINARY = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.MatMult: "matmul",
@@ -24,8 +25,10 @@ BINARY = {
 COMPARISONS = {
     ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne",
 }  # fmt: skip
-NO_OPERATORS = frozenset("size dim numel view_as type item tolist keys values items append".split())
+NO_OPERATORS = names_in("size dim numel view_as type item tolist keys values items append")
 """Methods that compute nothing and have no label."""
+KEPT_OPTIONS = re.compile("dim|affine|bias|mode|stride|dilation")
+"""Options of a module whose number decides what is computed."""
 SIZE = "#"
 BATCH_LINE = re.compile(r"^BATCH = \d+$", re.MULTILINE)
 
@@ -232,7 +235,8 @@ def _module_text(made: ast.expr) -> str:
     kept = [
         f"{k.arg}={ast.unparse(k.value)}"
         for k in ast.walk(made)
-        if isinstance(k, ast.keyword) and re.match("dim|affine|bias|mode|stride|dilation", str(k.arg))
+        if isinstance(k, ast.keyword)
+        and re.match("dim|affine|bias|mode|stride|dilation", str(k.arg))
     ]
     return f"{_sizeless(made)} {' '.join(kept)}"
 
@@ -240,7 +244,9 @@ def _module_text(made: ast.expr) -> str:
 def similarity(one: Any, other: Any) -> float:
     """Return the share of equal parts of two tokenized syntax trees, from 0 to 1."""
     matcher = difflib.SequenceMatcher(None, one, other, autojunk=False)
-    return matcher.ratio() if matcher.real_quick_ratio() > 0.9 and matcher.quick_ratio() > 0.9 else 0
+    return (
+        matcher.ratio() if matcher.real_quick_ratio() > 0.9 and matcher.quick_ratio() > 0.9 else 0
+    )
 
 
 def model_tokens(parsed: Parsed) -> list[str]:

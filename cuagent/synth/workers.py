@@ -54,9 +54,7 @@ class Workers:
     def __exit__(self, *_: object) -> None:
         self.fork_server.close()
 
-    def examine(
-        self, order: Order, slot: int = 0, limit_s: float = TIME_LIMIT_S
-    ) -> dict[str, Any]:
+    def examine(self, order: Order, slot: int = 0, limit_s: float = TIME_LIMIT_S) -> dict[str, Any]:
         """Return the facts about a candidate, or its reason and detail. Raises ForkServerError."""
         return self.run("cuagent.synth.examine", order.write, slot, limit_s)
 

@@ -46,8 +46,8 @@ def main(control: socket.socket, folder: str, modules: Sequence[str] = ()) -> No
     """Serve until the referee closes the socket for any reason, then remove every child and
     `folder`.
 
-    `modules` are imported before the first child is forked, and their `warm_up(folder)` is called if
-    they have one. It must leave no thread.
+    `modules` are imported before the first child is forked. If they have a `warm_up(folder)`, it is
+    called; it must leave no thread.
     """
     try:
         _serve(control, Path(folder), modules)
