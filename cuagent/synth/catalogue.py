@@ -16,25 +16,26 @@ from functools import cache
 from cuagent.synth.seeds import Domain, Seed, from_torch
 
 FAMILIES = {
-    "elementwise": 10.0,
-    "activations": 10.0,
-    "reductions": 8.0,
+    "elementwise": 9.0,
+    "activations": 7.0,
+    "reductions": 5.0,
     "extremes": 5.0,
     "scans": 5.0,
-    "softmax": 5.0,
-    "normalisations": 9.0,
+    "softmax": 3.0,
+    "normalisations": 8.0,
     "products": 10.0,
-    "attention": 3.0,
-    "convolutions": 8.0,
-    "pooling": 7.0,
-    "resampling": 4.0,
+    "attention": 4.0,
+    "convolutions": 18.0,
+    "pooling": 14.0,
+    "resampling": 5.0,
     "views": 8.0,
     "gathers": 6.0,
-    "losses": 6.0,
-    "recurrent": 1.0,
+    "losses": 10.0,
+    "recurrent": 1.5,
     "blocks": 2.0,
 }
-"""Default weight of each family when an operator is drawn."""
+"""Default weight of each family when an operator is drawn. A convolution or a pooling fits fewer values
+than an elementwise operator, so its weight is higher."""
 
 LISTED: dict[str, tuple[tuple[str, str], ...]] = {
     "elementwise": (
@@ -184,7 +185,10 @@ LISTED: dict[str, tuple[tuple[str, str], ...]] = {
         ("...", "nn.PoissonNLLLoss()|$({x}, {positive[...]})"),
         ("...", "nn.GaussianNLLLoss()|$({x}, {input[...]}, {positive[...]})"),
         ("...", "F.hinge_embedding_loss({x}, {signs[...]})"),
+        ("...", "F.mse_loss({x}, {like}, reduction='none')"),
         ("n d", "F.cross_entropy({x}, {index[n; d]})"),
+        ("n d", "F.cross_entropy({x}, {index[n; d]}, reduction='none')"),
+        ("n d", "F.kl_div({x}, {unit[n, d]}, reduction='none')"),
         ("n d", "nn.CrossEntropyLoss(label_smoothing=0.1)|$({x}, {index[n; d]})"),
         ("n d", "F.nll_loss(F.log_softmax({x}, dim=1), {index[n; d]})"),
         ("n d", "F.kl_div(F.log_softmax({x}, dim=1), {unit[n, d]}, reduction='batchmean')"),

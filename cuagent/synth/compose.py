@@ -165,7 +165,7 @@ def _seed(draw: random.Random, grammar: Grammar) -> Seed | None:
 def _shape(draw: random.Random, form: str) -> tuple[int, ...]:
     letters = form.split()
     if letters[0] == "...":
-        rank = draw.choice([r for r in (1, 2, 2, 3, 3, 4) if r >= len(letters) - 1])
+        rank = draw.choice([r for r in (1, 2, 2, 3, 3, 4, 4, 4) if r >= len(letters) - 1])
     else:
         rank = len(letters)
     return (BATCH, *(draw.choice(sizes) for sizes in SIZES[rank]))

@@ -95,10 +95,18 @@ class Draft:
             text = filling.fill(seed.call.replace("$", f"self.{self._module(text)}"))
         meta = self._evaluate(text)
         self._check(meta)
+        if seed.family == "losses" and not meta.dim():
+            self._scale_first_input()
         name = f"h{sum(not value.given for value in self.values) + 1}"
         self.lines.append(f"{name} = {text}")
         self.values.append(Value(name, meta))
         self.families.append(seed.family)
+
+    def _scale_first_input(self) -> None:
+        """Draw the size of the first input too: the mean of many equal draws is nearly constant."""
+        first = next(iter(self.inputs))
+        if self.inputs[first].startswith("torch.randn("):
+            self.inputs[first] = f"3 * torch.rand(()) * {self.inputs[first]}"
 
     def _within(self, domain: Domain, main: Value) -> str:
         """Return an expression whose numbers are in the domain, from the main argument."""

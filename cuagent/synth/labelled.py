@@ -28,7 +28,7 @@ DUNDERS = {
 def traced(model: Any, inputs: Sequence[Any]) -> list[str]:
     """Return the names of the outermost functions and modules of one forward."""
     import torch
-    from torch.overrides import TorchFunctionMode, resolve_name
+    from torch.overrides import TorchFunctionMode
 
     found: list[str] = []
     depth = 0
@@ -38,7 +38,7 @@ def traced(model: Any, inputs: Sequence[Any]) -> list[str]:
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             if not depth and func.__name__ not in IGNORED:
-                found.append((resolve_name(func) or func.__name__).rpartition(".")[2])
+                found.append(func.__name__)
             return func(*args, **(kwargs or {}))
 
     def enter(module: Any, _: Any) -> None:

@@ -147,8 +147,8 @@ def _dim(f: Filling) -> str:
 def _few(f: Filling) -> str:
     dim = int(f._scalar("dim")) if "dim" in f.drawn or "{dim}" in f.seed.text else -1
     size = min(f.main.shape[dim], 64)
-    if size < 4:
-        raise Unfit("too small for a part")
+    if size < 4 or f.main.shape[dim] % BATCH == 0:
+        raise Unfit("too small for a part, or not of a fixed size")
     return str(f.draft.random.randrange(2, size - 1))
 
 
