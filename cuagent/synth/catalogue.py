@@ -34,8 +34,8 @@ FAMILIES = {
     "recurrent": 1.5,
     "blocks": 2.0,
 }
-"""Default weight of each family when an operator is drawn. A convolution or a pooling fits fewer values
-than an elementwise operator, so its weight is higher."""
+"""Default weight of each family when an operator is drawn. A convolution or a pooling fits fewer
+values than an elementwise operator, so its weight is higher."""
 
 LISTED: dict[str, tuple[tuple[str, str], ...]] = {
     "elementwise": (
@@ -183,7 +183,6 @@ LISTED: dict[str, tuple[tuple[str, str], ...]] = {
         ("...", "nn.SoftMarginLoss()|$({x}, {signs[...]})"),
         ("...", "F.binary_cross_entropy_with_logits({x}, {unit[...]})"),
         ("...", "nn.PoissonNLLLoss()|$({x}, {positive[...]})"),
-        ("...", "nn.GaussianNLLLoss()|$({x}, {input[...]}, {positive[...]})"),
         ("...", "F.hinge_embedding_loss({x}, {signs[...]})"),
         ("...", "F.mse_loss({x}, {like}, reduction='none')"),
         ("n d", "F.cross_entropy({x}, {index[n; d]})"),

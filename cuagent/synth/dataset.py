@@ -121,6 +121,43 @@ def read_set(path: Path) -> Iterator[dict[str, Any]]:
         raise SynthError(f"{path}: cannot be read as parquet ({error})") from error
 
 
+def task_files(path: Path, split: str) -> list[Path]:
+    """Write the code of each row to a file next to the set and return the files, in order.
+
+    Rows of another split are left out; a foreign file has no splits. Raises SynthError.
+    """
+    folder = path.with_suffix(".tasks")
+    folder.mkdir(exist_ok=True)
+    files: list[Path] = []
+    for number, row in enumerate(read_set(path)):
+        if row.get("split") not in (None, split):
+            continue
+        file = folder / f"row_{number:05}.py"
+        if not file.exists() or file.read_text(encoding="utf-8") != row["code"]:
+            partial = file.with_suffix(f".{os.getpid()}")  # other processes may read it
+            partial.write_text(row["code"], encoding="utf-8")
+            partial.replace(file)
+        files.append(file)
+    return files
+
+
+def set_and_split(path: Path) -> tuple[Path, str] | None:
+    """Return the file and the split of `FILE.parquet` or `FILE.parquet:SPLIT`; None for others."""
+    name, colon, split = str(path).partition(".parquet:")
+    if colon:
+        return Path(f"{name}.parquet"), split
+    return (path, SPLITS[0]) if path.suffix == ".parquet" else None
+
+
+def difficulties(path: Path) -> dict[str, float]:
+    """Return the difficulty of each task by the checksum of its code; {} for a foreign file."""
+    return {
+        row["checksum"]: row["difficulty"]
+        for row in read_set(path)
+        if row.get("checksum") and row.get("difficulty") is not None
+    }
+
+
 def about_of(path: Path) -> dict[str, Any]:
     """Return what the file says about its making; {} for a foreign file."""
     _, parquet = _pyarrow(path)

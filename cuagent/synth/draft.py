@@ -19,7 +19,7 @@ from cuagent.synth.templates import BATCH, Filling, Unfit, size_text
 
 NAMES = ("x", "y", "z", "u", "v", "w", "p", "q", "r", "s")
 """Names of the inputs, in order."""
-LARGEST_GROWTH = 8
+LARGEST_GROWTH = 32
 """Largest number of elements of a value, as a multiple of that of the first input."""
 MOST_DIMENSIONS = 5
 LAYOUTS = ("contiguous", "channels_last", "transposed")

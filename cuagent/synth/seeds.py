@@ -213,6 +213,8 @@ def _modules() -> Iterator[Seed]:
         form = SPATIAL[rank[1]] if rank else _form(required)
         start = f"nn.{name}({', '.join(PARAMETERS[p] for p in required)}"
         key = "conv transposed" if "Transpose" in name else file
+        if name.startswith("Adaptive"):
+            key = ""  # it has no stride
         for option in OPTIONS.get(key, ("",)):
             yield Seed(MODULE_FAMILIES[file], form, f"{start}{option})")
 
