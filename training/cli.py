@@ -37,7 +37,9 @@ Out = Annotated[
     typer.Option("--out", help="Folder for checkpoints and metrics.", callback=folder_option),
 ]
 Policy = Annotated[Path, typer.Option("--policy", help="Hugging Face folder of the policy.")]
-Tasks = Annotated[Path, typer.Option("--tasks", help="A task file, or a folder of them.")]
+Tasks = Annotated[
+    Path, typer.Option("--tasks", help="A task file, a folder of them, or FILE.parquet[:SPLIT].")
+]
 Sources = Annotated[
     list[Path], typer.Option("--from", help="A folder of runs, or a JSONL of episodes. Repeatable.")
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,8 @@ class Collector:
     """Number of episodes that run in parallel, one thread each."""
     curriculum: Curriculum | None = None
     """None plays every task equally often."""
+    difficulties: Mapping[str, float] = field(default_factory=dict)
+    """Measured difficulty of tasks by digest, for tasks that were not played yet."""
     keep_runs: bool = False
     inputs: dict[str, Any] | None = None
     """Inputs of the episodes other than their seed, such as the policy's digest. If it equals the
@@ -121,7 +123,7 @@ class Collector:
         else:
             parallel.barrier()  # wait for the first process to write the outcomes
             past = read_outcomes(self.out / "outcomes.jsonl", iteration)
-            shares = task_weights(list(by_digest), past, self.curriculum)
+            shares = task_weights(list(by_digest), past, self.curriculum, self.difficulties)
             digests = sample_tasks(shares, self.episodes, self.seed * 7919 + iteration)
         first = (self.seed * 100_003 + iteration) * 10_007
         return [(by_digest[d], first + i) for i, d in enumerate(digests)]

@@ -20,6 +20,7 @@ from typing import Any
 from cuagent.agent.prompt import opening
 from cuagent.agent.tools import TOOLS
 from cuagent.record import list_runs
+from cuagent.synth.dataset import checksum, difficulties, set_and_split, task_files
 from cuagent.task import Device, Task, load_task
 from cuagent.timing import Effort
 from cuagent.training import manifest, parallel
@@ -265,6 +266,7 @@ def run_ppo(
         )
         if config.curriculum:
             plays.curriculum = Curriculum(highest=max_reward(config.play.timed))
+            plays.difficulties = task_difficulties(tasks, task_list)
 
         def collect(iteration: int) -> list[Episode]:
             if sampler is not actor:
@@ -453,14 +455,32 @@ def samples_from_pages(config: TrainConfig) -> bool:
 
 
 def load_tasks(folder: Path, device: str) -> list[Task]:
-    """Load every `.py` file of a folder as a task. Raises TaskError, RecordError."""
-    if not folder.exists():
+    """Load every `.py` file of a folder, or every row of a parquet file, as a task.
+
+    A set of `cuagent synth` gives its split `train`, or another one as `FILE.parquet:test_shape`;
+    the code is written to a folder next to the file. Raises TaskError, RecordError, SynthError.
+    """
+    chosen = set_and_split(folder)
+    if not (folder if chosen is None else chosen[0]).exists():
         raise RecordError(f"{folder}: no such folder")
-    files = [folder] if folder.is_file() else sorted(folder.glob("*.py"))
+    if chosen is not None:
+        files = task_files(*chosen)
+    else:
+        files = [folder] if folder.is_file() else sorted(folder.glob("*.py"))
     if not files:
-        raise RecordError(f"{folder}: no task files (*.py)")
+        raise RecordError(f"{folder}: no tasks (*.py, or rows of the split)")
     kind = Device(device.partition(":")[0])
     return [load_task(str(file), device=kind) for file in files]
+
+
+def task_difficulties(path: Path, tasks: Sequence[Task]) -> dict[str, float]:
+    """Return the measured difficulty of each graded task by its digest."""
+    chosen = set_and_split(path)
+    if chosen is None:
+        return {}
+    graded = difficulties(chosen[0])
+    found = {task.digest: graded.get(checksum(task.source)) for task in tasks}
+    return {digest: value for digest, value in found.items() if value is not None}
 
 
 def make_collector(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cuagent.bench.columns import OVERALL, family_of, passed, ratio_of, rows_by
 from cuagent.bench.results import Record
@@ -145,6 +145,23 @@ def family_chart(records: Sequence[Record]) -> str:
         if low <= value <= high:
             parts.append(_label(x(value), bottom + 14, f"{value:g}x", "middle"))
     return _svg([*parts, *_legend()], height)
+
+
+def bars(counts: Mapping[str, int]) -> str:
+    """Return one horizontal bar for each count, with its name and its number."""
+    if not counts:
+        return _empty()
+    left, line, largest = 170, 18, max(1, *counts.values())
+    parts = []
+    for n, (name, count) in enumerate(counts.items()):
+        y, width = TOP + n * line, (WIDTH - left - 50) * count / largest
+        parts.append(_label(left - 8, y + 11, name, "end"))
+        parts.append(
+            f'<rect class="one" x="{left}" y="{y}" width="{width:.1f}" height="{line - 4}">'
+            f"<title>{html.escape(name)}: {count}</title></rect>"
+        )
+        parts.append(_label(left + width + 6, y + 11, str(count), "start"))
+    return _svg(parts, TOP + line * len(counts) + 6)
 
 
 def _legend(entries: Sequence[tuple[str, str]] = ()) -> list[str]:

@@ -47,6 +47,7 @@ EXPECTED = {
     "EvidenceError": Exit.USAGE,
     "ExportError": Exit.USAGE,
     "RecordError": Exit.USAGE,
+    "SynthError": Exit.USAGE,
     "TaskError": Exit.USAGE,
     "ModelUnavailable": Exit.INFRASTRUCTURE,
     "ModelError": Exit.NO,

@@ -21,6 +21,7 @@ from cuagent.cli import (
     optimize,
     profile,
     runs,
+    synth,
     verify,
 )
 from cuagent.cli.exits import Exit, crashes_to, exit_for, print_stderr
@@ -48,6 +49,7 @@ app.command()(runs.show)
 app.command()(runs.replay)
 app.command()(mcp.mcp)
 app.add_typer(config.app, name="config")
+app.add_typer(synth.app, name="synth")
 app.add_typer(train.app, name="train")
 
 

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,9 +94,12 @@ class Child:
 
 
 class ForkServer:
-    """A process that imports torch in the background; the first `fork` waits until it is ready."""
+    """A process that imports torch in the background; the first `fork` waits until it is ready.
 
-    def __init__(self) -> None:
+    `modules` are imported too, and their `warm_up(folder)` is called, so that no child has to.
+    """
+
+    def __init__(self, modules: Sequence[str] = ()) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="cuagent-"))
         """Parent of the sessions' folders. The fork server removes it when it ends, even if the
         referee is killed."""
@@ -108,7 +112,7 @@ class ForkServer:
         program = (
             f"import sys, socket; sys.path.append({str(_root())!r});"
             "from cuagent.worker.fork_server_main import main;"
-            f"main(socket.socket(fileno={number}), {str(self.folder)!r})"
+            f"main(socket.socket(fileno={number}), {str(self.folder)!r}, {tuple(modules)!r})"
         )
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-B", "-c", program],

@@ -23,6 +23,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,20 +42,24 @@ _KILL_TIMEOUT_S = 10.0
 """Seconds that a killed process may take to end; a process stuck in a driver may never end."""
 
 
-def main(control: socket.socket, folder: str) -> None:
+def main(control: socket.socket, folder: str, modules: Sequence[str] = ()) -> None:
     """Serve until the referee closes the socket for any reason, then remove every child and
-    `folder`."""
+    `folder`.
+
+    `modules` are imported before the first child is forked. If they have a `warm_up(folder)`, it is
+    called; it must leave no thread.
+    """
     try:
-        _serve(control)
+        _serve(control, Path(folder), modules)
     finally:
         remove(Path(folder))
 
 
-def _serve(control: socket.socket) -> None:
+def _serve(control: socket.socket, folder: Path, modules: Sequence[str]) -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the referee handles Ctrl-C
     pin_allocator()
-    send_message(control, {"ready": os.getpid(), "threads": _warm_up()})
+    send_message(control, {"ready": os.getpid(), "threads": _warm_up(folder, modules)})
     children: set[int] = set()
     while (received := receive_message(control)) is not None:
         message, descriptors = received
@@ -76,7 +81,7 @@ def _serve(control: socket.socket) -> None:
     _end_orphans(set())
 
 
-def _warm_up() -> int:
+def _warm_up(folder: Path, modules: Sequence[str]) -> int:
     """Import what children need and return the number of threads that torch uses in each child."""
     gc.disable()  # imports create no garbage, and collecting makes them a tenth slower
     import numpy  # noqa: F401
@@ -88,6 +93,10 @@ def _warm_up() -> int:
     import cuagent.kernels.operators
     import cuagent.worker.program  # noqa: F401
 
+    for name in modules:
+        module = importlib.import_module(name)
+        if hasattr(module, "warm_up"):
+            module.warm_up(folder)
     threads = torch.get_num_threads()
     # All live objects stay. The collector must not touch their pages, which would copy them in
     # every child.

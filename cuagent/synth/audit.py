@@ -1,0 +1,161 @@
+"""Audit a file of tasks: one of ours, CUDA-Agent-Ops-6K, or any parquet file with a column `code`.
+
+What the text shows is found for every row: duplicates, labels that the code does not have, changed
+checksums. The rows that are to run pass the same checks as new candidates, without the time window.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cuagent.synth.card import entropy
+from cuagent.synth.dataset import checksum, operators_of, read_set
+from cuagent.synth.examine import Order
+from cuagent.synth.kernelbench import collision, read_problems
+from cuagent.synth.labelled import tail
+from cuagent.synth.reasons import Reason
+from cuagent.synth.source import graph_of, labels, normalized, parse
+from cuagent.synth.workers import Workers
+
+SHOWN = 5
+MEMORY = 4 << 30
+
+
+@dataclass
+class Audit:
+    """Findings about a file."""
+
+    rows: int = 0
+    faults: dict[str, list[int]] = field(default_factory=dict)
+    """Numbers of the rows by what is wrong with them."""
+    details: dict[int, str] = field(default_factory=dict)
+    operators: Counter[str] = field(default_factory=Counter)
+    """How often each operator stands in the code."""
+    counts: Counter[int] = field(default_factory=Counter)
+    """Rows by number of declared operators."""
+    sources: Counter[str] = field(default_factory=Counter)
+    run: int = 0
+    """Rows that were run."""
+
+    def add(self, fault: str, row: int, detail: str = "") -> None:
+        self.faults.setdefault(fault, []).append(row)
+        if detail:
+            self.details[row] = detail
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rows": self.rows,
+            "run": self.run,
+            "faults": {name: len(rows) for name, rows in self.faults.items()},
+            "faulty_rows": self.faults,
+            "different_operators": len(self.operators),
+            "operator_entropy_bits": round(entropy(self.operators), 3),
+            "count_entropy_bits": round(entropy(self.counts), 3),
+            "rows_by_operators": {str(n): self.counts[n] for n in sorted(self.counts)},
+            "data_source": dict(self.sources),
+        }
+
+
+@dataclass
+class _Seen:
+    """First row with each text, syntax tree and graph."""
+
+    texts: dict[str, int] = field(default_factory=dict)
+    trees: dict[str, int] = field(default_factory=dict)
+    graphs: dict[str, int] = field(default_factory=dict)
+
+
+def audit(
+    path: Path,
+    run: int,
+    device: str,
+    jobs: int,
+    compile: bool,
+    kernelbench: str = "",
+    observe: Callable[[int, Mapping[str, Any]], None] = lambda row, answer: None,
+) -> Audit:
+    """Audit every row's text, and run the first `run` rows. Raises SynthError."""
+    found, seen = Audit(), _Seen()
+    known = read_problems(Path(kernelbench)) if kernelbench else []
+    orders: list[tuple[int, Order]] = []
+    for number, row in enumerate(read_set(path)):
+        found.rows += 1
+        sound = _read(number, row, found, seen)
+        if sound and (hit := collision(str(row["code"]), known)):
+            found.add(Reason.KERNELBENCH.value, number, hit)
+        if sound and len(orders) < run:
+            orders.append((number, _order(row, device, compile)))
+    if orders:
+        _run(orders, found, device, jobs, observe)
+    return found
+
+
+def _read(number: int, row: Mapping[str, Any], found: Audit, seen: _Seen) -> bool:
+    """Audit the text of one row; return True if it can be run."""
+    code, declared = str(row["code"]), operators_of(row)
+    found.counts[len(declared)] += 1
+    found.sources[str(row.get("data_source") or "")] += 1
+    if row.get("checksum") and row["checksum"] != checksum(code):
+        found.add("changed checksum", number)
+    try:
+        parsed = parse(code)
+    except ValueError as error:
+        found.add(Reason.SOURCE.value, number, str(error))
+        return False
+    ops = labels(parsed)
+    found.operators.update(ops)
+    if (first := seen.texts.setdefault(code, number)) != number:
+        found.add("byte-identical duplicate", number, f"of row {first}")
+    elif (first := seen.trees.setdefault(normalized(parsed), number)) != number:
+        found.add("duplicate but for names and sizes", number, f"of row {first}")
+    elif (first := seen.graphs.setdefault(graph_of(parsed), number)) != number:
+        found.add("equal operator graph", number, f"of row {first}")
+    absent = sorted({tail(n) for n in declared} - _words(code, ops))
+    if absent:
+        found.add("label absent from the code", number, ", ".join(absent))
+    return True
+
+
+def _words(code: str, ops: list[str]) -> set[str]:
+    """Return the names in the code, as labels spell them."""
+    import re
+
+    return {tail(name) for name in ops} | {tail(word) for word in re.findall(r"\w+", code)}
+
+
+def _order(row: Mapping[str, Any], device: str, compile: bool) -> Order:
+    ours = bool(row.get("checksum"))
+    return Order(
+        code=str(row["code"]),
+        labels=tuple(operators_of(row)),
+        dtype=str(row.get("dtype") or "float32"),
+        device=device,
+        window_s=(0.0, math.inf),
+        target_s=0.0,
+        memory=MEMORY,
+        compile=compile,
+        exact_labels=ours,
+        solve=False,
+    )
+
+
+def _run(
+    orders: list[tuple[int, Order]],
+    found: Audit,
+    device: str,
+    jobs: int,
+    observe: Callable[[int, Mapping[str, Any]], None],
+) -> None:
+    with Workers(device) as workers, ThreadPoolExecutor(jobs) as threads:
+        answers = threads.map(lambda order: workers.examine(order[1]), orders)
+        for (number, _), answer in zip(orders, answers, strict=True):
+            found.run += 1
+            if answer.get("reason"):
+                found.add(answer["reason"], number, answer.get("detail", ""))
+            observe(number, answer)

@@ -1,0 +1,182 @@
+"""Compose candidates with the grammar: a number of operators, their families, shapes and dtypes.
+
+`candidate(settings, index)` is a pure function of the settings, the index and the installed torch,
+so that any candidate can be made again alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from cuagent.synth.catalogue import FAMILIES, catalogue
+from cuagent.synth.draft import Draft
+from cuagent.synth.seeds import Seed
+from cuagent.synth.source import labels, parse, write_source
+from cuagent.synth.templates import BATCH, Unfit
+
+COUNTS = {1: 0.15, 2: 0.25, 3: 0.25, 4: 0.2, 5: 0.15}
+"""Default share of tasks by number of operators. CUDA-Agent-Ops-6K has 84 % with two."""
+DTYPES = {"float32": 0.7, "bfloat16": 0.15, "float16": 0.15}
+TRIES = 24
+"""Seeds that are tried for one place."""
+SIZES: dict[int, tuple[tuple[int, ...], ...]] = {
+    1: (),
+    2: ((16, 24, 32, 48, 64, 96, 100, 127, 128, 192, 250, 256, 384, 512, 1000),),
+    3: ((4, 8, 12, 16, 24, 32, 50, 64), (16, 20, 32, 48, 64, 96, 100, 128, 200, 256)),
+    4: ((3, 4, 6, 8, 12, 16, 24, 32), (7, 8, 12, 14, 16, 20, 28, 32), (7, 8, 12, 15, 16, 24, 32)),
+    5: ((2, 3, 4, 8), (4, 5, 6, 8), (6, 7, 8, 10), (6, 8, 9, 10)),
+}
+"""Sizes after the batch, by number of dimensions."""
+FIRST_BATCH = 8
+"""Batch size of a composed candidate; the filter solves for another one."""
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """Distribution of the composed tasks."""
+
+    counts: Mapping[int, float] = field(default_factory=lambda: dict(COUNTS))
+    families: Mapping[str, float] = field(default_factory=lambda: dict(FAMILIES))
+    dtypes: Mapping[str, float] = field(default_factory=lambda: dict(DTYPES))
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"counts": {str(n): share for n, share in self.counts.items()}}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A task before the filter."""
+
+    index: int
+    code: str
+    ops: tuple[str, ...]
+    families: tuple[str, ...]
+    """Family of each seed that was applied."""
+    dtype: str
+    library: str = "torch"
+    """Library of the operators; the paper keeps blocks of transformers apart."""
+
+    @property
+    def source(self) -> str:
+        """Value of `data_source`, as in CUDA-Agent-Ops-6K."""
+        return f"torch#{len(self.ops)}" if self.library == "torch" else self.library
+
+
+def candidate(seed: int, index: int, grammar: Grammar) -> Candidate | None:
+    """Return the candidate of an index; None if no seeds fit together."""
+    draw = random.Random(f"{seed}/{index}")
+    wanted = _draw(draw, grammar.counts)
+    if draw.random() * sum(grammar.families.values()) < grammar.families.get("blocks", 0):
+        from cuagent.synth.blocks import block_candidate
+
+        if (found := block_candidate(draw, index)) is not None:
+            return found
+    draft = Draft(draw, _draw(draw, grammar.dtypes))
+    if not _begin(draft, grammar, wanted):
+        return None
+    while (left := wanted - _count(draft)) > 0:
+        if not _add(draft, grammar, left):
+            return None
+    outputs = _outputs(draft)
+    code = write_source(draft, outputs, FIRST_BATCH)
+    ops = tuple(labels(parse(code)))
+    return Candidate(index, code, ops, tuple(draft.families), draft.dtype)
+
+
+def _begin(draft: Draft, grammar: Grammar, wanted: int) -> bool:
+    """Draw the first seed, an input of its form, and apply it."""
+    for _ in range(TRIES):
+        seed = _seed(draft.random, grammar)
+        if seed is None or (seed.family == "losses" and wanted > 2):
+            continue  # a loss ends a task
+        _reset(draft)
+        if seed.integers:
+            draft.start_with_indices((BATCH, draft.random.choice((8, 16, 20, 32))))
+        else:
+            shape = _shape(draft.random, seed.form)
+            draft.start(shape, _layout(draft.random, len(shape)))
+        try:
+            draft.apply(seed)
+        except Unfit:
+            continue
+        if _count(draft) <= wanted:
+            return True
+    return False
+
+
+def _reset(draft: Draft) -> None:
+    for part in (draft.inputs, draft.attributes, draft._made):
+        part.clear()
+    for listed in (draft.afterwards, draft.lines, draft.values, draft.families):
+        listed.clear()
+
+
+def _add(draft: Draft, grammar: Grammar, left: int) -> bool:
+    for _ in range(TRIES):
+        seed = _seed(draft.random, grammar)
+        if seed is None or seed.integers or (seed.family == "losses" and left > 2):
+            continue
+        kept = draft._state()
+        try:
+            draft.apply(seed)
+        except Unfit:
+            continue
+        more = _count_added(draft)
+        if more == left or (more < left and seed.family != "losses"):
+            return True
+        draft._restore(kept)
+    return False
+
+
+def _count(draft: Draft) -> int:
+    return sum(_count_line(draft, line) for line in draft.lines)
+
+
+def _count_added(draft: Draft) -> int:
+    return _count_line(draft, draft.lines[-1])
+
+
+def _count_line(draft: Draft, line: str) -> int:
+    attributes = "".join(f"        self.{n} = {t}\n" for n, t in draft.attributes.items())
+    code = (
+        f"class Model:\n    def __init__(self):\n        pass\n{attributes}"
+        f"    def forward(self):\n        {line}\n"
+    )
+    return len(labels(parse(code)))
+
+
+def _outputs(draft: Draft) -> tuple[str, ...]:
+    """Return the last value, now and then with an earlier one."""
+    made = [value for value in draft.values if not value.given]
+    if len(made) > 1 and draft.random.random() < 0.15:
+        return (made[-1].name, draft.random.choice(made[:-1]).name)
+    return (made[-1].name,)
+
+
+def _seed(draw: random.Random, grammar: Grammar) -> Seed | None:
+    family = _draw(draw, grammar.families)
+    seeds = catalogue().get(family, ())
+    return draw.choice(seeds) if seeds else None
+
+
+def _shape(draw: random.Random, form: str) -> tuple[int, ...]:
+    letters = form.split()
+    if letters[0] == "...":
+        rank = draw.choice([r for r in (1, 2, 2, 3, 3, 4, 4, 4) if r >= len(letters) - 1])
+    else:
+        rank = len(letters)
+    return (BATCH, *(draw.choice(sizes) for sizes in SIZES[rank]))
+
+
+def _layout(draw: random.Random, rank: int) -> str:
+    if draw.random() > 0.12 or rank < 3:
+        return "contiguous"
+    return draw.choice(("channels_last", "transposed") if rank == 4 else ("transposed",))
+
+
+def _draw(draw: random.Random, shares: Mapping[Any, float]) -> Any:
+    names: Sequence[Any] = list(shares)
+    return draw.choices(names, [shares[name] for name in names])[0]

@@ -1,0 +1,196 @@
+"""Write a set of tasks as parquet, and read such files and CUDA-Agent-Ops-6K.
+
+The first three columns are those of CUDA-Agent-Ops-6K, so that its readers can read the set. Files
+are written in groups of rows and renamed when complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from cuagent.synth.grade import difficulty, grade, measured
+from cuagent.synth.run import GENERATOR, SynthError
+from cuagent.synth.shards import Record
+
+HELD_OUT = ("resampling", "recurrent")
+"""Families whose tasks are all in the split `test_family`."""
+HELD_OUT_SHAPES = 10
+"""One in so many shapes is held out: all its tasks are in the split `test_shape`."""
+GROUP = 500
+COLUMNS = (
+    "ops", "data_source", "code", "id", "seed", "index", "shapes", "outputs", "dtype", "families",
+    "family", "mode", "operators", "regions", "baselines", "error", "best_gain", "roofline_share",
+    "expert_gain", "difficulty", "grade", "split", "generator", "checksum",
+)  # fmt: skip
+SPLITS = ("train", "test_family", "test_shape")
+
+
+def split_of(families: Iterable[str], shapes: Iterable[str]) -> str:
+    """Return the split of a task; the shape is that of its first input, without the batch."""
+    if set(families) & set(HELD_OUT):
+        return SPLITS[1]
+    sizes = re.sub(r"\[\d+,?", "[", next(iter(shapes), ""))
+    number = int(hashlib.sha256(sizes.encode()).hexdigest()[:8], 16)
+    return SPLITS[2] if number % HELD_OUT_SHAPES == 0 else SPLITS[0]
+
+
+def row_of(
+    record: Record, settings: Mapping[str, Any], device: str, rates: tuple[float, float]
+) -> dict[str, Any]:
+    """Return the row of an accepted record. `rates` are the device's bytes and FLOP per second."""
+    facts = measured(record, *rates)
+    code = record["code"]
+    row = {
+        "ops": record["ops"],
+        "data_source": record["data_source"],
+        "code": code,
+        "id": f"s{settings['seed']}-{record['index']:06}",
+        "seed": settings["seed"],
+        "index": record["index"],
+        "shapes": record["inputs"],
+        "outputs": record["outputs"],
+        "dtype": record["dtype"],
+        "families": record["families"],
+        "family": record["family"],
+        "mode": record["mode"],
+        "operators": record["operators"],
+        "regions": record.get("regions"),
+        "baselines": [
+            {"device": device, "eager_s": record["eager_s"], "compile_s": record.get("compile_s")}
+        ],
+        "error": record["error"],
+        "best_gain": facts["best_gain"],
+        "roofline_share": facts["roofline_share"],
+        "expert_gain": None,
+        "split": split_of(record["families"], record["inputs"]),
+        "generator": GENERATOR,
+        "checksum": checksum(code),
+    }
+    row["difficulty"] = round(difficulty(row), 4)
+    row["grade"] = grade(row["difficulty"])
+    return row
+
+
+def checksum(code: str) -> str:
+    return hashlib.sha256(code.encode()).hexdigest()
+
+
+def write_set(rows: Iterable[Mapping[str, Any]], path: Path, about: Mapping[str, Any]) -> int:
+    """Write rows to a parquet file and return their number. Raises SynthError."""
+    pa, parquet = _pyarrow(path)
+    text, number, whole = pa.string(), pa.float64(), pa.int64()
+    times = pa.struct([("device", text), ("eager_s", number), ("compile_s", number)])
+    lists = dict.fromkeys(("ops", "shapes", "outputs", "families"), pa.list_(text))
+    wholes = dict.fromkeys(("seed", "index", "operators", "regions", "generator", "grade"), whole)
+    numbers = dict.fromkeys(
+        ("error", "best_gain", "roofline_share", "expert_gain", "difficulty"), number
+    )
+    kinds = {**lists, **wholes, **numbers, "baselines": pa.list_(times)}
+    schema = pa.schema(
+        [(name, kinds.get(name, text)) for name in COLUMNS],
+        metadata={"cuagent": json.dumps(about)},
+    )
+    partial = path.with_suffix(f".{os.getpid()}")
+    count = 0
+    with parquet.ParquetWriter(partial, schema, compression="zstd") as writer:
+        for group in _groups(rows):
+            writer.write_table(pa.Table.from_pylist(group, schema=schema))
+            count += len(group)
+    partial.replace(path)
+    return count
+
+
+def read_set(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a set, or of any parquet file with a column `code`. Raises SynthError."""
+    pa, parquet = _pyarrow(path)
+    try:
+        file = parquet.ParquetFile(path)
+        if "code" not in file.schema_arrow.names:
+            raise SynthError(
+                f"{path}: no column `code`; it has {', '.join(file.schema_arrow.names)}"
+            )
+        for batch in file.iter_batches(GROUP):
+            yield from batch.to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise SynthError(f"{path}: cannot be read as parquet ({error})") from error
+
+
+def task_files(path: Path, split: str) -> list[Path]:
+    """Write the code of each row to a file next to the set and return the files, in order.
+
+    Rows of another split are left out; a foreign file has no splits. Raises SynthError.
+    """
+    folder = path.with_suffix(".tasks")
+    folder.mkdir(exist_ok=True)
+    files: list[Path] = []
+    for number, row in enumerate(read_set(path)):
+        if row.get("split") not in (None, split):
+            continue
+        file = folder / f"row_{number:05}.py"
+        if not file.exists() or file.read_text(encoding="utf-8") != row["code"]:
+            partial = file.with_suffix(f".{os.getpid()}")  # other processes may read it
+            partial.write_text(row["code"], encoding="utf-8")
+            partial.replace(file)
+        files.append(file)
+    return files
+
+
+def set_and_split(path: Path) -> tuple[Path, str] | None:
+    """Return the file and the split of `FILE.parquet` or `FILE.parquet:SPLIT`; None for others."""
+    name, colon, split = str(path).partition(".parquet:")
+    if colon:
+        return Path(f"{name}.parquet"), split
+    return (path, SPLITS[0]) if path.suffix == ".parquet" else None
+
+
+def difficulties(path: Path) -> dict[str, float]:
+    """Return the difficulty of each task by the checksum of its code; {} for a foreign file."""
+    return {
+        row["checksum"]: row["difficulty"]
+        for row in read_set(path)
+        if row.get("checksum") and row.get("difficulty") is not None
+    }
+
+
+def about_of(path: Path) -> dict[str, Any]:
+    """Return what the file says about its making; {} for a foreign file."""
+    _, parquet = _pyarrow(path)
+    metadata = parquet.read_schema(path).metadata or {}
+    found: dict[str, Any] = json.loads(metadata.get(b"cuagent", b"{}"))
+    return found
+
+
+def operators_of(row: Mapping[str, Any]) -> list[str]:
+    """Return the declared operators; the column holds a list, or the text of one."""
+    value = row.get("ops")
+    if isinstance(value, list | tuple):
+        return [str(name) for name in value]
+    return re.findall(r"[\w.]+", str(value or ""))
+
+
+def _groups(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    group: list[dict[str, Any]] = []
+    for row in rows:
+        group.append(dict(row))
+        if len(group) == GROUP:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _pyarrow(path: Path) -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise SynthError(
+            f"{path}: parquet files need pyarrow; pip install 'cuagent[bench]'"
+        ) from error
+    return pyarrow, pyarrow.parquet

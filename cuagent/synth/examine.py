@@ -1,0 +1,318 @@
+"""Examine one candidate in a forked process: the filter's checks that run code.
+
+Order: cheap checks first, torch.compile last. The checks of degenerate answers are those of
+`cuagent bench` (certificates) and of `cuagent check` (fitness). A crash ends only this process.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cuagent.bench.certificates import DEGENERATE, Kind
+from cuagent.synth.reasons import Reason, Rejected
+from cuagent.synth.sizes import (
+    PROBES,
+    Cost,
+    count_cost,
+    fastest,
+    predicted_batch,
+    solve,
+)
+from cuagent.synth.source import BATCH_LINE, with_batch
+from cuagent.task import TaskError, check_runs, flatten, load_task, open_reference
+from cuagent.worker.channel import send_message
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cuagent.task.reference import Reference
+
+ORDER = "order.json"
+TASK = "task.py"
+AGREEMENT = {"float32": 1e-3, "bfloat16": 4e-2, "float16": 1e-2}
+"""Largest difference from fp64, as a share of the largest output; for a GPU TF32 counts in."""
+BUDGET_S = 4.0
+"""Seconds for the search for operators without effect."""
+LARGEST_BATCH = 1 << 22
+ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AssertionError)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the process of one candidate is asked for."""
+
+    code: str
+    labels: tuple[str, ...]
+    dtype: str
+    device: str
+    window_s: tuple[float, float]
+    target_s: float
+    memory: int
+    """Largest number of bytes of one call."""
+    compile: bool = True
+    exact_labels: bool = True
+    """False if operators that run may be missing from the labels."""
+    solve: bool = True
+    """False to keep the batch size and to ignore the time."""
+
+    def write(self, folder: Path) -> None:
+        (folder / ORDER).write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    @staticmethod
+    def read(folder: Path) -> Order:
+        data = json.loads((folder / ORDER).read_text(encoding="utf-8"))
+        return Order(
+            **data | {"labels": tuple(data["labels"]), "window_s": tuple(data["window_s"])}
+        )
+
+
+def serve(channel: socket.socket, folder: Path) -> None:
+    """Examine the candidate that the order names, and send what was found."""
+    import torch
+
+    order = Order.read(folder)
+    torch.set_num_threads(1)
+    try:
+        answer = Examined(order, folder).facts()
+    except Rejected as rejected:
+        answer = {"reason": rejected.reason.value, "detail": rejected.detail}
+    except Exception as error:  # noqa: BLE001 - the process boundary: a foreign module failed
+        detail = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        answer = {"reason": Reason.FAILS.value, "detail": detail}
+    send_message(channel, answer | {"cpu_s": _cpu_seconds()})
+
+
+def _cpu_seconds() -> float:
+    """Return the processor seconds of this process and of its compilers."""
+    import resource
+
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return round(sum(u.ru_utime + u.ru_stime for u in used), 2)
+
+
+class Examined:
+    """One candidate with its reference; each method makes one check and raises Rejected."""
+
+    def __init__(self, order: Order, folder: Path) -> None:
+        self.order = order
+        self.folder = folder
+        self.device = order.device
+        self.code = order.code
+        self.reference = self._open(order.code)
+
+    def facts(self) -> dict[str, Any]:
+        """Make all checks in order and return the measured facts."""
+        self.labels()
+        batch, eager_s, cost = self.sizes()
+        self.model = self.reference.model(0)
+        self.inputs = self.reference.inputs(0)
+        self.output = self.run(self.model, self.inputs)
+        self.finite()
+        exact = self.fp64()
+        error = self.agrees(self.output, exact, Reason.FP64_DIFFERS)
+        self.fit()
+        certified = self.certified()
+        compiled = self.compiled(exact) if self.order.compile else {}
+        found = {
+            "code": self.code,
+            "batch": batch,
+            "eager_s": eager_s,
+            "error": error,
+            "bytes": cost.bytes,
+            "floor_bytes": self._floor_bytes(),
+            "flops": cost.flops,
+            "inputs": [_shape(x) for x in _leaves(self.inputs)],
+            "outputs": [_shape(x) for x in self.output],
+        }
+        return found | certified | compiled
+
+    def _open(self, code: str) -> Reference:
+        path = self.folder / TASK
+        path.write_text(code, encoding="utf-8")
+        try:
+            return open_reference(load_task(path, device=self.device))
+        except TaskError as error:
+            raise Rejected(Reason.SOURCE, str(error)) from error
+
+    def run(self, model: Any, inputs: Sequence[Any]) -> list[Tensor]:
+        import torch
+
+        with torch.no_grad():
+            output = model(*inputs)
+        return [leaf.detach() for leaf in flatten(output, "output")[0]]
+
+    def labels(self) -> None:
+        """Compare the labels with the operators that run."""
+        from cuagent.synth.labelled import differences, traced
+
+        try:
+            check_runs(self.reference)
+        except TaskError as error:
+            raise Rejected(Reason.FAILS, str(error)) from error
+        run = traced(self.reference.model(0), self.reference.inputs(0))
+        if wrong := differences(self.order.labels, run, self.order.exact_labels):
+            raise Rejected(Reason.LABEL, wrong)
+
+    def sizes(self) -> tuple[int, float, Cost]:
+        """Solve for the batch size; return it with the eager seconds and the counted work."""
+        if not (self.order.solve and BATCH_LINE.search(self.code)):
+            seconds, cost = self.timed(None), self.cost(None)
+            low, high = self.order.window_s
+            if not low <= seconds <= high:
+                raise Rejected(Reason.TIME, f"{seconds * 1e3:.3g} ms; no constant BATCH")
+            return 0, seconds, cost
+        near, far = (self.cost(batch) for batch in PROBES)
+        first = predicted_batch(near, far, self.device, self.order.target_s, self.order.memory)
+        grown = (far.made - near.made) / (PROBES[1] - PROBES[0])
+        largest = int(self.order.memory / grown) if grown > 0 else LARGEST_BATCH
+        if near.made > self.order.memory or largest < 1:
+            raise Rejected(Reason.MEMORY, f"{near.made >> 20} MiB at a batch of {PROBES[0]}")
+        batch, seconds = solve(first, self.order.window_s, self.timed, min(largest, LARGEST_BATCH))
+        return batch, seconds, self.cost(batch)
+
+    def _at(self, batch: int | None) -> tuple[Any, list[Any]]:
+        """Return model and inputs at a batch size, which the reference keeps."""
+        if batch is not None:
+            self.code = with_batch(self.order.code, batch)
+            self.reference = self._open(self.code)
+        return self.reference.model(0), self.reference.inputs(0)
+
+    def timed(self, batch: int | None) -> float:
+        model, inputs = self._at(batch)
+        return fastest(lambda: self.run(model, inputs), self.device)
+
+    def cost(self, batch: int | None) -> Cost:
+        model, inputs = self._at(batch)
+        return count_cost(lambda: self.run(model, inputs))
+
+    def finite(self) -> None:
+        for number, tensor in enumerate(self.output):
+            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+                raise Rejected(Reason.NOT_FINITE, f"output {number}")
+
+    def fp64(self) -> list[Tensor]:
+        """Return the outputs in fp64."""
+        import torch
+
+        model = self.reference.model(0).double()
+        inputs = [_double(value) for value in self.inputs]
+        try:
+            exact = self.run(model, inputs)
+        except ERRORS as error:
+            raise Rejected(Reason.FP64_FAILS, str(error)) from error
+        if any(x.is_floating_point() and x.dtype != torch.float64 for x in exact):
+            raise Rejected(Reason.FP64_FAILS, "a part stays in another precision")
+        return exact
+
+    def agrees(self, output: Sequence[Tensor], exact: Sequence[Tensor], reason: Reason) -> float:
+        """Return the largest difference from fp64, relative to the largest output."""
+        worst = 0.0
+        for number, (a, b) in enumerate(zip(output, exact, strict=True)):
+            if a.shape != b.shape:
+                raise Rejected(reason, f"output {number} has another shape")
+            if not a.is_floating_point():
+                share = float((a != b).float().mean())
+                if share > 0:
+                    raise Rejected(reason, f"output {number}: {share:.2%} of its integers")
+                continue
+            scale = float(b.abs().max()) or 1.0
+            worst = max(worst, float((a.double() - b).abs().max()) / scale)
+        limit = AGREEMENT.get(self.order.dtype, AGREEMENT["float32"])
+        if self.device == "cuda" and self.order.dtype == "float32":
+            limit *= 4  # TF32 convolutions
+        if not worst <= limit:
+            raise Rejected(reason, f"{worst:.2g} of the largest output; the limit is {limit:g}")
+        return worst
+
+    def fit(self) -> None:
+        """Apply the checks of `cuagent check` on hidden state, randomness and ignored inputs."""
+        from cuagent.verify.fitness.examine import NOISE, examine
+
+        findings = examine(
+            self.model,
+            lambda tensors: self.run(self.model, tensors),
+            lambda seed: list(_leaves(self.reference.inputs(seed))),
+        )
+        if findings["random"] or findings["changed_state"] or findings["noise"] > NOISE:
+            names = [*findings["random"], *findings["changed_state"]]
+            raise Rejected(Reason.RANDOM, ", ".join(names) or f"noise {findings['noise']:.1g}")
+        if findings["constant"]:
+            raise Rejected(Reason.DEGENERATE, "the output does not depend on the inputs")
+        if findings["ignored"]:
+            raise Rejected(Reason.IGNORED, f"input {findings['ignored'][0]}")
+        if findings["changed_inputs"]:
+            raise Rejected(Reason.RANDOM, "changes its inputs")
+
+    def certified(self) -> dict[str, Any]:
+        """Apply the certificates of `cuagent bench`; return family, operators and mode."""
+        from cuagent.bench.examine import Examination
+
+        certification = Examination(self.reference, BUDGET_S).certification()
+        mode = "train and eval"
+        for certificate in certification.certificates:
+            kind, detail = certificate.kind, f"{certificate.kind}: {certificate.detail}"
+            if kind in (Kind.IGNORED_INPUT, Kind.IGNORED_WEIGHT):
+                raise Rejected(Reason.IGNORED, detail)
+            if kind in DEGENERATE:
+                raise Rejected(Reason.DEGENERATE, detail)
+            if kind is Kind.DEAD or (kind is Kind.NO_OP and self._labelled(certificate.detail)):
+                raise Rejected(Reason.IDLE, detail)
+            if kind is Kind.TRAINING:
+                if "random" in certificate.detail or "fails" in certificate.detail:
+                    raise Rejected(Reason.TRAINING, certificate.detail)
+                mode = "eval"
+        return {"family": certification.family, "operators": certification.operators, "mode": mode}
+
+    def _labelled(self, detail: str) -> bool:
+        """Return True if a label names one of the operators; others lie within a function of torch,
+        such as the lower limit of a norm in `normalize`."""
+        from cuagent.synth.labelled import tail
+
+        names = {tail(label).lower() for label in self.order.labels}
+        return any(part.split()[0].strip("_") in names for part in detail.split(", "))
+
+    def compiled(self, exact: Sequence[Tensor]) -> dict[str, Any]:
+        """Run under torch.compile; return its seconds and the number of its regions."""
+        import torch
+        from torch._inductor import metrics
+
+        metrics.reset()
+        torch._dynamo.reset()
+        model = torch.compile(self.reference.model(0))
+        try:
+            output = self.run(model, self.inputs)
+        except Exception as error:
+            text = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise Rejected(Reason.COMPILE_FAILS, text) from error
+        difference = self.agrees(output, exact, Reason.COMPILE_DIFFERS)
+        seconds = fastest(lambda: self.run(model, self.inputs), self.device)
+        regions = metrics.generated_kernel_count
+        return {"compile_s": seconds, "compile_error": difference, "regions": regions}
+
+    def _floor_bytes(self) -> int:
+        """Return the bytes that any kernel must move: inputs, state and outputs, once each."""
+        state = [*self.model.parameters(), *self.model.buffers()]
+        tensors = [*_leaves(self.inputs), *self.output, *state]
+        return sum(x.numel() * x.element_size() for x in tensors)
+
+
+def _leaves(inputs: Sequence[Any]) -> list[Tensor]:
+    return flatten(list(inputs), "inputs")[0]
+
+
+def _double(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value.double()
+    return value
+
+
+def _shape(tensor: Tensor) -> str:
+    name = str(tensor.dtype).removeprefix("torch.")
+    return f"{name}[{','.join(map(str, tensor.shape))}]"

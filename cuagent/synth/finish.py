@@ -1,0 +1,47 @@
+"""Write a finished run: the parquet file, the data card, and what the run was made with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from cuagent.synth.card import write_card, yields
+from cuagent.synth.dataset import row_of, write_set
+from cuagent.synth.run import Settings
+from cuagent.synth.shards import Record, Shards
+
+FILE = "tasks.parquet"
+
+
+def write_outputs(
+    settings: Settings, out: Path, accepted: Sequence[Record], rates: tuple[float, float], name: str
+) -> Path:
+    """Write the set of the accepted records and its card; return the parquet file.
+
+    `rates` are the device's bytes and FLOP per second, `name` is the device's name.
+    """
+    identity = settings.identity()
+    about = {
+        "generator": identity["generator"],
+        "torch": identity["torch"],
+        "seed": settings.seed,
+        "device": name,
+        "compose": settings.compose,
+        "kernelbench": "checked" if settings.kernelbench else "not checked",
+        "torch.compile": "checked" if settings.compile else "not checked",
+    }
+    kept: list[dict[str, Any]] = []
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for record in accepted:
+            row = row_of(record, identity, name, rates)
+            kept.append({name: value for name, value in row.items() if name != "code"})
+            yield row
+
+    path = out / FILE
+    write_set(rows(), path, about | {"settings": identity})
+    last = max((record["index"] for record in accepted), default=-1)
+    reasons = [r.get("reason") for r in Shards(out).read() if r["index"] <= last]
+    write_card(kept, yields(reasons), about, out)
+    return path

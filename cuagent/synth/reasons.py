@@ -1,0 +1,51 @@
+"""Reasons for which a candidate is rejected, each with what it means."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Reason of a rejection, in the order of the checks."""
+
+    COMPOSITION = "no operators fit together"
+    DUPLICATE = "duplicate"
+    NEAR_DUPLICATE = "near duplicate"
+    KERNELBENCH = "like a KernelBench problem"
+    SOURCE = "no task"
+    FAILS = "does not run in eager mode"
+    LABEL = "wrong operator label"
+    NOT_FINITE = "output with NaN or Inf"
+    RANDOM = "random or with hidden state"
+    FP64_FAILS = "does not run in fp64"
+    FP64_DIFFERS = "eager differs from fp64"
+    TIME = "outside of the time window"
+    MEMORY = "needs too much memory"
+    DEGENERATE = "degenerate"
+    IGNORED = "input or weight without effect"
+    IDLE = "operator without effect"
+    TRAINING = "random in training mode"
+    COMPILE_FAILS = "does not run under torch.compile"
+    COMPILE_DIFFERS = "torch.compile differs from fp64"
+    CRASHED = "process died"
+    TIMED_OUT = "over the time limit"
+
+
+MEANINGS = {
+    Reason.DUPLICATE: "an earlier candidate has the same text, or the same syntax tree but for "
+    "names and sizes",
+    Reason.NEAR_DUPLICATE: "an earlier candidate has the same operator graph on the same kinds of "
+    "inputs",
+    Reason.DEGENERATE: "a constant, zeros, an input or half of the work passes at 1e-2",
+    Reason.TIME: "no batch size has an eager time in the window",
+}
+"""What a reason means, where its name does not say it."""
+
+
+class Rejected(Exception):
+    """A candidate failed a check."""
+
+    def __init__(self, reason: Reason, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = " ".join(detail.split())[:300]

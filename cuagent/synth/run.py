@@ -1,0 +1,254 @@
+"""Make a set of tasks: compose, filter, record; then write the set.
+
+Candidates are numbered. Which candidate an index names, and if it repeats an earlier one, depends
+only on the seed and the settings; so does the order of the set: the first `count` accepted ones by
+index. A killed run goes on where its records end.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cuagent.synth.compose import Candidate, Grammar, candidate
+from cuagent.synth.examine import Order
+from cuagent.synth.kernelbench import Known, collision, read_problems
+from cuagent.synth.reasons import Reason
+from cuagent.synth.shards import Record, Shards
+from cuagent.synth.source import graph_of, normalized, parse
+from cuagent.synth.workers import Workers
+
+GENERATOR = 1
+"""Version of the generator. Increase it when a seed gives other tasks."""
+SETTINGS = "settings.json"
+WINDOWS = {"cpu": (1e-4, 2e-2), "cuda": (1e-3, 1e-1)}
+"""Eager time of a task in seconds; that of the paper for a GPU."""
+MEMORY = {"cpu": 256 << 20, "cuda": 8 << 30}
+"""Bytes of all results of one call."""
+MOST_PER_TASK = 20
+"""Candidates for each wanted task after which a run ends with fewer tasks."""
+
+Observe = Callable[[int, int, Record], None]
+"""Callback for each record, with the accepted and the examined candidates so far."""
+Compose = Callable[[int], Candidate | None]
+
+
+class SynthError(Exception):
+    """The set cannot be made as asked. One line: what, where, what to do."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a set. All but the count are part of its identity."""
+
+    count: int
+    seed: int = 0
+    device: str = "cpu"
+    compose: str = "grammar"
+    grammar: Grammar = field(default_factory=Grammar)
+    kernelbench: str = ""
+    compile: bool = True
+
+    def identity(self) -> dict[str, Any]:
+        """Return what a resumed run must have in common with the interrupted one."""
+        import torch
+
+        found = asdict(self) | {"grammar": self.grammar.to_json()}
+        del found["count"]
+        versions = {"generator": GENERATOR, "torch": torch.__version__}
+        return json.loads(json.dumps(found | versions))
+
+
+def synthesize(
+    settings: Settings,
+    out: Path,
+    resume: bool,
+    jobs: int,
+    observe: Observe,
+    gpus: Sequence[str | None] = (None,),
+    compose: Compose | None = None,
+) -> list[Record]:
+    """Make the set and return its accepted records. Raises SynthError, KeyboardInterrupt."""
+    _begin(settings, out, resume)
+    shards = Shards(out)
+    run = _Run(settings, shards, observe, compose or _grammar(settings))
+    for record in shards.read():
+        run.restore(record)
+    with Workers(settings.device, gpus) as workers, ThreadPoolExecutor(jobs) as threads:
+        pending: dict[Future[Record], int] = {}
+        try:
+            while not run.complete:
+                while len(pending) < 2 * jobs and (order := run.next()) is not None:
+                    index, made = order
+                    pending[threads.submit(workers.examine, made, index)] = index
+                if not pending:
+                    break
+                done, _ = wait(pending, return_when=FIRST_COMPLETED)
+                for future in done:
+                    run.finish(pending.pop(future), future.result())
+        finally:
+            threads.shutdown(wait=True, cancel_futures=True)
+    return run.accepted()
+
+
+def _begin(settings: Settings, out: Path, resume: bool) -> None:
+    path = out / SETTINGS
+    identity = settings.identity()
+    if path.exists():
+        if not resume:
+            raise SynthError(f"{out}: has a set already; add --resume, or name another --out")
+        before = json.loads(path.read_text(encoding="utf-8"))
+        changed = [name for name in identity if before.get(name) != identity[name]]
+        if changed:
+            raise SynthError(f"{out}: was begun with another {', '.join(changed)}")
+        return
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(identity, indent=1), encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise SynthError(f"{out}: cannot be written ({error.strerror or error})") from error
+
+
+def _grammar(settings: Settings) -> Compose:
+    return lambda index: candidate(settings.seed, index, settings.grammar)
+
+
+class _Run:
+    """State of a run: what was composed, what was examined."""
+
+    def __init__(
+        self, settings: Settings, shards: Shards, observe: Observe, compose: Compose
+    ) -> None:
+        self.settings = settings
+        self.shards = shards
+        self.observe = observe
+        self.compose = compose
+        self.known: list[Known] = []
+        if settings.kernelbench:
+            self.known = read_problems(Path(settings.kernelbench))
+        self.texts: set[str] = set()
+        """Digests of the normalized syntax trees so far."""
+        self.graphs: set[str] = set()
+        self.verdicts: dict[int, bool] = {}
+        """True for each accepted index, False for each rejected one."""
+        self.waiting: dict[int, Record] = {}
+        """Composed candidates in flight."""
+        self.restored: dict[int, Record] = {}
+        self.index = 0
+        self._prefix = 0
+        self._prefix_accepted = 0
+
+    @property
+    def complete(self) -> bool:
+        """True if enough of the candidates without a gap before them are accepted."""
+        while self._prefix in self.verdicts and self._prefix_accepted < self.settings.count:
+            self._prefix_accepted += self.verdicts[self._prefix]
+            self._prefix += 1
+        return self._prefix_accepted >= self.settings.count
+
+    def restore(self, record: Record) -> None:
+        """Take over a record of an interrupted run."""
+        self.restored[record["index"]] = {
+            name: record.get(name) for name in ("normalized", "graph", "reason")
+        }
+
+    def next(self) -> tuple[int, Order] | None:
+        """Return the next candidate to examine; None if there are enough for now."""
+        limit = MOST_PER_TASK * self.settings.count + 100
+        while self.index < limit and not self.complete:
+            index, self.index = self.index, self.index + 1
+            if (before := self.restored.pop(index, None)) is not None:
+                self.texts.add(before["normalized"] or "")
+                self.graphs.add(before["graph"] or "")
+                self.verdicts[index] = not before["reason"]
+                continue
+            made = self.compose(index)
+            if made is None:
+                self._reject({"index": index}, Reason.COMPOSITION, "")
+                continue
+            if (order := self._screened(made)) is not None:
+                return index, order
+        return None
+
+    def _screened(self, made: Candidate) -> Order | None:
+        """Return the order of a candidate that repeats nothing; else record why."""
+        record: Record = {
+            "index": made.index,
+            "ops": list(made.ops),
+            "data_source": f"{made.source}#{len(made.ops)}"
+            if made.source == "torch"
+            else made.source,
+            "families": list(made.families),
+            "dtype": made.dtype,
+        }
+        try:
+            parsed = parse(made.code)
+        except ValueError as error:
+            self._reject(record, Reason.SOURCE, str(error))
+            return None
+        record |= {"normalized": normalized(parsed), "graph": graph_of(parsed)}
+        repeated = record["normalized"] in self.texts, record["graph"] in self.graphs
+        self.texts.add(record["normalized"])
+        self.graphs.add(record["graph"])
+        if any(repeated):
+            reason = Reason.DUPLICATE if repeated[0] else Reason.NEAR_DUPLICATE
+            self._reject(record, reason, "")
+            return None
+        if found := collision(made.code, self.known):
+            self._reject(record, Reason.KERNELBENCH, found)
+            return None
+        self.waiting[made.index] = record
+        return order_for(made, self.settings)
+
+    def finish(self, index: int, answer: dict[str, Any]) -> None:
+        """Record the answer of a candidate's process."""
+        record = self.waiting.pop(index) | answer
+        if not record.get("reason") and (found := collision(record["code"], self.known)):
+            record |= {"reason": Reason.KERNELBENCH.value, "detail": found}
+        self._record(record)
+
+    def _reject(self, record: Record, reason: Reason, detail: str) -> None:
+        self._record(record | {"reason": reason.value, "detail": detail})
+
+    def _record(self, record: Record) -> None:
+        record["time"] = round(time.time(), 1)
+        self.shards.append(record)
+        self.verdicts[record["index"]] = not record.get("reason")
+        self.observe(sum(self.verdicts.values()), len(self.verdicts), record)
+
+    def accepted(self) -> list[Record]:
+        """Return the first accepted records by index, without gaps before them."""
+        self.complete  # noqa: B018 - it moves the prefix on
+        found: list[Record] = []
+        for record in self.shards.read():
+            if len(found) < self.settings.count and record["index"] < self._prefix:
+                found += [] if record.get("reason") else [record]
+        return found
+
+
+def order_for(made: Candidate, settings: Settings) -> Order:
+    """Return the order for a candidate's process. The target time depends on its index."""
+    low, high = WINDOWS[settings.device]
+    draw = random.Random(f"{settings.seed}/{made.index}/time")
+    share = draw.uniform(0.25, 0.6)
+    target = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
+    return Order(
+        code=made.code,
+        labels=made.ops,
+        dtype=made.dtype,
+        device=settings.device,
+        window_s=(low, high),
+        target_s=target,
+        memory=MEMORY[settings.device],
+        compile=settings.compile,
+    )

@@ -1,0 +1,143 @@
+"""Solve for the batch size that puts the eager time of a task into the window.
+
+The traffic and the arithmetic of one call, counted at two batch sizes, and nominal rates of the
+device predict the size. They do not vary between runs, so the same seed gives the same sizes. Timed
+runs then check it: the size changes by a factor of 4 while the time is outside of the window.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cuagent.synth.reasons import Reason, Rejected
+
+PROBES = (8, 16)
+"""Batch sizes at which a call is counted."""
+STEPS = 4
+"""Corrections by a factor of 4 at most."""
+REPEATS = 5
+"""Timed calls; the fastest counts, because a busy machine only adds time."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Nominal rates of a kind of device, for the prediction only."""
+
+    bytes_per_s: float
+    flops_per_s: float
+    call_s: float
+    """Seconds of one operator on an empty tensor."""
+
+
+NOMINAL = {"cpu": Rates(2e9, 2e10, 4e-6), "cuda": Rates(2e12, 2e13, 6e-6)}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Counted work of one eager call."""
+
+    bytes: int
+    """Bytes that all operators read and write."""
+    made: int
+    """Bytes of all results: an upper limit of the memory of one call."""
+    flops: int
+    calls: int
+
+    def seconds(self, device: str) -> float:
+        rates = NOMINAL[device]
+        work = self.bytes / rates.bytes_per_s + self.flops / rates.flops_per_s
+        return work + self.calls * rates.call_s
+
+
+def count_cost(run: Callable[[], Any]) -> Cost:
+    """Count one call."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.flop_counter import FlopCounterMode
+
+    class Counter(TorchDispatchMode):
+        bytes = made = calls = 0
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            out = func(*args, **(kwargs or {}))
+            self.calls += 1
+            if not func.is_view:
+                made = _bytes(out)
+                self.made += made
+                self.bytes += made + _bytes(args)
+            return out
+
+    with FlopCounterMode(display=False) as flops, Counter() as counter:
+        run()
+    return Cost(counter.bytes, counter.made, flops.get_total_flops(), counter.calls)
+
+
+def _bytes(values: Any) -> int:
+    import torch
+
+    if isinstance(values, torch.Tensor):
+        # An expanded tensor is read from the cache.
+        size = values.untyped_storage().nbytes()
+        return min(size, values.numel() * values.element_size())
+    if isinstance(values, list | tuple):
+        return sum(map(_bytes, values))
+    return 0
+
+
+def predicted_batch(low: Cost, high: Cost, device: str, target_s: float, memory: int) -> int:
+    """Return the batch size whose predicted time is `target_s`, within the memory bound."""
+    near, far = low.seconds(device), high.seconds(device)
+    step = PROBES[1] - PROBES[0]
+    slope = (far - near) / step
+    if slope <= 0:
+        return PROBES[0]
+    batch = PROBES[0] + (target_s - near) / slope
+    if (grown := (high.made - low.made) / step) > 0:
+        batch = min(batch, memory / grown)
+    return rounded(batch)
+
+
+def rounded(batch: float) -> int:
+    """Return a batch size with four significant bits, at least 1."""
+    whole = max(1, int(batch))
+    shift = max(0, whole.bit_length() - 4)
+    return whole >> shift << shift
+
+
+def solve(
+    first: int, window: tuple[float, float], timed: Callable[[int], float], largest: int
+) -> tuple[int, float]:
+    """Return a batch size in the window, and its seconds. Raises Rejected.
+
+    `timed` returns the seconds of one call at a batch size.
+    """
+    batch, tried = min(first, largest), set[int]()
+    for _ in range(STEPS):
+        seconds = timed(batch)
+        tried.add(batch)
+        if window[0] <= seconds <= window[1]:
+            return batch, seconds
+        batch = min(batch * 4, largest) if seconds < window[0] else max(1, rounded(batch / 4))
+        if batch in tried:
+            break
+    raise Rejected(Reason.TIME, f"{seconds * 1e3:.3g} ms at a batch of {max(tried)}")
+
+
+def fastest(run: Callable[[], Any], device: str) -> float:
+    """Return the seconds of the fastest of a few calls."""
+    import torch
+
+    wait: Callable[[], None] = torch.cuda.synchronize if device == "cuda" else lambda: None
+    run()
+    times = []
+    for _ in range(REPEATS):
+        wait()
+        started = time.perf_counter()
+        run()
+        wait()
+        times.append(time.perf_counter() - started)
+    return min(times)

@@ -1,0 +1,187 @@
+"""Fill the placeholders of a seed with sizes, drawn numbers, parameters and inputs.
+
+    {x}                 the main argument
+    {c}                 a size of the form, by its letter; not the batch, which the filter chooses
+    {width} {dim} ...   a drawn number (`_NUMBERS`), the same one at every place of one call
+    {like}              an earlier value, or a new input, of the shape of {x}
+    {input[n, d]}       a new input: input, positive, unit, signs or mask; `...` is the shape of {x}
+    {index[n; d]}       a new input of integers from 0 to d - 1
+    {weight[d, width]}  a new parameter; {bias[width]} too
+
+Invariant: all draws come from the draft's random numbers, in the order of the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cuagent.synth.draft import Draft, Value
+    from cuagent.synth.seeds import Seed
+
+BATCH = 1_000_003
+"""Stand-in for the batch size while shapes are computed: a prime, so that sizes that depend on it
+are multiples of it."""
+PLACEHOLDER = re.compile(r"\{(\w+)(?:\[([^\];]*)(?:;\s*(\w+))?\])?\}")
+DRAWN_INPUTS = ("input", "positive", "unit", "signs", "mask", "index")
+
+
+class Unfit(Exception):
+    """The seed does not fit the value that it was tried on."""
+
+
+def bind(form: str, shape: tuple[int, ...]) -> dict[str, int]:
+    """Return the size for each letter of a form. Raises Unfit."""
+    letters = form.split()
+    if letters[0] == "...":
+        letters = letters[1:]
+        if len(shape) < max(1, len(letters)):
+            raise Unfit(f"fewer than {len(letters)} dimensions")
+        shape = shape[len(shape) - len(letters) :]
+    elif len(shape) != len(letters):
+        raise Unfit(f"not {len(letters)} dimensions")
+    return dict(zip(letters, shape, strict=True))
+
+
+def size_text(size: int) -> str:
+    """Return a size as it stands in the source, where the batch is a constant with a name."""
+    if size % BATCH == 0 and size:
+        return "BATCH" if size == BATCH else f"{size // BATCH} * BATCH"
+    if size > BATCH // 2:
+        raise Unfit("a size that depends on the batch, but is no multiple of it")
+    return str(size)
+
+
+@dataclass
+class Filling:
+    """Placeholders of one call, filled so far."""
+
+    draft: Draft
+    seed: Seed
+    main: Value
+    argument: str
+    """Expression for {x}."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    drawn: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.sizes = bind(self.seed.form, self.main.shape)
+
+    def fill(self, text: str) -> str:
+        """Return the text with every placeholder replaced. Raises Unfit."""
+        return PLACEHOLDER.sub(lambda found: self._one(found[1], found[2], found[3]), text)
+
+    def _one(self, name: str, shape: str | None, below: str | None) -> str:
+        if name == "x":
+            return self.argument
+        if name == "like":
+            return self.draft.like(self.main, broadcast=self.seed.family == "elementwise")
+        if shape is not None:
+            sizes = self._shape(shape)
+            if name in DRAWN_INPUTS:
+                return self.draft.new_input(name, sizes, self.number(below) if below else 0)
+            return self.draft.new_parameter(name, sizes)
+        return self._scalar(name)
+
+    def _scalar(self, name: str) -> str:
+        if name in self.sizes:
+            size = self.sizes[name]
+            if size % BATCH == 0:
+                raise Unfit("a parameter would grow with the batch")
+            return size_text(size)
+        if name not in self.drawn:
+            self.drawn[name] = _NUMBERS[name](self)
+        return self.drawn[name]
+
+    def number(self, name: str) -> int:
+        """Return the number that a name in a shape stands for. Raises Unfit."""
+        if name in self.sizes:
+            return self.sizes[name]
+        return int(name) if name.isdigit() else int(self._scalar(name))
+
+    def _shape(self, text: str) -> tuple[int, ...]:
+        sizes: list[int] = []
+        for part in filter(None, (piece.strip() for piece in text.split(","))):
+            sizes += self.main.shape if part == "..." else [self.number(part)]
+        return tuple(sizes)
+
+    def choose(self, *choices: int) -> int:
+        return self.draft.random.choice(choices)
+
+    @property
+    def spatial(self) -> int:
+        """Smallest of the sizes after batch and channel."""
+        return min(self.main.shape[2:], default=0)
+
+    def window(self) -> int:
+        """Return the drawn size of the window; 3 for a call that has none."""
+        return next((int(self.drawn[name]) for name in ("kernel", "odd") if name in self.drawn), 3)
+
+    def dim(self) -> int:
+        """Draw a dimension, seldom the first, which is most often the batch."""
+        rank = len(self.main.shape)
+        if rank == 1 or self.draft.random.random() < 0.1:
+            return 0
+        return self.draft.random.randrange(1, rank)
+
+    def divisor(self, size: int) -> int:
+        return self.choose(*(n for n in (1, 2, 3, 4, 5, 8, 16) if size % n == 0))
+
+
+def _dims(f: Filling) -> str:
+    rank = len(f.main.shape)
+    if rank > 2 and f.draft.random.random() < 0.3:
+        first = f.draft.random.randrange(1, rank - 1)
+        return f"({first}, {first + 1})"
+    return str(f.dim())
+
+
+def _dim(f: Filling) -> str:
+    dim, rank = f.dim(), len(f.main.shape)
+    return "-1" if dim == rank - 1 and f.draft.random.random() < 0.5 else str(dim)
+
+
+def _few(f: Filling) -> str:
+    dim = int(f._scalar("dim")) if "dim" in f.drawn or "{dim}" in f.seed.text else -1
+    size = min(f.main.shape[dim], 64)
+    if size < 4 or f.main.shape[dim] % BATCH == 0:
+        raise Unfit("too small for a part, or not of a fixed size")
+    return str(f.draft.random.randrange(2, size - 1))
+
+
+def _kernel(f: Filling) -> str:
+    if f.spatial < 3:
+        raise Unfit("too small for a window")
+    return str(f.choose(*(k for k in (2, 3, 3, 4, 5, 7) if k < f.spatial)))
+
+
+def _heads(f: Filling) -> str:
+    size = f.sizes["d"]
+    choices = [n for n in (2, 4, 8) if size % n == 0 and size // n >= 4]
+    if not choices:
+        raise Unfit("no number of heads divides the size")
+    return str(f.choose(*choices))
+
+
+_NUMBERS: dict[str, Callable[[Filling], str]] = {
+    "width": lambda f: str(f.choose(16, 24, 32, 40, 48, 64, 96, 100, 128)),
+    "small": lambda f: str(f.choose(8, 12, 16, 20, 24, 32)),
+    "vocabulary": lambda f: str(f.choose(100, 256, 500, 777, 1000, 2048)),
+    "kernel": _kernel,
+    "odd": lambda f: str(f.choose(3, 5, 7) if f.spatial > 7 else 3),
+    "padding": lambda f: str(f.choose(*range(1, max(1, f.window() // 2) + 1))),
+    "stride": lambda f: str(f.choose(1, 2, 2, 3)),
+    "output": lambda f: str(f.choose(1, 2, 3, 4, 5, 7)),
+    "groups": lambda f: str(f.divisor(f.sizes.get("c", 1))),
+    "heads": _heads,
+    "dim": _dim,
+    "dims": _dims,
+    "flag": lambda f: str(f.draft.random.random() < 0.4),
+    "few": _few,
+    "number": lambda f: f"{f.draft.random.choice((0.1, 0.25, 0.3, 0.5, 0.7, 1.5, 2.0))}",
+    "power": lambda f: str(f.choose(2, 3)),
+}
+"""Drawn numbers by the name of their placeholder."""

@@ -1,0 +1,102 @@
+"""Run candidates in forked processes: each has its own folder, caches, time and memory limits.
+
+One fork server has imported torch and the compiler; a child costs a fork. A child that crashes,
+hangs or fills the memory is ended and becomes a rejection. Nothing of a candidate remains on disk.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from cuagent.synth.examine import Order
+from cuagent.synth.reasons import Reason
+from cuagent.worker import ForkServer
+from cuagent.worker.channel import receive_message
+
+TIME_LIMIT_S = 300.0
+"""Wall time of one candidate. Long, because a busy machine must not change the set."""
+IMPORTED = (
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
+    "torch._inductor.codegen.cpp",
+    "torch.utils.flop_counter",
+    "cuagent.synth.examine",
+    "cuagent.bench.examine",
+    "cuagent.bench.families",
+    "cuagent.bench.traced_operators",
+    "cuagent.verify.fitness.examine",
+)
+"""Modules that each child needs."""
+WARM = "cuagent.synth.warm"
+HEADERS = "precompiled_headers"
+"""Folder in inductor's cache that all children share; the rest of a cache is one candidate's."""
+
+
+class Workers:
+    """A fork server for candidates. Threads may call `examine` at the same time."""
+
+    def __init__(self, device: str, gpus: Sequence[str | None] = (None,)) -> None:
+        warm = (WARM,) if device == "cpu" else ()
+        self.fork_server = ForkServer((*IMPORTED, *warm))
+        self.gpus = list(gpus)
+        self._headers = self.fork_server.folder / HEADERS
+        self._headers.mkdir()
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.fork_server.close()
+
+    def examine(self, order: Order, slot: int = 0, limit_s: float = TIME_LIMIT_S) -> dict[str, Any]:
+        """Return the facts about a candidate, or its reason and detail. Raises ForkServerError."""
+        return self.run("cuagent.synth.examine", order.write, slot, limit_s)
+
+    def run(
+        self, program: str, write: Callable[[Path], None], slot: int, limit_s: float
+    ) -> dict[str, Any]:
+        """Run `program.serve` in a folder that `write` fills, and return its answer."""
+        folder = Path(tempfile.mkdtemp(prefix="synth-", dir=self.fork_server.folder))
+        try:
+            write(folder)
+            child = self.fork_server.fork(program, folder, self._environment(folder, slot))
+            try:
+                ended, _, _ = select.select([child.channel], [], [], limit_s)
+                received = receive_message(child.channel) if ended else None
+            finally:
+                self.fork_server.end(child)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        if received is not None:
+            return received[0]
+        if not ended:
+            return {"reason": Reason.TIMED_OUT.value, "detail": f"over {limit_s:.0f} s"}
+        return {"reason": Reason.CRASHED.value, "detail": "its process died"}
+
+    def _environment(self, folder: Path, slot: int) -> dict[str, str]:
+        cache = folder / "inductor"
+        cache.mkdir()
+        (cache / HEADERS).symlink_to(self._headers)
+        found = {
+            "HOME": str(folder),
+            "USER": "synth",
+            "TMPDIR": str(folder),
+            "OMP_NUM_THREADS": "1",
+            "TORCHINDUCTOR_CACHE_DIR": str(cache),
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            "TRITON_CACHE_DIR": str(folder / "triton"),
+        }
+        gpu = self.gpus[slot % len(self.gpus)]
+        return found | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
+
+
+def default_jobs(device: str, gpus: int) -> int:
+    """Return the number of candidates in flight: one for each core, at most 8 for each GPU."""
+    cores = len(os.sched_getaffinity(0))
+    return cores if device == "cpu" else max(gpus, min(cores, 8 * gpus))
