@@ -128,7 +128,8 @@ def autocast_of(device: str) -> str | None:
 
 
 def _aliases(leaves: list[Tensor], names: list[str]) -> list[str]:
-    found, seen = [], {}
+    found: list[str] = []
+    seen: dict[int, str] = {}
     for leaf, name in zip(leaves, names, strict=True):
         key = leaf.untyped_storage().data_ptr() if leaf.numel() else id(leaf)
         if key in seen:

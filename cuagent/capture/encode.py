@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import enum
 import functools
+import io
 import math
 import pickle
 import sys
@@ -108,7 +109,8 @@ class Encoder:
         custom = cls.__reduce__ is not object.__reduce__ or cls.__reduce_ex__ is not (
             object.__reduce_ex__
         )
-        if not (custom or hasattr(cls, "__slots__")) and hasattr(value, "__dict__"):
+        slots = any(vars(base).get("__slots__") for base in cls.__mro__)
+        if not (custom or slots) and hasattr(value, "__dict__"):
             pairs = []
             for key, item in vars(value).items():
                 try:
@@ -119,7 +121,7 @@ class Encoder:
         if not self._is_library(cls.__module__):
             raise Unsupported(f"a {kind}, which has its own way to be pickled")
         try:
-            data = pickle.dumps(value, protocol=4)
+            data = _pickled(value)
         except Exception as error:  # any type may be raised by the object's own methods
             raise Unsupported(f"a {kind}, which cannot be pickled") from error
         if len(data) > LARGEST_PICKLE:
@@ -154,6 +156,22 @@ def embedded(tensor: Any) -> str:
         raise Unsupported(f"a tensor of {plain.nbytes >> 20} MiB outside the state dict")
     packed = base64.b85encode(data).decode()
     return f"_tensor({packed!r}, {dtype!r}, {tuple(plain.shape)})"
+
+
+class _WithoutTensors(pickle.Pickler):
+    """Pickler that refuses tensors, which would be hidden in the pickle."""
+
+    def persistent_id(self, value: Any) -> None:
+        import torch
+
+        if isinstance(value, torch.Tensor | torch.nn.Module):
+            raise pickle.PicklingError("it holds a tensor")
+
+
+def _pickled(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    _WithoutTensors(buffer, protocol=4).dump(value)
+    return buffer.getvalue()
 
 
 def _packed(data: bytes) -> str:

@@ -28,6 +28,8 @@ def main(order_file: str) -> int:
     began = time.perf_counter()
     import torch
 
+    if "swap" in order:
+        return _timed(order)
     recorder = Recorder(order["module"], order["calls"], order["quota"], order["stop"])
     recorder.install()
     compiled = _without_compile()
@@ -65,13 +67,41 @@ def main(order_file: str) -> int:
     return code
 
 
+def _timed(order: dict[str, Any]) -> int:
+    """Run the script with or without a kernel, and write the times."""
+    import torch
+
+    from cuagent.capture.swapper import Swapper
+
+    swapper = Swapper(order["module"], order["swap"])
+    swapper.install()
+    compiled = _without_compile()
+    started = time.perf_counter()
+    code, failure = _run(order["script"], order["arguments"])
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    answer = {
+        "code": code,
+        "failure": failure,
+        "script_s": time.perf_counter() - started,
+        "window_s": swapper.window(),
+        "swapped": swapper.swapped,
+        "target_calls": swapper.calls,
+        "compiled": compiled,
+        "problem": swapper.problem,
+    }
+    Path(order["answer"]).write_text(json.dumps(answer))
+    return code
+
+
 def _written(recorder: Recorder, order: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
     from cuagent.capture.write import WriteError, write_capture
 
     kept = ("script_s", "code", "failure", "compiled")
     facts = {name: facts[name] for name in kept} | {
-        "script": order["script"],
+        "script": str(Path(order["script"]).absolute()),
         "arguments": order["arguments"],
+        "cwd": order["cwd"],
     }
     try:
         tasks = write_capture(recorder, Path(order["out"]), order["script"], facts)
@@ -158,7 +188,7 @@ def _without_compile() -> list[str]:
         )
         return model
 
-    torch.compile = same  # type: ignore[assignment]
+    torch.compile = same
     return seen
 
 

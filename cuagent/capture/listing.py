@@ -9,6 +9,9 @@ MOST_ROWS = 60
 LEAST_SHARE = 0.01
 """Share below which a module deeper than the first level is left out."""
 
+MOST_SHARE = 0.99
+"""Share above which the limit of a gain means nothing."""
+
 
 def amdahl(share: float, speedup: float) -> float:
     """Return the speedup of a script whose part `share` becomes `speedup` times as fast."""
@@ -74,11 +77,11 @@ def _about(answer: dict[str, Any]) -> list[str]:
 
 def gain_line(share: float) -> str:
     """Return what a faster module is worth to the script."""
-    most = "no limit" if share >= 1 else f"{1 / (1 - share):.2f}x"
-    return (
+    text = (
         f"the module takes {share:.0%} of the script's steps: twice as fast it makes them "
-        f"{amdahl(share, 2):.2f}x as fast; the limit is {most}"
+        f"{amdahl(share, 2):.2f}x as fast"
     )
+    return text if share > MOST_SHARE else f"{text}; the limit is {1 / (1 - share):.2f}x"
 
 
 def shape_lines(manifest: dict[str, Any]) -> list[str]:

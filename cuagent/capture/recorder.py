@@ -26,6 +26,8 @@ from cuagent.capture.structure import Structure, describe_module
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+MOST_EXAMPLES = 4
+"""Forms of calls of which one call is kept whole."""
 MOST_SHAPES = 64
 """Forms of calls that are told apart; further ones are counted together."""
 
@@ -46,21 +48,34 @@ class Shape:
     count: int = 0
     recorded: int = 0
     output_is_plain: bool = True
+    example: Example | None = None
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """All of the call but the shapes and dtypes of its tensors."""
+        named = tuple(self.call.named.items())
+        return tuple(self.call.positional), named, self.autocast, self.output_is_plain
 
 
 @dataclass
 class Snapshot:
-    """The module at its first recorded call, and that call with its result."""
+    """The module at its first recorded call."""
 
     structure: Structure
     state: dict[str, Tensor]
     flags: dict[str, Any]
     sources: Sources
     reference: type
+    versions: tuple[int, ...]
+    """Counters of the in-place changes of the weights."""
+
+
+@dataclass
+class Example:
+    """One real call with the weights of the snapshot: copies of its inputs and results."""
+
     arguments: list[Tensor]
-    shape: int
     outputs: list[Tensor] = field(default_factory=list)
-    changed_inputs: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -119,7 +134,7 @@ class Recorder:
                 return call(module, *args, **kwargs)
             return self._call(functools.partial(call, module), module, args, kwargs)
 
-        nn.Module.__init__ = init  # type: ignore[method-assign]
+        nn.Module.__init__ = init  # type: ignore[method-assign, assignment]
         nn.Module.__call__ = recorded  # type: ignore[method-assign]
 
     def _call(
@@ -178,7 +193,7 @@ class Recorder:
             return self._record(module, args, kwargs)
         except (Unsupported, TooLarge) as error:
             self.problem = str(error)
-        except Exception as error:  # the script must not fail by a fault of the recorder
+        except Exception as error:  # noqa: BLE001  the script must not fail by a fault of the recorder
             self.problem = f"{type(error).__name__}: {error}"
         return None
 
@@ -210,11 +225,26 @@ class Recorder:
             shape.count += 1
             shape.recorded += shape.recorded < self.calls
             if self.snapshot is None:
-                self.snapshot = self._snapshot(module, call)
+                self.snapshot = self._snapshot(module)
+            self._add_example(shape, module, call)
             shape.call.tensors = []  # live tensors must not be held
             return shape
 
-    def _snapshot(self, module: nn.Module, call: Call) -> Snapshot:
+    def _add_example(self, shape: Shape, module: nn.Module, call: Call) -> None:
+        """Keep this call for the check, if the form has none and the weights are unchanged."""
+        snapshot = self.snapshot
+        if snapshot is None or _versions(module) != snapshot.versions:
+            return
+        if any(s.example is not None for s in self.shapes.values() if s.form == shape.form):
+            return
+        if sum(s.example is not None for s in self.shapes.values()) >= MOST_EXAMPLES:
+            return
+        self.quota.take(sum(x.nbytes for x in call.tensors), "one call")
+        for text in (*call.positional, *call.named.values()):
+            snapshot.sources.need_tokens(text)
+        shape.example = Example([copy(x) for x in call.tensors])
+
+    def _snapshot(self, module: nn.Module) -> Snapshot:
         from cuagent.task.flags import read_flags
 
         encode = Encoder(is_library)
@@ -224,35 +254,30 @@ class Recorder:
             raise Unsupported(f"the module cannot be written: {error}") from None
         state = structure.tensors
         self.quota.take(sum(x.nbytes for x in state.values()), "the module's weights")
-        self.quota.take(sum(x.nbytes for x in call.tensors), "one call")
         return Snapshot(
             structure=structure,
             state={name: copy(x) for name, x in state.items()},
             flags=read_flags(),
-            sources=_sources(structure, call, type(module)),
+            sources=_sources(structure, type(module)),
             reference=type(module),
-            arguments=[copy(x) for x in call.tensors],
-            shape=len(self.shapes) - 1,
+            versions=_versions(module),
         )
 
     def _after(self, shape: Shape, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         import torch
 
-        snapshot = self.snapshot
-        if snapshot is not None and not snapshot.outputs and not self.problem:
-            with torch.no_grad():
-                plain, shape.output_is_plain = plain_output(output)
+        with torch.no_grad():
+            plain, shape.output_is_plain = plain_output(output)
+            example = shape.example
+            if example is not None and not example.outputs and not self.problem:
                 leaves = tensors_of(plain)
                 try:
                     self.quota.take(sum(x.nbytes for x in leaves), "the result of one call")
+                    example.outputs = [copy(x) for x in leaves]
                 except TooLarge as error:
                     self.problem = str(error)
-                    return
-                snapshot.outputs = [copy(x) for x in leaves]
                 if not leaves:
                     self.problem = f"it returns no tensor but a {type(output).__name__}"
-        elif snapshot is not None:
-            shape.output_is_plain = plain_output(output)[1]
         if self.stop and sum(s.count for s in self.shapes.values()) >= self.calls:
             raise Stopped
 
@@ -277,12 +302,23 @@ class Recorder:
         return entry.first_seconds if len(self.steps) == 1 else entry.seconds
 
 
-def _sources(structure: Structure, call: Call, kind: type) -> Sources:
+def _versions(module: nn.Module) -> tuple[int, ...]:
+    """Return the counters of the in-place changes of all weights; those of inference have none."""
+    found = []
+    for tensor in (*module.parameters(), *module.buffers()):
+        try:
+            found.append(tensor._version)
+        except RuntimeError:
+            found.append(-1)
+    return tuple(found)
+
+
+def _sources(structure: Structure, kind: type) -> Sources:
     from cuagent.capture.encode import reference
 
     sources = Sources()
     sources.need_tokens(reference(kind))
-    for text in (*structure.rows, *call.positional, *call.named.values()):
+    for text in structure.rows:
         sources.need_tokens(text)
     return sources
 

@@ -63,6 +63,7 @@ def run_script(order: Order) -> dict[str, Any]:
                     "stop": order.stop,
                     "out": None if order.out is None else str(order.out.resolve()),
                     "answer": str(answer),
+                    "cwd": str(Path.cwd()),
                 }
             )
         )
@@ -146,7 +147,7 @@ def notes(manifest: dict[str, Any]) -> list[str]:
         lines.append(f"{count} calls were under CUDA graph capture and are not recorded")
     apart = sum(shape["calls"] for shape in manifest["shapes"] if shape["task"] is None)
     if apart := apart + manifest["calls_of_other_forms"]:
-        lines.append(f"{apart} calls have other arguments; they keep the original module")
+        lines.append(f"calls with other arguments, which keep the original module: {apart}")
     if first["autocast"] or any(shape["autocast"] for shape in manifest["shapes"]):
         lines.append("the task runs under the script's autocast")
     return lines

@@ -17,7 +17,7 @@ import sys
 import sysconfig
 import textwrap
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -190,14 +190,14 @@ class Sources:
                             self._add(module, statement.lineno, f"import {alias.name}")
             self._add(module, line, f"import {value.__name__}{as_}")
             return
-        statement = next((s for s in statements if isinstance(s, ast.ImportFrom)), None)
+        source = next((s for s in statements if isinstance(s, ast.ImportFrom)), None)
         origin, original = getattr(value, "__module__", None), name
-        if statement is not None:
+        if source is not None:
             package = getattr(sys.modules[module], "__package__", None) or ""
-            dots = "." * statement.level + (statement.module or "")
-            origin = importlib.util.resolve_name(dots, package) if statement.level else dots
-            alias = next((a for a in statement.names if (a.asname or a.name) == name), None)
-            original = alias.name if alias is not None else name
+            dots = "." * source.level + (source.module or "")
+            origin = importlib.util.resolve_name(dots, package) if source.level else dots
+            names = (a.name for a in source.names if (a.asname or a.name) == name)
+            original = next(names, name)
         if origin is None:
             return
         if not is_library(origin):
@@ -247,7 +247,7 @@ def _bound(statement: ast.stmt) -> list[str]:
     return []
 
 
-def _matching(statements: list[ast.stmt], value: Any) -> ast.stmt:
+def _matching(statements: Sequence[ast.stmt], value: Any) -> ast.stmt:
     """Return the definition that the live value came from; the last one if none matches."""
     line = getattr(getattr(value, "__code__", None), "co_firstlineno", None)
     return next((s for s in statements if s.lineno == line), statements[-1])

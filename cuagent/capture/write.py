@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuagent.capture import template
-from cuagent.capture.calls import Call
+from cuagent.capture.calls import PLACE, Call
 from cuagent.capture.encode import reference
 from cuagent.capture.recorder import Recorder, Shape, Snapshot
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from cuagent.capture.samples import Input
 
 RESERVED = ("Model", "get_inputs", "get_init_inputs", "torch", "nn")
@@ -44,9 +46,10 @@ def write_capture(recorder: Recorder, out: Path, script: str, facts: dict[str, A
     snapshot = recorder.snapshot
     assert snapshot is not None
     shapes = list(recorder.shapes.values())
-    order = sorted(range(len(shapes)), key=lambda n: -shapes[n].count)
-    main = shapes[order[0]]
-    alike = [shapes[n] for n in order if _same_form(shapes[n], main)]
+    alike = _main_form(shapes)
+    for shape in alike:
+        for part in (*shape.call.positional, *shape.call.named.values()):
+            snapshot.sources.need_tokens(part)
     out.mkdir(parents=True, exist_ok=True)
     files = {
         "parameters.pt": _saved(snapshot.state),
@@ -55,8 +58,11 @@ def write_capture(recorder: Recorder, out: Path, script: str, facts: dict[str, A
     text = _task(recorder, snapshot, alike, script, files)
     if len(text) > MOST_TEXT:
         raise WriteError(f"the task's text takes {len(text) >> 20} MiB; name a smaller module")
-    main_first = shapes[snapshot.shape] in alike
-    call = {"inputs": snapshot.arguments, "outputs": snapshot.outputs, "same_form": main_first}
+    checked = next((shape for shape in alike if shape.example and shape.example.outputs), None)
+    example = checked.example if checked is not None else None
+    call: dict[str, list[Tensor]] = {"inputs": [], "outputs": []}
+    if example is not None:
+        call = {"inputs": example.arguments, "outputs": example.outputs}
     files["call.pt"] = _saved(call)
     for name, data in files.items():
         (out / name).write_bytes(data)
@@ -68,19 +74,18 @@ def write_capture(recorder: Recorder, out: Path, script: str, facts: dict[str, A
         (out / name).write_text(template.SHAPE.format(calls=calls, number=number))
         tasks.append(name)
     manifest = _manifest(recorder, snapshot, shapes, alike, tasks) | facts
+    manifest["checked_training"] = checked is not None and checked.training
     (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     return tasks
 
 
-def _same_form(shape: Shape, main: Shape) -> bool:
-    """Return True if a call differs from the main one in shapes and dtypes only."""
-    mine, others = shape.call, main.call
-    same = (mine.positional, mine.named, shape.autocast) == (
-        others.positional,
-        others.named,
-        main.autocast,
-    )
-    return same and shape.output_is_plain == main.output_is_plain
+def _main_form(shapes: Sequence[Shape]) -> list[Shape]:
+    """Return the shapes of the most frequent form, by falling counts."""
+    totals: dict[object, int] = {}
+    for shape in shapes:
+        totals[shape.form] = totals.get(shape.form, 0) + shape.count
+    form = max(totals, key=lambda form: totals[form])
+    return sorted((s for s in shapes if s.form == form), key=lambda s: -s.count)
 
 
 def _kept(shapes: Sequence[Shape]) -> dict[str, Any]:
@@ -308,7 +313,20 @@ def _manifest(
         "skipped": [*structure.skipped, *snapshot.sources.missing],
         "flags": snapshot.flags,
         "shapes": [_shape(shape, alike, tasks, entry.count) for shape in shapes],
-        "checked_training": shapes[snapshot.shape].training,
+        **_positions(alike[0]),
+    }
+
+
+def _positions(shape: Shape) -> dict[str, Any]:
+    """Return which arguments are tensors, and whether the others hold none."""
+    call = shape.call
+    places = [PLACE.format(number) for number in range(len(call.names))]
+    texts = [*call.positional, *call.named.values()]
+    alone = [text for text in texts if PLACES.search(text)]
+    return {
+        "positional": [text in places for text in call.positional],
+        "named": {name: text in places for name, text in call.named.items()},
+        "swappable": alone == places and shape.output_is_plain,
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_module
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -97,6 +98,26 @@ def captured(order: Order, folder: Path) -> tuple[dict[str, Any], dict[str, Any]
     checked = check_folder(folder)
     manifest: dict[str, Any] = json_module.loads((folder / "manifest.json").read_text())
     return manifest, checked
+
+
+def capture_for_run(script: str, module: str, arguments: str) -> Path:
+    """Capture a module of a script for `optimize`; return the folder. Raises Refused and the
+    errors of `captured`."""
+    from cuagent.capture.run import Order
+
+    refuse_script(Path(script))
+    try:
+        given = tuple(shlex.split(arguments))
+    except ValueError as error:
+        raise Refused(f"--script-args: {error}") from error
+    folder = default_folder(module)
+    print_stderr(f"running {script} to capture {module}")
+    manifest, checked = captured(Order(Path(script), given, module), folder)
+    if "error" in checked:
+        raise Refused(f"{folder}: {checked['error']}; see cuagent capture")
+    for line in report(manifest, checked, folder)[:-1]:
+        print_stderr(line)
+    return folder
 
 
 def report(manifest: dict[str, Any], checked: dict[str, Any], folder: Path) -> list[str]:
