@@ -30,7 +30,7 @@ LARGEST_TENSOR = 1 << 20
 
 
 class Unsupported(Exception):
-    """The value cannot be written as text. One line: what it is."""
+    """The value cannot be written as text. The message is its description."""
 
 
 class Encoder:

@@ -174,7 +174,7 @@ def _exit_code(end: SystemExit) -> tuple[int, str]:
 
 
 def _without_compile() -> list[str]:
-    """Make torch.compile return what it is given; the list names what the script compiled."""
+    """Make torch.compile return its argument; return the names of the compiled modules."""
     import torch
 
     seen: list[str] = []

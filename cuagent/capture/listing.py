@@ -1,4 +1,4 @@
-"""Show the modules of a script as a table: calls, time, share, shapes; and what a gain is worth."""
+"""Show the modules of a script as a table: calls, time, share, shapes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _about(answer: dict[str, Any]) -> list[str]:
 
 
 def gain_line(share: float) -> str:
-    """Return what a faster module is worth to the script."""
+    """Return the gain of the script from a faster module."""
     text = (
         f"the module takes {share:.0%} of the script's steps: twice as fast it makes them "
         f"{amdahl(share, 2):.2f}x as fast"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MOST_EXAMPLES = 4
 """Forms of calls of which one call is kept whole."""
 MOST_SHAPES = 64
-"""Forms of calls that are told apart; further ones are counted together."""
+"""Number of forms that are recorded separately; calls of further forms are only counted."""
 
 
 class Stopped(BaseException):

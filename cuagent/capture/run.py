@@ -1,4 +1,4 @@
-"""Run a script under the recorder in a process of its own, and check what it wrote."""
+"""Run a script under the recorder in a new process, and check the written folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ScriptFailed(Exception):
 
 @dataclass(frozen=True)
 class Order:
-    """What to run and what to record."""
+    """A script to run, and the calls to record."""
 
     script: Path
     arguments: tuple[str, ...] = ()
@@ -122,7 +122,7 @@ def check_folder(folder: Path) -> dict[str, Any]:
 
 
 def notes(manifest: dict[str, Any]) -> list[str]:
-    """Return what a user should know about a capture, one line each."""
+    """Return the limits and losses of a capture, one line each."""
     lines = []
     first = manifest["shapes"][0]
     if manifest["failure"]:

@@ -45,7 +45,7 @@ class Quota:
 
 @dataclass
 class Input:
-    """What is known of one input over the recorded calls."""
+    """Values and statistics of one input over the recorded calls."""
 
     name: str
     dtype: str

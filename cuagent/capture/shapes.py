@@ -1,6 +1,6 @@
 """Judge an attempt on every recorded shape of a captured module, and weigh the results by calls.
 
-Each shape is a task of its own (`shape_2.py`), so it has its own secret inputs and its own timing.
+Each shape is a separate task (`shape_2.py`) with separate secret inputs and timing.
 A shape on which the attempt is rejected, or surely slower, keeps the original module, as an
 exported package does for calls that no verdict covers.
 """
@@ -39,7 +39,7 @@ class ShapeResult:
     why: str
     """Reason of the original module; "" if covered."""
     speedup: float = 1.0
-    """Eager time over the time of what is used."""
+    """Eager time over the time with the attempt, or 1."""
     low: float = 1.0
     high: float = 1.0
     eager_s: float | None = None
@@ -56,7 +56,7 @@ class ShapesResult:
 
     @property
     def weighted(self) -> float:
-        """Speedup of all recorded calls together: eager time over the time of what is used."""
+        """Speedup of all recorded calls together, with the original module where it stays."""
         known = [s for s in self.shapes if s.eager_s is not None]
         mean = sum(s.calls * (s.eager_s or 0) for s in known) / max(1, sum(s.calls for s in known))
         times = [(s.calls * (s.eager_s or mean), s.speedup) for s in self.shapes]

@@ -1,8 +1,8 @@
 """Collect the definitions that a class of the user's script needs, from the live process.
 
 Names are resolved in the running module: classes and functions give their text, imports are written
-again, and plain data is written as its value at the time of the capture, so that nothing of the
-script's own work (argument parsing, data loading) runs again. Not covered: names that code looks
+again, and plain data is written as its value at the time of the capture, so that the
+script's own work (argument parsing, data loading) does not run again. Not covered: names that code looks
 up in globals().
 """
 
@@ -47,7 +47,7 @@ def is_library(module: str) -> bool:
 
 
 class Sources:
-    """Texts of the user's modules, reduced to what was asked for with `need`."""
+    """Texts of the user's modules, reduced to the needed definitions."""
 
     def __init__(self) -> None:
         self._pieces: dict[str, dict[tuple[int, str], str]] = {}
@@ -66,7 +66,7 @@ class Sources:
                 self.need(module, name.partition(".")[0])
 
     def need(self, module: str, name: str) -> None:
-        """Collect the definition of a top-level name of a user's module, and what it uses."""
+        """Collect the definition of a top-level name of a user's module, and the names in it."""
         if (module, name) in self._seen:
             return
         self._seen.add((module, name))

@@ -24,7 +24,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 @dataclass
 class Structure:
-    """The table of a module, with what it does not hold."""
+    """The table of a module, its tensors, and the parts that are left out."""
 
     rows: list[str] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)

@@ -1,8 +1,8 @@
 """Time the user's script without and with the result in the place of the captured module.
 
-The script runs four times, in alternation, in processes of its own. The kernel runs for the shapes
+The script runs four times, in alternation, in new processes. The kernel runs for the shapes
 on which it was accepted, without gradients and in the recorded mode; the original module runs for
-all other calls, as in an exported package. Not covered: modules whose result is no plain tree of
+all other calls, as in an exported package. Not covered: modules that return objects around
 tensors, and arguments with tensors inside containers.
 """
 

@@ -1,4 +1,4 @@
-"""Report what a result is worth to the user's script: all recorded shapes, share, measured time."""
+"""Report the gain of the user's script: all recorded shapes, share, measured time."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-TRAINING = '''
+TRAINING = """
 import argparse
 import torch
 import torch.nn.functional as F
@@ -55,9 +55,9 @@ def main():
 
 if __name__ == "__main__":
     main()
-'''
+"""
 
-DECODER = '''
+DECODER = """
 import torch
 from torch import nn
 
@@ -81,7 +81,7 @@ with torch.no_grad():
     for _ in range(8):
         scores, state = net(token, state)
         token = scores.argmax(-1)
-'''
+"""
 
 BUSY = '''
 import torch
@@ -107,7 +107,7 @@ with torch.inference_mode():
         net(torch.randn(1024 if number % 3 else 256, 512))
 '''
 
-SMALL = '''
+SMALL = """
 import torch
 from torch import nn
 
@@ -132,4 +132,4 @@ class Net(nn.Module):
 
 
 net = Net().eval()
-'''
+"""

@@ -272,10 +272,10 @@ def test_stop_ends_the_script_after_the_calls(capture: Run, tmp_path: Path) -> N
 # -- bad input
 
 
-def test_a_script_that_crashes_midway_keeps_what_was_recorded(
-    capture: Run, tmp_path: Path
-) -> None:
-    script = SMALL + "for n in range(4):\n    net(torch.ones(2, 8))\nraise ValueError('disk full')\n"
+def test_a_script_that_crashes_midway_keeps_what_was_recorded(capture: Run, tmp_path: Path) -> None:
+    script = (
+        SMALL + "for n in range(4):\n    net(torch.ones(2, 8))\nraise ValueError('disk full')\n"
+    )
     done = capture(script, "--module", "net.part", "--out", "task")
     assert done.returncode == 1
     assert "ValueError: disk full); the 4 calls until then are kept" in done.stdout
@@ -348,9 +348,7 @@ def test_a_class_defined_in_a_function(capture: Run) -> None:
     assert "defined inside a function: move it to the file's top level" in line
 
 
-def test_hooks_are_named_and_a_result_they_change_is_refused(
-    capture: Run, tmp_path: Path
-) -> None:
+def test_hooks_are_named_and_a_result_they_change_is_refused(capture: Run, tmp_path: Path) -> None:
     watched = SMALL + "net.part.register_forward_hook(lambda m, i, o: None)\n"
     done = capture(watched + "net(torch.ones(2, 8))\n", "--module", "net.part", "--out", "a")
     assert done.returncode == 0, done.stderr
