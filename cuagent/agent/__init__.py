@@ -14,6 +14,7 @@ from cuagent.agent.hooks import HOOKS, INTERACTIVE, Hook
 from cuagent.agent.ladder import start_at_ladder
 from cuagent.agent.loop import run_agent
 from cuagent.agent.run import Run, Tried
+from cuagent.agent.seed import Seed, read_seed, start_from
 from cuagent.agent.stop import FINISHED, Budget, Stop
 from cuagent.agent.tools import TOOLS
 
@@ -25,14 +26,17 @@ __all__ = [
     "Budget",
     "Hook",
     "Run",
+    "Seed",
     "Stop",
     "Tried",
     "compact",
     "diff",
+    "read_seed",
     "restore",
     "resume_run",
     "run_agent",
     "start_at_ladder",
+    "start_from",
     "start_run",
     "undo",
 ]

@@ -167,4 +167,4 @@ def _before_last_step(path: list[dict[str, Any]]) -> int | None:
 
 def _stays(record: dict[str, Any]) -> bool:
     """True for a message that `undo` keeps: a summary or the ladder."""
-    return record.get("data", {}).get("from") in ("compaction", "ladder")
+    return record.get("data", {}).get("from") in ("compaction", "ladder", "seed")

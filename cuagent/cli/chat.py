@@ -13,7 +13,7 @@ from cuagent.ui.table import label_lines
 from cuagent.ui.text import clean, wrap
 
 if TYPE_CHECKING:
-    from cuagent.agent import Run
+    from cuagent.agent import Hook, Run
     from cuagent.agent.tools import Tool
     from cuagent.config import Settings
     from cuagent.models.model import Model
@@ -36,6 +36,8 @@ class Session:
     prompt: Prompt
     draft: str = ""
     """Text to prefill in the prompt at the user's next turn."""
+    first: tuple[Hook, ...] = ()
+    """Hooks that open the run, before those of every step."""
 
     def __post_init__(self) -> None:
         self.user_commands = UserCommands(self.say, self.run.inbox.put)

@@ -41,13 +41,18 @@ EXPECTED = {
     "Refused": Exit.USAGE,
     "AttemptError": Exit.USAGE,
     "BenchError": Exit.USAGE,
+    "CaptureRefused": Exit.USAGE,
     "CandidateFault": Exit.NO,
     "ConfigError": Exit.USAGE,
     "EngineError": Exit.INFRASTRUCTURE,
     "EvidenceError": Exit.USAGE,
     "ExportError": Exit.USAGE,
     "RecordError": Exit.USAGE,
+<<<<<<< HEAD
     "SynthError": Exit.USAGE,
+=======
+    "ScriptFailed": Exit.NO,
+>>>>>>> capture
     "TaskError": Exit.USAGE,
     "ModelUnavailable": Exit.INFRASTRUCTURE,
     "ModelError": Exit.NO,

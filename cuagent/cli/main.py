@@ -13,6 +13,7 @@ from cuagent.cli import (
     audit,
     baseline,
     bench,
+    capture,
     check,
     config,
     doctor,
@@ -42,6 +43,7 @@ app.command()(baseline.baseline)
 app.command()(profile.profile)
 app.command()(bench.bench)
 app.command()(apply.apply)
+app.command(context_settings=capture.SETTINGS)(capture.capture)
 app.command()(export.export)
 app.command()(doctor.doctor)
 app.command()(runs.runs)

@@ -11,11 +11,20 @@ import typer
 
 from cuagent.cli import options
 from cuagent.cli.exits import Exit, Refused, print_stderr
-from cuagent.cli.session import Plan, ResumedRun, find_resumable, opened, resume_command, speaker
+from cuagent.cli.script import report_on_script
+from cuagent.cli.session import (
+    Plan,
+    ResumedRun,
+    find_resumable,
+    first_hooks,
+    opened,
+    resume_command,
+    speaker,
+)
 from cuagent.cli.trust import resolve_settings
 
 if TYPE_CHECKING:
-    from cuagent.agent import Run, Stop
+    from cuagent.agent import Run, Seed, Stop
     from cuagent.config import Settings
     from cuagent.events import Emit
     from cuagent.task.task import Task
@@ -33,6 +42,10 @@ def optimize(
     task: options.TaskOrRun = None,
     inputs: options.Inputs = None,
     init: options.Init = None,
+    module: options.ScriptModule = None,
+    script_args: options.ScriptArgs = "",
+    time_script: options.TimeScript = False,
+    seed_kernel: options.SeedKernel = None,
     device: options.Device = None,
     precision: options.Precision = None,
     model: options.Model = None,
@@ -63,16 +76,31 @@ def optimize(
     """
     _refuse_early(output_format, out, message)
     resumed = find_resumable(resume, run_dir, trust=trust) if continue_newest or resume else None
+    seed = _seed(seed_kernel, resumed)
+    _refuse_script_options(task, module, script_args, time_script=time_script)
     if task is None and resumed is None:
         raise Refused("Missing argument 'TASK'; see cuagent optimize --help")
     given = {"model": model, "device": device, "precision": precision, "approval": approval}
     given |= {"model_timeout": model_timeout}
     limits = {"max_steps": max_steps, "max_cost": max_cost, "max_time": max_time}
     settings = resolve_settings(given | limits | {"max_device_time": max_device_time}, trust)
+    if module is not None:
+        from cuagent.cli.capture import capture_for_run
+
+        task = str(capture_for_run(str(task), module, script_args))
     opening = _task(task, inputs, init, settings, resumed)
     chosen = speaker(_name(settings, resumed), opening, settings, trust=trust)
     plan = Plan(
-        opening, chosen, settings, run_dir, resumed, message, output_format, headless, fresh
+        opening,
+        chosen,
+        settings,
+        run_dir,
+        resumed,
+        message,
+        output_format,
+        headless,
+        fresh,
+        seed,
     )
     is_interactive = _is_interactive(interactive, plan)
     _refuse_unpriced(plan)
@@ -85,6 +113,8 @@ def optimize(
         run, stop = _run_unattended(plan)
     if out is not None:
         _export(run, out)
+    if run.result is not None:
+        report_on_script(run, settings, time_script=time_script)
     raise typer.Exit(_code(run, stop, run_dir))
 
 
@@ -97,6 +127,30 @@ def _refuse_early(output_format: str, out: Path | None, message: str | None) -> 
         raise Refused(f"--output-format: no {output_format!r}; use {formats}")
     if out is not None:
         options.refuse_full(out)
+
+
+def _refuse_script_options(
+    task: str | None, module: str | None, script_args: str, *, time_script: bool
+) -> None:
+    """Raise Refused for options of a script without a script."""
+    if module is not None and task is None:
+        raise Refused("--module needs your script as TASK")
+    if module is None and (script_args or time_script):
+        option = "--script-args" if script_args else "--time-script"
+        raise Refused(f"{option} needs --module, the module of the script to capture")
+
+
+def _seed(path: Path | None, resumed: ResumedRun | None) -> Seed | None:
+    """Return the user's own kernel. Raises Refused and AttemptError."""
+    if path is None:
+        return None
+    if resumed is not None:
+        raise Refused("--seed-kernel is for a new run; this one has begun already")
+    if not path.exists():
+        raise Refused(f"{path}: no such file or folder; name your kernel")
+    from cuagent.agent import read_seed
+
+    return read_seed(path)
 
 
 def _refuse_unpriced(plan: Plan) -> None:
@@ -123,7 +177,7 @@ def _refuse_finished(plan: Plan) -> None:
 
 def _run_unattended(plan: Plan) -> tuple[Run, Stop]:
     """Run to the end without user input."""
-    from cuagent.agent import HOOKS, TOOLS, run_agent, start_at_ladder
+    from cuagent.agent import HOOKS, TOOLS, run_agent
     from cuagent.cli.approval import approved
     from cuagent.cli.progress import progress_lines
     from cuagent.events import Notice
@@ -135,7 +189,7 @@ def _run_unattended(plan: Plan) -> tuple[Run, Stop]:
             for line in progress_lines(run):
                 emit(Notice(line))
         tools = approved(TOOLS, plan.settings.approval)
-        stop = run_agent(run, plan.model, tools, (start_at_ladder, *HOOKS), emit)
+        stop = run_agent(run, plan.model, tools, (*first_hooks(plan), *HOOKS), emit)
     if plan.output_format == "json":
         from json import dumps
 

@@ -135,6 +135,31 @@ Message = Annotated[
     str | None,
     typer.Option("--message", "-m", metavar="TEXT", help="First message to the model."),
 ]
+ScriptModule = Annotated[
+    str | None,
+    typer.Option(
+        "--module",
+        metavar="NAME",
+        help="TASK is your own script: run it, capture this module and optimize it.",
+    ),
+]
+ScriptArgs = Annotated[
+    str, typer.Option(metavar="TEXT", help='The script\'s arguments: "--steps 20".')
+]
+SeedKernel = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PATH",
+        help="Start from your own kernel: a folder with model_new.py, a file with ModelNew, or a "
+        "source file.",
+    ),
+]
+TimeScript = Annotated[
+    bool,
+    typer.Option(
+        "--time-script", help="With --module: run the script again, without and with the result."
+    ),
+]
 Continue = Annotated[bool, typer.Option("--continue", "-c", help="Resume the newest run.")]
 Resume = Annotated[
     str | None, typer.Option("--resume", "-r", metavar="RUN", help="Resume that run.")

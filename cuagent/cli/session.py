@@ -19,7 +19,7 @@ from cuagent.cli.runs import readable
 from cuagent.cli.trust import require_trusted_run
 
 if TYPE_CHECKING:
-    from cuagent.agent import Budget, Run
+    from cuagent.agent import Budget, Hook, Run, Seed
     from cuagent.config import Settings
     from cuagent.events import Emit
     from cuagent.judge import LocalJudge
@@ -59,6 +59,15 @@ class Plan:
     headless: bool
     fresh: bool = False
     """True if the baselines are timed again in any case."""
+    seed: Seed | None = None
+    """The user's own kernel to start from, if any."""
+
+
+def first_hooks(plan: Plan) -> tuple[Hook, ...]:
+    """Return the hooks that open a run: the ladder, then the user's own kernel."""
+    from cuagent.agent import start_at_ladder, start_from
+
+    return (start_at_ladder,) if plan.seed is None else (start_at_ladder, start_from(plan.seed))
 
 
 def find_resumable(name: str | None, run_dir: Path, *, trust: bool = False) -> ResumedRun:

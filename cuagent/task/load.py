@@ -26,6 +26,8 @@ from cuagent.task.task import CONTRACT, Device, Precision, Task, TaskError
 
 ENTRY = "Model"
 """Name of the class that a file in the KernelBench form defines."""
+FOLDER_FILE, MANIFEST = "task.py", "manifest.json"
+"""Files of a captured folder: its task, and what was recorded (`cuagent.capture`)."""
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
@@ -37,12 +39,13 @@ def load_task(
     device: str = "auto",
     precision: str = "match",
 ) -> Task:
-    """Read `path.py` or `path.py:ClassName`. Imports neither the file nor torch.
+    """Read `path.py`, `path.py:ClassName` or a captured folder. Imports neither the file nor torch.
 
     `inputs` and `init` (grammar in `cuagent.task.spec`) override the file's own. `device="auto"`
     means CUDA if torch and the machine support it. Raises TaskError.
     """
     path, named = _split(str(spec))
+    path = in_folder(path)
     source = _read(path)
     names = _names(source, path)
     entry = named or ENTRY
@@ -68,6 +71,12 @@ def load_task(
         imported=imported_digest(path.resolve()),
         settings=" ".join([CONTRACT, *(f"{name}={value}" for name, value in overrides())]),
     )
+
+
+def in_folder(path: Path) -> Path:
+    """Return the task's file in a captured folder; any other path unchanged."""
+    captured = (path / MANIFEST).is_file() and (path / FOLDER_FILE).is_file()
+    return path / FOLDER_FILE if captured else path
 
 
 def cuda_here() -> bool:

@@ -74,7 +74,8 @@ class Task:
 
     @property
     def name(self) -> str:
-        return self.path.stem if self.entry == "Model" else f"{self.path.stem}.{self.entry}"
+        stem = self.path.parent.name if self.path.name == "task.py" else self.path.stem
+        return stem if self.entry == "Model" else f"{stem}.{self.entry}"
 
     @property
     def digest(self) -> str:

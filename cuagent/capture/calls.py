@@ -1,0 +1,149 @@
+"""Describe the calls of a module: form, constants, tensors, and the state that torch is in.
+
+A tensor that occurs twice in the arguments is one input. Objects that hold tensors (a cache, a
+dataclass) are written as text around them. Runs in the user's process.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cuagent.capture.encode import Encoder
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+PLACE = "\x03{}\x04"
+"""Stands for the name of input number `{}`."""
+
+
+@dataclass
+class Call:
+    """The arguments of one call, as text around its tensors."""
+
+    positional: list[str]
+    named: dict[str, str]
+    tensors: list[Tensor]
+    names: list[str]
+    aliases: list[str] = field(default_factory=list)
+    """Inputs that share memory with an earlier one but are not the same tensor."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Return True if the arguments are distinct tensors, by position."""
+        places = [PLACE.format(number) for number in range(len(self.tensors))]
+        return self.positional == places and not self.named
+
+
+def describe_call(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    is_library: Callable[[str], bool],
+) -> Call:
+    """Return the description of a call. Raises Unsupported for arguments that cannot be written."""
+    leaves: list[Tensor] = []
+    names: list[str] = []
+    place: list[str] = [""]
+
+    def tensor(value: Tensor) -> str:
+        for number, known in enumerate(leaves):
+            if known is value or (same_view(known, value)):
+                return PLACE.format(number)
+        leaves.append(value)
+        taken = sum(name.rpartition("_")[0] == place[0] or name == place[0] for name in names)
+        names.append(f"{place[0]}_{taken}" if taken else place[0])
+        return PLACE.format(len(leaves) - 1)
+
+    encode = Encoder(is_library, tensor)
+    positional, named = [], {}
+    for name, value in zip(_positional_names(module, len(args)), args, strict=True):
+        place[0] = name
+        positional.append(encode(value))
+    for name, value in kwargs.items():
+        place[0] = name
+        named[name] = encode(value)
+    return Call(positional, named, leaves, names, _aliases(leaves, names))
+
+
+def plain_output(value: Any) -> tuple[Any, bool]:
+    """Return an output as nested dicts, lists and tensors, and whether it was so already.
+
+    The same function is part of the task's text (`template.PLAIN`).
+    """
+    import torch
+
+    if value is None or isinstance(value, torch.Tensor | bool | int | float | str):
+        return value, True
+    if isinstance(value, Mapping):
+        pairs = {str(key): plain_output(item) for key, item in value.items()}
+        kept = all(type(key) in (str, int) for key in value)
+        return {k: v for k, (v, _) in pairs.items()}, kept and all(p for _, p in pairs.values())
+    if isinstance(value, list | tuple):
+        items = [plain_output(item) for item in value]
+        return [item for item, _ in items], all(p for _, p in items)
+    held = (
+        {k: v for k, v in vars(value).items() if v is not None}
+        if hasattr(value, "__dict__")
+        else {}
+    )
+    return {key: plain_output(item)[0] for key, item in held.items()}, False
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """Return the tensors of a plain output, dicts in the order of their keys."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [leaf for key in sorted(value) for leaf in tensors_of(value[key])]
+    if isinstance(value, list | tuple):
+        return [leaf for item in value for leaf in tensors_of(item)]
+    return []
+
+
+def same_view(a: Tensor, b: Tensor) -> bool:
+    """Return True if two tensors are the same elements of the same memory."""
+    return (
+        a.numel() > 0
+        and a.device == b.device
+        and a.dtype == b.dtype
+        and a.shape == b.shape
+        and a.stride() == b.stride()
+        and a.data_ptr() == b.data_ptr()
+    )
+
+
+def autocast_of(device: str) -> str | None:
+    """Return the dtype of autocast on a kind of device; None if autocast is off."""
+    import torch
+
+    if not torch.is_autocast_enabled(device):
+        return None
+    return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+
+
+def _aliases(leaves: list[Tensor], names: list[str]) -> list[str]:
+    found: list[str] = []
+    seen: dict[int, str] = {}
+    for leaf, name in zip(leaves, names, strict=True):
+        key = leaf.untyped_storage().data_ptr() if leaf.numel() else id(leaf)
+        if key in seen:
+            found.append(f"{name} shares memory with {seen[key]}")
+        seen.setdefault(key, name)
+    return found
+
+
+def _positional_names(module: nn.Module, count: int) -> list[str]:
+    """Return names for positional arguments, `x0` and so on where forward has none."""
+    try:
+        parameters = list(inspect.signature(module.forward).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [p.name for p in parameters if p.kind in kinds]
+    return [names[n] if n < len(names) else f"x{n}" for n in range(count)]

@@ -1,0 +1,186 @@
+"""Write live Python values as source text: attributes of modules, and arguments of their calls.
+
+Classes and functions become tokens, because their final names depend on how the user's sources are
+embedded (`sources.Sources.resolve`). Not covered: lambdas, nested classes and open resources; each
+raises `Unsupported` with one line.
+"""
+
+from __future__ import annotations
+
+import base64
+import enum
+import functools
+import io
+import math
+import pickle
+import sys
+import types
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+TOKEN = "\x00{}\x01{}\x02"
+"""Stands for `module`, `qualified name` in a text."""
+DEEPEST = 16
+"""Levels of nested values."""
+LARGEST_PICKLE = 64 << 10
+"""Bytes of the largest object of an installed package that is embedded."""
+LARGEST_TENSOR = 1 << 20
+"""Compressed bytes of the largest tensor that is embedded as text."""
+
+
+class Unsupported(Exception):
+    """The value cannot be written as text. The message is its description."""
+
+
+class Encoder:
+    """Write values as text. `is_library` tells modules that are imported from those embedded.
+
+    `tensor` returns the text of a tensor; by default its data is embedded.
+    """
+
+    def __init__(
+        self, is_library: Callable[[str], bool], tensor: Callable[[Any], str] | None = None
+    ) -> None:
+        self._is_library = is_library
+        self._tensor = tensor or embedded
+        self._open: set[int] = set()
+
+    def __call__(self, value: Any, depth: int = 0) -> str:
+        """Return an expression that evaluates to an equal value. Raises Unsupported."""
+        if (text := _plain(value)) is not None:
+            return text
+        import torch
+
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if isinstance(value, torch.device):
+            return f"torch.device({str(value)!r})"
+        if isinstance(value, torch.dtype | torch.memory_format | torch.layout):
+            return str(value)
+        if isinstance(value, torch.nn.Module):
+            raise Unsupported(f"a {type(value).__name__} that is not registered as a submodule")
+        if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
+            return reference(value)
+        if depth > DEEPEST or id(value) in self._open:
+            raise Unsupported(f"a {type(value).__name__} that contains itself or is nested deeply")
+        self._open.add(id(value))
+        try:
+            return self._container(value, depth + 1)
+        finally:
+            self._open.discard(id(value))
+
+    def _container(self, value: Any, depth: int) -> str:
+        import torch
+
+        match value:
+            case enum.Enum():
+                return f"{reference(type(value))}({self(value.value, depth)})"
+            case torch.Size():
+                return f"torch.Size({list(value)})"
+            case tuple() if hasattr(value, "_fields"):
+                inner = ", ".join(self(item, depth) for item in value)
+                return f"{reference(type(value))}({inner})"
+            case functools.partial():
+                named = [f"{key}={self(item, depth)}" for key, item in value.keywords.items()]
+                parts = [self(value.func, depth), *(self(x, depth) for x in value.args), *named]
+                return f"{TOKEN.format('functools', 'partial')}({', '.join(parts)})"
+        if type(value) in (list, set, frozenset, tuple, slice):
+            return self._sequence(value, depth)
+        if type(value) is dict:
+            pairs = (f"{self(k, depth)}: {self(v, depth)}" for k, v in value.items())
+            return "{" + ", ".join(pairs) + "}"
+        return self._object(value, depth)
+
+    def _sequence(self, value: Any, depth: int) -> str:
+        if isinstance(value, slice):
+            return f"slice({value.start!r}, {value.stop!r}, {value.step!r})"
+        inner = ", ".join(self(item, depth) for item in value)
+        if isinstance(value, list):
+            return f"[{inner}]"
+        if isinstance(value, tuple):
+            return f"({inner},)" if len(value) == 1 else f"({inner})"
+        return f"{type(value).__name__}([{inner}])"
+
+    def _object(self, value: Any, depth: int) -> str:
+        """Write an object as its class and its attributes, or as a pickle of library classes."""
+        cls, kind = type(value), type(value).__name__
+        name = reference(cls)
+        custom = cls.__reduce__ is not object.__reduce__ or cls.__reduce_ex__ is not (
+            object.__reduce_ex__
+        )
+        slots = any(vars(base).get("__slots__") for base in cls.__mro__)
+        if not (custom or slots) and hasattr(value, "__dict__"):
+            pairs = []
+            for key, item in vars(value).items():
+                try:
+                    pairs.append(f"{key!r}: {self(item, depth)}")
+                except Unsupported as error:
+                    raise Unsupported(f"a {kind} whose {key} is {error}") from None
+            return f"_object({name}, {{{', '.join(pairs)}}})"
+        if not self._is_library(cls.__module__):
+            raise Unsupported(f"a {kind}, which has its own way to be pickled")
+        try:
+            data = _pickled(value)
+        except Exception as error:  # any type may be raised by the object's own methods
+            raise Unsupported(f"a {kind}, which cannot be pickled") from error
+        if len(data) > LARGEST_PICKLE:
+            raise Unsupported(f"a {kind} of {len(data) >> 10} KiB")
+        return f"_unpickled({_packed(data)!r})"
+
+
+def reference(value: Any) -> str:
+    """Return the token of a class or function that its module holds. Raises Unsupported."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
+    if module is None and getattr(sys.modules["torch"], name, None) is value:
+        module = "torch"  # functions of torch's C extension do not name their module
+    found: Any = sys.modules.get(module or "builtins")
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is not value:
+        where = "defined inside a function" if "<locals>" in name else "not found in its module"
+        raise Unsupported(f"{name or value!r}, which is {where}: move it to the file's top level")
+    return name if module == "builtins" else TOKEN.format(module, name)
+
+
+def embedded(tensor: Any) -> str:
+    """Return an expression that holds the data of a small tensor. Raises Unsupported."""
+    import torch
+
+    plain = tensor.detach().cpu().contiguous()
+    dtype = str(plain.dtype).removeprefix("torch.")
+    data = zlib.compress(
+        plain.view(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+    )
+    if len(data) > LARGEST_TENSOR:
+        raise Unsupported(f"a tensor of {plain.nbytes >> 20} MiB outside the state dict")
+    packed = base64.b85encode(data).decode()
+    return f"_tensor({packed!r}, {dtype!r}, {tuple(plain.shape)})"
+
+
+class _WithoutTensors(pickle.Pickler):
+    """Pickler that refuses tensors, which would be hidden in the pickle."""
+
+    def persistent_id(self, value: Any) -> None:
+        import torch
+
+        if isinstance(value, torch.Tensor | torch.nn.Module):
+            raise pickle.PicklingError("it holds a tensor")
+
+
+def _pickled(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    _WithoutTensors(buffer, protocol=4).dump(value)
+    return buffer.getvalue()
+
+
+def _packed(data: bytes) -> str:
+    return base64.b85encode(zlib.compress(data)).decode()
+
+
+def _plain(value: Any) -> str | None:
+    if type(value) is float and not math.isfinite(value):
+        return f'float("{value}")'
+    if value is None or value is Ellipsis or type(value) in (bool, int, float, complex, str, bytes):
+        return repr(value)
+    return None

@@ -1,0 +1,196 @@
+"""Run a user's script with the recorder in place: `python -P -m cuagent.capture.launch ORDER`.
+
+ORDER is a JSON file with the script, its arguments and what to record; the answer is written to
+the file that it names, also if the script fails. The script sees what `python SCRIPT ARGS` gives
+it: `__main__`, sys.argv, sys.path and the folder. torch.compile is switched off while it runs,
+because compiled code calls no module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import sys
+import time
+import traceback
+import types
+from pathlib import Path
+from typing import Any
+
+from cuagent.capture.recorder import Recorder, Stopped
+
+
+def main(order_file: str) -> int:
+    """Run the script and write the answer; returns the exit code of the script."""
+    order = json.loads(Path(order_file).read_text())
+    began = time.perf_counter()
+    import torch
+
+    if "swap" in order:
+        return _timed(order)
+    recorder = Recorder(order["module"], order["calls"], order["quota"], order["stop"])
+    recorder.install()
+    compiled = _without_compile()
+    started = time.perf_counter()
+    pid = os.getpid()
+    code, failure = _run(order["script"], order["arguments"])
+    if os.getpid() != pid:  # a process that the script forked ended here
+        return code
+    elapsed = time.perf_counter() - started
+    answer: dict[str, Any] = {
+        "code": code,
+        "failure": failure,
+        "script_s": elapsed,
+        "import_s": started - began,
+        "window_s": recorder.window(),
+        "steps": len(recorder.steps),
+        "compiled": compiled,
+        "problem": recorder.problem,
+        "under_capture": recorder.under_capture,
+    }
+    with contextlib.suppress(Exception):
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+    if recorder.target is None:
+        answer["modules"] = _listed(recorder)
+    elif recorder.snapshot is None or recorder.problem:
+        recorder.names.refresh()
+        answer["known"] = sorted(set(recorder.names.known()))
+        answer["called"] = recorder.module
+    else:
+        answer |= _written(recorder, order, answer)
+    temporary = Path(order["answer"] + ".part")
+    temporary.write_text(json.dumps(answer))
+    temporary.replace(order["answer"])
+    return code
+
+
+def _timed(order: dict[str, Any]) -> int:
+    """Run the script with or without a kernel, and write the times."""
+    import torch
+
+    from cuagent.capture.swapper import Swapper
+
+    swapper = Swapper(order["module"], order["swap"])
+    swapper.install()
+    compiled = _without_compile()
+    started = time.perf_counter()
+    code, failure = _run(order["script"], order["arguments"])
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    answer = {
+        "code": code,
+        "failure": failure,
+        "script_s": time.perf_counter() - started,
+        "window_s": swapper.window(),
+        "swapped": swapper.swapped,
+        "target_calls": swapper.calls,
+        "compiled": compiled,
+        "problem": swapper.problem,
+    }
+    Path(order["answer"]).write_text(json.dumps(answer))
+    return code
+
+
+def _written(recorder: Recorder, order: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+    from cuagent.capture.write import WriteError, write_capture
+
+    kept = ("script_s", "code", "failure", "compiled")
+    facts = {name: facts[name] for name in kept} | {
+        "script": str(Path(order["script"]).absolute()),
+        "arguments": order["arguments"],
+        "cwd": order["cwd"],
+    }
+    try:
+        tasks = write_capture(recorder, Path(order["out"]), order["script"], facts)
+    except WriteError as error:
+        return {"problem": str(error), "known": [], "called": recorder.module}
+    except OSError as error:
+        text = f"{order['out']}: cannot be written: {error.strerror or error}"
+        return {"problem": text, "known": [], "called": recorder.module}
+    return {"tasks": tasks}
+
+
+def _listed(recorder: Recorder) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "class": entry.kind,
+            "calls": entry.count,
+            "seconds": recorder.seconds(entry),
+            "shapes": sorted(entry.shapes.items(), key=lambda pair: -pair[1]),
+        }
+        for name, entry in recorder.timed.items()
+    ]
+
+
+def _run(script: str, arguments: list[str]) -> tuple[int, str]:
+    """Run the script as `__main__`. Returns its exit code, and the line of an error."""
+    main_module = types.ModuleType("__main__")
+    main_module.__file__ = script
+    main_module.__builtins__ = __builtins__  # type: ignore[attr-defined]
+    sys.modules["__main__"] = main_module
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    try:
+        code = compile(Path(script).read_bytes(), script, "exec", dont_inherit=True)
+        exec(code, main_module.__dict__)
+    except Stopped:
+        return 0, ""
+    except SystemExit as end:
+        return _exit_code(end)
+    except KeyboardInterrupt:
+        return 130, "interrupted"
+    except BaseException as error:  # noqa: BLE001  process boundary: the script's own failure
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [f for f in frames if f.filename == script]
+        traceback.print_exception(type(error), error, _below(error))
+        place = f"{script}:{own[-1].lineno}: " if own else ""
+        text = " ".join(str(error).split())[:200]
+        return 1, f"{place}{type(error).__name__}: {text}"
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        gc.collect()
+    return 0, ""
+
+
+def _below(error: BaseException) -> Any:
+    """Return the traceback without the frame of this file."""
+    trace = error.__traceback__
+    return trace.tb_next if trace is not None and trace.tb_next is not None else trace
+
+
+def _exit_code(end: SystemExit) -> tuple[int, str]:
+    if end.code is None or end.code == 0:
+        return 0, ""
+    if isinstance(end.code, int):
+        return end.code, f"it ended with exit code {end.code}"
+    print(end.code, file=sys.stderr)
+    return 1, f"it ended with: {end.code}"
+
+
+def _without_compile() -> list[str]:
+    """Make torch.compile return its argument; return the names of the compiled modules."""
+    import torch
+
+    seen: list[str] = []
+
+    def same(model: Any = None, **options: Any) -> Any:
+        if model is None:
+            return lambda function: same(function, **options)
+        kind = type(model).__name__
+        seen.append(
+            kind if isinstance(model, torch.nn.Module) else getattr(model, "__name__", kind)
+        )
+        return model
+
+    torch.compile = same
+    return seen
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,102 @@
+"""Show the modules of a script as a table: calls, time, share, shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+MOST_ROWS = 60
+LEAST_SHARE = 0.01
+"""Share below which a module deeper than the first level is left out."""
+
+MOST_SHARE = 0.99
+"""Share above which the limit of a gain means nothing."""
+
+
+def amdahl(share: float, speedup: float) -> float:
+    """Return the speedup of a script whose part `share` becomes `speedup` times as fast."""
+    return 1 / (1 - share + share / speedup)
+
+
+def rows(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the listed modules with their shares, in the order of the tree."""
+    window = answer["window_s"]
+    found = [
+        entry | {"share": min(1.0, entry["seconds"] / window) if window else 0.0}
+        for entry in answer["modules"]
+    ]
+    return sorted(found, key=lambda entry: _order(entry["name"]))
+
+
+def table(answer: dict[str, Any]) -> list[str]:
+    """Return the lines of the table."""
+    listed = rows(answer)
+    shown = [e for e in listed if e["share"] >= LEAST_SHARE or e["name"].count(".") < 2]
+    shown = sorted(
+        sorted(shown, key=lambda e: -e["share"])[:MOST_ROWS], key=lambda e: _order(e["name"])
+    )
+    cells = [("module", "class", "calls", "time", "share", "shapes of its tensors")]
+    for entry in shown:
+        shapes = entry["shapes"]
+        more = f" and {len(shapes) - 1} more" if len(shapes) > 1 else ""
+        indent = "  " * entry["name"].count(".")
+        cells.append(
+            (
+                indent + entry["name"],
+                entry["class"],
+                str(entry["calls"]),
+                f"{entry['seconds'] * 1e3:.1f} ms",
+                f"{entry['share']:.0%}",
+                (shapes[0][0] if shapes else "") + more,
+            )
+        )
+    wide = [max(len(row[n]) for row in cells) for n in range(5)]
+    lines = [
+        "  ".join(
+            text.ljust(wide[n]) if n < 2 else text.rjust(wide[n]) for n, text in enumerate(row[:5])
+        )
+        + f"  {row[5]}"
+        for row in cells
+    ]
+    left = len(listed) - len(shown)
+    lines += [f"{left} more with less than {LEAST_SHARE:.0%} are left out"] if left else []
+    return [*(line.rstrip() for line in lines), "", *_about(answer)]
+
+
+def _about(answer: dict[str, Any]) -> list[str]:
+    steps = answer["steps"]
+    where = "of its only step, warm-up included" if steps == 1 else f"of {steps - 1} steps"
+    lines = [
+        f"share: of {answer['window_s']:.3g} s, the wall time {where}; the script ran "
+        f"{answer['script_s']:.3g} s. Backward passes and the optimizer belong to no module."
+    ]
+    if answer["compiled"]:
+        lines.append("The script uses torch.compile; it ran without it here.")
+    return lines
+
+
+def gain_line(share: float) -> str:
+    """Return the gain of the script from a faster module."""
+    text = (
+        f"the module takes {share:.0%} of the script's steps: twice as fast it makes them "
+        f"{amdahl(share, 2):.2f}x as fast"
+    )
+    return text if share > MOST_SHARE else f"{text}; the limit is {1 / (1 - share):.2f}x"
+
+
+def shape_lines(manifest: dict[str, Any]) -> list[str]:
+    """Return one line for each recorded shape, the most frequent first."""
+    shapes: Sequence[dict[str, Any]] = sorted(manifest["shapes"], key=lambda s: -s["calls"])
+    lines = []
+    for shape in shapes:
+        tensors = ", ".join(
+            f"{known['name']} {known['dtype']}[{','.join(map(str, known['shape']))}]"
+            for known in shape["inputs"]
+        )
+        lines.append(f"{shape['calls']:>6} calls  {shape['task'] or 'original module'}: {tensors}")
+    return lines
+
+
+def _order(name: str) -> list[tuple[int, int | str]]:
+    parts = name.split(".")
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in parts]

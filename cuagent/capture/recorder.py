@@ -1,0 +1,373 @@
+"""Record the calls of modules in a running script, by a patch of `nn.Module.__call__`.
+
+Only the process that began it records: workers of a DataLoader call the original. Work of the
+recorder is subtracted from the measured times. Calls under CUDA graph capture are counted, and
+replays of a graph are not seen.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cuagent.capture.calls import Call, autocast_of, describe_call, plain_output, tensors_of
+from cuagent.capture.encode import Encoder, Unsupported
+from cuagent.capture.names import Names, matches
+from cuagent.capture.samples import Input, Quota, TooLarge, copy, new_input
+from cuagent.capture.sources import Sources, is_library
+from cuagent.capture.structure import Structure, describe_module
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+MOST_EXAMPLES = 4
+"""Forms of calls of which one call is kept whole."""
+MOST_SHAPES = 64
+"""Number of forms that are recorded separately; calls of further forms are only counted."""
+
+
+class Stopped(BaseException):
+    """Ends the script after the wanted number of calls; not an Exception, so that it passes."""
+
+
+@dataclass
+class Shape:
+    """Calls of one form: shapes, dtypes, constants, mode and autocast."""
+
+    call: Call
+    inputs: list[Input]
+    training: bool
+    grad: bool
+    autocast: str | None
+    count: int = 0
+    recorded: int = 0
+    output_is_plain: bool = True
+    example: Example | None = None
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """All of the call but the shapes and dtypes of its tensors."""
+        named = tuple(self.call.named.items())
+        return tuple(self.call.positional), named, self.autocast, self.output_is_plain
+
+
+@dataclass
+class Snapshot:
+    """The module at its first recorded call."""
+
+    structure: Structure
+    state: dict[str, Tensor]
+    flags: dict[str, Any]
+    sources: Sources
+    reference: type
+    versions: tuple[int, ...]
+    """Counters of the in-place changes of the weights."""
+
+
+@dataclass
+class Example:
+    """One real call with the weights of the snapshot: copies of its inputs and results."""
+
+    arguments: list[Tensor]
+    outputs: list[Tensor] = field(default_factory=list)
+
+
+@dataclass
+class Timed:
+    """Calls of one module (`--list`), or of the one that is captured."""
+
+    kind: str
+    count: int = 0
+    seconds: float = 0.0
+    """Seconds in the calls after the script's first step, or in all if there is one step."""
+    first_seconds: float = 0.0
+    shapes: dict[str, int] = field(default_factory=dict)
+    events: list[tuple[Any, Any, bool]] = field(default_factory=list)
+
+
+class Recorder:
+    """State of one capture. `target` is None for a list of all modules."""
+
+    def __init__(self, target: str | None, calls: int, quota: int, stop: bool) -> None:
+        self.target, self.calls, self.stop = target, calls, stop
+        self.quota = Quota(quota)
+        self.names = Names()
+        self.timed: dict[str, Timed] = {}
+        self.shapes: dict[str, Shape] = {}
+        self.others = 0
+        """Calls of forms beyond MOST_SHAPES."""
+        self.under_capture = 0
+        self.snapshot: Snapshot | None = None
+        self.module: str = ""
+        """Full name of the captured module."""
+        self.problem = ""
+        self.steps: list[tuple[float, float]] = []
+        """Begin and end of each outermost call."""
+        self.spent, self.first_spent = 0.0, 0.0
+        """Seconds of the recorder's own work after the first step, and within it."""
+        self._depth = 0
+        self._pid, self._thread = os.getpid(), threading.get_ident()
+
+    # -- the patch
+
+    def install(self) -> None:
+        """Patch `nn.Module` for the rest of the process."""
+        from torch import nn
+
+        call, construct = nn.Module.__call__, nn.Module.__init__
+
+        @functools.wraps(construct)
+        def init(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+            construct(module, *args, **kwargs)
+            if os.getpid() == self._pid:
+                self.names.add(module)
+
+        @functools.wraps(call)
+        def recorded(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if os.getpid() != self._pid or threading.get_ident() != self._thread:
+                return call(module, *args, **kwargs)
+            return self._call(functools.partial(call, module), module, args, kwargs)
+
+        nn.Module.__init__ = init  # type: ignore[method-assign, assignment]
+        nn.Module.__call__ = recorded  # type: ignore[method-assign]
+
+    def _call(
+        self, run: Callable[..., Any], module: nn.Module, args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        with self._own_time():
+            root, path = self.names.of(module)
+            is_target = self.target is not None and matches(self.target, root, path)
+            entry = self._entry(module, root, path, args) if is_target or not self.target else None
+            shape = self._before(module, args, kwargs) if is_target else None
+            if is_target:
+                self.module = f"{root}.{path}" if path else root
+        self._depth += 1
+        begin = time.perf_counter()
+        try:
+            clock = _start(entry, module)
+            output = run(*args, **kwargs)
+            _stop(entry, clock, begin, is_first=not self.steps)
+        finally:
+            self._depth -= 1
+            if self._depth == 0:
+                self.steps.append((begin, time.perf_counter()))
+        if shape is not None:
+            with self._own_time():
+                self._after(shape, args, kwargs, output)
+        return output
+
+    @contextmanager
+    def _own_time(self) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        elapsed = time.perf_counter() - begin
+        self.spent += elapsed if self.steps else 0.0
+        self.first_spent += 0.0 if self.steps or not self._depth else elapsed
+
+    def _entry(self, module: nn.Module, root: str, path: str, args: Any) -> Timed:
+        name = f"{root}.{path}" if path else root
+        entry = self.timed.setdefault(name, Timed(type(module).__name__))
+        if self.target is None:
+            form = ", ".join(_form(x) for x in args if hasattr(x, "shape"))
+            entry.shapes[form] = entry.shapes.get(form, 0) + 1
+        entry.count += 1
+        return entry
+
+    # -- the captured module
+
+    def _before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Shape | None:
+        import torch
+
+        if self.problem:
+            return None
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            self.under_capture += 1
+            return None
+        try:
+            return self._record(module, args, kwargs)
+        except (Unsupported, TooLarge) as error:
+            self.problem = str(error)
+        except Exception as error:  # noqa: BLE001  the script must not fail by a fault of the recorder
+            self.problem = f"{type(error).__name__}: {error}"
+        return None
+
+    def _record(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Shape | None:
+        import torch
+
+        with torch.no_grad():
+            try:
+                call = describe_call(module, args, kwargs, is_library)
+            except Unsupported as error:
+                raise Unsupported(f"an argument is {error}") from None
+            for leaf, name in zip(call.tensors, call.names, strict=True):
+                _refuse_unusual(leaf, name)
+            device = _device(call.tensors, module)
+            mode = (module.training, torch.is_grad_enabled(), autocast_of(device))
+            forms = [_form(leaf) for leaf in call.tensors]
+            key = repr((call.positional, call.named, forms, mode))
+            shape = self.shapes.get(key)
+            if shape is None:
+                if len(self.shapes) >= MOST_SHAPES:
+                    self.others += 1
+                    return None
+                pairs = list(zip(call.names, call.tensors, strict=True))
+                inputs = [new_input(name, leaf, self.quota) for name, leaf in pairs]
+                shape = self.shapes[key] = Shape(call, inputs, *mode)
+            elif shape.recorded < self.calls:
+                for known, leaf in zip(shape.inputs, call.tensors, strict=True):
+                    known.add(leaf, self.quota)
+            shape.count += 1
+            shape.recorded += shape.recorded < self.calls
+            if self.snapshot is None:
+                self.snapshot = self._snapshot(module)
+            self._add_example(shape, module, call)
+            shape.call.tensors = []  # live tensors must not be held
+            return shape
+
+    def _add_example(self, shape: Shape, module: nn.Module, call: Call) -> None:
+        """Keep this call for the check, if the form has none and the weights are unchanged."""
+        snapshot = self.snapshot
+        if snapshot is None or _versions(module) != snapshot.versions:
+            return
+        if any(s.example is not None for s in self.shapes.values() if s.form == shape.form):
+            return
+        if sum(s.example is not None for s in self.shapes.values()) >= MOST_EXAMPLES:
+            return
+        self.quota.take(sum(x.nbytes for x in call.tensors), "one call")
+        for text in (*call.positional, *call.named.values()):
+            snapshot.sources.need_tokens(text)
+        shape.example = Example([copy(x) for x in call.tensors])
+
+    def _snapshot(self, module: nn.Module) -> Snapshot:
+        from cuagent.task.flags import read_flags
+
+        encode = Encoder(is_library)
+        try:
+            structure = describe_module(module, encode)
+        except Unsupported as error:
+            raise Unsupported(f"the module cannot be written: {error}") from None
+        state = structure.tensors
+        self.quota.take(sum(x.nbytes for x in state.values()), "the module's weights")
+        return Snapshot(
+            structure=structure,
+            state={name: copy(x) for name, x in state.items()},
+            flags=read_flags(),
+            sources=_sources(structure, type(module)),
+            reference=type(module),
+            versions=_versions(module),
+        )
+
+    def _after(self, shape: Shape, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        import torch
+
+        with torch.no_grad():
+            plain, shape.output_is_plain = plain_output(output)
+            example = shape.example
+            if example is not None and not example.outputs and not self.problem:
+                leaves = tensors_of(plain)
+                try:
+                    self.quota.take(sum(x.nbytes for x in leaves), "the result of one call")
+                    example.outputs = [copy(x) for x in leaves]
+                except TooLarge as error:
+                    self.problem = str(error)
+                if not leaves:
+                    self.problem = f"it returns no tensor but a {type(output).__name__}"
+        if self.stop and sum(s.count for s in self.shapes.values()) >= self.calls:
+            raise Stopped
+
+    # -- results
+
+    def window(self) -> float:
+        """Return the seconds from the end of the first step to the end of the last, without the
+        recorder's work; those of the only step if there is one."""
+        if not self.steps:
+            return 0.0
+        if len(self.steps) == 1:
+            return max(self.steps[0][1] - self.steps[0][0] - self.first_spent, 1e-9)
+        return max(self.steps[-1][1] - self.steps[0][1] - self.spent, 1e-9)
+
+    def seconds(self, entry: Timed) -> float:
+        """Return the seconds that a module took in the window."""
+        events, entry.events = entry.events, []
+        for begin, end, is_first in events:
+            elapsed = begin.elapsed_time(end) / 1e3
+            entry.first_seconds += elapsed if is_first else 0.0
+            entry.seconds += 0.0 if is_first else elapsed
+        return entry.first_seconds if len(self.steps) == 1 else entry.seconds
+
+
+def _versions(module: nn.Module) -> tuple[int, ...]:
+    """Return the counters of the in-place changes of all weights; those of inference have none."""
+    found = []
+    for tensor in (*module.parameters(), *module.buffers()):
+        try:
+            found.append(tensor._version)
+        except RuntimeError:
+            found.append(-1)
+    return tuple(found)
+
+
+def _sources(structure: Structure, kind: type) -> Sources:
+    from cuagent.capture.encode import reference
+
+    sources = Sources()
+    sources.need_tokens(reference(kind))
+    for text in structure.rows:
+        sources.need_tokens(text)
+    return sources
+
+
+def _start(entry: Timed | None, module: nn.Module) -> Any:
+    """Record an event if the module is on a GPU; None otherwise."""
+    import torch
+
+    if entry is None or not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return None
+    if torch.cuda.is_current_stream_capturing():
+        return False
+    first = next(module.parameters(), None)
+    if first is not None and first.device.type != "cuda":
+        return None
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _stop(entry: Timed | None, clock: Any, begin: float, *, is_first: bool) -> None:
+    if entry is None or clock is False:
+        return
+    if clock is not None:
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        entry.events.append((clock, event, is_first))
+        return
+    elapsed = time.perf_counter() - begin
+    entry.first_seconds += elapsed if is_first else 0.0
+    entry.seconds += 0.0 if is_first else elapsed
+
+
+def _refuse_unusual(tensor: Tensor, name: str) -> None:
+    import torch
+
+    plain = (torch.Tensor, torch.nn.Parameter)
+    if type(tensor) not in plain or tensor.layout is not torch.strided or tensor.is_quantized:
+        kind = type(tensor).__name__ if type(tensor) not in plain else str(tensor.layout)
+        raise Unsupported(f"argument {name} is a tensor of another kind ({kind})")
+
+
+def _form(tensor: Tensor) -> str:
+    shape = ",".join(map(str, tensor.shape))
+    return f"{str(tensor.dtype).removeprefix('torch.')}[{shape}]"
+
+
+def _device(leaves: list[Tensor], module: nn.Module) -> str:
+    tensors = [*leaves, *module.parameters()]
+    return str(tensors[0].device.type) if tensors else "cpu"

@@ -1,0 +1,187 @@
+"""Run a script under the recorder in a new process, and check the written folder."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cuagent.capture.names import suggestions
+
+CALLS = 20
+"""Calls of each shape whose inputs are recorded."""
+QUOTA_MIB = 1024
+"""MiB of weights, inputs and results that a capture may copy."""
+CHECK_S = 600.0
+"""Seconds that the check of a captured folder may take."""
+
+
+class CaptureRefused(Exception):
+    """Nothing usable was recorded. One line: what happened, then what to do."""
+
+
+class ScriptFailed(Exception):
+    """The script failed before anything was recorded. One line."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """A script to run, and the calls to record."""
+
+    script: Path
+    arguments: tuple[str, ...] = ()
+    module: str | None = None
+    calls: int = CALLS
+    quota: int = QUOTA_MIB << 20
+    stop: bool = False
+    out: Path | None = None
+
+
+def run_script(order: Order) -> dict[str, Any]:
+    """Run the script and return the recorder's answer.
+
+    The script's output goes to stderr. Raises CaptureRefused if the process ended without an
+    answer.
+    """
+    with tempfile.TemporaryDirectory(prefix="cuagent-capture-") as folder:
+        answer = Path(folder, "answer.json")
+        file = Path(folder, "order.json")
+        file.write_text(
+            json.dumps(
+                {
+                    "script": str(order.script),
+                    "arguments": order.arguments,
+                    "module": order.module,
+                    "calls": order.calls,
+                    "quota": order.quota,
+                    "stop": order.stop,
+                    "out": None if order.out is None else str(order.out.resolve()),
+                    "answer": str(answer),
+                    "cwd": str(Path.cwd()),
+                }
+            )
+        )
+        command = [sys.executable, "-P", "-m", "cuagent.capture.launch", str(file)]
+        code = _waited(command)
+        if not answer.is_file():
+            raise CaptureRefused(
+                f"{order.script}: its process ended ({_ended(code)}) before anything could be "
+                "written; see its output above"
+            )
+        found: dict[str, Any] = json.loads(answer.read_text())
+        return found
+
+
+def require_capture(order: Order, answer: dict[str, Any]) -> None:
+    """Raise CaptureRefused or ScriptFailed, with the reason, if no folder was written."""
+    if "tasks" in answer:
+        return
+    failed = f"; then the script failed: {answer['failure']}" if answer["failure"] else ""
+    if answer["problem"]:
+        name = answer.get("called") or order.module
+        raise CaptureRefused(f"{name}: {answer['problem']}{failed}")
+    if answer["failure"]:
+        raise ScriptFailed(
+            f"the script failed before {order.module} was called: {answer['failure']}"
+        )
+    if answer["under_capture"]:
+        raise CaptureRefused(
+            f"{order.module} was called {answer['under_capture']} times, all under CUDA graph "
+            "capture, where its inputs cannot be read; call it once before the capture"
+        )
+    near = suggestions(str(order.module), answer["known"])
+    hint = f"; did you mean {', '.join(near)}?" if near else "; see the names with --list"
+    there = order.module in answer["known"]
+    what = "exists, but was never called" if there else "was never called"
+    raise CaptureRefused(f"{order.module} {what} in {order.script.name}{'' if there else hint}")
+
+
+def check_folder(folder: Path) -> dict[str, Any]:
+    """Rebuild a captured module in a new process and compare it with the recorded call.
+
+    Returns {"error": str} or {"difference": float | None, "note": str}.
+    """
+    command = [sys.executable, "-P", "-m", "cuagent.capture.replay", str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_S, check=False)
+    except subprocess.TimeoutExpired:
+        return {"error": f"the check did not end within {CHECK_S:.0f} s"}
+    lines = done.stdout.strip().splitlines()
+    try:
+        found: dict[str, Any] = json.loads(lines[-1])
+    except (IndexError, ValueError):
+        last = done.stderr.strip().splitlines()[-1:] or [_ended(done.returncode)]
+        return {"error": last[0]}
+    return found
+
+
+def notes(manifest: dict[str, Any]) -> list[str]:
+    """Return the limits and losses of a capture, one line each."""
+    lines = []
+    first = manifest["shapes"][0]
+    if manifest["failure"]:
+        lines.append(
+            f"the script failed ({manifest['failure']}); the {manifest['calls']} calls until then "
+            "are kept"
+        )
+    if manifest["compiled"]:
+        lines.append("the script uses torch.compile; it ran without it while it was recorded")
+    if any(shape["training"] for shape in manifest["shapes"]):
+        lines.append("recorded in training mode; a task is judged in eval mode, forward only")
+    if manifest["hooks"]:
+        lines.append(f"hooks are not part of the task: {_some(manifest['hooks'])}")
+    if manifest["tied"]:
+        lines.append(f"tied weights stay tied: {_some(manifest['tied'])}")
+    if manifest["skipped"]:
+        lines.append(f"left out: {_some(manifest['skipped'])}")
+    if aliases := [a for shape in manifest["shapes"] for a in shape["aliases"]]:
+        lines.append(f"inputs are separate tensors in the task: {_some(aliases)}")
+    if manifest["calls_under_graph_capture"]:
+        count = manifest["calls_under_graph_capture"]
+        lines.append(f"{count} calls were under CUDA graph capture and are not recorded")
+    apart = sum(shape["calls"] for shape in manifest["shapes"] if shape["task"] is None)
+    if apart := apart + manifest["calls_of_other_forms"]:
+        lines.append(f"calls with other arguments, which keep the original module: {apart}")
+    if first["autocast"] or any(shape["autocast"] for shape in manifest["shapes"]):
+        lines.append("the task runs under the script's autocast")
+    return lines
+
+
+def _waited(command: Sequence[str]) -> int:
+    """Run a command to its end; an interrupt reaches it, and its results are awaited."""
+    process = subprocess.Popen(command, stdout=sys.stderr)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        # Ctrl-C on a terminal has reached it already; SIGTERM to this process has not
+        process.send_signal(signal.SIGINT)
+        try:
+            return process.wait(timeout=60)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            process.kill()
+            process.wait()
+            raise
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+
+
+def _ended(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _some(items: Sequence[str], shown: int = 3) -> str:
+    more = f" and {len(items) - shown} more" if len(items) > shown else ""
+    return f"{', '.join(items[:shown])}{more}"

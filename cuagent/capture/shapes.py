@@ -1,0 +1,177 @@
+"""Judge an attempt on every recorded shape of a captured module, and weigh the results by calls.
+
+Each shape is a separate task (`shape_2.py`) with separate secret inputs and timing.
+A shape on which the attempt is rejected, or surely slower, keeps the original module, as an
+exported package does for calls that no verdict covers.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cuagent.arms import CANDIDATE, EAGER
+from cuagent.events import Emit, Phase, ignore
+from cuagent.task import Task, load_task
+from cuagent.task.load import FOLDER_FILE, MANIFEST
+from cuagent.timing import Effort, Standing
+
+if TYPE_CHECKING:
+    from cuagent.attempt import Attempt
+    from cuagent.judge import Judgement
+    from cuagent.verify.referee import Isolation
+
+MOST_JUDGED = 8
+"""Shapes that are judged, the most frequent first; the others count as the original module."""
+
+
+@dataclass(frozen=True)
+class ShapeResult:
+    """Result of an attempt on one shape."""
+
+    task: str | None
+    """File of the shape's task; None for calls of another form."""
+    calls: int
+    covered: bool
+    """True if the attempt is used for this shape; else the original module."""
+    why: str
+    """Reason of the original module; "" if covered."""
+    speedup: float = 1.0
+    """Eager time over the time with the attempt, or 1."""
+    low: float = 1.0
+    high: float = 1.0
+    eager_s: float | None = None
+    """Seconds of one call in eager mode; None if it was not timed."""
+
+
+@dataclass(frozen=True)
+class ShapesResult:
+    """Results on all shapes of a captured module."""
+
+    shapes: tuple[ShapeResult, ...]
+    share: float
+    """Part of the script's steps that the module took."""
+
+    @property
+    def weighted(self) -> float:
+        """Speedup of all recorded calls together, with the original module where it stays."""
+        known = [s for s in self.shapes if s.eager_s is not None]
+        mean = sum(s.calls * (s.eager_s or 0) for s in known) / max(1, sum(s.calls for s in known))
+        times = [(s.calls * (s.eager_s or mean), s.speedup) for s in self.shapes]
+        before = sum(seconds for seconds, _ in times)
+        after = sum(seconds / speedup for seconds, speedup in times)
+        return before / after if after else 1.0
+
+    @property
+    def worst(self) -> ShapeResult:
+        """Shape with the least speedup."""
+        return min(self.shapes, key=lambda s: s.speedup)
+
+    @property
+    def script(self) -> float:
+        """Speedup of the script's steps that follows from the share (Amdahl)."""
+        return 1 / (1 - self.share + self.share / self.weighted)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the results as JSON."""
+        return {
+            "shapes": [asdict(shape) for shape in self.shapes],
+            "weighted": self.weighted,
+            "worst": asdict(self.worst),
+            "share": self.share,
+            "script": self.script,
+        }
+
+
+def manifest_of(task: Task) -> dict[str, Any] | None:
+    """Return the manifest of a captured task; None for another task."""
+    file = task.path.with_name(MANIFEST)
+    if task.path.name != FOLDER_FILE or not file.is_file():
+        return None
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and "shapes" in found else None
+
+
+def judge_shapes(
+    task: Task,
+    attempt: Attempt,
+    main: Judgement,
+    isolation: Isolation = "auto",
+    emit: Emit = ignore,
+) -> ShapesResult | None:
+    """Judge an attempt on the other shapes of its captured task; `main` is the judgement on the
+    most frequent one. None for a task that was not captured.
+
+    Raises TaskError, ForkServerError and OracleLost.
+    """
+    manifest = manifest_of(task)
+    if manifest is None:
+        return None
+    by_calls = sorted(manifest["shapes"], key=lambda shape: -shape["calls"])
+    results = []
+    for shape in by_calls:
+        file, calls = shape["task"], shape["calls"]
+        if file == FOLDER_FILE:
+            results.append(_result(file, calls, main))
+        elif file is None:
+            results.append(ShapeResult(None, calls, covered=False, why="other arguments"))
+        elif sum(r.task is not None for r in results) >= MOST_JUDGED:
+            results.append(ShapeResult(file, calls, covered=False, why="not judged: too rare"))
+        else:
+            emit(Phase(f"judging {file}, {calls} calls"))
+            results.append(_judged(task, task.path.with_name(file), calls, attempt, isolation))
+    if others := manifest["calls_of_other_forms"]:
+        results.append(ShapeResult(None, others, covered=False, why="other arguments"))
+    return ShapesResult(tuple(results), float(manifest["share"]))
+
+
+def lines(found: ShapesResult) -> list[str]:
+    """Return one line for each shape, then the weighted mean, the worst shape and the script's."""
+    rows = []
+    for shape in found.shapes:
+        name = shape.task or "other calls"
+        figure = f"{shape.speedup:.2f}x [{shape.low:.2f}, {shape.high:.2f}] over eager"
+        rows.append(
+            f"{shape.calls:>6} calls  {name}: "
+            + (figure if shape.covered else f"original module ({shape.why})")
+        )
+    worst = found.worst
+    return [
+        *rows,
+        f"weighted by calls and time: {found.weighted:.2f}x over eager; worst shape: "
+        f"{worst.speedup:.2f}x ({worst.task or 'other calls'})",
+        f"the module took {found.share:.0%} of the script's steps, so they should become "
+        f"{found.script:.2f}x as fast",
+    ]
+
+
+def _judged(
+    task: Task, path: Path, calls: int, attempt: Attempt, isolation: Isolation
+) -> ShapeResult:
+    from cuagent.judge import LocalJudge
+
+    shape = load_task(path, device=task.device.value, precision=task.precision.value)
+    with LocalJudge(shape, isolation, baselines=(EAGER,)) as judge:
+        return _result(path.name, calls, judge.judge(attempt, Effort.QUICK))
+
+
+def _result(file: str, calls: int, judgement: Judgement) -> ShapeResult:
+    """Return the result of one shape from the judgement on it."""
+    timing = judgement.timing
+    medians = {arm.name: arm.median for arm in timing.arms if not arm.failed} if timing else {}
+    eager = medians.get(EAGER)
+    if not judgement.verdict.accepted:
+        why = f"rejected: {judgement.verdict.reason}"
+        return ShapeResult(file, calls, covered=False, why=why, eager_s=eager)
+    ratio = timing.ratios.get(EAGER) if timing is not None else None
+    if ratio is None or CANDIDATE not in medians:
+        return ShapeResult(file, calls, covered=False, why="not timed", eager_s=eager)
+    if ratio.standing is Standing.SLOWER:
+        why = f"slower: {ratio.value:.2f}x"
+        return ShapeResult(file, calls, covered=False, why=why, eager_s=eager)
+    return ShapeResult(file, calls, True, "", ratio.value, ratio.low, ratio.high, eager)

@@ -1,0 +1,253 @@
+"""Collect the definitions that a class of the user's script needs, from the live process.
+
+Names are resolved in the running module: classes and functions give their text, imports are written
+again, and plain data is written as its value at the time of the capture, so that the
+script's own work (argument parsing, data loading) does not run again. Not covered: names that code looks
+up in globals().
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import builtins
+import importlib.util
+import re
+import sys
+import sysconfig
+import textwrap
+import types
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from cuagent.capture.encode import Encoder, Unsupported
+
+TOKENS = re.compile("\x00([^\x01]*)\x01([^\x02]*)\x02")
+LONGEST_VALUE = 20_000
+"""Characters of the largest piece of plain data that is embedded."""
+
+
+def is_library(module: str) -> bool:
+    """Return True for a module of Python, an installed package or cuagent."""
+    if module == "__main__":
+        return False
+    if module.partition(".")[0] in (*sys.stdlib_module_names, "torch", "cuagent"):
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None:
+        return True
+    parts = Path(file).parts
+    installed = {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib")}
+    return (
+        "site-packages" in parts
+        or "dist-packages" in parts
+        or any(Path(file).is_relative_to(folder) for folder in installed if folder)
+    )
+
+
+class Sources:
+    """Texts of the user's modules, reduced to the needed definitions."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[str, dict[tuple[int, str], str]] = {}
+        self._bindings: dict[str, dict[str, list[ast.stmt]]] = {}
+        self._lines: dict[str, list[str]] = {}
+        self._future: set[str] = set()
+        self._seen: set[tuple[str, str]] = set()
+        self._encode = Encoder(is_library)
+        self.missing: list[str] = []
+        """Names whose values could not be written."""
+
+    def need_tokens(self, text: str) -> None:
+        """Collect every class and function that a text of `Encoder` refers to."""
+        for module, name in TOKENS.findall(text):
+            if not is_library(module):
+                self.need(module, name.partition(".")[0])
+
+    def need(self, module: str, name: str) -> None:
+        """Collect the definition of a top-level name of a user's module, and the names in it."""
+        if (module, name) in self._seen:
+            return
+        self._seen.add((module, name))
+        self._read(module)
+        namespace = vars(sys.modules[module])
+        if name not in namespace or module not in self._bindings:
+            return
+        value, statements = namespace[name], self._bindings[module].get(name, [])
+        defined = [s for s in statements if isinstance(s, ast.ClassDef | ast.FunctionDef)]
+        imported = [s for s in statements if isinstance(s, ast.Import | ast.ImportFrom)]
+        own = getattr(value, "__module__", None) == module
+        if defined and (own or not imported):
+            self._add_statement(module, _matching(defined, value))
+        elif imported or isinstance(value, types.ModuleType):
+            self._add_import(module, name, value, imported)
+        elif not hasattr(builtins, name) or statements:
+            self._add_value(module, name, value, statements)
+
+    def resolve(self, text: str, *, in_modules: bool = False) -> tuple[str, list[str]]:
+        """Replace the tokens of a text; return it with the imports that it needs.
+
+        `in_modules`: the user's definitions are in `_modules`, by the names of their modules.
+        """
+        imports: set[str] = set()
+        modules = self.modules()
+
+        def name(match: re.Match[str]) -> str:
+            module, qualified = match.groups()
+            if module in modules:
+                return f'_modules["{module}"].{qualified}' if in_modules else qualified
+            imports.add(f"import {module}")
+            return f"{module}.{qualified}"
+
+        return TOKENS.sub(name, text), sorted(imports)
+
+    def modules(self) -> list[str]:
+        """Return the names of the user's modules, in the order in which they import each other."""
+        order: list[str] = []
+        for module in self._pieces:
+            self._visit(module, order, [])
+        return order
+
+    def _visit(self, module: str, order: list[str], path: list[str]) -> None:
+        if module in order or module in path:
+            return
+        text = "\n".join(part for part in self._pieces[module].values())
+        for other in self._pieces:
+            if re.search(rf"^\s*(from|import) {re.escape(other)}\b", text, re.MULTILINE):
+                self._visit(other, order, [*path, module])
+        order.append(module)
+
+    def text(self, module: str) -> str:
+        """Return the reduced text of one module."""
+        parts = [part for _, part in sorted(self._pieces[module].items())]
+        body = "\n".join(
+            f"\n\n{part}\n" if part.startswith(("class ", "def ", "@", "async ")) else part
+            for part in parts
+        )
+        body, imports = self.resolve(body)
+        return "\n".join([*imports, re.sub(r"\n{4,}", "\n\n\n", body)]).strip("\n")
+
+    def has_future_annotations(self, module: str) -> bool:
+        """Return True if the module's annotations are not evaluated."""
+        return module in self._future
+
+    def _read(self, module: str) -> None:
+        if module in self._lines:
+            return
+        file = getattr(sys.modules[module], "__file__", None)
+        try:
+            source = Path(file or "").read_text(encoding="utf-8")
+            tree = ast.parse(source)
+        except (OSError, SyntaxError, ValueError):
+            self.missing.append(f"the source of {module}")
+            self._lines[module] = []
+            return
+        self._lines[module] = source.splitlines()
+        self._bindings[module] = {}
+        for statement in _statements(tree.body):
+            for name in _bound(statement):
+                self._bindings[module].setdefault(name, []).append(statement)
+            if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
+                self._future.add(module)
+
+    def _add(self, module: str, line: int, text: str) -> None:
+        self._pieces.setdefault(module, {})[line, text] = text
+
+    def _add_statement(self, module: str, statement: ast.stmt) -> None:
+        decorators = getattr(statement, "decorator_list", [])
+        first = min([statement.lineno, *(d.lineno for d in decorators)])
+        lines = self._lines[module][first - 1 : statement.end_lineno]
+        self._need_names(module, statement)
+        self._add(module, first, textwrap.dedent("\n".join(lines)))
+
+    def _need_names(self, module: str, node: ast.AST) -> None:
+        namespace = vars(sys.modules[module])
+        for part in ast.walk(node):
+            if isinstance(part, ast.Name):
+                self.need(module, part.id)
+            elif isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name):
+                held = namespace.get(part.value.id)
+                if isinstance(held, types.ModuleType) and not is_library(held.__name__):
+                    self.need(held.__name__, part.attr)
+
+    def _add_import(
+        self, module: str, name: str, value: Any, statements: list[ast.Import | ast.ImportFrom]
+    ) -> None:
+        line = statements[0].lineno if statements else 0
+        if isinstance(value, types.ModuleType):
+            self._pieces.setdefault(module, {})
+            if not is_library(value.__name__):
+                self._pieces.setdefault(value.__name__, {})
+            as_ = "" if value.__name__ == name else f" as {name}"
+            dotted = value.__name__.partition(".")
+            if dotted[1] and dotted[0] == name:
+                as_ = ""
+            for statement in statements:  # `import a.b` binds `a`
+                if isinstance(statement, ast.Import):
+                    for alias in statement.names:
+                        if alias.asname is None and alias.name.partition(".")[0] == name:
+                            self._add(module, statement.lineno, f"import {alias.name}")
+            self._add(module, line, f"import {value.__name__}{as_}")
+            return
+        source = next((s for s in statements if isinstance(s, ast.ImportFrom)), None)
+        origin, original = getattr(value, "__module__", None), name
+        if source is not None:
+            package = getattr(sys.modules[module], "__package__", None) or ""
+            dots = "." * source.level + (source.module or "")
+            origin = importlib.util.resolve_name(dots, package) if source.level else dots
+            names = (a.name for a in source.names if (a.asname or a.name) == name)
+            original = next(names, name)
+        if origin is None:
+            return
+        if not is_library(origin):
+            self.need(origin, original)
+        as_ = "" if original == name else f" as {name}"
+        self._add(module, line, f"from {origin} import {original}{as_}")
+
+    def _add_value(self, module: str, name: str, value: Any, statements: list[ast.stmt]) -> None:
+        line = statements[0].lineno if statements else 0
+        try:
+            if isinstance(value, argparse.Namespace):
+                text = f"__import__('argparse').Namespace(**{self._encode(vars(value))})"
+            else:
+                text = self._encode(value)
+            if len(text) > LONGEST_VALUE or "_object(" in text or "_unpickled(" in text:
+                raise Unsupported("large")
+            self.need_tokens(text)
+            self._add(module, line, f"{name} = {text}")
+        except Unsupported:
+            if not statements:
+                self.missing.append(f"{module}.{name}")
+                return
+            for statement in statements:
+                self._add_statement(module, statement)
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements of a module, also those under conditions, with and try."""
+    for statement in body:
+        yield statement
+        for field in ("body", "orelse", "finalbody"):
+            if isinstance(statement, ast.If | ast.Try | ast.With):
+                yield from _statements(getattr(statement, field, []))
+        for handler in getattr(statement, "handlers", []):
+            yield from _statements(handler.body)
+
+
+def _bound(statement: ast.stmt) -> list[str]:
+    match statement:
+        case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+            return [statement.name]
+        case ast.Import(names=names) | ast.ImportFrom(names=names):
+            return [(alias.asname or alias.name).partition(".")[0] for alias in names]
+        case ast.Assign() | ast.AnnAssign() | ast.AugAssign():
+            stored = (n for n in ast.walk(statement) if isinstance(n, ast.Name))
+            return [n.id for n in stored if isinstance(n.ctx, ast.Store)]
+    return []
+
+
+def _matching(statements: Sequence[ast.stmt], value: Any) -> ast.stmt:
+    """Return the definition that the live value came from; the last one if none matches."""
+    line = getattr(getattr(value, "__code__", None), "co_firstlineno", None)
+    return next((s for s in statements if s.lineno == line), statements[-1])

@@ -1,0 +1,159 @@
+"""Write a live module as a table: classes, attributes, and the forms of parameters and buffers.
+
+The table rebuilds the module without its constructor's arguments, also if the script changed the
+module after its construction (tied weights, frozen parameters, replaced layers). Hooks are not part
+of it. Not covered: lazy, quantized, distributed and parametrized modules, and modules whose
+`forward` was replaced on the instance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cuagent.capture.encode import Encoder, Unsupported, reference
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+REBUILT = ("_flat_weights", "_flat_weight_refs")
+"""Attributes of recurrent modules that their parameters determine."""
+IGNORED = ("_compiled_call_impl", "_is_hf_initialized", "_forward_hooks_with_kwargs")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+@dataclass
+class Structure:
+    """The table of a module, its tensors, and the parts that are left out."""
+
+    rows: list[str] = field(default_factory=list)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    """Parameters and persistent buffers by their first name in the state dict, not copied."""
+    tied: list[str] = field(default_factory=list)
+    hooks: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    """Attributes that could not be written, with their kinds."""
+    modules: int = 0
+
+
+def describe_module(model: nn.Module, encode: Encoder) -> Structure:
+    """Return the table of a module. Raises Unsupported with one line."""
+    found = Structure()
+    _visit(model, "", found, encode, {}, {})
+    return found
+
+
+def _visit(
+    module: nn.Module,
+    path: str,
+    found: Structure,
+    encode: Encoder,
+    seen: dict[int, str],
+    tensors: dict[int, str],
+) -> None:
+    if id(module) in seen:
+        found.rows.append(f"({path!r}, {seen[id(module)]!r}, {{}}, {{}}, {{}}),")
+        return
+    seen[id(module)] = path
+    found.modules += 1
+    _refuse_unusual(module, path)
+    _note_hooks(module, path, found)
+    parts = [
+        _attributes(module, path, found, encode),
+        _forms(module._parameters, path, found, tensors),
+        _buffers(module, path, found, encode, tensors),
+    ]
+    kind = reference(type(module)) if path else "None"
+    found.rows.append(f"({path!r}, {kind}, {', '.join(parts)}),")
+    for name, child in module._modules.items():
+        below = f"{path}.{name}" if path else name
+        if child is None:
+            found.rows.append(f"({below!r}, None, {{}}, {{}}, {{}}),")
+        else:
+            _visit(child, below, found, encode, seen, tensors)
+
+
+def _refuse_unusual(module: nn.Module, path: str) -> None:
+    place = path or "the module"
+    if "forward" in vars(module):
+        raise Unsupported(f"{place}: its forward was replaced on the instance")
+    if hasattr(module, "parametrizations"):
+        raise Unsupported(
+            f"{place}: it is parametrized; call torch.nn.utils.parametrize.remove_parametrizations "
+            "before it is used"
+        )
+    for hook in module._forward_pre_hooks.values():
+        if type(hook).__module__.startswith("torch.nn.utils"):
+            kind = type(hook).__name__
+            raise Unsupported(f"{place}: torch.nn.utils computes its weight ({kind}); remove that")
+
+
+def _note_hooks(module: nn.Module, path: str, found: Structure) -> None:
+    count = sum(len(getattr(module, name, ())) for name in HOOKS)
+    if count:
+        found.hooks.append(f"{path or 'the module'} ({count})")
+
+
+def _attributes(module: nn.Module, path: str, found: Structure, encode: Encoder) -> str:
+    """Return the attributes as text; those that cannot be written are left out and noted."""
+    import torch
+
+    own = vars(torch.nn.Module())
+    parts = []
+    for name, value in vars(module).items():
+        if (name in own and name != "training") or name in (*REBUILT, *IGNORED):
+            continue
+        try:
+            parts.append(f"{name!r}: {encode(value)}")
+        except Unsupported as error:
+            found.skipped.append(f"{path + '.' if path else ''}{name} is {error}")
+    return "{" + ", ".join(parts) + "}"
+
+
+def _forms(parameters: Any, path: str, found: Structure, tensors: dict[int, str]) -> str:
+    import torch
+
+    parts = []
+    for name, value in parameters.items():
+        full = f"{path}.{name}" if path else name
+        if value is None:
+            parts.append(f"{name!r}: None")
+        elif id(value) in tensors:
+            found.tied.append(f"{full} = {tensors[id(value)]}")
+            parts.append(f"{name!r}: {tensors[id(value)]!r}")
+        else:
+            if type(value) is not torch.nn.Parameter or value.layout is not torch.strided:
+                raise Unsupported(f"{full}: a {type(value).__name__}, not a plain parameter")
+            if value.is_meta:
+                raise Unsupported(f"{full}: on the meta device, without values")
+            tensors[id(value)] = full
+            found.tensors[full] = value
+            frozen = "" if value.requires_grad else ", False"
+            parts.append(f"{name!r}: ({_dtype(value)!r}, {tuple(value.shape)}{frozen})")
+    return "{" + ", ".join(parts) + "}"
+
+
+def _buffers(
+    module: nn.Module, path: str, found: Structure, encode: Encoder, tensors: dict[int, str]
+) -> str:
+    parts = []
+    for name, value in module._buffers.items():
+        full = f"{path}.{name}" if path else name
+        if value is None:
+            parts.append(f"{name!r}: None")
+        elif name in module._non_persistent_buffers_set:
+            try:
+                parts.append(f"{name!r}: {encode(value)}")
+            except Unsupported as error:
+                raise Unsupported(f"{full}: {error}") from None
+        elif id(value) in tensors:
+            parts.append(f"{name!r}: {tensors[id(value)]!r}")
+        else:
+            tensors[id(value)] = full
+            found.tensors[full] = value
+            parts.append(f"{name!r}: ({_dtype(value)!r}, {tuple(value.shape)})")
+    return "{" + ", ".join(parts) + "}"
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,362 @@
+"""Write a capture as a task folder: task.py, its tensors, and a manifest.
+
+Runs in the user's process at the end of the script, because the values are there. Files: `task.py`
+(the task), `shape_2.py` and so on (the same module on its other shapes), `parameters.pt`,
+`inputs.pt` (integer and mask tensors), `call.pt` (one real call with its result, for the check that
+the rebuilt module computes the same) and `manifest.json`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cuagent.capture import template
+from cuagent.capture.calls import PLACE, Call
+from cuagent.capture.encode import reference
+from cuagent.capture.recorder import Recorder, Shape, Snapshot
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cuagent.capture.samples import Input
+
+RESERVED = ("Model", "get_inputs", "get_init_inputs", "torch", "nn")
+PLACES = re.compile("\x03(\\d+)\x04")
+MOST_TEXT = 3 << 20
+"""Characters of the longest task; `cuagent.task.source` reads 4 MiB."""
+
+
+class WriteError(Exception):
+    """The capture cannot be written. One line."""
+
+
+def write_capture(recorder: Recorder, out: Path, script: str, facts: dict[str, Any]) -> list[str]:
+    """Write the folder and return the names of its tasks, the main one first.
+
+    `facts` joins the manifest. Raises WriteError and OSError.
+    """
+    snapshot = recorder.snapshot
+    assert snapshot is not None
+    shapes = list(recorder.shapes.values())
+    alike = _main_form(shapes)
+    for shape in alike:
+        for part in (*shape.call.positional, *shape.call.named.values()):
+            snapshot.sources.need_tokens(part)
+    out.mkdir(parents=True, exist_ok=True)
+    files = {
+        "parameters.pt": _saved(snapshot.state),
+        "inputs.pt": _saved(_kept(alike)),
+    }
+    text = _task(recorder, snapshot, alike, script, files)
+    if len(text) > MOST_TEXT:
+        raise WriteError(f"the task's text takes {len(text) >> 20} MiB; name a smaller module")
+    checked = next((shape for shape in alike if shape.example and shape.example.outputs), None)
+    example = checked.example if checked is not None else None
+    call: dict[str, list[Tensor]] = {"inputs": [], "outputs": []}
+    if example is not None:
+        call = {"inputs": example.arguments, "outputs": example.outputs}
+    files["call.pt"] = _saved(call)
+    for name, data in files.items():
+        (out / name).write_bytes(data)
+    (out / "task.py").write_text(text, encoding="utf-8")
+    tasks = ["task.py"]
+    for number, shape in enumerate(alike[1:], 1):
+        name = f"shape_{number + 1}.py"
+        calls = f"{shape.count} of {recorder.timed[recorder.module].count} calls"
+        (out / name).write_text(template.SHAPE.format(calls=calls, number=number))
+        tasks.append(name)
+    manifest = _manifest(recorder, snapshot, shapes, alike, tasks) | facts
+    manifest["checked_training"] = checked is not None and checked.training
+    (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    return tasks
+
+
+def _main_form(shapes: Sequence[Shape]) -> list[Shape]:
+    """Return the shapes of the most frequent form, by falling counts."""
+    totals: dict[object, int] = {}
+    for shape in shapes:
+        totals[shape.form] = totals.get(shape.form, 0) + shape.count
+    form = max(totals, key=lambda form: totals[form])
+    return sorted((s for s in shapes if s.form == form), key=lambda s: -s.count)
+
+
+def _kept(shapes: Sequence[Shape]) -> dict[str, Any]:
+    return {
+        f"{number}.{known.name}": known.kept
+        for number, shape in enumerate(shapes)
+        for known in shape.inputs
+        if not known.drawn
+    }
+
+
+def _saved(value: Any) -> bytes:
+    import torch
+
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def _task(
+    recorder: Recorder,
+    snapshot: Snapshot,
+    alike: Sequence[Shape],
+    script: str,
+    files: dict[str, bytes],
+) -> str:
+    sources = snapshot.sources
+    model = _model(snapshot, alike[0])
+    digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    tree = "".join(f"    {row}\n" for row in snapshot.structure.rows)
+    shapes = "".join(f"    [{', '.join(map(_input, shape.inputs))}],\n" for shape in alike)
+    body, imports = sources.resolve(
+        f"_FILES = {digests!r}\n_TREE = (\n{tree})\n\n\n{model}\n\n_SHAPES = (\n{shapes})\n",
+        in_modules=_in_modules(snapshot),
+    )
+    user = _user_text(snapshot)
+    helpers = [template.BUILD]
+    for name in ("TENSOR", "OBJECT", "UNPICKLED", "PLAIN"):
+        text: str = getattr(template, name)
+        if f"{text.split('(')[0].split()[-1]}(" in user + body:
+            helpers.append(text)
+    modules = sources.modules()
+    if _in_modules(snapshot):
+        helpers.insert(0, template.MODULES)
+    calls = recorder.timed[recorder.module].count
+    heading = (
+        f'"""Module {recorder.module} of {Path(script).name}, captured in {calls} calls on '
+        f'{time.strftime("%Y-%m-%d")}; see manifest.json."""'
+    )
+    future = ["from __future__ import annotations\n"] * any(
+        sources.has_future_annotations(m) for m in modules
+    )
+    standard = ["base64", "hashlib", "io", "pathlib", "pickle", "sys", "types", "zlib"]
+    lines = [
+        heading,
+        "",
+        *future,
+        *(f"import {name}" for name in standard),
+        "from collections.abc import Mapping",
+        "",
+        "import torch",
+        "from torch import nn",
+        *(line for line in imports if line != "import torch"),
+        *_flags(snapshot.flags),
+        "",
+        *(() if _in_modules(snapshot) else (user, "")),
+        "\n\n".join(text.strip("\n") + "\n" for text in helpers),
+        *((user, "") if _in_modules(snapshot) else ()),
+        body,
+        template.INPUTS.strip("\n"),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _in_modules(snapshot: Snapshot) -> bool:
+    return len(snapshot.sources.modules()) > 1 or _collides(snapshot)
+
+
+def _collides(snapshot: Snapshot) -> bool:
+    """Return True if the user's only module defines a name that the task defines too."""
+    modules = snapshot.sources.modules()
+    if len(modules) != 1:
+        return False
+    text = snapshot.sources.text(modules[0])
+    names = "|".join(RESERVED[:3])
+    helpers = re.search(r"^(def|class) _(build|file|value|tensor|object|plain)\b", text, re.M)
+    return bool(re.search(rf"^(class|def) ({names})\b", text, re.M) or helpers)
+
+
+def _user_text(snapshot: Snapshot) -> str:
+    """Return the user's definitions: flat for one module, else as modules of their own."""
+    sources = snapshot.sources
+    modules = sources.modules()
+    if not modules:
+        return ""
+    if not _in_modules(snapshot):
+        return sources.text(modules[0])
+    lines = ["_modules = {"]
+    for module in modules:
+        text = sources.text(module)
+        if sources.has_future_annotations(module):
+            text = f"from __future__ import annotations\n{text}"
+        quoted = text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+        lines.append(f'    "{module}": _module("{_safe(module)}", """\\\n{quoted}\n"""),')
+    return "\n".join([*lines, "}"])
+
+
+def _safe(module: str) -> str:
+    return "captured_main" if module == "__main__" else module
+
+
+def _model(snapshot: Snapshot, shape: Shape) -> str:
+    """Return the class Model: the user's class, rebuilt from the table."""
+    lines = [
+        f"class Model({reference(snapshot.reference)}):",
+        "    def __init__(self):",
+        "        nn.Module.__init__(self)",
+        "        _build(self, _TREE)",
+    ]
+    call = shape.call
+    if call.is_plain and shape.autocast is None and shape.output_is_plain:
+        return "\n".join(lines) + "\n"
+    device = shape.inputs[0].device if shape.inputs else "cpu"
+    arguments = [*call.positional, *(f"{name}={text}" for name, text in call.named.items())]
+    result = f"super().forward({_placed(', '.join(arguments), call)})"
+    if not shape.output_is_plain:
+        result = f"_plain({result})"
+    lines += ["", f"    def forward({', '.join(['self', *call.names])}):"]
+    if shape.autocast is not None:
+        lines.append(f'        with torch.autocast("{device}", torch.{shape.autocast}):')
+        lines.append(f"            return {result}")
+    else:
+        lines.append(f"        return {result}")
+    return "\n".join(lines) + "\n"
+
+
+def _placed(text: str, call: Call) -> str:
+    return PLACES.sub(lambda match: call.names[int(match[1])], text)
+
+
+def _input(known: Input) -> str:
+    points = known.quantiles() if known.drawn else None
+    stride = known.stride if _repeats_only(known) else _packed(known.shape)
+    return repr((known.name, known.dtype, known.shape, stride, points))
+
+
+def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))
+
+
+def _repeats_only(known: Input) -> bool:
+    """Return True if no two elements share memory except by `expand`."""
+    extent = 1
+    for step, size in sorted(zip(known.stride, known.shape, strict=True)):
+        if step == 0 or size == 1:
+            continue
+        if step < extent:
+            return False
+        extent = step * (size - 1) + extent
+    return True
+
+
+def _flags(flags: dict[str, Any]) -> list[str]:
+    """Return the lines that set torch's flags as the script had set them."""
+    from cuagent.task.settings import TorchSettings
+
+    usual = TorchSettings().flags
+    setters = {
+        "float32_matmul_precision": "torch.set_float32_matmul_precision({!r})",
+        "cudnn_allow_tf32": "torch.backends.cudnn.allow_tf32 = {!r}",
+        "cudnn_benchmark": "torch.backends.cudnn.benchmark = {!r}",
+        "cudnn_deterministic": "torch.backends.cudnn.deterministic = {!r}",
+        "fp16_accumulation": "torch.backends.cuda.matmul.allow_fp16_accumulation = {!r}",
+    }
+    leaves = {
+        "matmul": "torch.backends.cuda.matmul.fp32_precision = {!r}",
+        "conv": "torch.backends.cudnn.conv.fp32_precision = {!r}",
+        "rnn": "torch.backends.cudnn.rnn.fp32_precision = {!r}",
+        "cpu_matmul": "torch.backends.mkldnn.matmul.fp32_precision = {!r}",
+    }
+    if flags.get("float32_matmul_precision") is None:
+        setters |= leaves
+    lines = [
+        line.format(flags[name])
+        for name, line in setters.items()
+        if flags.get(name) is not None and flags[name] != usual[name]
+    ]
+    for name in ("fp16", "bf16"):
+        reduction = flags.get(f"{name}_reduction", [True])
+        if not reduction[0]:
+            place = f"torch.backends.cuda.matmul.allow_{name}_reduced_precision_reduction"
+            lines.append(f"{place} = False")
+    if flags.get("default_dtype", "float32") != "float32":
+        lines.append(f"torch.set_default_dtype(torch.{flags['default_dtype']})")
+    if flags.get("deterministic", "off") != "off":
+        warn = flags["deterministic"] == "warn"
+        lines.append(f"torch.use_deterministic_algorithms(True, warn_only={warn})")
+    return lines
+
+
+def _manifest(
+    recorder: Recorder,
+    snapshot: Snapshot,
+    shapes: Sequence[Shape],
+    alike: Sequence[Shape],
+    tasks: Sequence[str],
+) -> dict[str, Any]:
+    entry = recorder.timed[recorder.module]
+    window, inside = recorder.window(), recorder.seconds(entry)
+    structure = snapshot.structure
+    return {
+        "version": 1,
+        "module": recorder.module,
+        "class": f"{snapshot.reference.__module__}.{snapshot.reference.__qualname__}",
+        "calls": entry.count,
+        "steps": len(recorder.steps),
+        "window_s": window,
+        "module_s": inside,
+        "share": min(1.0, inside / window) if window else 0.0,
+        "calls_under_graph_capture": recorder.under_capture,
+        "calls_of_other_forms": recorder.others,
+        "weights": {"tensors": len(snapshot.state), "bytes": _bytes(snapshot.state.values())},
+        "tied": structure.tied,
+        "hooks": structure.hooks,
+        "skipped": [*structure.skipped, *snapshot.sources.missing],
+        "flags": snapshot.flags,
+        "shapes": [_shape(shape, alike, tasks, entry.count) for shape in shapes],
+        **_positions(alike[0]),
+    }
+
+
+def _positions(shape: Shape) -> dict[str, Any]:
+    """Return which arguments are tensors, and whether the others hold none."""
+    call = shape.call
+    places = [PLACE.format(number) for number in range(len(call.names))]
+    texts = [*call.positional, *call.named.values()]
+    alone = [text for text in texts if PLACES.search(text)]
+    return {
+        "positional": [text in places for text in call.positional],
+        "named": {name: text in places for name, text in call.named.items()},
+        "swappable": alone == places and shape.output_is_plain,
+    }
+
+
+def _bytes(tensors: Any) -> int:
+    return sum(x.nbytes for x in tensors)
+
+
+def _shape(
+    shape: Shape, alike: Sequence[Shape], tasks: Sequence[str], total: int
+) -> dict[str, Any]:
+    place = next((n for n, other in enumerate(alike) if other is shape), None)
+    return {
+        "task": tasks[place] if place is not None else None,
+        "calls": shape.count,
+        "weight": shape.count / max(1, total),
+        "training": shape.training,
+        "grad": shape.grad,
+        "autocast": shape.autocast,
+        "aliases": shape.call.aliases,
+        "inputs": [
+            {
+                "name": known.name,
+                "dtype": known.dtype,
+                "shape": list(known.shape),
+                "stride": list(known.stride),
+                "device": known.device,
+                "values": "drawn" if known.drawn else f"{len(known.kept)} recorded",
+                "requires_grad": known.requires_grad,
+                "strides_vary": known.other_strides,
+            }
+            for known in shape.inputs
+        ],
+    }
