@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from cuagent.expert.anchored.cluster import clusters
+from cuagent.expert.attention.rewrite import with_attention
+from cuagent.expert.capture.export import Captured
 from cuagent.expert.capture.subject import Subject, Target
 from cuagent.expert.convolutions import match as convolutions
 from cuagent.expert.convolutions import triton as convolution
@@ -34,6 +36,8 @@ class Options:
 
     fold: bool = True
     """Fold per-channel arithmetic into the weights of the layer before it."""
+    attention: bool = True
+    """Compute attention that is written as products and a softmax by the library's fused call."""
     merge: bool = False
     """Merge linear layers of the same input into one product."""
     widen: bool | None = None
@@ -68,6 +72,8 @@ class Candidate:
     """One line for each kernel, after one line for the rewrites."""
     folded: tuple[str, ...]
     """Operators that rewrites removed."""
+    library: tuple[str, ...] = ()
+    """Operators that one fused call of the library replaces, with what surrounds them."""
     has_products: bool = False
     """True if a kernel computes a matrix product or a convolution."""
 
@@ -75,8 +81,9 @@ class Candidate:
 def make_candidate(subject: Subject, options: Options) -> Candidate | None:
     """Return the candidate with these options; None if it would not differ from the reference."""
     keep = set(options.keep)
+    captured, library = _with_library_calls(subject, options)
     while True:
-        before = share_equal(lower(subject.captured, frozenset(keep)))
+        before = share_equal(lower(captured, frozenset(keep)))
         graph = rewrite(before, fold=options.fold, merge=options.merge)
         if widens(subject.device) if options.widen is None else options.widen:
             graph = widen_products(graph)
@@ -111,9 +118,20 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
             break
         keep |= rejected
     rewritten = _changed(before, graph)
-    if not calls and not rewritten:
+    if not calls and not rewritten and not library:
         return None
-    return _assemble(subject, options, graph, prepared, steps, calls, rewritten)
+    return _assemble(subject, options, graph, prepared, steps, calls, rewritten, library)
+
+
+def _with_library_calls(
+    subject: Subject, options: Options
+) -> tuple[Captured, dict[str, tuple[str, ...]]]:
+    """Return the captured graph with fused calls of the library, and the operators they replace."""
+    captured, found = subject.captured, {}
+    if options.attention:
+        captured, names = with_attention(captured, subject.device)
+        found |= {"the library's fused attention": names} if names else {}
+    return captured, found
 
 
 def _origins(group: Group | Product | Convolution) -> frozenset[str]:
@@ -219,12 +237,14 @@ def _assemble(
     steps: Steps,
     calls: dict[int, Call],
     rewritten: tuple[str, ...],
+    library: dict[str, tuple[str, ...]],
 ) -> Candidate:
     made = [(steps[position], call) for position, call in calls.items()]
     origins = tuple(_origins(step) for step, _ in made if not isinstance(step, Node))
     notes = [f"{c.name}: {_title(step)[:-1]}" for step, c in made if not isinstance(step, Node)]
     if rewritten:
         notes.insert(0, f"merged into other operators: {', '.join(rewritten)}")
+    notes[:0] = [f"{call}, in place of {', '.join(names)}" for call, names in library.items()]
     parts = ModuleText(
         graph,
         prepared,
@@ -244,4 +264,5 @@ def _assemble(
         files[f"kernels/{header}"] = text.read_text("utf-8")
     names = tuple(call.name for call in calls.values())
     has_products = len(kernels) < len(calls)
-    return Candidate(options, files, names, origins, tuple(notes), rewritten, has_products)
+    fused = tuple(name for group in library.values() for name in group)
+    return Candidate(options, files, names, origins, tuple(notes), rewritten, fused, has_products)

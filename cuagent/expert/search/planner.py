@@ -225,6 +225,8 @@ def _repairs(failed: Outcome) -> Iterator[tuple[Options, str]]:
                 replace(options, keep=options.keep | origins),
                 f"leave the operators of {name} to torch, because it does not compile",
             )
+    if candidate.library:
+        yield replace(options, attention=False), "leave attention as it is written"
     if _is_wrong_result(failed.reason) and options.fold and candidate.folded:
         yield replace(options, fold=False), "keep the weights unfolded, for more precision"
     for name, origins in parts:
