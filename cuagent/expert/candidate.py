@@ -23,6 +23,8 @@ from cuagent.expert.products import operands as products
 from cuagent.expert.products import triton as matrix_product
 from cuagent.expert.products.match import Product, with_products
 from cuagent.expert.products.tiles import ranked
+from cuagent.expert.recurrences.groups import recurrence_groups
+from cuagent.expert.recurrences.match import with_recurrences
 from cuagent.expert.rewrites import prepared_names, rewrite, share_equal
 from cuagent.expert.rules.gathers import settle_gathers
 from cuagent.expert.streaming.fuse import Group, fuse
@@ -38,6 +40,8 @@ class Options:
     """Fold per-channel arithmetic into the weights of the layer before it."""
     attention: bool = True
     """Compute attention that is written as products and a softmax by the library's fused call."""
+    recurrences: bool = True
+    """Compute loops over cells by one call; on the CPU also recurrent layers by own kernels."""
     merge: bool = False
     """Merge linear layers of the same input into one product."""
     widen: bool | None = None
@@ -92,7 +96,8 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
             graph = products.copy_operands(graph, subject.target)
             graph = convolutions.copy_operands(graph, subject.target, frozenset(keep))
         prepared = prepared_names(graph)
-        fused = fuse(graph, outside=prepared, claimed=clusters(graph, ANCHORS, prepared))
+        claimed = (*clusters(graph, ANCHORS, prepared), *recurrence_groups(graph))
+        fused = fuse(graph, outside=prepared, claimed=claimed)
         steps: Steps = fused
         if options.products:
             found = with_products(fused, graph, subject.target, frozenset(keep))
@@ -131,6 +136,9 @@ def _with_library_calls(
     if options.attention:
         captured, names = with_attention(captured, subject.device)
         found |= {"the library's fused attention": names} if names else {}
+    if options.recurrences:
+        captured, names = with_recurrences(captured, subject.device)
+        found |= {"all steps of a recurrence in one call": names} if names else {}
     return captured, found
 
 

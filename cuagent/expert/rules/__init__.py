@@ -9,6 +9,7 @@ from cuagent.expert.rules import (  # noqa: F401
     losses,
     normalisations,
     pooling,
+    recurrences,
     reductions,
     scans,
     views,
