@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from cuagent.expert.anchored.cluster import clusters
-from cuagent.expert.attention.rewrite import with_attention
+from cuagent.expert.attention import triton as fused_attention
+from cuagent.expert.attention.kernel import AttentionStep, blocks, with_kernels
+from cuagent.expert.attention.rewrite import Own, with_attention
 from cuagent.expert.capture.export import Captured
 from cuagent.expert.capture.subject import Subject, Target
 from cuagent.expert.convolutions import match as convolutions
@@ -40,6 +42,8 @@ class Options:
     """Fold per-channel arithmetic into the weights of the layer before it."""
     attention: bool = True
     """Compute attention that is written as products and a softmax by the library's fused call."""
+    own_attention: bool = False
+    """CUDA: compute attention by own kernels also where the library has a call for it."""
     recurrences: bool = True
     """Compute loops over cells by one call; on the CPU also recurrent layers by own kernels."""
     merge: bool = False
@@ -101,11 +105,12 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
         steps: Steps = fused
         if options.products:
             found = with_products(fused, graph, subject.target, frozenset(keep))
-            steps = with_convolutions(found, graph)
+            found = with_convolutions(found, graph)
+            steps = with_kernels(found, graph, subject.target.capability, frozenset(keep))
         calls: dict[int, Call] = {}
         rejected: set[str] = set()
         for position, step in enumerate(steps):
-            if isinstance(step, Product | Convolution):
+            if isinstance(step, Product | Convolution | AttentionStep):
                 name = _kernel_name(step, [c.name for c in calls.values()])
                 calls[position] = _triton(name, step, graph, subject.target, options)
             if not isinstance(step, Group):
@@ -134,15 +139,18 @@ def _with_library_calls(
     """Return the captured graph with fused calls of the library, and the operators they replace."""
     captured, found = subject.captured, {}
     if options.attention:
-        captured, names = with_attention(captured, subject.device)
-        found |= {"the library's fused attention": names} if names else {}
+        own = Own.NEVER
+        if options.products and subject.target.capability >= (8, 0):
+            own = Own.ALWAYS if options.own_attention else Own.NEEDED
+        captured, names = with_attention(captured, subject.device, own)
+        found |= {"one fused call for each attention": names} if names else {}
     if options.recurrences:
         captured, names = with_recurrences(captured, subject.device)
         found |= {"all steps of a recurrence in one call": names} if names else {}
     return captured, found
 
 
-def _origins(group: Group | Product | Convolution) -> frozenset[str]:
+def _origins(group: Group | Product | Convolution | AttentionStep) -> frozenset[str]:
     return frozenset(n.origin for n in group.nodes if n.origin)
 
 
@@ -181,7 +189,7 @@ def _is_alone(group: Group, steps: Steps) -> bool:
     return not any(not isinstance(s, Node) or s.kind is Kind.LIBRARY for s in others)
 
 
-def _kernel_name(group: Group | Product | Convolution, taken: list[str]) -> str:
+def _kernel_name(group: Group | Product | Convolution | AttentionStep, taken: list[str]) -> str:
     """Return a name from at most four captured operators, such as `linear_gelu_kernel`."""
     origins = [n.origin for n in group.nodes if n.origin] or ["cast"]
     words = list(dict.fromkeys(re.sub(r"_\d+$", "", origin) for origin in origins))
@@ -200,8 +208,17 @@ def _kernel(device: str, name: str, group: Group, graph: Graph, options: Options
 
 
 def _triton(
-    name: str, step: Product | Convolution, graph: Graph, target: Target, options: Options
+    name: str,
+    step: Product | Convolution | AttentionStep,
+    graph: Graph,
+    target: Target,
+    options: Options,
 ) -> TritonCall:
+    if isinstance(step, AttentionStep):
+        chosen = blocks(step, target.processors, options.tiles)
+        text = fused_attention.render(name, step, chosen.splits)
+        return TritonCall(name, text, step, partial(fused_attention.launch, name, step, chosen))
+
     def dtype_of(output: str) -> str:
         return graph.node(output).dtype
 
@@ -219,7 +236,7 @@ def _triton(
     return TritonCall(name, text, step, partial(convolution.launches, name, step, tile))
 
 
-def _title(group: Group | Product | Convolution) -> str:
+def _title(group: Group | Product | Convolution | AttentionStep) -> str:
     words = list(dict.fromkeys(n.origin for n in group.nodes if n.origin)) or ["cast"]
     return f"{' -> '.join(words)} in one kernel."
 

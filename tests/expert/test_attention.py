@@ -1,4 +1,4 @@
-"""Attention written as products and a softmax: which forms are found, and that the call is equal."""
+"""Attention written as products and a softmax: which forms are found, and equality."""
 
 from __future__ import annotations
 

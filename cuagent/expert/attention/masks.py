@@ -8,12 +8,13 @@ unless the mask is a constant that leaves each of them a key.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from cuagent.expert.attention.scores import HUGE, Fill, Scores
-from cuagent.expert.capture.editing import Edit
-from cuagent.expert.graph.lowering import dtype_of, operator_name, shape_of
+from cuagent.expert.capture.editing import Edit, called
+from cuagent.expert.graph.lowering import dtype_of, shape_of
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def _positive(edit: Edit, fill: Fill) -> Any:
 
     if not fill.removes:
         return fill.mask
-    if operator_name(fill.mask) in ("bitwise_not", "logical_not"):
+    if called(fill.mask) in ("bitwise_not", "logical_not"):
         source = fill.mask.args[0]
         if dtype_of(source) == "bool":
             return source
@@ -146,3 +147,46 @@ def _padded(edit: Edit, tensor: Any, rank: int) -> Any:
     while len(shape_of(tensor)) < rank:
         tensor = edit.call(torch.ops.aten.unsqueeze.default, (tensor, 0))
     return tensor
+
+
+def kernel_steps(
+    edit: Edit, scores: Scores, rank: int
+) -> tuple[tuple[Any, ...], tuple[tuple[Any, ...], ...]]:
+    """Return the tensors that the steps of scores read, and the steps of `scored_attention`."""
+    tensors: list[Any] = []
+    steps: list[tuple[Any, ...]] = []
+
+    def place(tensor: Any) -> int:
+        tensors.append(_padded(edit, tensor, rank))
+        return len(tensors) - 1
+
+    for step in scores.steps:
+        match step:
+            case ("mul", int() | float() as factor):
+                steps.append(("scale", float(factor)))
+            case ("mul", tensor):
+                steps.append(("mul", place(tensor)))
+            case ("add", tensor, weight):
+                fill = _causal_bias(edit, tensor)
+                term = ("add", place(tensor), float(weight)) if fill is None else ("causal", fill)
+                steps.append(term)
+            case ("fill", fill):
+                steps.append(_fill(edit, fill, place))
+            case ("tanh", _):
+                steps.append(("tanh",))
+    return tuple(tensors), tuple(steps)
+
+
+def _causal_bias(edit: Edit, bias: Any) -> float | None:
+    """Return the value above the diagonal of a constant bias that removes later keys only."""
+    tensor = edit.constant(bias)
+    if tensor is None or not _is_causal(tensor > HUGE):
+        return None
+    return float(tensor.min()) if bool(((tensor == 0) | (tensor <= HUGE)).all()) else None
+
+
+def _fill(edit: Edit, fill: Fill, place: Callable[[Any], int]) -> tuple[Any, ...]:
+    constant = edit.constant(fill.mask)
+    if constant is not None and _is_causal(~constant if fill.removes else constant):
+        return ("causal", fill.value)
+    return ("fill", place(fill.mask), fill.removes, fill.value)

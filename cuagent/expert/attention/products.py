@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cuagent.expert.graph.lowering import argument, operator_name, shape_of
+from cuagent.expert.capture.editing import called
+from cuagent.expert.graph.lowering import argument, shape_of
 
 PLAIN = ("matmul", "bmm", "mm")
 
@@ -44,7 +45,7 @@ def batched_product(node: Any) -> BatchedProduct | None:
     """Return the operands of a product; None if it has another form."""
     if node.op != "call_function":
         return None
-    name = operator_name(node)
+    name = called(node)
     if name in PLAIN:
         return _plain(*node.args[:2])
     if name == "baddbmm":

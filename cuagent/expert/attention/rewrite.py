@@ -9,16 +9,18 @@ most -1e9. Repeated heads of keys and values are read without a copy where the l
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
 
-from cuagent.expert.attention.masks import Mask, mask_of
+from cuagent.expert.attention.masks import Mask, kernel_steps, mask_of
 from cuagent.expert.attention.products import BatchedProduct, Operand, batched_product
 from cuagent.expert.attention.scores import Scores, copied, read_scores
-from cuagent.expert.capture.editing import Edit
+from cuagent.expert.capture.editing import Edit, called
 from cuagent.expert.capture.export import Captured
 from cuagent.expert.graph.graph import FLOATS
-from cuagent.expert.graph.lowering import argument, dtype_of, operator_name, shape_of
+from cuagent.expert.graph.lowering import argument, dtype_of, shape_of
 
 RANK = 4
 """Dimensions that the fused backends take: batch, heads, rows, head size."""
@@ -49,6 +51,44 @@ def attention(
     return (result.transpose(1, 2) if heads_inside else result).contiguous()
 
 
+def scored_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    *tensors: Any,
+    steps: Sequence[tuple[Any, ...]],
+    heads_inside: bool = False,
+) -> Any:
+    """Return softmax(steps(q k^T)) v. A step names its tensor by its place in `tensors`.
+
+    The steps are those of `cuagent.expert.attention.scores`, and ("causal", fill).
+    """
+    import torch
+
+    groups = query.shape[1] // key.shape[1]
+    key, value = (t.repeat_interleave(groups, 1) for t in (key, value))
+    scores = query @ key.mT
+    for name, *words in steps:
+        match name:
+            case "scale":
+                scores = scores * words[0]
+            case "mul":
+                scores = scores * tensors[words[0]]
+            case "add":
+                scores = scores + tensors[words[0]] * words[1]
+            case "tanh":
+                scores = torch.tanh(scores)
+            case "fill":
+                place, removes, fill = words
+                mask = tensors[place] if removes else ~tensors[place]
+                scores = scores.masked_fill(mask, fill)
+            case "causal":
+                seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+                scores = scores.masked_fill(~seen, words[0])
+    result = scores.softmax(-1).to(value.dtype) @ value
+    return (result.transpose(1, 2) if heads_inside else result).contiguous()
+
+
 @dataclass(frozen=True)
 class Match:
     """An attention in a captured graph."""
@@ -62,22 +102,31 @@ class Match:
     """Dimensions of (batch, rows, head size) in the order of the result."""
 
 
-def with_attention(captured: Captured, device: str) -> tuple[Captured, tuple[str, ...]]:
-    """Return the graph with library calls, and the names of the replaced softmax operators."""
+class Own(StrEnum):
+    """Where a kernel of our own computes attention."""
+
+    NEVER = "never"
+    NEEDED = "needed"
+    """Where the library has no call for it."""
+    ALWAYS = "always"
+
+
+def with_attention(
+    captured: Captured, device: str, own: Own = Own.NEVER
+) -> tuple[Captured, tuple[str, ...]]:
+    """Return the graph with fused calls, and the names of the replaced softmax operators."""
     edit = Edit(captured)
     found = []
     for node in edit.nodes:
         match = _match(edit, node)
-        if match is not None and _replaced(edit, match, device):
+        fused = match is not None and _replaced(edit, match, device, own)
+        if fused or _without_copies(edit, node, device):
             found.append(str(node.name))
-        elif operator_name(node) == "scaled_dot_product_attention":
-            if _without_copies(edit, node, device):
-                found.append(str(node.name))
     return (edit.result(), tuple(found)) if found else (captured, ())
 
 
 def _match(edit: Edit, node: Any) -> Match | None:
-    if node.op != "call_function" or operator_name(node) not in ("softmax", "_softmax"):
+    if node.op != "call_function" or called(node) not in ("softmax", "_softmax"):
         return None
     if node.args[1] not in (-1, len(shape_of(node)) - 1) or dtype_of(node) not in FLOATS:
         return None
@@ -106,11 +155,12 @@ def _match(edit: Edit, node: Any) -> Match | None:
     return Match(node, last, scores, values, order)
 
 
-def _replaced(edit: Edit, match: Match, device: str) -> bool:
+def _replaced(edit: Edit, match: Match, device: str, own: Own) -> bool:
     """Replace a match by a call; return False if a precondition does not hold."""
     product, dtype = match.scores.product, dtype_of(match.last)
     shape = product.left.shape
-    if not 2 <= len(shape) <= RANK or shape[-1] != match.values.shape[-1]:
+    simple = match.scores.simple and shape[-1] == match.values.shape[-1]
+    if not 2 <= len(shape) <= RANK or not (simple or own is not Own.NEVER):
         return False
     scores = _unscaled(edit, match.scores)
     left, right = scores.product.left, scores.product.right
@@ -118,6 +168,13 @@ def _replaced(edit: Edit, match: Match, device: str) -> bool:
     if any(dtype_of(operand.node) != dtype for operand in operands):
         return False
     edit.graph.inserting_before(match.last)
+    if own is Own.ALWAYS or not simple:
+        tensors = tuple(_placed(edit, operand) for operand in operands)
+        query, key, value, _ = _grouped(edit, tensors, {}, Mask(), "cpu")
+        named, steps = kernel_steps(edit, scores, RANK)
+        options = {"steps": steps}
+        _emit(edit, match, (query, key, value, *named), Mask(), options, scored_attention)
+        return True
     mask = mask_of(edit, scores, RANK, dtype_of(match.softmax.args[0]))
     if mask is None:
         return False
@@ -135,7 +192,12 @@ def _replaced(edit: Edit, match: Match, device: str) -> bool:
 
 
 def _emit(
-    edit: Edit, match: Match, operands: tuple[Any, ...], mask: Mask, options: dict[str, Any]
+    edit: Edit,
+    match: Match,
+    operands: tuple[Any, ...],
+    mask: Mask,
+    options: dict[str, Any],
+    function: Callable[..., Any] = attention,
 ) -> None:
     import torch
 
@@ -145,7 +207,7 @@ def _emit(
     readers = [] if swapped or rank < RANK else _transposes(edit, match.last)
     inside = swapped or bool(readers)
     tensors = operands if mask.tensor is None else (*operands, mask.tensor)
-    result = edit.call(attention, tensors, {**options, "heads_inside": inside})
+    result = edit.call(function, tensors, {**options, "heads_inside": inside})
     if mask.empty is not None:
         empty = edit.call(aten.transpose.int, (mask.empty, 1, 2)) if inside else mask.empty
         fill = aten.masked_fill.Scalar
@@ -173,8 +235,8 @@ def _transposes(edit: Edit, node: Any) -> list[Any]:
     """Return the readers of a result if each exchanges rows and heads, and none is returned."""
     readers = list(node.users)
     swaps = all(
-        (operator_name(r) == "transpose" and {d % RANK for d in r.args[1:3]} == {1, 2})
-        or (operator_name(r) == "permute" and [d % RANK for d in r.args[1]] == [0, 2, 1, 3])
+        (called(r) == "transpose" and {d % RANK for d in r.args[1:3]} == {1, 2})
+        or (called(r) == "permute" and [d % RANK for d in r.args[1]] == [0, 2, 1, 3])
         for r in readers
     )
     settled = swaps and all(_settles(edit, reader) for reader in readers)
@@ -183,8 +245,8 @@ def _transposes(edit: Edit, node: Any) -> list[Any]:
 
 def _settles(edit: Edit, node: Any) -> bool:
     """Return True if the layout of a tensor has no effect on that of a result."""
-    names = {operator_name(reader) for reader in node.users}
-    formats = [r.kwargs.get("memory_format") for r in node.users if operator_name(r) == "clone"]
+    names = {called(reader) for reader in node.users}
+    formats = [r.kwargs.get("memory_format") for r in node.users if called(r) == "clone"]
     copied_to = all(str(word) == "torch.contiguous_format" for word in formats)
     return node not in edit.outputs and names <= SETTLING and copied_to
 
@@ -194,7 +256,7 @@ def _unscaled(edit: Edit, scores: Scores) -> Scores:
 
     def peeled(operand: Operand, scale: float) -> tuple[Operand, float]:
         node = operand.node
-        if node.op != "call_function" or len(node.users) != 1 or operator_name(node) != "mul":
+        if node.op != "call_function" or len(node.users) != 1 or called(node) != "mul":
             return operand, scale
         for x, other in (node.args, node.args[::-1]):
             factor = edit.number(other)
@@ -205,7 +267,11 @@ def _unscaled(edit: Edit, scores: Scores) -> Scores:
 
     left, scale = peeled(scores.product.left, scores.scale)
     right, scale = peeled(scores.product.right, scale)
-    return replace(scores, scale=scale, product=replace(scores.product, left=left, right=right))
+    product = replace(scores.product, left=left, right=right)
+    steps = scores.steps
+    if scale != scores.scale:
+        steps = (("mul", scale / scores.scale), *steps)
+    return replace(scores, scale=scale, product=product, steps=steps)
 
 
 def _narrowed(operand: Operand, dtype: str) -> Operand:
@@ -223,9 +289,9 @@ def _placed(edit: Edit, operand: Operand) -> Any:
     node, order = operand.node, operand.order
     rank = len(order)
     moved = [k for k, d in enumerate(order) if k != d]
-    if moved and len(moved) == 2 and operator_name(node) == "transpose":
-        if {d % rank for d in node.args[1:3]} == set(moved):
-            node, moved = node.args[0], []
+    transposed = called(node) == "transpose" and len(moved) == 2
+    if transposed and {d % rank for d in node.args[1:3]} == set(moved):
+        node, moved = node.args[0], []
     if len(moved) == 2:
         node = edit.call(aten.transpose.int, (node, *moved))
     elif moved:
@@ -254,7 +320,7 @@ def _unrepeated(node: Any) -> Any:
     """Return the heads that `repeat_interleave` or `expand` repeats for their groups; else None."""
     if node.op != "call_function":
         return None
-    name = operator_name(node)
+    name = called(node)
     if name == "repeat_interleave" and len(shape_of(node)) == RANK:
         source, count, dim = node.args[0], node.args[1], argument(node, 2, "dim")
         regular = isinstance(count, int) and dim is not None and dim % RANK == 1
@@ -264,12 +330,12 @@ def _unrepeated(node: Any) -> Any:
     node, wide = node.args[0], shape_of(node)
     while copied(node) is not None:
         node = copied(node)
-    if node.op != "call_function" or operator_name(node) != "expand":
+    if node.op != "call_function" or called(node) != "expand":
         return None
     single, many = node.args[0], shape_of(node)
     if len(many) != RANK + 1 or (many[0], many[1] * many[2], *many[3:]) != wide:
         return None
-    if shape_of(single) != (*many[:2], 1, *many[3:]) or operator_name(single) != "unsqueeze":
+    if shape_of(single) != (*many[:2], 1, *many[3:]) or called(single) != "unsqueeze":
         return None
     source = single.args[0]
     return source if shape_of(source) == (*many[:2], *many[3:]) else None
@@ -277,6 +343,8 @@ def _unrepeated(node: Any) -> Any:
 
 def _without_copies(edit: Edit, node: Any, device: str) -> bool:
     """Let an attention of the library read repeated heads from their source."""
+    if called(node) != "scaled_dot_product_attention":
+        return False
     query, key, value = node.args[:3]
     mask, dropout = argument(node, 3, "attn_mask"), argument(node, 4, "dropout_p", 0.0)
     causal, scale = argument(node, 5, "is_causal", False), node.kwargs.get("scale")

@@ -1,7 +1,7 @@
 """Read the scores of an attention: a product of queries and keys, scaled, shifted and masked.
 
 Operators between the product and the softmax are read from the softmax back. Each tensor on the way
-has one reader. Not covered: operators that depend on single scores in other ways, such as a softcap.
+has one reader. Not covered: other elementwise operators than sums, products, fills and tanh.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cuagent.expert.attention.products import BatchedProduct, batched_product
-from cuagent.expert.capture.editing import Edit
+from cuagent.expert.capture.editing import Edit, called
 from cuagent.expert.graph.graph import FLOATS
-from cuagent.expert.graph.lowering import argument, dtype_of, operator_name, shape_of
+from cuagent.expert.graph.lowering import argument, dtype_of, shape_of
 
 COPIES = {"clone", "alias", "detach", "contiguous", "_to_copy", "to", "lift_fresh_copy"}
 HUGE = -1e9
@@ -30,9 +30,17 @@ class Fill:
     value: float
 
 
+Step = tuple[str, Any] | tuple[str, Any, Any]
+"""An operation on scores: ("mul", number or tensor), ("add", tensor, weight), ("fill", a `Fill`)
+or ("tanh", None)."""
+
+
 @dataclass(frozen=True)
 class Scores:
-    """scale * factors * (queries keys^T) + biases, with fills."""
+    """scale * factors * (queries keys^T) + biases, with fills.
+
+    These fields hold only if `simple`; `steps` has all operations behind the product, in order.
+    """
 
     product: BatchedProduct
     scale: float = 1.0
@@ -41,23 +49,32 @@ class Scores:
     biases: tuple[tuple[Any, float], ...] = ()
     """Added tensors, each with a factor."""
     fills: tuple[Fill, ...] = ()
+    steps: tuple[Step, ...] = ()
+    simple: bool = True
+    """The library's attention can compute these scores."""
 
-    def scaled(self, factor: float) -> Scores | None:
-        """Return the scores times a positive number."""
+    def then(self, *step: Any, simple: bool = True) -> Scores:
+        """Return the scores after one more operation."""
+        return replace(self, steps=(*self.steps, step), simple=self.simple and simple)
+
+    def scaled(self, factor: float) -> Scores:
+        """Return the scores times a number."""
         if not factor > 0:
-            return None
+            return self.then("mul", factor, simple=False)
         biases = tuple((node, weight * factor) for node, weight in self.biases)
         fills = tuple(replace(fill, value=fill.value * factor) for fill in self.fills)
-        return replace(self, scale=self.scale * factor, biases=biases, fills=fills)
+        scaled = replace(self, scale=self.scale * factor, biases=biases, fills=fills)
+        return scaled.then("mul", factor)
 
     def shifted(self, bias: Any, weight: float = 1.0) -> Scores:
         """Return the scores plus a tensor."""
-        return replace(self, biases=(*self.biases, (bias, weight)))
+        shifted = replace(self, biases=(*self.biases, (bias, weight)))
+        return shifted.then("add", bias, weight)
 
 
 def copied(node: Any) -> Any:
     """Return the tensor that a node copies, possibly to another floating dtype; else None."""
-    if node.op != "call_function" or operator_name(node) not in COPIES:
+    if node.op != "call_function" or called(node) not in COPIES:
         return None
     source = node.args[0]
     return source if {dtype_of(node), dtype_of(source)} <= FLOATS else None
@@ -72,11 +89,12 @@ def read_scores(edit: Edit, node: Any) -> Scores | None:
         rank = len(product.order)
         if product.order != tuple(range(rank)):
             return None
-        found = Scores(replace(product, bias=None, scale=1.0), product.scale)
+        found = Scores(replace(product, bias=None, scale=1.0))
+        found = found.scaled(product.scale) if product.scale != 1 else found
         return found if product.bias is None else found.shifted(product.bias)
     if (source := copied(node)) is not None:
         return read_scores(edit, source)
-    match operator_name(node):
+    match called(node):
         case "mul":
             return _multiplied(edit, node)
         case "div":
@@ -90,6 +108,9 @@ def read_scores(edit: Edit, node: Any) -> Scores | None:
             return _filled(inner, node.args[1], True, value, shape_of(node))
         case "where":
             return _chosen(edit, node)
+        case "tanh":
+            inner = read_scores(edit, node.args[0])
+            return None if inner is None else inner.then("tanh", None, simple=False)
     return None
 
 
@@ -104,9 +125,12 @@ def _multiplied(edit: Edit, node: Any) -> Scores | None:
         # One factor for a pair of matrices multiplies the queries as well.
         rank = len(shape_of(node))
         shape = (1,) * (rank - len(shape_of(other))) + shape_of(other)
-        plain = not inner.biases and not inner.fills and shape_of(x) == shape_of(node)
-        if plain and shape[-2:] == (1, 1) and dtype_of(other) == dtype_of(inner.product.left.node):
-            return replace(inner, factors=(*inner.factors, other))
+        if shape_of(x) != shape_of(node) or dtype_of(other) not in FLOATS:
+            continue
+        plain = not inner.biases and not inner.fills and shape[-2:] == (1, 1)
+        plain = plain and dtype_of(other) == dtype_of(inner.product.left.node)
+        with_factor = replace(inner, factors=(*inner.factors, other))
+        return with_factor.then("mul", other, simple=plain)
     return None
 
 
@@ -145,6 +169,8 @@ def _filled(
 ) -> Scores | None:
     if inner is None or value is None or not hasattr(mask, "meta") or dtype_of(mask) != "bool":
         return None
-    if len(shape_of(mask)) > len(shape) or value > HUGE:
+    if len(shape_of(mask)) > len(shape):
         return None
-    return replace(inner, fills=(*inner.fills, Fill(mask, removes, value)))
+    fill = Fill(mask, removes, value)
+    filled = replace(inner, fills=(*inner.fills, fill))
+    return filled.then("fill", fill, simple=value <= HUGE)

@@ -137,6 +137,11 @@ class Edit:
         return list(done)
 
 
+def called(node: Any) -> str:
+    """Return the name of the operator that a node calls; "" for placeholders and results."""
+    return operator_name(node) if node.op == "call_function" else ""
+
+
 def is_item(node: Any) -> bool:
     """Return True for one of several results of an operator."""
     return node.op == "call_function" and node.target is operator.getitem

@@ -22,8 +22,8 @@ TOGETHER = 6
 PARALLEL_OPERATIONS = 1 << 18
 """Multiplications below which a parallel region costs more than it saves."""
 LOCALS = {
-    "old", "state", "cell", "sums", "buffer", "threads", "thread", "start", "rows", "result", "last",
-    "multiply", "units",
+    "old", "state", "cell", "sums", "buffer", "threads", "thread", "start", "rows", "result",
+    "last", "multiply", "units",
 }  # fmt: skip
 """Variables of the kernel in whose scope it reads its parameters."""
 PRODUCT = f"""typedef float units __attribute__((vector_size({4 * UNITS}), aligned(4)));

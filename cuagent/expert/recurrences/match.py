@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cuagent.expert.capture.editing import Edit, is_item
+from cuagent.expert.capture.editing import Edit, called, is_item
 from cuagent.expert.capture.export import Captured
 from cuagent.expert.graph.graph import FLOATS
-from cuagent.expert.graph.lowering import argument, dtype_of, operator_name, shape_of
+from cuagent.expert.graph.lowering import argument, dtype_of, shape_of
 from cuagent.expert.recurrences.cells import CELLS, GATES, recurrence
 
 LEAST_STEPS = 2
@@ -44,7 +44,7 @@ def with_recurrences(captured: Captured, device: str) -> tuple[Captured, tuple[s
             found.append(f"{len(loop.steps)} calls of {loop.cell}_cell")
     if device == "cpu":
         for node in edit.nodes:
-            if operator_name(node) in GATES and _layers(edit, node):
+            if called(node) in GATES and _layers(edit, node):
                 found.append(str(node.name))
     return (edit.result(), tuple(found)) if found else (captured, ())
 
@@ -59,7 +59,7 @@ def _states(step: Any) -> list[Any]:
 
 def _results(step: Any) -> list[Any]:
     """Return the nodes of h and, for an lstm, c behind a step; None for one that nobody reads."""
-    if CELLS[operator_name(step)] != "lstm":
+    if CELLS[called(step)] != "lstm":
         return [step]
     items: list[Any] = [None, None]
     for user in step.users:
@@ -73,14 +73,14 @@ def _loops(edit: Edit) -> list[Loop]:
     loops: list[Loop] = []
     taken: set[Any] = set()
     for node in edit.nodes:
-        if operator_name(node) not in CELLS or node in taken or dtype_of(node) not in FLOATS:
+        if called(node) not in CELLS or node in taken or dtype_of(node) not in FLOATS:
             continue
         steps = [node]
         while (later := _next(steps[-1])) is not None:
             steps.append(later)
         taken.update(steps)
         if len(steps) >= LEAST_STEPS:
-            loops.append(Loop(CELLS[operator_name(node)], tuple(steps)))
+            loops.append(Loop(CELLS[called(node)], tuple(steps)))
     return loops
 
 
@@ -90,7 +90,7 @@ def _next(step: Any) -> Any:
     if None in results:
         return None
     for user in results[0].users:
-        same = user.op == "call_function" and operator_name(user) == operator_name(step)
+        same = user.op == "call_function" and called(user) == called(step)
         if same and _states(user) == results and _weights(user) == _weights(step):
             return user
     return None
@@ -139,8 +139,8 @@ def _sequence(edit: Edit, inputs: Sequence[Any]) -> tuple[Any, bool]:
     """Return the inputs of all steps as one tensor, and if its batch comes before its steps."""
     import torch
 
-    bases = {x.args[0] for x in inputs if operator_name(x) == "select"}
-    if len(bases) == 1 and all(operator_name(x) == "select" for x in inputs):
+    bases = {x.args[0] for x in inputs if called(x) == "select"}
+    if len(bases) == 1 and all(called(x) == "select" for x in inputs):
         base = bases.pop()
         dims = {x.args[1] % len(shape_of(base)) for x in inputs}
         if len(shape_of(base)) == 3 and dims <= {0, 1} and len(dims) == 1:
@@ -216,7 +216,7 @@ def _stacks(edit: Edit, loop: Loop, outputs: Any) -> None:
     if None in states:
         return
     for user in list(states[0].users):
-        name = operator_name(user)
+        name = called(user)
         if name == "stack" and list(user.args[0]) == states:
             stack, dim = user, argument(user, 1, "dim", 0) % 3
         elif name == "unsqueeze" and len(user.users) == 1:
@@ -235,11 +235,11 @@ def _stacks(edit: Edit, loop: Loop, outputs: Any) -> None:
 
 def _joins(node: Any, states: Sequence[Any], dim: int) -> bool:
     """Return True for a concatenation of all steps, each with a new dimension."""
-    if operator_name(node) != "cat" or argument(node, 1, "dim", 0) % 3 != dim:
+    if called(node) != "cat" or argument(node, 1, "dim", 0) % 3 != dim:
         return False
     parts = list(node.args[0])
     return len(parts) == len(states) and all(
-        operator_name(part) == "unsqueeze" and part.args[0] is state and part.args[1] % 3 == dim
+        called(part) == "unsqueeze" and part.args[0] is state and part.args[1] % 3 == dim
         for part, state in zip(parts, states, strict=True)
     )
 
@@ -248,7 +248,7 @@ def _layers(edit: Edit, node: Any) -> bool:
     """Replace a recurrent layer of torch on the CPU; return False if a precondition fails."""
     import torch
 
-    cell, aten = operator_name(node), torch.ops.aten
+    cell, aten = called(node), torch.ops.aten
     x, hx, weights, biased, layers, _, _, both, batch_first = node.args
     directions = 2 if both else 1
     count = 4 if biased else 2

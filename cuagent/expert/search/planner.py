@@ -172,6 +172,8 @@ def _choices(
             replace(options, compile=mode),
             f"run all that is not in the kernels as torch.compile does (mode {mode})",
         )
+    if subject.device == "cuda" and best.candidate.library and not options.own_attention:
+        yield replace(options, own_attention=True), "compute attention by a kernel of our own"
     if best.candidate.has_products:
         for rank in (1, 2):
             yield replace(options, tiles=rank), "use other tiles for the products"
