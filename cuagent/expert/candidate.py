@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from cuagent.expert.anchored.cluster import clusters
+from cuagent.expert.attention import triton as fused_attention
+from cuagent.expert.attention.kernel import AttentionStep, blocks, with_kernels
+from cuagent.expert.attention.rewrite import Own, with_attention
+from cuagent.expert.capture.export import Captured
 from cuagent.expert.capture.subject import Subject, Target
 from cuagent.expert.convolutions import match as convolutions
 from cuagent.expert.convolutions import triton as convolution
@@ -21,6 +25,8 @@ from cuagent.expert.products import operands as products
 from cuagent.expert.products import triton as matrix_product
 from cuagent.expert.products.match import Product, with_products
 from cuagent.expert.products.tiles import ranked
+from cuagent.expert.recurrences.groups import recurrence_groups
+from cuagent.expert.recurrences.match import with_recurrences
 from cuagent.expert.rewrites import prepared_names, rewrite, share_equal
 from cuagent.expert.rules.gathers import settle_gathers
 from cuagent.expert.streaming.fuse import Group, fuse
@@ -34,6 +40,12 @@ class Options:
 
     fold: bool = True
     """Fold per-channel arithmetic into the weights of the layer before it."""
+    attention: bool = True
+    """Compute attention that is written as products and a softmax by the library's fused call."""
+    own_attention: bool = False
+    """CUDA: compute attention by own kernels also where the library has a call for it."""
+    recurrences: bool = True
+    """Compute loops over cells by one call; on the CPU also recurrent layers by own kernels."""
     merge: bool = False
     """Merge linear layers of the same input into one product."""
     widen: bool | None = None
@@ -68,6 +80,8 @@ class Candidate:
     """One line for each kernel, after one line for the rewrites."""
     folded: tuple[str, ...]
     """Operators that rewrites removed."""
+    library: tuple[str, ...] = ()
+    """Operators that one fused call of the library replaces, with what surrounds them."""
     has_products: bool = False
     """True if a kernel computes a matrix product or a convolution."""
 
@@ -75,8 +89,9 @@ class Candidate:
 def make_candidate(subject: Subject, options: Options) -> Candidate | None:
     """Return the candidate with these options; None if it would not differ from the reference."""
     keep = set(options.keep)
+    captured, library = _with_library_calls(subject, options)
     while True:
-        before = share_equal(lower(subject.captured, frozenset(keep)))
+        before = share_equal(lower(captured, frozenset(keep)))
         graph = rewrite(before, fold=options.fold, merge=options.merge)
         if widens(subject.device) if options.widen is None else options.widen:
             graph = widen_products(graph)
@@ -85,15 +100,17 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
             graph = products.copy_operands(graph, subject.target)
             graph = convolutions.copy_operands(graph, subject.target, frozenset(keep))
         prepared = prepared_names(graph)
-        fused = fuse(graph, outside=prepared, claimed=clusters(graph, ANCHORS, prepared))
+        claimed = (*clusters(graph, ANCHORS, prepared), *recurrence_groups(graph))
+        fused = fuse(graph, outside=prepared, claimed=claimed)
         steps: Steps = fused
         if options.products:
             found = with_products(fused, graph, subject.target, frozenset(keep))
-            steps = with_convolutions(found, graph)
+            found = with_convolutions(found, graph)
+            steps = with_kernels(found, graph, subject.target.capability, frozenset(keep))
         calls: dict[int, Call] = {}
         rejected: set[str] = set()
         for position, step in enumerate(steps):
-            if isinstance(step, Product | Convolution):
+            if isinstance(step, Product | Convolution | AttentionStep):
                 name = _kernel_name(step, [c.name for c in calls.values()])
                 calls[position] = _triton(name, step, graph, subject.target, options)
             if not isinstance(step, Group):
@@ -111,12 +128,29 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
             break
         keep |= rejected
     rewritten = _changed(before, graph)
-    if not calls and not rewritten:
+    if not calls and not rewritten and not library:
         return None
-    return _assemble(subject, options, graph, prepared, steps, calls, rewritten)
+    return _assemble(subject, options, graph, prepared, steps, calls, rewritten, library)
 
 
-def _origins(group: Group | Product | Convolution) -> frozenset[str]:
+def _with_library_calls(
+    subject: Subject, options: Options
+) -> tuple[Captured, dict[str, tuple[str, ...]]]:
+    """Return the captured graph with fused calls of the library, and the operators they replace."""
+    captured, found = subject.captured, {}
+    if options.attention:
+        own = Own.NEVER
+        if options.products and subject.target.capability >= (8, 0):
+            own = Own.ALWAYS if options.own_attention else Own.NEEDED
+        captured, names = with_attention(captured, subject.device, own)
+        found |= {"one fused call for each attention": names} if names else {}
+    if options.recurrences:
+        captured, names = with_recurrences(captured, subject.device)
+        found |= {"all steps of a recurrence in one call": names} if names else {}
+    return captured, found
+
+
+def _origins(group: Group | Product | Convolution | AttentionStep) -> frozenset[str]:
     return frozenset(n.origin for n in group.nodes if n.origin)
 
 
@@ -155,7 +189,7 @@ def _is_alone(group: Group, steps: Steps) -> bool:
     return not any(not isinstance(s, Node) or s.kind is Kind.LIBRARY for s in others)
 
 
-def _kernel_name(group: Group | Product | Convolution, taken: list[str]) -> str:
+def _kernel_name(group: Group | Product | Convolution | AttentionStep, taken: list[str]) -> str:
     """Return a name from at most four captured operators, such as `linear_gelu_kernel`."""
     origins = [n.origin for n in group.nodes if n.origin] or ["cast"]
     words = list(dict.fromkeys(re.sub(r"_\d+$", "", origin) for origin in origins))
@@ -174,8 +208,17 @@ def _kernel(device: str, name: str, group: Group, graph: Graph, options: Options
 
 
 def _triton(
-    name: str, step: Product | Convolution, graph: Graph, target: Target, options: Options
+    name: str,
+    step: Product | Convolution | AttentionStep,
+    graph: Graph,
+    target: Target,
+    options: Options,
 ) -> TritonCall:
+    if isinstance(step, AttentionStep):
+        chosen = blocks(step, target.processors, options.tiles)
+        text = fused_attention.render(name, step, chosen.splits)
+        return TritonCall(name, text, step, partial(fused_attention.launch, name, step, chosen))
+
     def dtype_of(output: str) -> str:
         return graph.node(output).dtype
 
@@ -193,7 +236,7 @@ def _triton(
     return TritonCall(name, text, step, partial(convolution.launches, name, step, tile))
 
 
-def _title(group: Group | Product | Convolution) -> str:
+def _title(group: Group | Product | Convolution | AttentionStep) -> str:
     words = list(dict.fromkeys(n.origin for n in group.nodes if n.origin)) or ["cast"]
     return f"{' -> '.join(words)} in one kernel."
 
@@ -219,12 +262,14 @@ def _assemble(
     steps: Steps,
     calls: dict[int, Call],
     rewritten: tuple[str, ...],
+    library: dict[str, tuple[str, ...]],
 ) -> Candidate:
     made = [(steps[position], call) for position, call in calls.items()]
     origins = tuple(_origins(step) for step, _ in made if not isinstance(step, Node))
     notes = [f"{c.name}: {_title(step)[:-1]}" for step, c in made if not isinstance(step, Node)]
     if rewritten:
         notes.insert(0, f"merged into other operators: {', '.join(rewritten)}")
+    notes[:0] = [f"{call}, in place of {', '.join(names)}" for call, names in library.items()]
     parts = ModuleText(
         graph,
         prepared,
@@ -244,4 +289,5 @@ def _assemble(
         files[f"kernels/{header}"] = text.read_text("utf-8")
     names = tuple(call.name for call in calls.values())
     has_products = len(kernels) < len(calls)
-    return Candidate(options, files, names, origins, tuple(notes), rewritten, has_products)
+    fused = tuple(name for group in library.values() for name in group)
+    return Candidate(options, files, names, origins, tuple(notes), rewritten, fused, has_products)

@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from cuagent.expert.attention.kernel import AttentionStep
 from cuagent.expert.convolutions.match import Convolution
 from cuagent.expert.graph.graph import ITEM_BYTES, Graph, Kind, Node
 from cuagent.expert.kernel import KernelCall
@@ -30,7 +31,7 @@ class TritonCall:
 
     name: str
     text: str
-    step: Product | Convolution
+    step: Product | Convolution | AttentionStep
     launch: Callable[[list[str]], list[str]]
     """Function from the arguments to the lines that launch the kernel."""
 
@@ -41,7 +42,11 @@ class TritonCall:
 
 
 Call = KernelCall | TritonCall
-Steps = Sequence[Step | Product | Convolution]
+Steps = Sequence[Step | Product | Convolution | AttentionStep]
+
+
+COMPUTED = Group | Product | Convolution | AttentionStep
+"""Steps that a kernel computes."""
 
 
 @dataclass(frozen=True)
@@ -206,21 +211,17 @@ class _Module:
         return self._name(name)
 
     def _is_output(self, name: str) -> bool:
-        return any(
-            isinstance(s, Group | Product | Convolution) and name in s.outputs for s in self.steps
-        )
+        return any(isinstance(s, COMPUTED) and name in s.outputs for s in self.steps)
 
     def _in_group(self, name: str) -> bool:
-        return any(
-            isinstance(s, Group | Product | Convolution) and name in s.places for s in self.steps
-        )
+        return any(isinstance(s, COMPUTED) and name in s.places for s in self.steps)
 
     def _library(self, node: Node) -> list[str]:
         if node.kind is not Kind.LIBRARY:
             return []
         call = node.op.format(*(self._value(a) for a in node.inputs))
         read_by_kernel = any(
-            isinstance(s, Group | Product | Convolution) and node.name in self._tensors(k)
+            isinstance(s, COMPUTED) and node.name in self._tensors(k)
             for k, s in enumerate(self.steps)
         )
         if not node.contiguous and read_by_kernel:
@@ -318,7 +319,7 @@ class _Module:
         """Return the prepared values that a step reads, except unchanged parameters."""
         read: list[str] = []
         for position, step in enumerate(self.steps):
-            if isinstance(step, Group | Product | Convolution):
+            if isinstance(step, COMPUTED):
                 read += self._tensors(position)
             else:
                 read += step.inputs

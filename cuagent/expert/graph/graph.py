@@ -104,6 +104,10 @@ class Kind(StrEnum):
     """Extremes or means of windows of `args[0]` over `dims`; `spec` is a tuple of `Window`."""
     RESAMPLE = "resample"
     """Interpolated values of `args[0]` over `dims`; `spec` is a tuple of `Scale`."""
+    RECURRENCE = "recurrence"
+    """All steps of the cell `op`: h of each step; `spec` is a `recurrences.cells.Recurrence`. The
+    arguments are the projected inputs, the weights of the state, their bias if there is one, and
+    the first states. With the op `last` it is the last c of the lstm in `args[0]`."""
     PICK = "pick"
     """`args[0][r, args[1][r]]` for every row r: the element that a label selects."""
     LIBRARY = "library"

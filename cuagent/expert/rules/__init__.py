@@ -1,6 +1,7 @@
 """Lowering rules, one module for each family of operators, registered on import."""
 
 from cuagent.expert.rules import (  # noqa: F401
+    attention,
     contractions,
     elementwise,
     extremes,
@@ -8,6 +9,7 @@ from cuagent.expert.rules import (  # noqa: F401
     losses,
     normalisations,
     pooling,
+    recurrences,
     reductions,
     scans,
     views,

@@ -172,6 +172,8 @@ def _choices(
             replace(options, compile=mode),
             f"run all that is not in the kernels as torch.compile does (mode {mode})",
         )
+    if subject.device == "cuda" and best.candidate.library and not options.own_attention:
+        yield replace(options, own_attention=True), "compute attention by a kernel of our own"
     if best.candidate.has_products:
         for rank in (1, 2):
             yield replace(options, tiles=rank), "use other tiles for the products"
@@ -225,6 +227,9 @@ def _repairs(failed: Outcome) -> Iterator[tuple[Options, str]]:
                 replace(options, keep=options.keep | origins),
                 f"leave the operators of {name} to torch, because it does not compile",
             )
+    if candidate.library:
+        yield replace(options, attention=False), "leave attention as it is written"
+        yield replace(options, recurrences=False), "leave recurrences to torch"
     if _is_wrong_result(failed.reason) and options.fold and candidate.folded:
         yield replace(options, fold=False), "keep the weights unfolded, for more precision"
     for name, origins in parts:

@@ -1,0 +1,165 @@
+"""Choose the attentions that a Triton kernel computes, and its tiles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cuagent.expert.graph.graph import Graph, Node
+from cuagent.expert.streaming.nest import NestError, storage
+
+MOST_DEPTH = 256
+"""Largest head size; larger ones leave no registers for the scores."""
+BUSY = 0.8
+"""Share of the processors below which the keys are split over more blocks (FlashAttention's)."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Operations on the scores, as `scored_attention` has them, and the order of the result."""
+
+    steps: tuple[tuple[Any, ...], ...]
+    heads_inside: bool
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor over (batch, heads, rows, columns): strides of 0 where it broadcasts."""
+
+    tensor: str
+    dtype: str
+    strides: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True)
+class AttentionStep:
+    """One attention as a kernel."""
+
+    node: Node
+    batch: int
+    heads: int
+    groups: int
+    """Heads of the queries for each head of keys and values."""
+    rows: int
+    columns: int
+    depth: int
+    width: int
+    """Head size of the values and of the result."""
+    operands: tuple[Place, ...]
+    """Queries, keys, values, and the tensors of the steps."""
+
+    @property
+    def spec(self) -> Scored:
+        """The operations on the scores."""
+        found: Scored = self.node.spec
+        return found
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """All nodes that the kernel computes."""
+        return (self.node,)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return (self.node.name,)
+
+    @property
+    def places(self) -> dict[str, tuple[int, ...]]:
+        """Names of the computed nodes, as in a group."""
+        return {self.node.name: ()}
+
+    @property
+    def tensors(self) -> dict[str, str]:
+        """dtype of each tensor that is read, in order of first use."""
+        return {place.tensor: place.dtype for place in self.operands}
+
+    @property
+    def is_causal(self) -> bool:
+        """True if a step removes the keys behind a query with a fill of zero weight."""
+        return any(step[0] == "causal" and step[1] == -math.inf for step in self.spec.steps)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Rows and keys in one tile, and the launch of the kernel."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+    splits: int = 1
+    """Parts of the keys that separate blocks compute."""
+
+
+def with_kernels(
+    steps: Sequence[Any], graph: Graph, capability: tuple[int, int], keep: frozenset[str]
+) -> tuple[Any, ...]:
+    """Replace attentions whose operands have strides by kernels."""
+    if capability < (8, 0):
+        return tuple(steps)
+    return tuple(_kernel(step, graph, keep) or step for step in steps)
+
+
+def _kernel(step: Any, graph: Graph, keep: frozenset[str]) -> AttentionStep | None:
+    if not isinstance(step, Node) or not isinstance(step.spec, Scored) or step.origin in keep:
+        return None
+    query, key, value = (graph.node(str(name)) for name in step.args[:3])
+    batch, heads, rows, depth = query.shape
+    if max(depth, value.shape[3]) > MOST_DEPTH or len(step.inputs) != len(step.args):
+        return None
+    shape = (batch, heads, rows, key.shape[2])
+    try:
+        places = [_place(graph, node, node.shape) for node in (query, key, value)]
+        places += [_place(graph, graph.node(str(name)), shape) for name in step.args[3:]]
+    except NestError:
+        return None
+    return AttentionStep(
+        step, batch, heads, heads // key.shape[1], rows, key.shape[2], depth, value.shape[3],
+        tuple(places),
+    )  # fmt: skip
+
+
+def _place(graph: Graph, node: Node, shape: tuple[int, ...]) -> Place:
+    base, strides, offset = storage(graph, node)
+    steps = tuple(s if n > 1 else 0 for s, n in zip(strides, node.shape, strict=True))
+    padded = (0,) * (len(shape) - len(steps)) + steps
+    return Place(base.name, base.dtype, padded, offset)
+
+
+def blocks(step: AttentionStep, processors: int, rank: int = 0) -> Blocks:
+    """Return the tiles of a kernel; `rank` chooses among them.
+
+    First guesses from published kernels (FlashAttention for sm_80), to be measured.
+    """
+    size = max(step.depth, step.width)
+    half = step.node.dtype != "float32"
+    if half:
+        choices = [(128, 64, 8, 3), (64, 64, 4, 3), (128, 128, 8, 2)]
+        if size > 128:
+            choices = [(64, 32, 4, 2), (64, 64, 8, 2), (128, 32, 8, 2)]
+    else:
+        choices = [(64, 32, 4, 2), (128, 32, 8, 2), (32, 32, 4, 3)]
+        if size > 64:
+            choices = [(64, 32, 8, 2), (32, 32, 4, 2), (32, 16, 4, 2)]
+    rows, columns, warps, stages = choices[rank % len(choices)]
+    rows = min(rows, max(16, 1 << (step.rows - 1).bit_length()))
+    warps = min(warps, max(4, rows // 16))
+    return Blocks(rows, columns, warps, stages, _splits(step, rows, columns, processors))
+
+
+def _splits(step: AttentionStep, rows: int, columns: int, processors: int) -> int:
+    """Return the fewest parts of the keys that fill 85 % of what the best number fills."""
+    count = step.batch * step.heads * math.ceil(step.rows / rows)
+    most = min(processors // max(count, 1), step.columns // (4 * columns), 32)
+    if count >= BUSY * processors or most < 2:
+        return 1
+
+    def efficiency(splits: int) -> float:
+        waves = count * splits / processors
+        return waves / math.ceil(waves)
+
+    best = max(map(efficiency, range(1, most + 1)))
+    return next(n for n in range(1, most + 1) if efficiency(n) >= 0.85 * best)

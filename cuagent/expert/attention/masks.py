@@ -1,0 +1,192 @@
+"""Turn the biases and fills of scores into one mask of `F.scaled_dot_product_attention`.
+
+The library returns zeros for a query without keys. The reference returns NaN there if its fill is
+minus infinity, and the mean of the values if its fill is finite; `Mask.empty` marks these queries
+unless the mask is a constant that leaves each of them a key.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cuagent.expert.attention.scores import HUGE, Fill, Scores
+from cuagent.expert.capture.editing import Edit, called
+from cuagent.expert.graph.lowering import dtype_of, shape_of
+
+
+@dataclass(frozen=True)
+class Mask:
+    """The mask of an attention call."""
+
+    tensor: Any = None
+    """True at kept keys, or added to the scores; None without a mask."""
+    causal: bool = False
+    """A query sees the keys up to its own place, and there is no other mask."""
+    empty: Any = None
+    """True at queries without a key; None if there is none."""
+    finite: bool = False
+    """The fill of those queries is finite."""
+
+
+def mask_of(edit: Edit, scores: Scores, rank: int, dtype: str) -> Mask | None:
+    """Add the mask's nodes. Returns None if fills of both kinds meet, or a bias has another dtype.
+
+    A tensor of fewer than `rank` dimensions counts from the last one.
+    """
+    import torch
+
+    finite = {math.isfinite(fill.value) for fill in scores.fills}
+    if len(finite) > 1 or any(dtype_of(b) != dtype for b, _ in scores.biases):
+        return None
+    constant = _constant(edit, scores)
+    if constant is not None and _is_causal(constant) and _removes_only(edit, scores):
+        return Mask(causal=True)
+    aten = torch.ops.aten
+    kept = _kept(edit, scores)
+    added = None
+    for bias, weight in scores.biases:
+        term = bias if weight == 1 else edit.call(aten.mul.Tensor, (bias, weight))
+        added = term if added is None else edit.call(aten.add.Tensor, (added, term))
+    if kept is None and added is None:
+        return Mask()
+    empty = None
+    if constant is None:
+        empty = _empty(edit, kept, added, rank)
+    elif not bool(constant.any(-1).all()):
+        return None
+    tensor = kept
+    if added is not None:
+        lowest = float("-inf")
+        tensor = added
+        if kept is not None:
+            tensor = edit.call(aten.where.ScalarOther, (kept, added, lowest))
+    return Mask(_padded(edit, tensor, rank), False, empty, finite == {True})
+
+
+def _kept(edit: Edit, scores: Scores) -> Any:
+    """Add the conjunction of all fills, True at kept keys; None without fills."""
+    import torch
+
+    kept = None
+    for fill in scores.fills:
+        term = _positive(edit, fill)
+        both = torch.ops.aten.logical_and.default
+        kept = term if kept is None else edit.call(both, (kept, term))
+    return kept
+
+
+def _positive(edit: Edit, fill: Fill) -> Any:
+    import torch
+
+    if not fill.removes:
+        return fill.mask
+    if called(fill.mask) in ("bitwise_not", "logical_not"):
+        source = fill.mask.args[0]
+        if dtype_of(source) == "bool":
+            return source
+    return edit.call(torch.ops.aten.logical_not.default, (fill.mask,))
+
+
+def _constant(edit: Edit, scores: Scores) -> Any:
+    """Return True at the kept keys of a mask of constants; None if inputs take part.
+
+    A constant bias keeps the keys where it is above `HUGE`.
+    """
+    kept = None
+    for tensor, keeps in (
+        *((fill.mask, None if fill.removes else True) for fill in scores.fills),
+        *((bias, False) for bias, _ in scores.biases),
+    ):
+        value = edit.constant(tensor)
+        if value is None:
+            return None
+        if keeps is None:
+            value = ~value
+        elif not keeps:
+            value = value > HUGE
+        kept = value if kept is None else kept & value
+    return kept
+
+
+def _removes_only(edit: Edit, scores: Scores) -> bool:
+    """Return True if each constant bias is 0 at the keys that it keeps."""
+    biases = [edit.constant(bias) for bias, _ in scores.biases]
+    return all(bool(((bias == 0) | (bias <= HUGE)).all()) for bias in biases)
+
+
+def _is_causal(kept: Any) -> bool:
+    """Return True for the lower triangle of a square matrix, in each pair of matrices."""
+    rows, columns = kept.shape[-2:] if kept.dim() > 1 else (0, 1)
+    if rows != columns or kept.numel() != rows * columns:
+        return False
+    matrix = kept.reshape(rows, columns)
+    return bool((matrix == matrix.new_ones(rows, columns).tril()).all())
+
+
+def _empty(edit: Edit, kept: Any, added: Any, rank: int) -> Any:
+    """Add the test for queries without a key: all of their keys are removed or at -inf."""
+    import torch
+
+    aten = torch.ops.aten
+    removed = None if kept is None else edit.call(aten.logical_not.default, (kept,))
+    if added is not None:
+        lowest = edit.call(aten.eq.Scalar, (added, float("-inf")))
+        both = aten.logical_or.default
+        removed = lowest if removed is None else edit.call(both, (removed, lowest))
+    removed = _padded(edit, removed, rank)
+    return edit.call(aten.all.dim, (removed, -1, True))
+
+
+def _padded(edit: Edit, tensor: Any, rank: int) -> Any:
+    """Add dimensions of extent 1 in front."""
+    import torch
+
+    while len(shape_of(tensor)) < rank:
+        tensor = edit.call(torch.ops.aten.unsqueeze.default, (tensor, 0))
+    return tensor
+
+
+def kernel_steps(
+    edit: Edit, scores: Scores, rank: int
+) -> tuple[tuple[Any, ...], tuple[tuple[Any, ...], ...]]:
+    """Return the tensors that the steps of scores read, and the steps of `scored_attention`."""
+    tensors: list[Any] = []
+    steps: list[tuple[Any, ...]] = []
+
+    def place(tensor: Any) -> int:
+        tensors.append(_padded(edit, tensor, rank))
+        return len(tensors) - 1
+
+    for step in scores.steps:
+        match step:
+            case ("mul", int() | float() as factor):
+                steps.append(("scale", float(factor)))
+            case ("mul", tensor):
+                steps.append(("mul", place(tensor)))
+            case ("add", tensor, weight):
+                fill = _causal_bias(edit, tensor)
+                term = ("add", place(tensor), float(weight)) if fill is None else ("causal", fill)
+                steps.append(term)
+            case ("fill", fill):
+                steps.append(_fill(edit, fill, place))
+            case ("tanh", _):
+                steps.append(("tanh",))
+    return tuple(tensors), tuple(steps)
+
+
+def _causal_bias(edit: Edit, bias: Any) -> float | None:
+    """Return the value above the diagonal of a constant bias that removes later keys only."""
+    tensor = edit.constant(bias)
+    if tensor is None or not _is_causal(tensor > HUGE):
+        return None
+    return float(tensor.min()) if bool(((tensor == 0) | (tensor <= HUGE)).all()) else None
+
+
+def _fill(edit: Edit, fill: Fill, place: Callable[[Any], int]) -> tuple[Any, ...]:
+    constant = edit.constant(fill.mask)
+    if constant is not None and _is_causal(~constant if fill.removes else constant):
+        return ("causal", fill.value)
+    return ("fill", place(fill.mask), fill.removes, fill.value)

@@ -1,0 +1,365 @@
+"""Replace softmax(scale * q k^T + mask) v by one call of the library's attention.
+
+Equal in exact arithmetic. Preconditions: the softmax runs over the keys; only the product with the
+values reads it; queries, keys, values and result have one floating dtype and one head size; between
+the products are only copies, positive factors, added tensors, and fills of minus infinity or at
+most -1e9. Repeated heads of keys and values are read without a copy where the library can.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from cuagent.expert.attention.masks import Mask, kernel_steps, mask_of
+from cuagent.expert.attention.products import BatchedProduct, Operand, batched_product
+from cuagent.expert.attention.scores import Scores, copied, read_scores
+from cuagent.expert.capture.editing import Edit, called
+from cuagent.expert.capture.export import Captured
+from cuagent.expert.graph.graph import FLOATS
+from cuagent.expert.graph.lowering import argument, dtype_of, shape_of
+
+RANK = 4
+"""Dimensions that the fused backends take: batch, heads, rows, head size."""
+SETTLING = {"clone", "contiguous", "reshape", "linear", "matmul", "mm"}
+"""Operators whose result has one layout, whatever the layout of their argument."""
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any = None,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    heads_inside: bool = False,
+) -> Any:
+    """Return the library's attention as a contiguous tensor.
+
+    With `heads_inside` the heads come after the rows, as the next linear layer reads them.
+    """
+    import torch
+
+    result = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+    return (result.transpose(1, 2) if heads_inside else result).contiguous()
+
+
+def scored_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    *tensors: Any,
+    steps: Sequence[tuple[Any, ...]],
+    heads_inside: bool = False,
+) -> Any:
+    """Return softmax(steps(q k^T)) v. A step names its tensor by its place in `tensors`.
+
+    The steps are those of `cuagent.expert.attention.scores`, and ("causal", fill).
+    """
+    import torch
+
+    groups = query.shape[1] // key.shape[1]
+    key, value = (t.repeat_interleave(groups, 1) for t in (key, value))
+    scores = query @ key.mT
+    for name, *words in steps:
+        match name:
+            case "scale":
+                scores = scores * words[0]
+            case "mul":
+                scores = scores * tensors[words[0]]
+            case "add":
+                scores = scores + tensors[words[0]] * words[1]
+            case "tanh":
+                scores = torch.tanh(scores)
+            case "fill":
+                place, removes, fill = words
+                mask = tensors[place] if removes else ~tensors[place]
+                scores = scores.masked_fill(mask, fill)
+            case "causal":
+                seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+                scores = scores.masked_fill(~seen, words[0])
+    result = scores.softmax(-1).to(value.dtype) @ value
+    return (result.transpose(1, 2) if heads_inside else result).contiguous()
+
+
+@dataclass(frozen=True)
+class Match:
+    """An attention in a captured graph."""
+
+    softmax: Any
+    last: Any
+    """The product with the values."""
+    scores: Scores
+    values: Operand
+    order: tuple[int, ...]
+    """Dimensions of (batch, rows, head size) in the order of the result."""
+
+
+class Own(StrEnum):
+    """Where a kernel of our own computes attention."""
+
+    NEVER = "never"
+    NEEDED = "needed"
+    """Where the library has no call for it."""
+    ALWAYS = "always"
+
+
+def with_attention(
+    captured: Captured, device: str, own: Own = Own.NEVER
+) -> tuple[Captured, tuple[str, ...]]:
+    """Return the graph with fused calls, and the names of the replaced softmax operators."""
+    edit = Edit(captured)
+    found = []
+    for node in edit.nodes:
+        match = _match(edit, node)
+        fused = match is not None and _replaced(edit, match, device, own)
+        if fused or _without_copies(edit, node, device):
+            found.append(str(node.name))
+    return (edit.result(), tuple(found)) if found else (captured, ())
+
+
+def _match(edit: Edit, node: Any) -> Match | None:
+    if node.op != "call_function" or called(node) not in ("softmax", "_softmax"):
+        return None
+    if node.args[1] not in (-1, len(shape_of(node)) - 1) or dtype_of(node) not in FLOATS:
+        return None
+    weights = node
+    while len(weights.users) == 1 and copied(reader := next(iter(weights.users))) is weights:
+        weights = reader
+    scores = read_scores(edit, node.args[0])
+    if scores is None or len(weights.users) != 1 or weights in edit.outputs:
+        return None
+    last = next(iter(weights.users))
+    product = batched_product(last)
+    if product is None or product.bias is not None or product.scale != 1:
+        return None
+    rank = len(shape_of(weights))
+    straight = tuple(range(rank))
+    if product.left == Operand(weights, straight):
+        values, order = product.right, product.order
+    elif product.right == Operand(weights, straight):
+        # An equation with the values first has the head size as its rows.
+        turned = (*straight[:-2], rank - 1, rank - 2)
+        values, order = product.left, tuple(turned[d] for d in product.order)
+    else:
+        return None
+    # A product's operand ends with the summed dimension; here these are the keys.
+    values = Operand(values.node, (*values.order[:-2], values.order[-1], values.order[-2]))
+    return Match(node, last, scores, values, order)
+
+
+def _replaced(edit: Edit, match: Match, device: str, own: Own) -> bool:
+    """Replace a match by a call; return False if a precondition does not hold."""
+    product, dtype = match.scores.product, dtype_of(match.last)
+    shape = product.left.shape
+    simple = match.scores.simple and shape[-1] == match.values.shape[-1]
+    if not 2 <= len(shape) <= RANK or not (simple or own is not Own.NEVER):
+        return False
+    scores = _unscaled(edit, match.scores)
+    left, right = scores.product.left, scores.product.right
+    operands = [_narrowed(operand, dtype) for operand in (left, right, match.values)]
+    if any(dtype_of(operand.node) != dtype for operand in operands):
+        return False
+    edit.graph.inserting_before(match.last)
+    if own is Own.ALWAYS or not simple:
+        tensors = tuple(_placed(edit, operand) for operand in operands)
+        query, key, value, _ = _grouped(edit, tensors, {}, Mask(), "cpu")
+        named, steps = kernel_steps(edit, scores, RANK)
+        options = {"steps": steps}
+        _emit(edit, match, (query, key, value, *named), Mask(), options, scored_attention)
+        return True
+    mask = mask_of(edit, scores, RANK, dtype_of(match.softmax.args[0]))
+    if mask is None:
+        return False
+    query, key, value = (_placed(edit, operand) for operand in operands)
+    import torch
+
+    for factor in scores.factors:
+        query = edit.call(torch.ops.aten.mul.Tensor, (query, factor))
+    options: dict[str, Any] = {"scale": scores.scale}
+    if mask.causal:
+        options["is_causal"] = True
+    query, key, value, options = _grouped(edit, (query, key, value), options, mask, device)
+    _emit(edit, match, (query, key, value), mask, options)
+    return True
+
+
+def _emit(
+    edit: Edit,
+    match: Match,
+    operands: tuple[Any, ...],
+    mask: Mask,
+    options: dict[str, Any],
+    function: Callable[..., Any] = attention,
+) -> None:
+    import torch
+
+    aten = torch.ops.aten
+    rank = len(match.order)
+    swapped = match.order == (0, 2, 1, 3) and _settles(edit, match.last)
+    readers = [] if swapped or rank < RANK else _transposes(edit, match.last)
+    inside = swapped or bool(readers)
+    tensors = operands if mask.tensor is None else (*operands, mask.tensor)
+    result = edit.call(function, tensors, {**options, "heads_inside": inside})
+    if mask.empty is not None:
+        empty = edit.call(aten.transpose.int, (mask.empty, 1, 2)) if inside else mask.empty
+        fill = aten.masked_fill.Scalar
+        if mask.finite:
+            mean = edit.call(aten.mean.dim, (operands[2], [2], True))
+            if shape_of(mean)[1] != shape_of(operands[0])[1]:
+                count = shape_of(operands[0])[1] // shape_of(mean)[1]
+                mean = edit.call(aten.repeat_interleave.self_int, (mean, count, 1))
+            mean = edit.call(aten.transpose.int, (mean, 1, 2)) if inside else mean
+            result = edit.call(aten.where.self, (empty, mean, result))
+        else:
+            result = edit.call(fill, (result, empty, float("nan")))
+    for reader in readers:
+        edit.replace(reader, result)
+    if readers:
+        return
+    for _ in range(RANK - rank):
+        result = edit.call(aten.squeeze.dim, (result, 0))
+    if not swapped and match.order != tuple(range(rank)):
+        result = edit.call(aten.permute.default, (result, list(match.order)))
+    edit.replace(match.last, result)
+
+
+def _transposes(edit: Edit, node: Any) -> list[Any]:
+    """Return the readers of a result if each exchanges rows and heads, and none is returned."""
+    readers = list(node.users)
+    swaps = all(
+        (called(r) == "transpose" and {d % RANK for d in r.args[1:3]} == {1, 2})
+        or (called(r) == "permute" and [d % RANK for d in r.args[1]] == [0, 2, 1, 3])
+        for r in readers
+    )
+    settled = swaps and all(_settles(edit, reader) for reader in readers)
+    return readers if settled and node not in edit.outputs else []
+
+
+def _settles(edit: Edit, node: Any) -> bool:
+    """Return True if the layout of a tensor has no effect on that of a result."""
+    names = {called(reader) for reader in node.users}
+    formats = [r.kwargs.get("memory_format") for r in node.users if called(r) == "clone"]
+    copied_to = all(str(word) == "torch.contiguous_format" for word in formats)
+    return node not in edit.outputs and names <= SETTLING and copied_to
+
+
+def _unscaled(edit: Edit, scores: Scores) -> Scores:
+    """Move factors of the queries and keys that only the product reads into the scale."""
+
+    def peeled(operand: Operand, scale: float) -> tuple[Operand, float]:
+        node = operand.node
+        if node.op != "call_function" or len(node.users) != 1 or called(node) != "mul":
+            return operand, scale
+        for x, other in (node.args, node.args[::-1]):
+            factor = edit.number(other)
+            whole = hasattr(x, "meta") and shape_of(x) == shape_of(node)
+            if factor is not None and factor > 0 and whole and dtype_of(x) == dtype_of(node):
+                return Operand(x, operand.order), scale * factor
+        return operand, scale
+
+    left, scale = peeled(scores.product.left, scores.scale)
+    right, scale = peeled(scores.product.right, scale)
+    product = replace(scores.product, left=left, right=right)
+    steps = scores.steps
+    if scale != scores.scale:
+        steps = (("mul", scale / scores.scale), *steps)
+    return replace(scores, scale=scale, product=product, steps=steps)
+
+
+def _narrowed(operand: Operand, dtype: str) -> Operand:
+    """Return the operand without an exact cast from `dtype`."""
+    source = copied(operand.node)
+    exact = source is not None and dtype_of(source) == dtype and dtype_of(operand.node) == "float32"
+    return Operand(source, operand.order) if exact else operand
+
+
+def _placed(edit: Edit, operand: Operand) -> Any:
+    """Add the views that bring an operand into (batch, heads, rows, head size)."""
+    import torch
+
+    aten = torch.ops.aten
+    node, order = operand.node, operand.order
+    rank = len(order)
+    moved = [k for k, d in enumerate(order) if k != d]
+    transposed = called(node) == "transpose" and len(moved) == 2
+    if transposed and {d % rank for d in node.args[1:3]} == set(moved):
+        node, moved = node.args[0], []
+    if len(moved) == 2:
+        node = edit.call(aten.transpose.int, (node, *moved))
+    elif moved:
+        node = edit.call(aten.permute.default, (node, list(order)))
+    for _ in range(RANK - rank):
+        node = edit.call(aten.unsqueeze.default, (node, 0))
+    return node
+
+
+def _grouped(
+    edit: Edit, operands: tuple[Any, ...], options: dict[str, Any], mask: Mask, device: str
+) -> tuple[Any, Any, Any, dict[str, Any]]:
+    """Read repeated heads of keys and values from their source, where the library can.
+
+    On CUDA only the backend without masks can, and only for half types.
+    """
+    query, key, value = operands
+    sources = [_unrepeated(key), _unrepeated(value)]
+    able = device == "cpu" or (mask.tensor is None and dtype_of(query) != "float32")
+    if None in sources or not able or len({shape_of(s)[1] for s in sources}) != 1:
+        return query, key, value, options
+    return query, sources[0], sources[1], {**options, "enable_gqa": True}
+
+
+def _unrepeated(node: Any) -> Any:
+    """Return the heads that `repeat_interleave` or `expand` repeats for their groups; else None."""
+    if node.op != "call_function":
+        return None
+    name = called(node)
+    if name == "repeat_interleave" and len(shape_of(node)) == RANK:
+        source, count, dim = node.args[0], node.args[1], argument(node, 2, "dim")
+        regular = isinstance(count, int) and dim is not None and dim % RANK == 1
+        return source if regular else None
+    if name not in ("view", "reshape", "_unsafe_view"):
+        return None
+    node, wide = node.args[0], shape_of(node)
+    while copied(node) is not None:
+        node = copied(node)
+    if node.op != "call_function" or called(node) != "expand":
+        return None
+    single, many = node.args[0], shape_of(node)
+    if len(many) != RANK + 1 or (many[0], many[1] * many[2], *many[3:]) != wide:
+        return None
+    if shape_of(single) != (*many[:2], 1, *many[3:]) or called(single) != "unsqueeze":
+        return None
+    source = single.args[0]
+    return source if shape_of(source) == (*many[:2], *many[3:]) else None
+
+
+def _without_copies(edit: Edit, node: Any, device: str) -> bool:
+    """Let an attention of the library read repeated heads from their source."""
+    if called(node) != "scaled_dot_product_attention":
+        return False
+    query, key, value = node.args[:3]
+    mask, dropout = argument(node, 3, "attn_mask"), argument(node, 4, "dropout_p", 0.0)
+    causal, scale = argument(node, 5, "is_causal", False), node.kwargs.get("scale")
+    if dropout or len(shape_of(query)) != RANK or node in edit.outputs:
+        return False
+    size = math.sqrt(shape_of(query)[-1])
+    options: dict[str, Any] = {"scale": 1 / size if scale is None else scale}
+    if causal:
+        options["is_causal"] = True
+    edit.graph.inserting_before(node)
+    found = _grouped(edit, (query, key, value), options, Mask(mask), device)
+    if "enable_gqa" not in found[3] or node.kwargs.get("enable_gqa"):
+        return False
+    straight = tuple(range(RANK))
+    product = BatchedProduct(Operand(query, straight), Operand(key, straight), straight)
+    match = Match(node, node, Scores(product), Operand(value, straight), straight)
+    _emit(edit, match, found[:3], Mask(mask), found[3])
+    return True

@@ -1,0 +1,246 @@
+"""Write attention as a Triton kernel: scores in tiles, a running maximum and a running sum.
+
+One block has some rows of one head and goes through the keys. float32 operands are split into TF32
+parts (`tf32x3`); half types accumulate in float32. With few rows the keys are split over blocks,
+and a second kernel joins their parts. A row whose scores are all -inf gives NaN, as in torch.
+"""
+
+from __future__ import annotations
+
+import math
+
+from cuagent.expert.attention.kernel import AttentionStep, Blocks, Place
+from cuagent.expert.products.epilogue import times
+from cuagent.expert.products.triton import ELEMENTS
+from cuagent.expert.streaming.expressions import identifier
+
+ROW, COLUMN = "m[:, None]", "n[None, :]"
+
+
+def render(name: str, step: AttentionStep, splits: int) -> str:
+    """Return the text of the kernel, and of the one that joins the parts of split keys."""
+    tensors = ", ".join(f"{identifier(tensor)}_in" for tensor in step.tensors)
+    lines = [
+        "@triton.jit",
+        f"def {name}(",
+        f"    out, {'parts, ' if splits > 1 else ''}{tensors},",
+        "    ROWS: tl.constexpr, COLUMNS: tl.constexpr,",
+        "):",
+        f'    """{step.batch * step.heads} heads, {step.rows} x {step.columns} scores of depth '
+        f'{step.depth}."""',
+        "    m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)",
+        f"    batch = tl.program_id(1) // {step.heads}",
+        f"    head = tl.program_id(1) % {step.heads}",
+        f"    group = head{f' // {step.groups}' if step.groups > 1 else ''}",
+        f"    d = tl.arange(0, {_power(step.depth)})",
+        f"    e = tl.arange(0, {_power(step.width)})",
+        *_loads(step),
+        '    top = tl.full((ROWS,), float("-inf"), tl.float32)',
+        "    total = tl.zeros((ROWS,), tl.float32)",
+        f"    result = tl.zeros((ROWS, {_power(step.width)}), tl.float32)",
+        *_range(step, splits),
+        *(f"        {line}" for line in _tile(step)),
+        *_stores(step, splits),
+    ]
+    text = "\n".join(lines)
+    return text if splits == 1 else f"{text}\n\n\n{_joiner(name, step, splits)}"
+
+
+def _power(size: int) -> int:
+    """Return the size of a tile's side: a power of 2, at least 16 for the tensor cores."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def _base(place: Place, head: str) -> str:
+    text = f"{identifier(place.tensor)}_in"
+    if place.offset:
+        text += f" + {place.offset}"
+    for word, stride in (("batch", place.strides[0]), (head, place.strides[1])):
+        if stride:
+            text += f" + {word}.to(tl.int64){times(stride)}"
+    return text
+
+
+def _pointers(base: str, terms: tuple[tuple[str, int], ...]) -> str:
+    return " + ".join([base, *(f"{word}{times(stride)}" for word, stride in terms if stride)])
+
+
+def _loads(step: AttentionStep) -> list[str]:
+    query, key, value = step.operands[:3]
+    source = _pointers("queries", ((ROW, query.strides[2]), ("d[None, :]", query.strides[3])))
+    inside = f"({ROW} < {step.rows}) & (d[None, :] < {step.depth})"
+    return [
+        f"    queries = {_base(query, 'head')}",
+        f"    keys = {_base(key, 'group')}",
+        f"    values = {_base(value, 'group')}",
+        f"    q = tl.load({source}, mask={inside}, other=0.0)",
+    ]
+
+
+def _range(step: AttentionStep, splits: int) -> list[str]:
+    """Return the loop over tiles of keys; a causal block ends with its last row."""
+    end = str(step.columns)
+    lines = []
+    if step.is_causal:
+        lines.append(f"    end = tl.minimum((tl.program_id(0) + 1) * ROWS, {step.columns})")
+        end = "end"
+    if splits == 1:
+        return [*lines, f"    for start in range(0, {end}, COLUMNS):"]
+    # Each part has the same number of tiles, but the last.
+    return [
+        *lines,
+        f"    share = tl.cdiv(tl.cdiv({step.columns}, COLUMNS), {splits}) * COLUMNS",
+        "    begin = tl.program_id(2) * share",
+        f"    for start in range(begin, tl.minimum(begin + share, {end}), COLUMNS):",
+    ]
+
+
+def _tile(step: AttentionStep) -> list[str]:
+    """Return the lines for one tile of scores."""
+    _, key, value = step.operands[:3]
+    dtype = step.node.dtype
+    precision = ', input_precision="tf32x3"' if dtype == "float32" else ""
+    keys = _pointers("keys", ((COLUMN, key.strides[2]), ("d[:, None]", key.strides[3])))
+    places = (("n[:, None]", value.strides[2]), ("e[None, :]", value.strides[3]))
+    values = _pointers("values", places)
+    return [
+        "n = start + tl.arange(0, COLUMNS)",
+        f"k = tl.load({keys}, mask=({COLUMN} < {step.columns}) & (d[:, None] < {step.depth}), "
+        "other=0.0)",
+        f"s = tl.dot(q, k{precision})",
+        *_scores(step),
+        f's = tl.where({COLUMN} < {step.columns}, s, float("-inf"))',
+        "new = tl.maximum(top, tl.max(s, 1))",
+        # A row without a key so far has no finite maximum.
+        'shift = tl.where(new == float("-inf"), 0.0, new)',
+        "p = tl.exp(s - shift[:, None])",
+        "scale = tl.exp(top - shift)",
+        "total = total * scale + tl.sum(p, 1)",
+        f"v = tl.load({values}, mask=(n[:, None] < {step.columns}) & (e[None, :] < {step.width}), "
+        "other=0.0)",
+        f"result = tl.dot(p.to({ELEMENTS[dtype]}), v, result * scale[:, None]{precision})",
+        "top = new",
+    ]
+
+
+def _scores(step: AttentionStep) -> list[str]:
+    """Return the lines for the operations on the scores."""
+    inside = f"({ROW} < {step.rows}) & ({COLUMN} < {step.columns})"
+    lines = []
+
+    def loaded(place: Place, other: str) -> str:
+        base = f"({_base(place, 'head')})"
+        pointers = _pointers(base, ((ROW, place.strides[2]), (COLUMN, place.strides[3])))
+        if not place.strides[2] and not place.strides[3]:
+            return f"tl.load({pointers})"
+        mask = inside
+        if not place.strides[2]:
+            mask = f"{COLUMN} < {step.columns}"
+        elif not place.strides[3]:
+            mask = f"{ROW} < {step.rows}"
+        return f"tl.load({pointers}, mask={mask}, other={other})"
+
+    for name, *words in step.spec.steps:
+        match name:
+            case "scale":
+                lines.append(f"s = s * {words[0]!r}")
+            case "mul" | "add":
+                value = f"{loaded(step.operands[3 + words[0]], '0.0')}.to(tl.float32)"
+                sign = "*" if name == "mul" else "+"
+                weight = f" * {words[1]!r}" if name == "add" and words[1] != 1 else ""
+                lines.append(f"s = s {sign} {value}{weight}")
+            case "tanh":
+                lines.append("s = libdevice.tanh(s)")
+            case "fill":
+                mask = loaded(step.operands[3 + words[0]], "0")
+                fill, removes = _number(words[2]), words[1]
+                chosen = f"{fill}, s" if removes else f"s, {fill}"
+                lines.append(f"s = tl.where({mask} != 0, {chosen})")
+            case "causal":
+                lines.append(f"s = tl.where({COLUMN} > {ROW}, {_number(words[0])}, s)")
+    return lines
+
+
+def _number(value: float) -> str:
+    return repr(value) if math.isfinite(value) else f'float("{value}")'
+
+
+def _target(step: AttentionStep) -> str:
+    """Return the pointers to a tile of the result."""
+    width, heads, rows = step.width, step.heads, step.rows
+    if step.spec.heads_inside:
+        place = f"(batch.to(tl.int64) * {rows} * {heads} + head) * {width}"
+        return f"out + {place} + {ROW} * {heads * width} + e[None, :]"
+    return f"out + tl.program_id(1).to(tl.int64) * {rows * width} + {ROW} * {width} + e[None, :]"
+
+
+def _stores(step: AttentionStep, splits: int) -> list[str]:
+    inside = f"({ROW} < {step.rows}) & (e[None, :] < {step.width})"
+    if splits == 1:
+        value = f"(result / total[:, None]).to({ELEMENTS[step.node.dtype]})"
+        return [f"    tl.store({_target(step)}, {value}, mask={inside})"]
+    width, pairs = step.width + 2, step.batch * step.heads
+    return [
+        f"    part = (tl.program_id(2) * {pairs} + tl.program_id(1)).to(tl.int64) * {step.rows}",
+        f"    place = parts + (part + m) * {width}",
+        f"    tl.store(place[:, None] + e[None, :], result, mask={inside})",
+        f"    tl.store(place + {step.width}, top, mask=m < {step.rows})",
+        f"    tl.store(place + {step.width + 1}, total, mask=m < {step.rows})",
+    ]
+
+
+def _joiner(name: str, step: AttentionStep, splits: int) -> str:
+    """Return the kernel that joins the parts of one head's rows."""
+    width, pairs = step.width + 2, step.batch * step.heads
+    value = f"(result / total[:, None]).to({ELEMENTS[step.node.dtype]})"
+    inside = f"({ROW} < {step.rows}) & (e[None, :] < {step.width})"
+    lines = [
+        "@triton.jit",
+        f"def {name}_joined(out, parts, ROWS: tl.constexpr):",
+        f'    """Join {splits} parts of the keys."""',
+        "    m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)",
+        f"    batch = tl.program_id(1) // {step.heads}",
+        f"    head = tl.program_id(1) % {step.heads}",
+        f"    e = tl.arange(0, {_power(step.width)})",
+        '    top = tl.full((ROWS,), float("-inf"), tl.float32)',
+        "    total = tl.zeros((ROWS,), tl.float32)",
+        f"    result = tl.zeros((ROWS, {_power(step.width)}), tl.float32)",
+        f"    for part in range({splits}):",
+        f"        first = (part * {pairs} + tl.program_id(1)).to(tl.int64) * {step.rows}",
+        f"        place = parts + (first + m) * {width}",
+        f"        peak = tl.load(place + {step.width}, mask=m < {step.rows}, other=0.0)",
+        f"        share = tl.load(place + {step.width + 1}, mask=m < {step.rows}, other=1.0)",
+        f"        value = tl.load(place[:, None] + e[None, :], mask={inside}, other=0.0)",
+        "        new = tl.maximum(top, peak)",
+        '        shift = tl.where(new == float("-inf"), 0.0, new)',
+        "        before, now = tl.exp(top - shift), tl.exp(peak - shift)",
+        "        total = total * before + share * now",
+        "        result = result * before[:, None] + value * now[:, None]",
+        "        top = new",
+        f"    tl.store({_target(step)}, {value}, mask={inside})",
+    ]
+    return "\n".join(lines)
+
+
+def launch(name: str, step: AttentionStep, tile: Blocks, arguments: list[str]) -> list[str]:
+    """Return the lines of Python that launch the kernel."""
+    pairs = step.batch * step.heads
+    down = math.ceil(step.rows / tile.rows)
+    words = f"{tile.rows}, {tile.columns}, num_warps={tile.warps}, num_stages={tile.stages}"
+    out, *tensors = arguments
+    if tile.splits == 1:
+        return [
+            f"{name}[({down}, {pairs})](",
+            f"    {', '.join([out, *tensors])},",
+            f"    {words},",
+            ")",
+        ]
+    shape = (tile.splits, pairs, step.rows, step.width + 2)
+    return [
+        f"{name}_parts = torch.empty({shape}, dtype=torch.float32, device={out}.device)",
+        f"{name}[({down}, {pairs}, {tile.splits})](",
+        f"    {', '.join([out, f'{name}_parts', *tensors])},",
+        f"    {words},",
+        ")",
+        f"{name}_joined[({down}, {pairs})]({out}, {name}_parts, {tile.rows}, num_warps=4)",
+    ]

@@ -1,0 +1,1 @@
+"""Recurrences over time: loops over cells, and scans of linear recurrences."""

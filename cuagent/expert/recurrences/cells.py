@@ -1,0 +1,66 @@
+"""Define the cells of recurrences, and the call that computes all steps of one of them.
+
+In each step t, with x = W_ih x_t + b_ih and h = W_hh h_(t-1) + b_hh in slices of the hidden size:
+
+- rnn: h_t = tanh(x + h), or relu of it;
+- gru: r, z = sigmoid(x + h), n = tanh(x_n + r h_n), h_t = n + z (h_(t-1) - n);
+- lstm: i, f, o = sigmoid(x + h), g = tanh(x + h), c_t = f c_(t-1) + i g, h_t = o tanh(c_t).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+GATES = {"rnn_tanh": 1, "rnn_relu": 1, "gru": 3, "lstm": 4}
+"""Slices of the weights of each cell."""
+CELLS = {f"{name}_cell": name for name in GATES}
+"""Operators of single steps."""
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """All steps of one cell on one sequence."""
+
+    cell: str
+    steps: int
+    rows: int
+    """Sequences in the batch."""
+    hidden: int
+    reverse: bool
+    batch_first: bool
+    """The projected inputs have the batch before the steps."""
+
+    @property
+    def gates(self) -> int:
+        return GATES[self.cell]
+
+
+def recurrence(
+    x: Any,
+    states: Any,
+    weight_ih: Any,
+    weight_hh: Any,
+    bias_ih: Any = None,
+    bias_hh: Any = None,
+    *,
+    cell: str,
+    reverse: bool = False,
+    batch_first: bool = False,
+) -> tuple[Any, ...]:
+    """Return h_t of all steps (steps, rows, hidden), and for an lstm the last c (rows, hidden).
+
+    `x` is (steps, rows, features), or with `batch_first` (rows, steps, features). `states` has h
+    and for an lstm c before the first step.
+    """
+    import torch
+
+    x = x.transpose(0, 1) if batch_first else x
+    x = x.flip(0) if reverse else x
+    biases = [] if bias_ih is None else [bias_ih, bias_hh]
+    flags = (bool(biases), 1, 0.0, False, False, False)
+    first = [state.unsqueeze(0).contiguous() for state in states]
+    hx = first if cell == "lstm" else first[0]
+    result = getattr(torch, cell)(x, hx, [weight_ih, weight_hh, *biases], *flags)
+    outputs = result[0].flip(0) if reverse else result[0]
+    return (outputs, result[2][0]) if cell == "lstm" else (outputs,)

@@ -1,0 +1,299 @@
+"""Replace loops over cells, and the recurrent layers of torch, by calls for all their steps.
+
+A loop qualifies if the cells of all steps have one weight, each reads the state of the one before,
+and no input of a step depends on the loop. On the CPU the call is a kernel of our own, also for
+`nn.LSTM`, `nn.GRU` and `nn.RNN`; on CUDA it is the library's layer. Equal in exact arithmetic.
+Not covered: loops that feed a result back through other operators, projections of LSTM, dropout
+between layers in training, packed sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cuagent.expert.capture.editing import Edit, called, is_item
+from cuagent.expert.capture.export import Captured
+from cuagent.expert.graph.graph import FLOATS
+from cuagent.expert.graph.lowering import argument, dtype_of, shape_of
+from cuagent.expert.recurrences.cells import CELLS, GATES, recurrence
+
+LEAST_STEPS = 2
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Steps of one cell, in order."""
+
+    cell: str
+    steps: tuple[Any, ...]
+
+    @property
+    def weights(self) -> tuple[Any, ...]:
+        """Weights and biases; empty places have None."""
+        return _weights(self.steps[0])
+
+
+def with_recurrences(captured: Captured, device: str) -> tuple[Captured, tuple[str, ...]]:
+    """Return the graph with one call for each recurrence, and the names of replaced operators."""
+    edit = Edit(captured)
+    found = []
+    for loop in _loops(edit):
+        if _replaced(edit, loop, device):
+            found.append(f"{len(loop.steps)} calls of {loop.cell}_cell")
+    if device == "cpu":
+        for node in edit.nodes:
+            if called(node) in GATES and _layers(edit, node):
+                found.append(str(node.name))
+    return (edit.result(), tuple(found)) if found else (captured, ())
+
+
+def _weights(step: Any) -> tuple[Any, ...]:
+    return tuple(argument(step, k, "") for k in range(2, 6))
+
+
+def _states(step: Any) -> list[Any]:
+    return list(step.args[1]) if isinstance(step.args[1], list | tuple) else [step.args[1]]
+
+
+def _results(step: Any) -> list[Any]:
+    """Return the nodes of h and, for an lstm, c behind a step; None for one that nobody reads."""
+    if CELLS[called(step)] != "lstm":
+        return [step]
+    items: list[Any] = [None, None]
+    for user in step.users:
+        if is_item(user):
+            items[user.args[1]] = user
+    return items
+
+
+def _loops(edit: Edit) -> list[Loop]:
+    """Return the chains of steps with equal weights."""
+    loops: list[Loop] = []
+    taken: set[Any] = set()
+    for node in edit.nodes:
+        if called(node) not in CELLS or node in taken or dtype_of(node) not in FLOATS:
+            continue
+        steps = [node]
+        while (later := _next(steps[-1])) is not None:
+            steps.append(later)
+        taken.update(steps)
+        if len(steps) >= LEAST_STEPS:
+            loops.append(Loop(CELLS[called(node)], tuple(steps)))
+    return loops
+
+
+def _next(step: Any) -> Any:
+    """Return the step that continues from all states of this one; None if there is none."""
+    results = _results(step)
+    if None in results:
+        return None
+    for user in results[0].users:
+        same = user.op == "call_function" and called(user) == called(step)
+        if same and _states(user) == results and _weights(user) == _weights(step):
+            return user
+    return None
+
+
+def _replaced(edit: Edit, loop: Loop, device: str) -> bool:
+    """Replace a loop by one call; return False if an input depends on the loop."""
+    inputs = [step.args[0] for step in loop.steps]
+    if len(shape_of(inputs[0])) != 2 or len({shape_of(x) for x in inputs}) != 1:
+        return False
+    position = {node: k for k, node in enumerate(edit.nodes)}
+    if _depends(inputs, set(loop.steps), position[loop.steps[0]], position):
+        return False
+    edit.graph.inserting_before(loop.steps[-1])
+    sequence, batch_first = _sequence(edit, inputs)
+    states = _states(loop.steps[0])
+    call = _whole(edit, loop.cell, sequence, states, loop.weights, False, batch_first, device)
+    call.name = f"{loop.steps[0].name}_loop"
+    outputs, last = _outputs(edit, loop.cell, call, device)
+    _stacks(edit, loop, outputs)
+    for k, step in enumerate(loop.steps):
+        results = _results(step)
+        if results[0] is not None and results[0].users:
+            edit.replace(results[0], _step(edit, outputs, k))
+    if last is not None and (cell := _results(loop.steps[-1])[1]) is not None:
+        edit.replace(cell, last)
+    return True
+
+
+def _depends(inputs: Sequence[Any], steps: set[Any], first: int, position: dict[Any, int]) -> bool:
+    """Return True if an input of a step depends on a step."""
+    stack, seen = list(inputs), set()
+    while stack:
+        node = stack.pop()
+        # Nodes before the first step depend on none; new nodes are views of such.
+        if node in seen or position.get(node, first) < first:
+            continue
+        if node in steps:
+            return True
+        seen.add(node)
+        stack += node.all_input_nodes
+    return False
+
+
+def _sequence(edit: Edit, inputs: Sequence[Any]) -> tuple[Any, bool]:
+    """Return the inputs of all steps as one tensor, and if its batch comes before its steps."""
+    import torch
+
+    bases = {x.args[0] for x in inputs if called(x) == "select"}
+    if len(bases) == 1 and all(called(x) == "select" for x in inputs):
+        base = bases.pop()
+        dims = {x.args[1] % len(shape_of(base)) for x in inputs}
+        if len(shape_of(base)) == 3 and dims <= {0, 1} and len(dims) == 1:
+            (dim,) = dims
+            extent = shape_of(base)[dim]
+            if [x.args[2] % extent for x in inputs] == list(range(extent)):
+                return base, dim == 1
+    return edit.call(torch.ops.aten.stack.default, (list(inputs),)), False
+
+
+def _whole(
+    edit: Edit,
+    cell: str,
+    x: Any,
+    states: Sequence[Any],
+    weights: Sequence[Any],
+    reverse: bool,
+    batch_first: bool,
+    device: str,
+) -> Any:
+    """Add the call of all steps: a kernel of our own on the CPU, the library's layer elsewhere."""
+    import torch
+
+    steps, rows = shape_of(x)[:2][::-1] if batch_first else shape_of(x)[:2]
+    hidden = shape_of(states[0])[-1]
+    if device == "cpu":
+        options = {"cell": cell, "reverse": reverse, "batch_first": batch_first}
+        call = edit.call(
+            recurrence, (x, tuple(states), *weights), options, (steps, rows, hidden), x
+        )
+        value = call.meta["val"]
+        call.meta["val"] = (value, value.new_empty((rows, hidden))) if cell == "lstm" else (value,)
+        return call
+    aten = torch.ops.aten
+    first = [edit.call(aten.unsqueeze.default, (state, 0)) for state in states]
+    present = [w for w in weights if w is not None]
+    flags = (len(present) == 4, 1, 0.0, False, False, batch_first)
+    layer = getattr(aten, cell).input
+    return edit.call(layer, (x, first if cell == "lstm" else first[0], present, *flags))
+
+
+def _outputs(edit: Edit, cell: str, call: Any, device: str) -> tuple[Any, Any]:
+    """Add the results of a call: h of all steps, steps first, and for an lstm the last c."""
+    import operator
+
+    import torch
+
+    def item(k: int) -> Any:
+        return edit.call(operator.getitem, (call, k))
+
+    aten = torch.ops.aten
+    outputs = item(0)
+    if device == "cpu":
+        return outputs, item(1) if cell == "lstm" else None
+    if call.args[-1]:
+        outputs = edit.call(aten.transpose.int, (outputs, 0, 1))
+    last = edit.call(aten.select.int, (item(2), 0, 0)) if cell == "lstm" else None
+    return outputs, last
+
+
+def _step(edit: Edit, outputs: Any, k: int) -> Any:
+    import torch
+
+    return edit.call(torch.ops.aten.select.int, (outputs, 0, k))
+
+
+def _stacks(edit: Edit, loop: Loop, outputs: Any) -> None:
+    """Let readers of all steps, stacked in order, read the result of the call."""
+    import torch
+
+    aten = torch.ops.aten
+    states = [_results(step)[0] for step in loop.steps]
+    if None in states:
+        return
+    for user in list(states[0].users):
+        name = called(user)
+        if name == "stack" and list(user.args[0]) == states:
+            stack, dim = user, argument(user, 1, "dim", 0) % 3
+        elif name == "unsqueeze" and len(user.users) == 1:
+            stack, dim = next(iter(user.users)), user.args[1] % 3
+            if not _joins(stack, states, dim):
+                continue
+        else:
+            continue
+        if dim == 0:
+            edit.replace(stack, outputs)
+        elif dim == 1:
+            moved = edit.call(aten.transpose.int, (outputs, 0, 1))
+            options = {"memory_format": torch.contiguous_format}
+            edit.replace(stack, edit.call(aten.clone.default, (moved,), options))
+
+
+def _joins(node: Any, states: Sequence[Any], dim: int) -> bool:
+    """Return True for a concatenation of all steps, each with a new dimension."""
+    if called(node) != "cat" or argument(node, 1, "dim", 0) % 3 != dim:
+        return False
+    parts = list(node.args[0])
+    return len(parts) == len(states) and all(
+        called(part) == "unsqueeze" and part.args[0] is state and part.args[1] % 3 == dim
+        for part, state in zip(parts, states, strict=True)
+    )
+
+
+def _layers(edit: Edit, node: Any) -> bool:
+    """Replace a recurrent layer of torch on the CPU; return False if a precondition fails."""
+    import torch
+
+    cell, aten = called(node), torch.ops.aten
+    x, hx, weights, biased, layers, _, _, both, batch_first = node.args
+    directions = 2 if both else 1
+    count = 4 if biased else 2
+    first = hx if cell == "lstm" else [hx]
+    plain = isinstance(batch_first, bool) and len(shape_of(x)) == 3 and dtype_of(x) in FLOATS
+    if not plain or len(weights) != count * layers * directions:
+        return False
+    edit.graph.inserting_before(node)
+    hidden: list[Any] = []
+    cells: list[Any] = []
+    for layer in range(layers):
+        outputs = []
+        for direction in range(directions):
+            k = layer * directions + direction
+            own = [*weights[k * count : (k + 1) * count], None, None][:4]
+            states = [edit.call(aten.select.int, (state, 0, k)) for state in first]
+            reverse = direction == 1
+            call = _whole(edit, cell, x, states, own, reverse, batch_first, "cpu")
+            call.name = f"{node.name}_{layer}" + ("_reverse" if reverse else "")
+            result, last = _outputs(edit, cell, call, "cpu")
+            outputs.append(result)
+            hidden.append(_step(edit, result, 0 if reverse else shape_of(result)[0] - 1))
+            cells.append(last)
+        x, batch_first = outputs[0], False
+        if both:
+            x = edit.call(aten.cat.default, (outputs, 2))
+    _layer_results(edit, node, x, [hidden, cells])
+    return True
+
+
+def _layer_results(edit: Edit, node: Any, outputs: Any, states: Sequence[list[Any]]) -> None:
+    import torch
+
+    aten = torch.ops.aten
+    for item in list(node.users):
+        k = item.args[1]
+        if not item.users:
+            continue
+        if k > 0:
+            edit.replace(item, edit.call(aten.stack.default, (states[k - 1],)))
+            continue
+        result = outputs
+        if node.args[-1]:
+            result = edit.call(aten.transpose.int, (outputs, 0, 1))
+            if item.meta["val"].is_contiguous():
+                options = {"memory_format": torch.contiguous_format}
+                result = edit.call(aten.clone.default, (result,), options)
+        edit.replace(item, result)

@@ -1,0 +1,148 @@
+"""Attention as a generated Triton kernel: its text, and its results in Triton's interpreter."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from agreement import assert_agrees  # type: ignore[import-not-found]
+from test_attention import FORMS, GROUPS, HEADS, text_of  # type: ignore[import-not-found]
+
+from cuagent.expert.candidate import Candidate, Options, make_candidate
+from cuagent.expert.capture.subject import Target, open_subject
+from cuagent.task import load_task
+
+HOPPER = Target("cuda", (9, 0), 132)
+SMALL = Target("cuda", (9, 0), 8)
+"""A target whose processors a few heads fill, so that the keys are not split."""
+OWN = Options(own_attention=True)
+KERNELS = {
+    "softcap": ("q, k, v", "(torch.tanh(q @ k.mT / 5) * 5).softmax(-1) @ v", HEADS),
+    "values of another size": ("q, k, v", "(q @ k.mT).softmax(-1) @ v[..., :5]", HEADS),
+    "a fill that leaves weight": (
+        "q, k, v, m",
+        "(q @ k.mT).masked_fill(m < 0, -2.0).softmax(-1) @ v",
+        HEADS + ", torch.randn(9, 13)",
+    ),
+    "a factor for each score, and a negative one": (
+        "q, k, v, m",
+        "((q @ k.mT) * m * -0.5).softmax(-1) @ v",
+        HEADS + ", torch.randn(9, 13)",
+    ),
+    "softcap, causal, grouped heads, joined": (
+        "q, k, v",
+        "((torch.tanh(q @ k.repeat_interleave(2, 1).mT * 0.2) * 5).masked_fill("
+        "torch.ones(9, 9).triu(1).bool(), float('-inf')).softmax(-1)"
+        " @ v.repeat_interleave(2, 1)).transpose(1, 2).reshape(2, 9, 32)",
+        GROUPS,
+    ),
+    "one query, many keys": (
+        "q, k, v",
+        "(torch.tanh(q @ k.mT) * 3).softmax(-1) @ v",
+        "torch.randn(2, 4, 1, 40), torch.randn(2, 4, 1500, 40), torch.randn(2, 4, 1500, 40)",
+    ),
+}
+LIBRARY = {name: FORMS[name] for name in ("matmul", "bias and mask", "causal constant", "einsum")}
+INTERPRETED = """
+import sys, torch
+sys.path.insert(0, {folder!r})
+import task, model_new
+torch.manual_seed(0)
+inputs = task.get_inputs()
+if {empty}:
+    inputs[-1][0] = -1.0  # queries without a key
+reference = task.Model()
+with torch.no_grad():
+    exact = reference(*[t.double() for t in inputs])
+    expected = reference(*inputs)
+    got = model_new.ModelNew()(*inputs)
+assert (got.shape, got.dtype, got.stride()) == (expected.shape, expected.dtype, expected.stride())
+assert bool((got.isnan() == exact.isnan()).all())
+exact, got, expected = (t.double().nan_to_num() for t in (exact, got, expected))
+error, bound = ((t - exact).norm() / exact.norm() for t in (got, expected))
+assert error <= 4 * bound + 4e-7, (error, bound)
+"""
+
+
+@pytest.fixture
+def generate(tmp_path: Path) -> Callable[..., Candidate | None]:
+    """Generates a candidate for a target that need not exist here."""
+
+    def generate(text: str, target: Target = HOPPER, options: Options | None = None):
+        path = tmp_path / "task.py"
+        path.write_text(text)
+        subject = replace(open_subject(load_task(f"{path}:Model", device="cpu")), target=target)
+        return make_candidate(subject, options or Options())
+
+    return generate
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_attention_that_the_library_cannot_compute_is_a_kernel(generate, name):
+    module = generate(text_of(KERNELS[name])).files["model_new.py"]
+    forward = module[module.rindex("def forward") :]
+    assert "softmax" not in forward
+    assert "scaled_dot_product_attention" not in forward
+    assert "tf32x3" in module
+    compile(module, "model_new.py", "exec")
+
+
+def test_attention_of_the_library_is_a_kernel_on_request(generate):
+    text = text_of(FORMS["matmul"])
+    assert "@triton.jit" not in generate(text).files["model_new.py"]
+    assert "@triton.jit" in generate(text, options=OWN).files["model_new.py"]
+
+
+@pytest.mark.parametrize("target", [Target("cuda", (7, 5), 40), Target("cpu")])
+def test_devices_without_the_tensor_cores_get_no_kernel(generate, target):
+    candidate = generate(text_of(KERNELS["softcap"]), target)
+    assert candidate is None or "@triton.jit" not in candidate.files["model_new.py"]
+
+
+def test_few_rows_split_the_keys_and_many_do_not(generate):
+    few = generate(text_of(KERNELS["one query, many keys"])).files["model_new.py"]
+    assert "_joined[" in few
+    assert "_joined[" not in generate(text_of(KERNELS["softcap"])).files["model_new.py"]
+
+
+def test_other_tiles_are_other_candidates(generate):
+    text = text_of(KERNELS["one query, many keys"])
+    texts = {generate(text, options=Options(tiles=k)).files["model_new.py"] for k in range(3)}
+    assert len(texts) > 1
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("target", [HOPPER, SMALL], ids=["split", "whole"])
+@pytest.mark.parametrize("dtype", ["torch.float32", "torch.float16"])
+@pytest.mark.parametrize("name", [*KERNELS, *LIBRARY])
+def test_kernel_agrees_with_fp64_in_the_interpreter(
+    generate, tmp_path, python, monkeypatch, name, dtype, target
+):
+    form = (KERNELS | LIBRARY)[name]
+    if dtype != "torch.float32" and "ones(" not in form[1] and "full(" in form[1]:
+        return  # torch has no product of float32 weights and half values
+    candidate = generate(text_of(form, dtype), target, OWN)
+    for path, text in candidate.files.items():
+        (tmp_path / path).write_text(text)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    program = INTERPRETED.format(folder=str(tmp_path), empty=name == "bias and mask")
+    done = subprocess.run([*python, "-c", program], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tiles", [0, 1, 2])
+@pytest.mark.parametrize("dtype", ["torch.float32", "torch.bfloat16", "torch.float16"])
+@pytest.mark.parametrize("name", [*KERNELS, *LIBRARY])
+def test_cuda_kernel_agrees_with_reference(make, name, dtype, tiles):
+    form = (KERNELS | LIBRARY)[name]
+    if dtype != "torch.float32" and "ones(" not in form[1] and "full(" in form[1]:
+        return
+    body = form[1].replace("ones(9, 9)", "ones(9, 9, device=q.device)")
+    body = body.replace("float('-inf')), 1)", "float('-inf'), device=q.device), 1)")
+    text = text_of((form[0], body, form[2]), dtype)
+    assert_agrees(make(text, "Model", replace(OWN, tiles=tiles), "cuda"), "cuda")
