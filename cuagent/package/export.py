@@ -94,7 +94,8 @@ def _write(
     (out / "NOTICE").write_text(NOTICE)
     (out / "__init__.py").write_text(
         f'"""{task.entry} of {task.path.name}, made faster with custom kernels."""\n\n'
-        f'from .{MODULE.removesuffix(".py")} import {ENTRY}\n\n__all__ = ["{ENTRY}"]\n'
+        f"from .{MODULE.removesuffix('.py')} import {ENTRY}, optimize_, restore_\n\n"
+        f'__all__ = ["{ENTRY}", "optimize_", "restore_"]\n'
     )
     shutil.copy(check.__file__, out / "check.py")
     facts = {"name": name, "entry": task.entry, "device": task.device, "task": task.digest}
