@@ -13,7 +13,6 @@ Not covered: vmap and forward-mode differentiation of the operator, modules with
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -27,11 +26,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .forms import Form, form_of
+from .machine import namespace
 
 Run = Callable[[tuple[Any, ...]], Any]
 
-SOURCES = (".py", ".json", ".cu", ".cpp", ".h", ".cuh")
-"""Files whose content names the operator, so that equal packages have equal names everywhere."""
 MAX_FOREIGN = 256
 """Kernels that are kept for parameters of no known module, as those of a loaded torch.export."""
 
@@ -178,21 +176,17 @@ class Boundary:
     # -- registration
 
     def _register(self, folder: Path) -> tuple[Any, Any]:
-        digest = hashlib.sha256()
-        for file in sorted(p for p in folder.rglob("*") if p.suffix in SOURCES and p.is_file()):
-            digest.update(file.read_bytes())
-        namespace = f"cuagent_{digest.hexdigest()[:16]}"
-        while hasattr(getattr(torch.ops, namespace), "call"):  # this package, imported twice
-            namespace += "_"
-        library = torch.library.Library(namespace, "FRAGMENT")
+        name = namespace(folder)
+        while hasattr(getattr(torch.ops, name), "call"):  # this package, imported twice
+            name += "_"
+        library = torch.library.Library(name, "FRAGMENT")
         library.define("call(Tensor[] inputs, Tensor[] state) -> Tensor[]")
         library.impl("call", self.run, "CompositeExplicitAutograd")
-        name = f"{namespace}::call"
-        torch.library.register_fake(name, self.compute, lib=library)
+        torch.library.register_fake(f"{name}::call", self.compute, lib=library)
         torch.library.register_autograd(
-            name, self._backward, setup_context=_save_for_backward, lib=library
+            f"{name}::call", self._backward, setup_context=_save_for_backward, lib=library
         )
-        return library, getattr(torch.ops, namespace).call.default
+        return library, getattr(torch.ops, name).call.default
 
     def _backward(self, ctx: Any, gradients: Sequence[Tensor | None]) -> Any:
         count = ctx.inputs

@@ -39,6 +39,7 @@ from .forms import (
     tensors_in,
     value_text,
 )
+from .machine import slower_here
 from .modes import unverified_mode
 from .verified import kernel_class, original_class, read_verified, verified_text
 
@@ -271,8 +272,8 @@ class Guarded(nn.Module):
     def _construction_difference(self) -> str:
         """Return how the construction differs from the verified one, as a message, or ""."""
         verified = self._facts()
-        if self._unloadable:
-            return self._unloadable
+        if why := self._unloadable or slower_here(self.folder):
+            return why
         positional, named = verified["init"]
         if not same(self._bound(*self._arguments), self._bound(tuple(positional), named)):
             return "the arguments of its constructor differ from the verified ones"

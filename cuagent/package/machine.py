@@ -1,4 +1,4 @@
-"""Remember per machine whether a package is faster than the original there.
+"""Identify a package, and remember per machine whether a package is faster than the original there.
 
 Travels with an exported or applied kernel. `check.py --time` writes the result into the user's
 cache; `optimize_` reads it. A result belongs to one package, one device and one version of torch.
@@ -13,6 +13,9 @@ import platform
 import re
 from pathlib import Path
 from typing import Any
+
+SOURCES = (".py", ".json", ".cu", ".cpp", ".h", ".cuh")
+"""Files whose content identifies a package."""
 
 
 def machine(device: str) -> dict[str, str]:
@@ -30,17 +33,16 @@ def _processor() -> str:
 
 
 def record_path(folder: Path, here: dict[str, str]) -> Path:
-    """Return the file with the result of timing the package in `folder` on this machine."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    digest = hashlib.sha256(json.dumps(here, sort_keys=True).encode())
-    for name in ("verified.json", "model_new.py"):
-        digest.update((folder / name).read_bytes())
-    return Path(base) / "cuagent" / "packages" / f"{digest.hexdigest()[:32]}.json"
+    """Return the file with the result of timing the package in `folder` on a machine."""
+    name = hashlib.sha256(json.dumps(here, sort_keys=True).encode()).hexdigest()[:16]
+    return _records(folder) / f"{name}.json"
 
 
 def slower_here(folder: Path) -> str:
     """Return why the original is to run on this machine, if it was timed as faster; else ""."""
     try:
+        if not _records(folder).is_dir():  # do not initialize CUDA if nothing was timed
+            return ""
         device = json.loads((folder / "verified.json").read_text(encoding="utf-8"))["device"]
         here = machine(device)
         found: dict[str, Any] = json.loads(record_path(folder, here).read_text(encoding="utf-8"))
@@ -53,3 +55,16 @@ def slower_here(folder: Path) -> str:
         f"it was timed on this machine at {speedup:.2f} times the original's speed "
         f"({here['device']}, torch {here['torch']}); time it again with check.py --time"
     )
+
+
+def namespace(folder: Path) -> str:
+    """Return the name of the package's operators in torch.ops; equal packages have equal names."""
+    digest = hashlib.sha256()
+    for file in sorted(p for p in folder.rglob("*") if p.suffix in SOURCES and p.is_file()):
+        digest.update(file.relative_to(folder).as_posix().encode() + file.read_bytes())
+    return f"cuagent_{digest.hexdigest()[:16]}"
+
+
+def _records(folder: Path) -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "cuagent" / "packages" / namespace(folder)
