@@ -6,151 +6,19 @@ import copy
 import importlib
 import io
 import pickle
-import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from blocks import KERNEL, REPLACEMENT, TAIL, USERS, X, close, drawn, ran, written
 from torch import nn
 
 from cuagent.attempt import Attempt
-from cuagent.package.folder import write_files
-from cuagent.package.guarded import guarded_files
-from cuagent.task.task import Task
-from cuagent.verify.domain import Domain, TensorForm
 
-USERS = """
-import torch
-from torch import nn
-
-SHIFT = 0.5
-
-def shifted(x):
-    return x + SHIFT
-
-class Block(nn.Module):
-    def __init__(self, width, eps=1e-5):
-        super().__init__()
-        self.eps = eps
-        self.sizes = [width, {"half": width // 2}]
-        self.norm = nn.BatchNorm1d(width)
-        self.fc = nn.Linear(width, width)
-        self.head = nn.Linear(width, width, bias=False)
-        self.head.weight = self.fc.weight
-
-    def forward(self, x):
-        return torch.relu(self.head(self.fc(self.norm(x)))) + shifted(x) + self.eps
-"""
-# The kernel is a function of C++ for 4 x 8 inputs; torch computes the rest.
-KERNEL = """
-import torch
-from torch import nn
-from cuagent.kernels import load
-
-kernels = load("kernels/tail.cpp")
-
-class ModelNew(nn.Module):
-    def __init__(self, width, eps=1e-5):
-        super().__init__()
-        self.norm = nn.BatchNorm1d(width)
-        self.fc = nn.Linear(width, width)
-        self.head = nn.Linear(width, width, bias=False)
-        self.head.weight = self.fc.weight
-        self.ran = 0
-
-    def forward(self, x):
-        assert not torch.is_grad_enabled()
-        self.ran += 1
-        n = self.norm
-        h = (x - n.running_mean) * torch.rsqrt(n.running_var + n.eps) * n.weight + n.bias
-        h = (h @ self.fc.weight.T + self.fc.bias) @ self.head.weight.T
-        out = torch.empty_like(x)
-        kernels.tail(out, h, x, x.numel())
-        return out
-"""
-TAIL = """
-extern "C" void tail(float* out, const float* h, const float* x, long n) {
-  for (long i = 0; i < n; ++i) out[i] = (h[i] > 0 ? h[i] : 0) + (x[i] + 0.5f) + 1e-5f;
-}
-"""
-INIT = '{"kind": "list", "items": [{"kind": "list", "items": [{"kind": "const", "value": 8}]}, '
-INIT += '{"kind": "dict", "keys": [], "items": []}]}'
-DOMAIN = Domain(
-    "cpu",
-    ("x",),
-    '{"kind": "list", "items": [{"kind": "tensor"}]}',
-    (TensorForm("float32", (4, 8), (8, 1)),),
-    INIT,
-)
-TASK = Task(path=Path("users.py"), entry="Block", source=USERS)
-ATTEMPT = Attempt((("kernels/tail.cpp", TAIL), ("model_new.py", KERNEL)))
-
-
-def written(folder: Path, attempt: Attempt = ATTEMPT, task: Task = TASK) -> None:
-    write_files(guarded_files(attempt, task, DOMAIN, "reference.py"), folder)
-    (folder / "__init__.py").write_text("from .model_new import optimize_, restore_\n")
-
-
-@pytest.fixture(scope="module")
-def parent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("replace")
-    written(folder / "block_fast")
-    (folder / "users.py").write_text(USERS)
-    (folder / "edited.py").write_text(USERS.replace("torch.relu", "torch.sigmoid"))
-    (folder / "shifted.py").write_text(USERS.replace("SHIFT = 0.5", "SHIFT = 0.75"))
-    sys.path.insert(0, str(folder))
-    yield folder
-    sys.path.remove(str(folder))
-    for name in ("users", "edited", "shifted"):
-        sys.modules.pop(name, None)
-
-
-@pytest.fixture(scope="module")
-def package(parent: Path) -> ModuleType:
-    return importlib.import_module("block_fast")
-
-
-@pytest.fixture(autouse=True)
-def silent(package: ModuleType) -> Iterator[None]:
-    importlib.import_module("block_fast.model_new").PACKAGE.warned.clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def drawn(module: nn.Module) -> nn.Module:
-    torch.manual_seed(1)
-    for tensor in (*module.parameters(), *module.buffers()):
-        if tensor.is_floating_point():
-            tensor.data.uniform_(0.5, 1.5)
-    return module.eval()
-
-
-@pytest.fixture
-def original() -> Any:
-    return drawn(importlib.import_module("users").Block(8))
-
-
-@pytest.fixture
-def model(original: Any, package: ModuleType) -> Any:
-    made = nn.Sequential(copy.deepcopy(original), nn.Identity()).eval()
-    assert package.optimize_(made) is made
-    return made
-
-
-def ran(model: Any) -> int:
-    return int(model[0].__dict__["_cuagent_replacement"].kernel.ran)
-
-
-def close(one: Any, other: Any) -> None:
-    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-
-
-X = torch.randn(4, 8, generator=torch.Generator().manual_seed(3))
+pytestmark = pytest.mark.usefixtures("silent")
 
 
 def test_optimized_module_is_the_same_object_and_runs_the_kernel(
@@ -165,7 +33,7 @@ def test_optimized_module_is_the_same_object_and_runs_the_kernel(
     with torch.no_grad():
         close(module(X), original(X))
         close(module(x=X), original(X))
-    assert module.__dict__["_cuagent_replacement"].kernel.ran == 2
+    assert module.__dict__[REPLACEMENT].kernel.ran == 2
     assert module.why_original(X) == ""
 
 
