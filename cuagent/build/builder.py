@@ -32,9 +32,16 @@ MOST_SOURCES = 100
 
 
 def build(
-    attempt: Attempt, device: Device, *, cache: Path | None = None, confine: Confine = sandboxed
+    attempt: Attempt,
+    device: Device,
+    *,
+    cache: Path | None = None,
+    confine: Confine = sandboxed,
+    arch: str = "",
 ) -> Build:
     """Compile all sources in parallel, except those in the cache.
+
+    `arch` is the compute capability to compile for, such as 90a; "" stands for this machine's.
 
     `cache` defaults to the loader's. A CPU task skips `.cu` sources, with a warning. Raises
     CompilerMissing if the machine lacks a compiler; this is not a fault of the attempt.
@@ -57,7 +64,7 @@ def build(
         run = runner(folder, confine, TOTAL_SECONDS)
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
             results = list(
-                pool.map(lambda s: _build_source(attempt, folder, s, root, run), sources)
+                pool.map(lambda s: _build_source(attempt, folder, s, root, run, arch), sources)
             )
     libraries = [r for r, _ in results if r is not None]
     diagnostics += [d for _, found in results for d in found]
@@ -91,7 +98,7 @@ def versions() -> dict[str, str]:
 
 
 def _build_source(
-    attempt: Attempt, folder: Path, source: str, root: Path, run: compiler.Run
+    attempt: Attempt, folder: Path, source: str, root: Path, run: compiler.Run, arch: str
 ) -> tuple[Library | None, list[Diagnostic]]:
     start = time.perf_counter()
     path = folder / source
@@ -103,7 +110,7 @@ def _build_source(
         prototypes.parse(text, source)
         recipe = compiler.read_recipe(path)
         _require_covered(recipe, folder)
-        tools = compiler.toolchain(recipe.form)
+        tools = compiler.toolchain(recipe.form, arch)
         library = root / tools.name / recipe.file
         cached = dependencies.is_current(library, path.parent)
         if not cached:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,9 +18,17 @@ from cuagent.cli.trust import require_trusted_run
 
 if TYPE_CHECKING:
     from cuagent.attempt import Attempt
+    from cuagent.build import Build
     from cuagent.judge import Judgement
     from cuagent.measure.ladder import Ladder
     from cuagent.task.task import Task
+
+
+class Form(StrEnum):
+    """Layout of the exported folder."""
+
+    PACKAGE = "package"
+    HF_KERNELS = "hf-kernels"
 
 
 def export(
@@ -30,18 +40,29 @@ def export(
         int | None,
         typer.Option(metavar="N", help="Accepted attempt to export; default: the result."),
     ] = None,
+    arch: Annotated[
+        str,
+        typer.Option(
+            metavar="LIST",
+            help="Compile ahead of time for these GPUs, such as sm_80,sm_90; others compile at "
+            "first use.",
+        ),
+    ] = "",
+    form: Annotated[
+        Form, typer.Option("--format", help="A package for pip, or a Hugging Face kernels folder.")
+    ] = Form.PACKAGE,
     force: Annotated[
         bool, typer.Option("--force", "-f", help="Export a kernel that was measured to be slower.")
     ] = False,
     trust: options.Trust = False,
     run_dir: RunDir = RUNS,
 ) -> None:
-    """Write the result of a run as a separate folder.
+    """Write the result of a run as a package that pip installs.
 
-    For an attempt it holds model_new.py, the kernels, the small loader, a check and a README with
-    the measured figures; the kernels run for calls that were verified, the original module for
-    all others. If no kernel is faster than the best free option, it holds a function that applies
-    that option to your module. Both work without cuagent.
+    For an attempt it holds optimize_(model) and restore_(model), ModelNew, the kernels, a check and
+    a README with the measured figures; the kernels run for calls that were verified, the original
+    module for all others. If no kernel is faster than the best free option, it holds a function
+    that applies that option to your module. Both work without cuagent.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise Refused(f"{out}: already exists; name an empty or new folder")
@@ -60,11 +81,56 @@ def export(
         found = ladder_of(records)
     if attempt is not None and best is not None:
         refuse_slower(best, force=force)
-    if best is not None and (attempt is not None or force):
-        made = write_package(attempts[best.attempt], task, best, out)
-        say(f"exported to {made}")
+    names = capabilities(arch)
+    if names and task.device == "cpu":
+        raise Refused(f"{folder.id}: its kernels run on the CPU; --arch is for CUDA")
+
+    def write(to: Path) -> str:
+        if best is not None and (attempt is not None or force):
+            builds = built_for(attempts[best.attempt], names)
+            made = write_package(attempts[best.attempt], task, best, to, builds=builds)
+            return f"exported to {made}"
+        return write_result(task, best, found, attempts, to, names)
+
+    if form is Form.PACKAGE:
+        say(write(out))
         return
-    say(write_result(task, best, found, attempts, out))
+    from tempfile import TemporaryDirectory
+
+    from cuagent.package import hub_repository
+
+    with TemporaryDirectory(prefix="cuagent-export-") as scratch:
+        write(Path(scratch) / "package")
+        hub_repository(Path(scratch) / "package", out)
+    say(f"exported to {out} in the format of Hugging Face kernels")
+
+
+def capabilities(names: str) -> list[str]:
+    """Return the compute capabilities of `sm_80,sm_90` as the loader names them. Raises Refused."""
+    found = []
+    for name in filter(None, (part.strip() for part in names.split(","))):
+        match = re.fullmatch(r"sm_(\d{2,3})a?", name)
+        if match is None:
+            raise Refused(f"--arch {name}: not an architecture; name some as sm_80,sm_90")
+        # As the loader on such a device: code with "a" may use all of its instructions.
+        found.append(match[1] + ("a" if int(match[1]) >= 90 else ""))
+    return list(dict.fromkeys(found))
+
+
+def built_for(attempt: Attempt, names: Sequence[str]) -> list[Build]:
+    """Compile an attempt for compute capabilities. Raises Refused with the first error."""
+    from cuagent.build import build
+    from cuagent.task import Device
+
+    builds = []
+    for name in names:
+        made = build(attempt, Device.CUDA, arch=name)
+        if not made.ok:
+            errors = [d for d in made.diagnostics if d.severity != "warning"]
+            first = f"{errors[0].file}: {errors[0].message}" if errors else "unknown error"
+            raise Refused(f"--arch sm_{name}: the kernels do not compile: {first}")
+        builds.append(made)
+    return builds
 
 
 def write_result(
@@ -73,8 +139,11 @@ def write_result(
     found: Ladder | None,
     attempts: Mapping[str, Attempt],
     out: Path,
+    names: Sequence[str] = (),
 ) -> str:
     """Export the result of a run and return a line that names it.
+
+    Kernels are compiled ahead of time for the compute capabilities in `names`.
 
     It is an attempt that is faster than the best rung; else the best rung; else a correct attempt,
     if no ladder was measured. `attempts` maps digests. Raises Refused without a result.
@@ -86,7 +155,8 @@ def write_result(
     result = result_of(best, found)
     if best is not None and (result is Result.KERNEL or found is None):
         refuse_slower(best, force=False)
-        made = write_package(attempts[best.attempt], task, best, out)
+        builds = built_for(attempts[best.attempt], names)
+        made = write_package(attempts[best.attempt], task, best, out, builds=builds)
         return f"exported to {made}"
     if result is Result.RUNG and found is not None and found.best is not None:
         rung = found.best

@@ -1,8 +1,9 @@
 """Compile a source to a loadable library, or find the library that was compiled earlier.
 
 A library is looked up by content, in this order: the folders named by CUAGENT_BUILD (read only),
-`prebuilt/` next to the source, the cache of the trusted builder, the cache of this loader. If it is
-in none of them, it is compiled into the last.
+`prebuilt/` next to the source (also code for an earlier GPU of the same major version), the cache
+of the trusted builder, the cache of this loader. If it is in none of them, it is compiled into the
+last.
 
 The key covers every source and header of the tree (`dependencies.tree_of`) with its path, and the
 flags that the source requests from ALLOWED_FLAGS. In the two caches a library also has a manifest:
@@ -33,6 +34,7 @@ from .toolchain import (
     CompilerMissing,
     Toolchain,
     nvcc,
+    runs_on,
     target,
     toolchain,
 )
@@ -183,8 +185,9 @@ def shared_library(recipe: Recipe) -> Path:
         if folder and (Path(folder) / recipe.file).is_file():
             return Path(folder) / recipe.file
     prebuilt = recipe.source.parent / "prebuilt"
-    if prebuilt.is_dir() and (found := prebuilt / target(recipe.form) / recipe.file).is_file():
-        return found
+    for machine in runs_on(target(recipe.form)) if prebuilt.is_dir() else ():
+        if (found := prebuilt / machine / recipe.file).is_file():
+            return found
     tools = toolchain(recipe.form)
     built = cache_root() / tools.name / recipe.file
     loaded = cache_root() / LOADED / f"{tools.name}-{_settings()}" / recipe.file

@@ -121,8 +121,12 @@ def _expanded(flag: str, form: str) -> tuple[str, ...]:
 
 
 @functools.cache
-def toolchain(form: str) -> Toolchain:
-    """Return the installed compiler for a form of source. Raises CompilerMissing."""
+def toolchain(form: str, arch: str = "") -> Toolchain:
+    """Return the installed compiler for a form of source. Raises CompilerMissing.
+
+    `arch` is a compute capability such as 90a; "" stands for this machine's.
+    """
+    machine = f"sm_{arch}" if arch and form != "g++" else target(form)
     libraries: tuple[str, ...] = ()
     command: tuple[str, ...]
     if form == "g++":
@@ -132,19 +136,19 @@ def toolchain(form: str) -> Toolchain:
     elif form == "nvrtc" and (nvrtc := _nvrtc()):
         compiler = nvrtc
         script = str(Path(__file__).with_name("nvrtc.py"))
-        command = (sys.executable, "-I", script, nvrtc, f"-arch={target(form)}", *NVRTC_FLAGS)
+        command = (sys.executable, "-I", script, nvrtc, f"-arch={machine}", *NVRTC_FLAGS)
     else:
         compiler = nvcc()
-        arch = target(form).removeprefix("sm_")
-        code = ("-gencode", f"arch=compute_{arch},code=sm_{arch}")
+        number = machine.removeprefix("sm_")
+        code = ("-gencode", f"arch=compute_{number},code=sm_{number}")
         command = (compiler, *(CUDA_FLAGS if form == "nvcc" else CUBIN_FLAGS), *code)
     version = Path(compiler).name if ".so" in compiler else _version(compiler)
     identity = [_identity(compiler), version]
     if form in ("nvcc", "cubin") and (host := shutil.which(os.environ.get("NVCC_CCBIN") or "gcc")):
         identity += [_identity(host), _version(host)]
     parts = "\0".join((FORMAT, *identity, *command[1:], *libraries, SHIM))
-    name = f"{target(form)}-{hashlib.sha256(parts.encode()).hexdigest()[:16]}"
-    return Toolchain(form, command, libraries, target(form), version, name)
+    name = f"{machine}-{hashlib.sha256(parts.encode()).hexdigest()[:16]}"
+    return Toolchain(form, command, libraries, machine, version, name)
 
 
 def _gxx() -> str:
@@ -196,6 +200,18 @@ def _version(compiler: str) -> str:
     done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()
     return next((line for line in lines if "release" in line), lines[0] if lines else compiler)
+
+
+def runs_on(target: str) -> tuple[str, ...]:
+    """Return the targets whose code runs on a machine of `target`, the best first.
+
+    Code for a GPU runs on later minor versions of the same major one, except code with an "a".
+    """
+    found = re.fullmatch(r"sm_(\d+)(\d)(a?)", target)
+    if found is None:
+        return (target,)
+    lower = (f"sm_{found[1]}{minor}" for minor in range(int(found[2]), -1, -1))
+    return tuple(dict.fromkeys((target, *lower)))
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from cuagent.package.export import Figures, export
 from cuagent.package.folder import ExportError
+from cuagent.package.hub import hub_repository
 from cuagent.package.rung import export_rung
 
-__all__ = ["ExportError", "Figures", "export", "export_rung"]
+__all__ = ["ExportError", "Figures", "export", "export_rung", "hub_repository"]

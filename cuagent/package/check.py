@@ -1,6 +1,8 @@
-"""Compare with the original module: `python check.py [ORIGINAL.py] [--tolerance 1e-2]`.
+"""Compare with the original module: `python check.py [ORIGINAL.py] [--tolerance 1e-2] [--time]`.
 
-This file travels with an exported package and does not import cuagent. ORIGINAL.py is a file with
+This file travels with an exported package and does not import cuagent. In an installed package it
+is `python -m NAME.check`. `--time` also times both in turn for a few seconds. If the kernel is
+slower on this machine, the package runs the original here from then on. ORIGINAL.py is a file with
 the reference class; the default is `reference.py` in this folder. Constructor arguments and inputs
 come from `get_init_inputs` and `get_inputs` of `inputs.py` in this folder if it defines them, else
 from the original. Exit code 0: all outputs agree; 1: they differ; 2: wrong usage.
@@ -11,7 +13,10 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
+import statistics
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +24,10 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 SEEDS = (0, 1, 2)
 REFERENCE = "reference.py"
+VERIFIED = "model_new_verified"
+WARM_UP, FEWEST = 5, 11
+TIMED_S, BLOCK_S = 3.0, 0.01
+"""Seconds of all timed blocks, and of one block."""
 INPUTS = "inputs.py"
 
 
@@ -28,6 +37,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Compare with the original module.")
     parser.add_argument("original", nargs="?", type=Path, default=HERE / REFERENCE)
     parser.add_argument("--tolerance", type=float, default=1e-2, help="absolute and relative")
+    parser.add_argument("--time", action="store_true", help="time both, in a few seconds")
     options = parser.parse_args()
     facts = json.loads((HERE / "task.json").read_text())
     if not options.original.is_file():
@@ -45,6 +55,8 @@ def main() -> int:
     given = _module("given_inputs", HERE / INPUTS) if (HERE / INPUTS).is_file() else original
     get_inputs = getattr(given, "get_inputs", None) or original.get_inputs
     args, named = _init(given if hasattr(given, "get_init_inputs") else original)
+    if options.time and "rung" not in facts:
+        _record(facts, None)  # an earlier result must not keep the kernel from running
     torch.manual_seed(0)
     reference = getattr(original, facts["entry"])(*args, **named).to(facts["device"]).eval()
     make = package.ModelNew if "rung" not in facts else getattr(original, facts["entry"])
@@ -64,7 +76,66 @@ def main() -> int:
             print(f"  the original ran, not the kernel: {reason}")
         worst = max(worst, error)
     print("agrees" if worst <= 1 else "DIFFERS")
+    if options.time and worst <= 1:
+        if reason:
+            print("not timed: the original ran, not the kernel")
+        else:
+            _time(facts, reference, candidate, inputs)
     return int(not worst <= 1)
+
+
+def _time(facts: dict[str, Any], reference: Any, candidate: Any, inputs: list[Any]) -> None:
+    """Time both modules in turn, print the ratio, and record it for this machine."""
+    import torch
+
+    def block(module: Any, calls: int) -> float:
+        start = time.perf_counter()
+        with torch.no_grad():
+            for _ in range(calls):
+                module(*inputs)
+            if facts["device"] == "cuda":
+                torch.cuda.synchronize()
+        return (time.perf_counter() - start) / calls
+
+    modules = (reference, candidate)
+    once = [min(block(module, 1) for _ in range(WARM_UP)) for module in modules]
+    calls = max(1, round(BLOCK_S / max(*once, 1e-9)))
+    end = time.monotonic() + TIMED_S
+    pairs: list[tuple[float, float]] = []
+    while time.monotonic() < end or len(pairs) < FEWEST:
+        turn = [0, 1] if len(pairs) % 2 else [1, 0]
+        taken = {n: block(modules[n], calls) for n in turn}
+        pairs.append((taken[0], taken[1]))
+    ratios = sorted(old / new for old, new in pairs)
+    median = statistics.median(ratios)
+    # Order statistics bound the median with 95 % confidence (binomial, normal approximation).
+    half = 0.98 * len(ratios) ** 0.5
+    low = ratios[max(0, math.floor(len(ratios) / 2 - half))]
+    high = ratios[min(len(ratios) - 1, math.ceil(len(ratios) / 2 + half))]
+    times = [statistics.median(pair[n] for pair in pairs) * 1e6 for n in (0, 1)]
+    print(
+        f"original {times[0]:.1f} us, package {times[1]:.1f} us: {median:.3f}x "
+        f"[{low:.3f}, {high:.3f}]"
+    )
+    if "rung" not in facts:
+        _record(facts, median)
+        if median < 1:
+            print("slower on this machine: from now on the package runs the original here")
+
+
+def _record(facts: dict[str, Any], speedup: float | None) -> None:
+    """Store the result for this machine; None deletes an earlier one."""
+    machine = importlib.import_module(f"{facts['name']}.{VERIFIED}.machine")
+    here = machine.machine(facts["device"])
+    path = machine.record_path(HERE / VERIFIED, here)
+    try:
+        if speedup is None:
+            path.unlink(missing_ok=True)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({**here, "speedup": speedup}, indent=1) + "\n")
+    except OSError as error:
+        print(f"the result cannot be stored ({error}); the package does not use it")
 
 
 def _module(name: str, path: Path) -> ModuleType:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import Protocol
@@ -46,8 +47,8 @@ class Figures(Protocol):
     def contract(self) -> str: ...
 
 
-NOTICE = """`check.py` and, in `model_new_verified`, `_kernels`, `guard.py`, `flags.py`,
-`forms.py` and `verified.py` are part of cuagent, under the Apache License, Version 2.0
+NOTICE = """`check.py` and, in `model_new_verified`, `_kernels` and every file of Python but
+`model_new.py` and those in `imports` are part of cuagent, under the Apache License, Version 2.0
 (https://www.apache.org/licenses/LICENSE-2.0). The rest was made for the owner of the module that it
 replaces, and cuagent claims no right in it.
 """
@@ -59,17 +60,17 @@ def export(
     figures: Figures,
     out: Path,
     *,
-    build: Build | None = None,
+    builds: Sequence[Build] = (),
     measured: date | None = None,
 ) -> Path:
     """Write the package to `out` and return `out`.
 
-    If `build` is given, the package includes its compiled libraries, for machines of this kind.
+    The package includes the compiled libraries of `builds`, each for one kind of machine.
     `measured` is the date in the README; None stands for today.
     Raises ExportError if `out` is not empty or if the verified calls are not recorded.
     """
     with atomic_folder(out) as folder:
-        _write(attempt, task, figures, folder, build, measured)
+        _write(attempt, task, figures, folder, builds, measured)
     return out
 
 
@@ -78,7 +79,7 @@ def _write(
     task: Task,
     figures: Figures,
     out: Path,
-    build: Build | None,
+    builds: Sequence[Build],
     measured: date | None,
 ) -> None:
     name = package_name(task)
@@ -94,7 +95,8 @@ def _write(
     (out / "NOTICE").write_text(NOTICE)
     (out / "__init__.py").write_text(
         f'"""{task.entry} of {task.path.name}, made faster with custom kernels."""\n\n'
-        f'from .{MODULE.removesuffix(".py")} import {ENTRY}\n\n__all__ = ["{ENTRY}"]\n'
+        f"from .{MODULE.removesuffix('.py')} import {ENTRY}, optimize_, restore_\n\n"
+        f'__all__ = ["{ENTRY}", "optimize_", "restore_"]\n'
     )
     shutil.copy(check.__file__, out / "check.py")
     facts = {"name": name, "entry": task.entry, "device": task.device, "task": task.digest}
@@ -102,7 +104,7 @@ def _write(
     inner = [FOLDER, *([f"{FOLDER}.{LOADER}"] if uses_loader else [])]
     (out / "pyproject.toml").write_text(pyproject(name, inner))
     (out / "README.md").write_text(readme(name, attempt, task, figures, measured))
-    for library in build.libraries if build else ():
+    for library in (library for build in builds for library in build.libraries):
         _prebuilt(library.path, (inside / library.source).parent)
 
 

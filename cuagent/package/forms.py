@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 ALIGNMENT = 16
 """Bytes that tensors must be aligned to, as verified; vector loads of other views may fail."""
+STRIDED = torch.strided
 SCALARS = (bool, int, float, str, type(None))
 PLAIN = (Tensor, nn.Parameter, getattr(nn, "Buffer", nn.Parameter))
 """Classes of tensors with plain memory; a subclass may have none."""
@@ -21,10 +22,11 @@ PLAIN = (Tensor, nn.Parameter, getattr(nn, "Buffer", nn.Parameter))
 class Form:
     """Verified dtype, shape and stride (in elements) of one input tensor."""
 
-    __slots__ = ("contiguous", "dtype", "shape", "stride")
+    __slots__ = ("complex", "contiguous", "dtype", "shape", "stride")
 
     def __init__(self, dtype: str, shape: list[int], stride: list[int]) -> None:
         self.dtype = getattr(torch, dtype)
+        self.complex = self.dtype.is_complex
         self.shape = torch.Size(shape)
         self.stride = tuple(stride)
         packed, run = [], 1
@@ -37,14 +39,15 @@ class Form:
         """Return True if `value` is a plain tensor of this form on `device`."""
         return (
             value.__class__ in PLAIN
-            and is_strided(value)
-            and value.shape == self.shape
+            and value.layout is STRIDED
+            and not value.is_nested
             and value.dtype is self.dtype
+            and value.shape == self.shape
             and value.device == device
             and (value.is_contiguous() if self.contiguous else value.stride() == self.stride)
             and not value.data_ptr() % ALIGNMENT
             and not value.is_neg()
-            and not value.is_conj()
+            and not (self.complex and value.is_conj())
         )
 
     def __str__(self) -> str:

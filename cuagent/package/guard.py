@@ -25,7 +25,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
-from torch.autograd import forward_ad
 
 from .flags import flags_kept, flags_set, read_flags, set_flags
 from .forms import (
@@ -40,6 +39,8 @@ from .forms import (
     tensors_in,
     value_text,
 )
+from .machine import slower_here
+from .modes import unverified_mode
 from .verified import kernel_class, original_class, read_verified, verified_text
 
 SHARED = (
@@ -79,6 +80,8 @@ class Guarded(nn.Module):
     _imported_flags: ClassVar[dict[str, Any]] = {}
     """Flags that the import of the kernel's module changed."""
     _was_imported: ClassVar[bool] = False
+    _unloadable: ClassVar[str] = ""
+    """Why the kernel cannot be used in this process, such as a missing compiler."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__()
@@ -106,7 +109,12 @@ class Guarded(nn.Module):
             set_flags(verified["flags"])
             before = read_flags()
             set_flags(cls._imported_flags)
-            made = kernel_class(self.folder)
+            try:
+                made = kernel_class(self.folder)
+            except Exception as error:  # noqa: BLE001  importing it compiles the kernel
+                line = str(error).strip().partition("\n")[0] or type(error).__name__
+                cls._unloadable = f"the kernel cannot be loaded ({line})"
+                made = original_class(self.folder, self.reference, verified)
             if not cls._was_imported:  # only the first import runs the module's body
                 cls._imported_flags, cls._was_imported = _changed(before), True
             kernel = made(*args, **named)
@@ -157,7 +165,7 @@ class Guarded(nn.Module):
             or self._construction
             or self._changed
             or len(args) != len(verified["forms"])
-            or _unverified_mode(verified["device"])
+            or unverified_mode(verified["device"])
             or not all(map(matches, args, verified["forms"], [device] * len(args)))
             or self._state_difference(device)
         ):
@@ -192,7 +200,7 @@ class Guarded(nn.Module):
         device, forms = self._device(verified), verified["forms"]
         if self.training:
             return "the module is in training mode; call eval() to use the kernel"
-        if mode := _unverified_mode(verified["device"]):
+        if mode := unverified_mode(verified["device"]):
             return mode
         if self._construction:
             return self._construction
@@ -264,6 +272,8 @@ class Guarded(nn.Module):
     def _construction_difference(self) -> str:
         """Return how the construction differs from the verified one, as a message, or ""."""
         verified = self._facts()
+        if why := self._unloadable or slower_here(self.folder):
+            return why
         positional, named = verified["init"]
         if not same(self._bound(*self._arguments), self._bound(tuple(positional), named)):
             return "the arguments of its constructor differ from the verified ones"
@@ -460,14 +470,3 @@ def _call_outside_graph(module: Guarded, args: tuple[Any, ...], named: dict[str,
 def _changed(before: dict[str, Any]) -> dict[str, Any]:
     """Return the flags that have changed, with their values now."""
     return {name: value for name, value in read_flags().items() if before[name] != value}
-
-
-def _unverified_mode(device: str) -> str:
-    """Return the active torch mode that would change a kernel's result, as a message, or ""."""
-    if torch.is_autocast_enabled(device):
-        return "autocast is enabled"
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return "a transform of torch.func is active"
-    if forward_ad._current_level >= 0:
-        return "forward-mode differentiation is active"
-    return "the call is traced" if torch._C._get_tracing_state() is not None else ""

@@ -22,7 +22,10 @@ FACTS = "verified.json"
 SET_PRODUCTS = ("torch.backends", "fp32_precision", "allow_tf32", "matmul_precision")
 SET_OTHERS = ("benchmark", "deterministic", "set_default", "accumulation")
 """Words of a candidate that may change flags of its process: those of products, and others."""
-GUARD_FILES = ("guard.py", "forms.py", "verified.py")
+GUARD_FILES = (
+    *("boundary.py", "forms.py", "graphs.py", "guard.py", "likeness.py", "machine.py", "modes.py"),
+    *("replace.py", "verified.py", "watch.py"),
+)
 """Files of this package that are copied into every export; they do not import cuagent."""
 
 
@@ -95,10 +98,10 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 
 if __package__:
-    from .{FOLDER} import guard
+    from .{FOLDER} import guard, replace
 else:  # imported by path, not as part of a package
     sys.path += [path for path in (str(HERE),) if path not in sys.path]
-    from {FOLDER} import guard
+    from {FOLDER} import guard, replace
 
 if Path(guard.__file__).resolve().parent.parent != HERE:
     raise ImportError(
@@ -111,6 +114,23 @@ class {ENTRY}(guard.Guarded):
 
     folder = HERE / "{FOLDER}"
     reference = HERE / "{reference}"
+
+
+PACKAGE = replace.Package({ENTRY}.folder, {ENTRY}.reference)
+
+
+def optimize_(model, original=None):
+    """Let the {task.entry} modules in `model` run the kernel, in place; return `model`.
+
+    Parameters, state_dict and hooks stay. With gradients the backward pass is the original's.
+    `original` names the class of the modules if its file is not the verified one.
+    """
+    return replace.optimize_(model, PACKAGE, original)
+
+
+def restore_(model):
+    """Undo `optimize_`; return `model`."""
+    return replace.restore_(model)
 '''
 
 

@@ -271,7 +271,7 @@ def test_failed_export_leaves_no_files(tmp_path: Path):
 
 def test_export_uses_prebuilt_library_without_compiler(tmp_path: Path, run: Run):
     built = build(ATTEMPT, Device.CPU, cache=tmp_path / "cache")
-    out = export(ATTEMPT, TASK, MEASURED, tmp_path / "out", build=built)
+    out = export(ATTEMPT, TASK, MEASURED, tmp_path / "out", builds=[built])
     program = f"sys.path.insert(0, {str(out.parent)!r}); from out import ModelNew\n{USE}"
     environment = {"PATH": "/nonexistent", "HOME": str(tmp_path / "home")}
     done = run(program, tmp_path, environment)

@@ -1,0 +1,343 @@
+"""Call a verified kernel from graphs and with gradients: operators of torch with the original's
+backward.
+
+Travels with an exported or applied kernel, next to `replace.py`. Each package registers one
+operator in a namespace of its own, `call(Tensor[] inputs, Tensor[] state) -> Tensor[]`. It runs the
+kernel for a verified call and the original for every other, so its fake implementation and its
+gradients are those of the original. torch.compile and torch.export keep it as one node.
+
+Gradients: the backward pass computes the original again from the saved inputs and parameters, and
+differentiates it. It can be differentiated twice. A kernel needs no backward pass of its own.
+Not covered: vmap and forward-mode differentiation of the operator, modules without any tensor.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .forms import Form, form_of
+from .machine import namespace
+
+Run = Callable[[tuple[Any, ...]], Any]
+
+MAX_FOREIGN = 256
+"""Kernels that are kept for parameters of no known module, as those of a loaded torch.export."""
+
+
+class Unsuitable(Exception):
+    """The module or call cannot use the kernel. The message is one line."""
+
+
+class Boundary:
+    """The operators of one package, and the original that they compute gradients with."""
+
+    def __init__(
+        self, folder: Path, forms: Any, original: nn.Module, make_kernel: Callable[[], nn.Module]
+    ) -> None:
+        self.original = original.eval()
+        self.names, self.unique = state_names(original)
+        self.forms = [form_of(tensor) for tensor in self.unique]
+        self._forms = forms
+        self._make_kernel = make_kernel
+        self._lock = threading.RLock()
+        self._known: dict[tuple[int, ...], weakref.ref[Any]] = {}
+        self._foreign: dict[tuple[int, ...], tuple[list[weakref.ref[Tensor]], nn.Module]] = {}
+        self.outputs = self._output_forms()
+        self._library, self.call = self._register(folder)
+
+    # -- arguments
+
+    def tensors(self, args: tuple[Any, ...]) -> list[Tensor]:
+        """Return the tensors among the arguments of a verified call, in the order of the forms."""
+        found: list[Tensor] = []
+        _collect(args, self._forms, found)
+        return found
+
+    def arguments(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+        """Return the arguments of a verified call with these tensors."""
+        given = iter(tensors)
+        return tuple(_filled(form, given) for form in self._forms)
+
+    def result(self, flat: Sequence[Tensor]) -> Any:
+        """Return the output in the structure that the original gives it."""
+        spec = self.outputs[1]
+        if spec is None:
+            return flat[0]
+        return pytree.tree_unflatten(list(flat), spec)
+
+    # -- the original
+
+    def compute(self, inputs: Sequence[Tensor], state: Sequence[Tensor]) -> list[Tensor]:
+        """Run the original with this state; no output shares memory with an input."""
+        given = {name: state[at] for name, at in self.names.items()}
+        with self._lock:
+            out = torch.func.functional_call(self.original, given, self.arguments(inputs))
+        return _unaliased(pytree.tree_leaves(out), [*inputs, *state])
+
+    def _output_forms(self) -> tuple[list[tuple[Any, ...]], Any]:
+        """Return (shape, stride, dtype) of each output of a verified call, and their structure.
+
+        Raises Unsuitable if the original does not run without data.
+        """
+        state = [tensor.detach() for tensor in self.unique]
+        device = state[0].device if state else torch.device("cpu")
+        with _disable_current_modes(), torch.no_grad():
+            mode = FakeTensorMode(allow_non_fake_inputs=True)
+            fakes = [mode.from_tensor(tensor) for tensor in state]
+            try:
+                with mode:
+                    inputs = [
+                        torch.empty_strided(
+                            form.shape, form.stride, dtype=form.dtype, device=device
+                        )
+                        for form in _tensor_forms(self._forms)
+                    ]
+                    given = {name: fakes[at] for name, at in self.names.items()}
+                    out = torch.func.functional_call(self.original, given, self.arguments(inputs))
+                    leaves, spec = pytree.tree_flatten(out)
+                    if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
+                        raise Unsuitable("its output holds other values than tensors")
+                    leaves = _unaliased(leaves, [*inputs, *fakes])
+            except Unsuitable:
+                raise
+            except Exception as error:
+                line = str(error).strip().partition("\n")[0]
+                raise Unsuitable(
+                    f"the original does not run without data ({line[:120]})"
+                ) from error
+        forms = [(tuple(t.shape), t.stride(), t.dtype) for t in leaves]
+        return forms, None if isinstance(out, Tensor) else spec
+
+    # -- kernels
+
+    def know(self, state: Sequence[Tensor], owner: Any) -> None:
+        """Remember the module that owns these parameters; `owner.run_in_graph(args)` is called."""
+        self._known = {k: v for k, v in self._known.items() if v() is not None}
+        self._known[_pointers(state)] = weakref.ref(owner)
+
+    def run(self, inputs: Sequence[Tensor], state: Sequence[Tensor]) -> list[Tensor]:
+        """Implement the operator: run the kernel for a verified call, else the original."""
+        forms = _tensor_forms(self._forms)
+        fits = len(inputs) == len(forms) and all(
+            form.fits(tensor, tensor.device) for form, tensor in zip(forms, inputs, strict=True)
+        )
+        run = self._kernel_for(state) if fits else None
+        out = None if run is None else run(self.arguments([t.detach() for t in inputs]))
+        return self.compute(inputs, state) if out is None else self.normalised(out, inputs, state)
+
+    def normalised(
+        self, out: Any, inputs: Sequence[Tensor], state: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """Return the outputs of a kernel in new memory and with the strides of the original's."""
+        leaves = _unaliased(pytree.tree_leaves(out), [*inputs, *state])
+        if len(leaves) != len(self.outputs[0]):
+            raise RuntimeError(
+                f"the kernel returned {len(leaves)} tensors; the original returns "
+                f"{len(self.outputs[0])}"
+            )
+        return [_laid_out(*pair) for pair in zip(leaves, self.outputs[0], strict=True)]
+
+    def _kernel_for(self, state: Sequence[Tensor]) -> Run | None:
+        pointers = _pointers(state)
+        if (known := self._known.get(pointers)) is not None and (owner := known()) is not None:
+            return owner.run_in_graph
+        with self._lock:
+            found = self._foreign.get(pointers)
+            if found is None or any(
+                ref() is not tensor for ref, tensor in zip(found[0], state, strict=True)
+            ):
+                kernel = self._make_kernel()
+                bind_tensors(kernel, {name: state[at] for name, at in self.names.items()})
+                alive = {
+                    k: v for k, v in self._foreign.items() if all(r() is not None for r in v[0])
+                }
+                while len(alive) >= MAX_FOREIGN:
+                    alive.pop(next(iter(alive)))
+                found = ([weakref.ref(tensor) for tensor in state], kernel)
+                self._foreign = {**alive, pointers: found}
+        kernel = found[1]
+
+        def run(args: tuple[Any, ...]) -> Any:
+            with torch.no_grad():
+                return kernel(*args)
+
+        return run
+
+    # -- registration
+
+    def _register(self, folder: Path) -> tuple[Any, Any]:
+        name = namespace(folder)
+        while hasattr(getattr(torch.ops, name), "call"):  # this package, imported twice
+            name += "_"
+        library = torch.library.Library(name, "FRAGMENT")
+        library.define("call(Tensor[] inputs, Tensor[] state) -> Tensor[]")
+        library.impl("call", self.run, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{name}::call", self.compute, lib=library)
+        torch.library.register_autograd(
+            f"{name}::call", self._backward, setup_context=_save_for_backward, lib=library
+        )
+        return library, getattr(torch.ops, name).call.default
+
+    def _backward(self, ctx: Any, gradients: Sequence[Tensor | None]) -> Any:
+        count = ctx.inputs
+        found = self.gradients(ctx.saved_tensors, count, ctx.needed, gradients)
+        return found[:count], found[count:]
+
+    def gradients(
+        self,
+        saved: Sequence[Tensor],
+        count: int,
+        needed: Sequence[bool],
+        gradients: Sequence[Tensor | None],
+    ) -> list[Tensor | None]:
+        """Return the gradients of the needed tensors; the first `count` of `saved` are inputs.
+
+        The original is computed again. The results can be differentiated if gradients are enabled.
+        """
+        again = torch.is_grad_enabled()
+        with torch.enable_grad():
+            # An alias that is part of the caller's graph keeps second derivatives.
+            copies = [
+                (t.view_as(t) if again and t.requires_grad else t.detach().requires_grad_())
+                if need
+                else t.detach()
+                for t, need in zip(saved, needed, strict=True)
+            ]
+            outputs = self.compute(copies[:count], copies[count:])
+            pairs = [
+                (out, gradient)
+                for out, gradient in zip(outputs, gradients, strict=True)
+                if gradient is not None and out.requires_grad
+            ]
+            wanted = [copy for copy, need in zip(copies, needed, strict=True) if need]
+            found = iter(
+                torch.autograd.grad(
+                    [out for out, _ in pairs],
+                    wanted,
+                    [gradient for _, gradient in pairs],
+                    allow_unused=True,
+                    create_graph=again,
+                )
+                if pairs and wanted
+                else [None] * len(wanted)
+            )
+        return [next(found) if need else None for need in needed]
+
+
+def _save_for_backward(ctx: Any, inputs: Any, output: Any) -> None:
+    tensors, state = inputs
+    ctx.inputs = len(tensors)
+    ctx.needed = [t.requires_grad for t in (*tensors, *state)]
+    ctx.save_for_backward(*tensors, *state)
+
+
+class Recomputed(torch.autograd.Function):
+    """The kernel with the original's backward, for calls outside of graphs."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, boundary: Boundary, run: Run, args: tuple[Any, ...], count: int, *tensors: Tensor
+    ) -> Any:
+        ctx.boundary, ctx.inputs = boundary, count
+        ctx.needed = ctx.needs_input_grad[4:]
+        ctx.save_for_backward(*tensors)
+        return tuple(boundary.normalised(run(args), tensors[:count], tensors[count:]))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        found = ctx.boundary.gradients(ctx.saved_tensors, ctx.inputs, ctx.needed, gradients)
+        return None, None, None, None, *found
+
+
+def state_names(module: nn.Module) -> tuple[dict[str, int], list[Tensor]]:
+    """Return the index of each named parameter and buffer, and the tensors, tied ones once."""
+    names: dict[str, int] = {}
+    unique: list[Tensor] = []
+    at: dict[int, int] = {}
+    for name, tensor in [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]:
+        if id(tensor) not in at:
+            at[id(tensor)] = len(unique)
+            unique.append(tensor)
+        names[name] = at[id(tensor)]
+    return names, unique
+
+
+def bind_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Put tensors into the places of parameters and buffers of `module`."""
+    for name, tensor in tensors.items():
+        path, _, key = name.rpartition(".")
+        owner = module.get_submodule(path)
+        if key in owner._parameters:
+            owner._parameters[key] = nn.Parameter(tensor.detach(), requires_grad=False)
+        else:
+            owner._buffers[key] = tensor.detach()
+
+
+def _pointers(state: Sequence[Tensor]) -> tuple[int, ...]:
+    return tuple(tensor.data_ptr() for tensor in state)
+
+
+def _tensor_forms(form: Any) -> list[Form]:
+    if form.__class__ is Form:
+        return [form]
+    items = form.values() if isinstance(form, dict) else form
+    if not isinstance(form, (dict, list, tuple)):
+        return []
+    return [found for item in items for found in _tensor_forms(item)]
+
+
+def _collect(value: Any, form: Any, found: list[Tensor]) -> None:
+    if form.__class__ is Form:
+        found.append(value)
+    elif isinstance(form, (list, tuple)):
+        for item, inner in zip(value, form, strict=True):
+            _collect(item, inner, found)
+    elif isinstance(form, dict):
+        for key, inner in form.items():
+            _collect(value[key], inner, found)
+
+
+def _filled(form: Any, tensors: Any) -> Any:
+    if form.__class__ is Form:
+        return next(tensors)
+    if isinstance(form, dict):
+        return {key: _filled(item, tensors) for key, item in form.items()}
+    if isinstance(form, (list, tuple)):
+        return type(form)(_filled(item, tensors) for item in form)
+    return form
+
+
+def _unaliased(outputs: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
+    """Return the outputs; one that shares memory with another tensor is copied."""
+    seen = {tensor.untyped_storage()._cdata for tensor in others}
+    result = []
+    for tensor in outputs:
+        storage = tensor.untyped_storage()._cdata
+        result.append(tensor.clone() if storage in seen else tensor)
+        seen.add(storage)
+    return result
+
+
+def _laid_out(tensor: Tensor, form: tuple[Any, ...]) -> Tensor:
+    shape, stride, dtype = form
+    if tensor.shape != shape or tensor.dtype is not dtype:
+        raise RuntimeError(
+            f"the kernel returned {tensor.dtype} {list(tensor.shape)}; the original returns "
+            f"{dtype} {list(shape)}"
+        )
+    if tensor.stride() == stride:
+        return tensor
+    return torch.empty_strided(shape, stride, dtype=dtype, device=tensor.device).copy_(tensor)

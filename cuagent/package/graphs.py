@@ -1,0 +1,62 @@
+"""Compare a call with the verified forms while a graph is traced.
+
+Travels with an exported or applied kernel, next to `replace.py`. torch.compile traces these
+functions, so they use plain tuples and attributes of tensors only. What they read becomes a guard
+of the graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .forms import Form
+
+
+def static_form(form: Any) -> tuple[Any, ...]:
+    """Return a verified argument as plain tuples: ("tensor", dtype, shape, stride or None)."""
+    if form.__class__ is Form:
+        stride = None if form.contiguous else form.stride
+        return ("tensor", form.dtype, tuple(form.shape), stride)
+    if isinstance(form, dict):
+        return ("dict", tuple(form), tuple(static_form(item) for item in form.values()))
+    if isinstance(form, (list, tuple)):
+        return ("list", type(form), tuple(static_form(item) for item in form))
+    return ("value", form)
+
+
+def fits_in_graph(module: nn.Module, args: tuple[Any, ...], package: Any) -> bool:
+    """Return True for arguments of the verified forms and a module in eval mode."""
+    if len(args) != len(package.static) or torch.is_autocast_enabled(package.device):
+        return False
+    for inner in module.modules():
+        if inner.training:
+            return False
+    for value, form in zip(args, package.static, strict=True):
+        if not _matches(value, form, package.device):
+            return False
+    return True
+
+
+def _matches(value: Any, form: tuple[Any, ...], device: str) -> bool:
+    if form[0] == "tensor":
+        if not isinstance(value, Tensor) or value.dtype != form[1]:
+            return False
+        if value.device.type != device or tuple(value.shape) != form[2]:
+            return False
+        return value.is_contiguous() if form[3] is None else tuple(value.stride()) == form[3]
+    if form[0] == "dict":
+        if not isinstance(value, dict) or tuple(value) != form[1]:
+            return False
+        return all(
+            _matches(value[key], inner, device) for key, inner in zip(*form[1:], strict=True)
+        )
+    if form[0] == "list":
+        if not isinstance(value, form[1]) or len(value) != len(form[2]):
+            return False
+        return all(
+            _matches(item, inner, device) for item, inner in zip(value, form[2], strict=True)
+        )
+    return type(value) is type(form[1]) and value == form[1]

@@ -1,0 +1,173 @@
+"""Tell whether a module of the user equals the original that a kernel was verified against.
+
+Travels with an exported or applied kernel, next to `replace.py`. Two modules are equal if their
+trees have classes with the same source, the same plain attributes, the same names of parameters
+and buffers, and the same tensors in several places. Functions and constants that a class uses from
+its own file are compared too. Not covered: functions that it imports from other files.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+import textwrap
+import types
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .boundary import state_names
+
+KEY = "_cuagent_replacement"
+"""Attribute of an optimized module with its replacement (`replace.py`)."""
+ORIGINAL = "_cuagent_original"
+"""Attribute of an optimized module's class with the original class."""
+INTERNAL = frozenset((*nn.Module().__dict__, KEY, "_compiled_call_impl"))
+"""Attributes of every module, which are not compared."""
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+DEPTH = 8
+"""Levels of objects in attributes that are compared; deeper ones count as different."""
+
+
+def original_of(module: nn.Module) -> type[nn.Module]:
+    """Return the class of a module; for an optimized module the original class."""
+    kind: type[nn.Module] = getattr(type(module), ORIGINAL, type(module))
+    return kind
+
+
+def difference(module: nn.Module, template: nn.Module, *, any_class: bool = False) -> str:
+    """Return how `module` differs from the verified original, as a message, or "".
+
+    With `any_class` the class of the module itself is not compared.
+    """
+    ours = dict(module.named_modules(remove_duplicate=False))
+    theirs = dict(template.named_modules(remove_duplicate=False))
+    if ours.keys() != theirs.keys():
+        names = ", ".join(sorted(ours.keys() ^ theirs.keys())[:3])
+        return f"its submodules differ from the verified ones ({names})"
+    for path, inner in ours.items():
+        where = path or "the module"
+        one, other = original_of(inner), type(theirs[path])
+        if (path or not any_class) and not same_class(one, other):
+            return f"the source of {one.__name__} differs from the verified one"
+        if path and (inner._forward_hooks or inner._forward_pre_hooks):
+            return f"{where} has hooks"
+        if "forward" in inner.__dict__:
+            return f"the forward of {where} was replaced"
+        if name := _attribute_difference(inner, theirs[path]):
+            return f"attribute {name} of {where} differs from the verified one"
+    if state_names(module)[0] != state_names(template)[0]:
+        return "its parameters and buffers have other names or ties than the verified ones"
+    return ""
+
+
+def _attribute_difference(module: nn.Module, template: nn.Module) -> str:
+    ours, theirs = module.__dict__, template.__dict__
+    for name in [*theirs, *(name for name in ours if name not in theirs and name[:1] != "_")]:
+        if name in INTERNAL:
+            continue
+        if name not in ours or name not in theirs or not same_value(ours[name], theirs[name]):
+            return name
+    return ""
+
+
+@functools.lru_cache(maxsize=4096)
+def same_class(one: type, other: type) -> bool:
+    """Return True if both are one class, or have one name, one source and equal definitions."""
+    if one is other:
+        return True
+    if one.__name__ != other.__name__ or _source(one) != _source(other) or not _source(one):
+        return False
+    if len(one.__bases__) != len(other.__bases__):
+        return False
+    mine, yours = _functions(one), _functions(other)
+    return (
+        all(map(same_class, one.__bases__, other.__bases__))
+        and mine.keys() == yours.keys()
+        and all(_same_globals(mine[name], yours[name], set()) for name in mine)
+    )
+
+
+def same_value(one: Any, other: Any, depth: int = DEPTH) -> bool:
+    """Return True if two attributes have equal types and values at every depth."""
+    if one is other:
+        return True
+    if not depth or (type(one) is not type(other) and not same_class(type(one), type(other))):
+        return False
+    inner = functools.partial(same_value, depth=depth - 1)
+    if isinstance(one, (*PLAIN, enum.Enum)):
+        return bool(one == other)
+    if isinstance(one, Tensor):
+        return one.shape == other.shape and one.dtype is other.dtype and bool((one == other).all())
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(inner, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(inner(one[key], other[key]) for key in one)
+    if isinstance(one, (set, frozenset)):
+        return bool(one == other)
+    if isinstance(one, functools.partial):
+        return all(
+            map(inner, (one.func, one.args, one.keywords), (other.func, other.args, other.keywords))
+        )
+    if isinstance(one, types.FunctionType):
+        return _same_function(one, other, set())
+    if isinstance(one, types.MethodType):
+        return _same_function(one.__func__, other.__func__, set())
+    if isinstance(one, nn.Module) or not hasattr(one, "__dict__"):
+        return False
+    return inner(vars(one), vars(other))
+
+
+def _same_function(one: Any, other: Any, seen: set[Any]) -> bool:
+    if one is other:
+        return True
+    cells = [[cell.cell_contents for cell in f.__closure__ or ()] for f in (one, other)]
+    return (
+        bool(_source(one))
+        and _source(one) == _source(other)
+        and same_value(one.__defaults__, other.__defaults__)
+        and len(cells[0]) == len(cells[1])
+        and all(map(same_value, *cells))
+        and _same_globals(one, other, seen)
+    )
+
+
+def _same_globals(one: types.FunctionType, other: types.FunctionType, seen: set[Any]) -> bool:
+    """Return True if the names that two functions of one source use have equal definitions."""
+    if one.__globals__ is other.__globals__ or one.__qualname__ in seen:
+        return True
+    seen.add(one.__qualname__)
+    missing = object()
+    for name in _names(one.__code__):
+        mine, yours = one.__globals__.get(name, missing), other.__globals__.get(name, missing)
+        if mine is yours:
+            continue
+        if isinstance(mine, types.FunctionType) and isinstance(yours, types.FunctionType):
+            if not _same_function(mine, yours, seen):
+                return False
+        elif isinstance(mine, type) and isinstance(yours, type):
+            if mine.__name__ != yours.__name__ or _source(mine) != _source(yours):
+                return False
+        elif not same_value(mine, yours):
+            return False
+    return True
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _functions(kind: type) -> dict[str, types.FunctionType]:
+    found = {name: inspect.unwrap(value) for name, value in vars(kind).items() if callable(value)}
+    return {n: value for n, value in found.items() if isinstance(value, types.FunctionType)}
+
+
+@functools.lru_cache(maxsize=4096)
+def _source(thing: Any) -> str:
+    try:
+        return textwrap.dedent(inspect.getsource(thing)).strip()
+    except (OSError, TypeError):
+        return ""

@@ -1,0 +1,24 @@
+"""Name the active mode of torch that would change a kernel's result or its gradients.
+
+Travels with an exported or applied kernel, next to `guard.py`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.autograd import forward_ad
+
+
+def unverified_mode(device: str) -> str:
+    """Return the active torch mode that would change a kernel's result, as a message, or ""."""
+    if _any_autocast() and torch.is_autocast_enabled(device):
+        return "autocast is enabled"
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "a transform of torch.func is active"
+    if forward_ad._current_level >= 0:
+        return "forward-mode differentiation is active"
+    return "the call is traced" if torch._C._get_tracing_state() is not None else ""
+
+
+_any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+"""A test without the name of a device, which takes a quarter of the time."""
