@@ -71,7 +71,8 @@ class LocalEngine:
     def run(self, order: Order, report: Report) -> Record:
         self.logs.mkdir(parents=True, exist_ok=True)
         log = self.logs / f"{order.problem.replace('/', '_').replace(' ', '_')}.log"
-        with log.open("wb") as errors:
+        log.unlink(missing_ok=True)  # it may be a link to a file of the user
+        with log.open("xb") as errors:
             process = self._start(errors)
             timer = threading.Timer(limit_s(order), _end, [process])
             timer.start()

@@ -7,7 +7,6 @@ Every text of a problem is escaped, because titles and reasons come from foreign
 from __future__ import annotations
 
 import html
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from cuagent.bench.columns import (
     statuses,
 )
 from cuagent.bench.results import Record
+from cuagent.record.contained_files import write_file
 
 STYLE = """
 :root { color-scheme: light dark; --text: #1c2024; --dim: #60646c; --line: #d9d9e0;
@@ -86,9 +86,7 @@ TEXT_HEADS = frozenset(HEADS[i] for i in (0, 1, 2, 3, 7, 10, 13, 14))
 
 def write_page(records: Sequence[Record], path: Path) -> None:
     """Write the page in one piece, so that a reader never sees half of it."""
-    partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_text(page(records), encoding="utf-8")
-    partial.replace(path)
+    write_file(path.parent, path.name, page(records).encode("utf-8"))
 
 
 def page(records: Sequence[Record]) -> str:
@@ -226,7 +224,7 @@ def _number(value: Any, form: str, scale: float = 1.0) -> str:
 
 
 def _cell(text: str, css: str = "") -> str:
-    return f'<td class="{css}">{_text(text)}</td>'
+    return f'<td class="{_text(css)}">{_text(text)}</td>'
 
 
 def _class(head: str) -> str:

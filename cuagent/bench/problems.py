@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+CUAGENT_FOLDER = ".cuagent"
 LEVELS = (1, 2, 3)
 """Levels of KernelBench with a published comparison; level 4 has whole language models."""
 TASK_FOLDER = "tasks"
@@ -111,10 +112,23 @@ def _is_task(file: Path, folder: Path) -> bool:
         return False
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, SyntaxError):
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         return False
     names = {getattr(node, "name", "") for node in tree.body}
     return {"Model", "get_inputs"} <= names
+
+
+def refuse_links(out: Path, parts: Iterable[str] = ()) -> None:
+    """Raise BenchError if a part of an output folder, or `.cuagent` above it, is a link.
+
+    The folder may come with a cloned repository, and a link in it would lead to other files.
+    """
+    above = [path for path in (out, *out.parents) if CUAGENT_FOLDER in path.parts]
+    for path in (*above, *(out / part for part in parts)):
+        if path.is_symlink():
+            raise BenchError(
+                f"{path}: is a link; check where it leads, remove it, or name another --out"
+            )
 
 
 def parquet(file: Path, into: Path, wanted: str = "") -> list[Problem]:
@@ -123,6 +137,7 @@ def parquet(file: Path, into: Path, wanted: str = "") -> list[Problem]:
     `wanted` selects row numbers, as in `0-99`. Raises BenchError.
     """
     selected = {number for _, number in parse_selection(wanted)}
+    refuse_links(into, [TASK_FOLDER])
     folder = into / TASK_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     problems, seen = [], set[str]()
@@ -132,6 +147,7 @@ def parquet(file: Path, into: Path, wanted: str = "") -> list[Problem]:
             continue
         seen.add(code)
         path = folder / f"row_{number:05}.py"
+        refuse_links(folder, [path.name])
         if not path.exists() or path.read_text(encoding="utf-8") != code:
             path.write_text(code, encoding="utf-8")
         group = str(row.get("data_source") or "rows")

@@ -3,7 +3,11 @@
 A record is a plain dict; `docs/guides/bench.md` lists its fields. Each line is written at once and
 synced, so a kill loses at most the problem in progress. A line that a kill cut off is dropped.
 
-Invariant: `finished` returns a record only if task, tool, device and settings are the same.
+Each record has an authentication code of this user and machine (`record.origin`): the folder may
+come with a cloned repository, and a forged record would count as a result.
+
+Invariants: `finished` returns a record only if task, tool, device and settings are the same. No
+link is followed below the folder.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,12 +24,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cuagent.bench.problems import BenchError
+from cuagent.bench.problems import TASK_FOLDER, BenchError, refuse_links
+from cuagent.record.origin import MAC, has_valid_mac, with_mac
 
 Record = dict[str, Any]
 FORMAT = 1
 """Format of the records. Increase it when their meaning changes: older ones are then redone."""
-RESULTS = "results.jsonl"
+RESULTS, LOCK, LOGS, RUNS, PAGE = "results.jsonl", ".lock", "logs", "runs", "report.html"
+"""Parts of an output folder."""
+NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+TEXTS = ("problem", "key", "title", "group", "status", "reason", "cuagent", "time")
+"""Fields of every record that are texts."""
+TABLES = ("certification", "ratios", "times", "seconds", "versions", "lax", "strict", "parts")
+"""Fields that are tables of figures or None, if a record has them."""
 SOURCES = ("*.py", "*.md", "*.cu", "*.cpp", "*.h")
 """Files of the package that can change a result."""
 
@@ -48,11 +60,15 @@ def key_of(task: str, device: str, settings: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def opened_for_writing(out: Path) -> Iterator[ResultFile]:
-    """Open the results of a folder for one benchmark at a time. Raises BenchError."""
+def opened_for_writing(out: Path, *, trust: bool = False) -> Iterator[ResultFile]:
+    """Open the results of a folder for one benchmark at a time. Raises BenchError.
+
+    `trust` also accepts records that were not written by this user on this machine.
+    """
+    refuse_links(out, (RESULTS, LOCK, LOGS, RUNS, PAGE, TASK_FOLDER))
     try:
         out.mkdir(parents=True, exist_ok=True)
-        lock = (out / ".lock").open("a")
+        lock = os.fdopen(os.open(out / LOCK, os.O_WRONLY | os.O_CREAT | NO_LINK, 0o644), "w")
     except OSError as error:
         raise BenchError(f"{out}: cannot be written ({error.strerror or error})") from error
     with lock:
@@ -62,15 +78,19 @@ def opened_for_writing(out: Path) -> Iterator[ResultFile]:
             raise BenchError(
                 f"{out}: another benchmark writes there; name another --out"
             ) from error
-        yield ResultFile(out / RESULTS)
+        yield ResultFile(out / RESULTS, trust=trust)
 
 
 class ResultFile:
     """The results of one folder, open for appending."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, trust: bool = False) -> None:
         self.path = path
-        self.records = read_results(path)
+        found = list(_records(path))
+        self.records = [_plain(r) for r in found if trust or has_valid_mac(r)]
+        """Records that were written here, or all if the user trusts them."""
+        self.foreign = len(found) - len(self.records)
+        """Number of records of another origin; they do not count."""
         _drop_partial_line(path)
 
     def finished(self, name: str, key: str) -> Record | None:
@@ -80,8 +100,9 @@ class ResultFile:
 
     def append(self, record: Record) -> None:
         """Write a record in one piece and sync it."""
-        line = json.dumps(record, allow_nan=False) + "\n"
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        line = json.dumps(with_mac(record), allow_nan=False) + "\n"
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_LINK
+        descriptor = os.open(self.path, flags, 0o644)
         try:
             os.write(descriptor, line.encode())
             os.fsync(descriptor)
@@ -91,26 +112,49 @@ class ResultFile:
 
     def set_aside(self) -> None:
         """Rename the file, so that every problem is done again."""
-        if self.records:
+        if self.records or self.foreign:
             self.path.rename(self.path.with_suffix(f".{int(time.time())}.jsonl"))
-            self.records = []
+            self.records, self.foreign = [], 0
 
 
 def read_results(path: Path) -> list[Record]:
-    """Return the records of a results file or of a folder with one; [] if there is none.
+    """Return the records of a results file or of a folder with one, of any origin; [] if there is
+    none.
 
     Lines that are no record of this format are left out.
     """
-    file = path / RESULTS if path.is_dir() else path
-    if not file.exists():
-        return []
-    records = []
-    for line in file.read_bytes().split(b"\n"):
-        with suppress(ValueError):
+    return [_plain(r) for r in _records(path / RESULTS if path.is_dir() else path)]
+
+
+def _records(file: Path) -> Iterator[Record]:
+    for line in _content(file).split(b"\n"):
+        with suppress(ValueError, RecursionError):
             record = json.loads(line)
-            if isinstance(record, dict) and record.get("format") == FORMAT:
-                records.append(record)
-    return records
+            if isinstance(record, dict) and record.get("format") == FORMAT and _is_whole(record):
+                yield record
+
+
+def _content(file: Path) -> bytes:
+    """Return the content of a regular file; b"" if there is none."""
+    try:
+        with os.fdopen(os.open(file, os.O_RDONLY | NO_LINK), "rb") as opened:
+            return opened.read() if stat.S_ISREG(os.fstat(opened.fileno()).st_mode) else b""
+    except OSError:
+        return b""
+
+
+def _is_whole(record: Record) -> bool:
+    """Return True if the fields that every reader uses have their types."""
+    tables = [record.get(name) for name in TABLES]
+    return (
+        all(isinstance(record.get(name), str) for name in TEXTS)
+        and isinstance(record.get("settings"), dict)
+        and all(table is None or isinstance(table, dict) for table in tables)
+    )
+
+
+def _plain(record: Record) -> Record:
+    return {name: value for name, value in record.items() if name != MAC}
 
 
 def latest(records: list[Record]) -> list[Record]:
@@ -120,5 +164,10 @@ def latest(records: list[Record]) -> list[Record]:
 
 def _drop_partial_line(path: Path) -> None:
     """Truncate a last line without an end, which a kill left."""
-    if path.exists() and (text := path.read_bytes()) and not text.endswith(b"\n"):
-        os.truncate(path, text.rfind(b"\n") + 1)
+    text = _content(path)
+    if text and not text.endswith(b"\n"):
+        descriptor = os.open(path, os.O_WRONLY | NO_LINK)
+        try:
+            os.ftruncate(descriptor, text.rfind(b"\n") + 1)
+        finally:
+            os.close(descriptor)

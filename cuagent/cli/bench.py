@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from cuagent.config import Settings
 
 KERNELBENCH, COMPARE = "kernelbench", "compare"
-PAGE = "report.html"
 MAX_TIME_S = 900.0
 """Default wall time of one problem in seconds."""
 
@@ -96,7 +95,7 @@ def bench(
     limits = {"max_steps": max_steps, "max_cost": max_cost, "max_time": max_time}
     settings = resolve_settings(flags | limits, trust)
     wanted = _bench_settings(settings, rules)
-    _run(found, wanted, settings, folder, (engine, gpus, jobs), resume)
+    _run(found, wanted, settings, folder, (engine, gpus, jobs), resume=resume, trust=trust)
 
 
 def _name_of(source: str) -> str:
@@ -160,15 +159,22 @@ def _run(
     settings: Settings,
     out: Path,
     placed: tuple[str, int, int | None],
+    *,
     resume: bool,
+    trust: bool,
 ) -> None:
     from cuagent.bench.page import write_page
-    from cuagent.bench.results import latest, opened_for_writing
+    from cuagent.bench.results import PAGE, latest, opened_for_writing
     from cuagent.bench.scheduler import orders_for, run_orders
     from cuagent.ui.bench import BenchView, print_results
 
     names = {problem.name for problem in problems}
-    with opened_for_writing(out) as results:
+    with opened_for_writing(out, trust=trust) as results:
+        if results.foreign and resume:
+            print_stderr(
+                f"{results.path}: {results.foreign} results of unknown origin do not count: "
+                "cuagent did not write them for you on this machine; --trust accepts them"
+            )
         where = _device_name(wanted.device, placed)
         engine, slots = _engine(placed, wanted.device, out)
         orders = orders_for(

@@ -201,6 +201,21 @@ def descriptor_in_flight(_t: Targets) -> str:
     return "sent"
 
 
+def memory_in_a_pipe(_t: Targets) -> str:
+    """Keep a page of memory in a pipe after it is unmapped; a huge page stays whole with it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    page = ctypes.create_string_buffer(4096)
+    part = (ctypes.c_size_t * 2)(ctypes.addressof(page), len(page))
+    ends = os.pipe()
+    try:
+        if libc.vmsplice(ends[1], ctypes.byref(part), 1, 0) > 0:
+            return "kept"
+        raise OSError(ctypes.get_errno(), "vmsplice")
+    finally:
+        os.close(ends[0])
+        os.close(ends[1])
+
+
 def inherited_descriptor(t: Targets) -> str:
     content = os.pread(t["fd"], 100, 0).decode()
     if content != Path(t["secret"]).name:  # the text of that file
@@ -328,6 +343,7 @@ ESCAPES: tuple[Callable[[Targets], str], ...] = (
     datagram_of_a_pair,
     datagram_of_a_raw_pair,
     descriptor_in_flight,
+    memory_in_a_pipe,
     inherited_descriptor,
     inherited_environment,
     trace_parent,

@@ -6,6 +6,7 @@ Not covered: memory on a GPU.
 
 from __future__ import annotations
 
+import re
 import resource
 from collections.abc import Collection
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 SHARE = 0.5
 """Share of the machine's memory for a candidate; the judging processes use the rest."""
 CGROUP = Path("/sys/fs/cgroup/memory.max")
+_PAGE_TABLES = re.compile(r"^VmPTE:\s+(\d+) kB$", re.MULTILINE)
 
 
 def memory_bound() -> int:
@@ -25,15 +27,21 @@ def memory_bound() -> int:
 
 
 def resident(pid: int, more: Collection[int] = ()) -> int:
-    """Return the resident bytes of the process group `pid` and of the processes `more`."""
+    """Return the resident bytes of the process group `pid` and of the processes `more`.
+
+    Page tables are included: reading a large mapping that was never written makes gigabytes of
+    them, and no limit of the kernel counts them.
+    """
     total = 0
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
             after_name = (entry / "stat").read_text().rpartition(")")[2].split()
+            if int(after_name[2]) == pid or int(entry.name) in more:
+                total += int(after_name[21]) * resource.getpagesize()
+                if tables := _PAGE_TABLES.search((entry / "status").read_text(errors="replace")):
+                    total += int(tables[1]) << 10
         except OSError:  # the process has ended
             continue
-        if int(after_name[2]) == pid or int(entry.name) in more:
-            total += int(after_name[21]) * resource.getpagesize()
     return total

@@ -34,6 +34,7 @@ DENIED: dict[str, tuple[int, int | None, str]] = {
     "setpriority": (141, 140, "as above"),
     "ioprio_set": (251, 30, "as above"),
     "perf_event_open": (298, 241, "watches other processes and the clock"),
+    "vmsplice": (278, 75, "keeps unmapped memory in a pipe, where no limit counts it"),
     "userfaultfd": (323, 282, "stops the kernel mid-call; a common part of exploits"),
     "io_uring_setup": (425, 425, "makes calls that this filter does not see"),
     "io_uring_enter": (426, 426, "as above"),

@@ -1,9 +1,9 @@
 """Measure memory and files that a session's processes hold, from outside these processes.
 
 Limits of the kernel count one process or one file at a time. This module counts the rest: files
-that were deleted but are still open, memory of memfd_create that is not mapped, and file names. Not
-covered: if the referee is not root, a deleted file that is mapped but not open counts only by its
-mapped part.
+that were deleted but are still open, memory of memfd_create that is not mapped, buffers of sockets,
+and file names. Not covered: if the referee is not root, a deleted file that is mapped but not open
+counts only by its mapped part.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import stat
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from cuagent.sandbox import resident
@@ -25,6 +26,9 @@ MAX_NAMES = 20_000
 """Number of files and folders that a candidate may create in its folder. One that compiles while it
 runs creates some hundred."""
 DELETED = " (deleted)"
+SOCKETS = -1
+"""Stands for the device of sockets, whose buffers are memory of the kernel."""
+BUFFER_LIMIT = Path("/proc/sys/net/core/wmem_max")
 File = tuple[int, int]
 """Device and inode number of a file."""
 
@@ -57,14 +61,14 @@ def holdings(
     """Return the memory, disk space and names that the process group `pid` and its descendants
     `process_tree` hold. Files in `lent` do not count."""
     deleted, memory_device = _deleted({pid, *process_tree}, lent), _memory_device()
-    in_memory = sum(size for (device, _), size in deleted.items() if device == memory_device)
-    on_disk = sum(size for (device, _), size in deleted.items() if device != memory_device)
+    in_memory = sum(n for (device, _), n in deleted.items() if device in (memory_device, SOCKETS))
+    on_disk = sum(deleted.values()) - in_memory
     disk, names = usage(folder)
     return Holdings(resident(pid, process_tree) + in_memory, disk + on_disk, names)
 
 
 def _deleted(process_tree: Iterable[int], lent: Collection[File]) -> dict[File, float]:
-    """Return the bytes of every deleted file that these processes hold."""
+    """Return the bytes of every deleted file and every socket that these processes hold."""
     found: dict[File, float] = {}
     for pid in process_tree:
         try:
@@ -84,7 +88,10 @@ def _open_files(pid: int) -> Iterator[tuple[File, float]]:
     with os.scandir(f"/proc/{pid}/fd") as descriptors:
         for descriptor in descriptors:
             with suppress(FileNotFoundError):  # the file was closed meanwhile
-                yield from _if_deleted(Path(descriptor.path).stat())
+                status = Path(descriptor.path).stat()
+                if stat.S_ISSOCK(status.st_mode):
+                    yield (SOCKETS, status.st_ino), _largest_buffer()
+                yield from _if_deleted(status)
 
 
 def _mapped_files(pid: int) -> Iterator[tuple[File, float]]:
@@ -108,6 +115,12 @@ def _mapped_files(pid: int) -> Iterator[tuple[File, float]]:
 def _if_deleted(found: os.stat_result) -> Iterator[tuple[File, float]]:
     if stat.S_ISREG(found.st_mode) and found.st_nlink == 0:
         yield (found.st_dev, found.st_ino), found.st_blocks * 512
+
+
+@cache
+def _largest_buffer() -> int:
+    """Return the bytes that one socket can hold; the kernel doubles the size that was asked for."""
+    return 2 * int(BUFFER_LIMIT.read_text())
 
 
 def _memory_device() -> int:

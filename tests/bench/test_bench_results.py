@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,54 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         opened_for_writing(tmp_path / "file" / "out"),
     ):
         pass
+
+
+def test_records_of_unknown_origin_do_not_count_unless_trusted(tmp_path: Path) -> None:
+    """A cloned repository may hold forged results with valid keys."""
+    with opened_for_writing(tmp_path) as results:
+        results.append(solved("a"))
+    with (tmp_path / RESULTS).open("a") as file:
+        file.write(json.dumps(solved("a", 99.0)) + "\n" + json.dumps(solved("b", 99.0)) + "\n")
+    with opened_for_writing(tmp_path) as results:
+        assert results.finished("a", "key of a") == solved("a")
+        assert results.finished("b", "key of b") is None
+        assert results.foreign == 2
+    with opened_for_writing(tmp_path, trust=True) as results:
+        assert results.finished("b", "key of b") == solved("b", 99.0)
+        assert results.foreign == 0
+
+
+@pytest.mark.parametrize("part", [RESULTS, ".lock", "logs", "runs", "report.html", "tasks"])
+def test_links_in_the_output_folder_are_refused(tmp_path: Path, part: str) -> None:
+    outside, out = tmp_path / "outside", tmp_path / "out"
+    outside.write_text("a line without an end")
+    out.mkdir()
+    (out / part).symlink_to(outside)
+    with pytest.raises(BenchError, match="is a link"), opened_for_writing(out):
+        pass
+    assert outside.read_text() == "a line without an end"
+
+
+def test_linked_cuagent_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / ".cuagent").symlink_to(tmp_path / "outside")
+    out = tmp_path / ".cuagent" / "bench" / "tasks"
+    with pytest.raises(BenchError, match="is a link"), opened_for_writing(out):
+        pass
+    assert not list((tmp_path / "outside").iterdir())
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"format": 1},
+        solved("a") | {"settings": 1},
+        solved("a", times=[1]),
+        unsolved("a") | {"reason": {}},
+        solved("a") | {"problem": 3},
+    ],
+)
+def test_incomplete_records_are_left_out(tmp_path: Path, broken: dict[str, object]) -> None:
+    lines = [json.dumps(broken), "[" * 100_000, json.dumps(solved("b"))]
+    (tmp_path / RESULTS).write_text("\n".join(lines) + "\n")
+    assert [r["problem"] for r in read_results(tmp_path)] == ["b"]

@@ -33,6 +33,26 @@ def test_a_pipe_gets_one_line_for_each_finished_problem() -> None:
     ]
 
 
+def test_control_sequences_of_foreign_names_do_not_reach_the_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Names of files and records of another origin are text of other people."""
+    stream, evil = io.StringIO(), "a\x1b]0;title\x07\x9b2J"
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    records = [solved("L1/1", group=evil, family=evil), unsolved(evil, reason=evil, group="b")]
+    with BenchView(stream, 4) as view:
+        view.observe(Started(evil, 0))
+        view.observe(Progressed(evil, 0, {"phase": evil}))
+        view._live.refresh()
+        view.observe(Finished(records[1], 0))
+    print_results(records, stream)
+    print_comparison(compare(records, [unsolved("L1/1", reason=evil)]), stream)
+    assert "title" in stream.getvalue()
+    assert "\x1b]" not in stream.getvalue()
+    assert not {"\x07", "\x9b"} & set(stream.getvalue())
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
 def test_tables_keep_their_figures_at_any_width(width: int) -> None:
     console = Console(file=io.StringIO(), width=width, record=True)

@@ -38,6 +38,18 @@ def test_text_of_problems_is_escaped() -> None:
     assert "<b>more" not in text
 
 
+def test_status_of_a_foreign_record_is_escaped_in_attributes_too() -> None:
+    assert "<script>alert" not in page([unsolved("a", status='"><script>alert(1)</script>')])
+
+
+def test_page_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / "report.html").symlink_to(tmp_path / "victim")
+    write_page(records(), tmp_path / "report.html")
+    assert (tmp_path / "victim").read_text() == "mine"
+    assert not (tmp_path / "report.html").is_symlink()
+
+
 def test_the_page_loads_nothing() -> None:
     text = page(records())
     assert not re.search(r"https?:|src=|@import|url\(|<link", text)

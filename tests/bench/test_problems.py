@@ -89,3 +89,22 @@ def test_a_parquet_file_without_code_is_refused(tmp_path: Path) -> None:
     (tmp_path / "no.parquet").write_text("no")
     with pytest.raises(BenchError, match="cannot be read as parquet"):
         parquet(tmp_path / "no.parquet", tmp_path / "out")
+
+
+@pytest.mark.parametrize("link", ["out/tasks", "out/tasks/row_00000.py"])
+def test_rows_are_not_written_through_a_link(tmp_path: Path, link: str) -> None:
+    table = pyarrow.table({"code": ["x = 1\n"]})
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / link).parent.mkdir(parents=True)
+    target = tmp_path / "outside"
+    (tmp_path / link).symlink_to(target / "new.py" if link.endswith(".py") else target)
+    with pytest.raises(BenchError, match="is a link"):
+        parquet(tmp_path / "rows.parquet", tmp_path / "out")
+    assert not list((tmp_path / "outside").iterdir())
+
+
+def test_helper_file_that_cannot_be_parsed_is_no_task(tmp_path: Path) -> None:
+    write_task(tmp_path / "a.py", "return x.relu()")
+    (tmp_path / "deep.py").write_text("x = " + "-" * 200_000 + "1\n")
+    assert [problem.name for problem in folder_of_tasks(tmp_path)] == ["a"]

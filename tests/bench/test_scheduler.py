@@ -12,7 +12,7 @@ import pytest
 from make_tasks import write_task
 from records import solved, unsolved
 
-from cuagent.bench.engines import Cancelled, EngineLost, Report
+from cuagent.bench.engines import Cancelled, EngineLost, LocalEngine, Report
 from cuagent.bench.order import BenchSettings, Order
 from cuagent.bench.problems import Problem
 from cuagent.bench.results import Record, opened_for_writing, read_results
@@ -134,3 +134,15 @@ def test_slots_share_gpus_and_divide_processors() -> None:
     two = slots_for("cpu", 2, 1)
     used = [core for cores in two.cores for core in cores]
     assert len(used) == len(set(used))
+
+
+def test_log_of_a_process_is_not_written_through_a_link(tmp_path: Path) -> None:
+    order = orders(tmp_path, "a")[0]
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "a.log").symlink_to(tmp_path / "victim")
+    engine = LocalEngine(tmp_path / "logs")
+    engine.cancel()
+    with pytest.raises(Cancelled):
+        engine.run(order, lambda _: None)
+    assert (tmp_path / "victim").read_text() == "mine"

@@ -10,7 +10,7 @@ from regimes import Regime
 
 from cuagent.verify import Verdict
 from cuagent.verify.inputs.weights import Weights, derive_weights
-from cuagent.verify.trace.roles import changed_buffer, roles_of
+from cuagent.verify.trace.roles import Roles, changed_buffer, roles_of
 
 SCORES = Regime(
     "torch.randn(2, 16, 8)",
@@ -119,6 +119,21 @@ def test_grown_weights_change_all_but_factors_of_products() -> None:
     assert grown["linear.weight"].abs().max() < 1
     upward = derive_weights(Weights.PAST, state, names, 3, roles, positive=True)
     assert upward["temperature"] > 5
+
+
+@pytest.mark.parametrize("size", range(3, 9))
+def test_short_vectors_get_the_largest_amounts(size: int) -> None:
+    """An accepted bug limited the share of a step, which only a rate above 4.6 shows."""
+    state, names = {"rate": torch.zeros(size)}, frozenset({"rate"})
+    roles = Roles(added=names)
+    for seed in range(5):
+        grown = derive_weights(Weights.GROWN, state, names, seed, roles)["rate"]
+        assert grown.max() > 3
+        assert grown.min() < -3
+        limits = Roles(added=names, clamped=names)
+        past = derive_weights(Weights.PAST, state, names, seed, limits)["rate"]
+        assert past.max() > 20
+        assert past.min() < -20
 
 
 def test_changed_mask_buffer_keeps_its_two_values() -> None:

@@ -62,6 +62,29 @@ MEMORY = """
 """
 
 
+UNCOUNTED = {
+    "buffers of sockets": """
+                ours, theirs = socket.socketpair()
+                ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 24)
+                self.kept += [ours, theirs]
+                number or self.kept.extend(socket.socketpair() for _ in range(90))
+    """,
+    "page tables": """
+                import ctypes
+                libc = ctypes.CDLL(None)
+                libc.mmap.restype = ctypes.c_void_p
+                libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + 3 * [ctypes.c_int] + [
+                    ctypes.c_long]
+                libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+                start = libc.mmap(None, 16 << 30, mmap.PROT_READ, 0x4022, -1, 0)
+                libc.madvise(start, 16 << 30, 15)
+                for at in range(start, start + (16 << 30), 2 << 20):
+                    ctypes.c_char.from_address(at).value
+    """,
+}
+"""Memory of the kernel that belongs to a process and is not in its resident size."""
+
+
 @pytest.fixture
 def lowered(referee: Referee, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Limits that the bodies exceed and an honest candidate does not."""
@@ -81,6 +104,17 @@ def test_unmapped_memory_is_counted(lowered: None, judged: Judged, meanwhile: st
     second."""
     body = FILL + MEMORY + THEN.format(seconds=20, meanwhile=meanwhile)
     verdict = judged(body)
+    assert verdict.reason is Reason.CRASHED, verdict
+    assert "MiB of memory" in verdict.detail
+
+
+@pytest.mark.parametrize("way", UNCOUNTED)
+def test_memory_of_the_kernel_is_counted(
+    lowered: None, judged: Judged, monkeypatch: pytest.MonkeyPatch, referee: Referee, way: str
+) -> None:
+    monkeypatch.setattr(holdings, "_largest_buffer", lambda: 4 * MIB)
+    referee.processes.memory_bytes = 700 * MIB
+    verdict = judged(FILL + UNCOUNTED[way] + THEN.format(seconds=20, meanwhile="pass"))
     assert verdict.reason is Reason.CRASHED, verdict
     assert "MiB of memory" in verdict.detail
 

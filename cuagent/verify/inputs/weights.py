@@ -23,10 +23,11 @@ SUNK = 1e4
 """Amount subtracted from biases in sunk weights."""
 TINY_GAIN = 1e-3
 """Rms below which a constant parameter (a layer's scale) counts as an initial value near zero."""
-GROWTH = (0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 4.0, -4.0)
-"""Amounts added to vectors in grown weights."""
-PAST_CLAMPS = (8.0, -8.0, 24.0, -24.0)
-"""Amounts added to clamped vectors, so that both limits apply."""
+GROWTH = (5.0, -5.0, 2.0, -2.0, 1.0, -1.0, 0.5, -0.5)
+"""Amounts added to vectors in grown weights. The largest come first: a short vector gets only the
+first ones."""
+PAST_CLAMPS = (24.0, -24.0, 8.0, -8.0)
+"""Amounts added to clamped vectors, so that both limits apply; the largest first, as above."""
 NUMBER, NUMBER_PAST = 5.0, 24.0
 """Amounts added to a parameter of one or two numbers: usually, and if it is clamped."""
 GROWN_SIZE = 2.0
@@ -48,7 +49,7 @@ class Weights(StrEnum):
     """Shaken weights, with 1e4 subtracted from all biases except those of norms: products become
     very negative, and their mean is far larger than their variation."""
     GROWN = "grown"
-    """Shaken weights; parameters that are not a factor of a product are changed by 0.5 to 4 of both
+    """Shaken weights; parameters that are not a factor of a product are changed by 0.5 to 5 of both
     signs, and buffers are replaced, so that added scores, gains and thresholds have an effect."""
     PAST = "grown past clamps"
     """Grown weights, with clamped parameters changed by 8 to 24 and all others lowered: a search
