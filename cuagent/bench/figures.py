@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 
 CERTAIN = 1.1
 """Factor by which a result must beat all arithmetic of the device before it counts as algebra."""
-PARTS = {"channels_last": "layout", "tf32": "precision", "bf16": "precision"}
+PARTS = {
+    "channels_last": "layout",
+    "tf32": "precision",
+    "bf16": "precision",
+    "cuda_graph": "graph",
+    "cudnn_benchmark": "algorithms",
+}
 """Part of a gain that each option of a rung belongs to."""
 
 

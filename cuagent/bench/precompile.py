@@ -97,7 +97,7 @@ def compile_only(model: Any, inputs: Sequence[Any], name: str) -> bool:
     import torch
 
     mode, *options = name.split("+")
-    if "channels_last" in options or "bf16" in options:
+    if {"channels_last", "bf16", "cudnn_benchmark"} & set(options):
         return False  # slow to open, and seldom the best: compiled when they are opened
     inductor = torch._TorchCompileInductorWrapper(
         "default" if mode == "compile" else mode, None, None

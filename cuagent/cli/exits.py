@@ -48,11 +48,8 @@ EXPECTED = {
     "EvidenceError": Exit.USAGE,
     "ExportError": Exit.USAGE,
     "RecordError": Exit.USAGE,
-<<<<<<< HEAD
-    "SynthError": Exit.USAGE,
-=======
     "ScriptFailed": Exit.NO,
->>>>>>> capture
+    "SynthError": Exit.USAGE,
     "TaskError": Exit.USAGE,
     "ModelUnavailable": Exit.INFRASTRUCTURE,
     "ModelError": Exit.NO,

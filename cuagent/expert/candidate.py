@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 import re
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,6 +30,7 @@ from cuagent.expert.recurrences.groups import recurrence_groups
 from cuagent.expert.recurrences.match import with_recurrences
 from cuagent.expert.rewrites import prepared_names, rewrite, share_equal
 from cuagent.expert.rules.gathers import settle_gathers
+from cuagent.expert.sharing import shared
 from cuagent.expert.streaming.fuse import Group, fuse
 from cuagent.expert.streaming.nest import NestError
 from cuagent.expert.widening import widen_products, widens
@@ -108,6 +110,7 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
             found = with_convolutions(found, graph)
             steps = with_kernels(found, graph, subject.target.capability, frozenset(keep))
         calls: dict[int, Call] = {}
+        known: dict[str, KernelCall] = {}
         rejected: set[str] = set()
         for position, step in enumerate(steps):
             if isinstance(step, Product | Convolution | AttentionStep):
@@ -120,7 +123,9 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
                 if not _may_gain(step, steps, graph, subject.device):
                     raise NestError("torch has a kernel for this operation")
                 name = _kernel_name(step, [c.name for c in calls.values()])
-                calls[position] = _kernel(subject.device, name, step, graph, options)
+                calls[position] = shared(
+                    _kernel(subject.device, name, step, graph, options), known
+                )
             except NestError:
                 work = {n.origin for n in step.nodes if n.origin and n.kind is not Kind.VIEW}
                 rejected |= work or origins
@@ -264,9 +269,18 @@ def _assemble(
     rewritten: tuple[str, ...],
     library: dict[str, tuple[str, ...]],
 ) -> Candidate:
-    made = [(steps[position], call) for position, call in calls.items()]
-    origins = tuple(_origins(step) for step, _ in made if not isinstance(step, Node))
-    notes = [f"{c.name}: {_title(step)[:-1]}" for step, c in made if not isinstance(step, Node)]
+    origins: dict[str, frozenset[str]] = {}
+    titles: dict[str, str] = {}
+    for position, call in calls.items():
+        step = steps[position]
+        if not isinstance(step, Node):
+            origins[call.name] = origins.get(call.name, frozenset()) | _origins(step)
+            titles.setdefault(call.name, _title(step)[:-1])
+    uses = Counter(call.name for call in calls.values())
+    notes = [
+        f"{name}: {title}" + (f", used {uses[name]} times" if uses[name] > 1 else "")
+        for name, title in titles.items()
+    ]
     if rewritten:
         notes.insert(0, f"merged into other operators: {', '.join(rewritten)}")
     notes[:0] = [f"{call}, in place of {', '.join(names)}" for call, names in library.items()]
@@ -287,7 +301,14 @@ def _assemble(
     for header in dict.fromkeys(header for kernel in kernels for header in kernel.headers):
         text = importlib.resources.files("cuagent.expert.streaming") / header
         files[f"kernels/{header}"] = text.read_text("utf-8")
-    names = tuple(call.name for call in calls.values())
     has_products = len(kernels) < len(calls)
-    fused = tuple(name for group in library.values() for name in group)
-    return Candidate(options, files, names, origins, tuple(notes), rewritten, fused, has_products)
+    return Candidate(
+        options,
+        files,
+        kernels=tuple(origins),
+        origins=tuple(origins.values()),
+        notes=tuple(notes),
+        folded=rewritten,
+        library=tuple(name for group in library.values() for name in group),
+        has_products=has_products,
+    )

@@ -81,7 +81,8 @@ class _Module:
 
     def lines(self) -> list[str]:
         parts = self.parts
-        loads = [self._load(c) for c in self.kernels.values() if isinstance(c, KernelCall)]
+        own = [call for call in self.kernels.values() if isinstance(call, KernelCall)]
+        loads = list(dict.fromkeys(map(self._load, own)))
         products = [c.text for c in self.kernels.values() if isinstance(c, TritonCall)]
         base = parts.entry if parts.entry != "ModelNew" else "Reference"
         notes = [f"    - {note}" for note in parts.notes]

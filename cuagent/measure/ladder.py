@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cuagent.arms import COMPILE, EAGER
+from cuagent.arms import BENCHMARK, COMPILE, EAGER, GRAPH
 from cuagent.events import Emit, ignore
 from cuagent.measure.roofline.ceilings import QUIET_SHARE, REMEASURE_AFTER_S, describe
 from cuagent.measure.roofline.count import count
@@ -43,6 +43,8 @@ FORMAT = 7
 """Format of the cache entries. Increase it when the measurement changes: older entries are then
 ignored."""
 AUTOTUNE, GRAPHS = "max-autotune-no-cudagraphs", "reduce-overhead"
+AUTOTUNE_GRAPHS = "max-autotune"
+"""torch.compile's autotuning with CUDA graphs."""
 POSSIBLE_GAIN = 0.05
 """Gain that makes a rung undecided if its interval includes both this gain and none."""
 PROPOSED_RUNGS = 2
@@ -394,32 +396,43 @@ def _untimed_rung(
 def first_rungs(referee: Referee) -> tuple[str, ...]:
     """Return the admitted rungs that open quickly, which a run's ladder begins with."""
     every = _rungs(referee)
-    return tuple(n for n in every if admitted(referee.task, n) and _opens_quickly(n))
+    return tuple(n for n in every if admitted(referee.task, n) and opens_quickly(n))
 
 
-def _opens_quickly(name: str) -> bool:
+def opens_quickly(name: str) -> bool:
     """Return False for autotuning and for variants of compile whose eager rung shows the gain."""
-    return not any(slow in name for slow in (AUTOTUNE, f"{COMPILE}+channels_last"))
+    mode, *options = name.split("+")
+    variant = mode == COMPILE and {"channels_last", BENCHMARK} & set(options)
+    return not (mode in (AUTOTUNE, AUTOTUNE_GRAPHS) or AUTOTUNE in options or variant)
 
 
 def rungs_of(task: Task, convolves: bool) -> tuple[str, ...]:
     """Return the names of the rungs that make sense for a task on its device."""
     on_cuda = task.device is Device.CUDA
-    modes = [EAGER, COMPILE, AUTOTUNE] + [GRAPHS] * on_cuda
+    modes = [EAGER, COMPILE, AUTOTUNE]
+    if on_cuda:
+        modes += [GRAPHS, AUTOTUNE_GRAPHS, f"{EAGER}+{GRAPH}", f"{COMPILE}+{GRAPH}"]
     if convolves:
         modes += [f"{EAGER}+channels_last", f"{COMPILE}+channels_last"]
+    if convolves and on_cuda:
+        layouts = [EAGER, f"{EAGER}+channels_last", COMPILE]
+        modes += [f"{mode}+{BENCHMARK}" for mode in layouts]
     options = [option for option in ("tf32", "bf16") if admitted(task, f"{EAGER}+{option}")]
     options = options if on_cuda else [option for option in options if option != "tf32"]
     return (*modes, *(f"{mode}+{option}" for option in options for mode in modes))
 
 
 def _rungs(referee: Referee) -> tuple[str, ...]:
-    """Return the rungs of a task; without those with TF32 if it changes none of its products."""
+    """Return the rungs of a task, without those whose setting changes nothing: TF32 for none of its
+    products, and a choice of algorithms that is on already or that determinism forbids.
+    """
     operators = _operators(referee)
     own = baseline_settings(referee.facts.settings, referee.task.precision)
     kinds = set(filter(None, map(product_kind, operators)))
     differs = any(own.arithmetic(kind, referee.task.device) != "tf32" for kind in kinds)
     names = rungs_of(referee.task, any("conv" in name for name in operators))
+    if own.cudnn_benchmark or own.cudnn_deterministic or own.deterministic != "off":
+        names = tuple(name for name in names if BENCHMARK not in name)
     return tuple(name for name in names if differs or not operators or "tf32" not in name)
 
 

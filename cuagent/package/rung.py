@@ -8,13 +8,14 @@ with the same flags of torch, and leaves no flag changed after a call.
 
 from __future__ import annotations
 
+import importlib.resources
 import json
 import shutil
 from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 
-from cuagent.arms import COMPILE, EAGER
+from cuagent.arms import BENCHMARK, COMPILE, EAGER, GRAPH
 from cuagent.measure.ladder import Ladder, Rung
 from cuagent.package import check
 from cuagent.package.folder import atomic_folder, package_name, pyproject, write_original
@@ -48,6 +49,9 @@ def export_rung(
         own = recorded_settings(ladder.own_settings, task.precision)
         (folder / MODULE).write_text(module_text(rung.name, task, own))
         shutil.copy(flags.__file__, folder / "flags.py")
+        if GRAPH in rung.name.split("+"):
+            source = importlib.resources.files("cuagent.worker") / "cuda_graph.py"
+            (folder / "cuda_graph.py").write_text(source.read_text("utf-8"))
         (folder / "__init__.py").write_text(
             f'"""{task.entry} of {task.path.name}, with the fastest measured settings."""\n\n'
             f'from .{MODULE.removesuffix(".py")} import {ENTRY}\n\n__all__ = ["{ENTRY}"]\n'
@@ -66,7 +70,10 @@ def module_text(name: str, task: Task, own: TorchSettings) -> str:
     """Return Python text with the function that applies a rung; `own` are the task's settings."""
     mode, *options = name.split("+")
     used = arm_settings(own, task.precision, options)
-    cast = "bf16" in options
+    cast, graph = "bf16" in options, GRAPH in options
+    set_flags = used.products(task.device)
+    if BENCHMARK in options:
+        set_flags |= {"cudnn_benchmark": True}
     lines = [
         f'"""Run a module with {_settings(name)}; torch only, no kernel.',
         "",
@@ -78,11 +85,13 @@ def module_text(name: str, task: Task, own: TorchSettings) -> str:
         "import torch",
         "",
         "try:  # as part of its package",
+        *(["    from .cuda_graph import graph_calls"] if graph else []),
         "    from .flags import flags_set",
         "except ImportError:  # by path, with its folder on sys.path",
+        *(["    from cuda_graph import graph_calls"] if graph else []),
         "    from flags import flags_set",
         "",
-        f"FLAGS = {json.dumps(used.products(task.device))}".replace("null", "None")
+        f"FLAGS = {json.dumps(set_flags)}".replace("null", "None")
         .replace("true", "True")
         .replace("false", "False"),
         "",
@@ -94,7 +103,7 @@ def module_text(name: str, task: Task, own: TorchSettings) -> str:
         "",
         "",
         *(_CAST.format(device=task.device).splitlines() if cast else []),
-        *(_EAGER if mode == EAGER else _COMPILED).splitlines(),
+        *(_EAGER if mode == EAGER and not graph else _COMPILED).splitlines(),
     ]
     return "\n".join(lines) + "\n"
 
@@ -139,11 +148,14 @@ def _statements(mode: str, options: list[str]) -> Iterator[str]:
     if "bf16" in options:
         yield "module._forward_in_float32 = module.forward"
         yield "module.forward = types.MethodType(_in_bfloat16, module)"
-    if mode == EAGER:
+    if mode == EAGER and GRAPH not in options:
         yield "module._forward_without_flags = module.forward"
         yield "module.forward = types.MethodType(_with_flags, module)"
         return
-    yield "module.compile()" if mode == COMPILE else f'module.compile(mode="{mode}")'
+    if mode != EAGER:
+        yield "module.compile()" if mode == COMPILE else f'module.compile(mode="{mode}")'
+    if GRAPH in options:
+        yield "graph_calls(module)"
     yield "module._compiled_call_impl = _with_flags(module._compiled_call_impl)"
 
 

@@ -41,6 +41,8 @@ REDUCTIONS = {
 """Attributes of torch.backends.cuda.matmul."""
 ARITHMETIC = (*OLD_SWITCHES, *LEAVES, *REDUCTIONS, "fp16_accumulation")
 """Flags that change the results of products."""
+AROUND = (*ARITHMETIC, "cudnn_benchmark")
+"""Flags that `flags_set` sets."""
 
 
 def read_flags() -> dict[str, Any]:
@@ -102,7 +104,7 @@ def set_flags(wanted: Mapping[str, Any], *, exact: bool = False) -> None:
 def flags_test(wanted: Mapping[str, Any]) -> Callable[[], bool]:
     """Return a function that returns True if products are computed as `wanted` says.
 
-    It compares the leaves and the reductions that `wanted` has.
+    It compares the leaves, the reductions and the choice of algorithms that `wanted` has.
     """
     import torch
 
@@ -120,6 +122,9 @@ def flags_test(wanted: Mapping[str, Any]) -> Callable[[], bool]:
             parts = tuple(wanted[name])
             reads.append((getattr(torch._C, f"_get_cublas_{attribute}"), (parts, parts[0])))
 
+    if "cudnn_benchmark" in wanted:
+        reads.append((torch._C._get_cudnn_benchmark, (wanted["cudnn_benchmark"],)))
+
     def same() -> bool:
         for read, values in reads:  # noqa: SIM110  a generator takes twice as long
             if read() not in values:
@@ -131,15 +136,15 @@ def flags_test(wanted: Mapping[str, Any]) -> Callable[[], bool]:
 
 @contextmanager
 def flags_set(wanted: Mapping[str, Any]) -> Iterator[None]:
-    """Set the flags of `ARITHMETIC` around a block and restore them; set nothing if none differs.
+    """Set the flags of `AROUND` around a block and restore them; set nothing if none differs.
 
     The flags belong to the process, so other threads see them during the block.
     """
     if flags_test(wanted)():
         yield
         return
-    with flags_kept(ARITHMETIC):
-        set_flags({name: value for name, value in wanted.items() if name in ARITHMETIC})
+    with flags_kept(AROUND):
+        set_flags({name: value for name, value in wanted.items() if name in AROUND})
         yield
 
 

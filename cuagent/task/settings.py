@@ -165,8 +165,10 @@ def baseline_settings(own: TorchSettings, precision: Precision) -> TorchSettings
 def arm_settings(
     own: TorchSettings, precision: Precision, options: Collection[str]
 ) -> TorchSettings:
-    """Return the settings of a rung with these options (`tf32`, `fp32`, ...)."""
+    """Return the settings of a rung with these options (`tf32`, `cudnn_benchmark`, ...)."""
     base = baseline_settings(own, precision)
+    if "cudnn_benchmark" in options:
+        base = replace(base, cudnn_benchmark=True)
     if "tf32" in options:
         return base.with_tf32()
     return base.with_ieee() if "fp32" in options else base

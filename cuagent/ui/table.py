@@ -31,10 +31,14 @@ NAMES = {
     "compile": "torch.compile",
     "reduce-overhead": "CUDA graphs",
     "max-autotune-no-cudagraphs": "max-autotune",
+    "max-autotune": "max-autotune, graphs",
 }
 SHORT = {
     "reduce-overhead": "graphs",
     "max-autotune-no-cudagraphs": "autotune",
+    "max-autotune": "autotune graphs",
+    "cuda_graph": "graph",
+    "cudnn_benchmark": "tuned",
     "channels_last": "NHWC",
     "tf32": "TF32",
 }

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from cuagent.arms import CANDIDATE, COMPILE, EAGER
+from cuagent.arms import CANDIDATE, COMPILE, EAGER, GRAPH
 from cuagent.attempt import ENTRY, MODULE
 from cuagent.task import Device, Precision, Task, TorchSettings, open_reference, unflatten
 from cuagent.task.plain import task_from_json, task_to_json
@@ -141,8 +141,8 @@ def _compiled(model: nn.Module, model_spec: ModelSpec) -> nn.Module:
     """Return the reference as a rung: a mode and options after plus signs, such as
     `compile+tf32`.
 
-    `tf32` and `fp32` are in the spec's settings. They are applied again, because the task's file or
-    the constructor may have changed them.
+    `tf32`, `fp32` and `cudnn_benchmark` are in the spec's settings. They are applied again, because
+    the task's file or the constructor may have changed them.
     """
     import torch
 
@@ -153,10 +153,13 @@ def _compiled(model: nn.Module, model_spec: ModelSpec) -> nn.Module:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if "bf16" in options:
         _autocast(model, model_spec.device)
-    if mode == EAGER:
-        return model
     # In place, so that the names in the state dict do not change.
-    model.compile(mode=None if mode == COMPILE else mode)
+    if mode != EAGER:
+        model.compile(mode=None if mode == COMPILE else mode)
+    if GRAPH in options:
+        from cuagent.worker.cuda_graph import graph_calls
+
+        graph_calls(model, required=True)
     return model
 
 

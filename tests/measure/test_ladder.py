@@ -21,6 +21,7 @@ from cuagent.measure.ladder import (
     gain_of,
     join_rungs,
     measure_ladder,
+    opens_quickly,
     rungs_of,
     time_rungs,
 )
@@ -278,6 +279,33 @@ def test_precision_policies_admit_their_rungs(referee: Referee) -> None:
     assert admitted(tf32, "compile")
     assert "eager+channels_last" in rungs_of(match, convolves=True)
     assert "eager+bf16" not in rungs_of(tf32, convolves=False)
+
+
+def test_rungs_on_a_gpu_include_captured_graphs_and_tuned_convolutions(referee: Referee) -> None:
+    task = replace(referee.task, device=Device.CUDA, precision=Precision.MATCH)
+    plain, convolves = rungs_of(task, convolves=False), rungs_of(task, convolves=True)
+    graphs = {"max-autotune", "eager+cuda_graph", "compile+cuda_graph"}
+    tuned = {"eager+cudnn_benchmark", "eager+channels_last+cudnn_benchmark"}
+    assert graphs <= set(plain)
+    assert not any("cudnn" in name for name in plain)
+    assert graphs | tuned | {"compile+cudnn_benchmark"} <= set(convolves)
+    on_cpu = rungs_of(replace(task, device=Device.CPU), convolves=True)
+    assert not [name for name in on_cpu if "cud" in name or name == "max-autotune"]
+    slow = [name for name in convolves if not opens_quickly(name)]
+    assert slow == [
+        "max-autotune-no-cudagraphs",
+        "max-autotune",
+        "compile+channels_last",
+        "compile+cudnn_benchmark",
+    ]
+
+
+def test_rung_that_cannot_be_captured_states_why(referee: Referee, tmp_path: Path) -> None:
+    found = time_rungs(referee, only=("eager", "eager+cuda_graph"), cache=tmp_path)
+    graph = found.rung("eager+cuda_graph")
+    assert graph is not None
+    assert "no CUDA graph: an argument is not on a GPU" in graph.failed
+    assert not graph.admissible
 
 
 def test_free_times_kernel_gain_is_end_to_end() -> None:

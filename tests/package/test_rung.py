@@ -66,7 +66,7 @@ def exported(name: str, out: Path, task: Task = TASK) -> Path:
     return export_rung(found.best, found, task, out, measured=date(2026, 1, 2))
 
 
-@pytest.mark.parametrize("name", ["eager+channels_last", "eager+bf16"])
+@pytest.mark.parametrize("name", ["eager+channels_last", "eager+bf16", "eager+cuda_graph"])
 def test_check_of_exported_rung_accepts_original_module(
     name: str, tmp_path: Path, python: list[str]
 ) -> None:
@@ -103,6 +103,9 @@ def imported(folder: Path) -> ModuleType:
         ("eager", Precision.TF32, ['"conv": "tf32"', '"matmul": "none"']),
         ("eager+tf32", Precision.TF32, ['"matmul": "tf32"', "TF32 products, convolutions"]),
         ("eager", Precision.FP32, ['"conv": "ieee"', "fp32 products, convolutions"]),
+        ("eager+cuda_graph", Precision.MATCH, ["graph_calls(module)", "import graph_calls"]),
+        ("compile+cuda_graph", Precision.MATCH, ["module.compile()", "graph_calls(module)"]),
+        ("eager+cudnn_benchmark", Precision.MATCH, ['"cudnn_benchmark": True']),
         ("compile+bf16", Precision.BF16, ['torch.autocast("cuda", torch.bfloat16)']),
     ],
 )
@@ -116,7 +119,17 @@ def test_module_text_applies_every_rung(
     assert "torch.backends" not in text
 
 
-@pytest.mark.parametrize("name", ["eager", "eager+tf32", "eager+bf16+tf32", "compile+tf32"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "eager",
+        "eager+tf32",
+        "eager+bf16+tf32",
+        "compile+tf32",
+        "eager+cudnn_benchmark",
+        "eager+cuda_graph",
+    ],
+)
 def test_exported_rung_runs_under_its_settings_and_leaves_the_users(
     name: str, tmp_path: Path, python: list[str]
 ) -> None:
@@ -164,6 +177,7 @@ for fail in False, True:
         assert fail
     assert (seen[-1]["matmul"] in ("none", "ieee")) == ({wanted!r} == "none"), seen[-1]
     assert seen[-1]["conv"] == "tf32", seen[-1]
+    assert seen[-1]["cudnn_benchmark"] == ("cudnn_benchmark" in {name!r})
     assert read_flags() == before, (read_flags(), before)
 if {name!r} == "eager":
     other = copy.deepcopy(net)

@@ -30,6 +30,8 @@ def library(low: Lowering, fx: Any) -> str:
     value = fx.meta.get("val")
     if operator_name(fx) == "getitem":
         call = f"{words[0]}[{words[1]}]"
+    elif operator_name(fx) in VIEWS and hasattr(value, "shape"):
+        call = f"{words[0]}.reshape({list(shape_of(fx))})"
     else:
         call = f"{_function(fx)}({', '.join(words)})"
     tensor = hasattr(value, "shape")
@@ -52,6 +54,11 @@ FUNCTIONAL = {
     "scaled_dot_product_attention", "softplus",
 }  # fmt: skip
 TORCH = {"matmul", "mm", "bmm", "addmm", "sigmoid", "tanh", "exp", "permute", "transpose"}
+
+
+VIEWS = {"view", "_unsafe_view", "reshape", "flatten", "unflatten"}
+"""Operators that only change the shape. The layout of their argument may differ from the captured
+one, so `view` could fail."""
 
 
 def _function(fx: Any) -> str:

@@ -167,7 +167,7 @@ def _choices(
         return
     options = best.candidate.options
     if not options.compile and _rest_may_gain(best, bounds):
-        mode = bounds.rung if bounds.rung in COMPILE_MODES else "default"
+        mode = _compile_mode(bounds.rung)
         yield (
             replace(options, compile=mode),
             f"run all that is not in the kernels as torch.compile does (mode {mode})",
@@ -191,6 +191,14 @@ def _choices(
             )
 
 
+def _compile_mode(rung: str) -> str:
+    """Return the mode of torch.compile that is nearest to a rung."""
+    mode, *options = rung.split("+")
+    if "cuda_graph" in options:
+        return "reduce-overhead"
+    return mode if mode in COMPILE_MODES else "default"
+
+
 def _rest_may_gain(best: Outcome, bounds: Bounds) -> bool:
     """Return True if the best rung is a compiled one that the candidate does not clearly beat.
 
@@ -199,6 +207,7 @@ def _rest_may_gain(best: Outcome, bounds: Bounds) -> bool:
     if best.own_share is not None and best.own_share > 1 - OWN_SHARE:
         return False
     rungs = [name for name in best.ratios if name.split("+")[0] in ("compile", *COMPILE_MODES)]
+    rungs += [name for name in best.ratios if "cuda_graph" in name]
     return any(not best.ratios[name].low >= CLEAR_GAIN for name in rungs)
 
 

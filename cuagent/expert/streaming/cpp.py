@@ -15,7 +15,7 @@ import math
 from cuagent.expert.kernel import KernelCall, Request
 from cuagent.expert.streaming.expressions import IDENTITY, TYPES, computed_type, identifier
 from cuagent.expert.streaming.fuse import LONG_ROW
-from cuagent.expert.streaming.nest import Access, Nest, in_place, nest_of
+from cuagent.expert.streaming.nest import Access, Nest, nest_of
 from cuagent.expert.streaming.stages import Plan, Stage
 from cuagent.expert.streaming.text import KernelText, without_unused
 
@@ -41,7 +41,8 @@ MAX_BLOCKS = 8192
 def generate(request: Request) -> KernelCall:
     """Return the kernel of a group. Raises NestError if it has no common loop nest."""
     nest = nest_of(request.group, request.graph)
-    text = render(request.name, nest, request.title, tile=request.tile)
+    kernel = _Kernel(request.name, nest, request.title, request.tile, parallel=True)
+    text = kernel.text()
     return KernelCall(
         request.name,
         f"kernels/{request.name}.cpp",
@@ -49,7 +50,7 @@ def generate(request: Request) -> KernelCall:
         request.group,
         nest.tensors_read,
         ("pointwise.h",),
-        in_place(nest),
+        kernel.plan.in_place(),
     )
 
 
@@ -219,7 +220,7 @@ class _Kernel(KernelText):
     def _blocks(self) -> None:
         """Write the schedule for few long rows: one partial value per block, added in order."""
         w, plan = self.w, self.plan
-        if plan.levels != 1 or plan.stages[0].stores:
+        if not plan.only_reduces:
             return self._rows()
         split, *rest = self.column_dims
         extent = self.nest.dimensions[split].extent
@@ -292,7 +293,7 @@ class _Kernel(KernelText):
         """Return True if the tiles of adjacent rows are too few to share among threads."""
         group, plan = self.nest.group, self.plan
         tiles = group.rows // self.tile
-        simple = plan.levels == 1 and not plan.stages[0].stores and not plan.stages[0].row_nodes
+        simple = plan.only_reduces and not plan.stages[0].row_nodes
         return tiles < FEW_TILES and group.columns * self.tile >= LONG_ROW and simple
 
     def _column_blocks(self) -> None:

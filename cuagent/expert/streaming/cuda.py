@@ -17,7 +17,7 @@ from cuagent.expert.graph.graph import FLOATS, ITEM_BYTES
 from cuagent.expert.kernel import KernelCall, Request
 from cuagent.expert.streaming.expressions import TYPES, computed_type, identifier
 from cuagent.expert.streaming.fuse import LONG_ROW
-from cuagent.expert.streaming.nest import Access, Nest, NestError, in_place, nest_of
+from cuagent.expert.streaming.nest import Access, Nest, NestError, nest_of
 from cuagent.expert.streaming.stages import Plan, Stage
 from cuagent.expert.streaming.text import KernelText, without_unused
 
@@ -46,7 +46,8 @@ SPLIT_THREADS = 256
 def generate(request: Request) -> KernelCall:
     """Return the kernel of a group. Raises NestError if no schedule fits."""
     nest = nest_of(request.group, request.graph)
-    text, workspace = render(request.name, nest, request.title, request.threads, request.vector)
+    kernel = _Kernel(request.name, nest, request.title, request.threads, request.vector)
+    text = kernel.text()
     return KernelCall(
         request.name,
         f"kernels/{request.name}.cu",
@@ -54,8 +55,8 @@ def generate(request: Request) -> KernelCall:
         request.group,
         nest.tensors_read,
         headers(a.dtype for a in (*nest.reads.values(), *nest.writes.values())),
-        in_place(nest),
-        workspace,
+        kernel.plan.in_place(),
+        kernel.workspace,
     )
 
 
@@ -135,8 +136,8 @@ class _Kernel(KernelText):
 
     def _splits_rows(self) -> bool:
         group = self.nest.group
-        simple = self.plan.levels == 1 and not self.plan.stages[0].stores
-        return group.rows < SPLIT_ROWS and group.columns >= LONG_ROW and simple
+        long = group.rows < SPLIT_ROWS and group.columns >= LONG_ROW
+        return long and self.plan.only_reduces
 
     # Signatures and launches.
 
@@ -315,8 +316,8 @@ class _Kernel(KernelText):
 
     def _splits_columns(self) -> bool:
         group = self.nest.group
-        simple = self.plan.levels == 1 and not self.plan.stages[0].stores
-        return group.rows < FEW_ADJACENT_ROWS and group.columns >= LONG_COLUMN and simple
+        long = group.rows < FEW_ADJACENT_ROWS and group.columns >= LONG_COLUMN
+        return long and self.plan.only_reduces
 
     def _split_columns(self) -> None:
         """Write the schedule for few adjacent rows: each block reads a part of their columns."""

@@ -93,20 +93,6 @@ class Nest:
         return found
 
 
-def in_place(nest: Nest) -> frozenset[tuple[str, str]]:
-    """Return each output with each tensor whose elements are read only where it is written."""
-    return frozenset(
-        (output, tensor)
-        for output, write in nest.writes.items()
-        for tensor in nest.tensors_read
-        if all(
-            access.strides == write.strides and access.offset == 0 and access.row is None
-            for access in nest.reads.values()
-            if access.tensor == tensor
-        )
-    )
-
-
 Key = tuple[str, str] | str
 """Key of an access: (reader, argument) for a read, the node for a write."""
 Axis = tuple[int, int, int]

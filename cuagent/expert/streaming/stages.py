@@ -2,12 +2,13 @@
 
 A group with L levels of reductions takes at most L + 1 passes. Pass k computes the reductions and
 outputs that depend on k earlier reductions. A value that a later pass needs again is saved if it is
-expensive, and computed again if it is cheap.
+expensive, and computed again if it is cheap. An output that is computed again is stored by the last
+pass that computes it, so that it may take the memory of a tensor that it is computed from.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cuagent.expert.graph.graph import Kind, Node, Operand
 from cuagent.expert.streaming.nest import Nest
@@ -82,6 +83,11 @@ class Plan:
         return max(self.nest.levels.values(), default=0)
 
     @property
+    def only_reduces(self) -> bool:
+        """True if the kernel writes results of one level of reductions and no element."""
+        return self.levels == 1 and not any(stage.stores for stage in self.stages)
+
+    @property
     def operations(self) -> int:
         """Operations of the whole kernel, weighted with `COST`."""
         group = self.nest.group
@@ -146,7 +152,43 @@ class Plan:
                     stores,
                 )
             )
-        return tuple(stages)
+        return self._store_late(stages)
+
+    def _store_late(self, stages: list[Stage]) -> tuple[Stage, ...]:
+        """Move each store to the last stage that computes its value."""
+        last: dict[str, int] = {}
+        for stage in stages:
+            last |= dict.fromkeys(stage.stores, stage.level)
+            computed = {node.name for node in stage.compute}
+            last |= {name: stage.level for name in last if self.source(name) in computed}
+        return tuple(
+            replace(stage, stores=tuple(n for n in last if last[n] == stage.level))
+            for stage in stages
+        )
+
+    def in_place(self) -> frozenset[tuple[str, str]]:
+        """Return each output with each tensor whose memory it may take.
+
+        Elements of the tensor are read only where the output is written, and by no later stage.
+        """
+        nest, end = self.nest, len(self.stages)
+        stored = {name: stage.level for stage in self.stages for name in stage.stores}
+        last_read: dict[str, int] = {}
+        for stage in self.stages:
+            names = {n.name for n in (*stage.row_nodes, *stage.compute, *stage.reduces)}
+            read = (a.tensor for (name, _), a in nest.reads.items() if name in names)
+            last_read |= dict.fromkeys(read, stage.level)
+        return frozenset(
+            (output, tensor)
+            for output, write in nest.writes.items()
+            for tensor in nest.tensors_read
+            if last_read.get(tensor, end) <= stored.get(output, end)
+            and all(
+                access.strides == write.strides and access.offset == 0 and access.row is None
+                for access in nest.reads.values()
+                if access.tensor == tensor
+            )
+        )
 
     def _is_expensive(self, name: str) -> bool:
         return self.cost[name] >= self.expensive

@@ -1,0 +1,53 @@
+"""Share one kernel file among groups whose kernels differ in names only.
+
+A network repeats its blocks, so most of its kernels are equal but for the names of their tensors.
+Each is compiled and measured once. Not covered: Triton kernels.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from cuagent.expert.kernel import KernelCall
+from cuagent.expert.streaming.expressions import identifier
+
+WORD = re.compile(r"\b[A-Za-z_]\w*(?!\w)(?!\s*\()")
+"""A word that is not called as a function: a node may have the name of a function."""
+
+
+def shared(call: KernelCall, known: dict[str, KernelCall]) -> KernelCall:
+    """Return the call with the file of an equal kernel in `known`, which it joins if there is none.
+
+    `known` maps the text of a kernel without names to its first call.
+    """
+    key = text_without_names(call)
+    first = known.setdefault(key, call)
+    return replace(call, name=first.name, path=first.path, text=first.text)
+
+
+def text_without_names(call: KernelCall) -> str:
+    """Return the kernel with comments removed and numbers in place of the names of its tensors."""
+    nodes = call.group.nodes
+    names = {identifier(n) for node in nodes for n in (node.name, *node.inputs)}
+    names |= {identifier(name) for name in call.tensors_read}
+    numbers: dict[str, str] = {}
+    lines = [line for line in call.text.splitlines() if not line.startswith("//")]
+    text = re.sub(rf"\b{call.name}(?=\w*\b)", "kernel", "\n".join(lines))
+    return WORD.sub(lambda match: _numbered(match[0], names, numbers), text)
+
+
+def _numbered(word: str, names: set[str], numbers: dict[str, str]) -> str:
+    """Replace the name of a tensor, at the start of a word, by the number of its first use."""
+    name = _name_in(word, names)
+    if not name:
+        return word
+    return numbers.setdefault(name, f"tensor{len(numbers)}") + word[len(name) :]
+
+
+def _name_in(word: str, names: set[str]) -> str:
+    """Return the longest name that the word is, or starts with before an underscore; or ""."""
+    parts = word.split("_")
+    starts = ("_".join(parts[:k]) for k in range(len(parts), 0, -1))
+    return next((start for start in starts if start in names), "")
+

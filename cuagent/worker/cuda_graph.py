@@ -1,0 +1,244 @@
+"""Replay the calls of a module as CUDA graphs that are captured directly.
+
+One graph serves the calls of one form: shapes, strides, dtypes, numbers among the arguments, autocast
+and inference mode. A replay copies the arguments to the graph's memory and returns copies of the
+results, so that a result stays valid after the next call. The first call of a form runs the module,
+then captures it. `graph_calls` is for inference: training, gradients, hooks, tensors on a CPU and a
+forward that changes its arguments or its state run without a graph.
+
+This file travels with exported packages and imports nothing of cuagent. Not covered: what forward
+does in Python happens only while a graph is captured, so a change of an attribute that is no tensor
+of the module has no effect on a graph.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+MAX_GRAPHS = 8
+"""Forms of calls with a graph; each holds the memory of one call."""
+WARM_UP_CALLS = 2
+"""Calls on the stream of the capture, in which libraries allocate their workspaces."""
+CONSTANTS = (type(None), bool, int, float, str)
+"""Types of the arguments and results that a graph holds as they are."""
+
+
+class NotCapturable(RuntimeError):
+    """A call cannot be replayed as a CUDA graph. The message is one line."""
+
+
+def graph_calls(module: torch.nn.Module, *, required: bool = False) -> None:
+    """Replay the calls of `module` as CUDA graphs, in place; a compiled module stays compiled.
+
+    A call that cannot be captured runs without a graph; if `required`, it raises NotCapturable.
+    Copies of the module, and the module after pickling, call it without graphs.
+    """
+    call = getattr(module, "_compiled_call_impl", None) or module._call_impl
+    module._compiled_call_impl = _GraphedCalls(module, call, required)
+
+
+class _GraphedCalls:
+    """The calls of one module: a graph for each form, or the reason why there is none."""
+
+    def __init__(
+        self, module: torch.nn.Module, call: Callable[..., Any], required: bool
+    ) -> None:
+        self._module, self._call, self._required = module, call, required
+        self._graphs: dict[Any, _Graph | str] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling():  # a graph of the caller that holds this module
+            return self._call(*arguments, **named)
+        leaves, spec = pytree.tree_flatten((arguments, named))
+        if reason := refusal(self._module, leaves):
+            return self._plain(reason, arguments, named)
+        with self._lock:
+            form = form_of(leaves, spec)
+            graph = self._graphs.get(form)
+            if isinstance(graph, _Graph) and not graph.is_valid():
+                graph = None
+            if isinstance(graph, _Graph):
+                return graph.replay(leaves)
+            if graph is None and (form in self._graphs or len(self._graphs) < MAX_GRAPHS):
+                output, graph = self._first_call(leaves, spec)
+                self._graphs[form] = graph
+                if isinstance(graph, str) and self._required:
+                    raise NotCapturable(graph)
+                return output
+        return self._plain(graph or f"more than {MAX_GRAPHS} forms of calls", arguments, named)
+
+    def _plain(self, reason: Any, arguments: Any, named: Any) -> Any:
+        if self._required:
+            raise NotCapturable(f"no CUDA graph: {reason}")
+        return self._call(*arguments, **named)
+
+    def _first_call(self, leaves: Sequence[Any], spec: Any) -> tuple[Any, _Graph | str]:
+        """Return the result of a call, and its graph or the reason why there is none."""
+        watched = state_of(self._module)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        seen = [*tensors, *(tensor for _, _, tensor, _ in watched)]
+        before = [_version(tensor) for tensor in seen]
+        arguments, named = pytree.tree_unflatten(leaves, spec)
+        output = self._call(*arguments, **named)
+        if [_version(tensor) for tensor in seen] != before:
+            return output, "no CUDA graph: forward changes its arguments or its state"
+        results, _ = pytree.tree_flatten(output)
+        if reason := _hooks(self._module) or _unfit_result(results, seen):
+            return output, f"no CUDA graph: {reason}"
+        try:
+            return output, _captured(self._call, leaves, spec, watched)
+        except RuntimeError as error:
+            return output, f"the capture failed: {str(error).splitlines()[0][:200]}"
+
+
+def refusal(module: torch.nn.Module, leaves: Sequence[Any]) -> str:
+    """Return the reason why a call with these arguments must run without a graph; "" if none."""
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if module.training:
+        return "the module is in training mode"
+    if not tensors or any(not tensor.is_cuda for tensor in tensors):
+        return "an argument is not on a GPU"
+    if len({tensor.device for tensor in tensors}) > 1:
+        return "the arguments are on several GPUs"
+    if any(not isinstance(leaf, (torch.Tensor, *CONSTANTS)) for leaf in leaves):
+        return "an argument is neither a tensor nor a constant"
+    if any(tensor.is_inference() for tensor in tensors):
+        return "changes of inference tensors are not visible"
+    if torch.is_grad_enabled():
+        wanted = (tensor.requires_grad for tensor in (*tensors, *module.parameters()))
+        if any(wanted):
+            return "gradients are enabled"
+    if torch.cuda.is_current_stream_capturing():
+        return "the stream is being captured"
+    return ""
+
+
+def form_of(leaves: Sequence[Any], spec: Any) -> Any:
+    """Return the key of a call: its arguments without their values, and torch's modes."""
+    forms = tuple(
+        (leaf.shape, leaf.stride(), leaf.dtype, leaf.device)
+        if isinstance(leaf, torch.Tensor)
+        else (type(leaf), leaf)
+        for leaf in leaves
+    )
+    autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
+    return str(spec), forms, autocast, torch.is_inference_mode_enabled()
+
+
+Watched = list[tuple[dict[str, Any], str, torch.Tensor, int]]
+"""Dict that holds a parameter or buffer, its name there, the tensor and its address."""
+
+
+def state_of(module: torch.nn.Module) -> Watched:
+    """Return the parameters and buffers of a module, whose addresses a graph holds."""
+    return [
+        (holder, name, tensor, tensor.data_ptr())
+        for part in module.modules()
+        for holder in (part._parameters, part._buffers)
+        for name, tensor in holder.items()
+        if tensor is not None
+    ]
+
+
+def is_unchanged(watched: Watched) -> bool:
+    """Return True if every parameter and buffer is the same tensor at the same address."""
+    return all(
+        holder.get(name) is tensor and tensor.data_ptr() == address
+        for holder, name, tensor, address in watched
+    )
+
+
+@dataclass
+class _Graph:
+    graph: torch.cuda.CUDAGraph
+    arguments: list[Any]
+    results: list[Any]
+    spec: Any
+    watched: Watched
+    done: torch.cuda.Event
+    """Recorded after the last replay, which another stream must wait for."""
+
+    def is_valid(self) -> bool:
+        return is_unchanged(self.watched)
+
+    def replay(self, leaves: Sequence[Any]) -> Any:
+        stream = torch.cuda.current_stream(self._device)
+        stream.wait_event(self.done)
+        with torch.no_grad():
+            for own, given in zip(self.arguments, leaves, strict=True):
+                if isinstance(own, torch.Tensor):
+                    own.copy_(given)
+            self.graph.replay()
+            results = [r.clone() if isinstance(r, torch.Tensor) else r for r in self.results]
+        self.done.record(stream)
+        return pytree.tree_unflatten(results, self.spec)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(a.device for a in self.arguments if isinstance(a, torch.Tensor))
+
+
+def _captured(
+    call: Callable[..., Any], leaves: Sequence[Any], spec: Any, watched: Watched
+) -> _Graph:
+    """Capture one call on copies of its arguments. Raises RuntimeError."""
+    own = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    pairs = [(a, b) for a, b in zip(own, leaves, strict=True) if isinstance(a, torch.Tensor)]
+    if any(a.stride() != b.stride() for a, b in pairs):
+        raise NotCapturable("an argument has a layout that a copy does not keep")
+    arguments, named = pytree.tree_unflatten(own, spec)
+    device = pairs[0][0].device
+    with torch.cuda.device(device):
+        current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP_CALLS):
+                call(*arguments, **named)
+        current.wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        # Calls of other threads to CUDA must not end the capture.
+        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+            output = call(*arguments, **named)
+        done = torch.cuda.Event()
+        done.record(current)
+    results, result_spec = pytree.tree_flatten(output)
+    return _Graph(graph, own, results, result_spec, watched, done)
+
+
+def _unfit_result(results: Sequence[Any], seen: Sequence[torch.Tensor]) -> str:
+    """Return why results cannot be copied out of a graph; "" if they can."""
+    tensors = [result for result in results if isinstance(result, torch.Tensor)]
+    if any(not isinstance(result, (torch.Tensor, *CONSTANTS)) for result in results):
+        return "a result is neither a tensor nor a constant"
+    if any(not tensor.is_cuda for tensor in tensors):
+        return "a result is not on a GPU"
+    given, made = _memories(seen), _memories(tensors)
+    if set(given) & set(made):
+        return "a result shares the memory of an argument or of the state"
+    if len(set(made)) < len(made):
+        return "two results share memory"
+    if any(tensor.clone().stride() != tensor.stride() for tensor in tensors):
+        return "a result has a layout that a copy does not keep"
+    return ""
+
+
+def _memories(tensors: Sequence[torch.Tensor]) -> list[int]:
+    return [t.untyped_storage().data_ptr() for t in tensors if t.numel()]
+
+
+def _hooks(module: torch.nn.Module) -> str:
+    """Return a reason if a part of the module has hooks, which a replay would not call."""
+    found = any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
+    return "the module has hooks" if found else ""
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """Return the number of changes in place; 0 for an inference tensor, which does not count."""
+    return 0 if tensor.is_inference() else tensor._version

@@ -1,0 +1,177 @@
+"""Calls replayed as CUDA graphs: which calls are refused, and on a GPU what a replay computes."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from cuagent.worker.cuda_graph import (
+    MAX_GRAPHS,
+    NotCapturable,
+    form_of,
+    graph_calls,
+    is_unchanged,
+    refusal,
+    state_of,
+)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("scale", torch.ones(8))
+
+    def forward(self, x: torch.Tensor, power: int = 1) -> torch.Tensor:
+        return self.layer(x).relu() ** power * self.scale
+
+
+def test_calls_on_a_cpu_run_without_a_graph() -> None:
+    plain = Block().eval()
+    graphed = copy.deepcopy(plain)
+    graph_calls(graphed)
+    x = torch.randn(3, 8)
+    with torch.no_grad():
+        assert torch.equal(graphed(x, power=2), plain(x, power=2))
+        assert torch.equal(pickle.loads(pickle.dumps(graphed))(x), plain(x))
+        assert torch.equal(copy.deepcopy(graphed)(x), plain(x))
+
+
+def test_required_graph_states_why_there_is_none() -> None:
+    model = Block().eval()
+    graph_calls(model, required=True)
+    with torch.no_grad(), pytest.raises(NotCapturable, match="an argument is not on a GPU"):
+        model(torch.randn(3, 8))
+    assert refusal(Block(), [torch.ones(1)]) == "the module is in training mode"
+
+
+def test_form_differs_where_a_graph_would_compute_something_else() -> None:
+    x, spec = torch.randn(4, 8), "spec"
+    forms = [
+        form_of([x, 1], spec),
+        form_of([x, 2], spec),
+        form_of([x, True], spec),
+        form_of([x.t(), 1], spec),
+        form_of([x[:1], 1], spec),
+        form_of([x.half(), 1], spec),
+        form_of([x, 1], "another structure"),
+    ]
+    assert len(set(forms)) == len(forms)
+    assert form_of([x + 1, 1], spec) == forms[0]
+    with torch.inference_mode():
+        assert form_of([x, 1], spec) != forms[0]
+
+
+def test_replaced_parameters_invalidate_a_graph_and_loaded_ones_do_not() -> None:
+    model = Block()
+    watched = state_of(model)
+    assert len(watched) == 3
+    model.load_state_dict(Block().state_dict())
+    assert is_unchanged(watched)
+    model.layer.bias.data = torch.zeros(8)
+    assert not is_unchanged(watched), "another address"
+    watched = state_of(model)
+    model.layer.weight = nn.Parameter(model.layer.weight.data)
+    assert not is_unchanged(watched), "another tensor"
+
+
+@pytest.fixture
+def model() -> Block:
+    made = Block().eval().cuda()
+    graph_calls(made, required=True)
+    return made
+
+
+@pytest.mark.gpu
+def test_replay_computes_new_values_and_keeps_earlier_results(model: Block) -> None:
+    inputs = [torch.randn(5, 8, device="cuda") for _ in range(3)]
+    with torch.no_grad():
+        results = [model(x, power=2) for x in inputs]
+        for x, result in zip(inputs, results, strict=True):
+            torch.testing.assert_close(result, model.forward(x, power=2))
+
+
+@pytest.mark.gpu
+def test_replay_follows_changed_replaced_and_loaded_weights(model: Block) -> None:
+    x = torch.randn(5, 8, device="cuda")
+    with torch.no_grad():
+        model(x)
+        model.layer.weight.mul_(-2)
+        torch.testing.assert_close(model(x), model.forward(x))
+        model.layer.bias.data = torch.ones(8, device="cuda")
+        torch.testing.assert_close(model(x), model.forward(x))
+        model.load_state_dict(Block().state_dict())
+        torch.testing.assert_close(model(x), model.forward(x))
+
+
+@pytest.mark.gpu
+def test_each_form_has_its_graph_and_their_number_is_bounded() -> None:
+    model = Block().eval().cuda()
+    graph_calls(model)
+    with torch.no_grad():
+        for rows in range(1, MAX_GRAPHS + 3):
+            x = torch.randn(rows, 8, device="cuda")
+            for _ in range(2):
+                torch.testing.assert_close(model(x), model.forward(x))
+    assert len(model._compiled_call_impl._graphs) == MAX_GRAPHS
+
+
+@pytest.mark.gpu
+def test_replays_on_two_streams_do_not_overlap(model: Block) -> None:
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    inputs = [torch.randn(4096, 8, device="cuda") for _ in range(20)]
+    with torch.no_grad():
+        model(inputs[0])
+        torch.cuda.synchronize()
+        results = []
+        for k, x in enumerate(inputs):
+            with torch.cuda.stream(streams[k % 2]):
+                results.append(model(x))
+        torch.cuda.synchronize()
+        for x, result in zip(inputs, results, strict=True):
+            torch.testing.assert_close(result, model.forward(x))
+
+
+class ChangesItsInput(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1) * 2
+
+
+class ReadsAValue(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.sum().item() > 0 else x
+
+
+class ReturnsItsInput(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, x * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cls", [ChangesItsInput, ReadsAValue, ReturnsItsInput])
+def test_forward_that_a_replay_would_change_runs_without_a_graph(cls: type[nn.Module]) -> None:
+    plain, graphed = cls().eval(), cls().eval()
+    graph_calls(graphed)
+    for k in range(3):
+        x = torch.full((6,), float(k + 1), device="cuda")
+        y = x.clone()
+        torch.testing.assert_close(graphed(x), plain(y))
+        torch.testing.assert_close(x, y)
+    graph_calls(required := cls().eval(), required=True)
+    with pytest.raises(NotCapturable):
+        required(torch.ones(6, device="cuda"))
+
+
+@pytest.mark.gpu
+def test_compiled_module_is_captured(model: Block) -> None:
+    compiled = Block().eval().cuda()
+    compiled.compile()
+    graph_calls(compiled, required=True)
+    x = torch.randn(5, 8, device="cuda")
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), compiled.forward(x))
