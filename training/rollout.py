@@ -187,7 +187,7 @@ class TokenModel:
             sampled = self.sample(Request(prompt, room, seed, self.play.temperature))
         except EngineError as error:
             raise ModelError(str(error)) from error
-        message = self.chat.parse(sampled.ids)
+        message = self.chat.parse(sampled.ids, tools)
         self.turns += 1
         self.stream = prompt + sampled.ids
         self.seen = [*messages, message]

@@ -19,7 +19,7 @@ from cuagent.message import Message
 from cuagent.record import RunFolder, new_run
 from cuagent.task.task import Task
 from cuagent.training.batch import collate
-from cuagent.training.chat import UNPARSABLE, Chat
+from cuagent.training.chat import Chat
 from cuagent.training.collect import Collector
 from cuagent.training.data import UnusableRun, episode_of
 from cuagent.training.engine import EngineError, LocalEngine, Request, Sampled
@@ -27,6 +27,7 @@ from cuagent.training.judge_process import PoolError
 from cuagent.training.model import logprobs_of, new_actor, per_token, small_config
 from cuagent.training.rollout import Batcher, Play, TokenModel, play_many, play_one
 from cuagent.training.segments import Kind, require_logprobs
+from cuagent.training.tool_calls import UNPARSABLE
 
 NO_JUDGE: Any = None  # these episodes never have anything judged
 
