@@ -58,8 +58,13 @@ class Funnel:
         return [f"{name:<32}{n:>8}" for name, n in rows]
 
 
-def filter_episodes(episodes: Iterable[Episode], filters: Filters) -> tuple[list[Episode], Funnel]:
-    """Return the episodes to imitate and the counts; `per_task` keeps the best of each task."""
+def filter_episodes(
+    episodes: Iterable[Episode], filters: Filters, positions: int | None = None
+) -> tuple[list[Episode], Funnel]:
+    """Return the episodes to imitate and the counts; `per_task` keeps the best of each task.
+
+    `positions`: the largest number of tokens that the policy reads at once, if it is known.
+    """
     left = list(episodes)
     came = len(left)
     rules: list[tuple[str, Callable[[Episode], bool]]] = [
@@ -77,6 +82,8 @@ def filter_episodes(episodes: Iterable[Episode], filters: Filters) -> tuple[list
         ("a protected file written", lambda e: not any(touches_protected(c) for c in e.calls)),
         (f"over {filters.tokens} tokens", lambda e: e.tokens <= filters.tokens),
     ]
+    if positions is not None:
+        rules.append((f"over the {positions} positions", lambda e: e.longest_window <= positions))
     dropped: list[tuple[str, int]] = []
     for name, good in rules:
         before = len(left)

@@ -103,6 +103,12 @@ def check_critic(folder: str | Path) -> None:
         )
 
 
+def positions_of(model: Any) -> int | None:
+    """Return the number of positions that the model was built for; None if it names none."""
+    found = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return int(found) if found else None
+
+
 def save_model(model: Any, folder: Path) -> None:
     """Save a Hugging Face folder with safetensors weights. All processes call it; the
     first writes."""

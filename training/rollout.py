@@ -33,7 +33,7 @@ from cuagent.record import RunLog, new_run, plain
 from cuagent.task import Task
 from cuagent.training.chat import Chat
 from cuagent.training.data import UnusableRun, episode_of
-from cuagent.training.engine import Engine, EngineError, Request, Sampled
+from cuagent.training.engine import Engine, EngineError, OutOfMemory, Request, Sampled
 from cuagent.training.segments import Episode
 
 if TYPE_CHECKING:
@@ -83,6 +83,8 @@ class Batcher:
         self.stopping = stopping or threading.Event()
         self.seconds = 0.0
         """Seconds spent in the engine."""
+        self.fatal: OutOfMemory | None = None
+        """The error that ends the collection, since every further batch would have it too."""
         self._changed = threading.Condition()
         self._live = 0
         self._waiting: list[tuple[Request, list[Sampled | Exception]]] = []
@@ -141,6 +143,8 @@ class Batcher:
         try:
             return self.engine.sample(requests)
         except (EngineError, RuntimeError, MemoryError) as error:
+            if isinstance(error, OutOfMemory):
+                self.fatal = error
             # The error concerns every request of the batch, not only the thread that ran it.
             return [error] * len(requests)
 
@@ -318,6 +322,8 @@ def play_many(
                 judge, sample = judges(task), batcher.sample
                 played = play_one(task, judge, name, chat, sample, play, seed, root, cancelled)
             except UnusableRun as why:
+                if batcher.fatal is not None:
+                    raise batcher.fatal from why
                 on_episode(None)
                 return str(why)
             on_episode(played)

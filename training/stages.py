@@ -36,7 +36,14 @@ from cuagent.training.files import atomic_folder, write_atomic
 from cuagent.training.filters import Filters, filter_episodes
 from cuagent.training.lora import Lora, adapt, merged
 from cuagent.training.metrics import Metrics, episode_metrics
-from cuagent.training.model import load_actor, load_critic, new_critic, quiet_libraries, save_model
+from cuagent.training.model import (
+    load_actor,
+    load_critic,
+    new_critic,
+    positions_of,
+    quiet_libraries,
+    save_model,
+)
 from cuagent.training.placement import Dtype, Placement, copy_weights, is_sharded, place
 from cuagent.training.pool import JudgePool, Pool
 from cuagent.training.ppo import PpoConfig, ppo
@@ -58,6 +65,8 @@ class Export(StrEnum):
 
 
 class Sampler(StrEnum):
+    AUTO = "auto"
+    """`continuous` on a GPU, `local` on the CPU."""
     LOCAL = "local"
     """Batches decoded one after the other; the same seeds give the same episodes."""
     CONTINUOUS = "continuous"
@@ -80,18 +89,26 @@ class PlayConfig:
     """False gives rewards -1 and 1 only."""
     gpus: tuple[int, ...] = (0,)
     """Devices that judge."""
+    at_once: int = 256
+    """Episodes that run in parallel."""
+    most_rows: int = 256
+    """Conversations in one batch of the local engine."""
+    cache_tokens: int | None = None
+    """Tokens of all conversations whose keys and values are held at once; None takes what fits
+    into a share of the GPU's free memory."""
     beside: int = 1
     """Kernels verified in parallel on each judging GPU; timing is exclusive."""
     ray: int = 0
     """Number of GPUs that judge as Ray actors, on any machine of the cluster; 0 judges on
     `gpus`."""
-    engine: Sampler = Sampler.LOCAL
+    engine: Sampler = Sampler.AUTO
     server: str | None = None
     """URL of a server that returns token ids: http://localhost:8000/v1 of vLLM, or SGLang's
     http://localhost:30000/generate. None samples in this process."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "turns", "context", "reply", "beside")
+        at_least(1, self, "at_once", "most_rows", "cache_tokens")
         if self.ray and self.beside > 1:
             raise ConfigError("play.ray needs play.beside=1: a Ray actor has one judge")
         at_least(0, self, "temperature", "ray")
@@ -150,7 +167,10 @@ def collect(
     if before is not None and path.exists():
         say(f"{out} is already finished; use another --out to start again")
         return report(json.loads(path.read_text(encoding="utf-8")), say)
-    if samples_from_pages(config):
+    config = with_context(with_sampler(config, device), actor, say)
+    if config.play.server is not None:
+        pass  # the server samples, so the actor stays on the CPU
+    elif samples_from_pages(config):
         actor = actor.to(device, config.placement.compute.torch)
     else:
         actor = place(actor, Placement(compute=config.placement.compute), device)
@@ -176,7 +196,8 @@ def run_rft(
     chat, actor = load_policy(policy, config)
     train, heldout = split(episodes_of(sources, chat, say), config.heldout)
     check_ids([*train, *heldout], actor)
-    kept, funnel = filter_episodes(train, config.filters)
+    positions = positions_of(actor)
+    kept, funnel = filter_episodes(train, config.filters, positions)
     of = {
         "policy": digest_of_policy(actor, chat),
         "episodes": digest_of_episodes([*train, *heldout]),
@@ -192,7 +213,8 @@ def run_rft(
     if not kept:
         raise RecordError("no episode passes the filters; see the counts above and relax filters.*")
     actor = prepare_model(actor, config, device)
-    rft(actor, kept, filter_episodes(heldout, config.filters)[0], config.rft, out, say)
+    judged = filter_episodes(heldout, config.filters, positions)[0]
+    rft(actor, kept, judged, config.rft, out, say)
     save_final(actor, out / "model", chat)
     finish(out)
 
@@ -204,6 +226,7 @@ def run_value(
     chat, actor = load_policy(policy, config)
     train, heldout = split(episodes_of(sources, chat, say), config.heldout)
     check_ids([*train, *heldout], actor)
+    check_lengths([*train, *heldout], positions_of(actor))
     of = {
         "policy": digest_of_policy(actor, chat),
         "episodes": digest_of_episodes([*train, *heldout]),
@@ -242,6 +265,7 @@ def run_ppo(
     if critic is not None:
         with policy_errors(critic):
             values = load_critic(critic, config.dtype.torch)
+    config = with_context(with_sampler(config, device), actor, say)
     task_list = load_tasks(tasks, device)
     of = {
         "policy": digest_of_policy(actor, chat),
@@ -332,6 +356,37 @@ def check_ids(episodes: Sequence[Episode], actor: Any) -> None:
         most = max(max(s.ids, default=0) for s in episode.segments)
         if most >= size:
             raise RecordError(f"episode {episode.id}: token id {most}, but the policy has {size}")
+
+
+def check_lengths(episodes: Sequence[Episode], positions: int | None) -> None:
+    """Raise RecordError if a context window has more tokens than the model has positions."""
+    for episode in episodes:
+        if positions is not None and (length := episode.longest_window) > positions:
+            raise RecordError(
+                f"episode {episode.id}: {length} tokens, but the policy has {positions} positions; "
+                f"collect with play.context={positions}, or use a policy with a longer context"
+            )
+
+
+def with_context(config: TrainConfig, actor: Any, say: Say) -> TrainConfig:
+    """Return settings whose play.context is at most the policy's positions, and say so."""
+    positions, asked = positions_of(actor), config.play.context
+    if positions is None or asked <= positions:
+        return config
+    say(f"play.context={asked} is over the policy's {positions} positions; {positions} is used")
+    return replace(config, play=replace(config.play, context=positions))
+
+
+def with_sampler(config: TrainConfig, device: str) -> TrainConfig:
+    """Return settings in which `play.engine=auto` is replaced by the engine for the device."""
+    if config.play.engine is not Sampler.AUTO:
+        return config
+    # Adapters cannot be copied to a sampler of another type, and pages have the weights' type.
+    pages = device.startswith("cuda") and (
+        not config.lora.rank or config.placement.compute is config.dtype
+    )
+    engine = Sampler.CONTINUOUS if pages else Sampler.LOCAL
+    return replace(config, play=replace(config.play, engine=engine))
 
 
 def resume_step(
@@ -474,10 +529,21 @@ def make_collector(
     say: Say,
 ) -> Collector:
     p = config.play
-    engine = make_engine(actor.eval(), chat, min(episodes, Collector.max_in_flight), config)
+    engine = make_engine(actor.eval(), chat, min(episodes, p.at_once), config)
     limits = (p.turns, p.context, p.reply, p.temperature, p.seconds)
     play = Play(TOOLS, opening, *limits, together=p.together)
-    return Collector(tasks, chat, engine, pool, play, out, episodes, config.seed, say=say)
+    return Collector(
+        tasks,
+        chat,
+        engine,
+        pool,
+        play,
+        out,
+        episodes,
+        config.seed,
+        max_in_flight=p.at_once,
+        say=say,
+    )
 
 
 def make_engine(actor: Any, chat: Chat, max_in_flight: int, config: TrainConfig) -> Engine:
@@ -486,8 +552,11 @@ def make_engine(actor: Any, chat: Chat, max_in_flight: int, config: TrainConfig)
     if p.server is not None:
         return ServerEngine(p.server, actor.name_or_path, chat.end)
     if samples_from_pages(config):
-        return ContinuousEngine(actor, chat.end, max_in_flight * p.context, p.temperature)
-    return LocalEngine(actor, chat.end)
+        # On the CPU a cache of the whole free memory would be allocated, so it is bounded.
+        fits = actor.device.type == "cuda"
+        tokens = p.cache_tokens or (None if fits else max_in_flight * p.context)
+        return ContinuousEngine(actor, chat.end, tokens, p.temperature)
+    return LocalEngine(actor, chat.end, p.most_rows, tokens=p.cache_tokens)
 
 
 def make_pool(config: TrainConfig, device: str) -> JudgePool | RayPool:
