@@ -56,7 +56,7 @@ from cuagent.training.ppo import ppo
 from cuagent.training.presets import DemoConfig
 from cuagent.training.rehearsal import Rehearsal
 from cuagent.training.reward import max_reward
-from cuagent.training.rft import rft
+from cuagent.training.rft import rft, steps_of
 from cuagent.training.rollout import Play
 from cuagent.training.segments import Episode, RecordError, read_episodes
 from cuagent.training.teacher import initial_files
@@ -261,7 +261,8 @@ class Demo:
         if not kept:
             raise RecordError("no episode passes the filters; increase base.steps")
         settings = self.with_seed(self.config.rft)
-        steps = math.ceil(settings.steps * len(kept) / of) if of else settings.steps
+        asked = steps_of(settings, of or len(kept))
+        steps = math.ceil(asked * len(kept) / of) if of else asked
         rft(actor, kept, [], replace(settings, steps=steps), out, self.say, self.device_guard)
 
     def critic(self, actor: Any, episodes: Sequence[Episode]) -> Any:

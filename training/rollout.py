@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from cuagent import __version__
 from cuagent.agent.attended import Interrupted
 from cuagent.agent.hooks import HOOKS
+from cuagent.agent.ladder import start_at_ladder
 from cuagent.agent.loop import run_agent
 from cuagent.agent.run import REFERENCE, Run
 from cuagent.agent.stop import Budget
@@ -61,6 +62,8 @@ class Play:
     verdicts."""
     initial_files: Callable[[Task], Mapping[str, str]] = lambda task: {}
     """Files in the work folder at the start, in addition to reference.py."""
+    ladder: bool = False
+    """Measure the ladder at the start and show it, as `cuagent optimize` does."""
     together: float = 1.0
     """Share of the live episodes that must wait before the engine starts. With 1 nothing is judged
     while the engine runs, as required if one GPU samples and times. With less, for separate GPUs,
@@ -269,7 +272,8 @@ def play_one(
     run = start_episode(task, judge, name, play, root, chat.fingerprint)
     run.cancelled = cancelled or run.cancelled
     try:
-        run_agent(run, TokenModel(name, chat, sample, play, seed), play.tools, HOOKS)
+        hooks = (start_at_ladder, *HOOKS) if play.ladder else HOOKS
+        run_agent(run, TokenModel(name, chat, sample, play, seed), play.tools, hooks)
     finally:
         run.log.close()
     if run.cancelled.is_set():

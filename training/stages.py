@@ -29,7 +29,7 @@ from cuagent.training.collect import Collector
 from cuagent.training.config import SEEDS, ConfigError, above, at_least, below, between
 from cuagent.training.continuous import ContinuousEngine
 from cuagent.training.curriculum import Curriculum
-from cuagent.training.data import load_runs, split
+from cuagent.training.data import load_runs, split, split_tasks
 from cuagent.training.engine import Engine, LocalEngine
 from cuagent.training.export import write_atif, write_chat, write_parquet
 from cuagent.training.files import atomic_folder, write_atomic
@@ -50,18 +50,28 @@ from cuagent.training.ppo import PpoConfig, ppo
 from cuagent.training.ray_pool import RayPool
 from cuagent.training.reward import max_reward
 from cuagent.training.rft import RftConfig, rft
+from cuagent.training.rft import steps_of as rft_steps_of
 from cuagent.training.rollout import Play
 from cuagent.training.segments import Episode, RecordError, read_episodes
 from cuagent.training.server import ServerEngine, can_reload
-from cuagent.training.value import ValueConfig, pretrain_value
+from cuagent.training.value import ValueConfig, pretrain_value, value_steps_of
 
 Say = Callable[[str], None]
+RESULT = "evaluation.json"
 
 
 class Export(StrEnum):
     CHAT = "chat"
     ATIF = "atif"
     PARQUET = "parquet"
+
+
+class Part(StrEnum):
+    """The part of a folder of tasks; the split by task hash is the same in every stage."""
+
+    TRAIN = "train"
+    HELDOUT = "heldout"
+    ALL = "all"
 
 
 class Sampler(StrEnum):
@@ -135,6 +145,8 @@ class TrainConfig:
     value: ValueConfig = field(default_factory=ValueConfig)
     ppo: PpoConfig = field(default_factory=PpoConfig)
     ppo_episodes: int = 256
+    heldout_episodes: int = 64
+    """Episodes of each evaluation of PPO on the held-out tasks; 0 makes none."""
     single_turn: int = 0
     """Number of first PPO iterations in which an episode has one turn, the paper's warm-up: the one
     reply must contain all calls, including `submit`."""
@@ -142,26 +154,34 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         at_least(1, self, "ppo_episodes")
-        at_least(0, self, "heldout", "single_turn")
+        at_least(0, self, "heldout", "heldout_episodes", "single_turn")
         below(1, self, "heldout")
         between(*SEEDS, self, "seed")
 
 
 def collect(
-    policy: Path, tasks: Path, out: Path, episodes: int, config: TrainConfig, device: str, say: Say
+    policy: Path,
+    tasks: Path,
+    out: Path,
+    episodes: int,
+    config: TrainConfig,
+    device: str,
+    say: Say,
+    part: Part = Part.TRAIN,
 ) -> Metrics:
     """Play `episodes` episodes of a policy into `out/episodes/00000.jsonl`; return the metrics.
 
-    An interrupted collection resumes; a finished one is not played again.
+    An interrupted collection resumes; a finished one is not played again. Under torchrun every
+    process plays its share. `part`: which tasks are played.
     """
     chat, actor = load_policy(policy, config)
-    task_list, path = load_tasks(tasks, device), out / "evaluation.json"
+    task_list, path = part_of(load_tasks(tasks, device), config.heldout, part), out / RESULT
     whole = out / "episodes" / "00000.jsonl"
     of = {"policy": digest_of_policy(actor, chat), "tasks": digest_of_tasks(task_list)}
     settings_used = settings_in(config, "seed", "dtype", "placement", "play") | {
         "episodes": episodes
     }
-    before = manifest.open_manifest(out, "collect", of, settings_used)
+    before = manifest.open_manifest(out, "collect", of, settings_used, parallel.rank() == 0)
     if before is None and whole.exists():
         raise ConfigError(f"{whole} has no manifest.json with its settings; use another --out")
     if before is not None and path.exists():
@@ -179,8 +199,23 @@ def collect(
         plays.inputs = {**of, **settings_used}
         found = list(read_episodes(whole)) if whole.exists() else plays(0)
     metrics = episode_metrics(found)
-    write_atomic(path, json.dumps(metrics, indent=1))
+    if parallel.rank() == 0:
+        write_atomic(path, json.dumps(metrics, indent=1))
+    parallel.barrier()
     return report(metrics, say)
+
+
+def part_of(tasks: Sequence[Task], share: float, part: Part) -> list[Task]:
+    """Return the tasks of a part. Raises RecordError if there are none."""
+    if part is Part.ALL:
+        return list(tasks)
+    train, heldout = split_tasks(tasks, share)
+    if part is Part.HELDOUT and not heldout:
+        raise RecordError(
+            f"none of {len(tasks)} tasks is held out (heldout={share}); add tasks, or use "
+            "--part all for a folder of tasks that no stage has seen"
+        )
+    return train if part is Part.TRAIN else heldout
 
 
 def report(metrics: Metrics, say: Say) -> Metrics:
@@ -203,7 +238,8 @@ def run_rft(
         "episodes": digest_of_episodes([*train, *heldout]),
     }
     settings_used = settings_in(config, "dtype", "placement", "lora", "heldout", "filters", "rft")
-    reached = resume_step(out, say, "rft", of, settings_used, config.rft.steps)
+    steps = rft_steps_of(config.rft, len(kept))
+    reached = resume_step(out, say, "rft", of, settings_used, steps)
     if reached is None:
         return
     for line in funnel.lines():
@@ -216,7 +252,7 @@ def run_rft(
     judged = filter_episodes(heldout, config.filters, positions)[0]
     rft(actor, kept, judged, config.rft, out, say)
     save_final(actor, out / "model", chat)
-    finish(out)
+    finish(out, steps)
 
 
 def run_value(
@@ -232,12 +268,13 @@ def run_value(
         "episodes": digest_of_episodes([*train, *heldout]),
     }
     settings_used = settings_in(config, "dtype", "placement", "lora", "heldout", "value")
-    if resume_step(out, say, "value", of, settings_used, config.value.steps) is None:
+    steps = value_steps_of(config.value, len(train))
+    if resume_step(out, say, "value", of, settings_used, steps) is None:
         return
     critic = prepare_model(new_critic(actor), config, device)
     pretrain_value(critic, train, heldout, config.value, out, say)
     save_final(critic, out / "model")
-    finish(out)
+    finish(out, steps)
 
 
 def run_ppo(
@@ -275,7 +312,7 @@ def run_ppo(
     settings_used = settings_in(
         config, "seed", "dtype", "placement", "lora", "play", "ppo", "ppo_episodes"
     )
-    settings_used |= settings_in(config, "single_turn", "curriculum")
+    settings_used |= settings_in(config, "single_turn", "curriculum", "heldout", "heldout_episodes")
     if resume_step(out, say, "ppo", of, settings_used, config.ppo.iterations) is None:
         return
     values, actor = prepare_model(values, config, device), prepare_model(actor, config, device)
@@ -284,13 +321,12 @@ def run_ppo(
     if config.ppo.kl_weight:
         reference = place(load_policy(policy, config)[1], config.placement, device)
     with make_pool(config, device) as pool:
-        plays = make_collector(
-            task_list, chat, sampler, pool, out, config.ppo_episodes, config, say
-        )
+        train, heldout = split_tasks(task_list, config.heldout)
+        plays = make_collector(train, chat, sampler, pool, out, config.ppo_episodes, config, say)
         if config.curriculum:
             plays.curriculum = Curriculum(highest=max_reward(config.play.timed))
 
-        def collect(iteration: int) -> list[Episode]:
+        def renew_sampler() -> None:
             if sampler is not actor:
                 copy_weights(actor, into=sampler)
             if isinstance(plays.engine, ServerEngine):
@@ -298,14 +334,44 @@ def run_ppo(
                 if parallel.rank() == 0:
                     plays.engine.load((out / "served").resolve())
                 parallel.barrier()
+
+        def collect(iteration: int) -> list[Episode]:
+            renew_sampler()
             turns = 1 if iteration < config.single_turn else config.play.turns
             plays.play = replace(plays.play, turns=turns)
             return plays(iteration)
 
-        ppo(actor, values, collect, config.ppo, out, say, reference)
+        judged = None
+        if heldout and config.heldout_episodes:
+            judged = replace(
+                plays,
+                tasks=heldout,
+                out=out / "heldout",
+                episodes=config.heldout_episodes,
+                curriculum=None,
+                play=replace(plays.play, turns=config.play.turns),
+            )
+        elif config.heldout_episodes:
+            say(f"none of {len(task_list)} tasks is held out: the last weights are kept")
+
+        def evaluate(iterations: int) -> list[Episode]:
+            assert judged is not None
+            renew_sampler()
+            return judged(iterations)
+
+        ppo(
+            actor,
+            values,
+            collect,
+            config.ppo,
+            out,
+            say,
+            reference,
+            evaluate=evaluate if judged is not None else None,
+        )
     save_final(actor, out / "model", chat)
     save_final(values, out / "critic")
-    finish(out)
+    finish(out, step_of(latest_checkpoint(out)))
 
 
 def export(runs: Path, form: Export, out: Path, policy: Path | None) -> int:
@@ -406,11 +472,13 @@ def resume_step(
     return reached
 
 
-def finish(out: Path) -> None:
-    """Record in the manifest that the stage is complete; every process calls it after saving."""
-    reached = step_of(latest_checkpoint(out))
+def finish(out: Path, steps: int) -> None:
+    """Record in the manifest that the stage of `steps` is complete, perhaps by an early stop.
+
+    Every process calls it after saving.
+    """
     if parallel.rank() == 0:
-        manifest.finish(out, reached)
+        manifest.finish(out, steps)
 
 
 def step_of(checkpoint: Path | None) -> int:
@@ -419,7 +487,9 @@ def step_of(checkpoint: Path | None) -> int:
 
 def settings_in(config: TrainConfig, *names: str) -> dict[str, Any]:
     """Return the settings in some of the tables, without the number of steps of a stage."""
-    known = manifest.fixed_settings(config, "rft.steps", "value.steps", "ppo.iterations")
+    known = manifest.fixed_settings(
+        config, *("rft.steps", "rft.epochs", "value.steps", "value.epochs", "ppo.iterations")
+    )
     return {name: value for name, value in known.items() if name.partition(".")[0] in names}
 
 
@@ -531,7 +601,7 @@ def make_collector(
     p = config.play
     engine = make_engine(actor.eval(), chat, min(episodes, p.at_once), config)
     limits = (p.turns, p.context, p.reply, p.temperature, p.seconds)
-    play = Play(TOOLS, opening, *limits, together=p.together)
+    play = Play(TOOLS, opening, *limits, ladder=p.timed, together=p.together)
     return Collector(
         tasks,
         chat,
