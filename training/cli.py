@@ -258,6 +258,8 @@ def export_verl(
         raise ConfigError(f"--device {device}: there are {', '.join(Device)}")
     cluster = Cluster(nodes, gpus, judges)
     count = export_verl(policy, critic, tasks, out, settings, cluster, device)
+    if settings.curriculum:
+        say("verl plays all tasks equally often: it has no curriculum")
     say(f"{count} tasks; start with {out}/run.sh")
 
 

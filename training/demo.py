@@ -163,10 +163,10 @@ class Demo:
         """Run the arm that PPO is compared with: more rounds of RFT from the policy where PPO
         started.
 
-        In each round the policy plays, then imitates all good episodes so far, with as many steps
-        per episode as the first RFT. All rounds together judge as many episodes as value
-        pretraining and PPO. A round is skipped if the time runs out; `trial.json` counts the
-        episodes.
+        In each round the policy plays, then imitates the fastest good episodes of each task so far
+        (`more_fastest`), with as many steps per episode as the first RFT. All rounds together judge
+        as many episodes as value pretraining and PPO. A round is skipped if the time runs out;
+        `trial.json` counts the episodes.
         """
         c = self.config
         train, heldout = self.tasks()
@@ -180,7 +180,7 @@ class Demo:
             for number in range(c.more_rounds):
                 started, name = time.time(), f"more/{number}"
                 seen += self.sample_episodes(name, train, chat, actor.eval(), each, 4 + number)
-                self.run_rft(actor, seen, self.out / name, of=funnel["kept"])
+                self.run_rft(actor, seen, self.out / name, funnel["kept"], c.more_fastest)
                 self.budget.write()
                 rounds_left = c.more_rounds - number - 1
                 if rounds_left and time.time() - started > self.budget.remaining():
@@ -248,13 +248,22 @@ class Demo:
         rft(actor, shown, [], self.with_seed(self.config.base), out, self.say, self.device_guard)
 
     def run_rft(
-        self, actor: Any, episodes: Sequence[Episode], out: Path, of: int | None = None
+        self,
+        actor: Any,
+        episodes: Sequence[Episode],
+        out: Path,
+        of: int | None = None,
+        fastest: int | None = None,
     ) -> None:
         """Train on the filtered episodes for the configured steps.
 
         If `of` is given, the steps are for `of` episodes and scale with the number of episodes.
+        `fastest` replaces `filters.fastest`.
         """
-        kept, funnel = filter_episodes(episodes, self.config.filters)
+        filters = self.config.filters
+        if fastest is not None:
+            filters = replace(filters, fastest=fastest)
+        kept, funnel = filter_episodes(episodes, filters)
         for line in funnel.lines():
             self.say(f"  {line}")
         (out / "funnel.json").write_text(json.dumps(asdict(funnel)), encoding="utf-8")

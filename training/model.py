@@ -109,11 +109,13 @@ def positions_of(model: Any) -> int | None:
     return int(found) if found else None
 
 
-def save_model(model: Any, folder: Path) -> None:
-    """Save a Hugging Face folder with safetensors weights. All processes call it; the
-    first writes."""
+def save_model(model: Any, folder: Path, weights: dict[str, Any] | None = None) -> None:
+    """Save a Hugging Face folder with safetensors weights, those of the model by default.
+
+    All processes call it; the first writes.
+    """
     quiet_libraries()
-    weights = full_state_dict(model)
+    weights = weights or full_state_dict(model)
     if parallel.rank() == 0:
         model.save_pretrained(folder, state_dict=weights)
     parallel.barrier()

@@ -34,7 +34,14 @@ from cuagent.training.engine import Engine, LocalEngine
 from cuagent.training.export import write_atif, write_chat, write_parquet
 from cuagent.training.files import atomic_folder, write_atomic
 from cuagent.training.filters import Filters, filter_episodes
-from cuagent.training.lora import Lora, adapt, merged
+from cuagent.training.lora import (
+    Lora,
+    adapt,
+    is_adapted,
+    merged,
+    merged_for_now,
+    plain_state_dict,
+)
 from cuagent.training.metrics import Metrics, episode_metrics
 from cuagent.training.model import (
     load_actor,
@@ -194,7 +201,7 @@ def collect(
         actor = actor.to(device, config.placement.compute.torch)
     else:
         actor = place(actor, Placement(compute=config.placement.compute), device)
-    with make_pool(config, device) as pool:
+    with make_pool(config, device, task_list) as pool:
         plays = make_collector(task_list, chat, actor, pool, out, episodes, config, say)
         plays.inputs = {**of, **settings_used}
         found = list(read_episodes(whole)) if whole.exists() else plays(0)
@@ -293,8 +300,6 @@ def run_ppo(
             f"play.server={server}: PPO needs a server that can load new weights while it runs: "
             "SGLang (http://HOST:PORT/generate); unset play.server to sample in this process"
         )
-    if server is not None and config.lora.rank:
-        raise ConfigError("lora.rank and play.server cannot be combined: unset one of them")
     if config.play.temperature != 1.0:
         raise RecordError("PPO needs play.temperature=1; other temperatures bias its ratios")
     chat, actor = load_policy(policy, config)
@@ -320,7 +325,7 @@ def run_ppo(
     reference = None
     if config.ppo.kl_weight:
         reference = place(load_policy(policy, config)[1], config.placement, device)
-    with make_pool(config, device) as pool:
+    with make_pool(config, device, task_list) as pool:
         train, heldout = split_tasks(task_list, config.heldout)
         plays = make_collector(train, chat, sampler, pool, out, config.ppo_episodes, config, say)
         if config.curriculum:
@@ -330,7 +335,7 @@ def run_ppo(
             if sampler is not actor:
                 copy_weights(actor, into=sampler)
             if isinstance(plays.engine, ServerEngine):
-                save_final(actor, out / "served", chat)
+                save_served(actor, out / "served", chat)
                 if parallel.rank() == 0:
                     plays.engine.load((out / "served").resolve())
                 parallel.barrier()
@@ -629,7 +634,7 @@ def make_engine(actor: Any, chat: Chat, max_in_flight: int, config: TrainConfig)
     return LocalEngine(actor, chat.end, p.most_rows, tokens=p.cache_tokens)
 
 
-def make_pool(config: TrainConfig, device: str) -> JudgePool | RayPool:
+def make_pool(config: TrainConfig, device: str, tasks: Sequence[Task] = ()) -> JudgePool | RayPool:
     """Return the pool of judges.
 
     With several processes, each judges on the device that it trains on, or all share Ray actors.
@@ -637,10 +642,24 @@ def make_pool(config: TrainConfig, device: str) -> JudgePool | RayPool:
     effort = Effort.QUICK if config.play.timed else None
     if config.play.ray:
         shared = "judge" if parallel.size() > 1 else None
-        return RayPool(config.play.ray, effort, device.startswith("cuda"), name=shared)
+        gpus = device.startswith("cuda")
+        return RayPool(config.play.ray, effort, gpus, name=shared, tasks=tasks)
     own = (int(os.environ.get("LOCAL_RANK", "0")),)
     gpus = config.play.gpus if parallel.size() == 1 else own
     return JudgePool(effort, gpus=gpus, judges_per_gpu=config.play.beside)
+
+
+def save_served(actor: Any, folder: Path, chat: Chat) -> None:
+    """Save the actor's present weights for a server; an adapter is merged while they are saved."""
+    if not is_adapted(actor):
+        save_final(actor, folder, chat)
+        return
+    first = parallel.rank() == 0
+    with atomic_folder(folder) if first else nullcontext(folder) as partial, merged_for_now(actor):
+        save_model(actor.get_base_model(), partial, plain_state_dict(actor))
+        if first:
+            chat.save(partial)
+    parallel.barrier()
 
 
 def save_final(model: Any, folder: Path, chat: Chat | None = None) -> None:
