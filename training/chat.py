@@ -2,10 +2,12 @@
 
 It renders the prompt of a conversation and the text between two turns of the policy, and parses
 sampled ids into a message. A sampled turn is never rendered again: templates rewrite earlier turns
-(drop reasoning, serialize calls again), and the policy would then train on text that it never saw.
-Text after a turn is therefore rendered behind a fixed placeholder conversation. Tool calls are in
-the Hermes form, as in Qwen's models: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
-Not covered: which tokens count in a loss (`segments.py`).
+(Qwen3's drops their reasoning), and the policy would then train on text that it never saw. Text
+after a turn is therefore rendered behind a fixed placeholder conversation and cut off behind the
+placeholder's turn, so it does not matter what the template does with earlier turns.
+Text of tools and users cannot become control tokens: where it spells one, it is encoded in two
+pieces (`cut_controls`).
+Not covered: which tokens count in a loss (`segments.py`), forms of tool calls (`tool_calls.py`).
 """
 
 from __future__ import annotations
@@ -22,12 +24,13 @@ from typing import Any
 from cuagent.message import Message, ToolCall
 from cuagent.models.model import ToolSpec
 from cuagent.training.segments import Kind, RecordError, Segment
+from cuagent.training.tool_calls import PROBE, Form, form_of, parse_calls
 
-PLACEHOLDER = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
-BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+TURN = "placeholder-of-the-last-turn"
+PLACEHOLDER = [{"role": "user", "content": "?"}, {"role": "assistant", "content": TURN}]
 THINKING = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
-UNPARSABLE = "unparsable"
-"""Name of a call that cannot be parsed. No tool has it, so the loop answers with an error."""
+CUT = "\ufdd0"
+"""Mark of a place where a text is encoded in two pieces: a code point that is no character."""
 
 
 class Chat:
@@ -43,27 +46,36 @@ class Chat:
         self.end_text: str = tokenizer.eos_token
         self.end: int = tokenizer.eos_token_id
         self.pad: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.end
-        closed = self.render(PLACEHOLDER)
-        if self.end_text not in closed:
-            raise RecordError(
-                f"the chat template of {tokenizer.name_or_path} does not end a turn with "
-                f"{self.end_text}, the tokenizer's eos_token; set eos_token to the template's token"
-            )
-        self._prefix = closed[: closed.rindex(self.end_text) + len(self.end_text)]
-        """The rendered placeholder conversation, up to the policy's end-of-turn token."""
+        self.controls = control_pattern(tokenizer)
         self.check()
 
     def check(self) -> None:
-        """Raise RecordError unless the template only appends to earlier turns.
+        """Raise RecordError unless the template ends turns with eos_token, renders tool results
+        behind a turn, and writes calls in a form that is known."""
+        self.continuation_text([Message("tool", ".", tool_call_id="c1")])
+        _ = self.form
 
-        TRL and verl make the same demand.
-        """
-        later = [*PLACEHOLDER, {"role": "tool", "content": "."}]
-        if not self.render(later, generate=True).startswith(self._prefix):
+    @cached_property
+    def form(self) -> Form:
+        """The form of the tool calls that the template renders. Raises RecordError."""
+        call = template_message(Message("assistant", "", (PROBE,)))
+        found = form_of(self.render([PLACEHOLDER[0], call]))
+        if found is None:
             raise RecordError(
-                f"the chat template of {self.tokenizer.name_or_path or 'this tokenizer'} rewrites "
-                "an assistant turn when a tool result follows; use one that only appends"
+                f"the chat template of {self.name} renders tool calls in an unknown form; "
+                f"known are {', '.join(Form)}"
             )
+        return found
+
+    @cached_property
+    def opens_thinking(self) -> bool:
+        """True if the prompt ends with the tag that opens the reasoning, which is then not
+        sampled."""
+        return self.render(PLACEHOLDER[:1], generate=True).rstrip().endswith("<think>")
+
+    @property
+    def name(self) -> str:
+        return self.tokenizer.name_or_path or "this tokenizer"
 
     @cached_property
     def fingerprint(self) -> str:
@@ -90,18 +102,30 @@ class Chat:
             }
             for t in tools
         ]
-        return self.tokenizer.apply_chat_template(
-            list(messages), tools=specs or None, tokenize=False, add_generation_prompt=generate
-        )
+        from jinja2 import TemplateError
+
+        try:
+            return self.tokenizer.apply_chat_template(
+                list(messages), tools=specs or None, tokenize=False, add_generation_prompt=generate
+            )
+        except TemplateError as error:  # e.g. Llama 3 renders one call for each turn only
+            raise RecordError(f"the chat template of {self.name} refuses: {error}") from error
 
     def encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        """Return the ids of a text; pieces that `CUT` separates are encoded apart."""
+        pieces = text.split(CUT)
+        return tuple(
+            i for piece in pieces for i in self.tokenizer.encode(piece, add_special_tokens=False)
+        )
+
+    def shown(self, message: Message) -> dict[str, Any]:
+        """Convert a message for the template so that no part of its text becomes a control
+        token."""
+        return cut_controls(template_message(message), self.controls)
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...]:
         """Return the prompt of a context window, up to the policy's first turn."""
-        return self.encode(
-            self.render([template_message(m) for m in messages], tools, generate=True)
-        )
+        return self.encode(self.render([self.shown(m) for m in messages], tools, generate=True))
 
     def continuation_ids(self, messages: Sequence[Message], ended: bool) -> tuple[int, ...]:
         """Return the ids between the policy's last turn and its next one.
@@ -109,12 +133,24 @@ class Chat:
         `messages` are the new tool results and other messages. `ended` is True if the policy
         sampled its end-of-turn token; a turn that was cut off gets the token from here.
         """
-        later = self.render([*PLACEHOLDER, *(template_message(m) for m in messages)], generate=True)
-        if not later.startswith(self._prefix):
+        return self.encode(("" if ended else self.end_text) + self.continuation_text(messages))
+
+    def continuation_text(self, messages: Sequence[Message]) -> str:
+        """Return the text behind the end-of-turn token of a turn that `messages` follow."""
+        whole = self.render([*PLACEHOLDER, *(self.shown(m) for m in messages)], generate=True)
+        _, turn, later = whole.rpartition(TURN)
+        if not turn:
             raise RecordError(
-                "the chat template does not append to earlier turns; use one that does"
+                f"the chat template of {self.name} rewrites the text of an assistant turn when a "
+                "tool result follows; use one that keeps it"
             )
-        return self.encode(("" if ended else self.end_text) + later[len(self._prefix) :])
+        _, end, text = later.partition(self.end_text)
+        if not end:
+            raise RecordError(
+                f"the chat template of {self.name} does not end a turn with "
+                f"{self.end_text}, the tokenizer's eos_token; set eos_token to the template's token"
+            )
+        return text
 
     def assistant_ids(self, message: Message) -> tuple[int, ...]:
         """Return an assistant message as the policy would sample it, including the end-of-turn
@@ -123,7 +159,7 @@ class Chat:
         Used for runs of API models, whose token ids are unknown.
         """
         before = self.render(PLACEHOLDER[:1], generate=True)
-        whole = self.render([PLACEHOLDER[0], template_message(message)])
+        whole = self.render([PLACEHOLDER[0], self.shown(message)])
         if not whole.startswith(before) or self.end_text not in whole[len(before) :]:
             raise RecordError(
                 "the chat template does not begin or end an assistant turn as expected"
@@ -155,19 +191,18 @@ class Chat:
                 since.append(message)
         return tuple(found)
 
-    def parse(self, ids: Sequence[int]) -> Message:
+    def parse(self, ids: Sequence[int], tools: Sequence[ToolSpec] = ()) -> Message:
         """Parse sampled ids into a message; malformed calls keep their text so that the loop can
-        answer them."""
+        answer them. `tools` give the types of parameters that are text."""
         content_ids = ids[:-1] if ids and ids[-1] == self.end else ids
         text = self.tokenizer.decode(list(content_ids), skip_special_tokens=False)
+        if self.opens_thinking:
+            text = "<think>" + text
         thinking = THINKING.match(text)
         answer = text[thinking.end() :] if thinking else text
-        calls = tuple(
-            parse_call(block, f"c{n}") for n, block in enumerate(BLOCK.findall(answer), start=1)
-        )
-        content = answer.partition("<tool_call>")[0].strip()
+        content, calls = parse_calls(answer, self.form, tools)
         reasoning = thinking.group(1).strip() if thinking else ""
-        return Message("assistant", content, calls, reasoning=reasoning, sampled=True)
+        return Message("assistant", content.strip(), calls, reasoning=reasoning, sampled=True)
 
     def save(self, folder: Path) -> None:
         self.tokenizer.save_pretrained(folder)
@@ -180,21 +215,29 @@ def load_chat(folder: str | Path) -> Chat:
     return Chat(AutoTokenizer.from_pretrained(folder))
 
 
-def parse_call(block: str, id: str) -> ToolCall:
-    """Parse one `{"name": ..., "arguments": ...}`; the arguments stay byte for byte."""
-    reader = json.JSONDecoder(strict=False)
-    try:
-        whole = reader.decode(block.strip())
-        name, arguments = whole["name"], whole["arguments"]
-        start = re.search(r'"arguments"\s*:\s*', block)
-        assert start is not None
-        value, end = reader.raw_decode(block, start.end())
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return ToolCall(id, UNPARSABLE, block.strip())
-    if not isinstance(name, str):
-        return ToolCall(id, UNPARSABLE, block.strip())
-    raw = block[start.end() : end] if value == arguments else json.dumps(arguments)
-    return ToolCall(id, name, raw)
+def control_pattern(tokenizer: Any) -> re.Pattern[str] | None:
+    """Return a pattern of the texts that the tokenizer turns into one added token; None if there
+    are none. White space and single characters, which some tokenizers add, control nothing."""
+    added = {*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens}
+    texts = sorted((t for t in added if len(t.strip()) > 1), key=lambda t: (-len(t), t))
+    return re.compile("|".join(map(re.escape, texts))) if texts else None
+
+
+def cut_controls(value: Any, controls: re.Pattern[str] | None) -> Any:
+    """Return a message with `CUT` inside each text that would become a control token.
+
+    It covers content, reasoning and the arguments of calls.
+    """
+    if isinstance(value, str):
+        clean = value.replace(CUT, "\ufffd")
+        return (
+            clean if controls is None else controls.sub(lambda m: m[0][0] + CUT + m[0][1:], clean)
+        )
+    if isinstance(value, Mapping):
+        return {key: cut_controls(inner, controls) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [cut_controls(inner, controls) for inner in value]
+    return value
 
 
 def template_message(message: Message) -> dict[str, Any]:

@@ -104,6 +104,9 @@ def demo(
 
 
 Episodes = Annotated[int, typer.Option("--episodes", min=1, help="Number of episodes.")]
+PartName = Annotated[
+    str, typer.Option("--part", help="Tasks to play: train, heldout (by task hash) or all.")
+]
 
 
 @app.command()
@@ -112,12 +115,13 @@ def collect(
     tasks: Tasks,
     out: Out,
     episodes: Episodes = 256,
+    part: PartName = "train",
     device: DeviceName = "auto",
     config: Config = None,
     set: Sets = None,
 ) -> None:
-    """Play tasks with a policy and save the episodes, for RFT and value pretraining."""
-    run_collect(policy, tasks, out, episodes, device, config, set)
+    """Play training tasks with a policy and save the episodes, for RFT and value pretraining."""
+    run_collect(policy, tasks, out, episodes, device, config, set, part)
 
 
 @app.command()
@@ -126,12 +130,13 @@ def evaluate(
     tasks: Tasks,
     out: Out,
     episodes: Episodes = 64,
+    part: PartName = "heldout",
     device: DeviceName = "auto",
     config: Config = None,
     set: Sets = None,
 ) -> None:
     """Play held-out tasks with a policy; write the metrics to evaluation.json."""
-    run_collect(policy, tasks, out, episodes, device, config, set)
+    run_collect(policy, tasks, out, episodes, device, config, set, part)
 
 
 def run_collect(
@@ -142,12 +147,17 @@ def run_collect(
     device: str,
     config: Path | None,
     set: list[str] | None,
+    part: str,
 ) -> None:
     """Run `collect` or `evaluate`."""
     settings = prepare(config, set)
-    from cuagent.training.stages import collect
+    from cuagent.training.config import ConfigError
+    from cuagent.training.stages import Part, collect
 
-    collect(policy, tasks, out, episodes, settings, choose_device(device), say)
+    if part not in list(Part):
+        raise ConfigError(f"--part {part}: there are {', '.join(Part)}")
+    with processes(device) as here:
+        collect(policy, tasks, out, episodes, settings, here, say, Part(part))
 
 
 @app.command()
@@ -250,6 +260,8 @@ def export_verl(
         raise ConfigError(f"--device {device}: there are {', '.join(Device)}")
     cluster = Cluster(nodes, gpus, judges)
     count = export_verl(policy, critic, tasks, out, settings, cluster, device)
+    if settings.curriculum:
+        say("verl plays all tasks equally often: it has no curriculum")
     say(f"{count} tasks; start with {out}/run.sh")
 
 

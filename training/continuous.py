@@ -16,7 +16,9 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
-from cuagent.training.engine import EngineError, Request, Sampled
+import torch
+
+from cuagent.training.engine import EngineError, OutOfMemory, Request, Sampled, lacks_memory
 
 POLL_S = 0.2
 """Seconds between two looks at the results and at the stop event."""
@@ -25,20 +27,22 @@ MEMORY_SHARE = 0.4
 PAGE = 256
 """Tokens of a page. It is transformers' own value, whose name differs between versions."""
 MAX_BATCH_TOKENS = 512
-"""Tokens computed in one pass. Without flash attention each attends to the keys of all
-conversations."""
+"""Tokens computed in one pass without flash attention."""
+MAX_FLASH_TOKENS = 8192
+"""Tokens computed in one pass with flash attention."""
 
 
 class ContinuousEngine:
     """An `Engine` that any number of threads may call while it is open.
 
     `tokens`: cache size, in tokens of all concurrent conversations; less is used if it does not
-    fit.
+    fit. None takes `MEMORY_SHARE` of the free memory. A conversation waits if its pages do not fit,
+    so a small cache costs time, never an episode.
     """
 
     needs_batches = False
 
-    def __init__(self, actor: Any, end: int, tokens: int, temperature: float = 1.0) -> None:
+    def __init__(self, actor: Any, end: int, tokens: int | None, temperature: float = 1.0) -> None:
         self.actor = actor
         self.end = end
         self.tokens = tokens
@@ -69,8 +73,9 @@ class ContinuousEngine:
 
     def _start_manager(self) -> Any:
         try:
+            pages = None if self.tokens is None else -(-self.tokens // PAGE)
             try:
-                manager = self._make_manager(-(-self.tokens // PAGE))
+                manager = self._make_manager(pages)
             except MemoryError:  # let transformers choose the number of pages that fit
                 manager = self._make_manager(None)
         except (AttributeError, TypeError, ValueError, MemoryError, RuntimeError) as error:
@@ -91,12 +96,16 @@ class ContinuousEngine:
             top_p=1.0,
             eos_token_id=self.end,
         )
-        batching = ContinuousBatchingConfig(
-            return_logprobs=True,
-            num_blocks=pages,
-            max_batch_tokens=MAX_BATCH_TOKENS,
-            max_memory_percent=MEMORY_SHARE,
-        )
+        options: dict[str, Any] = {"num_blocks": pages, "max_memory_percent": MEMORY_SHARE}
+        if self.actor.device.type != "cuda" or self.actor.dtype is torch.float32:
+            # Flash attention has no fp32, and without it each token of a pass attends to the keys
+            # of all conversations, so passes are short.
+            options["max_batch_tokens"] = MAX_BATCH_TOKENS
+            if hasattr(ContinuousBatchingConfig, "auto_switch_to_flash"):
+                options["auto_switch_to_flash"] = False
+        else:
+            options["max_batch_tokens"] = MAX_FLASH_TOKENS
+        batching = ContinuousBatchingConfig(return_logprobs=True, **options)
         manager = self.actor.init_continuous_batching(generation, batching)
         manager.warmup()  # raises here what would otherwise fail in the thread
         return manager
@@ -137,6 +146,11 @@ class ContinuousEngine:
 
     def _sampled(self, found: Any) -> Sampled:
         if found.error is not None:
+            if lacks_memory(str(found.error)):
+                raise OutOfMemory(
+                    f"out of memory in continuous batching with {self.tokens or 'all free'} cached "
+                    "tokens; lower play.cache_tokens or play.at_once"
+                )
             raise EngineError(f"continuous batching failed ({found.error})")
         ids = tuple(found.generated_tokens)
         return Sampled(ids, tuple(found.logprobs), ids[-1:] != (self.end,))

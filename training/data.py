@@ -23,6 +23,7 @@ from cuagent.agent.tools.tool import ToolError, parse
 from cuagent.message import Finish
 from cuagent.models.model import ToolSpec
 from cuagent.record import RunFolder, end_record, list_runs, message_of, read_records
+from cuagent.task import Task
 from cuagent.training.chat import Chat
 from cuagent.training.segments import Call, Episode, Kind, RecordError, Segment, check
 from cuagent.training.windows import Window, calls_in, unique_messages, windows_of
@@ -186,6 +187,17 @@ def is_heldout(task: str, share: float, salt: str = "cuagent") -> bool:
     """Return True if a task (by digest) is held out: on every machine, in every stage the same."""
     h = hashlib.sha256(f"{salt}:{task}".encode()).digest()
     return int.from_bytes(h[:8], "big") < share * 2**64
+
+
+def split_tasks(tasks: Sequence[Task], share: float) -> tuple[list[Task], list[Task]]:
+    """Split tasks into (train, held out), as `split` does with their episodes.
+
+    Raises RecordError if nothing is left to train on.
+    """
+    train = [task for task in tasks if not is_heldout(task.digest, share)]
+    if tasks and not train:
+        raise RecordError("every task is held out; add tasks, or set heldout lower")
+    return train, [task for task in tasks if is_heldout(task.digest, share)]
 
 
 def split(episodes: Iterable[Episode], share: float) -> tuple[list[Episode], list[Episode]]:

@@ -56,7 +56,7 @@ from cuagent.training.ppo import ppo
 from cuagent.training.presets import DemoConfig
 from cuagent.training.rehearsal import Rehearsal
 from cuagent.training.reward import max_reward
-from cuagent.training.rft import rft
+from cuagent.training.rft import rft, steps_of
 from cuagent.training.rollout import Play
 from cuagent.training.segments import Episode, RecordError, read_episodes
 from cuagent.training.teacher import initial_files
@@ -163,10 +163,10 @@ class Demo:
         """Run the arm that PPO is compared with: more rounds of RFT from the policy where PPO
         started.
 
-        In each round the policy plays, then imitates all good episodes so far, with as many steps
-        per episode as the first RFT. All rounds together judge as many episodes as value
-        pretraining and PPO. A round is skipped if the time runs out; `trial.json` counts the
-        episodes.
+        In each round the policy plays, then imitates the fastest good episodes of each task so far
+        (`more_fastest`), with as many steps per episode as the first RFT. All rounds together judge
+        as many episodes as value pretraining and PPO. A round is skipped if the time runs out;
+        `trial.json` counts the episodes.
         """
         c = self.config
         train, heldout = self.tasks()
@@ -180,7 +180,7 @@ class Demo:
             for number in range(c.more_rounds):
                 started, name = time.time(), f"more/{number}"
                 seen += self.sample_episodes(name, train, chat, actor.eval(), each, 4 + number)
-                self.run_rft(actor, seen, self.out / name, of=funnel["kept"])
+                self.run_rft(actor, seen, self.out / name, funnel["kept"], c.more_fastest)
                 self.budget.write()
                 rounds_left = c.more_rounds - number - 1
                 if rounds_left and time.time() - started > self.budget.remaining():
@@ -248,20 +248,30 @@ class Demo:
         rft(actor, shown, [], self.with_seed(self.config.base), out, self.say, self.device_guard)
 
     def run_rft(
-        self, actor: Any, episodes: Sequence[Episode], out: Path, of: int | None = None
+        self,
+        actor: Any,
+        episodes: Sequence[Episode],
+        out: Path,
+        of: int | None = None,
+        fastest: int | None = None,
     ) -> None:
         """Train on the filtered episodes for the configured steps.
 
         If `of` is given, the steps are for `of` episodes and scale with the number of episodes.
+        `fastest` replaces `filters.fastest`.
         """
-        kept, funnel = filter_episodes(episodes, self.config.filters)
+        filters = self.config.filters
+        if fastest is not None:
+            filters = replace(filters, fastest=fastest)
+        kept, funnel = filter_episodes(episodes, filters)
         for line in funnel.lines():
             self.say(f"  {line}")
         (out / "funnel.json").write_text(json.dumps(asdict(funnel)), encoding="utf-8")
         if not kept:
             raise RecordError("no episode passes the filters; increase base.steps")
         settings = self.with_seed(self.config.rft)
-        steps = math.ceil(settings.steps * len(kept) / of) if of else settings.steps
+        asked = steps_of(settings, of or len(kept))
+        steps = math.ceil(asked * len(kept) / of) if of else asked
         rft(actor, kept, [], replace(settings, steps=steps), out, self.say, self.device_guard)
 
     def critic(self, actor: Any, episodes: Sequence[Episode]) -> Any:

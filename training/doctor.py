@@ -60,7 +60,7 @@ def trainable(policy: Path) -> Iterator[str]:
     from cuagent.training.stages import TrainConfig, load_policy
 
     chat, actor = load_policy(policy, TrainConfig())
-    yield f"{policy}: chat template OK (it only appends); tokenizer {chat.fingerprint}"
+    yield f"{policy}: chat template OK, {chat.form} tool calls; tokenizer {chat.fingerprint}"
     numbers = sum(p.numel() for p in actor.parameters())
     yield (
         f"{numbers / 1e6:,.1f} million weights: {16 * numbers / 2**30:.1f} GiB with gradients and "

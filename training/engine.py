@@ -70,18 +70,38 @@ class EngineError(Exception):
     """A failure of the engine. One line with the remedy."""
 
 
+class OutOfMemory(EngineError):
+    """The engine's device has too little memory; it ends the whole collection."""
+
+
+PREFILL_TOKENS = 16384
+"""Padded tokens of prompts computed in one pass, which bounds the activations."""
+RESERVED_SHARE = 0.6
+"""Share of a GPU's free memory that the local engine leaves to judges and activations."""
+
+
 class LocalEngine:
-    """Decode batches with a transformers model in this process."""
+    """Decode batches with a transformers model in this process.
+
+    A batch has at most `max_rows` requests and at most `tokens` padded tokens, prompts and answers
+    together, but at least one request. `tokens` None takes what fits into a GPU's free memory.
+    """
 
     needs_batches = True
 
     def __init__(
-        self, actor: Any, end: int, max_rows: int = 256, guard: DeviceGuard = nullcontext
+        self,
+        actor: Any,
+        end: int,
+        max_rows: int = 256,
+        guard: DeviceGuard = nullcontext,
+        tokens: int | None = None,
     ) -> None:
         """Take `guard` for each batch, if kernels are timed on the actor's device."""
         self.actor = actor
         self.end = end
         self.max_rows = max_rows
+        self.tokens = tokens
         self.guard = guard
         self._over = False
 
@@ -97,12 +117,24 @@ class LocalEngine:
         # Sort by length: less padding, and rows of a batch end at similar times.
         order = sorted(range(len(requests)), key=lambda i: len(requests[i].prompt))
         results: dict[int, Sampled] = {}
-        for at in range(0, len(order), self.max_rows):
-            chosen = order[at : at + self.max_rows]
-            with self.guard():
-                decoded = self._decode([requests[i] for i in chosen])
+        budget = self.tokens or fitting_tokens(self.actor)
+        lengths = [len(requests[i].prompt) + requests[i].max_tokens for i in order]
+        for part in batches(lengths, self.max_rows, budget):
+            chosen = [order[at] for at in part]
+            asked = [requests[i] for i in chosen]
+            try:
+                with self.guard():
+                    decoded = self._decode(asked)
+            except (RuntimeError, MemoryError) as error:
+                if not lacks_memory(error):
+                    raise
+                raise out_of_memory(asked) from error
             results |= zip(chosen, decoded, strict=True)
         return [results[i] for i in range(len(requests))]
+
+    def _check_open(self) -> None:
+        if self._over:
+            raise EngineError("stopped")
 
     @torch.no_grad()
     def _decode(self, requests: Sequence[Request]) -> list[Sampled]:
@@ -130,9 +162,22 @@ class LocalEngine:
         logps = torch.zeros(n, longest, device=device)
         lengths = torch.zeros(n, dtype=torch.int64, device=device)
         ended = torch.zeros(n, dtype=torch.bool, device=device)
+        # A long prompt goes into the cache in parts; the last part gives the first token.
+        part = max(1, PREFILL_TOKENS // n)
+        while ids.shape[1] > part:
+            self._check_open()
+            seen = real[:, : cache.get_seq_length() + part]
+            self.actor(
+                input_ids=ids[:, :part],
+                attention_mask=seen,
+                position_ids=position_ids[:, :part],
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+            ids, position_ids = ids[:, part:], position_ids[:, part:]
         for step in range(longest):
-            if self._over:
-                raise EngineError("stopped")
+            self._check_open()
             out = self.actor(
                 input_ids=ids,
                 attention_mask=real,
@@ -171,6 +216,57 @@ class LocalEngine:
             )
             for i in range(n)
         ]
+
+
+def batches(lengths: Sequence[int], rows: int, tokens: int | None) -> Iterator[range]:
+    """Yield ranges of requests, at most `rows` each and `tokens` padded tokens (or one request)."""
+    first, width = 0, 0
+    for at, length in enumerate(lengths):
+        wider = max(width, length)
+        over = tokens is not None and (at - first + 1) * wider > tokens
+        if at > first and (at - first == rows or over):
+            yield range(first, at)
+            first, wider = at, length
+        width = wider
+    if lengths:
+        yield range(first, len(lengths))
+
+
+def token_bytes(actor: Any) -> int:
+    """Return the bytes of the keys and values of one token, from the model's configuration."""
+    config = actor.config.get_text_config()
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    groups = getattr(config, "num_key_value_heads", None) or heads
+    return 2 * int(config.num_hidden_layers * groups * width) * actor.dtype.itemsize
+
+
+def fitting_tokens(actor: Any) -> int | None:
+    """Return the number of tokens whose keys and values fit into a GPU's free memory; None on the
+    CPU."""
+    if actor.device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(actor.device)
+    # Blocks that torch holds but does not use are free for the cache as well.
+    free += torch.cuda.memory_reserved(actor.device) - torch.cuda.memory_allocated(actor.device)
+    return max(1, int((1 - RESERVED_SHARE) * free) // token_bytes(actor))
+
+
+def lacks_memory(error: BaseException | str) -> bool:
+    """Return True if an error of torch, or its text, says that memory is exhausted."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    text = str(error).lower()
+    return "out of memory" in text or "can't allocate memory" in text
+
+
+def out_of_memory(requests: Sequence[Request]) -> OutOfMemory:
+    """Return the error for a batch that did not fit, with its size and the remedy."""
+    longest = max(len(r.prompt) + r.max_tokens for r in requests)
+    return OutOfMemory(
+        f"out of memory while sampling {len(requests)} conversations of up to {longest} tokens; "
+        "lower play.most_rows, play.cache_tokens or play.at_once, or play.context"
+    )
 
 
 def sample_tokens(logits: Tensor, temperature: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:

@@ -42,6 +42,9 @@ class Filters:
     """Largest number of tokens of an episode."""
     per_task: int | None = None
     """Largest number of episodes of a task; without it easy tasks fill the set."""
+    fastest: int | None = None
+    """Keep only so many episodes of each task: those with the largest measured gain, by the lower
+    limit of its interval. RFT then learns speed, which makes it the fair opponent of PPO."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,13 @@ class Funnel:
         return [f"{name:<32}{n:>8}" for name, n in rows]
 
 
-def filter_episodes(episodes: Iterable[Episode], filters: Filters) -> tuple[list[Episode], Funnel]:
-    """Return the episodes to imitate and the counts; `per_task` keeps the best of each task."""
+def filter_episodes(
+    episodes: Iterable[Episode], filters: Filters, positions: int | None = None
+) -> tuple[list[Episode], Funnel]:
+    """Return the episodes to imitate and the counts; `per_task` keeps the best of each task.
+
+    `positions`: the largest number of tokens that the policy reads at once, if it is known.
+    """
     left = list(episodes)
     came = len(left)
     rules: list[tuple[str, Callable[[Episode], bool]]] = [
@@ -77,6 +85,8 @@ def filter_episodes(episodes: Iterable[Episode], filters: Filters) -> tuple[list
         ("a protected file written", lambda e: not any(touches_protected(c) for c in e.calls)),
         (f"over {filters.tokens} tokens", lambda e: e.tokens <= filters.tokens),
     ]
+    if positions is not None:
+        rules.append((f"over the {positions} positions", lambda e: e.longest_window <= positions))
     dropped: list[tuple[str, int]] = []
     for name, good in rules:
         before = len(left)
@@ -85,6 +95,10 @@ def filter_episodes(episodes: Iterable[Episode], filters: Filters) -> tuple[list
     before = len(left)
     left = distinct(left)
     dropped.append(("duplicates", before - len(left)))
+    if filters.fastest is not None:
+        before = len(left)
+        left = best_of_each_task(left, filters.fastest, key=lambda e: (-gain(e), -e.reward))
+        dropped.append((f"not of the {filters.fastest} fastest", before - len(left)))
     if filters.per_task is not None:
         before = len(left)
         left = best_of_each_task(left, filters.per_task)
@@ -128,10 +142,21 @@ def distinct(episodes: Sequence[Episode]) -> list[Episode]:
     return kept
 
 
-def best_of_each_task(episodes: Sequence[Episode], most: int) -> list[Episode]:
-    """Keep at most `most` of each task, by reward and then by fewer tokens; the order is
+def gain(episode: Episode) -> float:
+    """Return the lower limit of the speedup over torch.compile, or over eager if only that is
+    known; 0 if nothing was timed."""
+    figures = episode.figures
+    return figures.get("over_compile", figures.get("over_eager", 0.0))
+
+
+def best_of_each_task(
+    episodes: Sequence[Episode],
+    most: int,
+    key: Callable[[Episode], tuple[float, ...]] = lambda e: (-e.reward,),
+) -> list[Episode]:
+    """Keep at most `most` of each task, by `key` (by reward) and then by fewer tokens; the order is
     preserved."""
-    ranked = sorted(range(len(episodes)), key=lambda i: (-episodes[i].reward, episodes[i].tokens))
+    ranked = sorted(range(len(episodes)), key=lambda i: (*key(episodes[i]), episodes[i].tokens))
     taken: Counter[str] = Counter()
     chosen = set()
     for i in ranked:

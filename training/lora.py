@@ -9,10 +9,14 @@ separately.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from cuagent.training import parallel
 from cuagent.training.config import ConfigError, at_least
@@ -71,3 +75,31 @@ def merged(model: Any, adapter: Path) -> Any:
     if parallel.rank() == 0:
         model.save_pretrained(adapter)
     return model.merge_and_unload()
+
+
+@contextmanager
+def merged_for_now(model: Any) -> Iterator[None]:
+    """Add the adapter to the frozen weights inside this context, and restore them afterwards.
+
+    The weights are kept and copied back: subtracting the adapter again would leave rounding, which
+    adds up over the iterations.
+    """
+    layers = [m for m in model.modules() if hasattr(m, "merge") and hasattr(m, "base_layer")]
+    before = [layer.base_layer.weight.detach().clone() for layer in layers]
+    model.merge_adapter()
+    try:
+        yield
+    finally:
+        model.unmerge_adapter()
+        with torch.no_grad():
+            for layer, weight in zip(layers, before, strict=True):
+                layer.base_layer.weight.copy_(weight)
+
+
+def plain_state_dict(model: Any) -> dict[str, Any]:
+    """Return the weights of a merged model by the names that they have without an adapter."""
+    return {
+        name.replace(".base_layer", ""): tensor
+        for name, tensor in model.get_base_model().state_dict().items()
+        if "lora_" not in name
+    }

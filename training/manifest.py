@@ -20,7 +20,8 @@ MANIFEST = "manifest.json"
 CHANGEABLE = {
     *("minutes", "tokens_per_microbatch", "sharded", "recompute"),
     *("gpus", "beside", "cores", "ray", "server", "together", "judgements", "audited"),
-    *("save_every", "evaluate_every", "stop_after", "on_alarm", "rollbacks", "limits"),
+    *("at_once", "most_rows", "cache_tokens"),
+    *("save_every", "stop_after", "on_alarm", "rollbacks", "limits"),
 }
 """Settings that may change between runs: where the work is computed and how often it is
 reported."""

@@ -101,6 +101,29 @@ def episode_metrics(episodes: Sequence[Episode]) -> Metrics:
     }
 
 
+def task_means(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return the mean reward of each task that was played."""
+    rewards: dict[str, list[float]] = {}
+    for e in episodes:
+        rewards.setdefault(e.task, []).append(e.reward)
+    return {task: sum(r) / len(r) for task, r in rewards.items()}
+
+
+def reward_fall(means: Sequence[Mapping[str, float]]) -> float:
+    """Return how far the last iteration's reward lies below an earlier one, on equal tasks.
+
+    `means`: `task_means` of all iterations. Iterations are compared over the tasks that both
+    played, each with the same weight, since a curriculum changes the mix. An earlier iteration with
+    fewer than half of the last one's tasks is not compared.
+    """
+    now, worst = means[-1], 0.0
+    for earlier in means[:-1]:
+        common = now.keys() & earlier.keys()
+        if common and 2 * len(common) >= len(now):
+            worst = max(worst, sum(earlier[t] - now[t] for t in common) / len(common))
+    return worst
+
+
 def is_cut(episode: Episode) -> bool:
     """Return True if a token limit cut the episode."""
     return episode.stop == Stop.CONTEXT_FULL or episode.figures.get("cut_turns", 0) > 0

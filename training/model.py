@@ -103,11 +103,19 @@ def check_critic(folder: str | Path) -> None:
         )
 
 
-def save_model(model: Any, folder: Path) -> None:
-    """Save a Hugging Face folder with safetensors weights. All processes call it; the
-    first writes."""
+def positions_of(model: Any) -> int | None:
+    """Return the number of positions that the model was built for; None if it names none."""
+    found = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return int(found) if found else None
+
+
+def save_model(model: Any, folder: Path, weights: dict[str, Any] | None = None) -> None:
+    """Save a Hugging Face folder with safetensors weights, those of the model by default.
+
+    All processes call it; the first writes.
+    """
     quiet_libraries()
-    weights = full_state_dict(model)
+    weights = weights or full_state_dict(model)
     if parallel.rank() == 0:
         model.save_pretrained(folder, state_dict=weights)
     parallel.barrier()

@@ -60,7 +60,8 @@ class Limits:
     grad_norm: float = 5.0
     """Largest ratio to the median norm so far."""
     reward_fall: float = 1.0
-    """Largest fall below the best mean reward so far; more is a severe alarm."""
+    """Largest fall of the reward below an earlier iteration, over the tasks that both played; more
+    is a severe alarm."""
     patience: int = 3
     """Consecutive iterations after which low explained variance or many clipped lengths
     are severe."""
@@ -126,9 +127,8 @@ def alarms(history: Sequence[Mapping[str, float]], limits: Limits, rewound: int 
     flag(b > b0 + limits.bad_calls, "bad calls", f"bad tool calls rose from {b0:.0%} to {b:.0%}")
     d, d0 = now.get("reward_std", 0.0), start.get("reward_std", 0.0)
     flag(d < limits.reward_std * d0, "reward spread", f"deviation of reward {d0:.2f} to {d:.2f}")
-    best = max(h.get("reward", -math.inf) for h in history)
-    fell = best - now.get("reward", best)
-    under = f"mean reward {fell:.2f} under its best"
+    fell = now.get("reward_fall", 0.0)
+    under = f"mean reward {fell:.2f} under its best on the same tasks"
     flag(fell > limits.reward_fall, "reward", under, severe=True, back=1)
     known = (h.get("grad_norm_actor", math.nan) for h in history)
     norms = sorted(norm for norm in known if math.isfinite(norm))

@@ -10,6 +10,7 @@ uninterrupted one if `collect` depends on the iteration alone.
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,9 @@ from torch import Tensor
 from cuagent.training import parallel
 from cuagent.training.advantage import advantages_and_returns, naive_advantages, whiten
 from cuagent.training.batch import Batch, collate, take
+from cuagent.training.best import BestWeights
 from cuagent.training.checkpoint import (
+    Modules,
     latest_checkpoint,
     load_checkpoint,
     rewind,
@@ -32,6 +35,7 @@ from cuagent.training.checkpoint import (
 )
 from cuagent.training.config import SEEDS, above, at_least, between
 from cuagent.training.engine import DeviceGuard
+from cuagent.training.files import read_lines, write_atomic
 from cuagent.training.losses import Clip, kl_to, policy_loss, truncated_weights
 from cuagent.training.metrics import (
     Metrics,
@@ -40,6 +44,8 @@ from cuagent.training.metrics import (
     episode_metrics,
     log_metrics,
     ratio_metrics,
+    reward_fall,
+    task_means,
 )
 from cuagent.training.model import (
     device_microbatches,
@@ -90,6 +96,8 @@ class PpoConfig:
     tokens_per_microbatch: int = 16384
     seed: int = 0
     save_every: int = 5
+    evaluate_every: int = 10
+    """Iterations between two evaluations on the held-out tasks; the start is evaluated too."""
     limits: Limits = field(default_factory=Limits)
     on_alarm: Action = Action.WARN
     rollbacks: int = 3
@@ -102,6 +110,7 @@ class PpoConfig:
         between(0, 1, self, "lam_actor", "lam_critic")
         between(*SEEDS, self, "seed")
         at_least(1, self, "minibatches", "epochs", "tokens_per_microbatch", "save_every")
+        at_least(1, self, "evaluate_every")
 
 
 def ppo(
@@ -114,9 +123,12 @@ def ppo(
     reference: Any | None = None,
     should_stop: ShouldStop = lambda: False,
     guard: DeviceGuard = nullcontext,
+    evaluate: Collect | None = None,
 ) -> list[Metrics]:
     """Train both models in place; return the metrics of all iterations.
 
+    `evaluate`: returns episodes on held-out tasks after a number of iterations. With it the models
+    end with the weights of the best evaluation, which may be those of the start.
     `reference`: the policy that `kl_weight` pulls towards. `should_stop`: called after each
     iteration; True ends the run; all processes must return the same answer. `guard`: held for each
     iteration's updates. metrics.jsonl and checkpoints are written under `out`; a second call with
@@ -134,9 +146,13 @@ def ppo(
     if found := latest_checkpoint(out):
         first, known = load_checkpoint(found, modules, optimizers)
         position |= known
+        best = BestWeights(out, position)
     else:
-        save_checkpoint(out, 0, modules, optimizers, position)
+        best = BestWeights(out, position)
+        judge(0, evaluate, best, modules, say)
+        save_checkpoint(out, 0, modules, optimizers, position | best.position)
     history: list[Metrics] = drop_metrics_from(out / "metrics.jsonl", first)
+    means = read_task_means(out / "task_rewards.jsonl", first)
     if position["stopped"] and rewinds:
         say("the run was stopped by an alarm; set ppo.on_alarm=warn to continue it")
         return history
@@ -145,7 +161,20 @@ def ppo(
         # Halve the rate after each rewind: the same rate would fail in the same way.
         rate = config.actor.lr / 2 ** position["rollbacks"]
         current = replace(config, actor=replace(config.actor, lr=rate))
-        metrics = iterate(actor, critic, optimizers, collect, current, iteration, reference, guard)
+        played: list[Episode] = []
+
+        def noted(iteration: int, played: list[Episode] = played) -> Sequence[Episode]:
+            played += collect(iteration)
+            return played
+
+        metrics = iterate(actor, critic, optimizers, noted, current, iteration, reference, guard)
+        means.append(task_means(played))
+        append_task_means(out / "task_rewards.jsonl", iteration, means[-1])
+        metrics["reward_fall"] = reward_fall(means)
+        last = iteration + 1 == config.iterations
+        judged = last or (iteration + 1) % config.evaluate_every == 0
+        if judged:
+            metrics |= judge(iteration + 1, evaluate, best, modules, say)
         history.append(metrics)
         log_metrics(out / "metrics.jsonl", iteration, metrics, stage="ppo")
         say(describe(iteration, config.iterations, metrics))
@@ -153,7 +182,10 @@ def ppo(
         found_alarms = alarms(history, config.limits, position["rewound"])
         for alarm in found_alarms:
             say(f"  {'ALARM' if alarm.severe else 'warning'}: {alarm.text}")
-        last = iteration + 1 == config.iterations or should_stop()
+        if not last and should_stop():  # it may read the metrics
+            last = True
+            if not judged:
+                judge(iteration + 1, evaluate, best, modules, say)
         severe = [alarm for alarm in found_alarms if alarm.severe]
         if severe and rewinds:
             # Also rewind if the run ends here, since the caller saves the model.
@@ -166,7 +198,7 @@ def ppo(
                 "rollbacks": position["rollbacks"] + (not ends),
                 "rewound": iteration + 1,
                 "stopped": int(stops),
-            }
+            } | best.position
             save_checkpoint(out, iteration + 1, modules, optimizers, position, keep)
             if ends:
                 say(f"  stopped with the weights of {healthy.name}")
@@ -176,10 +208,45 @@ def ppo(
         # With on_alarm=warn save after alarms too, so that a kill loses nothing; never save NaN.
         whole = not any(alarm.name == NOT_FINITE for alarm in found_alarms)
         if whole and ((iteration + 1) % config.save_every == 0 or last):
+            position |= best.position
             save_checkpoint(out, iteration + 1, modules, optimizers, position, keep)
         if last:
             break
+    if evaluate is not None:
+        best.restore(modules)
+        say(f"kept the weights of iteration {best.step}: held-out reward {-best.loss:+.2f}")
     return history
+
+
+def judge(
+    iterations: int, evaluate: Collect | None, best: BestWeights, modules: Modules, say: Say
+) -> Metrics:
+    """Play the held-out tasks, keep the weights if they are the best, and return the metrics."""
+    if evaluate is None:
+        return {}
+    modules["actor"].eval()
+    found = episode_metrics(evaluate(iterations))
+    best.see(iterations, -found["reward"], modules)
+    names = ("reward", "correct", "faster_than_compile")
+    say(f"  held out after {iterations}: " + ", ".join(f"{n} {found[n]:.2f}" for n in names))
+    return {f"heldout_{name}": found[name] for name in names}
+
+
+def append_task_means(path: Path, iteration: int, means: Mapping[str, float]) -> None:
+    """Append one iteration's mean reward of each task (first process only)."""
+    if parallel.rank() == 0:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as out:
+            out.write(json.dumps([iteration, means]) + "\n")
+
+
+def read_task_means(path: Path, before: int) -> list[dict[str, float]]:
+    """Return the mean rewards of the iterations before `before`, and delete later ones."""
+    rows = [row for row in (read_lines(path) if path.exists() else []) if row[0] < before]
+    parallel.barrier()  # all processes have read before one writes
+    if parallel.rank() == 0 and path.exists():
+        write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
+    return [means for _, means in rows]
 
 
 def iterate(

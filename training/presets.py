@@ -108,6 +108,8 @@ class DemoConfig:
             lam_critic=1.0,
         )
     )
+    more_fastest: int | None = 4
+    """Episodes of each task that further RFT imitates: the fastest by measured gain."""
     more_rounds: int = 0
     """Rounds of further RFT, the arm that PPO is compared with. It has the same start, and as many
     episodes as value pretraining and PPO together."""

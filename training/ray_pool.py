@@ -10,6 +10,8 @@ Invariant: an actor holds a whole GPU, so nothing else runs there during a timin
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Sequence
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Any
@@ -48,10 +50,29 @@ class JudgeActor:
         self.pool.__exit__(None, None, None)
 
 
+class Seats:
+    """The actor of each task: known tasks are dealt in turn, others follow as they come.
+
+    The order of the known ones is that of their digests, so it is the same in every process that
+    shares the actors.
+    """
+
+    def __init__(self, actors: int, digests: Sequence[str] = ()) -> None:
+        self.actors = actors
+        self._places = {digest: n for n, digest in enumerate(sorted(set(digests)))}
+        self._lock = threading.Lock()
+
+    def of(self, digest: str) -> int:
+        """Return the index of the actor that judges a task."""
+        with self._lock:
+            return self._places.setdefault(digest, len(self._places)) % self.actors
+
+
 class RayPool(RemotePool):
     """A `Pool` and context manager over `actors` Ray actors, each with a GPU if `gpus`.
 
-    With `name`, pools of the whole cluster share the actors, which outlive all of them.
+    With `name`, pools of the whole cluster share the actors, which outlive all of them. `tasks` are
+    dealt to the actors in turn; others follow as they come.
     Raises ConfigError if Ray is not installed.
     """
 
@@ -62,8 +83,10 @@ class RayPool(RemotePool):
         gpus: bool = True,
         isolation: str = "auto",
         name: str | None = None,
+        tasks: Sequence[Task] = (),
     ) -> None:
         super().__init__()
+        self._seats = Seats(actors, [task.digest for task in tasks])
         if find_spec("ray") is None:
             raise ConfigError("play.ray needs ray; pip install 'cuagent[train-ray]'")
         import ray
@@ -99,7 +122,7 @@ class RayPool(RemotePool):
         from ray.exceptions import RayError
 
         # A task always goes to the same actor, which keeps it open and caches its judgements.
-        actor = self._actors[int(task.digest[:8], 16) % len(self._actors)]
+        actor = self._actors[self._seats.of(task.digest)]
         try:
             answer = self._ray.get(actor.ask.remote(method, task, *arguments))
         except RayError as error:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from cuagent import __version__
 from cuagent.agent.attended import Interrupted
 from cuagent.agent.hooks import HOOKS
+from cuagent.agent.ladder import start_at_ladder
 from cuagent.agent.loop import run_agent
 from cuagent.agent.run import REFERENCE, Run
 from cuagent.agent.stop import Budget
@@ -33,7 +34,7 @@ from cuagent.record import RunLog, new_run, plain
 from cuagent.task import Task
 from cuagent.training.chat import Chat
 from cuagent.training.data import UnusableRun, episode_of
-from cuagent.training.engine import Engine, EngineError, Request, Sampled
+from cuagent.training.engine import Engine, EngineError, OutOfMemory, Request, Sampled
 from cuagent.training.segments import Episode
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class Play:
     verdicts."""
     initial_files: Callable[[Task], Mapping[str, str]] = lambda task: {}
     """Files in the work folder at the start, in addition to reference.py."""
+    ladder: bool = False
+    """Measure the ladder at the start and show it, as `cuagent optimize` does."""
     together: float = 1.0
     """Share of the live episodes that must wait before the engine starts. With 1 nothing is judged
     while the engine runs, as required if one GPU samples and times. With less, for separate GPUs,
@@ -83,6 +86,8 @@ class Batcher:
         self.stopping = stopping or threading.Event()
         self.seconds = 0.0
         """Seconds spent in the engine."""
+        self.fatal: OutOfMemory | None = None
+        """The error that ends the collection, since every further batch would have it too."""
         self._changed = threading.Condition()
         self._live = 0
         self._waiting: list[tuple[Request, list[Sampled | Exception]]] = []
@@ -141,6 +146,8 @@ class Batcher:
         try:
             return self.engine.sample(requests)
         except (EngineError, RuntimeError, MemoryError) as error:
+            if isinstance(error, OutOfMemory):
+                self.fatal = error
             # The error concerns every request of the batch, not only the thread that ran it.
             return [error] * len(requests)
 
@@ -187,7 +194,7 @@ class TokenModel:
             sampled = self.sample(Request(prompt, room, seed, self.play.temperature))
         except EngineError as error:
             raise ModelError(str(error)) from error
-        message = self.chat.parse(sampled.ids)
+        message = self.chat.parse(sampled.ids, tools)
         self.turns += 1
         self.stream = prompt + sampled.ids
         self.seen = [*messages, message]
@@ -265,7 +272,8 @@ def play_one(
     run = start_episode(task, judge, name, play, root, chat.fingerprint)
     run.cancelled = cancelled or run.cancelled
     try:
-        run_agent(run, TokenModel(name, chat, sample, play, seed), play.tools, HOOKS)
+        hooks = (start_at_ladder, *HOOKS) if play.ladder else HOOKS
+        run_agent(run, TokenModel(name, chat, sample, play, seed), play.tools, hooks)
     finally:
         run.log.close()
     if run.cancelled.is_set():
@@ -318,6 +326,8 @@ def play_many(
                 judge, sample = judges(task), batcher.sample
                 played = play_one(task, judge, name, chat, sample, play, seed, root, cancelled)
             except UnusableRun as why:
+                if batcher.fatal is not None:
+                    raise batcher.fatal from why
                 on_episode(None)
                 return str(why)
             on_episode(played)

@@ -102,6 +102,14 @@ class Episode:
         return sum(len(s.ids) for s in self.segments)
 
     @property
+    def longest_window(self) -> int:
+        """Number of tokens of the longest context window, which a model reads at once."""
+        lengths: dict[int, int] = {}
+        for s in self.segments:
+            lengths[s.context] = lengths.get(s.context, 0) + len(s.ids)
+        return max(lengths.values(), default=0)
+
+    @property
     def turns(self) -> int:
         return sum(s.kind is Kind.ACTION for s in self.segments)
 

@@ -30,26 +30,42 @@ from cuagent.training.collect import Collector
 from cuagent.training.config import SEEDS, ConfigError, above, at_least, below, between
 from cuagent.training.continuous import ContinuousEngine
 from cuagent.training.curriculum import Curriculum
-from cuagent.training.data import load_runs, split
+from cuagent.training.data import load_runs, split, split_tasks
 from cuagent.training.engine import Engine, LocalEngine
 from cuagent.training.export import write_atif, write_chat, write_parquet
 from cuagent.training.files import atomic_folder, write_atomic
 from cuagent.training.filters import Filters, filter_episodes
-from cuagent.training.lora import Lora, adapt, merged
+from cuagent.training.lora import (
+    Lora,
+    adapt,
+    is_adapted,
+    merged,
+    merged_for_now,
+    plain_state_dict,
+)
 from cuagent.training.metrics import Metrics, episode_metrics
-from cuagent.training.model import load_actor, load_critic, new_critic, quiet_libraries, save_model
+from cuagent.training.model import (
+    load_actor,
+    load_critic,
+    new_critic,
+    positions_of,
+    quiet_libraries,
+    save_model,
+)
 from cuagent.training.placement import Dtype, Placement, copy_weights, is_sharded, place
 from cuagent.training.pool import JudgePool, Pool
 from cuagent.training.ppo import PpoConfig, ppo
 from cuagent.training.ray_pool import RayPool
 from cuagent.training.reward import max_reward
 from cuagent.training.rft import RftConfig, rft
+from cuagent.training.rft import steps_of as rft_steps_of
 from cuagent.training.rollout import Play
 from cuagent.training.segments import Episode, RecordError, read_episodes
 from cuagent.training.server import ServerEngine, can_reload
-from cuagent.training.value import ValueConfig, pretrain_value
+from cuagent.training.value import ValueConfig, pretrain_value, value_steps_of
 
 Say = Callable[[str], None]
+RESULT = "evaluation.json"
 
 
 class Export(StrEnum):
@@ -58,7 +74,17 @@ class Export(StrEnum):
     PARQUET = "parquet"
 
 
+class Part(StrEnum):
+    """The part of a folder of tasks; the split by task hash is the same in every stage."""
+
+    TRAIN = "train"
+    HELDOUT = "heldout"
+    ALL = "all"
+
+
 class Sampler(StrEnum):
+    AUTO = "auto"
+    """`continuous` on a GPU, `local` on the CPU."""
     LOCAL = "local"
     """Batches decoded one after the other; the same seeds give the same episodes."""
     CONTINUOUS = "continuous"
@@ -81,18 +107,26 @@ class PlayConfig:
     """False gives rewards -1 and 1 only."""
     gpus: tuple[int, ...] = (0,)
     """Devices that judge."""
+    at_once: int = 256
+    """Episodes that run in parallel."""
+    most_rows: int = 256
+    """Conversations in one batch of the local engine."""
+    cache_tokens: int | None = None
+    """Tokens of all conversations whose keys and values are held at once; None takes what fits
+    into a share of the GPU's free memory."""
     beside: int = 1
     """Kernels verified in parallel on each judging GPU; timing is exclusive."""
     ray: int = 0
     """Number of GPUs that judge as Ray actors, on any machine of the cluster; 0 judges on
     `gpus`."""
-    engine: Sampler = Sampler.LOCAL
+    engine: Sampler = Sampler.AUTO
     server: str | None = None
     """URL of a server that returns token ids: http://localhost:8000/v1 of vLLM, or SGLang's
     http://localhost:30000/generate. None samples in this process."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "turns", "context", "reply", "beside")
+        at_least(1, self, "at_once", "most_rows", "cache_tokens")
         if self.ray and self.beside > 1:
             raise ConfigError("play.ray needs play.beside=1: a Ray actor has one judge")
         at_least(0, self, "temperature", "ray")
@@ -119,6 +153,8 @@ class TrainConfig:
     value: ValueConfig = field(default_factory=ValueConfig)
     ppo: PpoConfig = field(default_factory=PpoConfig)
     ppo_episodes: int = 256
+    heldout_episodes: int = 64
+    """Episodes of each evaluation of PPO on the held-out tasks; 0 makes none."""
     single_turn: int = 0
     """Number of first PPO iterations in which an episode has one turn, the paper's warm-up: the one
     reply must contain all calls, including `submit`."""
@@ -126,42 +162,68 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         at_least(1, self, "ppo_episodes")
-        at_least(0, self, "heldout", "single_turn")
+        at_least(0, self, "heldout", "heldout_episodes", "single_turn")
         below(1, self, "heldout")
         between(*SEEDS, self, "seed")
 
 
 def collect(
-    policy: Path, tasks: Path, out: Path, episodes: int, config: TrainConfig, device: str, say: Say
+    policy: Path,
+    tasks: Path,
+    out: Path,
+    episodes: int,
+    config: TrainConfig,
+    device: str,
+    say: Say,
+    part: Part = Part.TRAIN,
 ) -> Metrics:
     """Play `episodes` episodes of a policy into `out/episodes/00000.jsonl`; return the metrics.
 
-    An interrupted collection resumes; a finished one is not played again.
+    An interrupted collection resumes; a finished one is not played again. Under torchrun every
+    process plays its share. `part`: which tasks are played.
     """
     chat, actor = load_policy(policy, config)
-    task_list, path = load_tasks(tasks, device), out / "evaluation.json"
+    task_list, path = part_of(load_tasks(tasks, device), config.heldout, part), out / RESULT
     whole = out / "episodes" / "00000.jsonl"
     of = {"policy": digest_of_policy(actor, chat), "tasks": digest_of_tasks(task_list)}
     settings_used = settings_in(config, "seed", "dtype", "placement", "play") | {
         "episodes": episodes
     }
-    before = manifest.open_manifest(out, "collect", of, settings_used)
+    before = manifest.open_manifest(out, "collect", of, settings_used, parallel.rank() == 0)
     if before is None and whole.exists():
         raise ConfigError(f"{whole} has no manifest.json with its settings; use another --out")
     if before is not None and path.exists():
         say(f"{out} is already finished; use another --out to start again")
         return report(json.loads(path.read_text(encoding="utf-8")), say)
-    if samples_from_pages(config):
+    config = with_context(with_sampler(config, device), actor, say)
+    if config.play.server is not None:
+        pass  # the server samples, so the actor stays on the CPU
+    elif samples_from_pages(config):
         actor = actor.to(device, config.placement.compute.torch)
     else:
         actor = place(actor, Placement(compute=config.placement.compute), device)
-    with make_pool(config, device) as pool:
+    with make_pool(config, device, task_list) as pool:
         plays = make_collector(task_list, chat, actor, pool, out, episodes, config, say)
         plays.inputs = {**of, **settings_used}
         found = list(read_episodes(whole)) if whole.exists() else plays(0)
     metrics = episode_metrics(found)
-    write_atomic(path, json.dumps(metrics, indent=1))
+    if parallel.rank() == 0:
+        write_atomic(path, json.dumps(metrics, indent=1))
+    parallel.barrier()
     return report(metrics, say)
+
+
+def part_of(tasks: Sequence[Task], share: float, part: Part) -> list[Task]:
+    """Return the tasks of a part. Raises RecordError if there are none."""
+    if part is Part.ALL:
+        return list(tasks)
+    train, heldout = split_tasks(tasks, share)
+    if part is Part.HELDOUT and not heldout:
+        raise RecordError(
+            f"none of {len(tasks)} tasks is held out (heldout={share}); add tasks, or use "
+            "--part all for a folder of tasks that no stage has seen"
+        )
+    return train if part is Part.TRAIN else heldout
 
 
 def report(metrics: Metrics, say: Say) -> Metrics:
@@ -177,13 +239,15 @@ def run_rft(
     chat, actor = load_policy(policy, config)
     train, heldout = split(episodes_of(sources, chat, say), config.heldout)
     check_ids([*train, *heldout], actor)
-    kept, funnel = filter_episodes(train, config.filters)
+    positions = positions_of(actor)
+    kept, funnel = filter_episodes(train, config.filters, positions)
     of = {
         "policy": digest_of_policy(actor, chat),
         "episodes": digest_of_episodes([*train, *heldout]),
     }
     settings_used = settings_in(config, "dtype", "placement", "lora", "heldout", "filters", "rft")
-    reached = resume_step(out, say, "rft", of, settings_used, config.rft.steps)
+    steps = rft_steps_of(config.rft, len(kept))
+    reached = resume_step(out, say, "rft", of, settings_used, steps)
     if reached is None:
         return
     for line in funnel.lines():
@@ -193,9 +257,10 @@ def run_rft(
     if not kept:
         raise RecordError("no episode passes the filters; see the counts above and relax filters.*")
     actor = prepare_model(actor, config, device)
-    rft(actor, kept, filter_episodes(heldout, config.filters)[0], config.rft, out, say)
+    judged = filter_episodes(heldout, config.filters, positions)[0]
+    rft(actor, kept, judged, config.rft, out, say)
     save_final(actor, out / "model", chat)
-    finish(out)
+    finish(out, steps)
 
 
 def run_value(
@@ -205,17 +270,19 @@ def run_value(
     chat, actor = load_policy(policy, config)
     train, heldout = split(episodes_of(sources, chat, say), config.heldout)
     check_ids([*train, *heldout], actor)
+    check_lengths([*train, *heldout], positions_of(actor))
     of = {
         "policy": digest_of_policy(actor, chat),
         "episodes": digest_of_episodes([*train, *heldout]),
     }
     settings_used = settings_in(config, "dtype", "placement", "lora", "heldout", "value")
-    if resume_step(out, say, "value", of, settings_used, config.value.steps) is None:
+    steps = value_steps_of(config.value, len(train))
+    if resume_step(out, say, "value", of, settings_used, steps) is None:
         return
     critic = prepare_model(new_critic(actor), config, device)
     pretrain_value(critic, train, heldout, config.value, out, say)
     save_final(critic, out / "model")
-    finish(out)
+    finish(out, steps)
 
 
 def run_ppo(
@@ -234,8 +301,6 @@ def run_ppo(
             f"play.server={server}: PPO needs a server that can load new weights while it runs: "
             "SGLang (http://HOST:PORT/generate); unset play.server to sample in this process"
         )
-    if server is not None and config.lora.rank:
-        raise ConfigError("lora.rank and play.server cannot be combined: unset one of them")
     if config.play.temperature != 1.0:
         raise RecordError("PPO needs play.temperature=1; other temperatures bias its ratios")
     chat, actor = load_policy(policy, config)
@@ -243,6 +308,7 @@ def run_ppo(
     if critic is not None:
         with policy_errors(critic):
             values = load_critic(critic, config.dtype.torch)
+    config = with_context(with_sampler(config, device), actor, say)
     task_list = load_tasks(tasks, device)
     of = {
         "policy": digest_of_policy(actor, chat),
@@ -252,7 +318,7 @@ def run_ppo(
     settings_used = settings_in(
         config, "seed", "dtype", "placement", "lora", "play", "ppo", "ppo_episodes"
     )
-    settings_used |= settings_in(config, "single_turn", "curriculum")
+    settings_used |= settings_in(config, "single_turn", "curriculum", "heldout", "heldout_episodes")
     if resume_step(out, say, "ppo", of, settings_used, config.ppo.iterations) is None:
         return
     values, actor = prepare_model(values, config, device), prepare_model(actor, config, device)
@@ -260,30 +326,59 @@ def run_ppo(
     reference = None
     if config.ppo.kl_weight:
         reference = place(load_policy(policy, config)[1], config.placement, device)
-    with make_pool(config, device) as pool:
-        plays = make_collector(
-            task_list, chat, sampler, pool, out, config.ppo_episodes, config, say
-        )
+    with make_pool(config, device, task_list) as pool:
+        train, heldout = split_tasks(task_list, config.heldout)
+        plays = make_collector(train, chat, sampler, pool, out, config.ppo_episodes, config, say)
         if config.curriculum:
             plays.curriculum = Curriculum(highest=max_reward(config.play.timed))
             plays.difficulties = task_difficulties(tasks, task_list)
 
-        def collect(iteration: int) -> list[Episode]:
+        def renew_sampler() -> None:
             if sampler is not actor:
                 copy_weights(actor, into=sampler)
             if isinstance(plays.engine, ServerEngine):
-                save_final(actor, out / "served", chat)
+                save_served(actor, out / "served", chat)
                 if parallel.rank() == 0:
                     plays.engine.load((out / "served").resolve())
                 parallel.barrier()
+
+        def collect(iteration: int) -> list[Episode]:
+            renew_sampler()
             turns = 1 if iteration < config.single_turn else config.play.turns
             plays.play = replace(plays.play, turns=turns)
             return plays(iteration)
 
-        ppo(actor, values, collect, config.ppo, out, say, reference)
+        judged = None
+        if heldout and config.heldout_episodes:
+            judged = replace(
+                plays,
+                tasks=heldout,
+                out=out / "heldout",
+                episodes=config.heldout_episodes,
+                curriculum=None,
+                play=replace(plays.play, turns=config.play.turns),
+            )
+        elif config.heldout_episodes:
+            say(f"none of {len(task_list)} tasks is held out: the last weights are kept")
+
+        def evaluate(iterations: int) -> list[Episode]:
+            assert judged is not None
+            renew_sampler()
+            return judged(iterations)
+
+        ppo(
+            actor,
+            values,
+            collect,
+            config.ppo,
+            out,
+            say,
+            reference,
+            evaluate=evaluate if judged is not None else None,
+        )
     save_final(actor, out / "model", chat)
     save_final(values, out / "critic")
-    finish(out)
+    finish(out, step_of(latest_checkpoint(out)))
 
 
 def export(runs: Path, form: Export, out: Path, policy: Path | None) -> int:
@@ -336,6 +431,37 @@ def check_ids(episodes: Sequence[Episode], actor: Any) -> None:
             raise RecordError(f"episode {episode.id}: token id {most}, but the policy has {size}")
 
 
+def check_lengths(episodes: Sequence[Episode], positions: int | None) -> None:
+    """Raise RecordError if a context window has more tokens than the model has positions."""
+    for episode in episodes:
+        if positions is not None and (length := episode.longest_window) > positions:
+            raise RecordError(
+                f"episode {episode.id}: {length} tokens, but the policy has {positions} positions; "
+                f"collect with play.context={positions}, or use a policy with a longer context"
+            )
+
+
+def with_context(config: TrainConfig, actor: Any, say: Say) -> TrainConfig:
+    """Return settings whose play.context is at most the policy's positions, and say so."""
+    positions, asked = positions_of(actor), config.play.context
+    if positions is None or asked <= positions:
+        return config
+    say(f"play.context={asked} is over the policy's {positions} positions; {positions} is used")
+    return replace(config, play=replace(config.play, context=positions))
+
+
+def with_sampler(config: TrainConfig, device: str) -> TrainConfig:
+    """Return settings in which `play.engine=auto` is replaced by the engine for the device."""
+    if config.play.engine is not Sampler.AUTO:
+        return config
+    # Adapters cannot be copied to a sampler of another type, and pages have the weights' type.
+    pages = device.startswith("cuda") and (
+        not config.lora.rank or config.placement.compute is config.dtype
+    )
+    engine = Sampler.CONTINUOUS if pages else Sampler.LOCAL
+    return replace(config, play=replace(config.play, engine=engine))
+
+
 def resume_step(
     out: Path, say: Say, command: str, of: manifest.Names, settings_used: manifest.Names, steps: int
 ) -> int | None:
@@ -353,11 +479,13 @@ def resume_step(
     return reached
 
 
-def finish(out: Path) -> None:
-    """Record in the manifest that the stage is complete; every process calls it after saving."""
-    reached = step_of(latest_checkpoint(out))
+def finish(out: Path, steps: int) -> None:
+    """Record in the manifest that the stage of `steps` is complete, perhaps by an early stop.
+
+    Every process calls it after saving.
+    """
     if parallel.rank() == 0:
-        manifest.finish(out, reached)
+        manifest.finish(out, steps)
 
 
 def step_of(checkpoint: Path | None) -> int:
@@ -366,7 +494,9 @@ def step_of(checkpoint: Path | None) -> int:
 
 def settings_in(config: TrainConfig, *names: str) -> dict[str, Any]:
     """Return the settings in some of the tables, without the number of steps of a stage."""
-    known = manifest.fixed_settings(config, "rft.steps", "value.steps", "ppo.iterations")
+    known = manifest.fixed_settings(
+        config, *("rft.steps", "rft.epochs", "value.steps", "value.epochs", "ppo.iterations")
+    )
     return {name: value for name, value in known.items() if name.partition(".")[0] in names}
 
 
@@ -494,10 +624,21 @@ def make_collector(
     say: Say,
 ) -> Collector:
     p = config.play
-    engine = make_engine(actor.eval(), chat, min(episodes, Collector.max_in_flight), config)
+    engine = make_engine(actor.eval(), chat, min(episodes, p.at_once), config)
     limits = (p.turns, p.context, p.reply, p.temperature, p.seconds)
-    play = Play(TOOLS, opening, *limits, together=p.together)
-    return Collector(tasks, chat, engine, pool, play, out, episodes, config.seed, say=say)
+    play = Play(TOOLS, opening, *limits, ladder=p.timed, together=p.together)
+    return Collector(
+        tasks,
+        chat,
+        engine,
+        pool,
+        play,
+        out,
+        episodes,
+        config.seed,
+        max_in_flight=p.at_once,
+        say=say,
+    )
 
 
 def make_engine(actor: Any, chat: Chat, max_in_flight: int, config: TrainConfig) -> Engine:
@@ -506,11 +647,14 @@ def make_engine(actor: Any, chat: Chat, max_in_flight: int, config: TrainConfig)
     if p.server is not None:
         return ServerEngine(p.server, actor.name_or_path, chat.end)
     if samples_from_pages(config):
-        return ContinuousEngine(actor, chat.end, max_in_flight * p.context, p.temperature)
-    return LocalEngine(actor, chat.end)
+        # On the CPU a cache of the whole free memory would be allocated, so it is bounded.
+        fits = actor.device.type == "cuda"
+        tokens = p.cache_tokens or (None if fits else max_in_flight * p.context)
+        return ContinuousEngine(actor, chat.end, tokens, p.temperature)
+    return LocalEngine(actor, chat.end, p.most_rows, tokens=p.cache_tokens)
 
 
-def make_pool(config: TrainConfig, device: str) -> JudgePool | RayPool:
+def make_pool(config: TrainConfig, device: str, tasks: Sequence[Task] = ()) -> JudgePool | RayPool:
     """Return the pool of judges.
 
     With several processes, each judges on the device that it trains on, or all share Ray actors.
@@ -518,10 +662,24 @@ def make_pool(config: TrainConfig, device: str) -> JudgePool | RayPool:
     effort = Effort.QUICK if config.play.timed else None
     if config.play.ray:
         shared = "judge" if parallel.size() > 1 else None
-        return RayPool(config.play.ray, effort, device.startswith("cuda"), name=shared)
+        gpus = device.startswith("cuda")
+        return RayPool(config.play.ray, effort, gpus, name=shared, tasks=tasks)
     own = (int(os.environ.get("LOCAL_RANK", "0")),)
     gpus = config.play.gpus if parallel.size() == 1 else own
     return JudgePool(effort, gpus=gpus, judges_per_gpu=config.play.beside)
+
+
+def save_served(actor: Any, folder: Path, chat: Chat) -> None:
+    """Save the actor's present weights for a server; an adapter is merged while they are saved."""
+    if not is_adapted(actor):
+        save_final(actor, folder, chat)
+        return
+    first = parallel.rank() == 0
+    with atomic_folder(folder) if first else nullcontext(folder) as partial, merged_for_now(actor):
+        save_model(actor.get_base_model(), partial, plain_state_dict(actor))
+        if first:
+            chat.save(partial)
+    parallel.barrier()
 
 
 def save_final(model: Any, folder: Path, chat: Chat | None = None) -> None:

@@ -20,7 +20,7 @@ from cuagent.training import parallel
 from cuagent.training.advantage import advantages_and_returns
 from cuagent.training.batch import Batch, batch_order, collate
 from cuagent.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
-from cuagent.training.config import SEEDS, at_least, between
+from cuagent.training.config import SEEDS, above, at_least, between
 from cuagent.training.engine import DeviceGuard
 from cuagent.training.losses import value_loss
 from cuagent.training.metrics import Metrics, critic_metrics, drop_metrics_from, log_metrics
@@ -35,8 +35,9 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ValueConfig:
-    steps: int = 200
-    episodes_per_batch: int = 128
+    steps: int | None = None
+    """Number of updates; None makes `epochs` passes over the episodes."""
+    episodes_per_batch: int = 32
     optimizer: AdamW = field(default_factory=lambda: AdamW(lr=2e-5, warmup=10))
     lam: float = 1.0
     """1 is Monte-Carlo; the paper's 0.95 bootstraps from the critic's current values."""
@@ -48,9 +49,12 @@ class ValueConfig:
     evaluate_every: int = 50
     stop_after: int | None = None
     """Stop after this step, like an interruption; for tests of resuming."""
+    epochs: float = 4.0
+    """Passes over the episodes."""
 
     def __post_init__(self) -> None:
         at_least(0, self, "steps")
+        above(0, self, "epochs")
         at_least(1, self, "episodes_per_batch", "tokens_per_microbatch")
         at_least(1, self, "save_every", "evaluate_every")
         between(*SEEDS, self, "seed")
@@ -82,22 +86,23 @@ def pretrain_value(
     if first == 0:
         log_metrics(out / "metrics.jsonl", 0, metrics, stage="value")
     throttle = Throttle()
+    steps = value_steps_of(config, len(episodes))
     critic.train()
-    for step in range(first, config.steps):
+    for step in range(first, steps):
         chosen = batch_order(len(episodes), config.episodes_per_batch, config.seed, step)
         batch = collate([episodes[i] for i in chosen])
         done = step + 1
-        last = done == config.steps
+        last = done == steps
         evaluates = last or done % config.evaluate_every == 0
         with guard():
-            _, returns = targets(critic, batch, config)
+            returns = targets(critic, batch, config)
             loss = value_step(critic, batch, returns, config.tokens_per_microbatch)
             norm = apply_gradients(critic, optimizer, config.optimizer, step)
             metrics = {"loss": loss, "grad_norm": norm}
             if evaluates:
                 metrics |= evaluate_critic(critic, heldout or episodes, config)
         if throttle.due(evaluates):
-            say(f"value {done}/{config.steps}: loss {loss:.4f}" + _explained(metrics))
+            say(f"value {done}/{steps}: loss {loss:.4f}" + _explained(metrics))
         log_metrics(out / "metrics.jsonl", done, metrics, stage="value")
         if last or done % config.save_every == 0 or done == config.stop_after:
             require_finite(critic, loss, "value.optimizer.lr")
@@ -107,13 +112,25 @@ def pretrain_value(
     return metrics
 
 
-def targets(critic: Any, batch: Batch, config: ValueConfig) -> tuple[Tensor, Tensor]:
-    """Return (current values, targets), both [B, L] on the CPU."""
+def value_steps_of(config: ValueConfig, episodes: int) -> int:
+    """Return the number of updates for a number of episodes."""
+    if config.steps is not None:
+        return config.steps
+    return max(1, round(config.epochs * max(1, episodes // config.episodes_per_batch)))
+
+
+def targets(critic: Any, batch: Batch, config: ValueConfig) -> Tensor:
+    """Return the targets, [B, L] on the CPU.
+
+    With lambda 1 they are the outcomes, so the critic is not asked for its values.
+    """
+    if config.lam == 1:
+        return batch.outcome
     now = per_token(critic, batch, config.tokens_per_microbatch, values)
     _, returns = advantages_and_returns(
         now, batch.action, batch.row_episode, batch.rewards, 1.0, config.lam
     )
-    return now, returns
+    return returns
 
 
 def value_step(

@@ -8,7 +8,9 @@
 
 verl needs its own environment (it pins an older transformers), with cuagent installed there too, on
 every node. All nodes must see the folder.
-Not covered: installing verl, starting a Ray cluster of several nodes.
+Not covered: installing verl, starting a Ray cluster of several nodes; the curriculum, since verl
+plays all tasks equally often; the link between the context windows of an episode, of which verl
+makes rows that each have the episode's whole reward.
 """
 
 from __future__ import annotations
@@ -20,11 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cuagent.training.config import ConfigError
 from cuagent.training.segments import RecordError
 
 if TYPE_CHECKING:
     from cuagent.training.stages import TrainConfig
 
+UNBOUNDED = 1e9
+"""Value of a clip of verl that has no setting for none."""
 PLUGIN = '''\
 """Loaded by verl in each of its processes (VERL_USE_EXTERNAL_MODULES)."""
 
@@ -74,6 +79,8 @@ def export_verl(
             raise RecordError(f"{folder}: not a Hugging Face folder (no config.json)")
     with policy_errors(critic):
         check_critic(critic)
+    if config.single_turn:
+        raise ConfigError("verl has no single_turn: set single_turn=0")
     out = out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     shutil.copytree(actor, out / "actor", dirs_exist_ok=True)
@@ -155,10 +162,13 @@ def overrides(
         "actor_rollout_ref.model.enable_gradient_checkpointing=True",
         f"{actor}.strategy=fsdp2",
         f"{actor}.optim.lr={p.actor.lr}",
+        f"{actor}.optim.betas=[{p.actor.beta1},{p.actor.beta2}]",
+        f"{actor}.optim.weight_decay={p.actor.decay}",
         f"{actor}.ppo_mini_batch_size={max(1, config.ppo_episodes // p.minibatches)}",
         f"{actor}.ppo_epochs={p.epochs}",
         f"{actor}.clip_ratio_low={p.clip.low}",
         f"{actor}.clip_ratio_high={p.clip.high}",
+        f"{actor}.clip_ratio_c={p.clip.dual or UNBOUNDED}",
         f"{actor}.loss_agg_mode=token-mean",
         f"{actor}.use_kl_loss={p.kl_weight > 0}",
         f"{actor}.kl_loss_coef={p.kl_weight}",
@@ -174,6 +184,9 @@ def overrides(
         f"critic.model.path={out / 'critic'}",
         "critic.strategy=fsdp2",
         f"critic.optim.lr={p.critic.lr}",
+        f"critic.optim.betas=[{p.critic.beta1},{p.critic.beta2}]",
+        f"critic.optim.weight_decay={p.critic.decay}",
+        f"critic.cliprange_value={p.value_clip or UNBOUNDED}",
         f"trainer.critic_warmup={p.critic_only}",
         f"trainer.total_training_steps={p.iterations}",
         f"trainer.save_freq={p.save_every}",

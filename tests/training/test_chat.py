@@ -10,7 +10,7 @@ from cuagent.training.chat import Chat, load_chat
 from cuagent.training.segments import RecordError
 
 
-def test_chat_refuses_templates_that_do_not_append(chat: Chat) -> None:
+def test_chat_refuses_templates_without_the_turn_or_its_end(chat: Chat) -> None:
     from transformers import PreTrainedTokenizerFast
 
     rewriting = chat.tokenizer.chat_template.replace(
@@ -21,7 +21,7 @@ def test_chat_refuses_templates_that_do_not_append(chat: Chat) -> None:
         eos_token="<|im_end|>",
         chat_template=rewriting,
     )
-    with pytest.raises(RecordError, match="rewrites an assistant turn"):
+    with pytest.raises(RecordError, match="rewrites the text of an assistant turn"):
         Chat(other)
     other.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     with pytest.raises(RecordError, match="does not end a turn with"):

@@ -149,7 +149,7 @@ def test_stage_resumes_finishes_or_is_refused(
     assert "resuming" not in asked("rft", "rft.steps=1")
     written = (out / "model" / "model.safetensors").stat().st_mtime_ns
     shutil.copy(tmp_path / "e.jsonl", moved)
-    said = asked("rft", "rft.steps=1", "rft.evaluate_every=7", source=moved)
+    said = asked("rft", "rft.steps=1", "rft.save_every=7", source=moved)
     assert said == f"{out} is already finished; use another --out to start again\n"
     funnel = (out / "funnel.json").read_bytes()
     for command, setting, named in (

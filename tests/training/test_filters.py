@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from cuagent.training.filters import longest_repeat, touches_protected
-from cuagent.training.segments import Call
+from cuagent.training.filters import Filters, filter_episodes, longest_repeat, touches_protected
+from cuagent.training.segments import Call, Episode, Kind, Segment
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,18 @@ def test_touches_protected_detects_changes_of_reference(
     tool: str, arguments: dict[str, object], touches: bool
 ) -> None:
     assert touches_protected(Call(0, tool, json.dumps(arguments), True, True)) is touches
+
+
+def test_fastest_episodes_of_each_task_are_kept_by_measured_gain() -> None:
+    def episode(name: str, task: str, over_compile: float | None, reward: float = 1.0) -> Episode:
+        figures = {} if over_compile is None else {"over_compile": over_compile}
+        action = (Segment(Kind.PROMPT, (1,)), Segment(Kind.ACTION, tuple(map(ord, name))))
+        return Episode(name, task, task, action, reward, "submitted", figures=figures)
+
+    episodes = [
+        episode("slow", "t", 0.4), episode("fast", "t", 1.9, 3.0), episode("middle", "t", 1.2),
+        episode("wrong", "t", None, -1.0), episode("untimed", "t", None), episode("u", "u", 0.2),
+    ]  # fmt: skip
+    kept, funnel = filter_episodes(episodes, Filters(fastest=2))
+    assert [e.id for e in kept] == ["fast", "middle", "u"]
+    assert dict(funnel.dropped)["not of the 2 fastest"] == 2

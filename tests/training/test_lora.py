@@ -13,11 +13,14 @@ import torch
 from toy_game import FAST, play, same, silent, small_actor, weights
 
 from cuagent.training.batch import collate
+from cuagent.training.chat import Chat
 from cuagent.training.config import ConfigError
 from cuagent.training.lora import Lora, adapt, merged
 from cuagent.training.model import load_actor, logprobs_of, new_critic, per_token, save_model
+from cuagent.training.optimize import AdamW
 from cuagent.training.ppo import ppo
 from cuagent.training.rft import RftConfig, rft
+from cuagent.training.stages import save_served
 
 pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
 RANK = Lora(rank=4)
@@ -78,3 +81,16 @@ def test_missing_peft_is_reported_with_install_command(monkeypatch: pytest.Monke
 def test_unknown_target_layers_are_named() -> None:
     with pytest.raises(ConfigError, match="no_such_layer"):
         adapt(small_actor(), Lora(rank=2, targets=("no_such_layer",)))
+
+
+def test_server_gets_the_merged_weights_and_training_goes_on(chat: Chat, tmp_path: Path) -> None:
+    actor = adapt(small_actor(), RANK)
+    episodes = [e for e in play(small_actor(7), 64, 5) if e.reward > 0]
+    rft(actor, episodes, [], RftConfig(10, 16, AdamW(lr=1e-2)), tmp_path / "rft", silent)
+    before, batch = weights(actor), collate(episodes)
+    expected = per_token(actor, batch, 500, logprobs_of)
+    save_served(actor, tmp_path / "served", chat)
+    again = per_token(load_actor(tmp_path / "served"), batch, 500, logprobs_of)
+    torch.testing.assert_close(again, expected, atol=1e-5, rtol=0)
+    assert same(before, weights(actor))
+    assert torch.equal(per_token(actor, batch, 500, logprobs_of), expected)

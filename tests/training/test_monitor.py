@@ -11,16 +11,16 @@ def test_monitor_names_each_fault() -> None:
     from cuagent.training.monitor import alarms
 
     healthy = {
-        "entropy": 1.0, "reward": 1.0, "reward_std": 1.0, "ev_q4": 0.4, "length_clipped": 0.0,
+        "entropy": 1.0, "reward_fall": 0.1, "reward_std": 1.0, "ev_q4": 0.4, "length_clipped": 0.0,
         "bad_calls": 0.05, "clip_fraction": 0.02, "approx_kl": 0.01, "first_log_ratio_max": 0.0,
         "grad_norm_actor": 1.0,
     }  # fmt: skip
     calm = [healthy] * 6
     assert alarms(calm, Limits()) == []
     troubles = {
-        "entropy": 1.3, "reward": -0.5, "reward_std": 0.1, "ev_q4": -5.0, "length_clipped": 0.26,
-        "bad_calls": 0.3, "clip_fraction": 0.3, "approx_kl": 0.2, "first_log_ratio_max": 0.1,
-        "grad_norm_actor": 9.0, "actor_loss": math.nan,
+        "entropy": 1.3, "reward_fall": 1.5, "reward_std": 0.1, "ev_q4": -5.0,
+        "length_clipped": 0.26, "bad_calls": 0.3, "clip_fraction": 0.3, "approx_kl": 0.2,
+        "first_log_ratio_max": 0.1, "grad_norm_actor": 9.0, "actor_loss": math.nan,
     }  # fmt: skip
     names = set()
     for name, value in troubles.items():

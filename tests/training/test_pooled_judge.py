@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
-from dictated import SOURCE
+from dictated import SOURCE, SUBMIT, Dictated
 
 from cuagent.agent.ladder import confirm_rung
 from cuagent.agent.run import JudgeLost
@@ -18,10 +19,13 @@ from cuagent.message import Message, ToolCall
 from cuagent.task import load_task
 from cuagent.task.task import Task
 from cuagent.timing import Effort
+from cuagent.training.chat import Chat
 from cuagent.training.pool import JudgePool, Pool
 from cuagent.training.pool_server import PoolClient, serve_pool
+from cuagent.training.ray_pool import RayPool
 from cuagent.training.rehearsal import Rehearsal
-from cuagent.training.rollout import Play, start_episode
+from cuagent.training.rollout import Batcher, Play, play_one, start_episode
+from cuagent.training.segments import Kind
 
 pytestmark = pytest.mark.slow
 
@@ -48,10 +52,17 @@ def pool() -> Iterator[JudgePool]:
         yield pool
 
 
-@pytest.fixture(params=["pool of this process", "client of a pool"])
+@pytest.fixture(params=["pool of this process", "client of a pool", "ray actors"])
 def any_pool(pool: JudgePool, request: pytest.FixtureRequest) -> Iterator[Pool]:
     if request.param == "pool of this process":
         yield pool
+        return
+    if request.param == "ray actors":
+        ray = pytest.importorskip("ray")
+        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+        with RayPool(1, Effort.GLANCE, gpus=False) as actors:
+            yield actors
+        ray.shutdown()
         return
     with serve_pool(pool) as address:
         yield PoolClient(address)
@@ -69,6 +80,51 @@ class Episode:
         request = ToolCall("c1", name, json.dumps(arguments))
         tool = next(tool for tool in TOOLS if tool.name == name)
         return execute(request, tool, TOOLS, Context(self.run, "c1", self.run.emit))
+
+
+CALLS: dict[str, dict[str, object]] = {
+    "read": {"path": "model_new.py"},
+    "write": {"path": "notes.txt", "text": "a\nb\n"},
+    "edit": {"path": "notes.txt", "old": "a", "new": "c"},
+    "multi_edit": {"path": "notes.txt", "edits": [{"old": "c", "new": "d"}]},
+    "glob": {"pattern": "*.py"},
+    "grep": {"pattern": "clamp"},
+    "todo": {"items": [{"text": "fuse", "state": "open"}]},
+    "bash": {"command": "sleep 20", "background": True},
+    "bash_output": {"job": "bash-1", "wait": 0},
+    "bash_kill": {"job": "bash-1"},
+    "compile": {},
+    "verify": {},
+    "profile": {},
+    "baseline": {},
+    "submit": {},
+}
+"""A valid call of every tool, in an order in which each works."""
+
+
+def test_every_tool_works_in_an_episode(cpu_task: Task, any_pool: Pool, tmp_path: Path) -> None:
+    assert CALLS.keys() == {tool.name for tool in TOOLS}
+    episode = Episode(cpu_task, any_pool, tmp_path)
+    failed = {
+        name: result.text
+        for name, arguments in CALLS.items()
+        if (result := episode.call(name, **arguments)).is_error
+    }
+    assert failed == {}
+
+
+def test_episode_begins_with_the_ladder(
+    cpu_task: Task, pool: JudgePool, chat: Chat, tmp_path: Path
+) -> None:
+    play = Play(TOOLS, lambda task: [Message("user", task.source)], 2, 9000, 200, ladder=True)
+    engine = Dictated(chat, [SUBMIT])
+    sample = Batcher(cast(Any, engine)).sample
+    judge = pool.judge_for(cpu_task)
+    episode = play_one(cpu_task, judge, "p", chat, sample, play, 0, tmp_path / "r")
+    prompt = chat.tokenizer.decode(list(engine.asked[0].prompt))
+    assert "Ways to run the module faster without a kernel:" in prompt
+    assert "eager: " in prompt
+    assert [s.kind for s in episode.segments] == [Kind.PROMPT, Kind.ACTION]
 
 
 def test_episode_profiles_and_measures_the_ladder(

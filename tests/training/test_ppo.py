@@ -98,10 +98,9 @@ def test_run_killed_after_rewind_resumes_from_rewound_weights(tmp_path: Path) ->
     assert newest is not None
     models = {"actor": actor, "critic": new_critic(actor)}
     optimizers = {name: make_optimizer(model, config.actor) for name, model in models.items()}
-    assert load_checkpoint(newest, models, optimizers) == (
-        6,
-        {"rollbacks": 1, "rewound": 5, "stopped": 0},
-    )
+    step, position = load_checkpoint(newest, models, optimizers)
+    assert step == 6
+    assert position.items() >= {"rollbacks": 1, "rewound": 5, "stopped": 0}.items()
 
 
 def test_patience_restarts_after_rewind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

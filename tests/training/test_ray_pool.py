@@ -14,7 +14,7 @@ from cuagent.task import load_task
 from cuagent.task.task import Task
 from cuagent.training.config import ConfigError
 from cuagent.training.judge_process import PoolError
-from cuagent.training.ray_pool import RayPool
+from cuagent.training.ray_pool import RayPool, Seats
 
 pytestmark = pytest.mark.slow
 
@@ -85,3 +85,13 @@ def test_missing_ray_is_reported_with_install_command(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install 'cuagent\[train-ray\]'"):
         RayPool(1)
+
+
+def test_tasks_are_dealt_evenly_and_alike_in_every_process() -> None:
+    digests = [f"{n * 7919 % 1000:08x}" for n in range(12)]
+    one, two = Seats(4, digests), Seats(4, digests[::-1])
+    assert sorted(one.of(d) for d in digests) == sorted(list(range(4)) * 3)
+    assert [one.of(d) for d in digests] == [two.of(d) for d in digests]
+    late = [one.of(f"late{n}") for n in range(4)]
+    assert sorted(late) == [0, 1, 2, 3]
+    assert [one.of(f"late{n}") for n in range(4)] == late

@@ -19,14 +19,15 @@ from cuagent.message import Message
 from cuagent.record import RunFolder, new_run
 from cuagent.task.task import Task
 from cuagent.training.batch import collate
-from cuagent.training.chat import UNPARSABLE, Chat
+from cuagent.training.chat import Chat
 from cuagent.training.collect import Collector
 from cuagent.training.data import UnusableRun, episode_of
-from cuagent.training.engine import EngineError, LocalEngine, Request, Sampled
+from cuagent.training.engine import EngineError, LocalEngine, OutOfMemory, Request, Sampled
 from cuagent.training.judge_process import PoolError
 from cuagent.training.model import logprobs_of, new_actor, per_token, small_config
 from cuagent.training.rollout import Batcher, Play, TokenModel, play_many, play_one
 from cuagent.training.segments import Kind, require_logprobs
+from cuagent.training.tool_calls import UNPARSABLE
 
 NO_JUDGE: Any = None  # these episodes never have anything judged
 
@@ -269,6 +270,23 @@ def test_failure_of_one_episode_stops_all(
     for left in [t for t in threading.enumerate() if t.name == "cuagent-work"]:
         left.join(30)  # it has its answer but may not have been scheduled yet
         assert not left.is_alive()
+
+
+def test_exhausted_memory_ends_the_collection_with_its_own_error(
+    task: Task, chat: Chat, play: Play, tmp_path: Path
+) -> None:
+    class Exhausted:
+        needs_batches = True
+
+        def open(self) -> Any:
+            return nullcontext()
+
+        def sample(self, requests: Sequence[Request]) -> list[Sampled]:
+            raise OutOfMemory("out of memory while sampling; lower play.most_rows")
+
+    jobs = [(task, seed) for seed in range(3)]
+    with pytest.raises(OutOfMemory, match=r"lower play\.most_rows"):
+        play_many(jobs, lambda _: NO_JUDGE, "p", chat, Exhausted(), play, tmp_path / "r")
 
 
 def test_run_without_end_is_unusable(tmp_path: Path, chat: Chat) -> None:

@@ -30,7 +30,7 @@ def test_rft_value_pretraining_and_ppo_each_improve(tmp_path: Path) -> None:
     base = reward(actor)
     sampled = play(actor, 1500, 1)
     kept = [e for e in sampled if e.reward > 0]
-    config = RftConfig(steps=20, optimizer=AdamW(lr=1e-3))
+    config = RftConfig(steps=20, episodes_per_batch=64, optimizer=AdamW(lr=1e-3))
     rft(actor, kept, kept[:50], config, tmp_path / "rft", silent)
     tuned = reward(actor)
     assert tuned > base + 0.2
@@ -41,7 +41,7 @@ def test_rft_value_pretraining_and_ppo_each_improve(tmp_path: Path) -> None:
         critic,
         unfiltered,
         play(actor, 200, 3),
-        ValueConfig(steps=100, optimizer=AdamW(lr=1e-2)),
+        ValueConfig(steps=100, episodes_per_batch=128, optimizer=AdamW(lr=1e-2)),
         tmp_path / "value",
         silent,
     )

@@ -19,6 +19,7 @@ from toy_game import play, small_actor
 
 from cuagent.training.advantage import advantages_and_returns, whiten
 from cuagent.training.chat import Chat
+from cuagent.training.config import ConfigError
 from cuagent.training.model import new_critic, save_model
 from cuagent.training.segments import Episode, Kind, Segment
 from cuagent.training.stages import TrainConfig
@@ -131,6 +132,25 @@ def test_verl_accepts_every_exported_setting() -> None:
         settings = compose("ppo_trainer", overrides=wanted)
     assert settings.actor_rollout_ref.actor.clip_ratio_high == 0.28
     assert settings.algorithm.adv_estimator == "gae"
+    ours, theirs = TrainConfig().ppo, settings.actor_rollout_ref.actor
+    assert list(theirs.optim.betas) == [ours.actor.beta1, ours.actor.beta2]
+    assert theirs.optim.weight_decay == ours.actor.decay == settings.critic.optim.weight_decay
+    assert min(theirs.clip_ratio_c, settings.critic.cliprange_value) >= 1e9, "ours has no such clip"
+
+
+def test_exported_settings_hold_what_verl_would_choose_otherwise() -> None:
+    values = dict(s.split("=", 1) for s in overrides(Path("/x"), TrainConfig(), Cluster()))
+    actor = "actor_rollout_ref.actor"
+    assert values[f"{actor}.optim.betas"] == values["critic.optim.betas"] == "[0.9,0.95]"
+    assert values[f"{actor}.optim.weight_decay"] == values["critic.optim.weight_decay"] == "0.0"
+    assert float(values[f"{actor}.clip_ratio_c"]) >= 1e9
+    assert float(values["critic.cliprange_value"]) >= 1e9
+
+
+def test_export_refuses_settings_that_verl_lacks(exported: Path, tmp_path: Path) -> None:
+    models = (tmp_path / "actor", tmp_path / "critic", tmp_path / "tasks", tmp_path / "again")
+    with pytest.raises(ConfigError, match="verl has no single_turn"):
+        export_verl(*models, TrainConfig(single_turn=3), Cluster(), "cpu")
 
 
 @needs_verl

@@ -1,0 +1,142 @@
+"""Parse the tool calls in the text of a policy, in the three forms that model families write.
+
+    Hermes (Qwen2.5, Qwen3)     <tool_call>{"name": ..., "arguments": {...}}</tool_call>
+    XML (Qwen3-Coder)           <tool_call><function=NAME><parameter=KEY>...</parameter>...
+    bare JSON (Llama 3)         {"name": ..., "parameters": {...}} as the whole answer
+
+The form is that of the model's own chat template (`form_of`). A malformed call becomes a call of
+the tool `unparsable` with its text, so that the loop can answer it.
+Not covered: Mistral's and DeepSeek's forms; their templates are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from typing import Any
+
+from cuagent.message import ToolCall
+from cuagent.models.model import ToolSpec
+
+UNPARSABLE = "unparsable"
+"""Name of a call that cannot be parsed. No tool has it, so the loop answers with an error."""
+BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+XML_BLOCK = re.compile(r"<tool_call>\s*|(?=<function=)")
+FUNCTION = re.compile(r"<function=([^>\n]*)>(.*?)(?:</function>|\Z)", re.DOTALL)
+PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+JSON_START = re.compile(r'(?:^|<\|python_tag\|>)\s*(?=\{\s*"(?:name|type)")', re.MULTILINE)
+SEPARATORS = " \t\r\n;,"
+PROBE = ToolCall("probe", "probe_tool", '{"probe_key": "probe value"}')
+"""The call that a template renders to show its form."""
+
+
+class Form(StrEnum):
+    """The text form of a tool call."""
+
+    HERMES = "Hermes"
+    XML = "XML"
+    JSON = "bare JSON"
+
+
+def form_of(rendered: str) -> Form | None:
+    """Return the form in which a template rendered `PROBE`; None if it is none of the three."""
+    if PROBE.name not in rendered:
+        return None
+    if f"<function={PROBE.name}>" in rendered:
+        return Form.XML
+    found = [call for form in (Form.HERMES, Form.JSON) for call in parse_calls(rendered, form)[1]]
+    if not found or found[0].name != PROBE.name:
+        return None
+    return Form.HERMES if "<tool_call>" in rendered else Form.JSON
+
+
+def parse_calls(
+    text: str, form: Form, tools: Sequence[ToolSpec] = ()
+) -> tuple[str, tuple[ToolCall, ...]]:
+    """Return the text before the first call, and the calls with the ids c1, c2, ...
+
+    The schemas of `tools` give the types of XML parameters, which are text.
+    """
+    if form is Form.HERMES:
+        before, calls = text.partition("<tool_call>")[0], _hermes(text)
+    elif form is Form.XML:
+        before, calls = XML_BLOCK.split(text, maxsplit=1)[0], _xml(text, tools)
+    else:
+        start = JSON_START.search(text)
+        before = text if start is None else text[: start.start()]
+        calls = iter(()) if start is None else _json(text[start.end() :])
+    return before, tuple(
+        ToolCall(f"c{n}", name, raw) for n, (name, raw) in enumerate(calls, start=1)
+    )
+
+
+def _hermes(text: str) -> Iterator[tuple[str, str]]:
+    for block in BLOCK.findall(text):
+        found = _decode(block, 0)
+        whole = found is not None and not block[found[1] :].strip()
+        yield found[0] if found and whole else (UNPARSABLE, block.strip())
+
+
+def _json(text: str) -> Iterator[tuple[str, str]]:
+    """Yield calls that follow each other, separated by white space, commas or semicolons."""
+    at = 0
+    while at < len(text) and text[at] == "{":
+        found = _decode(text, at)
+        if found is None:
+            yield UNPARSABLE, text[at:].strip()
+            return
+        yield found[0]
+        at = found[1]
+        while at < len(text) and text[at] in SEPARATORS:
+            at += 1
+
+
+def _decode(text: str, at: int) -> tuple[tuple[str, str], int] | None:
+    """Decode one JSON call at `at`: ((name, arguments), end); None if it is malformed.
+
+    The arguments stay byte for byte.
+    """
+    reader = json.JSONDecoder(strict=False)
+    try:
+        begin = at + len(text[at:]) - len(text[at:].lstrip())
+        whole, end = reader.raw_decode(text, begin)
+        key = "arguments" if "arguments" in whole else "parameters"
+        name, arguments = whole["name"], whole[key]
+        start = re.compile(rf'"{key}"\s*:\s*').search(text, begin)
+        assert start is not None
+        value, stop = reader.raw_decode(text, start.end())
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    if not isinstance(name, str):
+        return None
+    raw = text[start.end() : stop] if value == arguments else json.dumps(arguments)
+    return (name, raw), end
+
+
+def _xml(text: str, tools: Sequence[ToolSpec]) -> Iterator[tuple[str, str]]:
+    schemas = {tool.name: tool.schema.get("properties", {}) for tool in tools}
+    found = list(FUNCTION.finditer(text))
+    if not found and "<tool_call>" in text:
+        yield UNPARSABLE, text.partition("<tool_call>")[2].strip()
+    for match in found:
+        name, body = match.group(1).strip(), match.group(2)
+        if body.count("<parameter=") != len(PARAMETER.findall(body)):  # one was cut off
+            yield UNPARSABLE, match.group(0).strip()
+            continue
+        types = schemas.get(name, {})
+        values = {
+            key: _typed(value, types.get(key.strip(), {})) for key, value in PARAMETER.findall(body)
+        }
+        yield name, json.dumps(values, ensure_ascii=False)
+
+
+def _typed(value: str, schema: Any) -> Any:
+    """Convert the text of an XML parameter to its schema's type; a text that does not fit stays."""
+    if schema.get("type", "string") == "string":
+        return value
+    try:
+        return json.loads(value.strip().lower() if schema["type"] == "boolean" else value)
+    except (ValueError, RecursionError):
+        return value
