@@ -46,9 +46,7 @@ def graph_calls(module: torch.nn.Module, *, required: bool = False) -> None:
 class _GraphedCalls:
     """The calls of one module: a graph for each form, or the reason why there is none."""
 
-    def __init__(
-        self, module: torch.nn.Module, call: Callable[..., Any], required: bool
-    ) -> None:
+    def __init__(self, module: torch.nn.Module, call: Callable[..., Any], required: bool) -> None:
         self._module, self._call, self._required = module, call, required
         self._graphs: dict[Any, _Graph | str] = {}
         self._lock = threading.Lock()
