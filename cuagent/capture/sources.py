@@ -1,9 +1,9 @@
 """Collect the definitions that a class of the user's script needs, from the live process.
 
 Names are resolved in the running module: classes and functions give their text, imports are written
-again, and plain data is written as its value at the time of the capture, so that the
-script's own work (argument parsing, data loading) does not run again. Not covered: names that code looks
-up in globals().
+again, and plain data is written as its value at the time of the capture. So the script's own work
+(argument parsing, data loading) does not run again. Not covered: names that code looks up in
+globals().
 """
 
 from __future__ import annotations

@@ -104,6 +104,11 @@ def optimize(
     )
     is_interactive = _is_interactive(interactive, plan)
     _refuse_unpriced(plan)
+    if seed is not None and seed.attempt is None and chosen.name.startswith("expert"):
+        raise Refused(
+            f"--seed-kernel {seed_kernel}: the expert writes whole modules and cannot call a bare "
+            "source file; give a folder with model_new.py, or use a language model"
+        )
     if is_interactive:
         from cuagent.cli.interactive import run_session
 
