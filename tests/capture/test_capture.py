@@ -362,13 +362,13 @@ def test_a_script_that_crashes_midway_keeps_what_was_recorded(capture: Run) -> N
     done = capture(script, "net.part")
     assert "ValueError: full); the 4 calls until then are kept" in done.text
     assert "cuagent optimize task" in done.text
-    assert done.manifest["failure"].startswith("script.py:27: ")
+    assert done.manifest["failure"].startswith("script.py:28: ")
     opened(done.folder)
 
 
 def test_a_script_that_crashes_before_the_module_is_called(capture: Run, tmp_path: Path) -> None:
     line = refused(capture, SMALL + "1 / 0\n", "net.part", ScriptFailed)
-    assert "failed before net.part was called: script.py:25: ZeroDivisionError" in line
+    assert "failed before net.part was called: script.py:26: ZeroDivisionError" in line
     assert not (tmp_path / "task").exists()
 
 
@@ -394,8 +394,8 @@ def test_inputs_beyond_the_quota(capture: Run) -> None:
 @pytest.mark.parametrize(
     ("argument", "named"),
     [
-        ("lambda y: y", "an argument is <lambda>"),
-        ("open(__file__)", "an argument is a TextIOWrapper, which cannot be pickled"),
+        ("lambda y: y", "argument extra is a lambda; use a function of the file's top level"),
+        ("open(__file__)", "argument extra is a TextIOWrapper, which cannot be pickled"),
         ("torch.ones(2, 2).to_sparse()", "argument extra is a tensor of another kind"),
     ],
 )
