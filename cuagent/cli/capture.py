@@ -36,7 +36,7 @@ QuotaMib = Annotated[
 def capture(
     script: Annotated[Path, typer.Argument(metavar="SCRIPT.py", help="Your own script.")],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[ARGS]...", help="Its arguments.")
+        list[str] | None, typer.Argument(metavar="ARGS", help="Its arguments.")
     ] = None,
     module: Module = None,
     list_modules: Annotated[
