@@ -97,6 +97,7 @@ def test_a_shape_on_which_the_attempt_is_wrong_keeps_the_original(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("script", "module", "arguments"),
     [(TRAINING, "blocks.1", "--steps 5"), (DECODER, "net", "")],
@@ -108,13 +109,14 @@ def test_a_script_is_captured_and_optimized_in_one_command(
     (tmp_path / "script.py").write_text(script)
     command = [sys.executable, "-m", "cuagent", "optimize", "script.py", "--module", module]
     command += ["--script-args", arguments, "--model", "expert", "--output-format", "json"]
+    command += ["--max-time", "90s"]
     done = subprocess.run(
         command,
         cwd=tmp_path,
         env=os.environ | {"XDG_CONFIG_HOME": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=390,
+        timeout=800,
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
