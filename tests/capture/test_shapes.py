@@ -15,7 +15,7 @@ from scripts import BUSY, DECODER, TRAINING
 from cuagent.attempt import freeze
 from cuagent.capture.run import Order
 from cuagent.capture.shapes import ShapeResult, ShapesResult, judge_shapes, lines, manifest_of
-from cuagent.capture.swap import SwapRefused, time_swapped
+from cuagent.capture.swap import ScriptTiming, SwapRefused, time_swapped
 from cuagent.cli.capture import captured
 from cuagent.judge import LocalJudge
 from cuagent.task import load_task
@@ -58,6 +58,14 @@ def test_the_weighted_mean_counts_calls_times_seconds_and_the_original_where_it_
 def test_a_task_without_a_manifest_has_no_shapes(tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text("class Model: pass\ndef get_inputs(): return []\n")
     assert manifest_of(load_task(tmp_path / "task.py", device="cpu")) is None
+
+
+def test_overlapping_times_of_the_script_show_no_ratio() -> None:
+    apart = ScriptTiming((2.0, 2.2), (1.0, 1.1), (3.0, 3.0), (2.0, 2.0), 8, 12)
+    assert "2 to 2.2 s before and 1 to 1.1 s after (2.00x)" in apart.lines()[0]
+    overlapping = ScriptTiming((1.0, 2.2), (1.0, 1.1), (3.0, 3.0), (2.0, 2.0), 0, 12)
+    assert "the ranges overlap: no difference shown" in overlapping.lines()[0]
+    assert "calls with gradients keep the original module" in overlapping.lines()[1]
 
 
 @pytest.fixture
