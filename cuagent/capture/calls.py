@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cuagent.capture.encode import Encoder
+from cuagent.capture.encode import Encoder, Unsupported
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -50,6 +50,7 @@ def describe_call(
     place: list[str] = [""]
 
     def tensor(value: Tensor) -> str:
+        _refuse_unusual(value)
         for number, known in enumerate(leaves):
             if known is value or (same_view(known, value)):
                 return PLACE.format(number)
@@ -60,12 +61,15 @@ def describe_call(
 
     encode = Encoder(is_library, tensor)
     positional, named = [], {}
-    for name, value in zip(_positional_names(module, len(args)), args, strict=True):
-        place[0] = name
-        positional.append(encode(value))
-    for name, value in kwargs.items():
-        place[0] = name
-        named[name] = encode(value)
+    try:
+        for name, value in zip(_positional_names(module, len(args)), args, strict=True):
+            place[0] = name
+            positional.append(encode(value))
+        for name, value in kwargs.items():
+            place[0] = name
+            named[name] = encode(value)
+    except Unsupported as error:
+        raise Unsupported(f"argument {place[0]} is {error}") from None
     return Call(positional, named, leaves, names, _aliases(leaves, names))
 
 
@@ -125,6 +129,15 @@ def autocast_of(device: str) -> str | None:
     if not torch.is_autocast_enabled(device):
         return None
     return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+
+
+def _refuse_unusual(tensor: Tensor) -> None:
+    import torch
+
+    plain = (torch.Tensor, torch.nn.Parameter)
+    if type(tensor) not in plain or tensor.layout is not torch.strided or tensor.is_quantized:
+        kind = type(tensor).__name__ if type(tensor) not in plain else str(tensor.layout)
+        raise Unsupported(f"a tensor of another kind ({kind})")
 
 
 def _aliases(leaves: list[Tensor], names: list[str]) -> list[str]:

@@ -29,6 +29,10 @@ LARGEST_TENSOR = 1 << 20
 """Compressed bytes of the largest tensor that is embedded as text."""
 
 
+class _Plain:
+    """A class without state in C, to compare with."""
+
+
 class Unsupported(Exception):
     """The value cannot be written as text. The message is its description."""
 
@@ -110,7 +114,9 @@ class Encoder:
             object.__reduce_ex__
         )
         slots = any(vars(base).get("__slots__") for base in cls.__mro__)
-        if not (custom or slots) and hasattr(value, "__dict__"):
+        # Equal sizes: the class has no state of its own in C.
+        is_plain = cls.__basicsize__ == _Plain.__basicsize__ and not (custom or slots)
+        if is_plain and hasattr(value, "__dict__"):
             pairs = []
             for key, item in vars(value).items():
                 try:
@@ -132,6 +138,8 @@ class Encoder:
 def reference(value: Any) -> str:
     """Return the token of a class or function that its module holds. Raises Unsupported."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
+    if name.endswith("<lambda>"):
+        raise Unsupported("a lambda; use a function of the file's top level")
     if module is None and getattr(sys.modules["torch"], name, None) is value:
         module = "torch"  # functions of torch's C extension do not name their module
     found: Any = sys.modules.get(module or "builtins")

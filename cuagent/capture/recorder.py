@@ -201,12 +201,7 @@ class Recorder:
         import torch
 
         with torch.no_grad():
-            try:
-                call = describe_call(module, args, kwargs, is_library)
-            except Unsupported as error:
-                raise Unsupported(f"an argument is {error}") from None
-            for leaf, name in zip(call.tensors, call.names, strict=True):
-                _refuse_unusual(leaf, name)
+            call = describe_call(module, args, kwargs, is_library)
             device = _device(call.tensors, module)
             mode = (module.training, torch.is_grad_enabled(), autocast_of(device))
             forms = [_form(leaf) for leaf in call.tensors]
@@ -352,15 +347,6 @@ def _stop(entry: Timed | None, clock: Any, begin: float, *, is_first: bool) -> N
     elapsed = time.perf_counter() - begin
     entry.first_seconds += elapsed if is_first else 0.0
     entry.seconds += 0.0 if is_first else elapsed
-
-
-def _refuse_unusual(tensor: Tensor, name: str) -> None:
-    import torch
-
-    plain = (torch.Tensor, torch.nn.Parameter)
-    if type(tensor) not in plain or tensor.layout is not torch.strided or tensor.is_quantized:
-        kind = type(tensor).__name__ if type(tensor) not in plain else str(tensor.layout)
-        raise Unsupported(f"argument {name} is a tensor of another kind ({kind})")
 
 
 def _form(tensor: Tensor) -> str:

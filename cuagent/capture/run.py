@@ -41,6 +41,8 @@ class Order:
     quota: int = QUOTA_MIB << 20
     stop: bool = False
     out: Path | None = None
+    python: tuple[str, ...] = (sys.executable, "-P")
+    """Command of the interpreter; -P keeps the current folder out of its path."""
 
 
 def run_script(order: Order) -> dict[str, Any]:
@@ -67,7 +69,7 @@ def run_script(order: Order) -> dict[str, Any]:
                 }
             )
         )
-        command = [sys.executable, "-P", "-m", "cuagent.capture.launch", str(file)]
+        command = [*order.python, "-m", "cuagent.capture.launch", str(file)]
         code = _waited(command)
         if not answer.is_file():
             raise CaptureRefused(
@@ -102,12 +104,12 @@ def require_capture(order: Order, answer: dict[str, Any]) -> None:
     raise CaptureRefused(f"{order.module} {what} in {order.script.name}{'' if there else hint}")
 
 
-def check_folder(folder: Path) -> dict[str, Any]:
+def check_folder(folder: Path, python: Sequence[str]) -> dict[str, Any]:
     """Rebuild a captured module in a new process and compare it with the recorded call.
 
     Returns {"error": str} or {"difference": float | None, "note": str}.
     """
-    command = [sys.executable, "-P", "-m", "cuagent.capture.replay", str(folder)]
+    command = [*python, "-m", "cuagent.capture.replay", str(folder.resolve())]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_S, check=False)
     except subprocess.TimeoutExpired:

@@ -1,9 +1,9 @@
 """Collect the definitions that a class of the user's script needs, from the live process.
 
 Names are resolved in the running module: classes and functions give their text, imports are written
-again, and plain data is written as its value at the time of the capture, so that the
-script's own work (argument parsing, data loading) does not run again. Not covered: names that code looks
-up in globals().
+again, and plain data is written as its value at the time of the capture. So the script's own work
+(argument parsing, data loading) does not run again. Not covered: names that code looks up in
+globals().
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import ast
 import builtins
 import importlib.util
 import re
+import symtable
 import sys
 import sysconfig
 import textwrap
@@ -163,10 +164,10 @@ class Sources:
 
     def _need_names(self, module: str, node: ast.AST) -> None:
         namespace = vars(sys.modules[module])
+        for name in _global_names(ast.unparse(node)):
+            self.need(module, name)
         for part in ast.walk(node):
-            if isinstance(part, ast.Name):
-                self.need(module, part.id)
-            elif isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name):
+            if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name):
                 held = namespace.get(part.value.id)
                 if isinstance(held, types.ModuleType) and not is_library(held.__name__):
                     self.need(held.__name__, part.attr)
@@ -222,6 +223,20 @@ class Sources:
                 return
             for statement in statements:
                 self._add_statement(module, statement)
+
+
+def _global_names(text: str) -> list[str]:
+    """Return the names that a statement reads from its module; its own local names are left out."""
+    found: dict[str, None] = {}
+    tables = [symtable.symtable(text, "<statement>", "exec")]
+    while tables:
+        table = tables.pop(0)
+        outermost = table.get_type() == "module"
+        for symbol in table.get_symbols():
+            if symbol.is_referenced() and (outermost or symbol.is_global()):
+                found.setdefault(symbol.get_name())
+        tables += table.get_children()
+    return list(found)
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:

@@ -51,10 +51,12 @@ class ScriptTiming:
         """Return the measured times as lines; two runs each show no interval, only a range."""
         before, after = statistics.median(self.before_s), statistics.median(self.after_s)
         whole = [statistics.median(x) for x in (self.whole_before_s, self.whole_after_s)]
+        apart = min(self.before_s) > max(self.after_s) or min(self.after_s) > max(self.before_s)
+        ratio = f"{before / after:.2f}x" if apart else "the ranges overlap: no difference shown"
         return [
             f"measured, {len(self.before_s)} runs each: the script's steps took "
             f"{_range(self.before_s)} before and {_range(self.after_s)} after "
-            f"({before / after:.2f}x), the whole script {whole[0]:.3g} s and {whole[1]:.3g} s",
+            f"({ratio}), the whole script {whole[0]:.3g} s and {whole[1]:.3g} s",
             f"the kernel ran in {self.swapped} of {self.calls} calls"
             + ("" if self.swapped else "; calls with gradients keep the original module"),
         ]

@@ -106,6 +106,7 @@ def _module(name, text):
     while above and above not in sys.modules:
         sys.modules[above] = types.ModuleType(above)
         above = above.rpartition(".")[0]
+    made.__dict__.update(_HELPERS)
     exec(compile(text, f"<{name}>", "exec"), made.__dict__)
     return made
 '''

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from cuagent.capture.samples import Input
 
 RESERVED = ("Model", "get_inputs", "get_init_inputs", "torch", "nn")
+STANDARD = ("base64", "hashlib", "io", "pathlib", "pickle", "sys", "types", "zlib")
+"""Modules of Python that the helpers of a task use."""
 PLACES = re.compile("\x03(\\d+)\x04")
 MOST_TEXT = 3 << 20
 """Characters of the longest task; `cuagent.task.source` reads 4 MiB."""
@@ -112,52 +114,52 @@ def _task(
     script: str,
     files: dict[str, bytes],
 ) -> str:
-    sources = snapshot.sources
-    model = _model(snapshot, alike[0])
+    """Return the text of task.py."""
+    in_modules = _in_modules(snapshot)
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     tree = "".join(f"    {row}\n" for row in snapshot.structure.rows)
     shapes = "".join(f"    [{', '.join(map(_input, shape.inputs))}],\n" for shape in alike)
-    body, imports = sources.resolve(
+    model = _model(snapshot, alike[0])
+    body, imports = snapshot.sources.resolve(
         f"_FILES = {digests!r}\n_TREE = (\n{tree})\n\n\n{model}\n\n_SHAPES = (\n{shapes})\n",
-        in_modules=_in_modules(snapshot),
+        in_modules=in_modules,
     )
     user = _user_text(snapshot)
-    helpers = [template.BUILD]
-    for name in ("TENSOR", "OBJECT", "UNPICKLED", "PLAIN"):
-        text: str = getattr(template, name)
-        if f"{text.split('(')[0].split()[-1]}(" in user + body:
-            helpers.append(text)
-    modules = sources.modules()
-    if _in_modules(snapshot):
-        helpers.insert(0, template.MODULES)
+    parts = [_helpers(user + body, in_modules=in_modules), user, body, template.INPUTS.strip("\n")]
+    text = "\n\n".join(part for part in parts if part)
+    standard = [name for name in STANDARD if f"{name}." in text]
+    future = any(map(snapshot.sources.has_future_annotations, snapshot.sources.modules()))
     calls = recorder.timed[recorder.module].count
-    heading = (
-        f'"""Module {recorder.module} of {Path(script).name}, captured in {calls} calls on '
-        f'{time.strftime("%Y-%m-%d")}; see manifest.json."""'
-    )
-    future = ["from __future__ import annotations\n"] * any(
-        sources.has_future_annotations(m) for m in modules
-    )
-    standard = ["base64", "hashlib", "io", "pathlib", "pickle", "sys", "types", "zlib"]
     lines = [
-        heading,
+        f'"""Module {recorder.module} of {Path(script).name}, captured in {calls} calls on '
+        f'{time.strftime("%Y-%m-%d")}; see manifest.json."""',
         "",
-        *future,
+        *(["from __future__ import annotations", ""] if future and not in_modules else []),
         *(f"import {name}" for name in standard),
-        "from collections.abc import Mapping",
+        *(["from collections.abc import Mapping"] if "Mapping" in text else []),
         "",
         "import torch",
         "from torch import nn",
         *(line for line in imports if line != "import torch"),
         *_flags(snapshot.flags),
         "",
-        *(() if _in_modules(snapshot) else (user, "")),
-        "\n\n".join(text.strip("\n") + "\n" for text in helpers),
-        *((user, "") if _in_modules(snapshot) else ()),
-        body,
-        template.INPUTS.strip("\n"),
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + text + "\n"
+
+
+def _helpers(text: str, *, in_modules: bool) -> str:
+    """Return the helper functions that a task's text calls."""
+    found, names = [template.BUILD], []
+    for name in ("TENSOR", "OBJECT", "UNPICKLED", "PLAIN"):
+        helper: str = getattr(template, name)
+        function = f"_{name.lower()}"
+        if f"{function}(" in text:
+            found.append(helper)
+            names.append(f'"{function}": {function}')
+    if in_modules:
+        found.append(f"_HELPERS = {{{', '.join(names)}}}")
+        found.append(template.MODULES)
+    return "\n\n".join(part.strip("\n") + "\n" for part in found)
 
 
 def _in_modules(snapshot: Snapshot) -> bool:

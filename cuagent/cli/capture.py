@@ -36,7 +36,7 @@ QuotaMib = Annotated[
 def capture(
     script: Annotated[Path, typer.Argument(metavar="SCRIPT.py", help="Your own script.")],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[ARGS]...", help="Its arguments.")
+        list[str] | None, typer.Argument(metavar="ARGS", help="Its arguments.")
     ] = None,
     module: Module = None,
     list_modules: Annotated[
@@ -95,7 +95,7 @@ def captured(order: Order, folder: Path) -> tuple[dict[str, Any], dict[str, Any]
     order = replace(order, out=folder)
     answer = run_script(order)
     require_capture(order, answer)
-    checked = check_folder(folder)
+    checked = check_folder(folder, order.python)
     manifest: dict[str, Any] = json_module.loads((folder / "manifest.json").read_text())
     return manifest, checked
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from cuagent.agent import FINISHED, INTERACTIVE, TOOLS, Run, Stop, run_agent, start_at_ladder
+from cuagent.agent import FINISHED, INTERACTIVE, TOOLS, Run, Stop, run_agent
 from cuagent.agent.hooks import steering
 from cuagent.agent.loop import announce
 from cuagent.cli.approval import Ask, approved
@@ -201,7 +201,7 @@ def _work(session: Session) -> None:
 
 
 def _stopped(session: Session) -> Stop:
-    run, hooks = session.run, (start_at_ladder, *INTERACTIVE)
+    run, hooks = session.run, (*session.first, *INTERACTIVE)
     work = Work(lambda line: while_working(session, line), session.interrupt)
     with session.prompt.working(work):
         emit = to_the_end(session.prompt, session.view)

@@ -104,6 +104,11 @@ def optimize(
     )
     is_interactive = _is_interactive(interactive, plan)
     _refuse_unpriced(plan)
+    if seed is not None and seed.attempt is None and chosen.name.startswith("expert"):
+        raise Refused(
+            f"--seed-kernel {seed_kernel}: the expert writes whole modules and cannot call a bare "
+            "source file; give a folder with model_new.py, or use a language model"
+        )
     if is_interactive:
         from cuagent.cli.interactive import run_session
 
@@ -135,9 +140,13 @@ def _refuse_script_options(
     """Raise Refused for options of a script without a script."""
     if module is not None and task is None:
         raise Refused("--module needs your script as TASK")
-    if module is None and (script_args or time_script):
-        option = "--script-args" if script_args else "--time-script"
-        raise Refused(f"{option} needs --module, the module of the script to capture")
+    if module is None and script_args:
+        raise Refused("--script-args needs --module, the module of the script to capture")
+    from cuagent.task.load import in_folder
+
+    is_captured = task is not None and in_folder(Path(task)) != Path(task)
+    if time_script and module is None and not is_captured:
+        raise Refused("--time-script needs --module, or a captured folder as TASK")
 
 
 def _seed(path: Path | None, resumed: ResumedRun | None) -> Seed | None:

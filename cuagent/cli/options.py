@@ -157,7 +157,8 @@ SeedKernel = Annotated[
 TimeScript = Annotated[
     bool,
     typer.Option(
-        "--time-script", help="With --module: run the script again, without and with the result."
+        "--time-script",
+        help="Of a captured module: run its script four times, without and with the result.",
     ),
 ]
 Continue = Annotated[bool, typer.Option("--continue", "-c", help="Resume the newest run.")]

@@ -1,0 +1,152 @@
+"""A result on all recorded shapes of a script's module, and in the script itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripts import BUSY, DECODER, TRAINING
+
+from cuagent.attempt import freeze
+from cuagent.capture.run import Order
+from cuagent.capture.shapes import ShapeResult, ShapesResult, judge_shapes, lines, manifest_of
+from cuagent.capture.swap import ScriptTiming, SwapRefused, time_swapped
+from cuagent.cli.capture import captured
+from cuagent.judge import LocalJudge
+from cuagent.task import load_task
+from cuagent.timing import Effort
+
+ONLY_LARGE = """
+import torch
+
+
+class ModelNew(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.zeros(512))
+
+    def forward(self, x):
+        y = torch.sigmoid(x + self.bias) * torch.tanh(x) + torch.sin(2 * x) / 2
+        return torch.softmax(y, -1) if x.shape[0] == 1024 else y
+"""
+
+
+def test_the_weighted_mean_counts_calls_times_seconds_and_the_original_where_it_stays() -> None:
+    found = ShapesResult(
+        (
+            ShapeResult("task.py", 10, True, "", 2.0, 1.9, 2.1, eager_s=0.4),
+            ShapeResult("shape_2.py", 5, False, "rejected: wrong_values", eager_s=0.2),
+            ShapeResult(None, 5, False, "other arguments"),
+        ),
+        share=0.5,
+    )
+    other = (10 * 0.4 + 5 * 0.2) / 15
+    before = 10 * 0.4 + 5 * 0.2 + 5 * other
+    assert found.weighted == pytest.approx(before / (before - 10 * 0.2))
+    assert found.worst.speedup == 1.0
+    assert found.script == pytest.approx(1 / (0.5 + 0.5 / found.weighted))
+    text = lines(found)
+    assert text[1] == "     5 calls  shape_2.py: original module (rejected: wrong_values)"
+    assert "worst shape: 1.00x (shape_2.py)" in text[3]
+
+
+def test_a_task_without_a_manifest_has_no_shapes(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text("class Model: pass\ndef get_inputs(): return []\n")
+    assert manifest_of(load_task(tmp_path / "task.py", device="cpu")) is None
+
+
+def test_overlapping_times_of_the_script_show_no_ratio() -> None:
+    apart = ScriptTiming((2.0, 2.2), (1.0, 1.1), (3.0, 3.0), (2.0, 2.0), 8, 12)
+    assert "2 to 2.2 s before and 1 to 1.1 s after (2.00x)" in apart.lines()[0]
+    overlapping = ScriptTiming((1.0, 2.2), (1.0, 1.1), (3.0, 3.0), (2.0, 2.0), 0, 12)
+    assert "the ranges overlap: no difference shown" in overlapping.lines()[0]
+    assert "calls with gradients keep the original module" in overlapping.lines()[1]
+
+
+@pytest.fixture
+def busy(tmp_path: Path, python: list[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Manifest of a captured module that was called with two shapes."""
+    monkeypatch.chdir(tmp_path)
+    Path("script.py").write_text(BUSY)
+    order = Order(Path("script.py"), module="net", python=tuple(python))
+    manifest, checked = captured(order, Path("task"))
+    assert checked == {"difference": 0.0, "note": ""}
+    return manifest
+
+
+@pytest.mark.slow
+def test_a_shape_on_which_the_attempt_is_wrong_keeps_the_original(
+    busy: dict[str, Any], tmp_path: Path
+) -> None:
+    assert [shape["calls"] for shape in busy["shapes"]] == [4, 8]
+    (tmp_path / "model_new.py").write_text(ONLY_LARGE)
+    attempt = freeze(tmp_path / "model_new.py")
+    task = load_task(tmp_path / "task", device="cpu")
+    with LocalJudge(task) as judge:
+        judgement = judge.judge(attempt, Effort.QUICK)
+    assert judgement.verdict.accepted, judgement.verdict.detail
+    found = judge_shapes(task, attempt, judgement)
+    assert found is not None
+    first, second = found.shapes
+    assert (first.task, first.calls) == ("task.py", 8)
+    assert (second.task, second.calls, second.covered) == ("shape_2.py", 4, False)
+    assert second.why.startswith("rejected")
+    covered = ShapesResult((ShapeResult("task.py", 8, True, ""), second), 0.5)
+    timed = time_swapped(task, busy, attempt, covered)
+    assert (timed.swapped, timed.calls) == (8, 12)
+    assert len(timed.before_s) == len(timed.after_s) == 2
+    with pytest.raises(SwapRefused, match="none of its shapes"):
+        time_swapped(task, busy, attempt, ShapesResult((second,), 0.5))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("script", "module", "arguments"),
+    [(TRAINING, "blocks.1", "--steps 5"), (DECODER, "net", "")],
+    ids=["training", "decoder"],
+)
+def test_a_script_is_captured_and_optimized_in_one_command(
+    script: str, module: str, arguments: str, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(script)
+    command = [sys.executable, "-m", "cuagent", "optimize", "script.py", "--module", module]
+    command += ["--script-args", arguments, "--model", "expert", "--output-format", "json"]
+    command += ["--max-time", "90s"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"XDG_CONFIG_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=800,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["task"] == module
+    assert "the rebuilt module gives the recorded result" in done.stderr
+    if result["attempt"] is not None:
+        found = json.loads((tmp_path / result["folder"] / "script.json").read_text())
+        assert sum(shape["calls"] for shape in found["shapes"]) in (5, 8)
+        assert found["weighted"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--script-args", "x"], "--script-args needs --module"),
+        (["--time-script"], "--time-script needs --module"),
+        (["--seed-kernel", "missing"], "missing: no such file or folder; name your kernel"),
+        (["--module", "net"], "script.py: no such file"),
+    ],
+)
+def test_options_of_a_script_without_one(options: list[str], said: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "cuagent", "optimize", "script.py", *options]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2
+    assert said in done.stderr
