@@ -108,7 +108,7 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
         if options.products:
             found = with_products(fused, graph, subject.target, frozenset(keep))
             found = with_convolutions(found, graph)
-            steps = with_kernels(found, graph, subject.target.capability, frozenset(keep))
+            steps = with_kernels(found, graph, frozenset(keep))
         calls: dict[int, Call] = {}
         known: dict[str, KernelCall] = {}
         rejected: set[str] = set()
@@ -142,10 +142,9 @@ def _with_library_calls(
     """Return the captured graph with fused calls of the library, and the operators they replace."""
     captured, found = subject.captured, {}
     if options.attention:
-        own = Own.NEVER
-        if options.products and subject.target.capability >= (8, 0):
-            own = Own.ALWAYS if options.own_attention else Own.NEEDED
-        captured, names = with_attention(captured, subject.device, own)
+        own = Own.ALWAYS if options.own_attention else Own.NEEDED
+        own = own if options.products else Own.NEVER
+        captured, names = with_attention(captured, subject.target, own)
         found |= {"one fused call for each attention": names} if names else {}
     if options.recurrences:
         captured, names = with_recurrences(captured, subject.device)
@@ -218,7 +217,7 @@ def _triton(
     options: Options,
 ) -> TritonCall:
     if isinstance(step, AttentionStep):
-        chosen = blocks(step, target.processors, options.tiles)
+        chosen = blocks(step, target, options.tiles)
         text = fused_attention.render(name, step, chosen.splits)
         return TritonCall(name, text, step, partial(fused_attention.launch, name, step, chosen))
 

@@ -9,9 +9,10 @@ from agreement import assert_agrees  # type: ignore[import-not-found]
 from cuagent.expert.attention.rewrite import with_attention
 from cuagent.expert.candidate import Options, make_candidate
 from cuagent.expert.capture.export import capture
-from cuagent.expert.capture.subject import open_subject
+from cuagent.expert.capture.subject import Target, open_subject
 from cuagent.task import load_task
 
+CPU = Target("cpu")
 HEADS = "torch.randn(2, 4, 9, 8), torch.randn(2, 4, 13, 8), torch.randn(2, 4, 13, 8)"
 SQUARE = "torch.randn(2, 4, 9, 8), torch.randn(2, 4, 9, 8), torch.randn(2, 4, 9, 8)"
 GROUPS = "torch.randn(2, 4, 9, 8), torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 8)"
@@ -174,7 +175,7 @@ def test_other_form_keeps_its_softmax(tmp_path, name):
     path = tmp_path / "task.py"
     path.write_text(text_of(OTHERS[name]))
     subject = open_subject(load_task(f"{path}:Model", device="cpu"))
-    _, found = with_attention(subject.captured, "cpu")
+    _, found = with_attention(subject.captured, CPU)
     assert found == ()
 
 
@@ -192,12 +193,12 @@ def test_repeated_heads_are_read_in_place_where_the_library_can(tmp_path, name):
     path.write_text(text_of(FORMS[name]))
     captured = open_subject(load_task(f"{path}:Model", device="cpu")).captured
 
-    def grouped(device: str) -> bool:
-        graph, _ = with_attention(captured, device)
+    def grouped(target: Target) -> bool:
+        graph, _ = with_attention(captured, target)
         return any(node.kwargs.get("enable_gqa") for node in graph.nodes)
 
-    assert grouped("cpu")
-    assert not grouped("cuda")  # float32 has no such backend
+    assert grouped(CPU)
+    assert not grouped(Target("cuda", (9, 0)))  # float32 has no such backend
 
 
 @pytest.mark.parametrize("fill", ["float('-inf')", "-1e9"])
@@ -259,7 +260,7 @@ def test_attention_of_transformers_is_found(kind):
             return self.model(ids).last_hidden_state
 
     captured = capture(Hidden().eval(), [torch.randint(50, (2, 9))])
-    _, found = with_attention(captured, "cpu")
+    _, found = with_attention(captured, CPU)
     assert len(found) == 1
 
 

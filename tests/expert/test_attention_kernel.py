@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -107,6 +108,17 @@ def test_few_rows_split_the_keys_and_many_do_not(generate):
     few = generate(text_of(KERNELS["one query, many keys"])).files["model_new.py"]
     assert "_joined[" in few
     assert "_joined[" not in generate(text_of(KERNELS["softcap"])).files["model_new.py"]
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (12, 0)])
+def test_tiles_fit_into_shared_memory_of_the_device(generate, capability):
+    inputs = ", ".join(["torch.randn(1, 8, 512, 128)"] * 3)
+    text = text_of(("q, k, v", KERNELS["softcap"][1], inputs), "torch.bfloat16")
+    module = generate(text, Target("cuda", capability, 100)).files["model_new.py"]
+    words = re.search(r"(\d+), (\d+), num_warps=\d+, num_stages=(\d+)", module)
+    rows, columns, stages = map(int, words.groups())
+    limit = {(8, 0): 163, (9, 0): 227}.get(capability, 99)
+    assert 2 * 128 * (rows + 2 * stages * columns) <= limit * 1024
 
 
 def test_other_tiles_are_other_candidates(generate):

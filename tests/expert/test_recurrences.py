@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
+
 import pytest
 import torch
 from agreement import assert_agrees  # type: ignore[import-not-found]
@@ -165,6 +167,26 @@ def test_loop_is_the_library_s_layer_on_a_gpu(tmp_path, name):
     names = [str(node.target) for node in captured.nodes if node.op == "call_function"]
     assert sum(name.endswith(".input") for name in names) == 1
     assert not any("_cell" in name for name in names)
+    namespace = runpy.run_path(str(path))
+    model, inputs = namespace["Model"]().eval(), namespace["get_inputs"]()
+    with torch.no_grad():
+        expected = model(*inputs)
+        got = results_of(captured, model, inputs)
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    torch.testing.assert_close(got, tuple(expected))
+
+
+def results_of(captured, model, inputs) -> tuple[torch.Tensor, ...]:
+    """Run a captured graph, node by node."""
+    state, given, values = model.state_dict(), iter(inputs), {}
+    for node in captured.nodes:
+        if node.op == "placeholder":
+            name = captured.parameters.get(node.name)
+            values[node] = next(given) if name is None else state[name]
+        elif node.op == "call_function":
+            args, options = torch.fx.map_arg((node.args, node.kwargs), values.get)
+            values[node] = node.target(*args, **options)
+    return tuple(values[node] for node in captured.outputs)
 
 
 def test_changed_weights_are_packed_again(make):

@@ -7,11 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cuagent.expert.capture.subject import Target
 from cuagent.expert.graph.graph import Graph, Node
+from cuagent.expert.products.match import SPLIT_CAPABILITIES
 from cuagent.expert.streaming.nest import NestError, storage
 
-MOST_DEPTH = 256
-"""Largest head size; larger ones leave no registers for the scores."""
+MOST_DEPTH = {"float32": 128, "float16": 256, "bfloat16": 256}
+"""Largest head size; larger ones spilled registers when compiled for sm_90."""
+SHARED = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}
+"""KiB of shared memory of one block by compute capability."""
+LEAST_SHARED = 99
+"""KiB of shared memory of one block elsewhere."""
 BUSY = 0.8
 """Share of the processors below which the keys are split over more blocks (FlashAttention's)."""
 
@@ -94,12 +100,20 @@ class Blocks:
     """Parts of the keys that separate blocks compute."""
 
 
-def with_kernels(
-    steps: Sequence[Any], graph: Graph, capability: tuple[int, int], keep: frozenset[str]
-) -> tuple[Any, ...]:
+def has_kernel(target: Target, dtype: str, depth: int, width: int) -> bool:
+    """Return True if a kernel can compute attention with these head sizes.
+
+    float32 is split into TF32 parts, where these are faster than float32 arithmetic.
+    """
+    if max(depth, width) > MOST_DEPTH[dtype]:
+        return False
+    if dtype == "float32":
+        return target.capability in SPLIT_CAPABILITIES
+    return target.capability >= (8, 0)
+
+
+def with_kernels(steps: Sequence[Any], graph: Graph, keep: frozenset[str]) -> tuple[Any, ...]:
     """Replace attentions whose operands have strides by kernels."""
-    if capability < (8, 0):
-        return tuple(steps)
     return tuple(_kernel(step, graph, keep) or step for step in steps)
 
 
@@ -108,7 +122,7 @@ def _kernel(step: Any, graph: Graph, keep: frozenset[str]) -> AttentionStep | No
         return None
     query, key, value = (graph.node(str(name)) for name in step.args[:3])
     batch, heads, rows, depth = query.shape
-    if max(depth, value.shape[3]) > MOST_DEPTH or len(step.inputs) != len(step.args):
+    if len(step.inputs) != len(step.args):
         return None
     shape = (batch, heads, rows, key.shape[2])
     try:
@@ -129,7 +143,7 @@ def _place(graph: Graph, node: Node, shape: tuple[int, ...]) -> Place:
     return Place(base.name, base.dtype, padded, offset)
 
 
-def blocks(step: AttentionStep, processors: int, rank: int = 0) -> Blocks:
+def blocks(step: AttentionStep, target: Target, rank: int = 0) -> Blocks:
     """Return the tiles of a kernel; `rank` chooses among them.
 
     First guesses from published kernels (FlashAttention for sm_80), to be measured.
@@ -137,21 +151,32 @@ def blocks(step: AttentionStep, processors: int, rank: int = 0) -> Blocks:
     size = max(step.depth, step.width)
     half = step.node.dtype != "float32"
     if half:
-        choices = [(128, 64, 8, 3), (64, 64, 4, 3), (128, 128, 8, 2)]
+        choices = [(128, 64, 8, 3), (64, 64, 4, 3), (128, 128, 8, 2), (64, 32, 4, 2)]
         if size > 128:
-            choices = [(64, 32, 4, 2), (64, 64, 8, 2), (128, 32, 8, 2)]
+            choices = [(64, 32, 4, 2), (64, 64, 4, 2), (128, 32, 8, 2), (32, 32, 4, 1)]
     else:
-        choices = [(64, 32, 4, 2), (128, 32, 8, 2), (32, 32, 4, 3)]
+        choices = [(64, 32, 4, 2), (128, 32, 8, 2), (32, 32, 4, 3), (32, 32, 4, 1)]
         if size > 64:
-            choices = [(64, 32, 8, 2), (32, 32, 4, 2), (32, 16, 4, 2)]
-    rows, columns, warps, stages = choices[rank % len(choices)]
+            choices = [(64, 32, 4, 2), (32, 32, 4, 2), (32, 16, 4, 2), (32, 16, 4, 1)]
+    limit = 1024 * SHARED.get(target.capability, LEAST_SHARED)
+    fitting = [c for c in choices if _shared(step, *c) <= limit] or choices[-1:]
+    rows, columns, warps, stages = fitting[rank % len(fitting)]
     rows = min(rows, max(16, 1 << (step.rows - 1).bit_length()))
     warps = min(warps, max(4, rows // 16))
-    return Blocks(rows, columns, warps, stages, _splits(step, rows, columns, processors))
+    return Blocks(rows, columns, warps, stages, _splits(step, rows, columns, target.processors))
+
+
+def _shared(step: AttentionStep, rows: int, columns: int, warps: int, stages: int) -> float:
+    """Return the bytes of shared memory: queries, and keys and values of each stage.
+
+    Triton took exactly this much for half types on sm_90, and up to 1.34 times as much for float32.
+    """
+    values = rows * step.depth + stages * columns * (step.depth + step.width)
+    return values * (5.4 if step.node.dtype == "float32" else 2)
 
 
 def _splits(step: AttentionStep, rows: int, columns: int, processors: int) -> int:
-    """Return the fewest parts of the keys that fill 85 % of what the best number fills."""
+    """Return the fewest parts of the keys with 85 % of the best number's wave efficiency."""
     count = step.batch * step.heads * math.ceil(step.rows / rows)
     most = min(processors // max(count, 1), step.columns // (4 * columns), 32)
     if count >= BUSY * processors or most < 2:

@@ -24,7 +24,7 @@ class Mask:
     tensor: Any = None
     """True at kept keys, or added to the scores; None without a mask."""
     causal: bool = False
-    """A query sees the keys up to its own place, and there is no other mask."""
+    """A query sees the keys up to its own place; no other mask applies."""
     empty: Any = None
     """True at queries without a key; None if there is none."""
     finite: bool = False

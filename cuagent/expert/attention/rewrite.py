@@ -14,18 +14,20 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from cuagent.expert.attention.kernel import has_kernel
 from cuagent.expert.attention.masks import Mask, kernel_steps, mask_of
 from cuagent.expert.attention.products import BatchedProduct, Operand, batched_product
 from cuagent.expert.attention.scores import Scores, copied, read_scores
 from cuagent.expert.capture.editing import Edit, called
 from cuagent.expert.capture.export import Captured
+from cuagent.expert.capture.subject import Target
 from cuagent.expert.graph.graph import FLOATS
 from cuagent.expert.graph.lowering import argument, dtype_of, shape_of
 
 RANK = 4
 """Dimensions that the fused backends take: batch, heads, rows, head size."""
 SETTLING = {"clone", "contiguous", "reshape", "linear", "matmul", "mm"}
-"""Operators whose result has one layout, whatever the layout of their argument."""
+"""Operators whose result has the same layout for each layout of their argument."""
 
 
 def attention(
@@ -103,24 +105,24 @@ class Match:
 
 
 class Own(StrEnum):
-    """Where a kernel of our own computes attention."""
+    """Cases in which a kernel of our own computes attention."""
 
     NEVER = "never"
     NEEDED = "needed"
-    """Where the library has no call for it."""
+    """If the library has no call for it."""
     ALWAYS = "always"
 
 
 def with_attention(
-    captured: Captured, device: str, own: Own = Own.NEVER
+    captured: Captured, target: Target, own: Own = Own.NEVER
 ) -> tuple[Captured, tuple[str, ...]]:
     """Return the graph with fused calls, and the names of the replaced softmax operators."""
     edit = Edit(captured)
     found = []
     for node in edit.nodes:
         match = _match(edit, node)
-        fused = match is not None and _replaced(edit, match, device, own)
-        if fused or _without_copies(edit, node, device):
+        fused = match is not None and _replaced(edit, match, target, own)
+        if fused or _without_copies(edit, node, target.device):
             found.append(str(node.name))
     return (edit.result(), tuple(found)) if found else (captured, ())
 
@@ -155,11 +157,13 @@ def _match(edit: Edit, node: Any) -> Match | None:
     return Match(node, last, scores, values, order)
 
 
-def _replaced(edit: Edit, match: Match, device: str, own: Own) -> bool:
+def _replaced(edit: Edit, match: Match, target: Target, own: Own) -> bool:
     """Replace a match by a call; return False if a precondition does not hold."""
     product, dtype = match.scores.product, dtype_of(match.last)
     shape = product.left.shape
     simple = match.scores.simple and shape[-1] == match.values.shape[-1]
+    if own is not Own.NEVER and not has_kernel(target, dtype, shape[-1], match.values.shape[-1]):
+        own = Own.NEVER
     if not 2 <= len(shape) <= RANK or not (simple or own is not Own.NEVER):
         return False
     scores = _unscaled(edit, match.scores)
@@ -186,7 +190,7 @@ def _replaced(edit: Edit, match: Match, device: str, own: Own) -> bool:
     options: dict[str, Any] = {"scale": scores.scale}
     if mask.causal:
         options["is_causal"] = True
-    query, key, value, options = _grouped(edit, (query, key, value), options, mask, device)
+    query, key, value, options = _grouped(edit, (query, key, value), options, mask, target.device)
     _emit(edit, match, (query, key, value), mask, options)
     return True
 

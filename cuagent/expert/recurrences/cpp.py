@@ -16,7 +16,7 @@ from cuagent.expert.streaming.nest import storage
 from cuagent.expert.streaming.text import Writer
 
 UNITS = 16
-"""Units in one panel of weights; a vector of 64 bytes."""
+"""Units in one panel of weights: two vectors of 32 bytes."""
 TOGETHER = 6
 """Rows whose sums are in registers: with 16 registers of 32 bytes, 12 hold sums."""
 PARALLEL_OPERATIONS = 1 << 18
@@ -26,20 +26,34 @@ LOCALS = {
     "last", "multiply", "units",
 }  # fmt: skip
 """Variables of the kernel in whose scope it reads its parameters."""
-PRODUCT = f"""typedef float units __attribute__((vector_size({4 * UNITS}), aligned(4)));
+PRODUCT = f"""// Eight units; two of them are a panel. GCC keeps wider vectors in memory on AVX2.
+typedef float units __attribute__((vector_size(32), aligned(4)));
 
 // sums[r] = bias + the products of `panel` (depth x {UNITS}) with the states of ROWS rows.
 template <int ROWS>
 static inline void multiply(const float* state, const float* panel, const float* bias, long depth,
                             float* sums, long stride) {{
-  units sum[ROWS];
-  for (int r = 0; r < ROWS; ++r) sum[r] = bias ? *(const units*)bias : units{{}};
-  for (long k = 0; k < depth; ++k) {{
-    const units weight = *(const units*)(panel + k * {UNITS});
+  units low[ROWS], high[ROWS];
 #pragma GCC unroll 6
-    for (int r = 0; r < ROWS; ++r) sum[r] += weight * state[r * depth + k];
+  for (int r = 0; r < ROWS; ++r) {{
+    low[r] = bias ? *(const units*)bias : units{{}};
+    high[r] = bias ? *(const units*)(bias + 8) : units{{}};
   }}
-  for (int r = 0; r < ROWS; ++r) *(units*)(sums + r * stride) = sum[r];
+  for (long k = 0; k < depth; ++k) {{
+    const units first = *(const units*)(panel + k * {UNITS});
+    const units second = *(const units*)(panel + k * {UNITS} + 8);
+#pragma GCC unroll 6
+    for (int r = 0; r < ROWS; ++r) {{
+      const float factor = state[r * depth + k];
+      low[r] += first * factor;
+      high[r] += second * factor;
+    }}
+  }}
+#pragma GCC unroll 6
+  for (int r = 0; r < ROWS; ++r) {{
+    *(units*)(sums + r * stride) = low[r];
+    *(units*)(sums + r * stride + 8) = high[r];
+  }}
 }}
 """
 EQUATIONS = {

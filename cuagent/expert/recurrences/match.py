@@ -58,7 +58,7 @@ def _states(step: Any) -> list[Any]:
 
 
 def _results(step: Any) -> list[Any]:
-    """Return the nodes of h and, for an lstm, c behind a step; None for one that nobody reads."""
+    """Return the nodes of h and, for an lstm, c behind a step; None for one without a reader."""
     if CELLS[called(step)] != "lstm":
         return [step]
     items: list[Any] = [None, None]
