@@ -82,6 +82,7 @@ def write_result(
     from cuagent.judge import Result, free_of, result_of
     from cuagent.package import export as write_package
     from cuagent.package import export_rung
+    from cuagent.timing import Standing
 
     result = result_of(best, found)
     if best is not None and (result is Result.KERNEL or found is None):
@@ -100,5 +101,9 @@ def write_result(
         raise Refused(
             f"{out}: not made: could not tell whether {unsure.name} beats your module; time it "
             f"again with --fresh when the machine is quiet{other}"
+        )
+    if best is not None and best.standing is Standing.INCONCLUSIVE:
+        raise Refused(
+            f"{out}: not made: could not tell whether the kernel beats your module{other}"
         )
     raise Refused(f"{out}: not made: nothing beats your module{other}")
