@@ -106,6 +106,8 @@ def test_inconclusive_rung_is_reported_as_undecided() -> None:
     assert text.startswith("? no kernel tried; could not tell whether torch.compile beats your")
     assert "torch.compile: 1.57x [0.58, 4.20] (inconclusive), quick timing" in text
     assert "--fresh" in text
+    with pytest.raises(Refused, match=r"could not tell whether torch\.compile beats your module"):
+        write_result(None, None, found, {}, Path("out"))  # type: ignore[arg-type]
     narrow = replace(compiled, over_eager=Ratio(1.0, 0.98, 1.02))
     assert "nothing beats" in said(None, replace(found, rungs=(eager, narrow)))
 
