@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -27,15 +27,20 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from cuagent.attempt import Attempt
 from cuagent.build import Build, build
 from cuagent.device_lock import DeviceLock
+from cuagent.record.origin import code_of, has_valid_code
 from cuagent.task import Device, Task
 from cuagent.timing import Effort
-from cuagent.training.judge_process import JudgeProcess
+from cuagent.training.judge_process import JudgeProcess, PoolError
 from cuagent.verdict import Reason
 
 if TYPE_CHECKING:
     from cuagent.judge import Judge, Judgement
     from cuagent.measure.ladder import Ladder
     from cuagent.measure.profile.profile import Profile
+
+_MAGIC = b"judgment"
+_HEAD = struct.Struct("<8s32sQ")
+"""Head of an entry of the cache file: magic, authentication code and size of the pickle."""
 
 
 class Pool(Protocol):
@@ -78,9 +83,9 @@ class JudgePool:
 
     `effort`: None verifies without timing, so rewards are -1 and 1. `gpus`: indices of the CUDA
     devices that time, with `judges_per_gpu` processes each. `cores`: cores that time CPU tasks, one
-    pinned process each; empty means one process, not pinned. `cache_file`: a file (consecutive
-    pickles) that keeps judgements for a resumed run or another seed on the same tasks; valid for
-    one machine and one effort only.
+    pinned process each; empty means one process, not pinned. `cache_file`: a file that keeps
+    judgements for a resumed run or another seed on the same tasks; valid for one machine and one
+    effort only. Raises PoolError on entering if this user did not write it on this machine.
     """
 
     def __init__(
@@ -174,7 +179,7 @@ class JudgePool:
             self._drop(key)
         elif self._cache_file is not None:
             with self._lock, self._cache_file.open("ab") as out:
-                pickle.dump((key, found), out)
+                out.write(entry((key, found)))
         future.set_result(found)
         return found
 
@@ -318,11 +323,30 @@ def chunks(tasks: Sequence[Task], most: int) -> Iterator[Sequence[Task]]:
 
 
 def read_judgements(path: Path) -> list[tuple[tuple[str, str], Judgement]]:
-    """Read the cache file; truncate a partial last entry, since new entries are appended."""
+    """Read the cache file; truncate a partial last entry, since new entries are appended.
+
+    A pickle can run any code, so each entry is authenticated before it is read. Raises PoolError.
+    """
     found, end = [], 0
-    with path.open("rb") as source, suppress(EOFError, pickle.UnpicklingError):
-        while True:
-            found.append(pickle.load(source))
+    with path.open("rb") as source:
+        while len(head := source.read(_HEAD.size)) == _HEAD.size:
+            magic, code, size = _HEAD.unpack(head)
+            if magic == _MAGIC and size > path.stat().st_size - source.tell():
+                break
+            content = source.read(size) if magic == _MAGIC else b""
+            if not has_valid_code(content, code):
+                raise PoolError(
+                    f"{path}: of unknown origin: cuagent did not write it for you on this machine; "
+                    "remove it"
+                )
+            found.append(pickle.loads(content))
             end = source.tell()
     os.truncate(path, end)
     return found
+
+
+def entry(judgement: tuple[tuple[str, str], Judgement]) -> bytes:
+    """Return an entry of the cache file; b"" if this user has no key to authenticate it."""
+    content = pickle.dumps(judgement)
+    code = code_of(content)
+    return b"" if code is None else _HEAD.pack(_MAGIC, code, len(content)) + content

@@ -151,6 +151,8 @@ def write_result(
     from cuagent.judge import Result, free_of, result_of
     from cuagent.package import export as write_package
     from cuagent.package import export_rung
+    from cuagent.timing import Standing
+    from cuagent.ui.summary import full_name
 
     result = result_of(best, found)
     if best is not None and (result is Result.KERNEL or found is None):
@@ -161,14 +163,18 @@ def write_result(
     if result is Result.RUNG and found is not None and found.best is not None:
         rung = found.best
         made = export_rung(rung, found, task, out, free=free_of(best, found))
-        return f"the best option without a kernel, {rung.name}, was exported to {made}"
+        return f"the best option without a kernel, {full_name(rung.name)}, was exported to {made}"
     if best is None and found is None:
         raise Refused(f"{out}: not made: no attempt was accepted, so there is nothing to export")
     other = "; to export an attempt anyway, use cuagent export --attempt N" if best else ""
     unsure = found.undecided if found is not None else None
     if unsure is not None:
         raise Refused(
-            f"{out}: not made: could not tell whether {unsure.name} beats your module; time it "
-            f"again with --fresh when the machine is quiet{other}"
+            f"{out}: not made: could not tell whether {full_name(unsure.name)} beats your module; "
+            f"time it again with --fresh when the machine is quiet{other}"
+        )
+    if best is not None and best.standing is Standing.INCONCLUSIVE:
+        raise Refused(
+            f"{out}: not made: could not tell whether the kernel beats your module{other}"
         )
     raise Refused(f"{out}: not made: nothing beats your module{other}")

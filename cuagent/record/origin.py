@@ -151,6 +151,18 @@ def has_valid_mac(data: Mapping[str, Any]) -> bool:
     return hmac.compare_digest(expected, given.encode("utf-8", "replace"))
 
 
+def code_of(content: bytes) -> bytes | None:
+    """Return the authentication code of bytes, 32 bytes; None without a key."""
+    secret = key(state_folder())
+    return None if secret is None else hmac.digest(secret, b"bytes:" + content, "sha256")
+
+
+def has_valid_code(content: bytes, code: bytes) -> bool:
+    """True if `code_of` made this code with the key of this user and machine."""
+    expected = code_of(content)
+    return expected is not None and hmac.compare_digest(expected, code)
+
+
 @cache
 def key(folder: Path) -> bytes | None:
     """Return the key in `folder`; create it if it is missing. None if this is impossible."""

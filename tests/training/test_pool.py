@@ -17,19 +17,46 @@ from cuagent.task import Device
 from cuagent.timing import Effort
 from cuagent.training.demo import fitting_judges_per_gpu, open_pool
 from cuagent.training.gym import chain_of, make_chains, make_tasks
-from cuagent.training.pool import JudgePool, read_judgements
+from cuagent.training.judge_process import PoolError
+from cuagent.training.pool import JudgePool, entry, read_judgements
 from cuagent.training.presets import DemoConfig, preset
 from cuagent.training.teacher import ErrorRates, Teacher, initial_files
 
 
 def test_partial_last_judgement_is_dropped(tmp_path: Path) -> None:
     file = tmp_path / "judgements.pickle"
-    whole = [pickle.dumps((("task", name), name)) for name in "abc"]
-    file.write_bytes(whole[0] + whole[1][:-5])
-    assert [key for key, _ in read_judgements(file)] == [("task", "a")]
-    with file.open("ab") as more:
-        more.write(whole[2])
-    assert [key for key, _ in read_judgements(file)] == [("task", "a"), ("task", "c")]
+    whole = [entry((("task", name), name)) for name in "abc"]  # type: ignore[arg-type]
+    for part in (whole[1][:-5], whole[1][:20]):
+        file.write_bytes(whole[0] + part)
+        assert [key for key, _ in read_judgements(file)] == [("task", "a")]
+        with file.open("ab") as more:
+            more.write(whole[2])
+        assert [key for key, _ in read_judgements(file)] == [("task", "a"), ("task", "c")]
+
+
+class _Payload:
+    """A pickle that writes a file when it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.write_text, (self.path, "code ran")
+
+
+@pytest.mark.parametrize("forged", ["plain", "other code", "changed"])
+def test_judgements_of_unknown_origin_are_never_unpickled(tmp_path: Path, forged: str) -> None:
+    """The folder of a training run may come with a cloned repository."""
+    file, trace = tmp_path / "judgements.pickle", tmp_path / "trace"
+    content = pickle.dumps(_Payload(trace))
+    own = entry((("task", "a"), "a"))  # type: ignore[arg-type]
+    head = own[: len(own) - len(pickle.dumps((("task", "a"), "a")))]
+    sized = head[:-8] + len(content).to_bytes(8, "little")
+    texts = {"plain": content, "other code": sized + content, "changed": own[:-1] + b"!"}
+    file.write_bytes(texts[forged])
+    with pytest.raises(PoolError, match="unknown origin"), JudgePool(cache_file=file):
+        pass
+    assert not trace.exists()
 
 
 def test_pool_keeps_training_process_off_judging_cores(tmp_path: Path) -> None:

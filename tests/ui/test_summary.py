@@ -6,8 +6,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from samples import GAIN, LADDER, ON_TOP, SLOWER
 
+from cuagent.cli.exits import Refused
+from cuagent.cli.export import write_result
 from cuagent.events import RunEnded, RunStarted
 from cuagent.judge import Judgement
 from cuagent.measure.ladder import Ladder, Rung, gain_of, with_record_timing
@@ -103,8 +106,25 @@ def test_inconclusive_rung_is_reported_as_undecided() -> None:
     assert text.startswith("? no kernel tried; could not tell whether torch.compile beats your")
     assert "torch.compile: 1.57x [0.58, 4.20] (inconclusive), quick timing" in text
     assert "--fresh" in text
+    with pytest.raises(Refused, match=r"could not tell whether torch\.compile beats your module"):
+        write_result(None, None, found, {}, Path("out"))  # type: ignore[arg-type]
     narrow = replace(compiled, over_eager=Ratio(1.0, 0.98, 1.02))
     assert "nothing beats" in said(None, replace(found, rungs=(eager, narrow)))
+
+
+def test_undecided_kernel_is_told_alike_by_summary_and_export(tmp_path: Path) -> None:
+    """`export` said that nothing beats the module where the summary could not tell."""
+    eager = replace(LADDER, rungs=LADDER.rungs[:1], later=())
+    timing = SLOWER.timing
+    assert timing is not None
+    ratios = timing.ratios | {"eager": Ratio(1.3, 0.4, 4.2)}
+    unsure = replace(SLOWER, timing=replace(timing, ratios=ratios), gain=None)
+    told = "could not tell whether the kernel beats your module"
+    assert said(unsure, eager).startswith(f"? {told}\n")
+    with pytest.raises(Refused, match=told):
+        write_result(None, unsure, eager, {}, tmp_path / "out")  # type: ignore[arg-type]
+    with pytest.raises(Refused, match="nothing beats your module"):
+        write_result(None, SLOWER, eager, {}, tmp_path / "out")  # type: ignore[arg-type]
 
 
 def test_cached_measurement_shows_its_age() -> None:
