@@ -106,9 +106,7 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
                 if not _may_gain(step, steps, graph, subject.device):
                     raise NestError("torch has a kernel for this operation")
                 name = _kernel_name(step, [c.name for c in calls.values()])
-                calls[position] = shared(
-                    _kernel(subject.device, name, step, graph, options), known
-                )
+                calls[position] = shared(_kernel(subject.device, name, step, graph, options), known)
             except NestError:
                 work = {n.origin for n in step.nodes if n.origin and n.kind is not Kind.VIEW}
                 rejected |= work or origins

@@ -50,4 +50,3 @@ def _name_in(word: str, names: set[str]) -> str:
     parts = word.split("_")
     starts = ("_".join(parts[:k]) for k in range(len(parts), 0, -1))
     return next((start for start in starts if start in names), "")
-

@@ -43,6 +43,8 @@ POINTWISE long checked_slice(int64_t index) {
 }
 POINTWISE long slice_or_first(long slice) { return slice < 0 ? 0 : slice; }
 POINTWISE float nan_if(bool wrong, float value) { return wrong ? NAN : value; }
+constexpr int NAN_BITS = 0x7fc00000;
+POINTWISE float or_bits(float value, int32_t bits) { return as_float(as_bits(value) | bits); }
 
 POINTWISE float power_of_two(int32_t n) { return as_float((n + 127) << 23); }
 

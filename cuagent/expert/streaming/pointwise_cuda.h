@@ -74,6 +74,10 @@ POINTWISE long checked_slice(int64_t index) {
 }
 POINTWISE long slice_or_first(long slice) { return slice < 0 ? 0 : slice; }
 POINTWISE float nan_if(bool wrong, float value) { return wrong ? NAN : value; }
+constexpr int NAN_BITS = 0x7fc00000;
+POINTWISE float or_bits(float value, int bits) {
+  return __int_as_float(__float_as_int(value) | bits);
+}
 
 struct Sum {
   static __device__ __forceinline__ float identity() { return 0.f; }
