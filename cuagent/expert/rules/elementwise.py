@@ -36,6 +36,15 @@ def unary(low: Lowering, fx: Any) -> str | None:
     return low.pointwise(name, x, hint="", dtype=dtype_of(fx)) if isinstance(x, str) else None
 
 
+@rule("round", "trunc", "fix")
+def to_integer(low: Lowering, fx: Any) -> str | None:
+    """Lower only float32: a half type rounds the argument first, which may cross an integer."""
+    name = {"round": "round"}.get(str(fx.target).split(".")[1], "trunc")
+    x = operand(low, fx.args[0])
+    exact = dtype_of(fx) == "float32" and len(fx.args) == 1 and not fx.kwargs
+    return low.pointwise(name, x, hint="") if isinstance(x, str) and exact else None
+
+
 @rule(*BINARY)
 def binary(low: Lowering, fx: Any) -> str | None:
     a, b = operand(low, fx.args[0]), operand(low, fx.args[1])

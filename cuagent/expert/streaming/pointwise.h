@@ -210,6 +210,8 @@ POINTWISE float xlogx(float x) {
 }
 POINTWISE float square_root(float x) { return __builtin_sqrtf(x); }
 POINTWISE float round_down(float x) { return __builtin_floorf(x); }
+POINTWISE float round_to_even(float x) { return __builtin_rintf(x); }
+POINTWISE float round_to_zero(float x) { return __builtin_truncf(x); }
 POINTWISE float round_up(float x) { return __builtin_ceilf(x); }
 POINTWISE float sine(float x) { return __builtin_sinf(x); }
 POINTWISE float cosine(float x) { return __builtin_cosf(x); }

@@ -38,6 +38,8 @@ POINTWISE float sign(float x) { return (x > 0.f) - (x < 0.f); }
 POINTWISE float reciprocal(float x) { return 1.f / x; }
 POINTWISE float square_root(float x) { return sqrtf(x); }
 POINTWISE float round_down(float x) { return floorf(x); }
+POINTWISE float round_to_even(float x) { return rintf(x); }
+POINTWISE float round_to_zero(float x) { return truncf(x); }
 POINTWISE float round_up(float x) { return ceilf(x); }
 POINTWISE float sine(float x) { return sinf(x); }
 POINTWISE float cosine(float x) { return cosf(x); }
