@@ -225,7 +225,8 @@ def _folded(graph: Graph, layer: Node, user: Node, other: Operand) -> Graph:
     else:
         zero_plus = "add" if user.op == "add" else "sub"
         if isinstance(flat, str) and size == count:
-            new_bias = flat if zero_plus == "add" else add("neg", (flat,), (count,), "bias")
+            # The shift of a norm is computed in float32, and a layer takes one dtype only.
+            new_bias = add("cast" if zero_plus == "add" else "neg", (flat,), (count,), "bias")
         else:
             # Build a bias vector from one number: add it to zeros with the weight's rows.
             first = add("view", (weight.name,), (count, weight.size // count), "rows")

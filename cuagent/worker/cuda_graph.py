@@ -1,10 +1,10 @@
 """Replay the calls of a module as CUDA graphs that are captured directly.
 
-One graph serves the calls of one form: shapes, strides, dtypes, numbers among the arguments, autocast
-and inference mode. A replay copies the arguments to the graph's memory and returns copies of the
-results, so that a result stays valid after the next call. The first call of a form runs the module,
-then captures it. `graph_calls` is for inference: training, gradients, hooks, tensors on a CPU and a
-forward that changes its arguments or its state run without a graph.
+One graph serves the calls of one form: shapes, strides, dtypes, numbers among the arguments,
+autocast and inference mode. A replay copies the arguments to the graph's memory and returns copies
+of the results, so that a result stays valid after the next call. The first call of a form runs the
+module, then captures it. Graphs are for inference: training, gradients, hooks, tensors on a CPU and
+a forward that changes its arguments or its state run without a graph.
 
 This file travels with exported packages and imports nothing of cuagent. Not covered: what forward
 does in Python happens only while a graph is captured, so a change of an attribute that is no tensor

@@ -20,6 +20,16 @@
 typedef void* cudaStream_t;
 inline float reciprocal_root(float x) { return 1.f / std::sqrt(x); }
 #define rsqrt reciprocal_root
+inline float __int_as_float(int bits) {
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+inline int __float_as_int(float x) {
+  int bits;
+  std::memcpy(&bits, &x, 4);
+  return bits;
+}
 
 struct dim3 {
   unsigned x, y, z;

@@ -17,6 +17,8 @@ BODIES = {
     "stacked embeddings": (
         "return torch.stack([self.tokens(ids), self.others(ids)], 1).tanh() * 2"
     ),
+    "bags": "return F.embedding_bag(ids, self.others.weight) * 2",
+    "summed bags": "return self.norm(F.embedding_bag(ids, self.tokens.weight, mode='sum'))",
     "rows": "return x[ids].exp() * 2",
     "columns": "return x[:, ids[0]] * 2 + 1",
     "the last dimension": "return torch.index_select(x, 2, ids[0] % 4).tanh() + 1",
@@ -64,6 +66,13 @@ def test_candidate_agrees_with_reference_in_half_precision(make, name):
 @pytest.mark.parametrize("name", BODIES)
 def test_cuda_candidate_agrees_with_reference(make, name, dtype, options):
     assert_agrees(make(text_of(name, dtype), "Model", options, "cuda"), "cuda")
+
+
+@pytest.mark.parametrize("name", ["bags", "summed bags"])
+def test_bags_of_one_size_are_summed_by_a_kernel(make, name):
+    forward = make(text_of(name), "Model").candidate.files["model_new.py"].split("def _fits")[1]
+    assert "F.embedding" not in forward
+    assert "aten.embedding" not in forward
 
 
 @pytest.mark.parametrize("name", ["embedding and position", "joined embeddings"])

@@ -48,6 +48,10 @@ MODULES = {
         "torch.randn(2, 3, 9, 9)",
     ),
 }
+MODULES["batch_norm_of_a_convolution_without_bias"] = (
+    "self.conv = nn.Conv2d(3, 4, 3, bias=False).to(DTYPE); self.norm = nn.BatchNorm2d(4).to(DTYPE)",
+    *MODULES["convolution_and_batch_norm"][1:],
+)
 HALVES = ["torch.bfloat16", "torch.float16"]
 
 

@@ -17,6 +17,8 @@ CASES = {
     "hyperbolic_tangent": (torch.tanh, -12, 12, 3),
     "error_function": (torch.erf, -5, 5, 3),
     "sigmoid": (torch.sigmoid, -40, 40, 4),
+    "round_to_even": (torch.round, -40, 40, 0),
+    "round_to_zero": (torch.trunc, -40, 40, 0),
 }
 
 

@@ -36,6 +36,15 @@ def unary(low: Lowering, fx: Any) -> str | None:
     return low.pointwise(name, x, hint="", dtype=dtype_of(fx)) if isinstance(x, str) else None
 
 
+@rule("round", "trunc", "fix")
+def to_integer(low: Lowering, fx: Any) -> str | None:
+    """Lower only float32: a half type rounds the argument first, which may cross an integer."""
+    name = {"round": "round"}.get(str(fx.target).split(".")[1], "trunc")
+    x = operand(low, fx.args[0])
+    exact = dtype_of(fx) == "float32" and len(fx.args) == 1 and not fx.kwargs
+    return low.pointwise(name, x, hint="") if isinstance(x, str) and exact else None
+
+
 @rule(*BINARY)
 def binary(low: Lowering, fx: Any) -> str | None:
     a, b = operand(low, fx.args[0]), operand(low, fx.args[1])
@@ -139,6 +148,8 @@ def identity(low: Lowering, fx: Any) -> str | None:
     """Drop a copy; a copy with another floating dtype or another layout becomes a cast."""
     x = operand(low, fx.args[0])
     cast = floating(fx) and floating(fx.args[0])
+    if isinstance(x, str) and _keeps_layout(low, fx, x):
+        return x
     same = (cast or dtype_of(fx) == dtype_of(fx.args[0])) and fx.meta["val"].is_contiguous()
     eval_mode = "dropout" not in str(fx.target) or fx.args[2] is False
     if not isinstance(x, str) or not same or not eval_mode:
@@ -146,6 +157,15 @@ def identity(low: Lowering, fx: Any) -> str | None:
     if low.by_name[x].kind is Kind.STRIDED:
         return low.pointwise("cast", x, hint="", dtype=dtype_of(fx)) if floating(fx) else None
     return x if fx.args[0].meta["val"].is_contiguous() else None
+
+
+def _keeps_layout(low: Lowering, fx: Any, x: str) -> bool:
+    """Return True for a copy of a call's result that keeps its type and its permuted layout."""
+    before, after = fx.args[0].meta["val"], fx.meta["val"]
+    training = "dropout" in str(fx.target) and fx.args[2] is not False
+    fresh = low.by_name[x].kind is Kind.LIBRARY and not before.is_contiguous()
+    same = (before.dtype, before.stride()) == (after.dtype, after.stride())
+    return fresh and same and not training
 
 
 @rule("broadcast_tensors")

@@ -12,8 +12,10 @@ from cuagent.expert.graph.lowering import (
     dtype_of,
     floating,
     operand,
+    operator_name,
     rule,
     shape_of,
+    target_of,
 )
 
 READERS = (Kind.POINTWISE, Kind.REDUCE, Kind.WINDOW)
@@ -41,6 +43,58 @@ def index(low: Lowering, fx: Any) -> str | None:
     ((dim, places),) = used
     call = f"{{0}}[{':, ' * dim}{{1}}]"
     return _gathered(low, fx, fx.args[0], places, dim, call, wraps=True)
+
+
+@rule("embedding_bag", "_embedding_bag")
+def embedding_bag(low: Lowering, fx: Any) -> str | None:
+    """Lower bags of one size, which a matrix of indices gives, to a reduction of the lookups."""
+    table, places, offsets = (operand(low, arg) for arg in fx.args[:3])
+    mode, weights = argument(fx, 4, "mode", 0), argument(fx, 6, "per_sample_weights")
+    last, padding = argument(fx, 7, "include_last_offset", False), argument(fx, 8, "padding_idx")
+    plain = weights is None and not last and (padding is None or padding == -1)
+    size = _bag_size(fx.args[2], shape_of(fx.args[1]))
+    if not isinstance(table, str) or not isinstance(places, str) or not plain or not size:
+        return None
+    if dtype_of(fx.args[1]) not in ("int64", "int32") or not floating(fx) or mode not in BAGS:
+        return None
+    if offsets is None or Kind.GATHER in _kinds(low, table, places):
+        return None
+    if any(operator_name(user) != "getitem" or user.args[1] for user in fx.users):
+        return None
+    (count,), (extent, width) = shape_of(fx.args[1]), low.shape(table)
+    bags = low.view(places, (count // size, size), "bags")
+    node = Node(
+        low.unique_name("rows"),
+        Kind.GATHER,
+        "F.embedding({1}, {0})",
+        (table, bags),
+        (count // size, size, width),
+        low.by_name[table].dtype,
+        (0,),
+        low.origin,
+        spec=Gather(extent, wraps=False),
+    )
+    rows = low.add(node)
+    if BAGS[mode] == "mean":
+        result = low.mean(rows, [1], False)
+    else:
+        result = low.reduce(BAGS[mode], rows, [1], False)
+    low.multiple[fx.name] = (result,)
+    return result
+
+
+BAGS = {0: "sum", 1: "mean"}
+"""Reduction of each mode of an embedding bag."""
+
+
+def _bag_size(offsets: Any, indices: tuple[int, ...]) -> int:
+    """Return the size of each bag; 0 if the bags differ or their offsets are not constant."""
+    if target_of(offsets) != "arange" or len(offsets.args) != 3 or len(indices) != 1:
+        return 0
+    start, end, step = offsets.args
+    whole = all(isinstance(value, int) for value in offsets.args)
+    equal = whole and start == 0 and end == indices[0] and step > 0 and end % step == 0
+    return int(step) if equal else 0
 
 
 def _gathered(

@@ -20,6 +20,7 @@ FUNCTIONS = {
     "expm1": "exponential_minus_one", "log": "logarithm",
     "log1p": "logarithm_one_plus", "tanh": "hyperbolic_tangent", "erf": "error_function",
     "abs": "absolute", "sqrt": "square_root", "floor": "round_down", "ceil": "round_up",
+    "round": "round_to_even", "trunc": "round_to_zero",
     "sin": "sine", "cos": "cosine",
 }  # fmt: skip
 TYPES = {
@@ -35,6 +36,7 @@ RESERVED = {
     "relu", "sigmoid", "silu", "gelu", "gelu_tanh", "softplus", "mish", "elu", "selu", "leaky_relu",
     "relu6", "hardswish", "hardsigmoid", "softsign", "log_sigmoid", "sign", "rsqrt", "reciprocal",
     "maximum", "minimum", "xlogx", "exp", "log", "abs", "tanh", "sqrt", "floor", "ceil", "sin",
+    "round", "trunc",
     "cos", "erf", "pow", "div", "float", "int", "long", "double", "bool", "void", "char", "const",
     "for", "if", "else", "while", "do", "return", "static", "new", "delete", "this", "class",
     "struct", "union", "enum", "template", "auto", "switch", "case", "default", "break",

@@ -43,6 +43,8 @@ POINTWISE long checked_slice(int64_t index) {
 }
 POINTWISE long slice_or_first(long slice) { return slice < 0 ? 0 : slice; }
 POINTWISE float nan_if(bool wrong, float value) { return wrong ? NAN : value; }
+constexpr int NAN_BITS = 0x7fc00000;
+POINTWISE float or_bits(float value, int32_t bits) { return as_float(as_bits(value) | bits); }
 
 POINTWISE float power_of_two(int32_t n) { return as_float((n + 127) << 23); }
 
@@ -208,6 +210,8 @@ POINTWISE float xlogx(float x) {
 }
 POINTWISE float square_root(float x) { return __builtin_sqrtf(x); }
 POINTWISE float round_down(float x) { return __builtin_floorf(x); }
+POINTWISE float round_to_even(float x) { return __builtin_rintf(x); }
+POINTWISE float round_to_zero(float x) { return __builtin_truncf(x); }
 POINTWISE float round_up(float x) { return __builtin_ceilf(x); }
 POINTWISE float sine(float x) { return __builtin_sinf(x); }
 POINTWISE float cosine(float x) { return __builtin_cosf(x); }

@@ -38,6 +38,8 @@ POINTWISE float sign(float x) { return (x > 0.f) - (x < 0.f); }
 POINTWISE float reciprocal(float x) { return 1.f / x; }
 POINTWISE float square_root(float x) { return sqrtf(x); }
 POINTWISE float round_down(float x) { return floorf(x); }
+POINTWISE float round_to_even(float x) { return rintf(x); }
+POINTWISE float round_to_zero(float x) { return truncf(x); }
 POINTWISE float round_up(float x) { return ceilf(x); }
 POINTWISE float sine(float x) { return sinf(x); }
 POINTWISE float cosine(float x) { return cosf(x); }
@@ -74,6 +76,10 @@ POINTWISE long checked_slice(int64_t index) {
 }
 POINTWISE long slice_or_first(long slice) { return slice < 0 ? 0 : slice; }
 POINTWISE float nan_if(bool wrong, float value) { return wrong ? NAN : value; }
+constexpr int NAN_BITS = 0x7fc00000;
+POINTWISE float or_bits(float value, int bits) {
+  return __int_as_float(__float_as_int(value) | bits);
+}
 
 struct Sum {
   static __device__ __forceinline__ float identity() { return 0.f; }

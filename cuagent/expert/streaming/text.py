@@ -170,12 +170,12 @@ class KernelText:
         if start := self.starts.get(self._element(access)):
             # Outside of its conditions the element is any one of the tensor, which no value uses.
             value = widened(f"{self._pointer(access.tensor)}[{' + '.join(start)}]", access.dtype)
-            return f"nan_if({self._row(access)} < 0, {value})" if access.row else value
+            return f"or_bits({value}, {self._row(access)}_nan)" if access.row else value
         if access.row:
             row = self._row(access)
             place = f"slice_or_first({row}) * {access.row.stride} + {self._index(access)}"
             value = widened(f"{self._pointer(access.tensor)}[{place}]", access.dtype)
-            value = f"nan_if({row} < 0, {value})"
+            value = f"or_bits({value}, {row}_nan)"
             return f"({condition} ? {value} : 0)" if condition else value
         value = widened(f"{self._pointer(access.tensor)}[{self._index(access)}]", access.dtype)
         return f"({condition} ? {value} : 0)" if condition else value
@@ -193,6 +193,8 @@ class KernelText:
         value = f"checked_slice<{row.extent}, {wraps}>({self._load(row.index)})"
         condition = self._condition(access)
         self.w(f"const long {word} = {f'{condition} ? {value} : 0' if condition else value};")
+        # A choice of NaN in the loop would keep compilers from vectorizing it well.
+        self.w(f"const int {word}_nan = {word} < 0 ? NAN_BITS : 0;")
         return word
 
     def _condition(self, access: Access) -> str:
