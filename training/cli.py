@@ -217,6 +217,32 @@ def ppo(
 
 
 @app.command()
+def pipeline(
+    file: Annotated[Path, typer.Argument(help="TOML file with policy, tasks, out and settings.")],
+    device: DeviceName = "auto",
+    set: Sets = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print all settings as TOML, and end.")
+    ] = False,
+) -> None:
+    """Collect, RFT, value pretraining, PPO and evaluations as one command that resumes."""
+    needs_extra()
+    from cuagent.training.config import configure, to_toml
+    from cuagent.training.pipeline import PipelineConfig, run_pipeline
+
+    settings = configure(PipelineConfig(policy="?"), file, set or [])
+    if print_config:
+        typer.echo(to_toml(settings), nl=False)
+        return
+    if settings.policy == "?":
+        from cuagent.training.config import ConfigError
+
+        raise ConfigError(f"{file}: name the policy, as in policy = 'OWNER/NAME'")
+    with processes(device) as here:
+        run_pipeline(settings, here, say)
+
+
+@app.command()
 def export(
     runs: Annotated[Path, typer.Option(help="Folder of runs.")],
     out: Annotated[Path, typer.Option(help="File (chat, parquet) or folder (atif).")],
