@@ -2,7 +2,7 @@
 
 One convention holds everywhere: **index t refers to token t**. `action[:, t]` says that token t was
 sampled, `logprobs[:, t]` is its log-probability, a value at t is V of the state just before it. So
-column 0 is never an action. Only `model.action_logits` and `model.values` shift model outputs.
+column 0 is never an action. Only `model.of_actions` and `model.values` shift model outputs.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from cuagent.training import parallel
 from cuagent.training.batch import Batch, microbatches, take
@@ -21,6 +22,11 @@ from cuagent.training.losses import token_entropy, token_logprobs
 from cuagent.training.placement import full_state_dict, is_sharded
 from cuagent.training.segments import RecordError
 
+OfLogits = Callable[[Tensor, Tensor], Tensor]
+CHUNK = 1024
+"""Action tokens whose logits are in memory at once."""
+AFTER_HEAD = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")
+"""Settings of model families that change the outputs of the head."""
 FIRST_ROW = torch.tensor([0])
 """Index of row 0."""
 
@@ -139,21 +145,55 @@ def value_head(critic: Any) -> torch.nn.Module:
     return linear[0]
 
 
-def action_logits(actor: Any, batch: Batch) -> Tensor:
-    """Return the logits that each action token was drawn from, [N, V] in the order of
-    `batch.drawn`.
+def of_actions(actor: Any, batch: Batch, compute: OfLogits) -> Tensor:
+    """Return `compute(logits, ids)` for the action tokens, [N, k] in the order of `batch.drawn`.
 
+    `logits` [n, V] are those that the tokens `ids` [n] were drawn from; `compute` gives [n, k].
     Other positions skip the head: in an episode with much tool output they would take most of its
-    work and memory. There is no attention mask: models are causal and padding is on the right, so
-    no real token sees it, and attention without a mask is faster.
+    work and memory. The head works on `CHUNK` tokens at a time, and computes them again in the
+    backward pass, so that never more than a chunk of logits is in memory: 1,024 tokens of a
+    vocabulary of 152,000 take 0.6 GB in fp32. There is no attention mask: models are causal and
+    padding is on the right, so no real token sees it, and attention without a mask is faster.
     """
+    head, ids = actor.get_output_embeddings(), batch.ids.flatten()[batch.drawn]
+    if not has_plain_head(actor):
+        return compute(_all_logits(actor, head, batch), ids)
+    own = head.forward
+
+    def chunk(hidden: Tensor, ids: Tensor) -> Tensor:
+        return compute(own(hidden), ids)
+
+    def chunks(hidden: Tensor) -> Tensor:
+        picked = hidden.flatten(0, 1)[batch.drawn - 1]
+        parts = zip(picked.split(CHUNK), ids.split(CHUNK), strict=True)
+        if not torch.is_grad_enabled():
+            return torch.cat([chunk(*part) for part in parts])
+        return torch.cat([checkpoint(chunk, *part, use_reentrant=False) for part in parts])
+
+    head.forward = chunks  # the model's own forward calls it, with its dtype, hooks and adapters
+    try:
+        return actor(input_ids=batch.ids, use_cache=False).logits
+    finally:
+        del head.forward
+
+
+def has_plain_head(actor: Any) -> bool:
+    """Return True if the head's outputs are the logits, and its weights are whole.
+
+    Some families scale or cap the outputs after the head, and a sharded model gathers the head's
+    weights only within its own forward pass.
+    """
+    config = actor.config.get_text_config()
+    return not is_sharded(actor) and not any(getattr(config, name, None) for name in AFTER_HEAD)
+
+
+def _all_logits(actor: Any, head: Any, batch: Batch) -> Tensor:
+    """Return the logits of all action tokens at once, [N, V]."""
 
     def pick(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
         return (inputs[0].flatten(0, 1)[batch.drawn - 1],)
 
-    # A hook on the head keeps the model's own forward, with its scales, soft caps, sharding and
-    # adapters.
-    hook = actor.get_output_embeddings().register_forward_pre_hook(pick)
+    hook = head.register_forward_pre_hook(pick)
     try:
         return actor(input_ids=batch.ids, use_cache=False).logits
     finally:
@@ -202,17 +242,18 @@ def per_token(
 
 def logprobs_of(actor: Any, batch: Batch) -> Tensor:
     """Return the log-probability of action token t at index t, 0 elsewhere. [B, L] fp32."""
-    found = token_logprobs(action_logits(actor, batch), batch.ids.flatten()[batch.drawn])
-    return scatter_tokens(found, batch)
+    found = of_actions(actor, batch, lambda logits, ids: token_logprobs(logits, ids)[:, None])
+    return scatter_tokens(found[:, 0], batch)
 
 
 def logprobs_and_entropy(actor: Any, batch: Batch) -> Tensor:
     """Return both for action token t at index t, from one forward pass. [2, B, L] fp32."""
-    found = action_logits(actor, batch)
-    logprobs = token_logprobs(found, batch.ids.flatten()[batch.drawn])
-    return torch.stack(
-        [scatter_tokens(logprobs, batch), scatter_tokens(token_entropy(found), batch)]
-    )
+
+    def both(logits: Tensor, ids: Tensor) -> Tensor:
+        return torch.stack([token_logprobs(logits, ids), token_entropy(logits)], 1)
+
+    found = of_actions(actor, batch, both)
+    return torch.stack([scatter_tokens(found[:, k], batch) for k in range(2)])
 
 
 def scatter_tokens(x: Tensor, batch: Batch) -> Tensor:
