@@ -80,12 +80,12 @@ def demo(
     """
     needs_extra()
     from cuagent.task import Device
-    from cuagent.training.ablation import run_ablations
     from cuagent.training.config import ConfigError, configure, overlay
-    from cuagent.training.demo import run_demo
-    from cuagent.training.presets import preset
+    from cuagent.training.demo.ablation import run_ablations
+    from cuagent.training.demo.demo import run_demo
+    from cuagent.training.demo.presets import preset
+    from cuagent.training.demo.trial import run_trial
     from cuagent.training.report import write_report
-    from cuagent.training.trial import run_trial
 
     where = choose_device(device)
     if kernels not in ("auto", *Device):
@@ -152,7 +152,8 @@ def run_collect(
     """Run `collect` or `evaluate`."""
     settings = prepare(config, set)
     from cuagent.training.config import ConfigError
-    from cuagent.training.stages import Part, collect
+    from cuagent.training.data.tasks import Part
+    from cuagent.training.stages import collect
 
     if part not in list(Part):
         raise ConfigError(f"--part {part}: there are {', '.join(Part)}")
@@ -280,7 +281,7 @@ def export_verl(
     settings = prepare(config, set)
     from cuagent.task import Device
     from cuagent.training.config import ConfigError
-    from cuagent.training.verl_export import Cluster, export_verl
+    from cuagent.training.engines.verl_export import Cluster, export_verl
 
     if device not in list(Device):  # the cluster may have devices that this machine lacks
         raise ConfigError(f"--device {device}: there are {', '.join(Device)}")

@@ -15,21 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cuagent.training import parallel
+from cuagent.training.algorithms.metrics import Metrics
 from cuagent.training.config import at_least
-from cuagent.training.data import split_tasks
-from cuagent.training.metrics import Metrics
+from cuagent.training.data.segments import read_episodes
+from cuagent.training.data.tasks import Part, load_tasks, split_tasks
 from cuagent.training.report import write_pipeline_report
-from cuagent.training.segments import read_episodes
-from cuagent.training.stages import (
-    Part,
-    Say,
-    TrainConfig,
-    collect,
-    load_tasks,
-    run_ppo,
-    run_rft,
-    run_value,
-)
+from cuagent.training.stages import Say, TrainConfig, collect, run_ppo, run_rft, run_value
 
 EPISODES = Path("episodes", "00000.jsonl")
 """File of a collection's episodes in its folder."""
@@ -37,7 +28,7 @@ EPISODES = Path("episodes", "00000.jsonl")
 
 @dataclass(frozen=True)
 class PipelineConfig(TrainConfig):
-    """The settings of all stages, and what they work on."""
+    """The settings of all stages, with the policy, the tasks and the folder of results."""
 
     policy: str = ""
     """Hugging Face folder or name of the first policy."""

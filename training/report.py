@@ -13,9 +13,9 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from cuagent.training.filters import gain
-from cuagent.training.metrics import Metrics, read_metrics
-from cuagent.training.segments import Episode, RecordError
+from cuagent.training.algorithms.metrics import Metrics, read_metrics
+from cuagent.training.data.filters import gain
+from cuagent.training.data.segments import Episode, RecordError
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 420, 220, 52, 26
 COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#805ad5", "#b83280", "#4a5568")

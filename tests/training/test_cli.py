@@ -15,11 +15,11 @@ from dictated import SOURCE
 from toy_game import play, small_actor
 from typer.testing import CliRunner
 
-from cuagent.training.chat import Chat
 from cuagent.training.cli import app
 from cuagent.training.config import ConfigError
-from cuagent.training.model import load_actor, new_critic, save_model
-from cuagent.training.segments import Episode, Kind, RecordError, Segment, write_episodes
+from cuagent.training.data.segments import Episode, Kind, RecordError, Segment, write_episodes
+from cuagent.training.policy.chat import Chat
+from cuagent.training.policy.model import load_actor, new_critic, save_model
 from cuagent.training.stages import policy_errors, save_final
 
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from toy_game import play, small_actor
 
-from cuagent.training.batch import Batch, collate
-from cuagent.training.losses import (
+from cuagent.training.algorithms.losses import (
     Clip,
     imitation_loss,
     kl_to,
@@ -20,8 +19,9 @@ from cuagent.training.losses import (
     truncated_weights,
     value_loss,
 )
-from cuagent.training.metrics import critic_metrics, explained_variance, ratio_metrics
-from cuagent.training.model import (
+from cuagent.training.algorithms.metrics import critic_metrics, explained_variance, ratio_metrics
+from cuagent.training.data.batch import Batch, collate
+from cuagent.training.policy.model import (
     has_plain_head,
     logprobs_and_entropy,
     logprobs_of,
@@ -310,10 +310,10 @@ def test_logits_are_computed_in_chunks_with_the_same_gradients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     actor, batch = small_actor(), collate(play(small_actor(), 12, 1))
-    monkeypatch.setattr("cuagent.training.model.CHUNK", 10_000)
+    monkeypatch.setattr("cuagent.training.policy.model.CHUNK", 10_000)
     rows, loss, gradients = peaks(actor, batch, monkeypatch)
     assert rows == batch.action_tokens
-    monkeypatch.setattr("cuagent.training.model.CHUNK", 7)
+    monkeypatch.setattr("cuagent.training.policy.model.CHUNK", 7)
     few, same_loss, same_gradients = peaks(actor, batch, monkeypatch)
     assert few == 7
     torch.testing.assert_close(same_loss, loss)

@@ -12,13 +12,13 @@ from dictated import SOURCE
 from typer.testing import CliRunner
 
 from cuagent.agent.tools import TOOLS
-from cuagent.training.chat import train_tokenizer
 from cuagent.training.cli import app
 from cuagent.training.config import ConfigError, configure, to_toml
-from cuagent.training.model import new_actor, save_model, small_config
+from cuagent.training.data.segments import Call, Episode, Kind, Segment
 from cuagent.training.pipeline import PipelineConfig
+from cuagent.training.policy.chat import train_tokenizer
+from cuagent.training.policy.model import new_actor, save_model, small_config
 from cuagent.training.report import tasks_table
-from cuagent.training.segments import Call, Episode, Kind, Segment
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "training"
 SETTINGS = """\
