@@ -5,10 +5,10 @@
     python benchmarks/train_scaling.py --compare n1.json n4.json --out scaling.json
 
 An iteration is one of `training/algorithms/ppo.py`, without checkpoints: a `Collector` plays gym
-tasks through the agent's loop and tools, a pool on the process's own cores compiles and verifies the kernels
-(C++, untimed), then actor and critic score and learn from all episodes, in replicas. Each process
-adds the same number of episodes. The efficiency is the episodes per second of N processes over N
-times those of one.
+tasks through the agent's loop and tools, a pool on the process's own cores compiles and verifies
+the kernels (C++, untimed), then actor and critic score and learn from all episodes, in replicas.
+Each process adds the same number of episodes. The efficiency is the episodes per second of N
+processes over N times those of one.
 
 A policy with random weights writes no kernel that can be judged. So the actor decodes, token by
 token, as many tokens as the gym's teacher would write; then the teacher's text replaces its own.
