@@ -342,10 +342,22 @@ def choose_device(name: str) -> str:
 
 @contextmanager
 def processes(device: str) -> Iterator[str]:
-    """Yield the device of this process; join the others if torchrun started several."""
-    from cuagent.training import parallel
+    """Yield the device of this process; join the others if torchrun started several.
 
-    yield parallel.start(choose_device(device))
+    Raises OutOfMemory if a model does not fit while it trains.
+    """
+    from cuagent.training import parallel
+    from cuagent.training.engines.engine import OutOfMemory, lacks_memory
+
+    try:
+        yield parallel.start(choose_device(device))
+    except (RuntimeError, MemoryError) as error:
+        if not lacks_memory(error):
+            raise
+        raise OutOfMemory(
+            "out of memory while training; lower tokens_per_microbatch of the stage or "
+            "play.context, or set placement.recompute=true or lora.rank"
+        ) from error
     parallel.stop()
 
 

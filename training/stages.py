@@ -619,8 +619,7 @@ def make_pool(config: TrainConfig, device: str, tasks: Sequence[Task] = ()) -> J
     effort = Effort.QUICK if config.play.timed else None
     if config.play.ray:
         shared = "judge" if parallel.size() > 1 else None
-        gpus = device.startswith("cuda")
-        return RayPool(config.play.ray, effort, gpus, name=shared, tasks=tasks)
+        return RayPool(config.play.ray, effort, device.startswith("cuda"), name=shared, tasks=tasks)
     own = (int(os.environ.get("LOCAL_RANK", "0")),)
     gpus = config.play.gpus if parallel.size() == 1 else own
     return JudgePool(effort, gpus=gpus, judges_per_gpu=config.play.beside)
