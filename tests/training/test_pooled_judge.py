@@ -86,7 +86,7 @@ CALLS: dict[str, dict[str, object]] = {
     "read": {"path": "model_new.py"},
     "write": {"path": "notes.txt", "text": "a\nb\n"},
     "edit": {"path": "notes.txt", "old": "a", "new": "c"},
-    "multi_edit": {"path": "notes.txt", "edits": [{"old": "c", "new": "d"}]},
+    "multi_edit": {"edits": [{"path": "notes.txt", "old": "c", "new": "d"}]},
     "glob": {"pattern": "*.py"},
     "grep": {"pattern": "clamp"},
     "todo": {"items": [{"text": "fuse", "state": "open"}]},
