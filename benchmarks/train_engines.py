@@ -28,10 +28,10 @@ from slices import write
 from train_throughput import PRESETS as DECODERS
 from train_throughput import decoder
 
-from cuagent.training.continuous import ContinuousEngine
-from cuagent.training.engine import Engine, LocalEngine, Request
-from cuagent.training.model import count_parameters
-from cuagent.training.rollout import Batcher
+from cuagent.training.engines.continuous import ContinuousEngine
+from cuagent.training.engines.engine import Engine, LocalEngine, Request
+from cuagent.training.policy.model import count_parameters
+from cuagent.training.rollout.episode import Batcher
 
 NEVER = -1
 """An id that no token has, so a turn always reaches its requested length."""

@@ -31,9 +31,9 @@ from cuagent.build import build
 from cuagent.judge import Judgement
 from cuagent.task import Device, Task
 from cuagent.timing import Effort
-from cuagent.training.gym import make_chains, make_tasks
-from cuagent.training.pool import JudgePool
-from cuagent.training.teacher import initial_files, teacher_of
+from cuagent.training.demo.gym import make_chains, make_tasks
+from cuagent.training.demo.teacher import initial_files, teacher_of
+from cuagent.training.judging.pool import JudgePool
 
 Work = Sequence[tuple[Task, Attempt]]
 AT_ONCE = 32

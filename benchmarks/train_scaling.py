@@ -4,11 +4,11 @@
     torchrun --nproc-per-node 4 benchmarks/train_scaling.py --preset h200 --out n4.json
     python benchmarks/train_scaling.py --compare n1.json n4.json --out scaling.json
 
-An iteration is one of `training/ppo.py`, without checkpoints: a `Collector` plays gym tasks through
-the agent's loop and tools, a pool on the process's own cores compiles and verifies the kernels
-(C++, untimed), then actor and critic score and learn from all episodes, in replicas. Each process
-adds the same number of episodes. The efficiency is the episodes per second of N processes over N
-times those of one.
+An iteration is one of `training/algorithms/ppo.py`, without checkpoints: a `Collector` plays gym
+tasks through the agent's loop and tools, a pool on the process's own cores compiles and verifies
+the kernels (C++, untimed), then actor and critic score and learn from all episodes, in replicas.
+Each process adds the same number of episodes. The efficiency is the episodes per second of N
+processes over N times those of one.
 
 A policy with random weights writes no kernel that can be judged. So the actor decodes, token by
 token, as many tokens as the gym's teacher would write; then the teacher's text replaces its own.
@@ -48,23 +48,23 @@ from train_throughput import RATES, decoder
 from cuagent.message import Message, ToolCall
 from cuagent.task import Device, Task
 from cuagent.training import parallel
-from cuagent.training.chat import Chat, Pieces, train_tokenizer
-from cuagent.training.collect import Collector
-from cuagent.training.demo import TOOLS
-from cuagent.training.demonstrations import first_turns, rendered
-from cuagent.training.engine import LocalEngine, Request, Sampled
-from cuagent.training.gym import make_chains, make_tasks, opening
-from cuagent.training.metrics import episode_metrics
-from cuagent.training.model import count_parameters, new_critic
-from cuagent.training.optimize import make_optimizer
-from cuagent.training.placement import Dtype, Placement, place
-from cuagent.training.pool import JudgePool
-from cuagent.training.ppo import PpoConfig, update
-from cuagent.training.presets import DemoConfig, GymConfig
-from cuagent.training.reward import with_reward
-from cuagent.training.rollout import Play
-from cuagent.training.segments import require_logprobs
-from cuagent.training.teacher import initial_files, teacher_of
+from cuagent.training.algorithms.metrics import episode_metrics
+from cuagent.training.algorithms.ppo import PpoConfig, update
+from cuagent.training.algorithms.reward import with_reward
+from cuagent.training.data.segments import require_logprobs
+from cuagent.training.demo.demo import TOOLS
+from cuagent.training.demo.demonstrations import first_turns, rendered
+from cuagent.training.demo.gym import make_chains, make_tasks, opening
+from cuagent.training.demo.presets import DemoConfig, GymConfig
+from cuagent.training.demo.teacher import initial_files, teacher_of
+from cuagent.training.engines.engine import LocalEngine, Request, Sampled
+from cuagent.training.judging.pool import JudgePool
+from cuagent.training.policy.chat import Chat, Pieces, train_tokenizer
+from cuagent.training.policy.model import count_parameters, new_critic
+from cuagent.training.policy.optimize import make_optimizer
+from cuagent.training.policy.placement import Dtype, Placement, place
+from cuagent.training.rollout.collect import Collector
+from cuagent.training.rollout.episode import Play
 
 Row = dict[str, Any]
 TURN = "<|im_start|>"
@@ -214,7 +214,7 @@ def with_number(call: ToolCall, number: int) -> ToolCall:
 
 
 def tokenizer(vocabulary: int) -> Chat:
-    """Train a tokenizer on the teacher's first turns, like `training/demonstrations.py`."""
+    """Train a tokenizer on the teacher's first turns, like `training/demo/demonstrations.py`."""
     turns = first_turns(DemoConfig(first_turns=SPOKEN), set())
     most = min(vocabulary, DemoConfig().decoder.vocabulary)
     return train_tokenizer(rendered(list(turns)), most, Pieces.WORDS)

@@ -28,13 +28,13 @@ from typing import Any
 import torch
 
 from cuagent.training import parallel
-from cuagent.training.batch import collate
-from cuagent.training.losses import imitation_loss
-from cuagent.training.model import device_microbatches, logprobs_of, new_critic
-from cuagent.training.optimize import AdamW, apply_gradients, make_optimizer
-from cuagent.training.placement import Dtype, Placement, place
-from cuagent.training.ppo import PpoConfig, update
-from cuagent.training.segments import Episode, Kind, Segment
+from cuagent.training.algorithms.losses import imitation_loss
+from cuagent.training.algorithms.ppo import PpoConfig, update
+from cuagent.training.data.batch import collate
+from cuagent.training.data.segments import Episode, Kind, Segment
+from cuagent.training.policy.model import device_microbatches, logprobs_of, new_critic
+from cuagent.training.policy.optimize import AdamW, apply_gradients, make_optimizer
+from cuagent.training.policy.placement import Dtype, Placement, place
 
 RATES = AdamW(lr=1e-6)
 

@@ -154,8 +154,8 @@ def free_of(best: Judgement | None, found: Ladder | None) -> Ratio | None:
 class Judge(Protocol):
     """Judge of one task, as the agent's loop and tools use it.
 
-    `LocalJudge` works in this process. `PooledJudge` (`cuagent.training.pool`) asks a pool of
-    judging processes. Both may raise ForkServerError and OracleLost.
+    `LocalJudge` works in this process. `PooledJudge` (`cuagent.training.judging.pool`) asks a pool
+    of judging processes. Both may raise ForkServerError and OracleLost.
     """
 
     @property

@@ -80,12 +80,12 @@ def demo(
     """
     needs_extra()
     from cuagent.task import Device
-    from cuagent.training.ablation import run_ablations
     from cuagent.training.config import ConfigError, configure, overlay
-    from cuagent.training.demo import run_demo
-    from cuagent.training.presets import preset
+    from cuagent.training.demo.ablation import run_ablations
+    from cuagent.training.demo.demo import run_demo
+    from cuagent.training.demo.presets import preset
+    from cuagent.training.demo.trial import run_trial
     from cuagent.training.report import write_report
-    from cuagent.training.trial import run_trial
 
     where = choose_device(device)
     if kernels not in ("auto", *Device):
@@ -152,7 +152,8 @@ def run_collect(
     """Run `collect` or `evaluate`."""
     settings = prepare(config, set)
     from cuagent.training.config import ConfigError
-    from cuagent.training.stages import Part, collect
+    from cuagent.training.data.tasks import Part
+    from cuagent.training.stages import collect
 
     if part not in list(Part):
         raise ConfigError(f"--part {part}: there are {', '.join(Part)}")
@@ -217,6 +218,32 @@ def ppo(
 
 
 @app.command()
+def pipeline(
+    file: Annotated[Path, typer.Argument(help="TOML file with policy, tasks, out and settings.")],
+    device: DeviceName = "auto",
+    set: Sets = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print all settings as TOML, and end.")
+    ] = False,
+) -> None:
+    """Collect, RFT, value pretraining, PPO and evaluations as one command that resumes."""
+    needs_extra()
+    from cuagent.training.config import configure, to_toml
+    from cuagent.training.pipeline import PipelineConfig, run_pipeline
+
+    settings = configure(PipelineConfig(policy="?"), file, set or [])
+    if print_config:
+        typer.echo(to_toml(settings), nl=False)
+        return
+    if settings.policy == "?":
+        from cuagent.training.config import ConfigError
+
+        raise ConfigError(f"{file}: name the policy, as in policy = 'OWNER/NAME'")
+    with processes(device) as here:
+        run_pipeline(settings, here, say)
+
+
+@app.command()
 def export(
     runs: Annotated[Path, typer.Option(help="Folder of runs.")],
     out: Annotated[Path, typer.Option(help="File (chat, parquet) or folder (atif).")],
@@ -254,7 +281,7 @@ def export_verl(
     settings = prepare(config, set)
     from cuagent.task import Device
     from cuagent.training.config import ConfigError
-    from cuagent.training.verl_export import Cluster, export_verl
+    from cuagent.training.engines.verl_export import Cluster, export_verl
 
     if device not in list(Device):  # the cluster may have devices that this machine lacks
         raise ConfigError(f"--device {device}: there are {', '.join(Device)}")
@@ -315,10 +342,22 @@ def choose_device(name: str) -> str:
 
 @contextmanager
 def processes(device: str) -> Iterator[str]:
-    """Yield the device of this process; join the others if torchrun started several."""
-    from cuagent.training import parallel
+    """Yield the device of this process; join the others if torchrun started several.
 
-    yield parallel.start(choose_device(device))
+    Raises OutOfMemory if a model does not fit while it trains.
+    """
+    from cuagent.training import parallel
+    from cuagent.training.engines.engine import OutOfMemory, lacks_memory
+
+    try:
+        yield parallel.start(choose_device(device))
+    except (RuntimeError, MemoryError) as error:
+        if not lacks_memory(error):
+            raise
+        raise OutOfMemory(
+            "out of memory while training; lower tokens_per_microbatch of the stage or "
+            "play.context, or set placement.recompute=true or lora.rank"
+        ) from error
     parallel.stop()
 
 

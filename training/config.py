@@ -11,7 +11,7 @@ import sys
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -63,6 +63,30 @@ def overlay(default: T, values: Mapping[str, Any], where: str) -> T:
         return replace(default, **changed)  # type: ignore[type-var]
     except ValueError as error:
         raise ConfigError(f"{where}{error}") from error
+
+
+def to_toml(settings: Any) -> str:
+    """Return all settings as TOML that `configure` reads; a setting without a value is a comment.
+
+    Nested dataclasses become tables, whose names are written in full.
+    """
+    return "\n".join(_toml(settings, "")) + "\n"
+
+
+def _toml(settings: Any, where: str) -> Iterator[str]:
+    nested = []
+    for one in fields(settings):
+        value = getattr(settings, one.name)
+        if is_dataclass(value):
+            nested.append(one.name)
+        elif value is None or value == ():
+            yield f"# {one.name} = {'[]' if value == () else 'none'}"
+        else:
+            shown = list(value) if isinstance(value, tuple) else value
+            yield f"{one.name} = {json.dumps(shown)}"
+    for name in nested:
+        yield f"\n[{where}{name}]"
+        yield from _toml(getattr(settings, name), f"{where}{name}.")
 
 
 def at_least(least: float, settings: Any, *names: str) -> None:

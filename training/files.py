@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cuagent.training.segments import RecordError
+from cuagent.training.data.segments import RecordError
 
 
 def write_atomic(path: Path, text: str) -> None:

@@ -13,8 +13,9 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from cuagent.training.metrics import read_metrics
-from cuagent.training.segments import RecordError
+from cuagent.training.algorithms.metrics import Metrics, read_metrics
+from cuagent.training.data.filters import gain
+from cuagent.training.data.segments import Episode, RecordError
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 420, 220, 52, 26
 COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#805ad5", "#b83280", "#4a5568")
@@ -73,6 +74,56 @@ def write_seeds_report(folder: Path, folders: Sequence[Path], summary: Sequence[
     ]
     lines = "".join(f"<li>{html.escape(line)}</li>" for line in summary)
     return write_page(folder, f"PPO: {len(runs)} seeds", f"<ul>{lines}</ul>", figures)
+
+
+def write_pipeline_report(
+    folder: Path, stages: dict[str, Metrics], episodes: Sequence[Episode]
+) -> Path:
+    """Write `report.html` of a pipeline: the held-out figures of each stage, the tasks, gains and
+    kernels of the last evaluation, and PPO's four curves; return its path."""
+    rows = iterations(folder / "ppo" / "metrics.jsonl")
+    figures = [
+        svg_figure(title, {label: [m.get(name) for m in rows] for name, label in of.items()})
+        for title, of in CURVES
+    ]
+    above = results_table(stages) + tasks_table(episodes)
+    return write_page(folder, f"PPO: {len(rows)} iterations", above, figures)
+
+
+def tasks_table(episodes: Sequence[Episode]) -> str:
+    """Return an HTML table of the played tasks with the files of the best episode of each."""
+    by_task: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        by_task.setdefault(episode.task_name, []).append(episode)
+    if not by_task:
+        return ""
+    body = ""
+    for name, played in sorted(by_task.items()):
+        best = max(played, key=lambda e: (e.reward, gain(e)))
+        correct = sum(e.reward > 0 for e in played) / len(played)
+        speedup = f"{gain(best):.2f}x" if gain(best) else "not timed"
+        files = "".join(
+            f"<h4>{html.escape(path)}</h4><pre>{html.escape(text)}</pre>"
+            for path, text in written_files(best).items()
+        )
+        body += (
+            f"<tr><td>{html.escape(name)}</td><td>{len(played)}</td><td>{correct:.0%}</td>"
+            f"<td>{best.reward:+g}</td><td>{speedup}</td>"
+            f"<td><details><summary>kernel</summary>{files}</details></td></tr>"
+        )
+    names = ("task", "episodes", "correct", "best reward", "gain (lower limit)", "best episode")
+    head = "".join(f"<th>{n}</th>" for n in names)
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def written_files(episode: Episode) -> dict[str, str]:
+    """Return the files that an episode wrote, with their last written text; edits are left out."""
+    files: dict[str, str] = {}
+    for call in episode.calls:
+        if call.name == "write" and call.valid:
+            arguments = json.loads(call.arguments, strict=False)
+            files[str(arguments["path"])] = str(arguments["text"])
+    return files
 
 
 def iterations(path: Path) -> list[Row]:

@@ -20,22 +20,38 @@ from typing import Any
 from cuagent.agent.prompt import opening
 from cuagent.agent.tools import TOOLS
 from cuagent.record import list_runs
-from cuagent.synth.dataset import checksum, difficulties, set_and_split, task_files
-from cuagent.task import Device, Task, load_task
+from cuagent.task import Task
 from cuagent.timing import Effort
 from cuagent.training import manifest, parallel
-from cuagent.training.chat import Chat, load_chat
-from cuagent.training.checkpoint import latest_checkpoint
-from cuagent.training.collect import Collector
+from cuagent.training.algorithms.curriculum import Curriculum
+from cuagent.training.algorithms.metrics import Metrics, episode_metrics
+from cuagent.training.algorithms.ppo import PpoConfig, ppo
+from cuagent.training.algorithms.reward import max_reward
+from cuagent.training.algorithms.rft import RftConfig, rft
+from cuagent.training.algorithms.rft import steps_of as rft_steps_of
+from cuagent.training.algorithms.value import ValueConfig, pretrain_value, value_steps_of
 from cuagent.training.config import SEEDS, ConfigError, above, at_least, below, between
-from cuagent.training.continuous import ContinuousEngine
-from cuagent.training.curriculum import Curriculum
-from cuagent.training.data import load_runs, split, split_tasks
-from cuagent.training.engine import Engine, LocalEngine
-from cuagent.training.export import write_atif, write_chat, write_parquet
+from cuagent.training.data.export import write_atif, write_chat, write_parquet
+from cuagent.training.data.filters import Filters, filter_episodes
+from cuagent.training.data.runs import load_runs
+from cuagent.training.data.segments import Episode, RecordError, read_episodes
+from cuagent.training.data.tasks import (
+    Part,
+    load_tasks,
+    part_of,
+    split,
+    split_tasks,
+    task_difficulties,
+)
+from cuagent.training.engines.continuous import ContinuousEngine
+from cuagent.training.engines.engine import Engine, LocalEngine
+from cuagent.training.engines.server import ServerEngine, can_reload
 from cuagent.training.files import atomic_folder, write_atomic
-from cuagent.training.filters import Filters, filter_episodes
-from cuagent.training.lora import (
+from cuagent.training.judging.pool import JudgePool, Pool
+from cuagent.training.judging.ray_pool import RayPool
+from cuagent.training.policy.chat import Chat, load_chat
+from cuagent.training.policy.checkpoint import latest_checkpoint
+from cuagent.training.policy.lora import (
     Lora,
     adapt,
     is_adapted,
@@ -43,8 +59,7 @@ from cuagent.training.lora import (
     merged_for_now,
     plain_state_dict,
 )
-from cuagent.training.metrics import Metrics, episode_metrics
-from cuagent.training.model import (
+from cuagent.training.policy.model import (
     load_actor,
     load_critic,
     new_critic,
@@ -52,17 +67,9 @@ from cuagent.training.model import (
     quiet_libraries,
     save_model,
 )
-from cuagent.training.placement import Dtype, Placement, copy_weights, is_sharded, place
-from cuagent.training.pool import JudgePool, Pool
-from cuagent.training.ppo import PpoConfig, ppo
-from cuagent.training.ray_pool import RayPool
-from cuagent.training.reward import max_reward
-from cuagent.training.rft import RftConfig, rft
-from cuagent.training.rft import steps_of as rft_steps_of
-from cuagent.training.rollout import Play
-from cuagent.training.segments import Episode, RecordError, read_episodes
-from cuagent.training.server import ServerEngine, can_reload
-from cuagent.training.value import ValueConfig, pretrain_value, value_steps_of
+from cuagent.training.policy.placement import Dtype, Placement, copy_weights, is_sharded, place
+from cuagent.training.rollout.collect import Collector
+from cuagent.training.rollout.episode import Play
 
 Say = Callable[[str], None]
 RESULT = "evaluation.json"
@@ -72,14 +79,6 @@ class Export(StrEnum):
     CHAT = "chat"
     ATIF = "atif"
     PARQUET = "parquet"
-
-
-class Part(StrEnum):
-    """The part of a folder of tasks; the split by task hash is the same in every stage."""
-
-    TRAIN = "train"
-    HELDOUT = "heldout"
-    ALL = "all"
 
 
 class Sampler(StrEnum):
@@ -211,19 +210,6 @@ def collect(
         write_atomic(path, json.dumps(metrics, indent=1))
     parallel.barrier()
     return report(metrics, say)
-
-
-def part_of(tasks: Sequence[Task], share: float, part: Part) -> list[Task]:
-    """Return the tasks of a part. Raises RecordError if there are none."""
-    if part is Part.ALL:
-        return list(tasks)
-    train, heldout = split_tasks(tasks, share)
-    if part is Part.HELDOUT and not heldout:
-        raise RecordError(
-            f"none of {len(tasks)} tasks is held out (heldout={share}); add tasks, or use "
-            "--part all for a folder of tasks that no stage has seen"
-        )
-    return train if part is Part.TRAIN else heldout
 
 
 def report(metrics: Metrics, say: Say) -> Metrics:
@@ -584,35 +570,6 @@ def samples_from_pages(config: TrainConfig) -> bool:
     return config.play.engine is Sampler.CONTINUOUS and config.play.server is None
 
 
-def load_tasks(folder: Path, device: str) -> list[Task]:
-    """Load every `.py` file of a folder, or every row of a parquet file, as a task.
-
-    A set of `cuagent synth` gives its split `train`, or another one as `FILE.parquet:test_shape`;
-    the code is written to a folder next to the file. Raises TaskError, RecordError, SynthError.
-    """
-    chosen = set_and_split(folder)
-    if not (folder if chosen is None else chosen[0]).exists():
-        raise RecordError(f"{folder}: no such folder")
-    if chosen is not None:
-        files = task_files(*chosen)
-    else:
-        files = [folder] if folder.is_file() else sorted(folder.glob("*.py"))
-    if not files:
-        raise RecordError(f"{folder}: no tasks (*.py, or rows of the split)")
-    kind = Device(device.partition(":")[0])
-    return [load_task(str(file), device=kind) for file in files]
-
-
-def task_difficulties(path: Path, tasks: Sequence[Task]) -> dict[str, float]:
-    """Return the measured difficulty of each graded task by its digest."""
-    chosen = set_and_split(path)
-    if chosen is None:
-        return {}
-    graded = difficulties(chosen[0])
-    found = {task.digest: graded.get(checksum(task.source)) for task in tasks}
-    return {digest: value for digest, value in found.items() if value is not None}
-
-
 def make_collector(
     tasks: Sequence[Task],
     chat: Chat,
@@ -662,8 +619,7 @@ def make_pool(config: TrainConfig, device: str, tasks: Sequence[Task] = ()) -> J
     effort = Effort.QUICK if config.play.timed else None
     if config.play.ray:
         shared = "judge" if parallel.size() > 1 else None
-        gpus = device.startswith("cuda")
-        return RayPool(config.play.ray, effort, gpus, name=shared, tasks=tasks)
+        return RayPool(config.play.ray, effort, device.startswith("cuda"), name=shared, tasks=tasks)
     own = (int(os.environ.get("LOCAL_RANK", "0")),)
     gpus = config.play.gpus if parallel.size() == 1 else own
     return JudgePool(effort, gpus=gpus, judges_per_gpu=config.play.beside)

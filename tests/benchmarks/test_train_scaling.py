@@ -17,9 +17,9 @@ from train_throughput import PRESETS, decoder
 from cuagent.attempt import Attempt
 from cuagent.message import Message
 from cuagent.task import Device, Task
-from cuagent.training.chat import Chat
-from cuagent.training.engine import Request
-from cuagent.training.gym import make_chains, make_tasks, opening
+from cuagent.training.demo.gym import make_chains, make_tasks, opening
+from cuagent.training.engines.engine import Request
+from cuagent.training.policy.chat import Chat
 
 Row = dict[str, Any]
 

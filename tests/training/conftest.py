@@ -12,10 +12,10 @@ from dictated import SOURCE, SUBMIT, WRITE
 from cuagent.agent.tools import submit, verify, write
 from cuagent.message import Message
 from cuagent.task.task import Task
-from cuagent.training.chat import Chat, train_tokenizer
+from cuagent.training.policy.chat import Chat, train_tokenizer
 
 if TYPE_CHECKING:  # the process that starts the test workers must not import torch
-    from cuagent.training.rollout import Play
+    from cuagent.training.rollout.episode import Play
 
 
 SLOW = ("test_trial.py",), ("test_parallel.py", "test_ray_pool.py")
@@ -56,7 +56,7 @@ def chat() -> Chat:
 
 @pytest.fixture(scope="session")
 def play() -> Play:
-    from cuagent.training.rollout import Play
+    from cuagent.training.rollout.episode import Play
 
     def opening(task: Task) -> list[Message]:
         return [Message("user", task.source)]
@@ -68,7 +68,7 @@ def play() -> Play:
 @pytest.fixture(scope="session")
 def python(warm: Callable[..., list[str]]) -> list[str]:
     """Command of a Python that has imported transformers too, which takes as long as torch."""
-    return warm("cuagent.training.ppo", *LAZY)
+    return warm("cuagent.training.algorithms.ppo", *LAZY)
 
 
 @pytest.fixture(scope="session")
@@ -76,8 +76,8 @@ def demo(once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
     """A finished demo. Read only: several test processes share it."""
 
     def train(out: Path) -> None:
-        from cuagent.training.demo import run_demo
-        from cuagent.training.presets import DemoConfig, for_test
+        from cuagent.training.demo.demo import run_demo
+        from cuagent.training.demo.presets import DemoConfig, for_test
 
         run_demo(for_test(DemoConfig()), "cpu", out, lambda _: None)
 

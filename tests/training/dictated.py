@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cuagent.training.chat import Chat
+from cuagent.training.policy.chat import Chat
 
 if TYPE_CHECKING:
-    from cuagent.training.engine import Request, Sampled
+    from cuagent.training.engines.engine import Request, Sampled
 
 SOURCE = """\
 import torch
@@ -42,7 +42,7 @@ class Dictated:
         self.asked: list[Request] = []
 
     def sample(self, requests: Sequence[Request]) -> list[Sampled]:
-        from cuagent.training.engine import Sampled
+        from cuagent.training.engines.engine import Sampled
 
         out = []
         for request in requests:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cuagent.training.advantage import (
+from cuagent.training.algorithms.advantage import (
     actions,
     advantages_and_returns,
     gae,

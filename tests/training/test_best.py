@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -12,18 +13,19 @@ import torch
 from dictated import SOURCE
 from toy_game import FAST, play, same, silent, small_actor, weights
 
+from cuagent.agent.tools import TOOLS
 from cuagent.task import load_task
 from cuagent.task.task import Task
-from cuagent.training.chat import Chat
-from cuagent.training.data import is_heldout, split, split_tasks
-from cuagent.training.metrics import read_metrics, reward_fall
-from cuagent.training.model import new_actor, new_critic, save_model, small_config
-from cuagent.training.optimize import AdamW
-from cuagent.training.ppo import ppo
-from cuagent.training.rft import RftConfig, imitation, rft, steps_of
-from cuagent.training.segments import Episode, RecordError, read_episodes
-from cuagent.training.stages import Part, TrainConfig, collect, part_of
-from cuagent.training.value import ValueConfig, targets, value_steps_of
+from cuagent.training.algorithms.metrics import read_metrics, reward_fall
+from cuagent.training.algorithms.ppo import ppo
+from cuagent.training.algorithms.rft import RftConfig, imitation, rft, steps_of
+from cuagent.training.algorithms.value import ValueConfig, targets, value_steps_of
+from cuagent.training.data.segments import Episode, RecordError, read_episodes
+from cuagent.training.data.tasks import Part, is_heldout, part_of, split, split_tasks
+from cuagent.training.policy.chat import train_tokenizer
+from cuagent.training.policy.model import new_actor, new_critic, save_model, small_config
+from cuagent.training.policy.optimize import AdamW
+from cuagent.training.stages import TrainConfig, collect
 
 
 def test_steps_follow_the_number_of_episodes() -> None:
@@ -53,7 +55,7 @@ def test_rft_stops_early_and_keeps_the_best_weights(tmp_path: Path) -> None:
 
 
 def test_targets_at_lambda_one_ask_the_critic_for_nothing() -> None:
-    from cuagent.training.batch import collate
+    from cuagent.training.data.batch import collate
 
     batch = collate(play(small_actor(), 4, 1))
     found = targets(None, batch, ValueConfig(lam=1.0))
@@ -121,8 +123,11 @@ def tasks(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def policy(chat: Chat, tmp_path: Path) -> Path:
-    config = small_config(len(chat.tokenizer), 1, 32, 2, 20000, chat.end, chat.pad)
+def policy(tmp_path: Path) -> Path:
+    """A policy whose tokenizer knows the words of the real prompt, which is long."""
+    tools = json.dumps([[tool.spec.description, dict(tool.spec.schema)] for tool in TOOLS])
+    chat = train_tokenizer([(files("cuagent.agent") / "system.md").read_text(), tools] * 3, 2000)
+    config = small_config(len(chat.tokenizer), 1, 32, 2, 12000, chat.end, chat.pad)
     save_model(new_actor(config, 1), tmp_path / "policy")
     chat.save(tmp_path / "policy")
     return tmp_path / "policy"

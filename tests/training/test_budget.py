@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cuagent.training.budget import Budget
+from cuagent.training.demo.budget import Budget
 
 if TYPE_CHECKING:
     pass

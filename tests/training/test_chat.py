@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cuagent.training.chat import Chat, load_chat
-from cuagent.training.segments import RecordError
+from cuagent.training.data.segments import RecordError
+from cuagent.training.policy.chat import Chat, load_chat
 
 
 def test_chat_refuses_templates_without_the_turn_or_its_end(chat: Chat) -> None:

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from toy_game import FAST, play, silent, small_actor
 
-from cuagent.training.checkpoint import (
+from cuagent.training.algorithms.ppo import ppo
+from cuagent.training.algorithms.rft import RftConfig, rft
+from cuagent.training.data.segments import RecordError
+from cuagent.training.policy.checkpoint import (
     STATE,
     latest_checkpoint,
     load_checkpoint,
     rewind,
     save_checkpoint,
 )
-from cuagent.training.model import new_critic
-from cuagent.training.optimize import make_optimizer
-from cuagent.training.ppo import ppo
-from cuagent.training.rft import RftConfig, rft
-from cuagent.training.segments import RecordError
+from cuagent.training.policy.model import new_critic
+from cuagent.training.policy.optimize import make_optimizer
 
 
 def test_kill_during_deletion_leaves_no_partial_checkpoint(

@@ -15,11 +15,12 @@ from dictated import SOURCE
 from toy_game import play, small_actor
 from typer.testing import CliRunner
 
-from cuagent.training.chat import Chat
-from cuagent.training.cli import app
+from cuagent.training.cli import app, processes
 from cuagent.training.config import ConfigError
-from cuagent.training.model import load_actor, new_critic, save_model
-from cuagent.training.segments import Episode, Kind, RecordError, Segment, write_episodes
+from cuagent.training.data.segments import Episode, Kind, RecordError, Segment, write_episodes
+from cuagent.training.engines.engine import OutOfMemory
+from cuagent.training.policy.chat import Chat
+from cuagent.training.policy.model import load_actor, new_critic, save_model
 from cuagent.training.stages import policy_errors, save_final
 
 
@@ -233,3 +234,10 @@ def test_export_verl_writes_start_script(policy: Path, tmp_path: Path) -> None:
     assert "trainer.n_gpus_per_node=4" in (out / "run.sh").read_text()
     with pytest.raises(RecordError, match=r"no config\.json"):
         call("export-verl", "--policy", tasks, "--critic", tasks, *rest)
+
+
+def test_memory_exhausted_by_training_is_named_with_the_settings_to_lower() -> None:
+    with pytest.raises(OutOfMemory, match="lower tokens_per_microbatch"), processes("cpu"):
+        torch.empty(2**56)
+    with pytest.raises(RuntimeError, match="another"), processes("cpu"):
+        raise RuntimeError("another error")

@@ -15,12 +15,12 @@ import torch
 from toy_game import END, small_actor
 
 from cuagent.task import Task
-from cuagent.training.batch import collate
-from cuagent.training.chat import Chat
-from cuagent.training.continuous import ContinuousEngine
-from cuagent.training.engine import EngineError, Request, Sampled
-from cuagent.training.model import logprobs_of, new_actor, per_token, small_config
-from cuagent.training.rollout import Play, play_many
+from cuagent.training.data.batch import collate
+from cuagent.training.engines.continuous import ContinuousEngine
+from cuagent.training.engines.engine import EngineError, Request, Sampled
+from cuagent.training.policy.chat import Chat
+from cuagent.training.policy.model import logprobs_of, new_actor, per_token, small_config
+from cuagent.training.rollout.episode import Play, play_many
 
 TOKENS = 2048
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from cuagent.training.curriculum import (
+from cuagent.training.algorithms.curriculum import (
     Curriculum,
     append_outcomes,
     read_outcomes,
     sample_tasks,
     task_weights,
 )
-from cuagent.training.reward import max_reward
-from cuagent.training.segments import Episode, RecordError
+from cuagent.training.algorithms.reward import max_reward
+from cuagent.training.data.segments import Episode, RecordError
 
 
 def episode(task: str, reward: float) -> Episode:

@@ -15,12 +15,20 @@ from cuagent.agent.loop import run_agent
 from cuagent.models.scripted import ScriptedModel
 from cuagent.record import RunFolder
 from cuagent.task.task import Task
-from cuagent.training.chat import Chat
-from cuagent.training.data import episode_of, is_heldout, load_runs, split
-from cuagent.training.export import atif, write_atif, write_chat, write_parquet
-from cuagent.training.filters import Filters, filter_episodes
-from cuagent.training.rollout import Play, start_episode
-from cuagent.training.segments import Call, Episode, Kind, RecordError, Segment, require_logprobs
+from cuagent.training.data.export import atif, write_atif, write_chat, write_parquet
+from cuagent.training.data.filters import Filters, filter_episodes
+from cuagent.training.data.runs import episode_of, load_runs
+from cuagent.training.data.segments import (
+    Call,
+    Episode,
+    Kind,
+    RecordError,
+    Segment,
+    require_logprobs,
+)
+from cuagent.training.data.tasks import is_heldout, split
+from cuagent.training.policy.chat import Chat
+from cuagent.training.rollout.episode import Play, start_episode
 
 NO_JUDGE: Any = None
 

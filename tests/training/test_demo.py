@@ -19,15 +19,15 @@ from typer.testing import CliRunner
 from cuagent.agent.prompt import opening
 from cuagent.agent.tools import TOOLS
 from cuagent.task import Device, Task
-from cuagent.training.chat import Pieces, load_chat, train_tokenizer
+from cuagent.training.algorithms.metrics import read_metrics
 from cuagent.training.cli import app
 from cuagent.training.config import ConfigError
-from cuagent.training.demo import run_demo
-from cuagent.training.engine import LocalEngine, Request
-from cuagent.training.metrics import read_metrics
-from cuagent.training.model import load_actor, new_actor, save_model, small_config
-from cuagent.training.presets import DemoConfig, for_test
-from cuagent.training.segments import read_episodes, require_logprobs
+from cuagent.training.data.segments import read_episodes, require_logprobs
+from cuagent.training.demo.demo import run_demo
+from cuagent.training.demo.presets import DemoConfig, for_test
+from cuagent.training.engines.engine import LocalEngine, Request
+from cuagent.training.policy.chat import Pieces, load_chat, train_tokenizer
+from cuagent.training.policy.model import load_actor, new_actor, save_model, small_config
 
 
 def call(*arguments: str) -> str:
@@ -201,7 +201,7 @@ def token_server(end: int) -> Iterator[str]:
 
 
 def test_episodes_of_other_tokenizer_are_refused(demo: Path, tmp_path: Path) -> None:
-    from cuagent.training.segments import RecordError, write_episodes
+    from cuagent.training.data.segments import RecordError, write_episodes
     from cuagent.training.stages import episodes_of, load_chat
 
     source = demo / "value" / "sampled" / "episodes" / "00000.jsonl"

@@ -8,9 +8,9 @@ import pytest
 import torch
 from toy_game import END, play, small_actor
 
-from cuagent.training.batch import collate
-from cuagent.training.engine import LocalEngine, OutOfMemory, Request, batches, token_bytes
-from cuagent.training.model import logprobs_of, per_token
+from cuagent.training.data.batch import collate
+from cuagent.training.engines.engine import LocalEngine, OutOfMemory, Request, batches, token_bytes
+from cuagent.training.policy.model import logprobs_of, per_token
 
 
 def test_engine_logprobs_equal_trainer_logprobs() -> None:
@@ -45,7 +45,9 @@ def test_long_prompts_enter_the_cache_in_parts(monkeypatch: pytest.MonkeyPatch) 
     actor = small_actor()
     requests = [Request(tuple(2 + (i + k) % 13 for k in range(3 + 9 * i)), 6, i) for i in range(5)]
     whole = LocalEngine(actor, END).sample(requests)
-    monkeypatch.setattr("cuagent.training.engine.PREFILL_TOKENS", 20)  # four columns of five rows
+    monkeypatch.setattr(
+        "cuagent.training.engines.engine.PREFILL_TOKENS", 20
+    )  # four columns of five rows
     widths: list[int] = []
     forward = actor.forward
 

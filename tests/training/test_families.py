@@ -13,12 +13,12 @@ from families import FAMILIES, tokenizer_of
 from cuagent.message import Message, ToolCall
 from cuagent.models.model import ToolSpec
 from cuagent.task.task import Task
-from cuagent.training.chat import Chat
-from cuagent.training.engine import LocalEngine
-from cuagent.training.model import new_actor, small_config
-from cuagent.training.rollout import Batcher, Play, TokenModel, play_many, play_one
-from cuagent.training.segments import Kind, RecordError
-from cuagent.training.tool_calls import UNPARSABLE, Form
+from cuagent.training.data.segments import Kind, RecordError
+from cuagent.training.engines.engine import LocalEngine
+from cuagent.training.policy.chat import Chat
+from cuagent.training.policy.model import new_actor, small_config
+from cuagent.training.policy.tool_calls import UNPARSABLE, Form
+from cuagent.training.rollout.episode import Batcher, Play, TokenModel, play_many, play_one
 
 TEXT = 'x = "1"\n// </b>'
 HERMES = f"""<tool_call>

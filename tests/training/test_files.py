@@ -10,13 +10,13 @@ from typing import Any, cast
 import pytest
 from toy_game import play, small_actor
 
-from cuagent.training.collect import Collector
-from cuagent.training.demo import Demo
+from cuagent.training.algorithms.metrics import log_metrics
+from cuagent.training.data.segments import RecordError, read_episodes
+from cuagent.training.demo.demo import Demo
+from cuagent.training.demo.presets import DemoConfig
+from cuagent.training.demo.rehearsal import Rehearsal
 from cuagent.training.files import atomic_folder, write_atomic
-from cuagent.training.metrics import log_metrics
-from cuagent.training.presets import DemoConfig
-from cuagent.training.rehearsal import Rehearsal
-from cuagent.training.segments import RecordError, read_episodes
+from cuagent.training.rollout.collect import Collector
 
 
 def test_atomic_folder_appears_only_when_complete(tmp_path: Path) -> None:

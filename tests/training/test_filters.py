@@ -6,8 +6,13 @@ import json
 
 import pytest
 
-from cuagent.training.filters import Filters, filter_episodes, longest_repeat, touches_protected
-from cuagent.training.segments import Call, Episode, Kind, Segment
+from cuagent.training.data.filters import (
+    Filters,
+    filter_episodes,
+    longest_repeat,
+    touches_protected,
+)
+from cuagent.training.data.segments import Call, Episode, Kind, Segment
 
 
 @pytest.mark.parametrize(

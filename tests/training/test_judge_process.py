@@ -21,8 +21,9 @@ from cuagent.device_lock import DeviceLock
 from cuagent.judge import LocalJudge
 from cuagent.task import Device, Task, TaskError
 from cuagent.timing import Effort
-from cuagent.training.gym import chain_of, make_chains, make_tasks
-from cuagent.training.judge_process import (
+from cuagent.training.demo.gym import chain_of, make_chains, make_tasks
+from cuagent.training.demo.teacher import ErrorRates, Teacher, initial_files
+from cuagent.training.judging.judge_process import (
     MAX_OPEN_TASKS,
     JudgeCache,
     PoolError,
@@ -30,13 +31,12 @@ from cuagent.training.judge_process import (
     pin_to_core,
     visible_device,
 )
-from cuagent.training.teacher import ErrorRates, Teacher, initial_files
 from cuagent.worker import ForkServer
 from cuagent.worker.memory.cuda_ipc import CudaMemoryError
 
 STARTS_ANOTHER = """
 import multiprocessing, os, time
-from cuagent.training.judge_process import exit_with_parent
+from cuagent.training.judging.judge_process import exit_with_parent
 
 def child():
     exit_with_parent()
@@ -212,11 +212,11 @@ def test_processes_of_gpu_share_memory_and_query_it_under_lock(
             turns.append("nobody's")
         return 24 * gib
 
-    monkeypatch.setattr("cuagent.training.judge_process.gpu_memory", memory)
+    monkeypatch.setattr("cuagent.training.judging.judge_process.gpu_memory", memory)
     assert JudgeCache("auto", DeviceLock(tmp_path / "gpu-0"), sharing_gpu=3).max_open == 1
     assert not turns
     assert JudgeCache("auto").max_open == MAX_OPEN_TASKS
-    monkeypatch.setattr("cuagent.training.judge_process.gpu_memory", lambda: None)
+    monkeypatch.setattr("cuagent.training.judging.judge_process.gpu_memory", lambda: None)
     assert JudgeCache("auto", sharing_gpu=3).max_open == MAX_OPEN_TASKS
     assert max_open_tasks(24 * gib, 1) == 5
     assert max_open_tasks(24 * gib, 3) == max_open_tasks(8 * gib, 2) == 1

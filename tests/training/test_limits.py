@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from toy_game import play, small_actor
 
-from cuagent.training.chat import Chat
-from cuagent.training.filters import Filters, filter_episodes
-from cuagent.training.lora import Lora
-from cuagent.training.model import positions_of, save_model
-from cuagent.training.placement import Dtype, Placement
-from cuagent.training.segments import Episode, Kind, RecordError, Segment, write_episodes
+from cuagent.training.data.filters import Filters, filter_episodes
+from cuagent.training.data.segments import Episode, Kind, RecordError, Segment, write_episodes
+from cuagent.training.policy.chat import Chat
+from cuagent.training.policy.lora import Lora
+from cuagent.training.policy.model import positions_of, save_model
+from cuagent.training.policy.placement import Dtype, Placement
 from cuagent.training.stages import (
     PlayConfig,
     Sampler,

@@ -12,14 +12,14 @@ import pytest
 import torch
 from toy_game import FAST, play, same, silent, small_actor, weights
 
-from cuagent.training.batch import collate
-from cuagent.training.chat import Chat
+from cuagent.training.algorithms.ppo import ppo
+from cuagent.training.algorithms.rft import RftConfig, rft
 from cuagent.training.config import ConfigError
-from cuagent.training.lora import Lora, adapt, merged
-from cuagent.training.model import load_actor, logprobs_of, new_critic, per_token, save_model
-from cuagent.training.optimize import AdamW
-from cuagent.training.ppo import ppo
-from cuagent.training.rft import RftConfig, rft
+from cuagent.training.data.batch import collate
+from cuagent.training.policy.chat import Chat
+from cuagent.training.policy.lora import Lora, adapt, merged
+from cuagent.training.policy.model import load_actor, logprobs_of, new_critic, per_token, save_model
+from cuagent.training.policy.optimize import AdamW
 from cuagent.training.stages import save_served
 
 pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from toy_game import play, small_actor
 
-from cuagent.training.batch import Batch
-from cuagent.training.losses import (
+from cuagent.training.algorithms.losses import (
     Clip,
     imitation_loss,
     kl_to,
@@ -18,8 +19,15 @@ from cuagent.training.losses import (
     truncated_weights,
     value_loss,
 )
-from cuagent.training.metrics import critic_metrics, explained_variance, ratio_metrics
-from cuagent.training.model import logprobs_and_entropy, new_actor, small_config
+from cuagent.training.algorithms.metrics import critic_metrics, explained_variance, ratio_metrics
+from cuagent.training.data.batch import Batch, collate
+from cuagent.training.policy.model import (
+    has_plain_head,
+    logprobs_and_entropy,
+    logprobs_of,
+    new_actor,
+    small_config,
+)
 
 B, L, V = 3, 7, 11
 
@@ -278,3 +286,50 @@ def test_kl_estimator_equals_its_formula_and_is_bounded() -> None:
 def test_imitation_loss_is_the_mean_negative_logprob() -> None:
     logprobs, action = torch.tensor([[-1.0, -3.0, -9.0]]), torch.tensor([[True, True, False]])
     assert float(imitation_loss(logprobs, action, 2.0)) == 2.0
+
+
+def peaks(actor: Any, batch: Batch, monkeypatch: pytest.MonkeyPatch) -> tuple[int, Any, Any]:
+    """Return the largest number of rows that passed the head, the loss and the gradients."""
+    sizes: list[int] = []
+    own = torch.nn.functional.linear
+
+    def watched(x: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> torch.Tensor:
+        if weight is actor.get_output_embeddings().weight:
+            sizes.append(x.numel() // x.shape[-1])
+        return own(x, weight, bias)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", watched)
+    loss = -logprobs_of(actor, batch).sum()
+    loss.backward()
+    found = [p.grad.clone() for p in actor.parameters() if p.grad is not None]
+    actor.zero_grad(set_to_none=True)
+    return max(sizes), loss.detach(), found
+
+
+def test_logits_are_computed_in_chunks_with_the_same_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    actor, batch = small_actor(), collate(play(small_actor(), 12, 1))
+    monkeypatch.setattr("cuagent.training.policy.model.CHUNK", 10_000)
+    rows, loss, gradients = peaks(actor, batch, monkeypatch)
+    assert rows == batch.action_tokens
+    monkeypatch.setattr("cuagent.training.policy.model.CHUNK", 7)
+    few, same_loss, same_gradients = peaks(actor, batch, monkeypatch)
+    assert few == 7
+    torch.testing.assert_close(same_loss, loss)
+    assert len(gradients) == len(same_gradients)
+    for a, b in zip(gradients, same_gradients, strict=True):
+        torch.testing.assert_close(a, b)
+    with torch.no_grad():
+        torch.testing.assert_close(-logprobs_and_entropy(actor, batch)[0].sum(), loss)
+
+
+def test_capped_logits_are_not_computed_in_chunks() -> None:
+    actor = small_actor()
+    assert has_plain_head(actor)
+    actor.config.final_logit_softcapping = 30.0
+    assert not has_plain_head(actor)
+    batch = collate(play(small_actor(), 4, 1))
+    capped = logprobs_of(actor, batch)  # this family does not cap, so the result is the same
+    actor.config.final_logit_softcapping = None
+    torch.testing.assert_close(capped, logprobs_of(actor, batch))

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from cuagent.training.algorithms.rft import RftConfig
 from cuagent.training.config import ConfigError
-from cuagent.training.demo import run_demo
+from cuagent.training.demo.demo import run_demo
+from cuagent.training.demo.presets import DemoConfig, for_test
+from cuagent.training.demo.trial import open_seeds_manifest
 from cuagent.training.manifest import MANIFEST, finish, fixed_settings, open_manifest
-from cuagent.training.presets import DemoConfig, for_test
-from cuagent.training.rft import RftConfig
-from cuagent.training.trial import open_seeds_manifest
 
 SMALL = for_test(DemoConfig())
 

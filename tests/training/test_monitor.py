@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from cuagent.training.monitor import Limits
+from cuagent.training.algorithms.monitor import Limits
 
 
 def test_monitor_names_each_fault() -> None:
-    from cuagent.training.monitor import alarms
+    from cuagent.training.algorithms.monitor import alarms
 
     healthy = {
         "entropy": 1.0, "reward_fall": 0.1, "reward_std": 1.0, "ev_q4": 0.4, "length_clipped": 0.0,

@@ -8,7 +8,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from cuagent.training.paired import best_of, difference
+from cuagent.training.demo.paired import best_of, difference
 
 
 def test_best_of_k_is_mean_over_subsets() -> None:

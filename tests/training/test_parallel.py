@@ -10,9 +10,9 @@ import pytest
 import torch
 import two_processes
 
-from cuagent.training.metrics import read_metrics
-from cuagent.training.placement import Placement
-from cuagent.training.segments import Episode, Kind, Segment, write_episodes
+from cuagent.training.algorithms.metrics import read_metrics
+from cuagent.training.data.segments import Episode, Kind, Segment, write_episodes
+from cuagent.training.policy.placement import Placement
 
 pytestmark = pytest.mark.slow
 

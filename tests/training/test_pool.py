@@ -15,12 +15,12 @@ import pytest
 from cuagent.device_lock import DeviceLock
 from cuagent.task import Device
 from cuagent.timing import Effort
-from cuagent.training.demo import fitting_judges_per_gpu, open_pool
-from cuagent.training.gym import chain_of, make_chains, make_tasks
-from cuagent.training.judge_process import PoolError
-from cuagent.training.pool import JudgePool, entry, read_judgements
-from cuagent.training.presets import DemoConfig, preset
-from cuagent.training.teacher import ErrorRates, Teacher, initial_files
+from cuagent.training.demo.demo import fitting_judges_per_gpu, open_pool
+from cuagent.training.demo.gym import chain_of, make_chains, make_tasks
+from cuagent.training.demo.presets import DemoConfig, preset
+from cuagent.training.demo.teacher import ErrorRates, Teacher, initial_files
+from cuagent.training.judging.judge_process import PoolError
+from cuagent.training.judging.pool import JudgePool, entry, read_judgements
 
 
 def test_partial_last_judgement_is_dropped(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_processes_of_one_gpu_share_its_lock(
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr("cuagent.training.pool.JudgeProcess", Noted)
+    monkeypatch.setattr("cuagent.training.judging.pool.JudgeProcess", Noted)
     tasks: Any = [SimpleNamespace(digest=str(n), device=Device.CUDA) for n in range(5)]
     with JudgePool(gpus=(2, 3), judges_per_gpu=2) as pool:
         processes = [pool._judge_process(task) for task in tasks]

@@ -19,13 +19,13 @@ from cuagent.message import Message, ToolCall
 from cuagent.task import load_task
 from cuagent.task.task import Task
 from cuagent.timing import Effort
-from cuagent.training.chat import Chat
-from cuagent.training.pool import JudgePool, Pool
-from cuagent.training.pool_server import PoolClient, serve_pool
-from cuagent.training.ray_pool import RayPool
-from cuagent.training.rehearsal import Rehearsal
-from cuagent.training.rollout import Batcher, Play, play_one, start_episode
-from cuagent.training.segments import Kind
+from cuagent.training.data.segments import Kind
+from cuagent.training.demo.rehearsal import Rehearsal
+from cuagent.training.judging.pool import JudgePool, Pool
+from cuagent.training.judging.pool_server import PoolClient, serve_pool
+from cuagent.training.judging.ray_pool import RayPool
+from cuagent.training.policy.chat import Chat
+from cuagent.training.rollout.episode import Batcher, Play, play_one, start_episode
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +86,7 @@ CALLS: dict[str, dict[str, object]] = {
     "read": {"path": "model_new.py"},
     "write": {"path": "notes.txt", "text": "a\nb\n"},
     "edit": {"path": "notes.txt", "old": "a", "new": "c"},
-    "multi_edit": {"path": "notes.txt", "edits": [{"old": "c", "new": "d"}]},
+    "multi_edit": {"edits": [{"path": "notes.txt", "old": "c", "new": "d"}]},
     "glob": {"pattern": "*.py"},
     "grep": {"pattern": "clamp"},
     "todo": {"items": [{"text": "fuse", "state": "open"}]},

@@ -13,8 +13,8 @@ from cuagent.attempt import Attempt
 from cuagent.task import load_task
 from cuagent.task.task import Task
 from cuagent.training.config import ConfigError
-from cuagent.training.judge_process import PoolError
-from cuagent.training.ray_pool import RayPool, Seats
+from cuagent.training.judging.judge_process import PoolError
+from cuagent.training.judging.ray_pool import RayPool, Seats
 
 pytestmark = pytest.mark.slow
 

@@ -11,15 +11,15 @@ import pytest
 
 from cuagent.attempt import Attempt
 from cuagent.task import Device, Task
-from cuagent.training.demo import TOOLS
-from cuagent.training.demonstrations import demonstrate
-from cuagent.training.gym import chain_of, make_chains, make_tasks, opening
-from cuagent.training.judge_process import PoolError
-from cuagent.training.presets import DemoConfig, for_test
-from cuagent.training.rehearsal import Rehearsal
-from cuagent.training.rollout import Play
-from cuagent.training.segments import Segment, read_episodes
-from cuagent.training.teacher import CPU_ELEMENTS, CPU_ROWS, ErrorRates, Teacher, initial_files
+from cuagent.training.data.segments import Segment, read_episodes
+from cuagent.training.demo.demo import TOOLS
+from cuagent.training.demo.demonstrations import demonstrate
+from cuagent.training.demo.gym import chain_of, make_chains, make_tasks, opening
+from cuagent.training.demo.presets import DemoConfig, for_test
+from cuagent.training.demo.rehearsal import Rehearsal
+from cuagent.training.demo.teacher import CPU_ELEMENTS, CPU_ROWS, ErrorRates, Teacher, initial_files
+from cuagent.training.judging.judge_process import PoolError
+from cuagent.training.rollout.episode import Play
 
 if TYPE_CHECKING:
     from cuagent.judge import Judge

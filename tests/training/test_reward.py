@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from toy_game import FAST, play, silent, small_actor
 
-from cuagent.training.metrics import log_metrics, read_metrics
-from cuagent.training.model import new_critic
-from cuagent.training.ppo import ppo
-from cuagent.training.reward import Reward, with_reward
-from cuagent.training.segments import Episode
-from cuagent.training.value import ValueConfig, pretrain_value
+from cuagent.training.algorithms.metrics import log_metrics, read_metrics
+from cuagent.training.algorithms.ppo import ppo
+from cuagent.training.algorithms.reward import Reward, with_reward
+from cuagent.training.algorithms.value import ValueConfig, pretrain_value
+from cuagent.training.data.segments import Episode
+from cuagent.training.policy.model import new_critic
 
 
 def test_ratio_reward_is_speedup_over_compile() -> None:
@@ -48,7 +48,7 @@ def test_tensorboard_matches_metrics_file(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from cuagent.training.metrics import drop_metrics_from
+    from cuagent.training.algorithms.metrics import drop_metrics_from
 
     path = tmp_path / "metrics.jsonl"
     drop_metrics_from(path, 0)

@@ -18,16 +18,16 @@ from dictated import SUBMIT, WRITE, Dictated
 from cuagent.message import Message
 from cuagent.record import RunFolder, new_run
 from cuagent.task.task import Task
-from cuagent.training.batch import collate
-from cuagent.training.chat import Chat
-from cuagent.training.collect import Collector
-from cuagent.training.data import UnusableRun, episode_of
-from cuagent.training.engine import EngineError, LocalEngine, OutOfMemory, Request, Sampled
-from cuagent.training.judge_process import PoolError
-from cuagent.training.model import logprobs_of, new_actor, per_token, small_config
-from cuagent.training.rollout import Batcher, Play, TokenModel, play_many, play_one
-from cuagent.training.segments import Kind, require_logprobs
-from cuagent.training.tool_calls import UNPARSABLE
+from cuagent.training.data.batch import collate
+from cuagent.training.data.runs import UnusableRun, episode_of
+from cuagent.training.data.segments import Kind, require_logprobs
+from cuagent.training.engines.engine import EngineError, LocalEngine, OutOfMemory, Request, Sampled
+from cuagent.training.judging.judge_process import PoolError
+from cuagent.training.policy.chat import Chat
+from cuagent.training.policy.model import logprobs_of, new_actor, per_token, small_config
+from cuagent.training.policy.tool_calls import UNPARSABLE
+from cuagent.training.rollout.collect import Collector
+from cuagent.training.rollout.episode import Batcher, Play, TokenModel, play_many, play_one
 
 NO_JUDGE: Any = None  # these episodes never have anything judged
 

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cuagent.training.batch import collate, microbatches, take
-from cuagent.training.segments import (
+from cuagent.training.data.batch import collate, microbatches, take
+from cuagent.training.data.segments import (
     Call,
     Episode,
     Kind,

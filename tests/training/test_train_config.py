@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cuagent.training.batch import batch_order
+from cuagent.training.algorithms.monitor import Action
 from cuagent.training.config import SEEDS, ConfigError, configure
-from cuagent.training.monitor import Action
-from cuagent.training.presets import DemoConfig
+from cuagent.training.data.batch import batch_order
+from cuagent.training.demo.presets import DemoConfig
 from cuagent.training.stages import TrainConfig
 
 

@@ -13,16 +13,16 @@ import pytest
 import torch
 from toy_game import FAST, play, reward, same, silent, small_actor, weights
 
-from cuagent.training.checkpoint import (
+from cuagent.training.algorithms.metrics import read_metrics
+from cuagent.training.algorithms.ppo import ppo
+from cuagent.training.algorithms.rft import RftConfig, rft
+from cuagent.training.algorithms.value import ValueConfig, pretrain_value
+from cuagent.training.data.segments import RecordError
+from cuagent.training.policy.checkpoint import (
     latest_checkpoint,
 )
-from cuagent.training.metrics import read_metrics
-from cuagent.training.model import new_critic
-from cuagent.training.optimize import AdamW
-from cuagent.training.ppo import ppo
-from cuagent.training.rft import RftConfig, rft
-from cuagent.training.segments import RecordError
-from cuagent.training.value import ValueConfig, pretrain_value
+from cuagent.training.policy.model import new_critic
+from cuagent.training.policy.optimize import AdamW
 
 
 def test_rft_value_pretraining_and_ppo_each_improve(tmp_path: Path) -> None:

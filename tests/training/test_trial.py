@@ -19,7 +19,10 @@ from warm_python import spawning
 
 from cuagent.device_lock import DeviceLock
 from cuagent.task import Device
-from cuagent.training.ablation import (
+from cuagent.training.config import ConfigError, configure
+from cuagent.training.data.filters import filter_episodes
+from cuagent.training.data.segments import Episode, RecordError, read_episodes
+from cuagent.training.demo.ablation import (
     ABLATIONS,
     collapsed,
     compare_with_full,
@@ -27,16 +30,18 @@ from cuagent.training.ablation import (
     describe,
     run_ablations,
 )
-from cuagent.training.audit import solution_of
-from cuagent.training.config import ConfigError, configure
-from cuagent.training.demo import Demo, training_devices
-from cuagent.training.filters import filter_episodes
-from cuagent.training.pool import JudgePool, read_judgements
-from cuagent.training.presets import DemoConfig, for_test
-from cuagent.training.rehearsal import Rehearsal
-from cuagent.training.segments import Episode, RecordError, read_episodes
-from cuagent.training.teacher import initial_files
-from cuagent.training.trial import compare_arms, opened_in_background, run_trial, training_places
+from cuagent.training.demo.audit import solution_of
+from cuagent.training.demo.demo import Demo, training_devices
+from cuagent.training.demo.presets import DemoConfig, for_test
+from cuagent.training.demo.rehearsal import Rehearsal
+from cuagent.training.demo.teacher import initial_files
+from cuagent.training.demo.trial import (
+    compare_arms,
+    opened_in_background,
+    run_trial,
+    training_places,
+)
+from cuagent.training.judging.pool import JudgePool, read_judgements
 
 pytestmark = pytest.mark.slow
 

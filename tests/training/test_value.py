@@ -7,9 +7,9 @@ from pathlib import Path
 
 from toy_game import play, silent, small_actor
 
-from cuagent.training.metrics import read_metrics
-from cuagent.training.model import new_critic
-from cuagent.training.value import ValueConfig, pretrain_value
+from cuagent.training.algorithms.metrics import read_metrics
+from cuagent.training.algorithms.value import ValueConfig, pretrain_value
+from cuagent.training.policy.model import new_critic
 
 
 def test_restarted_value_pretraining_logs_each_step_once(tmp_path: Path) -> None:

@@ -17,15 +17,15 @@ import torch
 from dictated import SOURCE
 from toy_game import play, small_actor
 
-from cuagent.training.advantage import advantages_and_returns, whiten
-from cuagent.training.chat import Chat
+from cuagent.training.algorithms.advantage import advantages_and_returns, whiten
 from cuagent.training.config import ConfigError
-from cuagent.training.model import new_critic, save_model
-from cuagent.training.segments import Episode, Kind, Segment
+from cuagent.training.data.segments import Episode, Kind, Segment
+from cuagent.training.engines.verl_export import Cluster, export_verl, overrides
+from cuagent.training.engines.verl_gae import ARGUMENTS, LAM_ACTOR, gae
+from cuagent.training.engines.verl_rows import rows_of
+from cuagent.training.policy.chat import Chat
+from cuagent.training.policy.model import new_critic, save_model
 from cuagent.training.stages import TrainConfig
-from cuagent.training.verl_export import Cluster, export_verl, overrides
-from cuagent.training.verl_gae import ARGUMENTS, LAM_ACTOR, gae
-from cuagent.training.verl_rows import rows_of
 
 needs_verl = pytest.mark.skipif(find_spec("verl") is None, reason="verl is not installed")
 
@@ -165,7 +165,7 @@ def test_verl_calls_installed_plugin(exported: Path) -> None:
              "PYTHONPATH": os.pathsep.join([str(exported), *sys.path])},
         capture_output=True, text=True, timeout=170,
     )  # fmt: skip
-    assert seen.stdout.split()[-1:] == ["cuagent.training.verl_gae"], seen.stderr[-2000:]
+    assert seen.stdout.split()[-1:] == ["cuagent.training.engines.verl_gae"], seen.stderr[-2000:]
 
 
 @needs_verl
@@ -175,7 +175,7 @@ def test_agent_loop_matches_verl_interface() -> None:
     from verl.workers.rollout.llm_server import LLMServerClient
     from verl.workers.rollout.replica import TokenOutput
 
-    from cuagent.training.verl_loop import CuagentLoop
+    from cuagent.training.engines.verl_loop import CuagentLoop
 
     theirs = inspect.signature(core_algos.compute_gae_advantage_return).parameters
     assert list(theirs) == ARGUMENTS

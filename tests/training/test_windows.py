@@ -21,13 +21,13 @@ from cuagent.models.model import Model
 from cuagent.models.scripted import ScriptedModel
 from cuagent.record import RunFolder, read_records
 from cuagent.task.task import Task
-from cuagent.training.batch import collate
-from cuagent.training.chat import Chat
-from cuagent.training.data import episode_of
-from cuagent.training.export import atif, chat_rows
-from cuagent.training.rollout import Play, TokenModel, start_episode
-from cuagent.training.segments import Episode, Kind, require_logprobs
-from cuagent.training.windows import windows_of
+from cuagent.training.data.batch import collate
+from cuagent.training.data.export import atif, chat_rows
+from cuagent.training.data.runs import episode_of
+from cuagent.training.data.segments import Episode, Kind, require_logprobs
+from cuagent.training.data.windows import windows_of
+from cuagent.training.policy.chat import Chat
+from cuagent.training.rollout.episode import Play, TokenModel, start_episode
 
 NO_JUDGE: Any = None
 SUMMARY = "a.txt is written"

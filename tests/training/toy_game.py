@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from cuagent.training.engine import LocalEngine, Request
-from cuagent.training.model import new_actor, small_config
-from cuagent.training.optimize import AdamW
-from cuagent.training.ppo import PpoConfig
-from cuagent.training.segments import Episode, Kind, Segment
+from cuagent.training.algorithms.ppo import PpoConfig
+from cuagent.training.data.segments import Episode, Kind, Segment
+from cuagent.training.engines.engine import LocalEngine, Request
+from cuagent.training.policy.model import new_actor, small_config
+from cuagent.training.policy.optimize import AdamW
 
 END, NUMBERS, NOISE = 1, range(4, 10), range(10, 16)
 

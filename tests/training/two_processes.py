@@ -10,12 +10,18 @@ from pathlib import Path
 import torch
 
 from cuagent.training import parallel
-from cuagent.training.model import load_actor, new_actor, new_critic, save_model, small_config
-from cuagent.training.optimize import AdamW
-from cuagent.training.placement import Placement, copy_weights, place, unshard
-from cuagent.training.ppo import PpoConfig, ppo
-from cuagent.training.rft import RftConfig, rft
-from cuagent.training.segments import read_episodes
+from cuagent.training.algorithms.ppo import PpoConfig, ppo
+from cuagent.training.algorithms.rft import RftConfig, rft
+from cuagent.training.data.segments import read_episodes
+from cuagent.training.policy.model import (
+    load_actor,
+    new_actor,
+    new_critic,
+    save_model,
+    small_config,
+)
+from cuagent.training.policy.optimize import AdamW
+from cuagent.training.policy.placement import Placement, copy_weights, place, unshard
 
 SMALL = 60
 """Tokens of a microbatch, so that every process has several, in different numbers."""

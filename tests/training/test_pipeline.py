@@ -1,0 +1,121 @@
+"""Test the pipeline: all stages as one command, resuming, its settings as TOML, its report."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from dictated import SOURCE
+from typer.testing import CliRunner
+
+from cuagent.agent.tools import TOOLS
+from cuagent.training.cli import app
+from cuagent.training.config import ConfigError, configure, to_toml
+from cuagent.training.data.segments import Call, Episode, Kind, Segment
+from cuagent.training.pipeline import PipelineConfig
+from cuagent.training.policy.chat import train_tokenizer
+from cuagent.training.policy.model import new_actor, save_model, small_config
+from cuagent.training.report import tasks_table
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "training"
+SETTINGS = """\
+policy = "{folder}/policy"
+tasks = "{folder}/tasks"
+out = "{folder}/run"
+heldout = 0.5
+collect_episodes = 4
+value_episodes = 4
+evaluation_episodes = 2
+heldout_episodes = 2
+ppo_episodes = 4
+
+[play]
+turns = 1
+reply = 4
+timed = false
+
+[filters]
+above = -2
+submitted = false
+cut_turns = 9
+
+[ppo]
+iterations = 1
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    tools = json.dumps([[tool.spec.description, dict(tool.spec.schema)] for tool in TOOLS])
+    chat = train_tokenizer([(files("cuagent.agent") / "system.md").read_text(), tools] * 3, 2000)
+    config = small_config(len(chat.tokenizer), 1, 32, 2, 12000, chat.end, chat.pad)
+    save_model(new_actor(config, 1), tmp_path / "policy")
+    chat.save(tmp_path / "policy")
+    (tmp_path / "tasks").mkdir()
+    for n in range(4):
+        (tmp_path / "tasks" / f"t{n}.py").write_text(SOURCE + f"# {n}\n")
+    (tmp_path / "run.toml").write_text(SETTINGS.format(folder=tmp_path))
+    return tmp_path / "run.toml"
+
+
+def call(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.slow
+def test_pipeline_runs_all_stages_and_resumes(file: Path) -> None:
+    said = call("pipeline", file, "--device", "cpu")
+    out = file.parent / "run"
+    names = ["start-heldout", "collected", "rft", "rft-heldout", "played", "value", "ppo",
+             "ppo-heldout", "report.html"]  # fmt: skip
+    assert {p.name for p in out.iterdir()} == set(names)
+    assert (out / "ppo" / "model" / "model.safetensors").exists()
+    page = (out / "report.html").read_text()
+    assert "rft-heldout" in page
+    assert "training reward" in page
+    assert "gain (lower limit)" in page
+    assert said.splitlines()[-1] == f"report: {out / 'report.html'}"
+    written = {p: p.stat().st_mtime_ns for p in out.rglob("*.safetensors")}
+    again = call("pipeline", file, "--device", "cpu")
+    assert again.count("is already finished") == 8
+    assert {p: p.stat().st_mtime_ns for p in out.rglob("*.safetensors")} == written
+
+
+def test_printed_settings_are_read_back(file: Path, tmp_path: Path) -> None:
+    shown = call("pipeline", file, "--print-config", "--set", "ppo.clip.dual=3.0")
+    (tmp_path / "all.toml").write_text(shown)
+    start = PipelineConfig(policy="?")
+    read = configure(start, tmp_path / "all.toml", [])
+    assert read == configure(start, file, ["ppo.clip.dual=3.0"])
+    assert to_toml(read) == shown
+    assert "# cache_tokens = none" in shown
+
+
+@pytest.mark.parametrize("name", ["qwen-0.5b", "qwen-1.5b", "qwen-7b-lora"])
+def test_example_settings_are_valid(name: str) -> None:
+    config = configure(PipelineConfig(policy="?"), EXAMPLES / f"{name}.toml", [])
+    assert config.policy.startswith("Qwen/")
+    assert config.filters.fastest
+
+
+def test_pipeline_needs_a_policy_and_episodes(tmp_path: Path) -> None:
+    (tmp_path / "empty.toml").write_text("")
+    with pytest.raises(ConfigError, match="name the policy"):
+        call("pipeline", tmp_path / "empty.toml", "--device", "cpu")
+    with pytest.raises(ConfigError, match="collect_episodes: 0 needs folders"):
+        call("pipeline", tmp_path / "empty.toml", "--set", "collect_episodes=0", "--print-config")
+
+
+def test_report_shows_tasks_gains_and_kernels() -> None:
+    write = Call(0, "write", json.dumps({"path": "kernels/f.cu", "text": "x < y"}))
+    action = (Segment(Kind.PROMPT, (1,)), Segment(Kind.ACTION, (2,)))
+    fast = Episode("a", "t", "softmax", action, 3.0, "submitted", (write,),
+                   figures={"over_compile": 1.5})  # fmt: skip
+    page = tasks_table([fast, replace(fast, id="b", reward=-1.0, calls=(), figures={})])
+    assert "<td>softmax</td><td>2</td><td>50%</td><td>+3</td><td>1.50x</td>" in page
+    assert "<h4>kernels/f.cu</h4><pre>x &lt; y</pre>" in page

@@ -1,0 +1,92 @@
+"""Test sampling and logits on a CUDA device: agreement with the trainer, bounds of memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from cuagent.training.algorithms.losses import imitation_loss
+from cuagent.training.data.batch import collate
+from cuagent.training.data.segments import Episode, Kind, Segment
+from cuagent.training.engines.continuous import ContinuousEngine
+from cuagent.training.engines.engine import LocalEngine, OutOfMemory, Request, fitting_tokens
+from cuagent.training.policy.model import logprobs_of, per_token
+
+pytestmark = pytest.mark.gpu
+
+END, VOCABULARY = 1, 152_000
+
+
+@pytest.fixture
+def actor() -> Any:
+    """A model in the shape of Qwen2.5 with four narrow layers and the whole vocabulary."""
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY, hidden_size=512, intermediate_size=1536, num_hidden_layers=4,
+        num_attention_heads=8, num_key_value_heads=2, max_position_embeddings=16384,
+        tie_word_embeddings=True, eos_token_id=END, bos_token_id=None,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    return model.to("cuda", torch.bfloat16).eval()
+
+
+def requests(count: int, length: int, answer: int) -> list[Request]:
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randint(2, VOCABULARY, (count, length), generator=generator).tolist()
+    return [Request(tuple(p), answer, seed) for seed, p in enumerate(prompts)]
+
+
+@pytest.mark.parametrize("kind", ["local", "continuous"])
+def test_sampler_agrees_with_trainer_in_bf16(actor: Any, kind: str) -> None:
+    asked = requests(16, 1500, 64)
+    engine: Any = LocalEngine(actor, END)
+    if kind == "continuous":
+        engine = ContinuousEngine(actor, END, None)
+    with engine.open():
+        found = engine.sample(asked)
+    episodes = [
+        Episode(
+            str(n), "t", "t",
+            (Segment(Kind.PROMPT, r.prompt), Segment(Kind.ACTION, s.ids, s.logprobs)),
+            1.0, "submitted",
+        )
+        for n, (r, s) in enumerate(zip(asked, found, strict=True))
+    ]  # fmt: skip
+    batch = collate(episodes)
+    gap = (per_token(actor, batch, 16384, logprobs_of) - batch.logprobs)[batch.action].abs()
+    assert float(gap.mean()) < 0.02
+
+
+def test_batches_of_the_local_engine_fit_into_free_memory(actor: Any) -> None:
+    tokens = fitting_tokens(actor)
+    free, _ = torch.cuda.mem_get_info()
+    assert tokens is not None
+    assert 0 < tokens * 2 * 4 * 2 * 64 * 2 < 0.5 * free  # k and v, layers, groups, width, bytes
+
+
+def test_exhausted_gpu_memory_is_named(actor: Any) -> None:
+    torch.cuda.empty_cache()
+    _, total = torch.cuda.mem_get_info()
+    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total + 0.002)
+    try:
+        with pytest.raises(OutOfMemory, match=r"lower play\.most_rows"):
+            LocalEngine(actor, END, tokens=10**9).sample(requests(64, 8000, 4))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        torch.cuda.empty_cache()
+
+
+def test_logits_of_many_tokens_take_the_memory_of_one_chunk(actor: Any) -> None:
+    """8,192 tokens of the whole vocabulary would take 5 GB in fp32, three times with gradients."""
+    prompt, answer = tuple(range(2, 12)), tuple(range(20, 20 + 8192))
+    segments = (Segment(Kind.PROMPT, prompt), Segment(Kind.ACTION, answer))
+    batch = collate([Episode("e", "t", "t", segments, 1.0, "submitted")]).to("cuda")
+    actor.train()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    imitation_loss(logprobs_of(actor, batch), batch.action, batch.action_tokens).backward()
+    assert torch.cuda.max_memory_allocated() - before < 5e9

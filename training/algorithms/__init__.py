@@ -1,0 +1,1 @@
+"""Objectives and loops: RFT, value pretraining, PPO, and what they measure."""

@@ -1,0 +1,127 @@
+"""Choose the tasks to play next: those that the policy sometimes solves.
+
+A task that always succeeds or always fails gives every episode the same reward and so no advantage.
+Its share shrinks, and grows again when its outcomes vary. The mix becomes harder as the policy
+solves tasks and easier as it fails: a task that was not played yet, but has a measured difficulty
+(`cuagent synth`), is expected to succeed as often as the policy's ability says (Rasch's model, in
+which a success has the odds exp(ability - difficulty)).
+Invariant: the choice for an iteration depends only on the seed and the outcomes of earlier
+iterations, which are in a file; a resumed run chooses like an uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cuagent.training import parallel
+from cuagent.training.data.segments import Episode
+from cuagent.training.files import read_lines, write_atomic
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    memory: int = 32
+    """Number of newest outcomes of a task that count."""
+    floor: float = 0.05
+    """Smallest weight of a task; the largest is 0.25 plus this."""
+    spread: float = 6.0
+    """Difference in log odds between the easiest and the hardest difficulty, 0 and 1."""
+    known: float = 4.0
+    """Number of outcomes of a task that weigh as much as the expectation from its difficulty."""
+    lowest: float = -1.0
+    highest: float = 3.0
+    """Bounds of the reward scale; `highest` is 1 without timing."""
+
+
+def task_weights(
+    tasks: Sequence[str],
+    outcomes: Iterable[tuple[str, float]],
+    settings: Curriculum,
+    difficulties: Mapping[str, float] | None = None,
+) -> dict[str, float]:
+    """Return p (1 - p) + floor of each task.
+
+    p is the mean reward as a share of the scale, 1/2 for a task without outcomes and difficulty.
+    With a difficulty, p also counts the expectation as `known` outcomes.
+    """
+    seen: dict[str, list[float]] = defaultdict(list)
+    for task, reward in outcomes:
+        seen[task].append((reward - settings.lowest) / (settings.highest - settings.lowest))
+    recent = {task: shares[-settings.memory :] for task, shares in seen.items()}
+    graded = difficulties or {}
+    level = ability(recent, graded, settings)
+    out = {}
+    for task in tasks:
+        shares = recent.get(task, [])
+        total, count = sum(shares), float(len(shares))
+        if task in graded:
+            total += settings.known * _expected(level, graded[task], settings)
+            count += settings.known
+        p = total / count if count else 0.5
+        out[task] = p * (1 - p) + settings.floor
+    return out
+
+
+def ability(
+    outcomes: Mapping[str, Sequence[float]], difficulties: Mapping[str, float], settings: Curriculum
+) -> float:
+    """Return the policy's ability in log odds: the one that explains the outcomes of graded tasks.
+
+    Outcomes are shares of the reward scale. One imagined success and one failure at difficulty 1/2
+    keep it finite; without outcomes it is 0.
+    """
+    pairs = [(difficulties[t], y) for t, ys in outcomes.items() if t in difficulties for y in ys]
+    pairs += [(0.5, 0.0), (0.5, 1.0)]
+    low, high = -4 * settings.spread, 4 * settings.spread
+    for _ in range(60):  # the surplus of expected successes grows with the ability
+        middle = (low + high) / 2
+        surplus = sum(_expected(middle, d, settings) - y for d, y in pairs)
+        low, high = (low, middle) if surplus > 0 else (middle, high)
+    return (low + high) / 2
+
+
+def _expected(level: float, difficulty: float, settings: Curriculum) -> float:
+    return 1 / (1 + math.exp(-(level - settings.spread * (difficulty - 0.5))))
+
+
+def sample_tasks(shares: Mapping[str, float], count: int, seed: int) -> list[str]:
+    """Return `count` tasks; each appears its expected number of times, rounded at random."""
+    rng = random.Random(seed)
+    total = sum(shares.values())
+    chosen: list[str] = []
+    at, offset = 0.0, rng.random()
+    for task, share in shares.items():  # systematic sampling: one offset, `count` equal strides
+        at += share / total * count
+        while len(chosen) + offset < at and len(chosen) < count:
+            chosen.append(task)
+    while len(chosen) < count:  # the last stride can be lost to rounding
+        chosen.append(list(shares)[-1])
+    return chosen
+
+
+def append_outcomes(path: Path, iteration: int, episodes: Sequence[Episode]) -> None:
+    """Append the outcomes of an iteration."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as out:
+        for e in episodes:
+            out.write(json.dumps([iteration, e.task, e.reward]) + "\n")
+
+
+def read_outcomes(path: Path, before: int) -> list[tuple[str, float]]:
+    """Return the outcomes of the iterations before `before`.
+
+    Later lines, left by a run that resumes from an earlier checkpoint, are deleted.
+    """
+    if not path.exists():
+        return []
+    rows = [row for row in read_lines(path) if row[0] < before]
+    parallel.barrier()  # all processes have read before one writes
+    if parallel.rank() == 0:
+        write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
+    return [(task, reward) for _, task, reward in rows]

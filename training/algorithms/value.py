@@ -1,0 +1,172 @@
+"""Pretrain the critic (value function) on episodes of the policy, before PPO changes the policy.
+
+V is fitted to *unfiltered* episodes of the policy that PPO starts from (equations 3 and 4 of CUDA
+Agent). On RFT's filtered set all rewards are alike and the critic would learn a constant. The
+target is the Monte-Carlo return (lambda 1: one pass, unbiased) or V + GAE(lambda) with the critic's
+own current values, as in the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from cuagent.training import parallel
+from cuagent.training.algorithms.advantage import advantages_and_returns
+from cuagent.training.algorithms.losses import value_loss
+from cuagent.training.algorithms.metrics import (
+    Metrics,
+    critic_metrics,
+    drop_metrics_from,
+    log_metrics,
+)
+from cuagent.training.algorithms.reward import Reward, with_reward
+from cuagent.training.config import SEEDS, above, at_least, between
+from cuagent.training.data.batch import Batch, batch_order, collate
+from cuagent.training.data.segments import Episode
+from cuagent.training.engines.engine import DeviceGuard
+from cuagent.training.policy.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from cuagent.training.policy.model import device_microbatches, per_token, values
+from cuagent.training.policy.optimize import AdamW, apply_gradients, make_optimizer, require_finite
+from cuagent.training.throttle import Throttle
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ValueConfig:
+    steps: int | None = None
+    """Number of updates; None makes `epochs` passes over the episodes."""
+    episodes_per_batch: int = 32
+    optimizer: AdamW = field(default_factory=lambda: AdamW(lr=2e-5, warmup=10))
+    lam: float = 1.0
+    """1 is Monte-Carlo; the paper's 0.95 bootstraps from the critic's current values."""
+    reward: Reward = Reward.MILESTONE
+    """Reward of the PPO run that follows."""
+    tokens_per_microbatch: int = 16384
+    seed: int = 0
+    save_every: int = 100
+    evaluate_every: int = 50
+    stop_after: int | None = None
+    """Stop after this step, like an interruption; for tests of resuming."""
+    epochs: float = 4.0
+    """Passes over the episodes."""
+
+    def __post_init__(self) -> None:
+        at_least(0, self, "steps")
+        above(0, self, "epochs")
+        at_least(1, self, "episodes_per_batch", "tokens_per_microbatch")
+        at_least(1, self, "save_every", "evaluate_every")
+        between(*SEEDS, self, "seed")
+        between(0, 1, self, "lam")
+
+
+def pretrain_value(
+    critic: Any,
+    episodes: Sequence[Episode],
+    heldout: Sequence[Episode],
+    config: ValueConfig,
+    out: Path,
+    say: Say = print,
+    guard: DeviceGuard = nullcontext,
+) -> Metrics:
+    """Train `critic` in place; write metrics.jsonl and checkpoints under `out`, and resume from
+    them.
+
+    Returns the last evaluation: loss and explained variances on `heldout` (or on `episodes`).
+    `guard` is held for each step.
+    """
+    episodes, heldout = with_reward(episodes, config.reward), with_reward(heldout, config.reward)
+    optimizer = make_optimizer(critic, config.optimizer)
+    found = latest_checkpoint(out)
+    first = load_checkpoint(found, {"critic": critic}, {"critic": optimizer})[0] if found else 0
+    drop_metrics_from(out / "metrics.jsonl", first + 1 if first else 0)
+    with guard():
+        metrics: Metrics = evaluate_critic(critic, heldout or episodes, config)
+    if first == 0:
+        log_metrics(out / "metrics.jsonl", 0, metrics, stage="value")
+    throttle = Throttle()
+    steps = value_steps_of(config, len(episodes))
+    critic.train()
+    for step in range(first, steps):
+        chosen = batch_order(len(episodes), config.episodes_per_batch, config.seed, step)
+        batch = collate([episodes[i] for i in chosen])
+        done = step + 1
+        last = done == steps
+        evaluates = last or done % config.evaluate_every == 0
+        with guard():
+            returns = targets(critic, batch, config)
+            loss = value_step(critic, batch, returns, config.tokens_per_microbatch)
+            norm = apply_gradients(critic, optimizer, config.optimizer, step)
+            metrics = {"loss": loss, "grad_norm": norm}
+            if evaluates:
+                metrics |= evaluate_critic(critic, heldout or episodes, config)
+        if throttle.due(evaluates):
+            say(f"value {done}/{steps}: loss {loss:.4f}" + _explained(metrics))
+        log_metrics(out / "metrics.jsonl", done, metrics, stage="value")
+        if last or done % config.save_every == 0 or done == config.stop_after:
+            require_finite(critic, loss, "value.optimizer.lr")
+            save_checkpoint(out, done, {"critic": critic}, {"critic": optimizer}, {})
+        if done == config.stop_after:
+            break
+    return metrics
+
+
+def value_steps_of(config: ValueConfig, episodes: int) -> int:
+    """Return the number of updates for a number of episodes."""
+    if config.steps is not None:
+        return config.steps
+    return max(1, round(config.epochs * max(1, episodes // config.episodes_per_batch)))
+
+
+def targets(critic: Any, batch: Batch, config: ValueConfig) -> Tensor:
+    """Return the targets, [B, L] on the CPU.
+
+    With lambda 1 they are the outcomes, so the critic is not asked for its values.
+    """
+    if config.lam == 1:
+        return batch.outcome
+    now = per_token(critic, batch, config.tokens_per_microbatch, values)
+    _, returns = advantages_and_returns(
+        now, batch.action, batch.row_episode, batch.rewards, 1.0, config.lam
+    )
+    return returns
+
+
+def value_step(
+    critic: Any,
+    batch: Batch,
+    returns: Tensor,
+    budget: int,
+    old: Tensor | None = None,
+    clip: float | None = None,
+) -> float:
+    """Accumulate gradients of the value loss over the batch; return the loss."""
+    count = batch.action_tokens
+    losses = []
+    for rows, part in device_microbatches(batch, budget, critic):
+        width = part.ids.shape[1]
+        before = None if old is None else old[rows, :width].to(critic.device)
+        wanted = returns[rows, :width].to(critic.device)
+        loss = value_loss(values(critic, part), wanted, part.action, count, before, clip)
+        loss.backward()
+        losses.append(loss.detach())
+    return parallel.sum_number(float(sum(losses)))
+
+
+def evaluate_critic(critic: Any, episodes: Sequence[Episode], config: ValueConfig) -> Metrics:
+    """Return the explained variance of the Monte-Carlo return, for every training target."""
+    batch = collate(episodes)
+    found = per_token(critic, batch, config.tokens_per_microbatch, values)
+    return critic_metrics(found, batch.outcome, batch.action, batch.row_episode)
+
+
+def _explained(metrics: Metrics) -> str:
+    if "ev" not in metrics:
+        return ""
+    return f", ev {metrics['ev']:.3f}, last quartile {metrics['ev_q4']:.3f}"

@@ -1,0 +1,1 @@
+"""Records of training: tasks and their split, episodes, filters, tensors, formats."""

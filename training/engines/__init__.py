@@ -1,0 +1,1 @@
+"""Engines that sample token ids, and the export to verl."""

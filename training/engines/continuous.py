@@ -1,0 +1,156 @@
+"""Sample with transformers' continuous batching: requests join and leave the batch at any token.
+
+It suits policies with long conversations. Keys and values are paged, and the common prefix of a
+request with an earlier one (all earlier turns of its episode) is not computed again.
+Not covered: reproducible samples (`LocalEngine`). Tokens depend on which requests share the batch
+and on when they joined; their log-probabilities do not.
+Invariant: nothing outlives a collection, neither memory nor keys and values of old weights.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import torch
+
+from cuagent.training.engines.engine import EngineError, OutOfMemory, Request, Sampled, lacks_memory
+
+POLL_S = 0.2
+"""Seconds between two looks at the results and at the stop event."""
+MEMORY_SHARE = 0.4
+"""Largest share of the memory that is free at opening; judges use the rest of the GPU."""
+PAGE = 256
+"""Tokens of a page. It is transformers' own value, whose name differs between versions."""
+MAX_BATCH_TOKENS = 512
+"""Tokens computed in one pass without flash attention."""
+MAX_FLASH_TOKENS = 8192
+"""Tokens computed in one pass with flash attention."""
+
+
+class ContinuousEngine:
+    """An `Engine` that any number of threads may call while it is open.
+
+    `tokens`: cache size, in tokens of all concurrent conversations; less is used if it does not
+    fit. None takes `MEMORY_SHARE` of the free memory. A conversation waits if its pages do not fit,
+    so a small cache costs time, never an episode.
+    """
+
+    needs_batches = False
+
+    def __init__(self, actor: Any, end: int, tokens: int | None, temperature: float = 1.0) -> None:
+        self.actor = actor
+        self.end = end
+        self.tokens = tokens
+        self.temperature = temperature
+        self._manager: Any = None
+        self._ids = count()
+        self._pending: dict[str, Future[Any]] = {}
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Start the batching thread. Raises EngineError if this model or transformers does not
+        support it."""
+        self._manager = self._start_manager()
+        stopping = threading.Event()
+        reader = threading.Thread(target=self._read, args=(stopping,), daemon=True)
+        reader.start()
+        try:
+            yield
+        finally:
+            stopping.set()
+            reader.join()
+            self._manager.stop(hard_stop=True)
+            self._manager = None
+            self._fail_all()
+
+    def sample(self, requests: Sequence[Request]) -> list[Sampled]:
+        return [self._sampled(future.result()) for future in list(map(self._submit, requests))]
+
+    def _start_manager(self) -> Any:
+        try:
+            pages = None if self.tokens is None else -(-self.tokens // PAGE)
+            try:
+                manager = self._make_manager(pages)
+            except MemoryError:  # let transformers choose the number of pages that fit
+                manager = self._make_manager(None)
+        except (AttributeError, TypeError, ValueError, MemoryError, RuntimeError) as error:
+            raise EngineError(
+                f"this model does not support continuous batching ({error}); set play.engine=local"
+            ) from error
+        manager.start()
+        return manager
+
+    def _make_manager(self, pages: int | None) -> Any:
+        from transformers import GenerationConfig
+        from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+        generation = GenerationConfig(
+            do_sample=self.temperature > 0,
+            temperature=self.temperature or None,
+            top_k=0,  # transformers' default samples from the 50 likeliest tokens only
+            top_p=1.0,
+            eos_token_id=self.end,
+        )
+        options: dict[str, Any] = {"num_blocks": pages, "max_memory_percent": MEMORY_SHARE}
+        if self.actor.device.type != "cuda" or self.actor.dtype is torch.float32:
+            # Flash attention has no fp32, and without it each token of a pass attends to the keys
+            # of all conversations, so passes are short.
+            options["max_batch_tokens"] = MAX_BATCH_TOKENS
+            if hasattr(ContinuousBatchingConfig, "auto_switch_to_flash"):
+                options["auto_switch_to_flash"] = False
+        else:
+            options["max_batch_tokens"] = MAX_FLASH_TOKENS
+        batching = ContinuousBatchingConfig(return_logprobs=True, **options)
+        manager = self.actor.init_continuous_batching(generation, batching)
+        manager.warmup()  # raises here what would otherwise fail in the thread
+        return manager
+
+    def _submit(self, request: Request) -> Future[Any]:
+        if request.temperature != self.temperature:
+            raise EngineError(
+                f"the engine samples at temperature {self.temperature}, not {request.temperature}"
+            )
+        name = str(next(self._ids))
+        future: Future[Any] = Future()
+        self._pending[name] = future
+        prompt = list(request.prompt)
+        if not self._manager.add_request(
+            prompt, request_id=name, max_new_tokens=request.max_tokens
+        ):
+            self._fail_all()  # the manager has stopped and will not answer
+        return future
+
+    def _read(self, stopping: threading.Event) -> None:
+        """Give every result to the future of its request."""
+        while not stopping.is_set():
+            result = self._manager.get_result(timeout=POLL_S)
+            if result is not None:
+                # A request that is missing here was already failed.
+                if (future := self._pending.pop(result.request_id, None)) is not None:
+                    future.set_result(result)
+            elif not self._manager.is_running():
+                self._fail_all()
+                stopping.wait(POLL_S)
+
+    def _fail_all(self) -> None:
+        for name in list(self._pending):
+            if (future := self._pending.pop(name, None)) is not None:
+                future.set_exception(
+                    EngineError("continuous batching has stopped; see the log above")
+                )
+
+    def _sampled(self, found: Any) -> Sampled:
+        if found.error is not None:
+            if lacks_memory(str(found.error)):
+                raise OutOfMemory(
+                    f"out of memory in continuous batching with {self.tokens or 'all free'} cached "
+                    "tokens; lower play.cache_tokens or play.at_once"
+                )
+            raise EngineError(f"continuous batching failed ({found.error})")
+        ids = tuple(found.generated_tokens)
+        return Sampled(ids, tuple(found.logprobs), ids[-1:] != (self.end,))

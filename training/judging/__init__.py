@@ -1,0 +1,1 @@
+"""Verdicts for many episodes: processes of this machine, Ray actors, clients."""

@@ -1,0 +1,352 @@
+"""Judge kernels for many episodes: one or more processes per timing device, and a cache.
+
+Rollouts have hundreds of episodes that want verdicts. A CPU core that times (`cores`) has one
+judging process; a GPU may have several (`judges_per_gpu`), which verify in parallel and time one
+after the other while none verifies, so no measurement runs next to our own work. Compiling runs in
+the threads of the episodes, and the judging process finds the result in the build cache; this is
+skipped if the threads may run on a timing core. Judgements are cached by content, since a policy
+repeats itself. Not covered: several machines (`ray_pool.py`).
+Invariant: a judgement never depends on the episode that asked, so a failure of the machine is not
+cached.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from cuagent.attempt import Attempt
+from cuagent.build import Build, build
+from cuagent.device_lock import DeviceLock
+from cuagent.record.origin import code_of, has_valid_code
+from cuagent.task import Device, Task
+from cuagent.timing import Effort
+from cuagent.training.judging.judge_process import JudgeProcess, PoolError
+from cuagent.verdict import Reason
+
+if TYPE_CHECKING:
+    from cuagent.judge import Judge, Judgement
+    from cuagent.measure.ladder import Ladder
+    from cuagent.measure.profile.profile import Profile
+
+_MAGIC = b"judgment"
+_HEAD = struct.Struct("<8s32sQ")
+"""Head of an entry of the cache file: magic, authentication code and size of the pickle."""
+
+
+class Pool(Protocol):
+    """The judgements that rollouts need: a pool of this process, or a client of one
+    (`pool_server.py`)."""
+
+    @property
+    def judged(self) -> int:
+        """Number of distinct kernels so far."""
+        ...
+
+    @property
+    def cache_hits(self) -> int:
+        """Number of judgements answered from the cache."""
+        ...
+
+    def open(self, tasks: Sequence[Task]) -> None:
+        """Open tasks now, so that the first judgement does not wait for torch.compile."""
+        ...
+
+    def judge_for(self, task: Task) -> Judge:
+        """Return the judge of an episode's run."""
+        ...
+
+    def judge(self, task: Task, attempt: Attempt, timed: bool = True) -> Judgement:
+        """Judge an attempt. Raises PoolError."""
+        ...
+
+    def profile(self, task: Task, attempt: Attempt | None, counters: bool = False) -> Profile:
+        """Profile an attempt, or the reference if None. Raises ProfileError, PoolError."""
+        ...
+
+    def measure_ladder(self, task: Task, whole: bool = False) -> Ladder:
+        """Return the ladder of a task, measured once. Raises PoolError."""
+        ...
+
+
+class JudgePool:
+    """A pool of judging processes; a context manager.
+
+    `effort`: None verifies without timing, so rewards are -1 and 1. `gpus`: indices of the CUDA
+    devices that time, with `judges_per_gpu` processes each. `cores`: cores that time CPU tasks, one
+    pinned process each; empty means one process, not pinned. `cache_file`: a file that keeps
+    judgements for a resumed run or another seed on the same tasks; valid for one machine and one
+    effort only. Raises PoolError on entering if this user did not write it on this machine.
+    """
+
+    def __init__(
+        self,
+        effort: Effort | None = Effort.QUICK,
+        isolation: str = "auto",
+        gpus: Sequence[int] = (0,),
+        cache_file: Path | None = None,
+        cores: Sequence[int] = (),
+        judges_per_gpu: int = 1,
+    ) -> None:
+        self.effort = effort
+        self.isolation = isolation
+        self.gpus = gpus
+        self.cores = cores
+        self.judges_per_gpu = judges_per_gpu
+        self.judged = 0
+        self.cache_hits = 0
+        self._judge_processes: dict[tuple[bool, int], JudgeProcess] = {}
+        """Processes by (judges on a GPU, index within that kind)."""
+        self._places: dict[str, int] = {}
+        self._cache: dict[tuple[str, str], Future[Judgement]] = {}
+        self._lock = threading.RLock()
+        self._cache_file = cache_file
+        self._locks: TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> JudgePool:
+        if self._cache_file is not None and self._cache_file.exists():
+            for key, judgement in read_judgements(self._cache_file):
+                self._cache[key] = Future()
+                self._cache[key].set_result(judgement)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        for judge_process in self._judge_processes.values():
+            judge_process.close()
+        if self._locks is not None:
+            self._locks.cleanup()
+
+    def open(self, tasks: Sequence[Task], should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Open the tasks in all processes in parallel, until `should_stop`.
+
+        Each process opens as many tasks in parallel as it has cores. Raises PoolError if a process
+        died.
+        """
+        by_process: dict[JudgeProcess, list[Task]] = {}
+        for task in tasks:
+            by_process.setdefault(self._judge_process(task), []).append(task)
+        if not by_process:
+            return
+        free = 1 if self.cores else len(os.sched_getaffinity(0)) // len(by_process)
+
+        def work(judge_process: JudgeProcess) -> None:
+            for part in chunks(by_process[judge_process], max(1, free)):
+                if not should_stop():
+                    judge_process.open(part, self.effort is not None)
+
+        with ThreadPoolExecutor(len(by_process)) as threads:
+            list(threads.map(work, by_process))
+
+    def judge_for(self, task: Task) -> Judge:
+        """Return the judge of an episode's run."""
+        return PooledJudge(self, task)
+
+    def judge(self, task: Task, attempt: Attempt, timed: bool = True) -> Judgement:
+        """Judge an attempt, or return the cached judgement; concurrent callers wait for one
+        judgement."""
+        key = (task.digest, attempt.digest)
+        with self._lock:
+            cached = self._cache.get(key)
+            future: Future[Judgement] = cached or Future()
+            self._cache[key] = future
+            self.cache_hits += cached is not None
+            self.judged += cached is None
+        if cached is not None:
+            return cached.result()
+        try:
+            if os.sched_getaffinity(0).isdisjoint(self.cores):
+                build(attempt, task.device)  # in parallel; the judge finds it in the cache
+            found = self._judge_process(task).judge(task, attempt, self.effort if timed else None)
+        except BaseException as error:
+            self._drop(key)
+            future.set_exception(error)
+            raise
+        if found.verdict.reason is Reason.INFRASTRUCTURE:
+            self._drop(key)
+        elif self._cache_file is not None:
+            with self._lock, self._cache_file.open("ab") as out:
+                out.write(entry((key, found)))
+        future.set_result(found)
+        return found
+
+    def judge_uncached(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
+        """Judge without reading or writing the cache."""
+        return self._judge_process(task).judge(task, attempt, effort)
+
+    def profile(self, task: Task, attempt: Attempt | None, counters: bool = False) -> Profile:
+        """Profile in the judging process, since it measures too. Raises ProfileError, PoolError."""
+        return self._judge_process(task).profile(task, attempt, counters)
+
+    def measure_ladder(self, task: Task, whole: bool = False) -> Ladder:
+        """Measure the ladder in the judging process, or return the earlier one. Raises
+        PoolError."""
+        return self._judge_process(task).measure_ladder(task, whole)
+
+    def device_lock(self, gpu: int) -> DeviceLock:
+        """Return the lock of a GPU: all its judging processes hold it to time, and training to
+        compute."""
+        with self._lock:
+            if self._locks is None:
+                self._locks = TemporaryDirectory(prefix="cuagent-turns-")
+            return DeviceLock(Path(self._locks.name) / f"gpu-{gpu}")
+
+    def describe_cost(self) -> str:
+        """Return the median seconds to verify and to time a right kernel, as text."""
+        done = [f.result() for f in list(self._cache.values()) if f.done() and not f.exception()]
+        right = [j for j in done if j.verdict.accepted]
+        if not right:
+            return "no right kernel yet"
+        verdict = median(j.verdict.seconds["total"] for j in right)
+        timing = median(j.timing.seconds if j.timing else 0.0 for j in right)
+        return f"a right kernel takes {verdict:.1f} s to verify and {timing:.1f} s to time"
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        with self._lock:
+            del self._cache[key]
+
+    def _judge_process(self, task: Task) -> JudgeProcess:
+        cuda = task.device == Device.CUDA
+        devices = [*self.gpus] * self.judges_per_gpu if cuda else self.cores or (None,)
+        with self._lock:
+            # A task always goes to the same process, which keeps it open; new ones rotate.
+            place = self._places.setdefault(task.digest, len(self._places) % len(devices))
+            if (cuda, place) not in self._judge_processes:
+                index = devices[place]
+                gpu, core = (index, None) if cuda else (None, index)
+                device_lock = DeviceLock() if gpu is None else self.device_lock(gpu)
+                self._judge_processes[cuda, place] = JudgeProcess(
+                    self.isolation, gpu, core, device_lock, self.judges_per_gpu
+                )
+            return self._judge_processes[cuda, place]
+
+
+class RemotePool:
+    """A `Pool` whose judging processes belong to another process; it counts its own requests."""
+
+    def __init__(self) -> None:
+        self._asked: set[tuple[str, str]] = set()
+        self._count = 0
+        self._lock = threading.Lock()
+
+    def ask(self, method: str, task: Task, *arguments: Any) -> Any:
+        """Call a method of the other process' pool. Raises its errors, and PoolError."""
+        raise NotImplementedError
+
+    @property
+    def judged(self) -> int:
+        """Number of distinct kernels that this client asked for."""
+        return len(self._asked)
+
+    @property
+    def cache_hits(self) -> int:
+        """Number of repeated requests of this client."""
+        return self._count - len(self._asked)
+
+    def open(self, tasks: Sequence[Task]) -> None:
+        """Do nothing: the other process opens tasks, and may share them with other clients."""
+
+    def judge_for(self, task: Task) -> Judge:
+        """Return the judge of an episode's run."""
+        return PooledJudge(self, task)
+
+    def judge(self, task: Task, attempt: Attempt, timed: bool = True) -> Judgement:
+        """Judge an attempt in the other process, with its cache."""
+        with self._lock:
+            self._count += 1
+            self._asked.add((task.digest, attempt.digest))
+        return cast("Judgement", self.ask("judge", task, attempt, timed))
+
+    def profile(self, task: Task, attempt: Attempt | None, counters: bool = False) -> Profile:
+        """Profile in the other process."""
+        return cast("Profile", self.ask("profile", task, attempt, counters))
+
+    def measure_ladder(self, task: Task, whole: bool = False) -> Ladder:
+        """Measure the ladder in the other process, or return the earlier one."""
+        return cast("Ladder", self.ask("measure_ladder", task, whole))
+
+
+class PooledJudge:
+    """A `Judge` for the rollouts of one task, served by a pool.
+
+    Invariant: the judgement of an attempt never depends on the episode that asked, so an episode's
+    ladder does not change what attempts are timed against.
+    """
+
+    def __init__(self, pool: Pool, task: Task) -> None:
+        self.pool = pool
+        self.task = task
+
+    def build(self, attempt: Attempt) -> Build:
+        return build(attempt, self.task.device)
+
+    def judge(self, attempt: Attempt, effort: Effort | None = Effort.QUICK) -> Judgement:
+        """Judge at the pool's effort (None: without timing).
+
+        The reward of `submit` must be that of the verdict which the policy saw, so other efforts
+        are ignored.
+        """
+        return self.pool.judge(self.task, attempt, timed=effort is not None)
+
+    def profile(self, attempt: Attempt | None = None, *, counters: bool = False) -> Profile:
+        return self.pool.profile(self.task, attempt, counters)
+
+    def measure_ladder(self, *, whole: bool = False, wait_s: float | None = None) -> Ladder:
+        return self.pool.measure_ladder(self.task, whole)
+
+    def confirm_rung(self) -> Ladder:
+        """Return the ladder as measured before: no reward depends on it."""
+        return self.pool.measure_ladder(self.task)
+
+    def start_from(self, found: Ladder) -> bool:
+        """Return False: the pool measures its own ladder."""
+        return False
+
+
+def chunks(tasks: Sequence[Task], most: int) -> Iterator[Sequence[Task]]:
+    """Yield the tasks in parts of at most `most`."""
+    for at in range(0, len(tasks), most):
+        yield tasks[at : at + most]
+
+
+def read_judgements(path: Path) -> list[tuple[tuple[str, str], Judgement]]:
+    """Read the cache file; truncate a partial last entry, since new entries are appended.
+
+    A pickle can run any code, so each entry is authenticated before it is read. Raises PoolError.
+    """
+    found, end = [], 0
+    with path.open("rb") as source:
+        while len(head := source.read(_HEAD.size)) == _HEAD.size:
+            magic, code, size = _HEAD.unpack(head)
+            if magic == _MAGIC and size > path.stat().st_size - source.tell():
+                break
+            content = source.read(size) if magic == _MAGIC else b""
+            if not has_valid_code(content, code):
+                raise PoolError(
+                    f"{path}: of unknown origin: cuagent did not write it for you on this machine; "
+                    "remove it"
+                )
+            found.append(pickle.loads(content))
+            end = source.tell()
+    os.truncate(path, end)
+    return found
+
+
+def entry(judgement: tuple[tuple[str, str], Judgement]) -> bytes:
+    """Return an entry of the cache file; b"" if this user has no key to authenticate it."""
+    content = pickle.dumps(judgement)
+    code = code_of(content)
+    return b"" if code is None else _HEAD.pack(_MAGIC, code, len(content)) + content

@@ -1,0 +1,81 @@
+"""Share one pool of judges with other processes of this machine, over a socket.
+
+Several runs (seeds, arms) that train in parallel share the judging devices and the cache. Python's
+multiprocessing managers carry the calls. Not covered: other machines; access by processes other
+than children, which inherit the key.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.managers import BaseManager
+from typing import TYPE_CHECKING, Any, cast
+
+from cuagent.attempt import Attempt
+from cuagent.task import Task
+from cuagent.timing import Effort
+from cuagent.training.demo.rehearsal import Rehearsal
+from cuagent.training.judging.pool import JudgePool, RemotePool
+
+if TYPE_CHECKING:
+    from cuagent.judge import Judgement
+
+
+SERVED = ("judge", "judge_uncached", "profile", "measure_ladder")
+"""Methods of the pool that clients may call."""
+
+
+class _ClientManager(BaseManager):
+    """Client side of the socket."""
+
+
+_ClientManager.register("pool")
+
+
+@contextmanager
+def serve_pool(pool: JudgePool | Rehearsal) -> Iterator[str]:
+    """Serve the pool inside this context; yield the address for `PoolClient` in child processes."""
+
+    class ServerManager(BaseManager):
+        pass
+
+    ServerManager.register("pool", callable=lambda: pool, exposed=SERVED)
+    server: Any = ServerManager(
+        authkey=bytes(multiprocessing.current_process().authkey)
+    ).get_server()
+    streams = sys.stdout, sys.stderr
+    thread = threading.Thread(target=_serve, args=(server,), daemon=True)
+    thread.start()
+    try:
+        yield server.address
+    finally:
+        server.stop_event.set()
+        thread.join()
+        sys.stdout, sys.stderr = streams  # the server replaces them, as if it owned the process
+
+
+def _serve(server: Any) -> None:
+    with suppress(SystemExit):  # raised when the server stops
+        server.serve_forever()
+
+
+class PoolClient(RemotePool):
+    """Client of a `JudgePool` in another process."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__()
+        manager: Any = _ClientManager(address, bytes(multiprocessing.current_process().authkey))
+        manager.connect()
+        self._pool = manager.pool()
+
+    def ask(self, method: str, task: Task, *arguments: Any) -> Any:
+        """Call a method of the pool in the serving process."""
+        return getattr(self._pool, method)(task, *arguments)
+
+    def judge_uncached(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
+        """Judge in the serving process without its cache."""
+        return cast("Judgement", self.ask("judge_uncached", task, attempt, effort))

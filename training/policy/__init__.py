@@ -1,0 +1,1 @@
+"""Actor and critic: chat templates, models, adapters, placement, optimizer, checkpoints."""

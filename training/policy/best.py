@@ -1,0 +1,58 @@
+"""Keep the weights with the lowest held-out loss, and tell when it stops to fall.
+
+RFT uses it with the held-out loss, PPO with the negative held-out reward.
+Invariant: what it knows is in the stage's checkpoints, so a resumed stage decides like an
+uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cuagent.training.policy.checkpoint import (
+    Modules,
+    latest_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
+
+FOLDER = "best"
+
+
+class BestWeights:
+    """The best weights of a stage, in the folder `best` under its output."""
+
+    def __init__(self, out: Path, position: Mapping[str, Any]) -> None:
+        """Continue from the `position` of a checkpoint; empty at the start."""
+        self.out = out / FOLDER
+        known = position.get("best_loss")
+        self.loss = math.inf if known is None else float(known)
+        self.step = int(position.get("best_step", 0))
+        self.since = int(position.get("since_best", 0))
+        """Number of evaluations since the best one."""
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """Return the state to store in a checkpoint."""
+        loss = self.loss if math.isfinite(self.loss) else None
+        return {"best_loss": loss, "best_step": self.step, "since_best": self.since}
+
+    def see(self, step: int, loss: float, modules: Modules) -> None:
+        """Save the weights if `loss` is the lowest so far; NaN never is."""
+        if not loss < self.loss:
+            self.since += 1
+            return
+        self.loss, self.step, self.since = loss, step, 0
+        save_checkpoint(self.out, step, modules, {}, {}, keep=1)
+
+    def is_over(self, patience: int | None) -> bool:
+        """Return True after `patience` evaluations without a lower loss."""
+        return patience is not None and self.since >= patience
+
+    def restore(self, modules: Modules) -> None:
+        """Load the best weights, if there are any."""
+        if (found := latest_checkpoint(self.out)) is not None:
+            load_checkpoint(found, modules, {})

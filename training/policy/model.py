@@ -1,0 +1,266 @@
+"""Create, load and save actor and critic (Hugging Face models), and run their forward passes.
+
+The actor is any causal language model. The critic is the same backbone with a token-classification
+head of one label: dropout 0 (Hugging Face's default of 0.1 makes old values noise) and a head of
+zeros, so that its first predictions are 0 rather than noise.
+Not covered: sampling (`engine.py`), devices and sharding (`placement.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from cuagent.training import parallel
+from cuagent.training.algorithms.losses import token_entropy, token_logprobs
+from cuagent.training.data.batch import Batch, microbatches, take
+from cuagent.training.data.segments import RecordError
+from cuagent.training.policy.placement import full_state_dict, is_sharded
+
+OfLogits = Callable[[Tensor, Tensor], Tensor]
+CHUNK = 1024
+"""Action tokens whose logits are in memory at once."""
+AFTER_HEAD = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")
+"""Settings of model families that change the outputs of the head."""
+FIRST_ROW = torch.tensor([0])
+"""Index of row 0."""
+
+
+def small_config(
+    vocabulary: int, layers: int, width: int, heads: int, context: int, end: int, pad: int
+) -> Any:
+    """Return a Llama configuration for a decoder from scratch; MLP 8/3 of the width, tied
+    embeddings."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=-(-8 * width // 3 // 32) * 32,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=context,
+        tie_word_embeddings=True,
+        eos_token_id=end,
+        bos_token_id=None,
+        pad_token_id=pad,
+    )
+
+
+def new_actor(config: Any, seed: int) -> Any:
+    """Create an actor with random weights."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+
+
+def load_actor(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
+    """Load an actor from a Hugging Face folder or name."""
+    from transformers import AutoModelForCausalLM
+
+    quiet_libraries()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+
+
+def new_critic(actor: Any, from_actor: bool = True) -> Any:
+    """Create a critic on the actor's backbone (or a random one), with a head of zeros."""
+    from transformers import AutoModelForTokenClassification
+
+    config = type(actor.config).from_dict(actor.config.to_dict())
+    config.num_labels = 1
+    for dropout in ("classifier_dropout", "hidden_dropout", "attention_dropout"):
+        setattr(config, dropout, 0.0)
+    critic = AutoModelForTokenClassification.from_config(config, attn_implementation="sdpa")
+    critic.to(actor.dtype)
+    if from_actor:
+        critic.base_model.load_state_dict(actor.base_model.state_dict())
+    for parameter in value_head(critic).parameters():
+        torch.nn.init.zeros_(parameter)
+    return critic.to(actor.device)
+
+
+def load_critic(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
+    """Load a critic from a Hugging Face folder. Raises RecordError if it is another kind
+    of model."""
+    from transformers import AutoModelForTokenClassification
+
+    quiet_libraries()
+    check_critic(folder)
+    return AutoModelForTokenClassification.from_pretrained(
+        folder, dtype=dtype, attn_implementation="sdpa"
+    )
+
+
+def check_critic(folder: str | Path) -> None:
+    """Raise RecordError if a folder holds another kind of model: its head would be random."""
+    from transformers import AutoConfig
+
+    kinds = AutoConfig.from_pretrained(folder).architectures or ["nothing"]
+    if not kinds[0].endswith("ForTokenClassification"):
+        raise RecordError(
+            f"{folder}: not a critic but {kinds[0]}; create one with cuagent train value"
+        )
+
+
+def positions_of(model: Any) -> int | None:
+    """Return the number of positions that the model was built for; None if it names none."""
+    found = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return int(found) if found else None
+
+
+def save_model(model: Any, folder: Path, weights: dict[str, Any] | None = None) -> None:
+    """Save a Hugging Face folder with safetensors weights, those of the model by default.
+
+    All processes call it; the first writes.
+    """
+    quiet_libraries()
+    weights = weights or full_state_dict(model)
+    if parallel.rank() == 0:
+        model.save_pretrained(folder, state_dict=weights)
+    parallel.barrier()
+
+
+def quiet_libraries() -> None:
+    """Hide progress bars and the hub client's warnings about each retry."""
+    from huggingface_hub.utils import logging as hub
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    hub.set_verbosity_error()
+
+
+def value_head(critic: Any) -> torch.nn.Module:
+    """Return the value head: the one linear layer outside the backbone."""
+    outside = [m for name, m in critic.named_children() if name != critic.base_model_prefix]
+    linear = [m for m in outside if isinstance(m, torch.nn.Linear)]
+    if len(linear) != 1:
+        raise ValueError(f"{type(critic).__name__}: expected one linear head, found {len(linear)}")
+    return linear[0]
+
+
+def of_actions(actor: Any, batch: Batch, compute: OfLogits) -> Tensor:
+    """Return `compute(logits, ids)` for the action tokens, [N, k] in the order of `batch.drawn`.
+
+    `logits` [n, V] are those that the tokens `ids` [n] were drawn from; `compute` gives [n, k].
+    Other positions skip the head: in an episode with much tool output they would take most of its
+    work and memory. The head works on `CHUNK` tokens at a time, and computes them again in the
+    backward pass, so that never more than a chunk of logits is in memory: 1,024 tokens of a
+    vocabulary of 152,000 take 0.6 GB in fp32. There is no attention mask: models are causal and
+    padding is on the right, so no real token sees it, and attention without a mask is faster.
+    """
+    head, ids = actor.get_output_embeddings(), batch.ids.flatten()[batch.drawn]
+    if not has_plain_head(actor):
+        return compute(_all_logits(actor, head, batch), ids)
+    own = head.forward
+
+    def chunk(hidden: Tensor, ids: Tensor) -> Tensor:
+        return compute(own(hidden), ids)
+
+    def chunks(hidden: Tensor) -> Tensor:
+        picked = hidden.flatten(0, 1)[batch.drawn - 1]
+        parts = zip(picked.split(CHUNK), ids.split(CHUNK), strict=True)
+        if not torch.is_grad_enabled():
+            return torch.cat([chunk(*part) for part in parts])
+        return torch.cat([checkpoint(chunk, *part, use_reentrant=False) for part in parts])
+
+    head.forward = chunks  # the model's own forward calls it, with its dtype, hooks and adapters
+    try:
+        return actor(input_ids=batch.ids, use_cache=False).logits
+    finally:
+        del head.forward
+
+
+def has_plain_head(actor: Any) -> bool:
+    """Return True if the head's outputs are the logits, and its weights are whole.
+
+    Some families scale or cap the outputs after the head, and a sharded model gathers the head's
+    weights only within its own forward pass.
+    """
+    config = actor.config.get_text_config()
+    return not is_sharded(actor) and not any(getattr(config, name, None) for name in AFTER_HEAD)
+
+
+def _all_logits(actor: Any, head: Any, batch: Batch) -> Tensor:
+    """Return the logits of all action tokens at once, [N, V]."""
+
+    def pick(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
+        return (inputs[0].flatten(0, 1)[batch.drawn - 1],)
+
+    hook = head.register_forward_pre_hook(pick)
+    try:
+        return actor(input_ids=batch.ids, use_cache=False).logits
+    finally:
+        hook.remove()
+
+
+def values(critic: Any, batch: Batch) -> Tensor:
+    """Return V of the state before token t, at index t; [B, L] fp32, 0 at t = 0."""
+    out = critic(input_ids=batch.ids, use_cache=False).logits
+    return torch.nn.functional.pad(out[:, :-1, 0].float(), (1, 0))
+
+
+def device_microbatches(batch: Batch, budget: int, model: Any) -> Iterator[tuple[Tensor, Batch]]:
+    """Yield (rows, microbatch on the model's device) for this process' share of the batch.
+
+    Processes that share a sharded model must make equally many passes: one with less work passes
+    the first token of row 0, which is never an action and adds nothing to any sum.
+    """
+    groups = list(microbatches(batch.real.sum(1), budget))
+    # Copy all microbatches first: a later copy would wait for the running kernels.
+    yield from [(rows, take(batch, rows).to(model.device)) for rows in parallel.local_share(groups)]
+    if is_sharded(model) and parallel.rank() >= len(groups) % parallel.size() > 0:
+        yield FIRST_ROW, take(batch, FIRST_ROW, width=1).to(model.device)
+
+
+@torch.no_grad()
+def per_token(
+    model: Any,
+    batch: Batch,
+    budget: int,
+    compute: Callable[[Any, Batch], Tensor],
+    channels: int = 1,
+) -> Tensor:
+    """Compute `compute(model, microbatch)` for the whole batch; every process gets all of it, on
+    the CPU.
+
+    [b, l] becomes [B, L]; [channels, b, l] becomes [channels, B, L].
+    """
+    shape = batch.ids.shape if channels == 1 else (channels, *batch.ids.shape)
+    out = torch.zeros(shape)
+    for rows, part in device_microbatches(batch, budget, model):
+        found = compute(model, part).float().cpu()
+        out[..., rows, : found.shape[-1]] += found
+    return parallel.sum_tensor(out)
+
+
+def logprobs_of(actor: Any, batch: Batch) -> Tensor:
+    """Return the log-probability of action token t at index t, 0 elsewhere. [B, L] fp32."""
+    found = of_actions(actor, batch, lambda logits, ids: token_logprobs(logits, ids)[:, None])
+    return scatter_tokens(found[:, 0], batch)
+
+
+def logprobs_and_entropy(actor: Any, batch: Batch) -> Tensor:
+    """Return both for action token t at index t, from one forward pass. [2, B, L] fp32."""
+
+    def both(logits: Tensor, ids: Tensor) -> Tensor:
+        return torch.stack([token_logprobs(logits, ids), token_entropy(logits)], 1)
+
+    found = of_actions(actor, batch, both)
+    return torch.stack([scatter_tokens(found[:, k], batch) for k in range(2)])
+
+
+def scatter_tokens(x: Tensor, batch: Batch) -> Tensor:
+    """Put one number for each action token, [N], at its position in [B, L]."""
+    return x.new_zeros(batch.ids.numel()).index_copy(0, batch.drawn, x).view_as(batch.ids)
+
+
+def count_parameters(model: Any) -> int:
+    """Return the number of trained parameters."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)

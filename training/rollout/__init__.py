@@ -1,0 +1,1 @@
+"""Episodes through the agent's own loop and tools, and their collection."""

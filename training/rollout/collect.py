@@ -1,0 +1,165 @@
+"""Collect episodes: a policy plays tasks, iteration by iteration, and its episodes go to disk.
+
+PPO, the data sets for RFT and value pretraining, and evaluation all use it, with different tasks
+and seeds. Not covered: one episode (`rollout.py`).
+Invariant: a file `out/episodes/*.jsonl` has all episodes of its iteration.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cuagent.task import Task
+from cuagent.training import parallel
+from cuagent.training.algorithms.curriculum import (
+    Curriculum,
+    append_outcomes,
+    read_outcomes,
+    sample_tasks,
+    task_weights,
+)
+from cuagent.training.data.segments import (
+    VERSION,
+    Episode,
+    RecordError,
+    episode_from,
+    write_episodes,
+)
+from cuagent.training.engines.engine import Engine
+from cuagent.training.files import read_lines, write_atomic
+from cuagent.training.judging.pool import Pool
+from cuagent.training.policy.chat import Chat
+from cuagent.training.rollout.episode import Play, episode_id, play_many
+from cuagent.training.throttle import Throttle
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Collector:
+    """Play an iteration when called with its number; write the episodes to `out/episodes/`."""
+
+    tasks: Sequence[Task]
+    chat: Chat
+    engine: Engine
+    pool: Pool
+    play: Play
+    out: Path
+    episodes: int
+    seed: int
+    name: str = "policy"
+    max_in_flight: int = 256
+    """Number of episodes that run in parallel, one thread each."""
+    curriculum: Curriculum | None = None
+    """None plays every task equally often."""
+    difficulties: Mapping[str, float] = field(default_factory=dict)
+    """Measured difficulty of tasks by digest, for tasks that were not played yet."""
+    keep_runs: bool = False
+    inputs: dict[str, Any] | None = None
+    """Inputs of the episodes other than their seed, such as the policy's digest. If it equals the
+    recorded value, an interrupted collection resumes; otherwise it starts again. None never
+    resumes."""
+    say: Say = print
+    lost: dict[str, int] = field(default_factory=dict)
+
+    def __call__(self, iteration: int) -> list[Episode]:
+        """Return the episodes of an iteration. Raises RecordError if no episode has a reward."""
+        jobs = parallel.local_share(self._jobs(iteration))
+        policy = f"{self.name}@{iteration}"
+        partial = self.out / "episodes" / f"{iteration:05d}-{parallel.rank()}.incomplete"
+        ended = {} if self.inputs is None else resume_partial(partial, self.inputs)
+        if ended:
+            self.say(f"  resuming from {len(ended)} episodes in {partial}")
+        names = [episode_id(policy, task, seed) for task, seed in jobs]
+        todo = [job for job, name in zip(jobs, names, strict=True) if name not in ended]
+        progress = Progress(len(jobs), len(ended), partial if self.inputs else None, self.say)
+        for at in range(0, len(todo), self.max_in_flight):
+            played = play_many(
+                todo[at : at + self.max_in_flight],
+                self.pool.judge_for,
+                policy,
+                self.chat,
+                self.engine,
+                self.play,
+                self.out / "runs" / f"{iteration:05d}-{parallel.rank()}-{at}",
+                self.keep_runs,
+                progress,
+            )
+            ended |= {e.id: e for e in played.episodes if e is not None}
+            for why, count in played.lost.items():
+                self.lost[why] = self.lost.get(why, 0) + count
+                self.say(f"  {count} episodes without a reward: {why}")
+        # An episode without a reward stays None until here, so that the order is that of the jobs.
+        found = [
+            e for e in parallel.gather_interleaved([ended.get(n) for n in names]) if e is not None
+        ]
+        if not found:
+            raise RecordError(f"no episode of iteration {iteration} has a reward: {self.lost}")
+        if parallel.rank() == 0:
+            self._write(iteration, found)
+        parallel.barrier()  # delete the partial files only when the complete file exists
+        partial.unlink(missing_ok=True)
+        return found
+
+    def _write(self, iteration: int, found: Sequence[Episode]) -> None:
+        path = self.out / "episodes" / f"{iteration:05d}.jsonl"
+        partial = path.with_suffix(".partial")
+        partial.unlink(missing_ok=True)  # left by a killed process
+        write_episodes(partial, found)
+        partial.replace(path)
+        if self.curriculum is not None:
+            append_outcomes(self.out / "outcomes.jsonl", iteration, found)
+
+    def _jobs(self, iteration: int) -> list[tuple[Task, int]]:
+        """Return (task, seed) of every episode; seeds differ between iterations and episodes."""
+        by_digest = {task.digest: task for task in self.tasks}
+        if self.curriculum is None:
+            digests = [list(by_digest)[i % len(by_digest)] for i in range(self.episodes)]
+        else:
+            parallel.barrier()  # wait for the first process to write the outcomes
+            past = read_outcomes(self.out / "outcomes.jsonl", iteration)
+            shares = task_weights(list(by_digest), past, self.curriculum, self.difficulties)
+            digests = sample_tasks(shares, self.episodes, self.seed * 7919 + iteration)
+        first = (self.seed * 100_003 + iteration) * 10_007
+        return [(by_digest[d], first + i) for i, d in enumerate(digests)]
+
+
+class Progress:
+    """Callback for each finished episode: print progress now and then, append it to `partial` if
+    given."""
+
+    def __init__(self, total: int, ended_before: int, partial: Path | None, say: Say) -> None:
+        self.all = total
+        self.ended = ended_before
+        self.partial = partial
+        self.say = say
+        self._throttle = Throttle()
+        self._lock = threading.Lock()
+
+    def __call__(self, episode: Episode | None) -> None:
+        with self._lock:
+            self.ended += 1
+            if episode is not None and self.partial is not None:
+                write_episodes(self.partial, [episode])
+            if self._throttle.due() and self.ended < self.all:
+                self.say(f"  {self.ended} of {self.all} episodes played")
+
+
+def resume_partial(path: Path, inputs: dict[str, Any]) -> dict[str, Episode]:
+    """Return the episodes, by id, of an interrupted collection with the same inputs.
+
+    The file is rewritten so that more episodes can be appended.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    inputs = json.loads(json.dumps({"v": VERSION, **inputs}))  # tuples become lists, as in the file
+    lines: list[Any] = read_lines(path) if path.exists() else []
+    head, *rows = lines or [None]
+    found = [episode_from(row) for row in rows] if head == inputs else []
+    lines = [inputs, *({"v": VERSION, **asdict(episode)} for episode in found)]
+    write_atomic(path, "".join(json.dumps(line) + "\n" for line in lines))
+    return {episode.id: episode for episode in found}
