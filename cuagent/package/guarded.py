@@ -128,6 +128,11 @@ def optimize_(model, original=None):
     return replace.optimize_(model, PACKAGE, original)
 
 
+def accelerate_(kind):
+    """Let each new object of the class {task.entry} run the kernel; return the class."""
+    return replace.accelerate_(kind, PACKAGE)
+
+
 def restore_(model):
     """Undo `optimize_`; return `model`."""
     return replace.restore_(model)

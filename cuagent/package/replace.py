@@ -286,6 +286,26 @@ def replace_(module: nn.Module, package: Package, any_class: bool = False) -> bo
     return True
 
 
+def accelerate_(kind: Any, package: Package) -> Any:
+    """Optimize each new object of the class at the end of its constructor; return the class.
+
+    Objects of a subclass stay as they are.
+    """
+    construct = kind.__init__
+
+    @functools.wraps(construct)
+    def constructed(self: nn.Module, *args: Any, **named: Any) -> None:
+        construct(self, *args, **named)
+        if type(self) is kind:
+            if why := slower_here(package.folder):
+                package.warn(why)
+            else:
+                replace_(self, package)
+
+    kind.__init__ = constructed
+    return kind
+
+
 def restore_(model: nn.Module) -> Any:
     """Give the modules that `optimize_` changed their original class; return `model`."""
     for module in model.modules():
