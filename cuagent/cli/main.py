@@ -20,6 +20,7 @@ from cuagent.cli import (
     mcp,
     optimize,
     profile,
+    report,
     runs,
     verify,
 )
@@ -42,6 +43,7 @@ app.command()(profile.profile)
 app.command()(bench.bench)
 app.command()(apply.apply)
 app.command()(export.export)
+app.command()(report.report)
 app.command()(doctor.doctor)
 app.command()(runs.runs)
 app.command()(runs.show)
