@@ -31,7 +31,7 @@ from .flags import flags_kept, flags_set, set_flags
 from .forms import Form, form_of, is_strided, matches, required_text, tensors_in
 from .forms import value_text as shown
 from .graphs import fits_in_graph, static_form
-from .likeness import KEY, ORIGINAL, difference, original_of
+from .likeness import ADDED, KEY, ORIGINAL, difference, original_of
 from .machine import slower_here
 from .modes import unverified_mode
 from .verified import kernel_class, original_class, read_verified
@@ -292,6 +292,7 @@ def accelerate_(kind: Any, package: Package) -> Any:
     Objects of a subclass stay as they are.
     """
     construct = kind.__init__
+    inherited = "__init__" not in vars(kind)
 
     @functools.wraps(construct)
     def constructed(self: nn.Module, *args: Any, **named: Any) -> None:
@@ -302,6 +303,7 @@ def accelerate_(kind: Any, package: Package) -> Any:
             else:
                 replace_(self, package)
 
+    setattr(constructed, ADDED, inherited)
     kind.__init__ = constructed
     return kind
 
