@@ -22,6 +22,8 @@ FACTS = "verified.json"
 SET_PRODUCTS = ("torch.backends", "fp32_precision", "allow_tf32", "matmul_precision")
 SET_OTHERS = ("benchmark", "deterministic", "set_default", "accumulation")
 """Words of a candidate that may change flags of its process: those of products, and others."""
+OLDEST_TORCH = (2, 6)
+"""Oldest torch that an export runs with; `pyproject.toml` of cuagent has the same."""
 GUARD_FILES = (
     *("boundary.py", "forms.py", "graphs.py", "guard.py", "likeness.py", "machine.py", "modes.py"),
     *("replace.py", "verified.py", "watch.py"),
@@ -95,8 +97,15 @@ RuntimeWarning says why.
 import sys
 from pathlib import Path
 
+import torch
+
 HERE = Path(__file__).resolve().parent
 
+if tuple(map(int, torch.__version__.split(".")[:2])) < {OLDEST_TORCH}:
+    raise ImportError(
+        f"{{__name__}} needs torch {".".join(map(str, OLDEST_TORCH))} or newer; "
+        f"found {{torch.__version__}}"
+    )
 if __package__:
     from .{FOLDER} import guard, replace
 else:  # imported by path, not as part of a package

@@ -115,6 +115,7 @@ class Replacement:
         self.state = ""
         """How parameters or modes differ from the verified ones now, as a message, or ""."""
         self.check()
+        self.fits(())  # what a call needs of torch is used here for the first time
 
     def check(self) -> None:
         """Compare the module with the verified original, and bind the kernel to it."""
@@ -279,6 +280,10 @@ def replace_(module: nn.Module, package: Package, any_class: bool = False) -> bo
         replacement = Replacement(package, module, any_class)
     except Unsuitable as why:
         package.warn(str(why))
+        return False
+    except Exception as error:  # noqa: BLE001  another version of torch must not end the program
+        line = f"{type(error).__name__}: {error}".partition("\n")[0]
+        package.warn(f"the package does not work with torch {torch.__version__} ({line})")
         return False
     module.__dict__[KEY] = replacement
     module.__class__ = _replaced_class(type(module))
