@@ -8,6 +8,7 @@ runs code of the task or of the attempt.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from cuagent.attempt import ENTRY, MODULE, Attempt
@@ -22,6 +23,14 @@ FACTS = "verified.json"
 SET_PRODUCTS = ("torch.backends", "fp32_precision", "allow_tf32", "matmul_precision")
 SET_OTHERS = ("benchmark", "deterministic", "set_default", "accumulation")
 """Words of a candidate that may change flags of its process: those of products, and others."""
+PRODUCTS = re.compile(
+    r"linear|conv|matmul|mm\b|mv\b|@|einsum|attention|transformer|lstm|gru|rnn|dist|dot|outer|inner"
+    r"|kron|linalg|matrix|solve|corr|cov|chain|addr|ger\b|ops\b|getattr|import_module|compile",
+    re.IGNORECASE,
+)
+"""Words without which a candidate's Python calls no product of torch, whose precision flags change.
+
+A word too many costs half a microsecond a call; a word too few would cost precision."""
 OLDEST_TORCH = (2, 6)
 """Oldest torch that an export runs with; `pyproject.toml` of cuagent has the same."""
 GUARD_FILES = (
@@ -74,6 +83,7 @@ def verified_facts(task: Task, domain: Domain, attempt: Attempt) -> dict[str, ob
         "default_dtype": settings.default_dtype,
         "flags": settings.products(Device(domain.device)),
         "changes": _changes(attempt),
+        "products": any(PRODUCTS.search(t) for n, t in attempt.files if n.endswith(".py")),
     }
 
 

@@ -53,10 +53,10 @@ def readme(
             "",
             f"`from {name} import {ENTRY}` gives a module with the original's constructor. "
             "`check.py` uses `reference.py`, the original, or the file that it is given; if the "
-            "kernel is slower on a machine, `--time` makes the package run the original there. Without an "
-            f"installation, `from model_new import {ENTRY}` works with this folder on the path. "
-            "Measured under `torch.no_grad()`. With gradients the kernel of an optimized module "
-            "computes the output, and the backward pass computes the original again.",
+            "kernel is slower on a machine, `--time` makes the package run the original there. "
+            f"Without an installation, `from model_new import {ENTRY}` works with this folder on "
+            "the path. Measured under `torch.no_grad()`. With gradients the kernel of an optimized "
+            "module computes the output, and the backward pass computes the original again.",
             "",
             "## Verified calls",
             "",

@@ -108,14 +108,18 @@ class Replacement:
             raise Unsuitable(why)
         self.kernel = package.make_kernel()
         self.forward = self.kernel.forward
-        self.changes_flags = package.facts["changes"] == "all"
+        self._changes = package.facts["changes"]
+        products = package.facts.get("products", True)
+        self._same_flags = package.facts["same_flags"] if products else _always
+        self._on, self._count = package.device, len(package.forms)
+        self._checks = [_check_of(form) for form in package.forms]
         self.places = _places(module)
         self.structure = ""
-        """How the module differs from the verified original now, as a message, or ""."""
+        """Difference of the module from the verified original now, as a message, or ""."""
         self.state = ""
-        """How parameters or modes differ from the verified ones now, as a message, or ""."""
+        """Difference of parameters or modes from the verified ones now, as a message, or ""."""
         self.check()
-        self.fits(())  # what a call needs of torch is used here for the first time
+        self.fits(())  # fail here, not in a call, if torch lacks a function
 
     def check(self) -> None:
         """Compare the module with the verified original, and bind the kernel to it."""
@@ -187,32 +191,33 @@ class Replacement:
         """Return True for a verified call, in a few microseconds; `why` explains a False."""
         if not self.watch.unchanged():
             self.check()
-        package, device = self.package, self.device or self.place()
-        if self.state or unverified_mode(package.device) or len(args) != len(package.forms):
+        if self.state or len(args) != self._count or unverified_mode(self._on):
             return False
-        if device.index is not None and device.index != torch._C._cuda_getDevice():
+        device = self.device or self.place()
+        if self._on == "cuda" and device.index != torch._C._cuda_getDevice():
             return False
-        for value, form in zip(args, package.forms, strict=True):
-            tensor = form.__class__ is Form
-            if not (form.fits(value, device) if tensor else matches(value, form, device)):
+        for value, check in zip(args, self._checks):  # noqa: B905, SIM110  0.1 us faster each
+            if not check(value, device):
                 return False
         return True
 
     def run(self, args: tuple[Any, ...]) -> Any:
         """Run the kernel under the flags that it was verified under."""
-        facts = self.package.facts
-        if self.changes_flags:
+        flags = self.package.facts["flags"]
+        if self._changes == "all":
             with flags_kept():
-                set_flags(facts["flags"])
+                set_flags(flags)
                 return self.forward(*args)
-        if not facts["same_flags"]():
-            with flags_set(facts["flags"]):
+        if not self._same_flags():
+            with flags_set(flags):
                 return self.forward(*args)
+        if not self._changes:
+            return self.forward(*args)
         try:
             return self.forward(*args)
         finally:
-            if facts["changes"] and not facts["same_flags"]():
-                set_flags(facts["flags"])
+            if not self._same_flags():
+                set_flags(flags)
 
     def run_without_gradients(self, args: tuple[Any, ...]) -> Any:
         """Run the kernel as it was verified: with gradients disabled."""
@@ -246,6 +251,18 @@ class Replacement:
         return any(t.requires_grad for t in self.trainable) or any(
             t.requires_grad for t in tensors_in(args)
         )
+
+
+def _always() -> bool:
+    """Stand for the test of torch's flags if the kernel has no product that depends on them."""
+    return True
+
+
+def _check_of(form: Any) -> Any:
+    """Return the function of (value, device) that compares an argument with its verified form."""
+    if form.__class__ is Form:
+        return form.fits
+    return lambda value, device: matches(value, form, device)
 
 
 FAKE = (torch._subclasses.FakeTensor, torch._subclasses.functional_tensor.FunctionalTensor)
