@@ -11,8 +11,21 @@ from collections.abc import Mapping, Sequence
 
 from cuagent.bench.columns import OVERALL, family_of, passed, ratio_of, rows_by
 from cuagent.bench.results import Record
+from cuagent.bench.svg import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    TOP,
+    WIDTH,
+    axis,
+    empty,
+    label,
+    legend,
+    line,
+    svg,
+    time_name,
+)
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 460, 260, 46, 34, 20
 BINS = (0.25, 0.5, 0.71, 0.87, 0.95, 1.05, 1.15, 1.41, 2.0, 4.0, 8.0)
 """Edges of the histogram; the first and the last bin are open."""
 SERIES = (("compile", "torch.compile", "one"), ("best_rung", "best rung", "two"))
@@ -28,9 +41,9 @@ def histogram(records: Sequence[Record]) -> str:
         counted.append([_in_bin(values, n) for n in range(len(BINS) + 1)])
     largest = max(map(max, counted))
     if not largest:
-        return _empty()
+        return empty()
     step = (WIDTH - LEFT) / (len(BINS) + 1)
-    parts = [_axis()]
+    parts = [axis()]
     for series, counts in enumerate(counted):
         for n, count in enumerate(counts):
             height = (HEIGHT - BOTTOM - TOP) * count / largest
@@ -41,10 +54,10 @@ def histogram(records: Sequence[Record]) -> str:
                 f'width="{(step - 4) / 2:.1f}" height="{height:.1f}"><title>{name}</title></rect>'
             )
     for n, edge in enumerate(BINS):
-        parts.append(_label(LEFT + (n + 1) * step, HEIGHT - BOTTOM + 14, f"{edge:g}", "middle"))
-    parts.append(_label(LEFT - 6, TOP + 4, str(largest), "end"))
-    parts.append(_label(WIDTH, HEIGHT - 4, "speedup", "end"))
-    return _svg([*parts, *_legend()])
+        parts.append(label(LEFT + (n + 1) * step, HEIGHT - BOTTOM + 14, f"{edge:g}", "middle"))
+    parts.append(label(LEFT - 6, TOP + 4, str(largest), "end"))
+    parts.append(label(WIDTH, HEIGHT - 4, "speedup", "end"))
+    return svg([*parts, *_over()])
 
 
 def _in_bin(values: Sequence[float], n: int) -> int:
@@ -67,7 +80,7 @@ def roofline_scatter(records: Sequence[Record]) -> str:
         if passed(record, RULE) and result and record.get("floor_s"):
             points.append((record["floor_s"], result["median_s"], record))
     if not points:
-        return _empty()
+        return empty()
     values = [value for point in points for value in point[:2]]
     low = math.floor(math.log10(min(values)))
     high = max(math.ceil(math.log10(max(values))), low + 1)
@@ -80,11 +93,11 @@ def roofline_scatter(records: Sequence[Record]) -> str:
         return HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * share
 
     ends = 10.0**low, 10.0**high
-    parts = [_axis(), _line(x(ends[0]), y(ends[0]), x(ends[1]), y(ends[1]), "mark")]
+    parts = [axis(), line(x(ends[0]), y(ends[0]), x(ends[1]), y(ends[1]), "mark")]
     for exponent in range(low, high + 1):
-        value, name = 10.0**exponent, _time_name(exponent)
-        parts.append(_label(x(value), HEIGHT - BOTTOM + 14, name, "middle"))
-        parts.append(_label(LEFT - 6, y(value) + 4, name, "end"))
+        value, name = 10.0**exponent, time_name(exponent)
+        parts.append(label(x(value), HEIGHT - BOTTOM + 14, name, "middle"))
+        parts.append(label(LEFT - 6, y(value) + 4, name, "end"))
     for floor, time, record in points:
         title = f"{record['problem']}: {floor / time:.0%} of the roofline, {record['bound']}"
         style = "one" if record["bound"] == "memory" else "two"
@@ -92,15 +105,8 @@ def roofline_scatter(records: Sequence[Record]) -> str:
             f'<circle class="{style}" cx="{x(floor):.1f}" cy="{y(time):.1f}" r="4" '
             f'fill-opacity=".75"><title>{html.escape(title)}</title></circle>'
         )
-    parts.append(_label(WIDTH, HEIGHT - 4, "floor", "end"))
-    return _svg([*parts, *_legend((("memory bound", "one"), ("compute bound", "two")))])
-
-
-def _time_name(exponent: int) -> str:
-    for unit, power in (("s", 0), ("ms", -3), ("us", -6)):
-        if exponent >= power:
-            return f"{10 ** (exponent - power):g} {unit}"
-    return f"{10 ** (exponent + 9):g} ns"
+    parts.append(label(WIDTH, HEIGHT - 4, "floor", "end"))
+    return svg([*parts, *legend((("memory bound", "one"), ("compute bound", "two")))])
 
 
 def family_chart(records: Sequence[Record]) -> str:
@@ -109,7 +115,7 @@ def family_chart(records: Sequence[Record]) -> str:
     shown = [row for row in rows if row.group != OVERALL and row.speedup is not None]
     names = sorted({row.group for row in shown})
     if not names:
-        return _empty()
+        return empty()
     limits = [
         value
         for row in shown
@@ -118,79 +124,51 @@ def family_chart(records: Sequence[Record]) -> str:
         if value is not None
     ]
     low, high = min(0.5, *limits) * 0.9, max(2.0, *limits) * 1.1
-    left, line = 228, 26
-    height = TOP + line * len(names) + BOTTOM
+    left, step = 228, 26
+    height = TOP + step * len(names) + BOTTOM
 
     def x(value: float) -> float:
         return left + (WIDTH - left - 10) * math.log(value / low) / math.log(high / low)
 
     bottom = height - BOTTOM
-    parts = [_line(x(1), TOP, x(1), bottom, "mark"), _line(left, bottom, WIDTH, bottom, "axis")]
+    parts = [line(x(1), TOP, x(1), bottom, "mark"), line(left, bottom, WIDTH, bottom, "axis")]
     for n, name in enumerate(names):
-        y = TOP + n * line + line / 2
-        parts.append(_label(left - 8, y + 4, name, "end"))
-        for offset, (baseline, label, style) in zip((-5, 5), SERIES, strict=True):
+        y = TOP + n * step + step / 2
+        parts.append(label(left - 8, y + 4, name, "end"))
+        for offset, (baseline, shown_as, style) in zip((-5, 5), SERIES, strict=True):
             row = next((r for r in shown if (r.group, r.baseline) == (name, baseline)), None)
             if row is None or row.speedup is None:
                 continue
             mean = row.speedup
-            title = f"{name}: {mean.value:.2f}x over {label}, {mean.count} problems"
+            title = f"{name}: {mean.value:.2f}x over {shown_as}, {mean.count} problems"
             if mean.low is not None and mean.high is not None:
-                parts.append(_line(x(mean.low), y + offset, x(mean.high), y + offset, "limit"))
+                parts.append(line(x(mean.low), y + offset, x(mean.high), y + offset, "limit"))
             parts.append(
                 f'<circle class="{style}" cx="{x(mean.value):.1f}" cy="{y + offset:.1f}" r="4">'
                 f"<title>{html.escape(title)}</title></circle>"
             )
     for value in (0.25, 0.5, 1, 2, 4, 8, 16, 64):
         if low <= value <= high:
-            parts.append(_label(x(value), bottom + 14, f"{value:g}x", "middle"))
-    return _svg([*parts, *_legend()], height)
+            parts.append(label(x(value), bottom + 14, f"{value:g}x", "middle"))
+    return svg([*parts, *_over()], height)
 
 
 def bars(counts: Mapping[str, int]) -> str:
     """Return one horizontal bar for each count, with its name and its number."""
     if not counts:
-        return _empty()
-    left, line, largest = 170, 18, max(1, *counts.values())
+        return empty()
+    left, height, largest = 170, 18, max(1, *counts.values())
     parts = []
     for n, (name, count) in enumerate(counts.items()):
-        y, width = TOP + n * line, (WIDTH - left - 50) * count / largest
-        parts.append(_label(left - 8, y + 11, name, "end"))
+        y, width = TOP + n * height, (WIDTH - left - 50) * count / largest
+        parts.append(label(left - 8, y + 11, name, "end"))
         parts.append(
-            f'<rect class="one" x="{left}" y="{y}" width="{width:.1f}" height="{line - 4}">'
+            f'<rect class="one" x="{left}" y="{y}" width="{width:.1f}" height="{height - 4}">'
             f"<title>{html.escape(name)}: {count}</title></rect>"
         )
-        parts.append(_label(left + width + 6, y + 11, str(count), "start"))
-    return _svg(parts, TOP + line * len(counts) + 6)
+        parts.append(label(left + width + 6, y + 11, str(count), "start"))
+    return svg(parts, TOP + height * len(counts) + 6)
 
 
-def _legend(entries: Sequence[tuple[str, str]] = ()) -> list[str]:
-    entries = entries or [(f"over {label}", style) for _, label, style in SERIES]
-    parts, x = [], LEFT + 10
-    for label, style in entries:
-        parts.append(f'<rect class="{style}" x="{x}" y="2" width="10" height="10"/>')
-        parts.append(_label(x + 14, 11, label, "start"))
-        x += 30 + 7 * len(label)
-    return parts
-
-
-def _axis() -> str:
-    return _line(LEFT, HEIGHT - BOTTOM, WIDTH, HEIGHT - BOTTOM, "axis") + _line(
-        LEFT, TOP, LEFT, HEIGHT - BOTTOM, "axis"
-    )
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
-    return f'<line class="{style}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
-
-
-def _label(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(text)}</text>'
-
-
-def _empty() -> str:
-    return _svg([_label(WIDTH / 2, HEIGHT / 2, "no timed result yet", "middle")])
-
-
-def _svg(parts: Sequence[str], height: float = HEIGHT) -> str:
-    return f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img">{"".join(parts)}</svg>'
+def _over() -> list[str]:
+    return legend([(f"over {text}", style) for _, text, style in SERIES])

@@ -22,13 +22,12 @@ from cuagent.bench.columns import (
     statuses,
 )
 from cuagent.bench.results import Record
+from cuagent.bench.svg import PALETTE
 from cuagent.record.contained_files import write_file
 
-STYLE = """
-:root { color-scheme: light dark; --text: #1c2024; --dim: #60646c; --line: #d9d9e0;
-  --page: #fff; --one: #1f6feb; --two: #d9730d; --good: #18794e; --bad: #c62a2f; }
-@media (prefers-color-scheme: dark) { :root { --text: #edeef0; --dim: #b0b4ba; --line: #3a3f45;
-  --page: #111113; --one: #70b8ff; --two: #ffa057; --good: #3dd68c; --bad: #ff9592; } }
+STYLE = (
+    PALETTE
+    + """
 body { margin: 0 auto; padding: 1.5rem; max-width: 78rem; background: var(--page);
   color: var(--text); font: 15px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
@@ -45,13 +44,10 @@ th[aria-sort=descending] button::after { content: " \\2193"; }
 .kernel { color: var(--good); } .failed { color: var(--bad); }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(22rem, 1fr)); gap: 1.5rem; }
 figure { margin: 0; } figcaption { color: var(--dim); font-size: .9rem; }
-svg { width: 100%; height: auto; } svg text { fill: var(--dim); font-size: 11px; }
-svg .one { fill: var(--one); } svg .two { fill: var(--two); }
-svg .axis { stroke: var(--line); } svg .mark { stroke: var(--dim); stroke-dasharray: 3 3; }
-svg .limit { stroke: var(--text); stroke-width: 1.5; }
 input { font: inherit; padding: .3rem .5rem; border: 1px solid var(--line); border-radius: 4px;
   background: var(--page); color: var(--text); }
 """
+)
 SCRIPT = """
 const table = document.getElementById("problems"), body = table.tBodies[0];
 for (const button of table.querySelectorAll("th button")) button.onclick = () => {

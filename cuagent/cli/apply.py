@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cuagent.cli import options
+from cuagent.cli import options, patch
 from cuagent.cli.exits import Refused, print_stderr
 from cuagent.cli.runs import RUNS, RunDir, attempt_in, chosen_attempt, read, readable
 from cuagent.cli.trust import require_trusted_run
@@ -23,9 +23,18 @@ def apply(
     to: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Target folder; default: the folder of the task's module."
+            metavar="PLACE",
+            help="A folder, default: that of the task's module; or a file with the class, which "
+            "is changed after its diff was shown.",
         ),
     ] = None,
+    undo: Annotated[
+        Path | None,
+        typer.Option("--undo", metavar="FILE", help="Take the change of --to FILE out again."),
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Change the file without a question.")
+    ] = False,
     attempt: Annotated[
         int | None, typer.Option(metavar="N", help="Accepted attempt to apply; default: the best.")
     ] = None,
@@ -40,8 +49,13 @@ def apply(
 
     It writes model_new.py and the folder model_new_verified. The kernel runs for calls that were
     verified, your original module for all others. Your own files stay unchanged; a file of the same
-    name that differs is replaced only with --force. For a package without cuagent, use export.
+    name that differs is replaced only with --force. With --to FILE it adds three lines to that file
+    instead, so that your class runs the kernel; --undo FILE takes them out. For a package without
+    cuagent, use export.
     """
+    if undo is not None:
+        patch.undo(undo)
+        return
     from cuagent.config import resolve
     from cuagent.package import ExportError
     from cuagent.package.guarded import FOLDER, guarded_files
@@ -54,6 +68,9 @@ def apply(
         task = task_of(records)
         chosen = attempt_in(records, judgement.attempt)
     refuse_slower(judgement, force=force)
+    if to is not None and (to.is_file() or to.suffix == ".py"):
+        patch.patch_file(to, task, chosen, judgement, yes=yes, force=force)
+        return
     beside = task.path.parent
     if to is None and not made_here:
         _refuse_elsewhere(beside, folder)

@@ -21,6 +21,7 @@ from cuagent.cli import (
     mcp,
     optimize,
     profile,
+    report,
     runs,
     synth,
     verify,
@@ -45,6 +46,7 @@ app.command()(bench.bench)
 app.command()(apply.apply)
 app.command(context_settings=capture.SETTINGS)(capture.capture)
 app.command()(export.export)
+app.command()(report.report)
 app.command()(doctor.doctor)
 app.command()(runs.runs)
 app.command()(runs.show)

@@ -47,7 +47,7 @@ class Boundary:
         self.original = original.eval()
         self.names, self.unique = state_names(original)
         self.forms = [form_of(tensor) for tensor in self.unique]
-        self._forms = forms
+        self._forms, self._flat = forms, _tensor_forms(forms)
         self._make_kernel = make_kernel
         self._lock = threading.RLock()
         self._known: dict[tuple[int, ...], weakref.ref[Any]] = {}
@@ -127,19 +127,20 @@ class Boundary:
 
     def run(self, inputs: Sequence[Tensor], state: Sequence[Tensor]) -> list[Tensor]:
         """Implement the operator: run the kernel for a verified call, else the original."""
-        forms = _tensor_forms(self._forms)
-        fits = len(inputs) == len(forms) and all(
-            form.fits(tensor, tensor.device) for form, tensor in zip(forms, inputs, strict=True)
+        fits = len(inputs) == len(self._flat) and all(
+            form.fits(tensor, tensor.device)
+            for form, tensor in zip(self._flat, inputs, strict=True)
         )
         run = self._kernel_for(state) if fits else None
-        out = None if run is None else run(self.arguments([t.detach() for t in inputs]))
+        out = None if run is None else run(self.arguments(inputs))
         return self.compute(inputs, state) if out is None else self.normalised(out, inputs, state)
 
     def normalised(
         self, out: Any, inputs: Sequence[Tensor], state: Sequence[Tensor]
     ) -> list[Tensor]:
         """Return the outputs of a kernel in new memory and with the strides of the original's."""
-        leaves = _unaliased(pytree.tree_leaves(out), [*inputs, *state])
+        leaves = [out] if out.__class__ is Tensor else pytree.tree_leaves(out)
+        leaves = _unaliased(leaves, [*inputs, *state])
         if len(leaves) != len(self.outputs[0]):
             raise RuntimeError(
                 f"the kernel returned {len(leaves)} tensors; the original returns "

@@ -78,7 +78,7 @@ build-backend = "setuptools.build_meta"
 name = "{name.replace("_", "-")}"
 version = "0.1.0"
 requires-python = ">=3.11"
-dependencies = ["torch"]
+dependencies = ["torch>=2.6"]
 
 [tool.setuptools]
 packages = {json.dumps(packages)}

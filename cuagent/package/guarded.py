@@ -8,6 +8,7 @@ runs code of the task or of the attempt.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from cuagent.attempt import ENTRY, MODULE, Attempt
@@ -22,6 +23,16 @@ FACTS = "verified.json"
 SET_PRODUCTS = ("torch.backends", "fp32_precision", "allow_tf32", "matmul_precision")
 SET_OTHERS = ("benchmark", "deterministic", "set_default", "accumulation")
 """Words of a candidate that may change flags of its process: those of products, and others."""
+PRODUCTS = re.compile(
+    r"linear|conv|matmul|mm\b|mv\b|@|einsum|attention|transformer|lstm|gru|rnn|dist|dot|outer|inner"
+    r"|kron|linalg|matrix|solve|corr|cov|chain|addr|ger\b|ops\b|getattr|import_module|compile",
+    re.IGNORECASE,
+)
+"""Words without which a candidate's Python calls no product of torch, whose precision flags change.
+
+A word too many costs half a microsecond a call; a word too few would cost precision."""
+OLDEST_TORCH = (2, 6)
+"""Oldest torch that an export runs with; `pyproject.toml` of cuagent has the same."""
 GUARD_FILES = (
     *("boundary.py", "forms.py", "graphs.py", "guard.py", "likeness.py", "machine.py", "modes.py"),
     *("replace.py", "verified.py", "watch.py"),
@@ -72,6 +83,7 @@ def verified_facts(task: Task, domain: Domain, attempt: Attempt) -> dict[str, ob
         "default_dtype": settings.default_dtype,
         "flags": settings.products(Device(domain.device)),
         "changes": _changes(attempt),
+        "products": any(PRODUCTS.search(t) for n, t in attempt.files if n.endswith(".py")),
     }
 
 
@@ -95,8 +107,15 @@ RuntimeWarning says why.
 import sys
 from pathlib import Path
 
+import torch
+
 HERE = Path(__file__).resolve().parent
 
+if tuple(map(int, torch.__version__.split(".")[:2])) < {OLDEST_TORCH}:
+    raise ImportError(
+        f"{{__name__}} needs torch {".".join(map(str, OLDEST_TORCH))} or newer; "
+        f"found {{torch.__version__}}"
+    )
 if __package__:
     from .{FOLDER} import guard, replace
 else:  # imported by path, not as part of a package
@@ -126,6 +145,11 @@ def optimize_(model, original=None):
     `original` names the class of the modules if its file is not the verified one.
     """
     return replace.optimize_(model, PACKAGE, original)
+
+
+def accelerate_(kind):
+    """Let each new object of the class {task.entry} run the kernel; return the class."""
+    return replace.accelerate_(kind, PACKAGE)
 
 
 def restore_(model):

@@ -24,6 +24,8 @@ KEY = "_cuagent_replacement"
 """Attribute of an optimized module with its replacement (`replace.py`)."""
 ORIGINAL = "_cuagent_original"
 """Attribute of an optimized module's class with the original class."""
+ADDED = "_cuagent_added"
+"""Attribute of a function that `accelerate_` set on a class: True if the class had none."""
 INTERNAL = frozenset((*nn.Module().__dict__, KEY, "_compiled_call_impl"))
 """Attributes of every module, which are not compared."""
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
@@ -161,7 +163,8 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def _functions(kind: type) -> dict[str, types.FunctionType]:
-    found = {name: inspect.unwrap(value) for name, value in vars(kind).items() if callable(value)}
+    own = {name: value for name, value in vars(kind).items() if callable(value)}
+    found = {n: inspect.unwrap(value) for n, value in own.items() if not getattr(value, ADDED, 0)}
     return {n: value for n, value in found.items() if isinstance(value, types.FunctionType)}
 
 

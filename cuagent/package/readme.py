@@ -41,13 +41,22 @@ def readme(
             "## Use",
             "",
             "```",
-            f"pip install .     # then: from {name} import {ENTRY}",
-            f"python check.py {task.path.name}   # compares it with the original",
+            "pip install .",
+            f"python -m {name}.check --time   # compares it with the original, and times both",
             "```",
             "",
-            "Without an argument `check.py` uses `reference.py`, the original. Without an "
-            f"installation, `from model_new import {ENTRY}` works with this folder on the path. "
-            "Measured under `torch.no_grad()`; the kernels have no backward pass.",
+            "```python",
+            f"import {name}",
+            f"{name}.optimize_(model)   # its {task.entry} modules run the kernel, in place",
+            f"{name}.restore_(model)    # undo",
+            "```",
+            "",
+            f"`from {name} import {ENTRY}` gives a module with the original's constructor. "
+            "`check.py` uses `reference.py`, the original, or the file that it is given; if the "
+            "kernel is slower on a machine, `--time` makes the package run the original there. "
+            f"Without an installation, `from model_new import {ENTRY}` works with this folder on "
+            "the path. Measured under `torch.no_grad()`. With gradients the kernel of an optimized "
+            "module computes the output, and the backward pass computes the original again.",
             "",
             "## Verified calls",
             "",
@@ -56,8 +65,8 @@ def readme(
             "## Build",
             "",
             "A kernel is compiled at first use (" + _compiler(attempt) + ") and cached by content; "
-            "machines of the same kind use the libraries in "
-            "`model_new_verified/kernels/prebuilt/`.",
+            "machines of the kinds in `model_new_verified/kernels/prebuilt/` use those libraries. "
+            "Without a compiler the original runs, with a warning.",
             "",
             "## Speed",
             "",

@@ -20,6 +20,7 @@ from test_export import Measured
 from cuagent.attempt import Attempt
 from cuagent.cli.export import built_for
 from cuagent.package import ExportError, export, hub_repository
+from cuagent.package.guarded import verified_facts
 from cuagent.package.machine import machine, record_path
 
 WITH_INPUTS = (
@@ -63,7 +64,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (site,) = folder.glob("lib/python*/site-packages")
     libraries = Path(torch.__file__).resolve().parents[1]
     (site / "torch.pth").write_text(f"{libraries}\n")
-    for old in site.glob("setuptools*"):  # the current one is found beside torch
+    for old in site.glob("setuptools*"):  # torch's environment has a newer one
         shutil.rmtree(old)
     out = folder / "package"
     export(ATTEMPT, TIMED_TASK, MEASURED, out)
@@ -200,3 +201,8 @@ def test_cubins_for_named_architectures_are_in_the_package(tmp_path: Path) -> No
     assert "prebuilt/sm_80/" in programs["86"], "code for 8.0 runs on 8.6"
     assert "prebuilt/sm_90a/" in programs["90a"]
     assert "CompilerMissing" in programs["75"], "nothing in the package runs there"
+
+
+def test_flags_of_products_are_tested_only_if_the_kernel_may_have_products() -> None:
+    assert verified_facts(TASK, DOMAIN, ATTEMPT)["products"] is True
+    assert verified_facts(CUDA_TASK, CUDA_DOMAIN, CUDA_ATTEMPT)["products"] is False

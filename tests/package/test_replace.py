@@ -284,3 +284,25 @@ def test_kernel_that_cannot_be_loaded_leaves_the_original(
         texts = warned(lambda: close(made(X), original(X)))
     assert len(texts) == 1
     assert why in texts[0]
+
+
+def test_torch_without_what_the_package_needs_leaves_the_original(
+    parent: Path, original: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(parent / "elsewhere_fast")
+    package = importlib.import_module("elsewhere_fast")
+    module = copy.deepcopy(original)
+    with monkeypatch.context() as patch:
+        patch.delattr(torch.library, "register_fake")
+        texts = warned(lambda: package.optimize_(module))
+    assert type(module) is type(original)
+    assert len(texts) == 1
+    assert f"does not work with torch {torch.__version__} (AttributeError" in texts[0]
+
+
+def test_torch_that_is_too_old_is_named(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(parent / "old_fast")
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "2.5.1+cu124")
+        with pytest.raises(ImportError, match=r"needs torch 2.6 or newer; found 2.5.1\+cu124"):
+            importlib.import_module("old_fast")

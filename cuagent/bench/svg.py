@@ -1,0 +1,68 @@
+"""Parts of SVG charts: axes, lines, labels and legends. Pure functions that return text.
+
+The colours are classes of `PALETTE`, so that a chart is readable on light and dark pages.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 460, 260, 46, 34, 20
+"""Size of a chart in its own units, and the margins of its axes."""
+PALETTE = """
+:root { color-scheme: light dark; --text: #1c2024; --dim: #60646c; --line: #d9d9e0;
+  --page: #fff; --one: #1f6feb; --two: #d9730d; --good: #18794e; --bad: #c62a2f; }
+@media (prefers-color-scheme: dark) { :root { --text: #edeef0; --dim: #b0b4ba; --line: #3a3f45;
+  --page: #111113; --one: #70b8ff; --two: #ffa057; --good: #3dd68c; --bad: #ff9592; } }
+svg { width: 100%; height: auto; } svg text { fill: var(--dim); font-size: 11px; }
+svg .one { fill: var(--one); } svg .two { fill: var(--two); }
+svg .axis { stroke: var(--line); } svg .mark { stroke: var(--dim); stroke-dasharray: 3 3; }
+svg .limit { stroke: var(--text); stroke-width: 1.5; }
+"""
+"""Style of the charts, and the colours of a page that holds them."""
+
+
+def time_name(exponent: int) -> str:
+    """Return the name of a power of ten of seconds: `10 us`."""
+    for unit, power in (("s", 0), ("ms", -3), ("us", -6)):
+        if exponent >= power:
+            return f"{10 ** (exponent - power):g} {unit}"
+    return f"{10 ** (exponent + 9):g} ns"
+
+
+def legend(entries: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the legend of (label, class) entries, above the chart."""
+    parts, x = [], LEFT + 10
+    for text, style in entries:
+        parts.append(f'<rect class="{style}" x="{x}" y="2" width="10" height="10"/>')
+        parts.append(label(x + 14, 11, text, "start"))
+        x += 30 + 7 * len(text)
+    return parts
+
+
+def axis() -> str:
+    """Return the two axes."""
+    return line(LEFT, HEIGHT - BOTTOM, WIDTH, HEIGHT - BOTTOM, "axis") + line(
+        LEFT, TOP, LEFT, HEIGHT - BOTTOM, "axis"
+    )
+
+
+def line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
+    """Return a line."""
+    return f'<line class="{style}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+def label(x: float, y: float, text: str, anchor: str) -> str:
+    """Return a text; it is escaped."""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(text)}</text>'
+
+
+def empty() -> str:
+    """Return a chart that says that there is no result."""
+    return svg([label(WIDTH / 2, HEIGHT / 2, "no timed result yet", "middle")])
+
+
+def svg(parts: Sequence[str], height: float = HEIGHT) -> str:
+    """Return the chart of these parts."""
+    return f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img">{"".join(parts)}</svg>'

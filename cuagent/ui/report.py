@@ -1,0 +1,226 @@
+"""Write one run as an HTML page that needs no network: charts, kernels, precision, installation.
+
+The charts are made of the parts of `bench/svg.py`. Every text of the log is escaped, because a log
+may come from elsewhere, and the page's policy forbids scripts and every request. Not covered: the
+share of a whole script that the module had.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from cuagent.arms import EAGER
+from cuagent.bench.svg import PALETTE
+from cuagent.record import attempt_of, end_record, judgement_of, ladder_of
+from cuagent.record.revive import task_of
+from cuagent.ui.recorded import best_of
+from cuagent.ui.report_charts import attempts_chart, ladder_chart, parts_chart, roofline_chart
+
+if TYPE_CHECKING:
+    from cuagent.attempt import Attempt
+    from cuagent.judge import Judgement
+    from cuagent.measure.ladder import Ladder
+    from cuagent.task import Task
+
+Records = list[dict[str, Any]]
+
+STYLE = (
+    PALETTE
+    + """
+body { margin: 0 auto; padding: 1.5rem; max-width: 64rem; background: var(--page);
+  color: var(--text); font: 15px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+.dim { color: var(--dim); } .good { color: var(--good); } .bad { color: var(--bad); }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(26rem, 1fr)); gap: 1.5rem; }
+figure { margin: 0; } figcaption { color: var(--dim); font-size: .9rem; }
+svg .bad { fill: var(--bad); } svg .good { fill: var(--good); }
+svg .value { fill: var(--text); }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .2rem .7rem; border-bottom: 1px solid var(--line); text-align: left; }
+pre { overflow-x: auto; border: 1px solid var(--line); border-radius: 4px; padding: .7rem;
+  font-size: 13px; line-height: 1.4; } summary { cursor: pointer; }
+"""
+)
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def report(run: str, records: Records) -> str:
+    """Return the page of a run."""
+    task, ladder, best = task_of(records), ladder_of(records), best_of(records)
+    attempts = {r["digest"]: attempt_of(r["files"]) for r in records if r["type"] == "attempt"}
+    parts = [
+        f"<h1>{_text(task.entry)} of {_text(task.path.name)}</h1>",
+        _summary(run, records, task, ladder, best),
+        "<h2>Speed</h2>",
+        '<div class="charts">',
+        _figure(
+            ladder_chart(ladder, best),
+            "The ladder: time of a call without a kernel, and with the best kernel",
+        ),
+        _figure(parts_chart(best), "Before and after: what was free, and what the kernel added"),
+        _figure(roofline_chart(ladder, best), "Roofline: how far each time is from the floor"),
+        _figure(
+            attempts_chart(_points(records)), "Attempts over time; rejected ones at the bottom"
+        ),
+        "</div>",
+        _speed(best),
+        "<h2>Precision</h2>",
+        _precision(task, ladder, best),
+        "<h2>Kernels</h2>",
+        _kernels(attempts.get(best.attempt) if best is not None else None),
+        "<h2>Install</h2>",
+        _install(run, task),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        f'<meta name="viewport" content="width=device-width"><title>{_text(run)}</title>'
+        f"<style>{STYLE}{_highlight_style()}</style></head><body>\n" + "\n".join(parts) + "\n"
+        "</body></html>\n"
+    )
+
+
+def _summary(
+    run: str, records: Records, task: Task, ladder: Ladder | None, best: Judgement | None
+) -> str:
+    end: Mapping[str, Any] = end_record(records) or {}
+    if best is None:
+        result = '<p class="bad">No attempt was accepted.</p>'
+    elif best.gain is not None:
+        gain = best.gain
+        result = (
+            f'<p class="good">{gain.end_to_end.value:.2f} times faster than eager '
+            f"[{gain.end_to_end.low:.2f}, {gain.end_to_end.high:.2f}]: {gain.free.value:.2f} is "
+            f"free ({_text(gain.rung)}), and the kernel adds {gain.kernel.value:.2f} "
+            f"[{gain.kernel.low:.2f}, {gain.kernel.high:.2f}].</p>"
+        )
+    else:
+        result = "<p>An attempt was accepted; it was not timed against the best option.</p>"
+    device = ladder.device if ladder is not None else task.device
+    timed = best.timing if best is not None else None
+    versions = (timed.versions if timed else None) or (ladder.versions if ladder else {})
+    facts = {
+        "run": run,
+        "device": device,
+        "versions": ", ".join(f"{name} {value}" for name, value in versions.items()),
+        "stopped": str(end.get("stop", "unfinished")),
+        "task": task.digest[:16],
+    }
+    lines = "".join(f'<div class="dim">{k}: {_text(v)}</div>' for k, v in facts.items() if v)
+    return result + lines
+
+
+def _points(records: Records) -> list[tuple[float, float | None, str]]:
+    """Return seconds since the start, speedup over eager (None: rejected), and a name."""
+    start = float(records[0].get("time", 0.0)) if records else 0.0
+    numbers = {r["digest"]: r["n"] for r in records if r["type"] == "attempt"}
+    points = []
+    for record in records:
+        if record["type"] == "judgement":
+            found = judgement_of(record)
+            ratio = found.timing.ratios.get(EAGER) if found.timing else None
+            value = ratio.value if ratio is not None and found.verdict.accepted else None
+            why = "" if found.verdict.accepted else f": {found.verdict.reason}"
+            name = f"attempt {numbers.get(found.attempt, '?')}, {record.get('effort', '')}{why}"
+            points.append((float(record.get("time", start)) - start, value, name))
+    return points
+
+
+def _speed(best: Judgement | None) -> str:
+    if best is None or best.timing is None:
+        return '<p class="dim">Nothing was timed.</p>'
+    rows = "".join(
+        f"<tr><td>{_text(name)}</td><td>{ratio.value:.3f}x</td>"
+        f"<td>{ratio.low:.3f} to {ratio.high:.3f}</td><td>{ratio.standing}</td></tr>"
+        for name, ratio in best.timing.ratios.items()
+    )
+    notes = "".join(f'<p class="dim">{_text(note)}</p>' for note in best.timing.remarks)
+    return (
+        '<div class="scroll"><table><tr><th>baseline</th><th>speedup</th><th>95 % interval</th>'
+        f"<th>standing</th></tr>{rows}</table></div>{notes}"
+    )
+
+
+def _precision(task: Task, ladder: Ladder | None, best: Judgement | None) -> str:
+    lines = [f"The task admits: {task.precision}."]
+    if best is not None:
+        verdict = best.verdict
+        lines.append(f"Verdict: {verdict.reason}. {verdict.detail}".rstrip())
+        if best.contract:
+            lines.append(f"{best.contract[0].upper()}{best.contract[1:]}.")
+        for rule, result in (("lax", verdict.lax), ("strict", verdict.strict)):
+            if result is not None:
+                word = "passed" if result.passed else "failed"
+                worst = f"largest error {result.worst:.3g} times its bound"
+                lines.append(f"The {rule} rule: {word}, {worst}.")
+        if verdict.draws:
+            largest = max(verdict.draws, key=lambda draw: draw.max_error)
+            lines.append(
+                f"Largest absolute error against fp64 in {len(verdict.draws)} secret draws: "
+                f"{largest.max_error:.3g} ({largest.kind} inputs)."
+            )
+    elif ladder is not None and ladder.contract:
+        lines.append(f"{ladder.contract[0].upper()}{ladder.contract[1:]}.")
+    return "".join(f"<p>{_text(line)}</p>" for line in lines)
+
+
+def _kernels(attempt: Attempt | None) -> str:
+    if attempt is None:
+        return '<p class="dim">There is no kernel.</p>'
+    parts = []
+    for name, text in attempt.files:
+        opened = " open" if name.startswith("kernels/") and not name.endswith(".h") else ""
+        parts.append(
+            f"<details{opened}><summary>{_text(name)}</summary>{_highlighted(name, text)}</details>"
+        )
+    return "".join(parts)
+
+
+def _highlighted(name: str, text: str) -> str:
+    try:
+        from pygments import highlight
+        from pygments.formatters import HtmlFormatter
+        from pygments.lexers import CppLexer, PythonLexer
+    except ImportError:  # without it the text is shown plain
+        return f"<pre>{_text(text)}</pre>"
+    lexer = PythonLexer() if name.endswith(".py") else CppLexer()
+    return str(highlight(text, lexer, HtmlFormatter(cssclass="code")))
+
+
+def _highlight_style() -> str:
+    try:
+        from pygments.formatters import HtmlFormatter
+    except ImportError:
+        return ""
+    light = HtmlFormatter(style="default", cssclass="code").get_style_defs(".code")
+    dark = HtmlFormatter(style="github-dark", cssclass="code").get_style_defs(".code")
+    plain = ".code { background: none !important; }"
+    return f"{light}\n@media (prefers-color-scheme: dark) {{ {dark} }}\n{plain}"
+
+
+def _install(run: str, task: Task) -> str:
+    from cuagent.package.folder import package_name
+
+    name = package_name(task)
+    lines = [
+        f"cuagent export {run} --out {name}",
+        f"pip install ./{name}",
+        "",
+        f"# in Python: the modules of class {task.entry} in your model run the kernel",
+        f"import {name}",
+        f"{name}.optimize_(model)     # undo: {name}.restore_(model)",
+        "",
+        f"python -m {name}.check --time   # compare and time it on your machine",
+    ]
+    return f"<pre>{_text(chr(10).join(lines))}</pre>"
+
+
+def _figure(chart: str, caption: str) -> str:
+    return f"<figure>{chart}<figcaption>{_text(caption)}</figcaption></figure>"
+
+
+def _text(text: object) -> str:
+    return html.escape(str(text))
