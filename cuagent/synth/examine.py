@@ -113,9 +113,9 @@ class Examined:
         self.inputs = self.reference.inputs(0)
         self.output = self.run(self.model, self.inputs)
         self.finite()
+        self.fit()
         exact = self.fp64()
         error = self.agrees(self.output, exact, Reason.FP64_DIFFERS)
-        self.fit()
         certified = self.certified()
         compiled = self.compiled(exact) if self.order.compile else {}
         found = {
