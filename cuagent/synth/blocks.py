@@ -111,7 +111,7 @@ def _in_file(file: Path, name: str, config: str, sizes: str, texts: set[str]) ->
 
 
 def _required(method: ast.FunctionDef) -> list[str]:
-    """Return the arguments without a default, but for self."""
+    """Return the arguments without a default, except self."""
     given = method.args.posonlyargs + method.args.args
     needed = given[1 : len(given) - len(method.args.defaults)]
     keywords = zip(method.args.kwonlyargs, method.args.kw_defaults, strict=True)

@@ -44,7 +44,7 @@ ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, 
 
 @dataclass(frozen=True)
 class Order:
-    """What the process of one candidate is asked for."""
+    """Request to the process of one candidate."""
 
     code: str
     labels: tuple[str, ...]
@@ -72,7 +72,7 @@ class Order:
 
 
 def serve(channel: socket.socket, folder: Path) -> None:
-    """Examine the candidate that the order names, and send what was found."""
+    """Examine the candidate that the order names, and send the facts or the reason."""
     import torch
 
     order = Order.read(folder)

@@ -1,4 +1,4 @@
-"""Write a finished run: the parquet file, the data card, and what the run was made with."""
+"""Write the results of a finished run: the parquet file and the data card."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reasons for which a candidate is rejected, each with what it means."""
+"""Reasons for which a candidate is rejected."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MEANINGS = {
     Reason.DEGENERATE: "a constant, zeros, an input or half of the work passes at 1e-2",
     Reason.TIME: "no batch size has an eager time in the window",
 }
-"""What a reason means, where its name does not say it."""
+"""Explanations of the reasons whose names are not enough."""
 
 
 class Rejected(Exception):

@@ -58,7 +58,7 @@ class Settings:
     compile: bool = True
 
     def identity(self) -> dict[str, Any]:
-        """Return what a resumed run must have in common with the interrupted one."""
+        """Return the settings that a resumed run must share with the interrupted one."""
         import torch
 
         found = asdict(self) | {"grammar": self.grammar.to_json()}
@@ -124,7 +124,7 @@ def _grammar(settings: Settings) -> Compose:
 
 
 class _Run:
-    """State of a run: what was composed, what was examined."""
+    """State of a run: composed and examined candidates."""
 
     def __init__(
         self, settings: Settings, shards: Shards, observe: Observe, compose: Compose

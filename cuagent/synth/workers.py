@@ -1,7 +1,7 @@
 """Run candidates in forked processes: each has its own folder, caches, time and memory limits.
 
 One fork server has imported torch and the compiler; a child costs a fork. A child that crashes,
-hangs or fills the memory is ended and becomes a rejection. Nothing of a candidate remains on disk.
+hangs or fills the memory is ended and becomes a rejection. No file of a candidate remains on disk.
 """
 
 from __future__ import annotations

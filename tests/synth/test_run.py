@@ -101,6 +101,22 @@ def test_set_passes_its_own_audit_on_an_independent_run(made: Path) -> None:
     assert (found.rows, found.run, found.faults) == (COUNT, COUNT, {})
 
 
+def test_check_command_accepts_a_row_of_the_set(made: Path) -> None:
+    found = audit(made / "tasks.parquet", 1, "cpu", 1, compile=False, check=True)
+    assert (found.run, found.faults) == (1, {})
+
+
+def test_check_command_refuses_what_the_filter_cannot_see(tmp_path: Path) -> None:
+    hidden = task(
+        "self.calls += 1\n        return torch.exp(x) + (self.calls > 40)", init="self.calls = 0"
+    )
+    row = {"ops": ["torch.exp"], "data_source": "torch#1", "code": hidden}
+    file = tmp_path / "ops.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), file)
+    found = audit(file, 1, "cpu", 1, compile=False, check=True)
+    assert len(found.faults) == 1
+
+
 def test_bench_and_training_read_the_set(made: Path, tmp_path: Path) -> None:
     problems = parquet(made / "tasks.parquet", tmp_path)
     assert len(problems) == COUNT
