@@ -260,13 +260,23 @@ class Examined:
                 raise Rejected(Reason.IGNORED, detail)
             if kind in DEGENERATE:
                 raise Rejected(Reason.DEGENERATE, detail)
-            if kind is Kind.DEAD or (kind is Kind.NO_OP and self._labelled(certificate.detail)):
+            if kind is Kind.DEAD and not self._unused_state(certificate.detail):
+                raise Rejected(Reason.IDLE, detail)
+            if kind is Kind.NO_OP and self._labelled(certificate.detail):
                 raise Rejected(Reason.IDLE, detail)
             if kind is Kind.TRAINING:
                 if "random" in certificate.detail or "fails" in certificate.detail:
                     raise Rejected(Reason.TRAINING, certificate.detail)
                 mode = "eval"
         return {"family": certification.family, "operators": certification.operators, "mode": mode}
+
+    def _unused_state(self, detail: str) -> bool:
+        """Return True if only the last state of a recurrent module has no effect."""
+        import torch
+
+        modules = dict(self.model.named_modules())
+        paths = [part.partition(" in ")[2] for part in detail.split(", ")]
+        return all(isinstance(modules.get(path), torch.nn.RNNBase) for path in paths)
 
     def _labelled(self, detail: str) -> bool:
         """Return True if a label names one of the operators; others lie within a function of torch,
