@@ -98,7 +98,8 @@ def audit(
         if sound and len(orders) < run:
             orders.append((number, _order(row, device, compile)))
     if orders:
-        _run(orders, found, device, jobs, check, observe)
+        with Workers(compile and device == "cpu") as workers:
+            _run(orders, found, workers, jobs, check, observe)
     return found
 
 
@@ -152,12 +153,12 @@ def _order(row: Mapping[str, Any], device: str, compile: bool) -> Order:
 def _run(
     orders: list[tuple[int, Order]],
     found: Audit,
-    device: str,
+    workers: Workers,
     jobs: int,
     check: bool,
     observe: Callable[[int, Mapping[str, Any]], None],
 ) -> None:
-    with Workers(device) as workers, ThreadPoolExecutor(jobs) as threads:
+    with ThreadPoolExecutor(jobs) as threads:
         answers = threads.map(lambda order: workers.examine(order[1]), orders)
         for (number, order), answer in zip(orders, answers, strict=True):
             found.run += 1

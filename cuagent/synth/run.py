@@ -82,7 +82,8 @@ def synthesize(
     run = _Run(settings, shards, observe, compose or _grammar(settings))
     for record in shards.read():
         run.restore(record)
-    with Workers(settings.device, gpus) as workers, ThreadPoolExecutor(jobs) as threads:
+    warm = settings.compile and settings.device == "cpu"
+    with Workers(warm, gpus) as workers, ThreadPoolExecutor(jobs) as threads:
         pending: dict[Future[Record], int] = {}
         try:
             while not run.complete:

@@ -41,8 +41,8 @@ HEADERS = "precompiled_headers"
 class Workers:
     """A fork server for candidates. Threads may call `examine` at the same time."""
 
-    def __init__(self, device: str, gpus: Sequence[str | None] = (None,)) -> None:
-        warm = (WARM,) if device == "cpu" else ()
+    def __init__(self, compile_on_cpu: bool, gpus: Sequence[str | None] = (None,)) -> None:
+        warm = (WARM,) if compile_on_cpu else ()
         self.fork_server = ForkServer((*IMPORTED, *warm))
         self.gpus = list(gpus)
         self._headers = self.fork_server.folder / HEADERS

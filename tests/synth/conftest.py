@@ -12,5 +12,5 @@ from cuagent.synth.workers import Workers
 @pytest.fixture(scope="session")
 def workers() -> Iterator[Workers]:
     """Workers that start torch.compile only in the children that need it."""
-    with Workers("cuda") as started:  # the device matters only for the warm-up
+    with Workers(compile_on_cpu=False) as started:
         yield started

@@ -33,7 +33,7 @@ from cuagent.synth.run import Settings, SynthError
 from cuagent.synth.shards import Shards
 from cuagent.training.stages import load_tasks, task_difficulties
 
-COUNT = 6
+COUNT = 4
 OPTIONS = ("--count", str(COUNT), "--seed", "4", "--device", "cpu", "--jobs", "2", "--no-compile")
 
 
