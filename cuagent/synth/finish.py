@@ -25,6 +25,8 @@ def write_outputs(
     about = {
         "generator": identity["generator"],
         "torch": identity["torch"],
+        "command": f"cuagent synth --count {settings.count} --seed {settings.seed} "
+        f"--device {settings.device} --out DIR",
         "seed": settings.seed,
         "device": name,
         "compose": settings.compose,
