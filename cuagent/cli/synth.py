@@ -130,6 +130,9 @@ def read(
     device: Device = "auto",
     jobs: Jobs = None,
     compile: Compile = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Also apply `cuagent check` to the rows that run.")
+    ] = False,
     kernelbench: KernelBench = None,
     json: options.Json = False,
 ) -> None:
@@ -144,7 +147,7 @@ def read(
 
     here = _device(device)
     where = str(kernelbench) if kernelbench else ""
-    found = audit(file, run, here, jobs or default_jobs(here, 1), compile, where)
+    found = audit(file, run, here, jobs or default_jobs(here, 1), compile, where, check)
     if json:
         from json import dumps
 

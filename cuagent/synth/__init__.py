@@ -1,0 +1,13 @@
+"""New tasks for training and benchmarks: composed from operators of torch, then filtered.
+
+seeds.py, catalogue.py    operators with signatures from the installed torch, by family
+templates.py, draft.py    placeholders of one call; a task in the making
+compose.py, blocks.py     candidates of the grammar; blocks of transformers and timm
+language_model.py         candidates of a language model
+source.py, labelled.py    text, labels and fingerprints; labels of the operators that run
+examine.py, sizes.py      the checks that run code, in a process for each candidate
+workers.py, warm.py       these processes
+run.py, shards.py         a run that resumes; its records
+dataset.py, finish.py     the parquet file; card.py: its data card; grade.py: difficulty
+audit.py, kernelbench.py  audits of files; collisions with KernelBench
+"""

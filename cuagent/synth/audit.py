@@ -1,12 +1,16 @@
 """Audit a file of tasks: one of ours, CUDA-Agent-Ops-6K, or any parquet file with a column `code`.
 
-What the text shows is found for every row: duplicates, labels that the code does not have, changed
-checksums. The rows that are to run pass the same checks as new candidates, without the time window.
+The text of every row is audited: duplicates, labels that the code does not have, changed
+checksums. The rows that run pass the same checks as new candidates, without the time window,
+and on request those of `cuagent check`, which draws other inputs and weights and tries trivial
+answers under the strict rule.
 """
 
 from __future__ import annotations
 
 import math
+import re
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +28,7 @@ from cuagent.synth.source import graph_of, labels, normalized, parse
 from cuagent.synth.workers import Workers
 
 SHOWN = 5
+REFUSED = "refused by cuagent check"
 MEMORY = 4 << 30
 
 
@@ -33,10 +38,10 @@ class Audit:
 
     rows: int = 0
     faults: dict[str, list[int]] = field(default_factory=dict)
-    """Numbers of the rows by what is wrong with them."""
+    """Numbers of the faulty rows by fault."""
     details: dict[int, str] = field(default_factory=dict)
     operators: Counter[str] = field(default_factory=Counter)
-    """How often each operator stands in the code."""
+    """Number of calls of each operator in the code of all rows."""
     counts: Counter[int] = field(default_factory=Counter)
     """Rows by number of declared operators."""
     sources: Counter[str] = field(default_factory=Counter)
@@ -78,6 +83,7 @@ def audit(
     jobs: int,
     compile: bool,
     kernelbench: str = "",
+    check: bool = False,
     observe: Callable[[int, Mapping[str, Any]], None] = lambda row, answer: None,
 ) -> Audit:
     """Audit every row's text, and run the first `run` rows. Raises SynthError."""
@@ -92,7 +98,8 @@ def audit(
         if sound and len(orders) < run:
             orders.append((number, _order(row, device, compile)))
     if orders:
-        _run(orders, found, device, jobs, observe)
+        with Workers(compile and device == "cpu") as workers:
+            _run(orders, found, workers, jobs, check, observe)
     return found
 
 
@@ -124,8 +131,6 @@ def _read(number: int, row: Mapping[str, Any], found: Audit, seen: _Seen) -> boo
 
 def _words(code: str, ops: list[str]) -> set[str]:
     """Return the names in the code, as labels spell them."""
-    import re
-
     return {tail(name) for name in ops} | {tail(word) for word in re.findall(r"\w+", code)}
 
 
@@ -148,14 +153,34 @@ def _order(row: Mapping[str, Any], device: str, compile: bool) -> Order:
 def _run(
     orders: list[tuple[int, Order]],
     found: Audit,
-    device: str,
+    workers: Workers,
     jobs: int,
+    check: bool,
     observe: Callable[[int, Mapping[str, Any]], None],
 ) -> None:
-    with Workers(device) as workers, ThreadPoolExecutor(jobs) as threads:
+    with ThreadPoolExecutor(jobs) as threads:
         answers = threads.map(lambda order: workers.examine(order[1]), orders)
-        for (number, _), answer in zip(orders, answers, strict=True):
+        for (number, order), answer in zip(orders, answers, strict=True):
             found.run += 1
             if answer.get("reason"):
                 found.add(answer["reason"], number, answer.get("detail", ""))
+            elif check and (refusal := _refusal(order, workers)):
+                found.add(REFUSED, number, refusal)
             observe(number, answer)
+
+
+def _refusal(order: Order, workers: Workers) -> str:
+    """Return why `cuagent check` refuses the task; "" if it does not."""
+    from cuagent.task import TaskError, load_task
+    from cuagent.verify.admission import admit
+    from cuagent.verify.referee import Referee
+
+    with tempfile.TemporaryDirectory(prefix="check-") as folder:
+        file = Path(folder, "task.py")
+        file.write_text(order.code, encoding="utf-8")
+        try:
+            task = load_task(file, device=order.device)
+            with Referee(task, fork_server=workers.fork_server) as referee:
+                return admit(referee).refusal
+        except TaskError as error:
+            return str(error)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -54,6 +55,8 @@ TIMM = (
     ("timm.layers", "GlobalResponseNormMlp({d}, {f})"),
 )
 """Blocks of timm, each with its module and its constructor."""
+OTHER_INPUTS = re.compile("Patch|Embedding|Router")
+"""Blocks that need images or the indices of experts."""
 ONE_SIZE = ("hidden_size", "dim", "normalized_shape")
 WIDTHS = (32, 48, 64, 96, 128, 192)
 LENGTHS = (16, 20, 32, 50, 64)
@@ -89,7 +92,7 @@ def blocks() -> tuple[Block, ...]:
 def _in_file(file: Path, name: str, config: str, sizes: str, texts: set[str]) -> Iterator[Block]:
     """Yield the blocks of a file whose text no other family of models has."""
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
-        if not isinstance(node, ast.ClassDef):
+        if not isinstance(node, ast.ClassDef) or OTHER_INPUTS.search(node.name):
             continue
         methods = {m.name: m for m in node.body if isinstance(m, ast.FunctionDef)}
         if not {"__init__", "forward"} <= set(methods) or len(_required(methods["forward"])) != 1:
@@ -111,7 +114,7 @@ def _in_file(file: Path, name: str, config: str, sizes: str, texts: set[str]) ->
 
 
 def _required(method: ast.FunctionDef) -> list[str]:
-    """Return the arguments without a default, but for self."""
+    """Return the arguments without a default, except self."""
     given = method.args.posonlyargs + method.args.args
     needed = given[1 : len(given) - len(method.args.defaults)]
     keywords = zip(method.args.kwonlyargs, method.args.kw_defaults, strict=True)

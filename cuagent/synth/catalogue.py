@@ -37,6 +37,8 @@ FAMILIES = {
 """Default weight of each family when an operator is drawn. A convolution or a pooling fits fewer
 values than an elementwise operator, so its weight is higher."""
 
+# The mean of a loss over many independent draws hardly depends on labels or signs, so that a kernel
+# that ignores them would pass: such losses are taken for each element.
 LISTED: dict[str, tuple[tuple[str, str], ...]] = {
     "elementwise": (
         ("...", "torch.clamp({x}, min=-{number}, max={number})"),
@@ -176,32 +178,39 @@ LISTED: dict[str, tuple[tuple[str, str], ...]] = {
         ("n d", "torch.add({x}, F.embedding({index[n; vocabulary]}, {weight[vocabulary, d]}))"),
     ),
     "losses": (
-        ("...", "F.mse_loss({x}, {like})"),
-        ("...", "nn.L1Loss()|$({x}, {like})"),
-        ("...", "nn.SmoothL1Loss(beta={number})|$({x}, {like})"),
-        ("...", "nn.HuberLoss(delta={number})|$({x}, {like})"),
-        ("...", "nn.SoftMarginLoss()|$({x}, {signs[...]})"),
-        ("...", "F.binary_cross_entropy_with_logits({x}, {unit[...]})"),
-        ("...", "nn.PoissonNLLLoss()|$({x}, {positive[...]})"),
-        ("...", "F.hinge_embedding_loss({x}, {signs[...]})"),
+        ("...", "F.mse_loss({x}, {scaled[...]})"),
         ("...", "F.mse_loss({x}, {like}, reduction='none')"),
-        ("n d", "F.cross_entropy({x}, {index[n; d]})"),
+        ("...", "nn.L1Loss()|$({x}, {scaled[...]})"),
+        ("...", "nn.SmoothL1Loss(beta={number})|$({x}, {scaled[...]})"),
+        ("...", "nn.HuberLoss(delta={number})|$({x}, {scaled[...]})"),
+        ("...", "nn.HuberLoss(reduction='none')|$({x}, {like})"),
+        ("...", "nn.SoftMarginLoss(reduction='none')|$({x}, {signs[...]})"),
+        ("...", "F.binary_cross_entropy_with_logits({x}, {unit[...]}, reduction='none')"),
+        ("...", "nn.PoissonNLLLoss(reduction='none')|$({x}, {positive[...]})"),
+        ("...", "F.hinge_embedding_loss({x}, {signs[...]}, reduction='none')"),
         ("n d", "F.cross_entropy({x}, {index[n; d]}, reduction='none')"),
+        ("n d", "nn.CrossEntropyLoss(label_smoothing=0.1, reduction='none')|$({x}, {index[n; d]})"),
+        ("n d", "F.nll_loss(F.log_softmax({x}, dim=1), {index[n; d]}, reduction='none')"),
+        ("n d", "F.kl_div(F.log_softmax({x}, dim=1), {unit[n, d]}, reduction='none')"),
         ("n d", "F.kl_div({x}, {unit[n, d]}, reduction='none')"),
-        ("n d", "nn.CrossEntropyLoss(label_smoothing=0.1)|$({x}, {index[n; d]})"),
-        ("n d", "F.nll_loss(F.log_softmax({x}, dim=1), {index[n; d]})"),
-        ("n d", "F.kl_div(F.log_softmax({x}, dim=1), {unit[n, d]}, reduction='batchmean')"),
-        ("n d", "F.multi_margin_loss({x}, {index[n; d]})"),
-        ("n d", "F.triplet_margin_loss({x}, {input[n, d]}, {input[n, d]}, margin=2.0)"),
-        ("n d", "F.cosine_embedding_loss({x}, {input[n, d]}, {signs[n]})"),
-        ("n d", "F.margin_ranking_loss({x}, {like}, {signs[n, d]}, margin={number})"),
-        ("n c h w", "F.cross_entropy({x}, {index[n, h, w; c]})"),
+        ("n d", "F.multi_margin_loss({x}, {index[n; d]}, reduction='none')"),
+        (
+            "n d",
+            "F.triplet_margin_loss({x}, {input[n, d]}, {input[n, d]}, margin=2.0, "
+            "reduction='none')",
+        ),
+        ("n d", "F.cosine_embedding_loss({x}, {input[n, d]}, {signs[n]}, reduction='none')"),
+        (
+            "n d",
+            "F.margin_ranking_loss({x}, {like}, {signs[n, d]}, margin={number}, reduction='none')",
+        ),
+        ("n c h w", "F.cross_entropy({x}, {index[n, h, w; c]}, reduction='none')"),
     ),
     "recurrent": (
         ("n l d", "nn.GRU({d}, {small}, batch_first=True)|$({x})[0]"),
         ("n l d", "nn.LSTM({d}, {small}, batch_first=True)|$({x})[0]"),
         ("n l d", "nn.RNN({d}, {small}, batch_first=True)|$({x})[0]"),
-        ("n d", "nn.GRUCell({d}, {small})"),
+        ("n d", "nn.GRUCell({d}, {small})|$({x}, {input[n, small]})"),
     ),
 }
 """Form and call of each seed that is listed by hand; `|` separates a module from its call."""

@@ -21,7 +21,7 @@ from cuagent.synth.shards import Record
 HELD_OUT = ("resampling", "recurrent")
 """Families whose tasks are all in the split `test_family`."""
 HELD_OUT_SHAPES = 10
-"""One in so many shapes is held out: all its tasks are in the split `test_shape`."""
+"""One shape in ten is held out: all its tasks are in the split `test_shape`."""
 GROUP = 500
 COLUMNS = (
     "ops", "data_source", "code", "id", "seed", "index", "shapes", "outputs", "dtype", "families",
@@ -159,7 +159,7 @@ def difficulties(path: Path) -> dict[str, float]:
 
 
 def about_of(path: Path) -> dict[str, Any]:
-    """Return what the file says about its making; {} for a foreign file."""
+    """Return the settings and versions in the metadata of the file; {} for a foreign file."""
     _, parquet = _pyarrow(path)
     metadata = parquet.read_schema(path).metadata or {}
     found: dict[str, Any] = json.loads(metadata.get(b"cuagent", b"{}"))

@@ -22,7 +22,8 @@ NAMES = ("x", "y", "z", "u", "v", "w", "p", "q", "r", "s")
 LARGEST_GROWTH = 32
 """Largest number of elements of a value, as a multiple of that of the first input."""
 MOST_DIMENSIONS = 5
-LAYOUTS = ("contiguous", "channels_last", "transposed")
+RANDOM_SCALE = "3 * torch.rand(()) * "
+"""Factor of the inputs of a mean, which would be nearly constant over equal draws."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Draft:
         """Draw the size of the first input too: the mean of many equal draws is nearly constant."""
         first = next(iter(self.inputs))
         if self.inputs[first].startswith("torch.randn("):
-            self.inputs[first] = f"3 * torch.rand(()) * {self.inputs[first]}"
+            self.inputs[first] = RANDOM_SCALE + self.inputs[first]
 
     def _within(self, domain: Domain, main: Value) -> str:
         """Return an expression whose numbers are in the domain, from the main argument."""
@@ -251,6 +252,8 @@ def _drawn_text(kind: str, shape: tuple[int, ...], below: int, layout: str, dtyp
             cast = "" if dtype == "float32" else f".to(torch.{dtype})"
             signs = f"torch.randint(2, ({many})) * 2.0 - 1.0"
             return f"({signs}){cast}" if cast else signs
+        case "scaled":
+            return f"{RANDOM_SCALE}torch.randn({sizes}{of})"
         case "unit":
             return f"torch.rand({sizes}{of})"
         case "positive":

@@ -44,7 +44,7 @@ ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, 
 
 @dataclass(frozen=True)
 class Order:
-    """What the process of one candidate is asked for."""
+    """Request to the process of one candidate."""
 
     code: str
     labels: tuple[str, ...]
@@ -72,7 +72,7 @@ class Order:
 
 
 def serve(channel: socket.socket, folder: Path) -> None:
-    """Examine the candidate that the order names, and send what was found."""
+    """Examine the candidate that the order names, and send the facts or the reason."""
     import torch
 
     order = Order.read(folder)
@@ -113,9 +113,9 @@ class Examined:
         self.inputs = self.reference.inputs(0)
         self.output = self.run(self.model, self.inputs)
         self.finite()
+        self.fit()
         exact = self.fp64()
         error = self.agrees(self.output, exact, Reason.FP64_DIFFERS)
-        self.fit()
         certified = self.certified()
         compiled = self.compiled(exact) if self.order.compile else {}
         found = {
@@ -260,13 +260,23 @@ class Examined:
                 raise Rejected(Reason.IGNORED, detail)
             if kind in DEGENERATE:
                 raise Rejected(Reason.DEGENERATE, detail)
-            if kind is Kind.DEAD or (kind is Kind.NO_OP and self._labelled(certificate.detail)):
+            if kind is Kind.DEAD and not self._unused_state(certificate.detail):
+                raise Rejected(Reason.IDLE, detail)
+            if kind is Kind.NO_OP and self._labelled(certificate.detail):
                 raise Rejected(Reason.IDLE, detail)
             if kind is Kind.TRAINING:
                 if "random" in certificate.detail or "fails" in certificate.detail:
                     raise Rejected(Reason.TRAINING, certificate.detail)
                 mode = "eval"
         return {"family": certification.family, "operators": certification.operators, "mode": mode}
+
+    def _unused_state(self, detail: str) -> bool:
+        """Return True if only the last state of a recurrent module has no effect."""
+        import torch
+
+        modules = dict(self.model.named_modules())
+        paths = [part.partition(" in ")[2] for part in detail.split(", ")]
+        return all(isinstance(modules.get(path), torch.nn.RNNBase) for path in paths)
 
     def _labelled(self, detail: str) -> bool:
         """Return True if a label names one of the operators; others lie within a function of torch,

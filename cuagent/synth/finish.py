@@ -1,4 +1,4 @@
-"""Write a finished run: the parquet file, the data card, and what the run was made with."""
+"""Write the results of a finished run: the parquet file and the data card."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ def write_outputs(
     about = {
         "generator": identity["generator"],
         "torch": identity["torch"],
+        "command": f"cuagent synth --count {settings.count} --seed {settings.seed} "
+        f"--device {settings.device} --out DIR",
         "seed": settings.seed,
         "device": name,
         "compose": settings.compose,

@@ -50,7 +50,7 @@ def read_problems(root: Path) -> list[Known]:
 
 
 def collision(code: str, known: Sequence[Known]) -> str:
-    """Return what the task collides with, as text; "" for nothing."""
+    """Return the problem that the task collides with and the kind of collision; "" for none."""
     if not known:
         return ""
     parsed = parse(code)

@@ -1,4 +1,4 @@
-"""Reasons for which a candidate is rejected, each with what it means."""
+"""Reasons for which a candidate is rejected."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Reason(StrEnum):
     SOURCE = "no task"
     FAILS = "does not run in eager mode"
     LABEL = "wrong operator label"
+    MEMORY = "needs too much memory"
+    TIME = "outside of the time window"
     NOT_FINITE = "output with NaN or Inf"
     RANDOM = "random or with hidden state"
     FP64_FAILS = "does not run in fp64"
     FP64_DIFFERS = "eager differs from fp64"
-    TIME = "outside of the time window"
-    MEMORY = "needs too much memory"
     DEGENERATE = "degenerate"
     IGNORED = "input or weight without effect"
     IDLE = "operator without effect"
@@ -39,7 +39,7 @@ MEANINGS = {
     Reason.DEGENERATE: "a constant, zeros, an input or half of the work passes at 1e-2",
     Reason.TIME: "no batch size has an eager time in the window",
 }
-"""What a reason means, where its name does not say it."""
+"""Explanations of the reasons whose names are not enough."""
 
 
 class Rejected(Exception):

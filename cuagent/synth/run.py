@@ -58,7 +58,7 @@ class Settings:
     compile: bool = True
 
     def identity(self) -> dict[str, Any]:
-        """Return what a resumed run must have in common with the interrupted one."""
+        """Return the settings that a resumed run must share with the interrupted one."""
         import torch
 
         found = asdict(self) | {"grammar": self.grammar.to_json()}
@@ -82,7 +82,8 @@ def synthesize(
     run = _Run(settings, shards, observe, compose or _grammar(settings))
     for record in shards.read():
         run.restore(record)
-    with Workers(settings.device, gpus) as workers, ThreadPoolExecutor(jobs) as threads:
+    warm = settings.compile and settings.device == "cpu"
+    with Workers(warm, gpus) as workers, ThreadPoolExecutor(jobs) as threads:
         pending: dict[Future[Record], int] = {}
         try:
             while not run.complete:
@@ -124,7 +125,7 @@ def _grammar(settings: Settings) -> Compose:
 
 
 class _Run:
-    """State of a run: what was composed, what was examined."""
+    """State of a run: composed and examined candidates."""
 
     def __init__(
         self, settings: Settings, shards: Shards, observe: Observe, compose: Compose

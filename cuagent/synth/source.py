@@ -1,6 +1,6 @@
-"""Write a draft as a Python file, and read names and structure back from any task's source.
+"""Write a draft as a Python file; read operators and structure from the source of any task.
 
-`labels` names the operators of `Model` from its syntax tree, so that a label is what the code says.
+`labels` names the operators of `Model` from its syntax tree, so that labels and code agree.
 `graph_of` is the data flow of forward without names and sizes: two tasks with equal graphs are near
 duplicates.
 """
@@ -28,7 +28,7 @@ COMPARISONS = {
 NO_OPERATORS = names_in("size dim numel view_as type item tolist keys values items append")
 """Methods that compute nothing and have no label."""
 KEPT_OPTIONS = re.compile("dim|affine|bias|mode|stride|dilation")
-"""Options of a module whose number decides what is computed."""
+"""Options of a module whose number is part of the computation."""
 SIZE = "#"
 BATCH_LINE = re.compile(r"^BATCH = \d+$", re.MULTILINE)
 
@@ -211,7 +211,7 @@ def _flow(node: ast.expr, values: dict[str, str], parsed: Parsed) -> str:
         case ast.Call(func=function, args=args, keywords=keywords):
             name = _flow(function, values, parsed)
             given = [_flow(a, values, parsed) for a in args]
-            # A dimension is no size: it decides what is computed.
+            # A dimension is not a size: another dimension is another computation.
             named = sorted(
                 f"{k.arg}={ast.unparse(k.value)}"
                 if str(k.arg).startswith("dim")

@@ -4,7 +4,8 @@
     {c}                 a size of the form, by its letter; not the batch, which the filter chooses
     {width} {dim} ...   a drawn number (`_NUMBERS`), the same one at every place of one call
     {like}              an earlier value, or a new input, of the shape of {x}
-    {input[n, d]}       a new input: input, positive, unit, signs or mask; `...` is the shape of {x}
+    {input[n, d]}       a new input: input, scaled, positive, unit, signs or mask; `...` is the
+                        shape of {x}
     {index[n; d]}       a new input of integers from 0 to d - 1
     {weight[d, width]}  a new parameter; {bias[width]} too
 
@@ -26,7 +27,7 @@ BATCH = 1_000_003
 """Stand-in for the batch size while shapes are computed: a prime, so that sizes that depend on it
 are multiples of it."""
 PLACEHOLDER = re.compile(r"\{(\w+)(?:\[([^\];]*)(?:;\s*(\w+))?\])?\}")
-DRAWN_INPUTS = ("input", "positive", "unit", "signs", "mask", "index")
+DRAWN_INPUTS = ("input", "scaled", "positive", "unit", "signs", "mask", "index")
 
 
 class Unfit(Exception):

@@ -1,7 +1,7 @@
 """Run candidates in forked processes: each has its own folder, caches, time and memory limits.
 
 One fork server has imported torch and the compiler; a child costs a fork. A child that crashes,
-hangs or fills the memory is ended and becomes a rejection. Nothing of a candidate remains on disk.
+hangs or fills the memory is ended and becomes a rejection. No file of a candidate remains on disk.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ HEADERS = "precompiled_headers"
 class Workers:
     """A fork server for candidates. Threads may call `examine` at the same time."""
 
-    def __init__(self, device: str, gpus: Sequence[str | None] = (None,)) -> None:
-        warm = (WARM,) if device == "cpu" else ()
+    def __init__(self, compile_on_cpu: bool, gpus: Sequence[str | None] = (None,)) -> None:
+        warm = (WARM,) if compile_on_cpu else ()
         self.fork_server = ForkServer((*IMPORTED, *warm))
         self.gpus = list(gpus)
         self._headers = self.fork_server.folder / HEADERS

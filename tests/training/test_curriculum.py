@@ -9,6 +9,7 @@ import pytest
 
 from cuagent.training.algorithms.curriculum import (
     Curriculum,
+    ability,
     append_outcomes,
     read_outcomes,
     sample_tasks,
@@ -66,3 +67,33 @@ def test_broken_line_of_log_is_named(tmp_path: Path) -> None:
     (tmp_path / "outcomes.jsonl").write_text('[0, "a", 1.0]\nnonsense\n[1, "a", 1.0]\n')
     with pytest.raises(RecordError, match=r"outcomes\.jsonl:2: not JSON"):
         read_outcomes(tmp_path / "outcomes.jsonl", 2)
+
+
+def test_unseen_tasks_of_the_policys_level_come_first() -> None:
+    graded = {"easy": 0.0, "middle": 0.5, "hard": 1.0}
+    start = task_weights(list(graded), [], Curriculum(), graded)
+    assert start["middle"] == max(start.values())
+    strong = [(f"e{n}", 3.0) for n in range(20)]
+    levels = graded | {name: 0.5 for name, _ in strong}
+    later = task_weights(list(graded), strong, Curriculum(), levels)
+    assert later["hard"] > later["middle"] > later["easy"]
+    weak = [(name, -1.0) for name, _ in strong]
+    failing = task_weights(list(graded), weak, Curriculum(), levels)
+    assert failing["easy"] > failing["middle"] > failing["hard"]
+
+
+def test_outcomes_of_a_task_outweigh_its_difficulty() -> None:
+    outcomes = [("solved", 3.0)] * 32
+    weights = task_weights(
+        ["solved", "other"], outcomes, Curriculum(), {"solved": 0.9, "other": 0.9}
+    )
+    assert weights["solved"] < weights["other"]
+
+
+def test_ability_grows_with_success_and_stays_finite() -> None:
+    settings = Curriculum()
+    none = ability({}, {}, settings)
+    one = ability({"a": [1.0]}, {"a": 0.5}, settings)
+    many = ability({"a": [1.0] * 50}, {"a": 0.5}, settings)
+    assert none == pytest.approx(0.0, abs=1e-6)
+    assert 0 < one < many < 4 * settings.spread

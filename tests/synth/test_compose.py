@@ -1,0 +1,118 @@
+"""Test the seeds, and the tasks that the grammar composes."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from cuagent.expert.families import FAMILIES as EXPERT_FAMILIES
+from cuagent.synth.blocks import blocks
+from cuagent.synth.card import PAPER_COUNTS, entropy
+from cuagent.synth.catalogue import FAMILIES, catalogue
+from cuagent.synth.compose import Candidate, Grammar, _shape, candidate
+from cuagent.synth.draft import Draft
+from cuagent.synth.seeds import Domain, Seed
+from cuagent.synth.source import labels, parse
+from cuagent.synth.templates import BATCH, Unfit
+
+WITHOUT_BLOCKS = Grammar(families={**FAMILIES, "blocks": 0.0})
+
+
+def composed(count: int, grammar: Grammar = WITHOUT_BLOCKS, seed: int = 0) -> list[Candidate]:
+    made = (candidate(seed, index, grammar) for index in range(count))
+    return [one for one in made if one is not None]
+
+
+def fits(seed: Seed) -> bool:
+    for number in range(40):
+        draft = Draft(random.Random(number))
+        if seed.integers:
+            draft.start_with_indices((BATCH, 16))
+        else:
+            draft.start(_shape(draft.random, seed.form), "contiguous")
+        try:
+            draft.apply(seed)
+        except Unfit:
+            continue
+        return True
+    return False
+
+
+def test_every_seed_of_the_catalogue_can_be_applied() -> None:
+    never = [seed.text for seeds in catalogue().values() for seed in seeds if not fits(seed)]
+    assert never == []
+
+
+def test_every_family_has_seeds_and_the_experts_families_are_among_them() -> None:
+    assert all(seeds for family, seeds in catalogue().items() if family != "blocks")
+    names = {seed.name for seeds in catalogue().values() for seed in seeds}
+    assert EXPERT_FAMILIES.keys() == {"streaming", "scans", "pooling"}
+    assert {"torch.exp", "torch.sum", "nn.LayerNorm", "torch.cumsum", "nn.MaxPool2d"} <= names
+    assert {"nn.Linear", "nn.Conv2d", "F.embedding", "nn.Upsample", "torch.argmax"} <= names
+
+
+def test_seeds_are_read_from_torch_with_their_domain() -> None:
+    found = {seed.name: seed for seeds in catalogue().values() for seed in seeds}
+    assert found["torch.log"].domain is Domain.POSITIVE
+    assert found["torch.acosh"].domain is Domain.ABOVE_ONE
+    assert found["torch.erfinv"].domain is Domain.UNIT
+    assert found["torch.tanh"].domain is Domain.ANY
+    assert found["nn.Conv3d"].form == "n c s h w"
+    assert "torch.bernoulli" not in found
+    assert "nn.Dropout" not in found
+
+
+def test_equal_seed_and_index_give_equal_text() -> None:
+    assert composed(12) == composed(12)
+    assert [c.code for c in composed(12)] != [c.code for c in composed(12, seed=1)]
+
+
+def test_labels_are_the_operators_of_the_code_and_their_number_is_the_wanted_one() -> None:
+    grammar = Grammar(counts={3: 1.0}, families=WITHOUT_BLOCKS.families)
+    made = composed(20, grammar)
+    assert len(made) > 10
+    for one in made:
+        assert list(one.ops) == labels(parse(one.code))
+        assert len(one.ops) == 3
+        assert one.source == "torch#3"
+
+
+def test_distribution_follows_the_settings() -> None:
+    only = dict.fromkeys(FAMILIES, 0.0) | {"scans": 1.0}
+    made = composed(10, Grammar(counts={1: 1.0}, families=only, dtypes={"bfloat16": 1.0}))
+    assert made
+    assert {family for one in made for family in one.families} == {"scans"}
+    assert all("torch.bfloat16" in one.code for one in made)
+
+
+def test_numbers_of_operators_are_more_even_than_in_the_papers_set() -> None:
+    counts = Counter(len(one.ops) for one in composed(120))
+    paper = entropy({n: round(1000 * share) for n, share in PAPER_COUNTS.items()})
+    assert set(counts) == {1, 2, 3, 4, 5}
+    assert entropy(counts) > 2.0 > paper
+
+
+def test_failed_call_leaves_the_draft_as_it_was() -> None:
+    draft = Draft(random.Random(0))
+    draft.start((BATCH, 7), "contiguous")
+    before = repr(draft)
+    with pytest.raises(Unfit):
+        draft.apply(Seed("products", "... d", "F.linear({x}, {weight[width, width]})"))
+    assert repr(draft) == before
+
+
+def test_batch_never_becomes_the_size_of_a_parameter() -> None:
+    draft = Draft(random.Random(0))
+    draft.start((4, BATCH), "contiguous")
+    with pytest.raises(Unfit, match="grow with the batch"):
+        draft.apply(Seed("products", "... d", "nn.Linear({d}, {width})"))
+
+
+def test_blocks_of_different_models_have_different_texts() -> None:
+    pytest.importorskip("transformers")
+    names = [block.constructor.partition("(")[0] for block in blocks()]
+    norms = [name for name in names if name.endswith("RMSNorm")]
+    assert "LlamaRMSNorm" not in norms  # an earlier family has the same text
+    assert {"CohereMLP", "T5LayerNorm"} <= set(names)
