@@ -106,9 +106,8 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
         fused = fuse(graph, outside=prepared, claimed=claimed)
         steps: Steps = fused
         if options.products:
-            found = with_products(fused, graph, subject.target, frozenset(keep))
-            found = with_convolutions(found, graph)
-            steps = with_kernels(found, graph, frozenset(keep))
+            multiplied = with_products(fused, graph, subject.target, frozenset(keep))
+            steps = with_kernels(with_convolutions(multiplied, graph), graph, frozenset(keep))
         calls: dict[int, Call] = {}
         known: dict[str, KernelCall] = {}
         rejected: set[str] = set()
@@ -140,7 +139,8 @@ def _with_library_calls(
     subject: Subject, options: Options
 ) -> tuple[Captured, dict[str, tuple[str, ...]]]:
     """Return the captured graph with fused calls of the library, and the operators they replace."""
-    captured, found = subject.captured, {}
+    captured = subject.captured
+    found: dict[str, tuple[str, ...]] = {}
     if options.attention:
         own = Own.ALWAYS if options.own_attention else Own.NEEDED
         own = own if options.products else Own.NEVER
