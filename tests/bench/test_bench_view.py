@@ -44,6 +44,7 @@ def test_control_sequences_of_foreign_names_do_not_reach_the_terminal(
     with BenchView(stream, 4) as view:
         view.observe(Started(evil, 0))
         view.observe(Progressed(evil, 0, {"phase": evil}))
+        assert view._live is not None
         view._live.refresh()
         view.observe(Finished(records[1], 0))
     print_results(records, stream)

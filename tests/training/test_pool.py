@@ -25,7 +25,7 @@ from cuagent.training.judging.pool import JudgePool, entry, read_judgements
 
 def test_partial_last_judgement_is_dropped(tmp_path: Path) -> None:
     file = tmp_path / "judgements.pickle"
-    whole = [entry((("task", name), name)) for name in "abc"]  # type: ignore[arg-type]
+    whole = [entry((("task", name), name)) for name in "abc"]
     for part in (whole[1][:-5], whole[1][:20]):
         file.write_bytes(whole[0] + part)
         assert [key for key, _ in read_judgements(file)] == [("task", "a")]
@@ -49,7 +49,7 @@ def test_judgements_of_unknown_origin_are_never_unpickled(tmp_path: Path, forged
     """The folder of a training run may come with a cloned repository."""
     file, trace = tmp_path / "judgements.pickle", tmp_path / "trace"
     content = pickle.dumps(_Payload(trace))
-    own = entry((("task", "a"), "a"))  # type: ignore[arg-type]
+    own = entry((("task", "a"), "a"))
     head = own[: len(own) - len(pickle.dumps((("task", "a"), "a")))]
     sized = head[:-8] + len(content).to_bytes(8, "little")
     texts = {"plain": content, "other code": sized + content, "changed": own[:-1] + b"!"}
