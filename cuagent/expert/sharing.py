@@ -1,6 +1,6 @@
 """Share one kernel file among groups whose kernels differ in names only.
 
-A network repeats its blocks, so most of its kernels are equal but for the names of their tensors.
+A network repeats its blocks, so most of its kernels differ only in the names of their tensors.
 Each is compiled and measured once. Not covered: Triton kernels.
 """
 
