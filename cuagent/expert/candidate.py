@@ -105,8 +105,7 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
         steps: Steps = fused
         if options.products:
             found = with_products(fused, graph, subject.target, frozenset(keep))
-            found = with_convolutions(found, graph)
-            steps = with_kernels(found, graph, frozenset(keep))
+            steps = with_kernels(with_convolutions(found, graph), graph, frozenset(keep))
         calls: dict[int, Call] = {}
         rejected: set[str] = set()
         for position, step in enumerate(steps):
@@ -137,7 +136,8 @@ def _with_library_calls(
     subject: Subject, options: Options
 ) -> tuple[Captured, dict[str, tuple[str, ...]]]:
     """Return the captured graph with fused calls of the library, and the operators they replace."""
-    captured, found = subject.captured, {}
+    captured = subject.captured
+    found: dict[str, tuple[str, ...]] = {}
     if options.attention:
         own = Own.ALWAYS if options.own_attention else Own.NEEDED
         own = own if options.products else Own.NEVER
