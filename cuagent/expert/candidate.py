@@ -106,8 +106,8 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
         fused = fuse(graph, outside=prepared, claimed=claimed)
         steps: Steps = fused
         if options.products:
-            multiplied = with_products(fused, graph, subject.target, frozenset(keep))
-            steps = with_kernels(with_convolutions(multiplied, graph), graph, frozenset(keep))
+            found = with_products(fused, graph, subject.target, frozenset(keep))
+            steps = with_kernels(with_convolutions(found, graph), graph, frozenset(keep))
         calls: dict[int, Call] = {}
         known: dict[str, KernelCall] = {}
         rejected: set[str] = set()

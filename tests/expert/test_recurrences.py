@@ -109,6 +109,7 @@ OTHERS = {
         "h = more[0]\nfor t in range(3):\n    h = self.cells[t](x[t], h)\nreturn h",
         "torch.randn(3, 2, 6), torch.randn(2, 20)",
     ),
+    "wide lstm": ("self.r = nn.LSTM(6, 257)", "return self.r(x)[0]", "torch.randn(3, 2, 6)"),
     "projected lstm": (
         "self.r = nn.LSTM(6, 20, proj_size=5)",
         "return self.r(x)[0]",
@@ -187,6 +188,14 @@ def results_of(captured, model, inputs) -> tuple[torch.Tensor, ...]:
             args, options = torch.fx.map_arg((node.args, node.kwargs), values.get)
             values[node] = node.target(*args, **options)
     return tuple(values[node] for node in captured.outputs)
+
+
+def test_wide_loop_is_the_library_s_layer_on_the_cpu_too(make):
+    init, forward, inputs = (part.replace("20", "260") for part in LOOPS["gru"])
+    made = make(text_of(init, forward, inputs), "Model")
+    assert not any(path.endswith(".cpp") for path in made.candidate.files)
+    assert "gru.input(" in made.candidate.files["model_new.py"]
+    assert_agrees(made)
 
 
 def test_changed_weights_are_packed_again(make):

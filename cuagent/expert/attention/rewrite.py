@@ -176,8 +176,8 @@ def _replaced(edit: Edit, match: Match, target: Target, own: Own) -> bool:
         tensors = tuple(_placed(edit, operand) for operand in operands)
         query, key, value, _ = _grouped(edit, tensors, {}, Mask(), "cpu")
         named, steps = kernel_steps(edit, scores, RANK)
-        options = {"steps": steps}
-        _emit(edit, match, (query, key, value, *named), Mask(), options, scored_attention)
+        operation = {"steps": steps}
+        _emit(edit, match, (query, key, value, *named), Mask(), operation, scored_attention)
         return True
     mask = mask_of(edit, scores, RANK, dtype_of(match.softmax.args[0]))
     if mask is None:
