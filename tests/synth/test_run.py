@@ -38,7 +38,7 @@ OPTIONS = ("--count", str(COUNT), "--seed", "4", "--device", "cpu", "--jobs", "2
 
 
 def make(out: Path, *more: str) -> subprocess.Popen[bytes]:
-    """Start `cuagent synth` in a process group of its own."""
+    """Start `cuagent synth` in a new process group."""
     arguments = [sys.executable, "-m", "cuagent", "synth", *OPTIONS, "--out", str(out), *more]
     arguments += ["--families", "blocks:0,recurrent:0"]
     return subprocess.Popen(arguments, start_new_session=True)
