@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from records import degenerate, solved, unsolved
 
+from cuagent.bench.charts import bars
 from cuagent.bench.page import page, write_page
 from cuagent.bench.results import Record
 
@@ -116,3 +117,12 @@ def test_the_list_sorts_and_filters_in_a_browser(tmp_path: Path) -> None:
         "L1/2 L1/10 L2/1 L2/3",
         "L1/10",
     ]
+
+
+def test_bars_name_and_scale_every_count() -> None:
+    chart = bars({"a < b": 4, "c": 1, "none": 0})
+    assert "a &lt; b: 4" in chart
+    widths = [float(part.partition('"')[0]) for part in chart.split('width="')[1:]]
+    assert widths[0] == pytest.approx(4 * widths[1])
+    assert widths[2] == 0
+    assert "no timed result" in bars({})

@@ -112,3 +112,9 @@ def test_torch_compile_runs_and_agrees(workers: Workers) -> None:
     )
     answer = workers.examine(replace(asked, code=wrong, compile=True, exact_labels=False))
     assert answer["reason"] == Reason.COMPILE_DIFFERS.value
+
+
+def test_children_find_the_compiler_imported(workers: Workers) -> None:
+    loaded = "import sys\nassert 'torch._inductor.compile_fx' in sys.modules, 'not loaded'"
+    answer = workers.examine(order(task("return torch.exp(x)", before=loaded), "torch.exp"))
+    assert "reason" not in answer, answer

@@ -38,7 +38,7 @@ OPTIONS = ("--count", str(COUNT), "--seed", "4", "--device", "cpu", "--jobs", "2
 
 
 def make(out: Path, *more: str) -> subprocess.Popen[bytes]:
-    """Start `cuagent synth` in a process group of its own."""
+    """Start `cuagent synth` in a new process group."""
     arguments = [sys.executable, "-m", "cuagent", "synth", *OPTIONS, "--out", str(out), *more]
     arguments += ["--families", "blocks:0,recurrent:0"]
     return subprocess.Popen(arguments, start_new_session=True)
@@ -56,6 +56,8 @@ def texts(out: Path) -> list[tuple[str, list[str]]]:
     return [(row["id"], row["ops"]) for row in read_set(out / "tasks.parquet")]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_killed_run_resumes_to_the_same_set(made: Path, tmp_path: Path) -> None:
     out = tmp_path / "killed"
     process = make(out)
@@ -101,11 +103,13 @@ def test_set_passes_its_own_audit_on_an_independent_run(made: Path) -> None:
     assert (found.rows, found.run, found.faults) == (COUNT, COUNT, {})
 
 
+@pytest.mark.slow
 def test_check_command_accepts_a_row_of_the_set(made: Path) -> None:
     found = audit(made / "tasks.parquet", 1, "cpu", 1, compile=False, check=True)
     assert (found.run, found.faults) == (1, {})
 
 
+@pytest.mark.slow
 def test_check_command_refuses_what_the_filter_cannot_see(tmp_path: Path) -> None:
     hidden = task(
         "self.calls += 1\n        return torch.exp(x) + (self.calls > 40)", init="self.calls = 0"
