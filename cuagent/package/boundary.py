@@ -102,7 +102,7 @@ class Boundary:
                         )
                         for form in _tensor_forms(self._forms)
                     ]
-                    given = {name: fakes[at] for name, at in self.names.items()}
+                    given: dict[str, Tensor] = {n: fakes[at] for n, at in self.names.items()}
                     out = torch.func.functional_call(self.original, given, self.arguments(inputs))
                     leaves, spec = pytree.tree_flatten(out)
                     if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):

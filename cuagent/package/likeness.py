@@ -51,7 +51,8 @@ def difference(module: nn.Module, template: nn.Module, *, any_class: bool = Fals
         return f"its submodules differ from the verified ones ({names})"
     for path, inner in ours.items():
         where = path or "the module"
-        one, other = original_of(inner), type(theirs[path])
+        one: Any = original_of(inner)
+        other: Any = type(theirs[path])
         if (path or not any_class) and not same_class(one, other):
             return f"the source of {one.__name__} differs from the verified one"
         if path and (inner._forward_hooks or inner._forward_pre_hooks):
@@ -76,7 +77,7 @@ def _attribute_difference(module: nn.Module, template: nn.Module) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def same_class(one: type, other: type) -> bool:
+def same_class(one: Any, other: Any) -> bool:
     """Return True if both are one class, or have one name, one source and equal definitions."""
     if one is other:
         return True
@@ -96,7 +97,8 @@ def same_value(one: Any, other: Any, depth: int = DEPTH) -> bool:
     """Return True if two attributes have equal types and values at every depth."""
     if one is other:
         return True
-    if not depth or (type(one) is not type(other) and not same_class(type(one), type(other))):
+    kinds: tuple[Any, Any] = type(one), type(other)
+    if not depth or (kinds[0] is not kinds[1] and not same_class(*kinds)):
         return False
     inner = functools.partial(same_value, depth=depth - 1)
     if isinstance(one, (*PLAIN, enum.Enum)):

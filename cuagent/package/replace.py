@@ -303,7 +303,8 @@ def replace_(module: nn.Module, package: Package, any_class: bool = False) -> bo
         package.warn(f"the package does not work with torch {torch.__version__} ({line})")
         return False
     module.__dict__[KEY] = replacement
-    module.__class__ = _replaced_class(type(module))
+    kind: Any = type(module)
+    module.__class__ = _replaced_class(kind)
     replacement.check()
     return True
 
@@ -447,7 +448,8 @@ def _twin(module: nn.Module) -> nn.Module:
 
 def _reduced(module: nn.Module, protocol: int) -> Any:
     """Return what pickle stores: the module with its original class."""
-    make, args, *state = _twin(module).__reduce_ex__(protocol)  # type: ignore[misc]
+    found: Any = _twin(module).__reduce_ex__(protocol)
+    make, args, *state = found
     if make is copyreg.__newobj__:  # type: ignore[attr-defined]  # pickle demands the same class
         make, args = copyreg._reconstructor, (args[0], object, None)  # type: ignore[attr-defined]
     return (make, args, *state)
