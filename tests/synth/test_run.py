@@ -16,6 +16,7 @@ import pytest
 from synth_tasks import task
 
 from cuagent.bench.problems import parquet
+from cuagent.bench.results import FORMAT, TEXTS, opened_for_writing
 from cuagent.cli.main import run as command
 from cuagent.synth.audit import audit
 from cuagent.synth.dataset import (
@@ -202,8 +203,9 @@ def test_bench_results_change_the_grade(tmp_path: Path, made: Path) -> None:
     file = tmp_path / "tasks.parquet"
     write_set(rows, file, about_of(made / "tasks.parquet"))
     ratios = {"eager": {"value": 6.0}, "best_rung": {"value": 4.0}}
-    record = {"format": 1, "problem": "row 0", "status": "kernel", "ratios": ratios}
-    (tmp_path / "results.jsonl").write_text(json.dumps(record) + "\n")
+    record = dict.fromkeys(TEXTS, "") | {"format": FORMAT, "problem": "row 0", "settings": {}}
+    with opened_for_writing(tmp_path) as results:
+        results.append(record | {"status": "kernel", "ratios": ratios})
     assert command(["synth", "grade", str(file), "--bench", str(tmp_path)]) == 0
     graded = list(read_set(file))
     assert graded[0]["expert_gain"] == 4.0
