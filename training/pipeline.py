@@ -39,9 +39,9 @@ class PipelineConfig(TrainConfig):
     runs: tuple[str, ...] = ()
     """Folders of runs of `cuagent optimize`, which RFT imitates too."""
     collect_episodes: int = 1024
-    """Episodes of the first policy for RFT; 0 imitates `runs` only."""
+    """Episodes that the first policy plays for RFT to imitate; with 0 RFT imitates `runs` only."""
     value_episodes: int = 1024
-    """Episodes of the policy of RFT for the critic."""
+    """Episodes that the policy after RFT plays for the critic to learn from."""
     evaluation_episodes: int = 64
     """Episodes on held-out tasks after each stage; 0 makes none."""
 

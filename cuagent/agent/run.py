@@ -173,7 +173,10 @@ class Run:
         self.emit(Notice(text, level))
 
     def add(self, message: Message, call: str | None = None) -> None:
-        """Append a message to the conversation and the log."""
+        """Append a message to the conversation and the log.
+
+        `call` names the recorded call of the model that produced it; its tokens are counted there.
+        """
         with shielded():
             self.log.message(message, call)
             self.messages.append(message)

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 class Swapper:
-    """Patch of `nn.Module.__call__`; without a candidate it only measures the script's steps."""
+    """Patch of `nn.Module.__call__` that runs a candidate in place of the captured module.
+
+    It also times the steps of the script; without a candidate it only does that.
+    """
 
     def __init__(self, module: str, order: dict[str, Any]) -> None:
         self.target = module

@@ -320,7 +320,8 @@ def _manifest(
 
 
 def _positions(shape: Shape) -> dict[str, Any]:
-    """Return which arguments are tensors, and whether the others hold none."""
+    """Return, for each argument, if it is just a tensor; and "swappable": True if no tensor is
+    inside another argument and the output is plain."""
     call = shape.call
     places = [PLACE.format(number) for number in range(len(call.names))]
     texts = [*call.positional, *call.named.values()]

@@ -186,7 +186,10 @@ def _may_gain(group: Group, steps: Steps, graph: Graph, device: str) -> bool:
 
 
 def _is_alone(group: Group, steps: Steps) -> bool:
-    """Return True if the module consists of this kernel, so that a timing of both decides."""
+    """Return True if no other step is a kernel or a library call.
+
+    A timing of the module with and without this kernel then decides.
+    """
     others = (step for step in steps if step is not group)
     return not any(not isinstance(s, Node) or s.kind is Kind.LIBRARY for s in others)
 

@@ -164,7 +164,7 @@ def _words(makefile: str) -> Iterator[str]:
 
 
 def manifest(names: list[str], folder: Path, tree: Tree) -> str:
-    """Return each name outside the tree with the digest of its content, as JSON."""
+    """Return, as JSON, the digest of each included file that is not in the attempt's tree."""
     in_tree = {os.path.normpath(tree.root / name) for name, _ in tree.files}
     outside = [n for n in names if os.path.normpath(folder / n) not in in_tree]
     return json.dumps({name: _digest(folder / name) for name in outside}, indent=0)

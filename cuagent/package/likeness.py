@@ -139,7 +139,7 @@ def _same_function(one: Any, other: Any, seen: set[Any]) -> bool:
 
 
 def _same_globals(one: types.FunctionType, other: types.FunctionType, seen: set[Any]) -> bool:
-    """Return True if the names that two functions of one source use have equal definitions."""
+    """Return True if all globals that two functions of equal source use are defined alike."""
     if one.__globals__ is other.__globals__ or one.__qualname__ in seen:
         return True
     seen.add(one.__qualname__)

@@ -67,7 +67,7 @@ class AttemptTable:
     rung: str = ""
     """Name of the best rung, if it is neither eager nor default torch.compile."""
     best_over_time: list[tuple[float, float]] = field(default_factory=list)
-    """Pairs of seconds into the run and best ratio from then on."""
+    """Seconds into the run and best ratio so far, one pair for each improvement."""
 
     def measure_ladder(self, found: Ladder) -> None:
         """Set the rungs of the ladder as the first rows; keep the other earlier baselines."""
@@ -94,7 +94,10 @@ class AttemptTable:
     def new_lines(
         self, number: int, width: int, glyphs: Glyphs = UNICODE, *, fresh: bool = False
     ) -> list[Text]:
-        """Return the lines for an attempt just added; `fresh`: its baselines are new as well."""
+        """Return the lines for an attempt just added.
+
+        `fresh`: it was timed for the record; the baselines timed with it are shown above it.
+        """
         row = self.attempts[number]
         line = row_line(row, width, glyphs, self.rung)
         if row.note:

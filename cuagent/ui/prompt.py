@@ -263,7 +263,7 @@ def _completions(commands: Mapping[str, str], typed: str) -> list[str]:
 
 
 def _common_rest(names: Iterable[str], begun: str) -> str:
-    """Return the common continuation of all names with this prefix; "" without a prefix."""
+    """Return the text that all names that start with `begun` share behind it; "" if it is empty."""
     ends = [name[len(begun) :] for name in names if begun and name.startswith(begun)]
     same = takewhile(lambda letters: len(set(letters)) == 1, zip(*ends, strict=False))
     return "".join(letters[0] for letters in same)

@@ -22,11 +22,11 @@ class Batch:
     """B rows (one for each context window), padded right to L; E episodes."""
 
     ids: Tensor
-    """[B, L] int64."""
+    """[B, L] int64: token ids."""
     real: Tensor
     """[B, L] bool, false on padding. Not derived from the ids, since id 0 may be a word."""
     action: Tensor
-    """[B, L] bool."""
+    """[B, L] bool: True for tokens that the policy sampled."""
     drawn: Tensor
     """[N] int64: positions of the N action tokens in [B * L]. Computed on the CPU in advance:
     asking the GPU for them would make the host wait for all queued work."""

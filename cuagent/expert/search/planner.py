@@ -25,7 +25,7 @@ SCHEDULE_REACH = 2.0
 """Largest factor that another schedule of the same kernels may gain. Four schedules of a bf16
 RMSNorm at 0.14 times the speed of the best rung stayed there."""
 OWN_SHARE = 0.05
-"""Smallest share of a candidate's time in its own kernels for which other schedules are tried."""
+"""Other schedules are tried only if the own kernels take at least this share of the time."""
 IDLE_TRIES = {"cpu": 1, "cuda": 3}
 """Consecutive candidates without a sure gain over an earlier one, after which the search ends. On a
 CPU each costs more time than its choices have gained in the examples."""

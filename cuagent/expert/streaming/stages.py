@@ -167,9 +167,9 @@ class Plan:
         )
 
     def in_place(self) -> frozenset[tuple[str, str]]:
-        """Return each output with each tensor whose memory it may take.
+        """Return the pairs (output, input) for which the kernel may overwrite the input.
 
-        Elements of the tensor are read only where the output is written, and by no later stage.
+        Each read is of the element that is being written, and no later stage reads the input.
         """
         nest, end = self.nest, len(self.stages)
         stored = {name: stage.level for stage in self.stages for name in stage.stores}

@@ -46,7 +46,8 @@ SECTION_METRICS = {
 """Metrics that come with `SECTIONS`, by our names."""
 SECTIONS = ("WarpStateStats", "SourceCounters", "Occupancy", "LaunchStats")
 EXCESS_FACTOR = 1.1
-"""Factor on the necessary sectors or passes from which an access is reported."""
+"""An access is reported if it takes more than this many times the necessary sectors (global memory)
+or passes (shared memory)."""
 IN_USE_PCT = 5.0
 """Percentage below which tensor cores count as idle: kernels without them show 1 to 2 %."""
 

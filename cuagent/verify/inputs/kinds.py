@@ -182,7 +182,8 @@ BIASED = (
 """Kinds on which the terms of a sum are nearly equal, or follow far larger ones. The rounding
 errors of a sequential sum then add up instead of cancelling."""
 LENIENT = (Inputs.INFINITE, Inputs.NAN)
-"""Kinds on which only finite elements count against a candidate (`rules.nonfinite`)."""
+"""Kinds on which an element counts only if it is finite in the output and in the reference, in both
+precisions (`rules.nonfinite`)."""
 
 
 def sweep_seed(seed: int, step: int) -> int:

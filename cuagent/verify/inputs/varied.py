@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TRIALS = 3
 """Samples of a change that the reference must accept before the change is used."""
 TOP_OF_SMALL = 8
-"""Exclusive upper limit of the values tried for a single number that is 0 or 1."""
+"""Exclusive upper limit of the values that `Change.SMALL_NUMBER` draws."""
 FLIPPED = 0.3
 """Share of a mask's elements that change."""
 EMPTIED = 0.3

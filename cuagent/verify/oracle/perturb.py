@@ -34,7 +34,10 @@ def perturbed(
 
 
 def perturb(tensor: Tensor, generator: Generator, scale: float, *, steady: bool = False) -> None:
-    """Perturb an inexact tensor in place; with `steady` whole numbers do not change."""
+    """Multiply each element of a floating or complex tensor in place by 1 + scale N(0, 1).
+
+    With `steady` whole numbers do not change.
+    """
     import torch
 
     if not tensor.is_contiguous():

@@ -198,7 +198,8 @@ def _some(wrong: Tensor) -> Tensor:
 
 
 def _plain(tensor: Tensor) -> Tensor | None:
-    """Return the tensor in fp64; None for complex and boolean ones, which have no relations."""
+    """Return the tensor in fp64; None for complex and boolean ones, of which no factor, offset or
+    order is sought."""
     import torch
 
     if tensor.is_complex() or tensor.dtype is torch.bool:
