@@ -62,7 +62,7 @@ def one_cache(run_folder: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def once(run_folder: Path) -> Once:
-    """What is dear to make, made by the first process of this run that asks, while others wait."""
+    """Return a function that makes a folder once for all processes of this run; others wait."""
 
     def made(name: str, make: Callable[[Path], None]) -> Path:
         folder, there = run_folder / name, run_folder / f"{name}.made"
@@ -79,7 +79,7 @@ def once(run_folder: Path) -> Once:
 
 @pytest.fixture(scope="session")
 def warm(once: Once) -> Warm:
-    """Interpreters that have imported torch and what is named, shared by all of this run."""
+    """Return a function that gives the command of a shared interpreter with imported modules."""
 
     def shared(*more: str) -> list[str]:
         whole_run = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()

@@ -1,15 +1,14 @@
 """Python processes that have imported torch when they begin.
 
-For: tests that run whole programs, of which each would import torch anew, for seconds. One server
-has imported it and forks; `relay` is what a test starts in place of the interpreter. It hands the
-server its arguments, environment, folder, processors and the files it was given, passes signals on
-and ends as the fork ends, so that nothing of `subprocess` or `multiprocessing` has to know. Not
-covered: options of the interpreter other than `-I`, `-B`, `-m` and `-c`, limits of resources, and
-what reads `sys.orig_argv`; a test of starting, or of an interrupt while torch is imported, takes
-`sys.executable`.
+Tests that run whole programs would otherwise import torch in each, for seconds. One server has
+imported it and forks; a test starts `relay` in place of the interpreter. The relay hands its
+arguments, environment, folder, processors and open files to the server, passes signals on, and ends
+as the fork ends, so that `subprocess` and `multiprocessing` need no change. Not covered: options of
+the interpreter other than `-I`, `-B`, `-m` and `-c`, resource limits, and `sys.orig_argv`. A test of
+the start itself, or of an interrupt while torch is imported, uses `sys.executable`.
 
-Invariant: a fork has imported torch and what was named beside it, and otherwise nothing that a
-fresh interpreter has not.
+Invariant: a fork has imported torch and the named modules, and nothing else that a fresh
+interpreter has not.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ MOST_FILES = 32
 
 
 def warm_python(lasts: int, *more: str) -> list[str]:
-    """What stands for `[sys.executable]` in a command until the process `lasts` ends.
+    """Return a command to use in place of `[sys.executable]` until the process `lasts` ends.
 
-    `more` names modules that are imported beside torch.
+    `more` names further modules to import.
     """
     name = f"cuagent-{secrets.token_hex(8)}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
@@ -48,15 +47,15 @@ def warm_python(lasts: int, *more: str) -> list[str]:
         listening.set_inheritable(True)
         command = [sys.executable, __file__, "serve", str(listening.fileno()), str(lasts), *more]
         nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
-        # Not by subprocess, which minds that nobody waits for it.
+        # subprocess would warn that the server is never waited for.
         os.posix_spawn(command[0], command, os.environ, file_actions=[nothing], setsid=True)
     return [sys.executable, "-I", "-S", __file__, "relay", name]
 
 
 @contextmanager
 def spawning(python: Sequence[str], program: Path) -> Iterator[None]:
-    """Meanwhile the processes that multiprocessing spawns begin as `python` does, by way of
-    `program`, which is written."""
+    """Let processes that multiprocessing spawns begin as `python` does, through the file
+    `program`, which is written here."""
     from multiprocessing import resource_tracker, spawn
 
     resource_tracker.ensure_running()  # for it lives on
@@ -70,7 +69,7 @@ def spawning(python: Sequence[str], program: Path) -> Iterator[None]:
         spawn.set_executable(before)
 
 
-# -- what the test starts
+# -- the relay
 
 
 def relay(name: str, arguments: list[str]) -> None:
@@ -90,7 +89,9 @@ def relay(name: str, arguments: list[str]) -> None:
         for signum in PASSED_ON:
             signal.signal(signum, lambda got, _: os.kill(pid, got))
         for number in files:
-            os.close(number)  # who reads what the program writes sees its end, not ours
+            os.close(
+                number
+            )  # a reader of the output then sees the end of the program, not of the relay
         code = os.waitstatus_to_exitcode(int(server.recv(64)))
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)
@@ -99,7 +100,7 @@ def relay(name: str, arguments: list[str]) -> None:
 
 
 def passed() -> list[int]:
-    """Files that we were given beside the standard ones."""
+    """Return the inherited descriptors other than the standard ones."""
     found = []
     for path in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # the listing itself had one
@@ -112,7 +113,7 @@ def passed() -> list[int]:
 
 
 def serve(number: int, lasts: int, more: Sequence[str]) -> dict[str, Any]:
-    """Fork for each request; returns only in a fork, with what it is to run."""
+    """Fork for each request. Return only in a fork, with the request."""
     until = os.pidfd_open(lasts)
     for name in ("torch", *more):
         importlib.import_module(name)
@@ -133,7 +134,7 @@ def serve(number: int, lasts: int, more: Sequence[str]) -> dict[str, Any]:
 
 
 def _keep(connection: socket.socket) -> dict[str, Any]:
-    """Fork once more: the program returns, and who waits for it tells how it ended."""
+    """Fork once more: the child returns and runs the program, the parent reports its exit code."""
     data, files, _, _ = socket.recv_fds(connection, 1 << 20, MOST_FILES)
     pid = os.fork()
     if pid == 0:

@@ -1,6 +1,6 @@
 """Certify a problem before it is optimized: can a wrong kernel pass a tolerance of 1e-2?
 
-Each certificate is found by running the reference (`examine.py`) in a trusted process of its own; a
+Each certificate is found by running the reference (`examine.py`) in a separate trusted process; a
 reference that crashes ends only that process. Not covered: properties that show only on other
 shapes, or on inputs that `get_inputs` does not draw.
 """

@@ -1,7 +1,7 @@
-"""The process of one problem: `python -m cuagent.bench.child`.
+"""Run one problem in a process: `python -m cuagent.bench.child`.
 
 It reads an order from its first line of stdin, and writes progress and the record to stdout, one
-JSON object a line. What the user's module prints goes to stderr, which the benchmark keeps in a
+JSON object a line. Output of the user's module goes to stderr, which the benchmark keeps in a
 file. The process ends when stdin closes, so that a killed benchmark leaves nothing behind.
 """
 

@@ -96,7 +96,7 @@ class LocalEngine:
         with self._lock:
             if self._cancelled:
                 raise Cancelled
-            # A session of its own, so that Ctrl-C in the terminal reaches only the benchmark.
+            # A new session, so that Ctrl-C in the terminal reaches only the benchmark.
             process = subprocess.Popen(
                 [sys.executable, "-m", "cuagent.bench.child"],
                 stdin=subprocess.PIPE,

@@ -131,7 +131,7 @@ class Examination:
     def _in_time(
         self, what: str, examine: Callable[[], Iterator[Certificate]]
     ) -> Iterator[Certificate]:
-        """Examine `what` unless the time is over, and note what was left out."""
+        """Run one examination unless the time is over; note it if it did not end in time."""
         if time.monotonic() < self.deadline:
             yield from examine()
         if time.monotonic() >= self.deadline:

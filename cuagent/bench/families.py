@@ -90,7 +90,7 @@ def _without_matrices(names: Sequence[str], scalar: bool, inputs: int) -> str:
         return "norm, softmax"
     if not any(name in REDUCTIONS for name in names):
         return "elementwise"
-    # A norm that is written out goes on with elementwise operators after its reduction.
+    # A norm written in single operators has elementwise ones after its reduction.
     return "reduction" if names[-1] in REDUCTIONS else "norm, softmax"
 
 

@@ -121,7 +121,7 @@ def read_results(path: Path) -> list[Record]:
     """Return the records of a results file or of a folder with one, of any origin; [] if there is
     none.
 
-    Lines that are no record of this format are left out.
+    Other lines are left out.
     """
     return [_plain(r) for r in _records(path / RESULTS if path.is_dir() else path)]
 

@@ -1,8 +1,8 @@
 """Run the problems of a benchmark, several at the same time, and append each result as it comes.
 
-Each slot runs one problem after the other in a process of its own. On a GPU the slots share the
+Each slot runs one problem after the other, each in a new process. On a GPU the slots share the
 device: opening and verifying overlap, and the device lock lets one slot time while no other uses
-the device. On a CPU each slot has processors of its own. A problem that failed for lack of memory
+the device. On a CPU the slots share no processor. A problem that failed for lack of memory
 runs again at the end, with its device to itself.
 
 Invariant: no failure of a problem ends the benchmark; only an interrupt does, and then every result
@@ -84,7 +84,7 @@ class Slots:
 
 
 def slots_for(device: str, jobs: int | None, gpus: int) -> Slots:
-    """Return the slots of this machine: `jobs` in all, by default as many as keep a GPU busy."""
+    """Return the slots of this machine: `jobs` in all, by default enough to keep a GPU busy."""
     cores = sorted(os.sched_getaffinity(0))
     if device == "cuda":
         jobs = jobs or max(gpus, min(JOBS_PER_GPU * gpus, len(cores) // CORES_PER_JOB))

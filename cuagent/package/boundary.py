@@ -2,12 +2,12 @@
 backward.
 
 Travels with an exported or applied kernel, next to `replace.py`. Each package registers one
-operator in a namespace of its own, `call(Tensor[] inputs, Tensor[] state) -> Tensor[]`. It runs the
+operator in its own namespace, `call(Tensor[] inputs, Tensor[] state) -> Tensor[]`. It runs the
 kernel for a verified call and the original for every other, so its fake implementation and its
 gradients are those of the original. torch.compile and torch.export keep it as one node.
 
 Gradients: the backward pass computes the original again from the saved inputs and parameters, and
-differentiates it. It can be differentiated twice. A kernel needs no backward pass of its own.
+differentiates it. It can be differentiated twice. A kernel needs no backward pass.
 Not covered: vmap and forward-mode differentiation of the operator, modules without any tensor.
 """
 

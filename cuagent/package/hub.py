@@ -24,7 +24,7 @@ from cuagent.package.guarded import FOLDER
 from cuagent.package.machine import namespace
 
 LICENSE = "other"
-"""Only the owner of the module can license what was made from it."""
+"""License named in the metadata; only the owner of the module can choose another."""
 
 
 def hub_repository(package: Path, out: Path) -> Path:

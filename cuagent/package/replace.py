@@ -227,7 +227,7 @@ class Replacement:
     def run_in_graph(self, args: tuple[Any, ...]) -> Any:
         """Run the kernel for a compiled graph; None if the module's state does not fit now.
 
-        Raises RuntimeError if the module is no longer the one that was compiled.
+        Raises RuntimeError if the module has changed since it was compiled.
         """
         if self.reason():
             if self.structure:

@@ -43,7 +43,7 @@ def part(name: str, steps: list[str], at: Callable[[str], object] = str, **more:
 
 
 def called(part: Part, out: Path, seconds: float = SOON) -> Row:
-    """What the file holds after one more call."""
+    """Return the content of the file after one more call."""
     found = read(out) or deepcopy(NOTHING)
     go_on([part], found, out, time.monotonic() + seconds)
     return read(out) or NOTHING

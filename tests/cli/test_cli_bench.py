@@ -1,4 +1,4 @@
-"""What `cuagent bench` refuses, before any work."""
+"""Arguments that `cuagent bench` refuses before any work."""
 
 from __future__ import annotations
 
