@@ -1,8 +1,8 @@
 """Compare a call with the verified forms while a graph is traced.
 
 Travels with an exported or applied kernel, next to `replace.py`. torch.compile traces these
-functions, so they use plain tuples and attributes of tensors only. Each value that they read becomes a
-guard of the graph.
+functions, so they use plain tuples and attributes of tensors only. Each value that they read
+becomes a guard of the graph.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def verified_text(facts: dict[str, Any]) -> str:
 
 
 def kernel_class(folder: Path) -> Any:
-    """Import the kernel's class `ModelNew` from `folder`. Raises TypeError if it is not callable."""
+    """Import the class `ModelNew` from `folder`. Raises TypeError if it is not callable."""
     model = importlib.import_module(f"{__name__.rpartition('.')[0]}.model_new").ModelNew
     if not callable(model):
         raise TypeError(f"{folder}: its ModelNew is not a class")
