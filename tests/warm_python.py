@@ -4,8 +4,8 @@ Tests that run whole programs would otherwise import torch in each, for seconds.
 imported it and forks; a test starts `relay` in place of the interpreter. The relay hands its
 arguments, environment, folder, processors and open files to the server, passes signals on, and ends
 as the fork ends, so that `subprocess` and `multiprocessing` need no change. Not covered: options of
-the interpreter other than `-I`, `-B`, `-m` and `-c`, resource limits, and `sys.orig_argv`. A test of
-the start itself, or of an interrupt while torch is imported, uses `sys.executable`.
+the interpreter other than `-I`, `-B`, `-m` and `-c`, resource limits, and `sys.orig_argv`. A test
+of the start itself, or of an interrupt while torch is imported, uses `sys.executable`.
 
 Invariant: a fork has imported torch and the named modules, and nothing else that a fresh
 interpreter has not.
