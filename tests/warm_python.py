@@ -89,9 +89,7 @@ def relay(name: str, arguments: list[str]) -> None:
         for signum in PASSED_ON:
             signal.signal(signum, lambda got, _: os.kill(pid, got))
         for number in files:
-            os.close(
-                number
-            )  # a reader of the output then sees the end of the program, not of the relay
+            os.close(number)  # a reader of the output then sees its end
         code = os.waitstatus_to_exitcode(int(server.recv(64)))
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)
