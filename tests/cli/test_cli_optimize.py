@@ -161,7 +161,7 @@ def test_interrupt_while_opening_the_task_is_reported(task: str, tmp_path: Path)
         text=True,
     ) as run:
         assert run.stdout is not None
-        assert "opening task" in run.stdout.readline()
+        assert f"opening {tmp_path.name} on cpu" in run.stdout.readline()
         os.kill(run.pid, signal.SIGINT)
         _, complaint = run.communicate(timeout=30)
     assert run.returncode == 130
