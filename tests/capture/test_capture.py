@@ -21,6 +21,8 @@ from cuagent.capture.run import CaptureRefused, Order, ScriptFailed, run_script
 from cuagent.cli.capture import captured, report
 from cuagent.cli.exits import Refused
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True)
 class Capture:

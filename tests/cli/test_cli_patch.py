@@ -20,6 +20,8 @@ from cuagent.task import Task
 from cuagent.verdict import Reason, Verdict
 from cuagent.verify.domain import Domain, TensorForm
 
+pytestmark = pytest.mark.slow
+
 FILE = '''"""A file of the user."""
 import torch
 

@@ -10,6 +10,8 @@ from synth_tasks import order, task
 from cuagent.synth.reasons import Reason
 from cuagent.synth.workers import Workers
 
+pytestmark = pytest.mark.slow
+
 FAULTS = {
     "raises": (task("return torch.exp(x, 1, 2)"), ["torch.exp"], Reason.FAILS),
     "random": (

@@ -34,6 +34,8 @@ from cuagent.synth.run import Settings, SynthError
 from cuagent.synth.shards import Shards
 from cuagent.training.stages import load_tasks, task_difficulties
 
+pytestmark = pytest.mark.slow
+
 COUNT = 4
 OPTIONS = ("--count", str(COUNT), "--seed", "4", "--device", "cpu", "--jobs", "2", "--no-compile")
 
@@ -57,7 +59,6 @@ def texts(out: Path) -> list[tuple[str, list[str]]]:
     return [(row["id"], row["ops"]) for row in read_set(out / "tasks.parquet")]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_killed_run_resumes_to_the_same_set(made: Path, tmp_path: Path) -> None:
     out = tmp_path / "killed"
@@ -104,13 +105,11 @@ def test_set_passes_its_own_audit_on_an_independent_run(made: Path) -> None:
     assert (found.rows, found.run, found.faults) == (COUNT, COUNT, {})
 
 
-@pytest.mark.slow
 def test_check_command_accepts_a_row_of_the_set(made: Path) -> None:
     found = audit(made / "tasks.parquet", 1, "cpu", 1, compile=False, check=True)
     assert (found.run, found.faults) == (1, {})
 
 
-@pytest.mark.slow
 def test_check_command_refuses_what_the_filter_cannot_see(tmp_path: Path) -> None:
     hidden = task(
         "self.calls += 1\n        return torch.exp(x) + (self.calls > 40)", init="self.calls = 0"
