@@ -12,6 +12,8 @@ from cuagent.expert.capture.export import capture
 from cuagent.expert.capture.subject import Target, open_subject
 from cuagent.task import load_task
 
+pytestmark = pytest.mark.slow
+
 CPU = Target("cpu")
 HEADS = "torch.randn(2, 4, 9, 8), torch.randn(2, 4, 13, 8), torch.randn(2, 4, 13, 8)"
 SQUARE = "torch.randn(2, 4, 9, 8), torch.randn(2, 4, 9, 8), torch.randn(2, 4, 9, 8)"

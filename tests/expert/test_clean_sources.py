@@ -14,6 +14,8 @@ from cuagent.expert.capture.subject import Target, open_subject
 from cuagent.expert.streaming.text import without_unused
 from cuagent.task import load_task
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def subjects(tmp_path_factory):

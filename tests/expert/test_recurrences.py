@@ -13,6 +13,8 @@ from cuagent.expert.capture.subject import open_subject
 from cuagent.expert.recurrences.match import with_recurrences
 from cuagent.task import load_task
 
+pytestmark = pytest.mark.slow
+
 
 def text_of(init: str, forward: str, inputs: str, dtype: str = "torch.float32") -> str:
     lines = "\n        ".join(forward.split("\n"))

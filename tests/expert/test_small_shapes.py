@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from agreement import assert_agrees  # type: ignore[import-not-found]
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+
+pytestmark = pytest.mark.slow
 
 BODIES = [
     "torch.softmax(x * 2 + 1, -1)",

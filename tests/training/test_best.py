@@ -27,6 +27,8 @@ from cuagent.training.policy.model import new_actor, new_critic, save_model, sma
 from cuagent.training.policy.optimize import AdamW
 from cuagent.training.stages import TrainConfig, collect
 
+pytestmark = pytest.mark.slow
+
 
 def test_steps_follow_the_number_of_episodes() -> None:
     config = RftConfig(epochs=3, episodes_per_batch=16)
@@ -136,7 +138,6 @@ def policy(tmp_path: Path) -> Path:
 SETTINGS = ("play.turns=1", "play.reply=4", "play.timed=false", "heldout=0.5")
 
 
-@pytest.mark.slow
 def test_processes_of_torchrun_share_the_episodes(
     policy: Path, tasks: Path, tmp_path: Path, python: list[str]
 ) -> None:

@@ -136,6 +136,15 @@ def test_short_vectors_get_the_largest_amounts(size: int) -> None:
         assert past.min() < -20
 
 
+def test_vectors_that_are_not_clamped_are_all_lowered_far_in_weights_past_clamps() -> None:
+    """An accepted bug began a search at -1, below which no bias of -0.5 brought all scores."""
+    state, names = {"bias": torch.zeros(8)}, frozenset({"bias"})
+    for seed in range(5):
+        past = derive_weights(Weights.PAST, state, names, seed, Roles(added=names))["bias"]
+        assert past.max() < -2.5
+        assert past.min() > -9
+
+
 def test_changed_mask_buffer_keeps_its_two_values() -> None:
     mask = torch.full((6, 6), -torch.inf).triu(1)
     changed = changed_buffer(mask, torch.Generator().manual_seed(1))

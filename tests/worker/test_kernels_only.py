@@ -9,6 +9,8 @@ from functools import cache
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import json, os, sys
 import torch

@@ -28,6 +28,9 @@ GROWTH = (5.0, -5.0, 2.0, -2.0, 1.0, -1.0, 0.5, -0.5)
 first ones."""
 PAST_CLAMPS = (24.0, -24.0, 8.0, -8.0)
 """Amounts added to clamped vectors, so that both limits apply; the largest first, as above."""
+LOWERED = 3.0
+"""Least amount subtracted from unclamped vectors in grown weights past clamps. Without it a bias of
+-0.5 often kept one score above -1, the initial value of a wrong search."""
 NUMBER, NUMBER_PAST = 5.0, 24.0
 """Amounts added to a parameter of one or two numbers: usually, and if it is clamped."""
 GROWN_SIZE = 2.0
@@ -52,8 +55,8 @@ class Weights(StrEnum):
     """Shaken weights; parameters that are not a factor of a product are changed by 0.5 to 5 of both
     signs, and buffers are replaced, so that added scores, gains and thresholds have an effect."""
     PAST = "grown past clamps"
-    """Grown weights, with clamped parameters changed by 8 to 24 and all others lowered: a search
-    for the largest that begins at zero then finds nothing."""
+    """Grown weights, with clamped parameters changed by 8 to 24 and all others lowered by 3.5 to 8:
+    a search for the largest that begins at zero or -1 then finds nothing."""
     INTEGER = "integer"
     """Weights -1, 0 or 1; gains, slopes and biases -2 .. 2."""
 
@@ -118,7 +121,7 @@ def _grown(
         elif tensor.dim() < 2 or tensor.numel() == max(tensor.shape):
             by = draws.shuffled_values(PAST_CLAMPS if clamped else GROWTH, tensor, generator)
             if kind is Weights.PAST and not clamped:
-                by = -by.abs()
+                by = -by.abs() - LOWERED
         else:
             by = GROWN_SIZE * draws.randn(tensor, generator)
         changed[name] = (tensor + (by.abs() if positive else by)).to(tensor.dtype)
