@@ -14,7 +14,7 @@ from dataclasses import astuple, fields
 from cuagent.expert.convolutions.match import Convolution, Volume
 from cuagent.expert.convolutions.phases import Phase, phases
 from cuagent.expert.graph.graph import contiguous_strides
-from cuagent.expert.products.epilogue import epilogue, times, variable
+from cuagent.expert.products.epilogue import argument, epilogue, times, variable
 from cuagent.expert.products.tiles import Tile
 from cuagent.expert.products.triton import ELEMENTS
 from cuagent.expert.streaming.expressions import identifier
@@ -28,7 +28,7 @@ def render(name: str, conv: Convolution, dtype_of: Callable[[str], str], precisi
     rank = len(conv.axes)
     constants = [f"{field}_{d}" for d in range(rank) for field in FIELDS]
     listed = ", ".join(f'"{word}"' for word in constants)
-    arguments = ", ".join([*outputs, *(identifier(n) for n in conv.tensors)])
+    arguments = ", ".join([*outputs, *(argument(n) for n in conv.tensors)])
     places = math.prod(axis.outputs for axis in conv.axes)
     lines = [
         f"@triton.jit(do_not_specialize=[{listed}])",
@@ -119,7 +119,7 @@ def _sum(conv: Convolution, precision: str) -> list[str]:
     if partial:
         left_mask += f" & (c[None, :] < {channels})"
         right_mask = f", mask=c[:, None] < {channels}, other=0.0"
-    left, right = identifier(conv.left), identifier(conv.right)
+    left, right = argument(conv.left), argument(conv.right)
     tf32 = f', input_precision="{precision}"' if conv.node.dtype == "float32" else ""
     return [
         *lines,
@@ -132,7 +132,7 @@ def _sum(conv: Convolution, precision: str) -> list[str]:
 
 def _address(conv: Convolution) -> Callable[[Volume], str]:
     def address(volume: Volume) -> str:
-        text = identifier(volume.tensor)
+        text = argument(volume.tensor)
         if volume.offset:
             text += f" + {volume.offset}"
         if volume.sample:
