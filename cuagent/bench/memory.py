@@ -145,7 +145,7 @@ def bytes_of_call(task: Task) -> int | None:
         return module
 
     # Fake parameters cannot be replaced in place, and moving them changes no size.
-    torch.nn.Module._apply = unmoved  # type: ignore[method-assign]
+    torch.nn.Module._apply = unmoved  # type: ignore[method-assign, assignment]
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
             reference = open_reference(task)
