@@ -33,7 +33,7 @@ from cuagent.worker.channel import receive_message, send_message
 REQUEST = "size.json"
 SIZE_S = 60.0
 """Time limit in seconds of finding the size of a call."""
-CALLS_HELD = 20
+CALLS_HELD = 50
 """Sets of inputs, weights and outputs that a usual verdict and timing hold at the same time."""
 CONTEXTS = 6 << 30
 """Bytes of the CUDA contexts of a problem's processes."""

@@ -10,8 +10,10 @@ Only kernels that the attempt defines are instrumented, found by name: with thos
 cuBLAS the tools took 60 to 172 s. Inputs of more than `LARGE_BYTES` are cut along their first
 dimension, if the attempt's kernels still run. The verdict's notes say what was covered.
 
-initcheck sees only writes of instrumented kernels, so that a kernel behind a library's product
-seems to read uninitialised memory. It runs again with all kernels before it rejects an attempt.
+initcheck runs if an attempt allocates memory without torch, because the verdict's calls fill
+torch's own uninitialised memory with two patterns. It sees only writes of instrumented kernels, so
+that a kernel behind a library's product seems to read uninitialised memory. It runs again with all
+kernels before it rejects an attempt.
 
 Invariant: a race or an uninitialised read rejects an attempt only in the attempt's own kernel,
 because libraries are known to read uninitialised padding. An access out of bounds counts in any
@@ -101,6 +103,9 @@ _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
 _BOUNDS = re.compile(r"__launch_bounds__\s*\([^()]*\)")
 _NAME = re.compile(r"(\w+)\s*\(")
 _TRITON = re.compile(r"@triton\.jit\b[^\n]*\n(?:@[^\n]*\n)*def (\w+)")
+_ALLOCATION = re.compile(
+    r"\b(?:cuda|cu)(?:Mem)?(?:Malloc|Alloc)|runtime\.malloc|allocator_alloc|raw_alloc"
+)
 _HEAD = 240
 """Characters after `__global__` that are searched for a kernel's name."""
 
@@ -206,6 +211,8 @@ def sanitize(
     program, kernels = sanitizer(), own_kernels(attempt) or built_kernels(build)
     if program is None or referee.task.device is not Device.CUDA or not build.ok or not kernels:
         return Check(())
+    if not allocates(attempt):
+        tools = [tool for tool in tools if tool != INITCHECK]
     return check(program, kernels, referee, attempt, build, tools, budget_s)
 
 
@@ -348,6 +355,14 @@ def own_kernels(attempt: Attempt) -> frozenset[str]:
             if found := _NAME.search(head):
                 names.add(found[1])
     return frozenset(names)
+
+
+def allocates(attempt: Attempt) -> bool:
+    """Return True if the attempt's text allocates memory of the GPU without torch.
+
+    Uninitialised memory of torch is filled with two patterns in the verdict's calls.
+    """
+    return any(_ALLOCATION.search(text) for _, text in attempt.files)
 
 
 def built_kernels(build: Build) -> frozenset[str]:

@@ -23,6 +23,7 @@ from cuagent.verify.sanitize import (
     TOOLS,
     Check,
     Outcome,
+    allocates,
     check,
     name_filter,
     own_kernels,
@@ -202,6 +203,22 @@ def test_large_inputs_are_cut_if_the_own_kernels_still_run(
 
 def test_attempt_without_own_kernels_is_not_covered() -> None:
     assert "defines no kernel" in Check(()).coverage
+
+
+@pytest.mark.parametrize(
+    ("text", "own_memory"),
+    [
+        ("float* p; cudaMalloc(&p, n);", True),
+        ("cudaMallocAsync((void**)&p, n, stream);", True),
+        ("cuMemAlloc_v2(&p, n);", True),
+        ("cp.cuda.runtime.malloc(n)", True),
+        ("torch.cuda.caching_allocator_alloc(n)", True),
+        ("out = torch.empty(8)", False),
+        ("extern __shared__ float tile[];", False),
+    ],
+)
+def test_attempt_that_allocates_without_torch_is_found(text: str, own_memory: bool) -> None:
+    assert allocates(Attempt((("kernels/a.cu", text), ("model_new.py", "")))) is own_memory
 
 
 def test_run_kills_the_process_group_after_the_time_limit(tmp_path: Path) -> None:

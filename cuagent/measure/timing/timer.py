@@ -225,6 +225,7 @@ class Timer:
         every_baseline = self.baselines
         self._set_baselines([name for name in every_baseline if name != EAGER])
         try:
+            self._baselines.open_together()
             self._baselines.timed_arms(self._baselines.batch_with_fresh_inputs())
         finally:
             self._set_baselines(every_baseline)
@@ -286,6 +287,8 @@ class Timer:
         try:
             for part in parts_of(self.referee, every_baseline, subject is not None):
                 self._set_baselines(part)
+                if not self.referee.large:
+                    self._baselines.open_together()
                 with self.nothing_opens():
                     timings.append(self._time(subject, effort))
                 if is_final(timings[-1]):
