@@ -31,6 +31,7 @@ from cuagent.measure.roofline.model import SUSPECT
 from cuagent.measure.timing.timed_arm import TimedArm
 from cuagent.measure.timing.timer import Timer
 from cuagent.task import Device, Precision, Task, TaskError, TorchSettings
+from cuagent.task.memory import shortage
 from cuagent.task.settings import arm_settings, baseline_settings
 from cuagent.timing import Effort, Floor, Ratio, Timing
 from cuagent.verify.referee import Referee
@@ -525,8 +526,10 @@ def _cached(
 
 
 def _is_usable(known: Ladder, device: Device) -> bool:
-    """Return True if a cached result is usable: not undecided or from a busy machine, unless
-    recent."""
+    """Return True if a cached result is usable: no rung failed for lack of memory, and not
+    undecided or from a busy machine, unless recent."""
+    if any(shortage(RuntimeError(rung.failed)) for rung in known.rungs if rung.failed):
+        return False
     noisy = device is Device.CPU and known.busy >= QUIET_SHARE
     return not (noisy or known.undecided) or time.time() - known.when < REMEASURE_AFTER_S
 
