@@ -173,7 +173,7 @@ def _become(request: dict[str, Any], files: list[int]) -> dict[str, Any]:
 
 
 def run(arguments: list[str]) -> None:
-    """As the interpreter does with `-m NAME`, `-c TEXT` and `FILE`, behind `-I` or `-B` or not."""
+    """Run `-m NAME`, `-c TEXT` or `FILE` as the interpreter does; `-I` and `-B` may precede."""
     import runpy
 
     options = list(takewhile(lambda a: a in ("-I", "-B"), arguments))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cuagent.cli import options
+from cuagent.cli.child import ask_child
 from cuagent.cli.exits import Exit, Refused, print_stderr
 from cuagent.cli.trust import resolve_settings
 
@@ -217,23 +218,15 @@ def _device_name(device: str, placed: tuple[str, int, int | None]) -> str:
     engine, gpus, _ = placed
     if engine == "ray":
         return f"ray {device}"
-    import subprocess
-
-    code = (
-        "import torch; from cuagent.measure.roofline.ceilings import describe; "
-        f"from cuagent.task import Device; print(describe(Device({device!r}))); "
-        "print(torch.cuda.device_count())"
+    imports = "import torch; from cuagent.measure.roofline.ceilings import describe"
+    name, count = ask_child(
+        f"{imports}; from cuagent.task import Device",
+        f"describe(Device({device!r})), torch.cuda.device_count()",
+        f"--device {device}: cannot be used",
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
-    )
-    if done.returncode:
-        why = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise Refused(f"--device {device}: cannot be used ({why[0]})")
-    name, count = done.stdout.strip().splitlines()[-2:]
-    if device == "cuda" and gpus > int(count):
+    if device == "cuda" and gpus > count:
         raise Refused(f"--gpus {gpus}: torch sees {count} here")
-    return name
+    return str(name)
 
 
 def _compare(paths: list[str]) -> None:

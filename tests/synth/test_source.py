@@ -40,7 +40,7 @@ def test_names_and_sizes_change_no_fingerprint(code: str) -> None:
 
 def test_graph_is_equal_if_only_temporaries_differ() -> None:
     inlined = LINEAR.replace(
-        "h = self.linear(x); return F.relu(h) + x", "return F.relu(self.linear(x)) + x"
+        "h = self.linear(x)\n        return F.relu(h) + x", "return F.relu(self.linear(x)) + x"
     )
     assert normalized(parse(inlined)) != normalized(parse(LINEAR))
     assert graph_of(parse(inlined)) == graph_of(parse(LINEAR))
