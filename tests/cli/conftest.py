@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from commands import TASK, Cuagent, clean_environment
 
+IMPORTED = ("cuagent.cli.main", "cuagent.judge", "cuagent.record", "pydantic")
+"""Modules that most commands import, besides torch."""
+
 
 @pytest.fixture(scope="session")
 def ladder_known(once: Callable[[str, Callable[[Path], None]], Path]) -> None:
@@ -30,9 +33,9 @@ def ladder_known(once: Callable[[str, Callable[[Path], None]], Path]) -> None:
 
 
 @pytest.fixture
-def cuagent(tmp_path: Path, python: list[str]) -> Cuagent:
-    """Runs `cuagent ARGS...` in `tmp_path`; torch is imported when it begins."""
-    return _started_by(python, tmp_path)
+def cuagent(tmp_path: Path, warm: Callable[..., list[str]]) -> Cuagent:
+    """Runs `cuagent ARGS...` in `tmp_path`; torch and the command line are imported before."""
+    return _started_by(warm(*IMPORTED), tmp_path)
 
 
 @pytest.fixture
