@@ -92,6 +92,8 @@ def bench(
         raise Refused(f"one source at a time, not {' '.join(sources)}; see cuagent bench --help")
     folder = out or Path(".cuagent", "bench", _name_of(sources[0]))
     found = _problems(sources[0], root, levels, problems, folder)
+    if engine not in ("local", "ray"):
+        raise Refused(f"--engine {engine}: use local or ray")
     flags = {"model": model, "device": device, "precision": precision}
     limits = {"max_steps": max_steps, "max_cost": max_cost, "max_time": max_time}
     settings = resolve_settings(flags | limits, trust)
@@ -203,8 +205,6 @@ def _engine(placed: tuple[str, int, int | None], device: str, out: Path) -> tupl
     name, gpus, jobs = placed
     if name == "local":
         return LocalEngine(out / "logs"), slots_for(device, jobs, gpus)
-    if name != "ray":
-        raise Refused(f"--engine {name}: use local or ray")
     on_gpu = device == "cuda"
     ray = RayEngine(out / "logs", JOBS_PER_GPU, on_gpu, CORES_PER_JOB if on_gpu else 1)
     return ray, Slots((None,) * (jobs or ray.slots))
