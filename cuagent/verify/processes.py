@@ -18,6 +18,7 @@ from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.sandbox import Tier, memory_bound
 from cuagent.task import Device, Task
+from cuagent.task.packages import installed_imports
 from cuagent.task.settings import arm_settings, candidate_settings
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.inputs.weights import Weights
@@ -66,7 +67,7 @@ class Processes:
             raise
 
     def _start(self) -> ForkServer:
-        fork_server = ForkServer()
+        fork_server = ForkServer(packages=installed_imports(self.task.source))
         self._ending.callback(fork_server.close)
         return fork_server
 
