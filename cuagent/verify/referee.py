@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 Isolation = Literal["auto", "landlock", "none"]
 
-CALL_S = 30.0
+VERIFIED_CALL_S = 30.0
 """Least time limit of one call in seconds; a slow reference raises it (SLOWER)."""
 VERDICT_S = 60.0
 """Seconds that a candidate's calls and loads may take in one verdict, in addition to SLOWER times
@@ -84,7 +84,7 @@ class Referee:
         task: Task,
         isolation: Isolation = "auto",
         *,
-        call_s: float = CALL_S,
+        call_s: float = VERIFIED_CALL_S,
         fork_server: ForkServer | None = None,
         budget: int | None = None,
         kernels_only: bool = False,

@@ -111,9 +111,7 @@ def test_check_command_accepts_a_row_of_the_set(made: Path) -> None:
 
 
 def test_check_command_refuses_what_the_filter_cannot_see(tmp_path: Path) -> None:
-    hidden = task(
-        "self.calls += 1\n        return torch.exp(x) + (self.calls > 40)", init="self.calls = 0"
-    )
+    hidden = task("self.calls += 1; return torch.exp(x) + (self.calls > 40)", init="self.calls = 0")
     row = {"ops": ["torch.exp"], "data_source": "torch#1", "code": hidden}
     file = tmp_path / "ops.parquet"
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), file)

@@ -49,7 +49,7 @@ def test_rft_stops_early_and_keeps_the_best_weights(tmp_path: Path) -> None:
     assert len(losses) == best + 1 + 2, "it stops after two evaluations without a lower loss"
     assert rows[-1]["step"] < steps_of(config, 8)
     assert imitation(actor, others, 4096) == pytest.approx(losses[best], abs=1e-5)
-    # A repeated command stops at once and has the same weights.
+    # A repeated command does no step and has the same weights.
     again = small_actor(seed=5)
     rft(again, few, others, config, tmp_path, said.append)
     assert same(weights(again), weights(actor))

@@ -34,7 +34,7 @@ def policy(chat: Chat, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def episodes(chat: Chat, tmp_path: Path) -> Path:
-    """Episodes of up to 64 positions, but for one whose second window is longer."""
+    """Write episodes of up to 64 positions, and one whose second window is longer."""
     played = [replace(e, tokenizer=chat.fingerprint, reward=1.0) for e in play(small_actor(), 6, 1)]
     long = (Segment(Kind.PROMPT, (2,) * 70, context=1), Segment(Kind.ACTION, (3,), None, 1))
     played[3] = replace(played[3], segments=(*played[3].segments, *long))

@@ -1,4 +1,4 @@
-"""Calls replayed as CUDA graphs: which calls are refused, and on a GPU what a replay computes."""
+"""Calls replayed as CUDA graphs: the refused calls and, on a GPU, the results of replays."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from cuagent.training.policy.placement import full_state_dict, is_sharded
 
 OfLogits = Callable[[Tensor, Tensor], Tensor]
 CHUNK = 1024
-"""Action tokens whose logits are in memory at once."""
+"""Largest number of action tokens whose logits are in memory together."""
 AFTER_HEAD = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")
 """Settings of model families that change the outputs of the head."""
 FIRST_ROW = torch.tensor([0])
@@ -188,7 +188,7 @@ def has_plain_head(actor: Any) -> bool:
 
 
 def _all_logits(actor: Any, head: Any, batch: Batch) -> Tensor:
-    """Return the logits of all action tokens at once, [N, V]."""
+    """Return the logits of all action tokens in one tensor, [N, V]."""
 
     def pick(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
         return (inputs[0].flatten(0, 1)[batch.drawn - 1],)

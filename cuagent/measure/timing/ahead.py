@@ -97,7 +97,7 @@ class OpenedAhead:
         self._pool.shutdown(cancel_futures=True)
         for future in self._futures.values():
             with suppress(CancelledError):
-                if future.exception() is None:  # nobody waits for a baseline that failed
+                if future.exception() is None:  # a failed baseline has no session to close
                     future.result().session.close()
         self._futures.clear()
         self._sessions.clear()

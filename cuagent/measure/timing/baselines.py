@@ -103,7 +103,7 @@ class Baselines:
             self.open_ahead(missing)
 
     def still_opening(self, names: Sequence[str], seconds: float) -> tuple[str, ...]:
-        """Return the baselines that the background has not opened after so many seconds."""
+        """Return the baselines that the background has not opened after `seconds`."""
         return self._ahead.unfinished(names, seconds) if self._ahead is not None else ()
 
     @contextmanager

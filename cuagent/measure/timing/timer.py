@@ -209,7 +209,7 @@ class Timer:
         return self._baselines.failed
 
     def still_opening(self, baselines: Sequence[str], seconds: float) -> tuple[str, ...]:
-        """Return the baselines that the background has not opened after so many seconds."""
+        """Return the baselines that the background has not opened after `seconds`."""
         return self._baselines.still_opening(baselines, seconds)
 
     def nothing_opens(self) -> AbstractContextManager[None]:
