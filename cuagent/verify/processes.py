@@ -26,6 +26,7 @@ from cuagent.verify.memory_plan import MemoryPlan
 from cuagent.verify.oracle.client import Oracle
 from cuagent.worker import Arena, ForkServer, ModelSpec, Session
 from cuagent.worker.memory import device_use
+from cuagent.worker.open_timeout import OPEN_S
 
 
 class Processes:
@@ -128,10 +129,21 @@ class Processes:
 
         `environment` names caches of compiled graphs, which a candidate must never share.
         """
-        model_spec = self.model_spec(self._timed_seed, mode)
-        session = Session.open(self.fork_server, model_spec, environment=environment, cores=cores)
-        session.load(self._timed_weights)
+        session = self.begin_reference(mode, environment=environment, cores=cores)
+        self.finish_reference(session)
         return session
+
+    def begin_reference(
+        self, mode: str, *, environment: dict[str, str] | None = None, cores: Collection[int] = ()
+    ) -> Session:
+        """Fork the process of `reference`; `finish_reference` loads the model into it."""
+        model_spec = self.model_spec(self._timed_seed, mode)
+        return Session.begin(self.fork_server, model_spec, environment=environment, cores=cores)
+
+    def finish_reference(self, session: Session, deadline_s: float = OPEN_S) -> None:
+        """Import the task's module and load its weights. Raises SessionEnded."""
+        session.import_model()
+        session.load(self._timed_weights, deadline_s=deadline_s)
 
     def model_spec(self, seed: int, arm: str = CANDIDATE) -> ModelSpec:
         """Return the spec of the model that a process runs. A candidate's spec does not hold the
