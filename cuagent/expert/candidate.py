@@ -20,6 +20,8 @@ from cuagent.expert.convolutions.match import Convolution, with_convolutions
 from cuagent.expert.families import ANCHORS, generate
 from cuagent.expert.graph.graph import Graph, Kind, Node
 from cuagent.expert.kernel import KernelCall, Request
+from cuagent.expert.loops.groups import loop_groups
+from cuagent.expert.loops.match import with_loops
 from cuagent.expert.lower import lower
 from cuagent.expert.module import FRESH, Call, ModuleText, Steps, TritonCall, render
 from cuagent.expert.products import operands as products
@@ -91,8 +93,8 @@ class Candidate:
 def make_candidate(subject: Subject, options: Options) -> Candidate | None:
     """Return the candidate with these options; None if it would not differ from the reference."""
     keep = set(options.keep)
-    captured, library = _with_library_calls(subject, options)
     while True:
+        captured, library = _with_library_calls(subject, options, frozenset(keep))
         before = share_equal(lower(captured, frozenset(keep)))
         graph = rewrite(before, fold=options.fold, merge=options.merge)
         if widens(subject.device) if options.widen is None else options.widen:
@@ -102,7 +104,8 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
             graph = products.copy_operands(graph, subject.target)
             graph = convolutions.copy_operands(graph, subject.target, frozenset(keep))
         prepared = prepared_names(graph)
-        claimed = (*clusters(graph, ANCHORS, prepared), *recurrence_groups(graph))
+        own = (*recurrence_groups(graph), *loop_groups(graph))
+        claimed = (*clusters(graph, ANCHORS, prepared), *own)
         fused = fuse(graph, outside=prepared, claimed=claimed)
         steps: Steps = fused
         if options.products:
@@ -136,7 +139,7 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
 
 
 def _with_library_calls(
-    subject: Subject, options: Options
+    subject: Subject, options: Options, keep: frozenset[str]
 ) -> tuple[Captured, dict[str, tuple[str, ...]]]:
     """Return the captured graph with fused calls of the library, and the operators they replace."""
     captured = subject.captured
@@ -149,6 +152,8 @@ def _with_library_calls(
     if options.recurrences:
         captured, names = with_recurrences(captured, subject.device)
         found |= {"all steps of a recurrence in one call": names} if names else {}
+        captured, names = with_loops(captured, keep)
+        found |= {"all steps of a loop in one kernel": names} if names else {}
     return captured, found
 
 

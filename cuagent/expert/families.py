@@ -17,6 +17,7 @@ FAMILIES = {
     "streaming": "elementwise operations and reductions, in one loop nest",
     "scans": "cumulative sums and products",
     "pooling": "extremes and means of windows; interpolation",
+    "loops": "all steps of a loop that updates a state elementwise",
     "recurrences": "all steps of a recurrent cell (CPU)",
 }
 """Folders under `cuagent.expert`, with what their kernels compute."""

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import test_gathers as gathers  # type: ignore[import-not-found]
+import test_loops as loops  # type: ignore[import-not-found]
 import test_pooling as pooling  # type: ignore[import-not-found]
 import test_reductions as reductions  # type: ignore[import-not-found]
 import test_scans as scans  # type: ignore[import-not-found]
@@ -73,6 +74,9 @@ TASKS = {
     "split rows": reductions.text_of("return (x * y).mean((0, 2)) + 1", "3, 2, 40000"),
     "few centred columns": reductions.text_of("return x - y.mean(0, keepdim=True)", "3000, 5"),
     "few centred rows": reductions.text_of("return x - y.mean(1, keepdim=True)", "65, 65539"),
+    "selective scan": loops.selective(2, 7, 35, 16),
+    "selective scan of odd sizes": loops.selective(1, 9, 5, 7),
+    **{f"loop: {name}": loops.text_of(*loops.LOOPS[name]) for name in loops.LOOPS},
     "extremes": reductions.text_of("v, i = (x * 2).max(1); return v + 1, i", "9, 70, 65"),
 }
 

@@ -108,6 +108,9 @@ class Kind(StrEnum):
     """All steps of the cell `op`: h of each step; `spec` is a `recurrences.cells.Recurrence`. The
     arguments are the projected inputs, the weights of the state, their bias if there is one, and
     the first states. With the op `last` it is the last c of the lstm in `args[0]`."""
+    LOOP = "loop"
+    """All steps of a loop over time: its first result; `spec` is a `loops.spec.Loop`, and the
+    arguments are its leaves. With the op `result` it is result `spec` of the loop in `args[0]`."""
     PICK = "pick"
     """`args[0][r, args[1][r]]` for every row r: the element that a label selects."""
     LIBRARY = "library"
