@@ -17,6 +17,7 @@ from cuagent.expert.capture.subject import Subject, Target
 from cuagent.expert.convolutions import match as convolutions
 from cuagent.expert.convolutions import triton as convolution
 from cuagent.expert.convolutions.match import Convolution, with_convolutions
+from cuagent.expert.depthwise.match import with_depthwise
 from cuagent.expert.families import ANCHORS, generate
 from cuagent.expert.graph.graph import Graph, Kind, Node
 from cuagent.expert.kernel import KernelCall, Request
@@ -95,6 +96,7 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
     while True:
         before = share_equal(lower(captured, frozenset(keep)))
         graph = rewrite(before, fold=options.fold, merge=options.merge)
+        graph = with_depthwise(graph, frozenset(keep))
         if widens(subject.device) if options.widen is None else options.widen:
             graph = widen_products(graph)
         graph = settle_gathers(graph)
