@@ -96,7 +96,7 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
     while True:
         before = share_equal(lower(captured, frozenset(keep)))
         graph = rewrite(before, fold=options.fold, merge=options.merge)
-        graph = with_depthwise(graph, frozenset(keep))
+        graph = with_depthwise(graph, subject.device, frozenset(keep))
         if widens(subject.device) if options.widen is None else options.widen:
             graph = widen_products(graph)
         graph = settle_gathers(graph)

@@ -114,9 +114,8 @@ class _Depthwise(DepthwiseText):
         if len(self.sides) == 3:
             w(f"const int i2 = remainder % {self.shape[2]};")
             w(f"remainder /= {self.shape[2]};")
-        w(
-            f"const {self.integer} i1 = remainder % {self.shape[1]}, i0 = remainder / {self.shape[1]};"
-        )
+        w(f"const {self.integer} i1 = remainder % {self.shape[1]};")
+        w(f"const {self.integer} i0 = remainder / {self.shape[1]};")
 
     def _body(self) -> None:
         w, k = self.w, self.inner

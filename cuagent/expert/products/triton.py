@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from cuagent.expert.products.epilogue import epilogue, times, variable
+from cuagent.expert.products.epilogue import epilogue, pointer, times, variable
 from cuagent.expert.products.match import Matrix, Product
 from cuagent.expert.products.tiles import GROUP, Tile
 from cuagent.expert.streaming.expressions import identifier
@@ -24,7 +24,7 @@ ELEMENTS = {"float16": "tl.float16", "bfloat16": "tl.bfloat16", "float32": "tl.f
 def render(name: str, product: Product, dtype_of: Callable[[str], str]) -> str:
     """Return the text of the kernel. `dtype_of` gives the stored dtype of an output."""
     outputs = [f"{identifier(n)}_out" for n in product.outputs]
-    tensors = [identifier(n) for n in product.tensors]
+    tensors = [pointer(n) for n in product.tensors]
     rows, columns, depth = product.rows, product.columns, product.depth
     wide = max(rows * depth, columns * depth, rows * columns) >= 1 << 31
     lines = [
@@ -64,7 +64,7 @@ def render(name: str, product: Product, dtype_of: Callable[[str], str]) -> str:
 def _operand(matrix: Matrix, index: str, count: int) -> str:
     """Return the pointers to the first elements along K; rows past the end read a row inside."""
     start = f" + {matrix.offset}" if matrix.offset else ""
-    return f"({identifier(matrix.tensor)}{start} + {index} % {count}{times(matrix.row)})"
+    return f"({pointer(matrix.tensor)}{start} + {index} % {count}{times(matrix.row)})"
 
 
 def _step(product: Product) -> list[str]:
@@ -83,7 +83,7 @@ def _address(product: Product) -> Callable[[Matrix], str]:
     """Return the function that writes the pointers to a tile of a tensor."""
 
     def address(matrix: Matrix) -> str:
-        text = identifier(matrix.tensor)
+        text = pointer(matrix.tensor)
         if matrix.offset:
             text += f" + {matrix.offset}"
         if matrix.row:
