@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from cuagent.expert.anchored.values import Index, Values
 from cuagent.expert.convolutions.match import settings_of
-from cuagent.expert.graph.graph import Depthwise, Graph, Kind, Node, Window
+from cuagent.expert.graph.graph import Depthwise, Graph, Kind, Node, Window, contiguous_strides
 from cuagent.expert.kernel import Request
 from cuagent.expert.streaming.text import Writer
 
@@ -28,6 +28,24 @@ def with_depthwise(graph: Graph, device: str, keep: frozenset[str]) -> Graph:
         _depthwise(n, graph) if n.origin not in keep and _qualifies(n, graph, most) else n
         for n in graph.nodes
     )
+    return _without_slices(replace(graph, nodes=nodes))
+
+
+def _without_slices(graph: Graph) -> Graph:
+    """Compute only the results that a slice keeps: causal convolutions cut off the last ones."""
+    users, cut = graph.users(), {}
+    for node in graph.nodes:
+        given = graph.node(node.inputs[0]) if node.kind is Kind.STRIDED else node
+        if given.kind is not Kind.DEPTHWISE or node.kind is not Kind.STRIDED or node.offset:
+            continue
+        alone = len(users[given.name]) == 1 and given.name not in graph.outputs
+        leading = node.shape[:-1] == given.shape[:-1]
+        if alone and leading and node.strides == contiguous_strides(given.shape):
+            *sides, last = given.spec.sides
+            spec = replace(given.spec, sides=(*sides, replace(last, count=node.shape[-1])))
+            cut[node.name] = replace(given, name=node.name, shape=node.shape, spec=spec)
+    dropped = {graph.node(name).inputs[0] for name in cut}
+    nodes = tuple(cut.get(n.name, n) for n in graph.nodes if n.name not in dropped)
     return replace(graph, nodes=nodes)
 
 
