@@ -17,6 +17,7 @@ from cuagent.expert.capture.subject import Subject, Target
 from cuagent.expert.convolutions import match as convolutions
 from cuagent.expert.convolutions import triton as convolution
 from cuagent.expert.convolutions.match import Convolution, with_convolutions
+from cuagent.expert.depthwise.match import with_depthwise
 from cuagent.expert.families import ANCHORS, generate
 from cuagent.expert.graph.graph import Graph, Kind, Node
 from cuagent.expert.kernel import KernelCall, Request
@@ -28,6 +29,7 @@ from cuagent.expert.products import operands as products
 from cuagent.expert.products import triton as matrix_product
 from cuagent.expert.products.match import Product, with_products
 from cuagent.expert.products.tiles import ranked
+from cuagent.expert.products.triton import plan
 from cuagent.expert.recurrences.groups import recurrence_groups
 from cuagent.expert.recurrences.match import with_recurrences
 from cuagent.expert.rewrites import prepared_names, rewrite, share_equal
@@ -97,10 +99,12 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
         captured, library = _with_library_calls(subject, options, frozenset(keep))
         before = share_equal(lower(captured, frozenset(keep)))
         graph = rewrite(before, fold=options.fold, merge=options.merge)
+        graph = with_depthwise(graph, subject.device, frozenset(keep))
         if widens(subject.device) if options.widen is None else options.widen:
             graph = widen_products(graph)
         graph = settle_gathers(graph)
         if options.products:
+            graph = products.as_reductions(graph, subject.target, frozenset(keep))
             graph = products.copy_operands(graph, subject.target)
             graph = convolutions.copy_operands(graph, subject.target, frozenset(keep))
         prepared = prepared_names(graph)
@@ -225,22 +229,21 @@ def _triton(
     options: Options,
 ) -> TritonCall:
     if isinstance(step, AttentionStep):
-        chosen = blocks(step, target, options.tiles)
-        text = fused_attention.render(name, step, chosen.splits)
-        return TritonCall(name, text, step, partial(fused_attention.launch, name, step, chosen))
+        block = blocks(step, target, options.tiles)
+        text = fused_attention.render(name, step, block.splits)
+        return TritonCall(name, text, step, partial(fused_attention.launch, name, step, block))
 
     def dtype_of(output: str) -> str:
         return graph.node(output).dtype
 
     if isinstance(step, Product):
-        rows, columns = step.rows, step.columns
-    else:
-        rows, columns = convolution.rows_of(step), step.channels_out
+        chosen, splits = plan(step, target.processors, options.tiles)
+        text = matrix_product.render(name, step, dtype_of, splits)
+        launch = partial(matrix_product.launch, name, step, chosen, splits)
+        return TritonCall(name, text, step, launch)
+    rows, columns = convolution.rows_of(step), step.channels_out
     tiles = ranked(rows, columns, step.node.dtype, target.processors)
     tile = tiles[min(options.tiles, len(tiles) - 1)]
-    if isinstance(step, Product):
-        text = matrix_product.render(name, step, dtype_of)
-        return TritonCall(name, text, step, partial(matrix_product.launch, name, step, tile))
     precision = "tf32" if target.tf32_convolutions else "tf32x3"
     text = convolution.render(name, step, dtype_of, precision)
     return TritonCall(name, text, step, partial(convolution.launches, name, step, tile))

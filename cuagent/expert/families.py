@@ -18,6 +18,7 @@ FAMILIES = {
     "scans": "cumulative sums and products",
     "pooling": "extremes and means of windows; interpolation",
     "loops": "all steps of a loop that updates a state elementwise",
+    "depthwise": "convolutions of each channel by itself",
     "recurrences": "all steps of a recurrent cell (CPU)",
 }
 """Folders under `cuagent.expert`, with what their kernels compute."""
@@ -26,6 +27,7 @@ ANCHORS = {
     Kind.SCAN: "scans",
     Kind.POOL: "pooling",
     Kind.RESAMPLE: "pooling",
+    Kind.DEPTHWISE: "depthwise",
 }
 """Family of each kind of node around which elementwise operations are grouped."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import test_depthwise as depthwise  # type: ignore[import-not-found]
 import test_gathers as gathers  # type: ignore[import-not-found]
 import test_loops as loops  # type: ignore[import-not-found]
 import test_pooling as pooling  # type: ignore[import-not-found]
@@ -67,6 +68,7 @@ TASKS = {
     "mean pool": pooling.text_of("mean inside with ceil mode"),
     "adaptive mean": pooling.text_of("adaptive mean"),
     "bilinear": pooling.text_of("bilinear between corners"),
+    **{f"depthwise: {name}": depthwise.text_of(name) for name in depthwise.EMULATED},
     "lookup and norm": gathers.text_of("embedding and position"),
     "joined lookups": gathers.text_of("joined embeddings"),
     "norm over several dimensions": reductions.text_of(reductions.BODIES[NORM], "9, 70, 3, 64"),
