@@ -91,8 +91,10 @@ class Attempt:
             target.write_bytes(text.encode())
 
 
-def freeze(path: Path) -> Attempt:
+def freeze(path: Path, *, needs_module: bool = True) -> Attempt:
     """Read a candidate folder or file. A model_new.py next to kernels/ stands for its folder.
+
+    Without `needs_module` a folder may lack model_new.py: its kernels can be compiled already.
 
     Each file is opened once, relative to its folder's descriptor and without following links. So
     the hashed text is the judged text, and no file of another user is read. Raises AttemptError.
@@ -103,11 +105,13 @@ def freeze(path: Path) -> Attempt:
         with _folder(path.parent, path.parent) as parent:
             return Attempt(((MODULE, _text(parent, path.name, path)),), str(path))
     with _folder(path, path) as folder:
-        if not _is_there(folder, MODULE):
+        found: dict[str, str] = {}
+        if _is_there(folder, MODULE):
+            found[MODULE] = _text(folder, MODULE, path / MODULE)
+        elif needs_module or not _is_there(folder, KERNELS):
             raise AttemptError(
                 f"{path}: no {MODULE}; a candidate folder needs one with class {ENTRY}"
             )
-        found = {MODULE: _text(folder, MODULE, path / MODULE)}
         if _is_there(folder, KERNELS):
             _collect(folder, KERNELS, path, found, [])
         _reject_outside_sources(path, folder, found)

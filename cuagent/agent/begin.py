@@ -6,21 +6,18 @@ byte; at most the current step is lost.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuagent import __version__
 from cuagent.agent.prompt import opening, skill, skill_digest
 from cuagent.agent.run import REFERENCE, Run, Tried, tokens_of
+from cuagent.agent.seen import recall_seen
 from cuagent.agent.stop import Budget, Stop
-from cuagent.agent.tools.files import confined, mark_seen, text_if_there
-from cuagent.agent.tools.tool import ToolError
 from cuagent.events import Emit, ignore
-from cuagent.message import Message, ToolCall, Usage
+from cuagent.message import Message, Usage
 from cuagent.models.model import ToolSpec
 from cuagent.record import (
     INTERRUPTED,
@@ -46,7 +43,6 @@ if TYPE_CHECKING:
     from cuagent.task import Task
 
 Record = Mapping[str, Any]
-WRITERS = ("write", "edit", "multi_edit")
 
 
 def start_run(
@@ -168,7 +164,7 @@ def _recall(run: Run, records: Sequence[Record]) -> None:
     run.earlier_seconds = _worked(records)
     run.outputs = sum(1 for _ in (run.work / ".outputs").glob("*"))
     run.todo = _todo(run.messages)
-    _recall_seen(run)
+    recall_seen(run)
 
 
 def _recall_call(run: Run, record: Record) -> None:
@@ -196,31 +192,6 @@ def _recall_ladder(run: Run, records: Sequence[Record]) -> None:
     ladder = ladder_of(records)
     if ladder is not None and run.judge.start_from(ladder):
         run.ladder = ladder
-
-
-def _recall_seen(run: Run) -> None:
-    """Mark the files that the conversation has read or written as seen in their current state."""
-    calls = {call.id: call for message in run.messages for call in message.tool_calls}
-    for message in run.messages:
-        call = calls.get(message.tool_call_id or "")
-        if call is None or message.is_error or call.name not in ("read", *WRITERS):
-            continue
-        with suppress(ToolError):  # the file may no longer be text
-            name = confined(run, str(message.data.get("path") or _path_of(call)))
-            text = text_if_there(run, name)
-            if text is not None:
-                mark_seen(run, name, text)
-
-
-def _path_of(call: ToolCall) -> str:
-    """Return the path in the call's arguments, "" if there is none.
-
-    The call succeeded, so its arguments are valid JSON.
-    """
-    try:
-        return str(json.loads(call.arguments)["path"])
-    except (ValueError, TypeError, KeyError):
-        return ""
 
 
 def _worked(records: Sequence[Record]) -> float:

@@ -38,14 +38,14 @@ def conclude(run: Run, emit: Emit) -> None:
     shown = run.stop
     if run.ended is not None and run.stop in (Stop.ANSWERED, Stop.INTERRUPTED):
         run.stop = run.ended
+    if run.error:
+        emit(Notice(run.error, "error"))
     if shown not in UNSETTLED:
         _settle(run, emit)
     result = run.result
     if run.stop is Stop.NO_GAIN and result is not None and result.judgement.is_faster:
         run.stop = Stop.SUBMITTED
     summary = summarize(run)
-    if run.error:
-        emit(Notice(run.error, "error"))
     run.end(summary, reward_of(run))
     emit(RunEnded(shown, result.judgement if result else None, summary, run.ladder))
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from cuagent.agent.compaction import OPENING
 from cuagent.agent.run import Run, Tried
+from cuagent.agent.seen import recall_seen
 from cuagent.agent.stop import Stop
 from cuagent.attempt import KERNELS, MODULE, Attempt, AttemptError, freeze
 from cuagent.message import Message
@@ -75,6 +76,7 @@ def undo(run: Run) -> Undone | None:
     if (files := _files_before(records, path[end])) is not None:
         restore_snapshot(run.folder, files)
     removed = _go_back(run, path[:end], path[end:])
+    recall_seen(run)
     calls = tuple(call.name for m in removed for call in m.tool_calls)
     run.snapshot()
     return Undone(_user_text(removed), calls)
@@ -88,6 +90,7 @@ def _undo_compaction(run: Run, records: Records, path: Records) -> Undone | None
     at = records.index(path[sums[-1]])
     branch = max(n for n, r in enumerate(records[:at]) if r.get("why") == "compaction")
     removed = _go_back(run, branch_of(records[:branch]), path[sums[-1] :])
+    recall_seen(run)
     return Undone(_user_text(removed), (), compaction=True)
 
 

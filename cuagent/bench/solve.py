@@ -30,6 +30,7 @@ from cuagent.models import ModelError, endpoints_of, make_model, prices_of
 from cuagent.record import RecordError
 from cuagent.sandbox import SandboxError, Tier, probe
 from cuagent.task import Task, TaskError, load_task
+from cuagent.task.packages import installed_imports
 from cuagent.verify.oracle.client import OracleLost
 from cuagent.worker import ForkServer, ForkServerError
 from cuagent.worker.memory.cuda_ipc import CudaMemoryError
@@ -95,7 +96,10 @@ def _solved(order: Order, lock: HeldLock, report: Report, found: Record) -> Stat
     found |= {"task": task.digest, "device": _describe(task)}
     kernels_only = settings.rules is Rules.KERNELS_ONLY
     emit = _reporter(report)
-    with ForkServer() as fork_server, _memory(task, fork_server, lock, emit):
+    with (
+        ForkServer(packages=installed_imports(task.source)) as fork_server,
+        _memory(task, fork_server, lock, emit),
+    ):
         emit(Phase("certifying"))
         with lock.shared():
             try:

@@ -106,8 +106,10 @@ def _build_source(
     foreign = foreign_headers(source, text)
     if foreign:
         return None, foreign
+    faulty = _prototype_fault(source, text)
+    if faulty is not None and len(text) > prototypes.MAX_CHARACTERS:
+        return None, [faulty]
     try:
-        prototypes.parse(text, source)
         recipe = compiler.read_recipe(path)
         _require_covered(recipe, folder)
         tools = compiler.toolchain(recipe.form, arch)
@@ -117,15 +119,28 @@ def _build_source(
             if has_vector_report(tools):
                 run = with_vector_report(run, path, library)
             compiler.compile_library(recipe, tools, library, run)
-    except prototypes.PrototypeError as error:
-        return None, [Diagnostic(source, 0, str(error).removeprefix(f"{source}: "), "")]
     except compiler.CompileFailed as error:
         return None, diagnose(error.output, attempt, source, folder)
+    if faulty is not None:
+        return None, [faulty]
     log = library.with_suffix(".log")
     output = log.read_text() if log.is_file() else ""
     warnings = [d for d in diagnose(output, attempt, source, folder) if d.severity == "warning"]
     seconds = time.perf_counter() - start
     return Library(source, library, recipe.key, cached, seconds, resources(output)), warnings
+
+
+def _prototype_fault(source: str, text: str) -> Diagnostic | None:
+    """Return why the exported functions of a source cannot be read; None if they can.
+
+    The compiler runs in spite of it: a missing parenthesis also hides a function, and the
+    compiler's message names its place.
+    """
+    try:
+        prototypes.parse(text, source)
+    except prototypes.PrototypeError as error:
+        return Diagnostic(source, 0, str(error).removeprefix(f"{source}: "), "")
+    return None
 
 
 def _require_covered(recipe: compiler.Recipe, folder: Path) -> None:

@@ -178,7 +178,10 @@ def _pointer(where: str, element: str) -> Convert:
                 f"{where} takes a tensor (or None for a null pointer), got {_described(value)}"
             )
         if value.dtype is not dtype and dtype is not None:
-            raise TypeError(f"{where} takes a tensor of {dtype}, got {value.dtype}")
+            hint = ""
+            if value.dtype.itemsize == dtype.itemsize:
+                hint = f"; declare void*, or pass its bits with .view({dtype})"
+            raise TypeError(f"{where} takes a tensor of {dtype}, got {value.dtype}{hint}")
         if not value.is_contiguous():
             raise ValueError(
                 f"{where} has strides {value.stride()} for shape {tuple(value.shape)}; "

@@ -425,7 +425,8 @@ def rungs_of(task: Task, convolves: bool) -> tuple[str, ...]:
 
 def _rungs(referee: Referee) -> tuple[str, ...]:
     """Return the rungs of a task, without those whose setting changes nothing: TF32 for none of its
-    products, and a choice of algorithms that is on already or that determinism forbids.
+    products, a choice of algorithms that is on already or that determinism forbids, and on a CPU
+    autotuning without products, which are all that Inductor's C++ backend tunes.
     """
     operators = _operators(referee)
     own = baseline_settings(referee.facts.settings, referee.task.precision)
@@ -434,7 +435,13 @@ def _rungs(referee: Referee) -> tuple[str, ...]:
     names = rungs_of(referee.task, any("conv" in name for name in operators))
     if own.cudnn_benchmark or own.cudnn_deterministic or own.deterministic != "off":
         names = tuple(name for name in names if BENCHMARK not in name)
+    if referee.task.device is Device.CPU and operators and not (kinds or _attends(operators)):
+        names = tuple(name for name in names if not name.startswith(AUTOTUNE_GRAPHS))
     return tuple(name for name in names if differs or not operators or "tf32" not in name)
+
+
+def _attends(operators: Sequence[str]) -> bool:
+    return any("attention" in name for name in operators)
 
 
 def admitted(task: Task, name: str) -> bool:

@@ -340,3 +340,28 @@ def test_free_gain_has_limits_of_the_same_run() -> None:
     taken = gain_of(timing, found)
     assert taken is not None
     assert taken.free == Ratio(2.0, 0.7, 6.3)
+
+
+@pytest.mark.parametrize(
+    ("forward", "later"),
+    [("torch.tanh(x) * 2", ()), ("x @ x.T", ("max-autotune-no-cudagraphs",))],
+)
+def test_autotuning_is_a_rung_on_a_cpu_only_for_products(
+    forward: str, later: tuple[str, ...], tmp_path: Path, fork_server: ForkServer
+) -> None:
+    path = tmp_path / "task.py"
+    path.write_text(TASK.replace("torch.tanh(x)", forward))
+    task = load_task(path, inputs="f32[8,16]", device="cpu")
+    with Referee(task, fork_server=fork_server) as opened, Timer(opened) as timer:
+        assert measure_ladder(timer, whole=False, cache=tmp_path).later == later
+
+
+def test_check_accepts_right_outputs_and_refuses_wrong_ones(referee: Referee) -> None:
+    batch = referee.batch(1)
+    try:
+        right = batch.inputs.tensors(0)[0].tanh()
+        assert referee.check(batch, 0, [right]).passed
+        assert not referee.check(batch, 0, [right * 1.001]).passed
+        assert referee.check(batch, 0, [right]).passed, "a refusal leaves no trace"
+    finally:
+        referee.discard(batch)

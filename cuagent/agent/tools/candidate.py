@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from cuagent.judge import Judgement
 
 
-def frozen(run: Run) -> Attempt:
+def frozen(run: Run, *, needs_module: bool = True) -> Attempt:
     """Freeze the attempt in the work folder. Raises ToolError."""
     try:
-        return freeze(run.work)
+        return freeze(run.work, needs_module=needs_module)
     except AttemptError as error:
         work = f"{run.work}"
         raise ToolError(str(error).replace(f"{work}/", "").replace(work, "work folder")) from error

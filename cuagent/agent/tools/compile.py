@@ -12,7 +12,7 @@ from cuagent.record import plain
 
 
 def compile(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
-    attempt = frozen(context.run)
+    attempt = frozen(context.run, needs_module=False)
     build = context.run.consult(lambda judge: judge.build(attempt))
     data = {
         "ok": build.ok,

@@ -40,7 +40,7 @@ def epilogue(
 
     def value(read: Place) -> str:
         if read not in loaded:
-            word = f"{identifier(read.tensor)}_read_{len(loaded)}"
+            word = f"{identifier(read.tensor)}_{len(loaded)}"
             cast = ".to(tl.float32)" if read.dtype in ("float16", "bfloat16") else ""
             lines.append(f"    {word} = tl.load({address(read)}){cast}")
             loaded[read] = word
@@ -61,9 +61,9 @@ def epilogue(
     return lines
 
 
-def argument(name: str) -> str:
-    """Return the parameter of a Triton kernel for a tensor, different from all local names."""
-    return f"{identifier(name)}_in"
+def pointer(tensor: str) -> str:
+    """Return the kernel's parameter for a tensor that it reads; no local variable has its name."""
+    return f"{identifier(tensor)}_in"
 
 
 def variable(name: str) -> str:

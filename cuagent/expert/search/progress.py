@@ -33,6 +33,8 @@ class Progress:
     """Text of the files that our calls wrote to the work folder, by relative path."""
     unread: set[str] = field(default_factory=set)
     """Files that must be read before `write` can replace them."""
+    refreshed: set[str] = field(default_factory=set)
+    """Files whose first refused write is forgiven, because reading them is the remedy."""
     compiled: bool = False
     """True if the newest candidate was compiled and has no verdict yet."""
     failures: int = 0
@@ -87,6 +89,10 @@ def _record_write(progress: Progress, arguments: Mapping[str, Any], result: Mess
     if result.is_error:
         progress.unread.add(path)
         progress.files.pop(path, None)
+        if path not in progress.refreshed:
+            # The first refusal only says that another hand wrote the file: it is read next.
+            progress.refreshed.add(path)
+            return
         _record_failure(progress, result)
     else:
         progress.unread.discard(path)

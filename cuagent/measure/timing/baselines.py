@@ -87,9 +87,11 @@ class Baselines:
             call = [(slot, slot)]
 
             def first_call(session: Session) -> None:
+                # Timings may pause the process, so even its weights may take long to load.
+                self.referee.processes.finish_reference(session, COMPILE_S)
                 session.block(batch.lent, batch.outputs, call, deadline_s=COMPILE_S)
 
-            self._ahead = OpenedAhead(self._begin, first_call, OPENED_AT_ONCE[self.device])
+            self._ahead = OpenedAhead(self._fork, first_call, OPENED_AT_ONCE[self.device])
         self._ahead.start([n for n in names if n not in self._warm and n not in self.failed])
 
     def open_together(self) -> None:
@@ -200,9 +202,9 @@ class Baselines:
                     break
         return None
 
-    def _begin(self, name: str) -> Session:
+    def _fork(self, name: str) -> Session:
         arm, graphs = EAGER if name == TWIN else name, compiled_graphs()
-        return self.referee.processes.reference(arm, environment=graphs, cores=self.cores)
+        return self.referee.processes.begin_reference(arm, environment=graphs, cores=self.cores)
 
     def _open(self, name: str, batch: Batch) -> TimedArm:
         if self._ahead is not None and name in self._ahead:
@@ -211,7 +213,8 @@ class Baselines:
             self._emit(Phase(f"timing: opening {name}"))
         free = free_memory(self.device)
         begun = time.perf_counter()
-        session = self._begin(name)
+        session = self._fork(name)
+        self.referee.processes.finish_reference(session)
         timed_arm = warmed(name, session, batch, begun)
         timed_arm.memory = None if free is None else free - (free_memory(self.device) or 0)
         return timed_arm

@@ -314,7 +314,7 @@ def _other_fixed(
         number, change = pairs[step % len(pairs)]
         known = fixed[number]
         assert known is not None
-        drawn[number] = known.changed(change, generator)
+        drawn[number] = known.changed(change, generator, step // len(pairs))
     return drawn
 
 

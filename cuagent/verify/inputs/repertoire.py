@@ -315,7 +315,7 @@ def _is_answered(
     except (RuntimeError, ValueError, IndexError):
         return False  # outside the domain, for example of probabilities
     if kind is Inputs.MISSING and selects:
-        return all(bool(x.isfinite().all()) for x in results)  # else it sorts NaN among the numbers
+        return not any(bool(x.isnan().any()) for x in results)  # else it sorts NaN among numbers
     if kind in LENIENT:
         return runs.fills_hidden is None  # an infinity exceeds any mask fill
     if kind in PLACED:

@@ -39,7 +39,7 @@ Accepts = Callable[["Tensor"], bool]
 class Change(StrEnum):
     """Ways to change a fixed tensor."""
 
-    NUMBER = "one number, between 1 and its own"
+    NUMBER = "one number, from 1 to below its own"
     SMALL_NUMBER = "one small number"
     SHORTER = "numbers between 1 and its own, one of them its own"
     PREFIX = "ones, then zeros"
@@ -109,8 +109,11 @@ class Fixed:
             return ()
         return (Change.REPEATED,) if self.table == 0 or not _distinct(rows) else ()
 
-    def changed(self, change: Change, generator: Generator) -> Tensor:
-        """Return the tensor with `change` applied, drawn from the generator."""
+    def changed(self, change: Change, generator: Generator, step: int = 0) -> Tensor:
+        """Return the tensor with `change` applied, drawn from the generator.
+
+        `step` counts the draws of this change.
+        """
         own = self.own
         if change is Change.MASK:
             return _other_mask(own, generator)
@@ -118,10 +121,13 @@ class Fixed:
             return _emptied(own, generator)
         low, high = int(own.min()), int(own.max())
         match change:
-            case Change.NUMBER | Change.SHORTER:
+            case Change.NUMBER:
+                # Own draws have the number itself. The least one is often a case of its own.
+                drawn = _integers(own, 1, max(high, 2), generator)
+                drawn = drawn.fill_(1) if step % 2 else drawn
+            case Change.SHORTER:
                 drawn = _integers(own, 1, high + 1, generator)
-                if change is Change.SHORTER:
-                    drawn.view(-1)[_integers(own.view(-1)[:1], 0, own.numel(), generator)] = high
+                drawn.view(-1)[_integers(own.view(-1)[:1], 0, own.numel(), generator)] = high
             case Change.SMALL_NUMBER:
                 drawn = _integers(own, 0, TOP_OF_SMALL, generator)
             case Change.PREFIX:

@@ -47,7 +47,8 @@ class Weights(StrEnum):
     SHAKEN = "shaken"
     """Weights with noise, off special values: a fresh BatchNorm or LayerNorm is an identity."""
     SMALL = "small"
-    """Weights except gains scaled by 2^-8: a norm after them divides mostly by its epsilon."""
+    """Weights except gains scaled by 2^-8: a norm after them divides mostly by its epsilon. Clamped
+    numbers are scaled too, since a lower limit, such as that of a temperature, then applies."""
     SUNK = "sunk"
     """Shaken weights, with 1e4 subtracted from all biases except those of norms: products become
     very negative, and their mean is far larger than their variation."""
@@ -85,7 +86,10 @@ def derive_weights(
     for name, tensor in state.items():
         if tensor.is_floating_point():
             learned = name in parameters or name.endswith("running_mean")
-            if learned:
+            limited = roles is not None and name in roles.clamped and tensor.numel() <= FEW_NUMBERS
+            if kind is Weights.SMALL and limited:
+                changed[name] = tensor * SMALL
+            elif learned:
                 changed[name] = _weighted(kind, name, tensor, generator)
             elif kind is Weights.SHAKEN and name.endswith("running_var"):
                 changed[name] = tensor * (0.3 * draws.randn(tensor, generator)).exp()

@@ -311,7 +311,9 @@ class Oracle:
         }
         answer = self._ask(message | lent | {"seed": seed, "pairs": pairs})
         moved, tied = (answers[name].tensors() for name in ("moved", "tied"))
-        return Sensitivity(moved, answer["carried"], tied, answer["undecided"])
+        return Sensitivity(
+            moved, answer["carried"], tied, answer["undecided"], answer["underflows"]
+        )
 
     def reorder(self, inputs: Arena, slot: int, answers: dict[str, Arena], order: int) -> bool:
         """Fill `answers` (reordered) with equal elements chosen in this order. Returns False if the

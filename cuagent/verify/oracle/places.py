@@ -138,6 +138,27 @@ def keeps_first(exact: ReferenceTrace, declared: ReferenceTrace) -> bool:
     return traces_decide_equally(exact, declared)
 
 
+def chooses_underflow(exact: ReferenceTrace, declared: ReferenceTrace) -> bool:
+    """Return True if an operator took the index of a number that is not zero in fp64 and below the
+    least normal number of the declared precision.
+
+    Whether such a number becomes zero, a denormal or the same denormal as its neighbour depends on
+    the implementation of exp and of the division. So its rank does, line by line.
+    """
+    import torch
+
+    for wide, own in zip(exact.selections, declared.selections, strict=False):
+        if not (wide.indexed and own.operand.is_floating_point() and wide.places and wide.lines):
+            continue
+        taken = 1 if wide.first_wins else wide.places
+        taken = int(wide.other_args[0]) if wide.name == "topk" else taken
+        if 0 < taken <= wide.places:
+            last = _lines(wide).abs().topk(taken, -1).values[:, -1]
+            if bool(((last > 0) & (last < torch.finfo(own.operand.dtype).tiny)).any()):
+                return True
+    return False
+
+
 def _saturates(run: ReferenceTrace) -> bool:
     return bool(SATURATING & {*run.names, *(name.rstrip("_") for name in run.names)})
 

@@ -178,7 +178,8 @@ class _Oracle:
         if kind in (Weights.GROWN, Weights.PAST):
             state = self._load_grown(kind, model, parameters, seed)
         else:
-            state = derive_weights(kind, model.state_dict(), parameters, seed)
+            roles = self.description.roles
+            state = derive_weights(kind, model.state_dict(), parameters, seed, roles)
             model.load_state_dict(state)
         self.spread = Spread(self.reference, seed)
         self.reference.set_model(model)
@@ -354,6 +355,7 @@ class _Oracle:
         return {
             "carried": carried,
             "undecided": reference.decided_equally(inputs) is False,
+            "underflows": bool(tied) and reference.chooses_underflow(inputs),
         }
 
     def reorder(self, message: dict[str, Any]) -> dict[str, Any]:

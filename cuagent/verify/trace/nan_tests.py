@@ -8,6 +8,7 @@ about NaN in `x`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,9 +44,15 @@ class NanTests:
             self.nan |= itself or name in NAN_AWARE
             # Without a value for infinities, nan_to_num is there for NaN.
             replaces = name == "nan_to_num" and any(value is not None for value in args[2:])
-            self.infinity |= name in INFINITY_AWARE or replaces
+            # torch dispatches isfinite(x) as abs(x) != inf and x == x.
+            compared = name in EQUALITY and len(args) > 1 and _is_infinite(args[1])
+            self.infinity |= name in INFINITY_AWARE or replaces or compared
         if spread or not (_is_pointwise(function) or function.is_view or name in MOVING):
             self._spread |= {id(tensor): tensor for tensor in _tensors([result])}
+
+
+def _is_infinite(value: Any) -> bool:
+    return isinstance(value, float) and math.isinf(value)
 
 
 def _is_pointwise(function: Any) -> bool:

@@ -48,6 +48,21 @@ def tables(run: Callable[[], object], inputs: Sequence[Tensor]) -> list[int]:
     return sizes
 
 
+def wraps(run: Callable[[], object]) -> bool:
+    """Return True if a negative index counts from the end of a table in this run."""
+    found = False
+
+    def call(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        nonlocal found
+        for index, _ in _indexed(function.overloadpacket.__name__.rstrip("_"), args):
+            found = found or bool((index < 0).any())
+        return function(*args, **kwargs)
+
+    with intercept_operators(call):
+        run()
+    return found
+
+
 def _indexed(name: str, args: Sequence[Any]) -> Iterator[tuple[Tensor, int]]:
     """Yield each index argument of an operator with the length of the axis that it indexes."""
     import torch

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from . import cuda, families, inputs, memory, missing, parameters, sums, tails, ties
+from . import cuda, families, inputs, memory, missing, parameters, places, sums, tails, ties
 from .bug import Bug
 
 __all__ = ["BUGS", "Bug"]
 
 TOPICS: dict[str, tuple[Bug, ...]] = {
     "families of operators": families.BUGS,
-    "inputs that never vary": inputs.BUGS,
+    "inputs that never vary": inputs.BUGS + places.BUGS,
     "moderate tails": tails.BUGS,
     "parameters as constructed": parameters.BUGS,
     "ties of rounding": ties.BUGS,

@@ -154,4 +154,48 @@ BUGS: tuple[Bug, ...] = (
         "s[d] = 1e4f;",
         "rows are padded with a number that elements can exceed",
     ),
+    Bug(
+        "padded_filter_scratch",
+        "std::memset(line, 0, 3 * sizeof(float));",
+        "",
+        "the padding before the line is not written",
+    ),
+    Bug(
+        "padded_filter_scratch",
+        "std::memset(line + width + 3, 0, 3 * sizeof(float));",
+        "",
+        "the padding behind the line is not written",
+    ),
+    Bug(
+        "padded_filter_scratch",
+        "std::memset(line + width + 3, 0, 3 * sizeof(float));",
+        "std::memset(line + width + 3, 0, 2 * sizeof(float));",
+        "the last padding is not written",
+    ),
+    Bug("padded_filter_scratch", "k < 7", "k < 8", "reads one number behind the taps"),
+    Bug(
+        "bucket_sums_private",
+        "#pragma omp critical\n",
+        "",
+        "sums of threads are joined without a lock",
+    ),
+    Bug(
+        "bucket_sums_private",
+        "own[buckets[i] * width + d] += x",
+        "y[buckets[i] * width + d] += x",
+        "all threads add into the result",
+    ),
+    Bug(
+        "bucket_sums_private",
+        "#pragma omp critical",
+        "#pragma omp single",
+        "the sums of one thread only are used",
+    ),
+    Bug(
+        "bucket_sums_private",
+        "own(16 * width, 0.0f)",
+        "own(16 * width, 1e-3f)",
+        "sums begin at 1e-3",
+    ),
+    Bug("bucket_sums_atomic", "#pragma omp atomic\n", "", "adds without atomics"),
 )

@@ -184,4 +184,71 @@ BUGS: tuple[Bug, ...] = (
         "d < width - 1; ++d",
         "the last number of a row is not added",
     ),
+    Bug(
+        "box_sums_separable",
+        "rows = torch.sum(x.unfold(-1, 9, 1), -1)",
+        (
+            "s = torch.constant_pad_nd(x.cumsum(-1), (1, 0))\n"
+            "        rows = s[..., 9:] - s[..., :-9]"
+        ),
+        "differences of prefix sums along rows, which lose digits",
+    ),
+    Bug(
+        "box_sums_separable",
+        "return rows.unfold(-2, 9, 1).sum(-1) / 81",
+        (
+            "t = torch.constant_pad_nd(x, (1, 0, 1, 0)).cumsum(-1).cumsum(-2)\n"
+            "        t = t[:, 9:] - t[:, :-9]\n"
+            "        return (t[:, :, 9:] - t[:, :, :-9]) / 81"
+        ),
+        "a summed area table in single precision, which loses digits",
+    ),
+    Bug(
+        "running_means_blocks",
+        "carry = ends.cumsum(-1) - ends",
+        "carry = (ends.half().cumsum(-1) - ends).float()",
+        "carries in half precision",
+    ),
+    Bug(
+        "running_means_blocks",
+        "carry = ends.cumsum(-1) - ends",
+        "carry = ends.cumsum(-1) - ends\n        carry[:, 59] = carry[:, 58]",
+        "the last block has the carry of the one before",
+    ),
+    Bug(
+        "running_means_blocks",
+        "torch.arange(1, 6001)",
+        "torch.arange(6000).clamp(min=1)",
+        "divides by one less",
+    ),
+    Bug(
+        "running_means_recurrent",
+        "/ (d + 1)",
+        "/ (d < 4096 ? d + 1 : 4096)",
+        "a moving mean beyond 4096 numbers",
+    ),
+    Bug(
+        "log_prefix_pairs",
+        "return torch.stack(out, -1)",
+        ("top = x.amax(-1, keepdim=True)\n        return (x - top).exp().cumsum(-1).log() + top"),
+        "shifts by the largest number of the row, so early sums underflow",
+    ),
+    Bug(
+        "log_prefix_pairs",
+        "return torch.stack(out, -1)",
+        "return x.exp().cumsum(-1).log()",
+        "does not shift",
+    ),
+    Bug(
+        "log_prefix_pairs",
+        "torch.logaddexp(y, column)",
+        "torch.maximum(torch.logaddexp(y, column), y + 1e-4)",
+        "each number adds at least 1e-4",
+    ),
+    Bug(
+        "log_prefix_running",
+        "total * (top - new).nan_to_num(0.0).exp()",
+        "total",
+        "sums are not scaled when the maximum rises",
+    ),
 )

@@ -140,4 +140,50 @@ BUGS: tuple[Bug, ...] = (
         "the exponent of the first row is used for all rows",
     ),
     Bug("power_scale_kernel", "-8.0f", "-7.0f", "the lowest level is omitted"),
+    Bug(
+        "int8_rows_written_out",
+        "((y - low == 0.5) & (low % 2 != 0))",
+        "(y - low == 0.5)",
+        "rounds half up",
+    ),
+    Bug(
+        "int8_rows_written_out",
+        "((y - low == 0.5) & (low % 2 != 0))",
+        "((y - low == 0.5) & (y > 0))",
+        "rounds half away from zero",
+    ),
+    Bug(
+        "int8_rows_written_out", "((y - low == 0.5) & (low % 2 != 0))", "False", "rounds half down"
+    ),
+    Bug("quarters_magic", "(y + big) - big", "(y + 0.5).floor()", "rounds half up"),
+    Bug(
+        "quarters_magic",
+        "(y + big) - big",
+        "(y + 0.5 * y.sign()).trunc()",
+        "rounds half away from zero",
+    ),
+    Bug(
+        "quarters_magic",
+        "(y + big) - big",
+        "y.round() + ((y % 2) == 0.5)",
+        "rounds half to odd below odd halves",
+    ),
+    Bug(
+        "nearest_entry_selected",
+        "std::nearbyint(x[i])",
+        "std::round(x[i])",
+        "rounds half away from zero",
+    ),
+    Bug(
+        "nearest_entry_selected",
+        "std::nearbyint(x[i])",
+        "std::floor(x[i] + 0.5f)",
+        "rounds half up",
+    ),
+    Bug(
+        "nearest_entry_selected",
+        "std::nearbyint(x[i])",
+        "std::ceil(x[i] - 0.5f)",
+        "rounds half down",
+    ),
 )

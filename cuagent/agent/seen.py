@@ -1,0 +1,42 @@
+"""Recall which files of the work folder the model has seen, from the messages of its conversation.
+
+A file tool refuses to change a file that the model has not seen. After a resumed run or an undone
+step the conversation is another one, and so are the files that it shows.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+from cuagent.agent.run import Run
+from cuagent.agent.tools.files import confined, mark_seen, text_if_there
+from cuagent.agent.tools.tool import ToolError
+from cuagent.message import ToolCall
+
+WRITERS = ("write", "edit", "multi_edit")
+
+
+def recall_seen(run: Run) -> None:
+    """Mark the files that the conversation has read or written as seen in their current state."""
+    calls = {call.id: call for message in run.messages for call in message.tool_calls}
+    for message in run.messages:
+        call = calls.get(message.tool_call_id or "")
+        if call is None or message.is_error or call.name not in ("read", *WRITERS):
+            continue
+        with suppress(ToolError):  # the file may no longer be text
+            name = confined(run, str(message.data.get("path") or _path_of(call)))
+            text = text_if_there(run, name)
+            if text is not None:
+                mark_seen(run, name, text)
+
+
+def _path_of(call: ToolCall) -> str:
+    """Return the path in the call's arguments, "" if there is none.
+
+    The call succeeded, so its arguments are valid JSON.
+    """
+    try:
+        return str(json.loads(call.arguments)["path"])
+    except (ValueError, TypeError, KeyError):
+        return ""

@@ -1,0 +1,215 @@
+"""Bugs that ignore slots, positions, page tables, flags, steps and lengths given as inputs."""
+
+from __future__ import annotations
+
+from .bug import Bug
+
+BUGS: tuple[Bug, ...] = (
+    Bug(
+        "slot_write_assigned",
+        "y[slots] =",
+        "y[0 : 3 * rows.shape[0] : 3] =",
+        "writes every third slot, as in the task's own inputs",
+    ),
+    Bug(
+        "slot_write_assigned",
+        "y[slots] =",
+        "y[slots[0] + 3 * (slots.new_ones(10).cumsum(0) - 1)] =",
+        "uses only the first slot",
+    ),
+    Bug(
+        "slot_write_assigned",
+        "y[slots] =",
+        "y[slots[0] + (slots[-1] - slots[0]) * (slots.new_ones(10).cumsum(0) - 1) // 9] =",
+        "uses only the first and the last slot",
+    ),
+    Bug(
+        "slot_write_one_hot",
+        "hit.any(-1, keepdim=True)",
+        "(place[:, None] % 3 == 0) & (place[:, None] < 30)",
+        "takes the cache for places that are no multiple of 3",
+    ),
+    Bug(
+        "alibi_library",
+        "far = (positions[:, None] - positions[None, :]).abs()",
+        ("places = torch.arange(q.shape[-2])\n        far = (places[:, None] - places).abs()"),
+        "uses places instead of positions",
+    ),
+    Bug(
+        "alibi_library",
+        "(positions[:, None] - positions[None, :]).abs()",
+        "(positions[:, None] - positions[None, :]).clamp(min=0)",
+        "no penalty for later keys",
+    ),
+    Bug(
+        "alibi_library",
+        "(positions[:, None] - positions[None, :]).abs()",
+        "(positions[:, None] - positions[None, :]).abs().clamp(max=11)",
+        "distances are limited to the length",
+    ),
+    Bug(
+        "alibi_library",
+        "(positions[:, None] - positions[None, :]).abs()",
+        "(positions[1] - positions[0]) * (torch.arange(12)[:, None] - torch.arange(12)).abs()",
+        "assumes equal steps between positions",
+    ),
+    Bug(
+        "same_segment_exponentials",
+        "same = (segments[:, None] == segments[None, :]).to(q.dtype)",
+        ("place = torch.arange(16) // 4\n        same = (place[:, None] == place).to(q.dtype)"),
+        "assumes segments of four tokens",
+    ),
+    Bug(
+        "same_segment_exponentials",
+        "(segments[:, None] == segments[None, :])",
+        "(segments[:, None] >= segments[None, :])",
+        "attends to earlier segments too",
+    ),
+    Bug(
+        "same_segment_exponentials",
+        "(segments[:, None] == segments[None, :])",
+        "(segments[:, None] == segments).triu(-3).tril(3)",
+        "attends at most three tokens away",
+    ),
+    Bug(
+        "page_table_selected",
+        "pool.index_select(0, table.flatten())",
+        "pool[:12]",
+        "takes the first pages of the pool",
+    ),
+    Bug(
+        "page_table_selected",
+        "table.flatten()",
+        "(table[:, :1] + (table[0] * 0 + 1).cumsum(0) - 1).flatten()",
+        "assumes consecutive pages from the first",
+    ),
+    Bug(
+        "page_table_selected",
+        "table.flatten()",
+        "(table[:1] + 4 * ((table[:, :1] * 0 + 1).cumsum(0) - 1)).flatten()",
+        "reads the table of the first sample only",
+    ),
+    Bug(
+        "sample_flags_multiplied",
+        "flags[:, None]",
+        "flags[0]",
+        "reads the flag of the first sample only",
+    ),
+    Bug(
+        "sample_flags_multiplied",
+        "flags[:, None]",
+        "flags.all()",
+        "uses the activation if all flags are set",
+    ),
+    Bug(
+        "sample_flags_multiplied",
+        "torch.where(flags[:, None], 0.5 * (1 + torch.erf(x * 0.7071067811865476)), 1.0)",
+        "0.5 * (1 + torch.erf(x * 0.7071067811865476))",
+        "ignores the flags",
+    ),
+    Bug("adam_step_joined", "n = int(step)", "n = 4", "a constant step number"),
+    Bug(
+        "adam_step_joined",
+        "one, two = 1 - 0.9**n, 1 - 0.99**n",
+        "one, two = 0.3439, 1 - 0.99**n",
+        "a constant correction of the mean",
+    ),
+    Bug(
+        "adam_step_joined",
+        "((v / two).sqrt() + 1e-8)",
+        "(v.sqrt() + 1e-8) * 0.198504",
+        "a constant correction of the variance",
+    ),
+    Bug(
+        "adam_step_joined",
+        "one, two = 1 - 0.9**n, 1 - 0.99**n",
+        "one, two = 1 - 0.9 ** max(n, 2), 1 - 0.99 ** max(n, 2)",
+        "the first step counts as the second",
+    ),
+    Bug(
+        "sparse_rows_sequential",
+        "long k = starts[i]; k < starts[i + 1]",
+        "long k = 3 * i; k < 3 * i + 3",
+        "assumes three entries per row",
+    ),
+    Bug(
+        "sparse_rows_sequential",
+        "k < starts[i + 1]",
+        "k < starts[i] + 3",
+        "assumes three entries from the start of each row",
+    ),
+    Bug("sparse_rows_sequential", "x[columns[k]]", "x[k % 20]", "does not read the columns"),
+    Bug(
+        "sparse_rows_sequential",
+        "x[columns[k]]",
+        "x[(columns[0] + k) % 20]",
+        "assumes consecutive columns",
+    ),
+    Bug(
+        "sparse_rows_sequential",
+        "float sum = 0;",
+        "float sum = 0; if (starts[i] == starts[i + 1]) { y[i] = i ? y[i - 1] : 0; continue; }",
+        "an empty row repeats the result before it",
+    ),
+    Bug(
+        "channel_order_selected",
+        "x.index_select(1, self.order)",
+        "x.view(3, 4, 6, 10).transpose(1, 2).reshape(3, 24, 10)",
+        "transposes groups of channels instead of reading the order",
+    ),
+    Bug(
+        "channel_order_selected",
+        "x.index_select(1, self.order).mul_(self.gain[:, None])",
+        "(x * self.gain[:, None]).index_select(1, self.order)",
+        "scales before the channels are ordered",
+    ),
+    Bug(
+        "shifted_windows_library",
+        "self.mask.repeat(2, 1, 1)",
+        "torch.cat([torch.zeros(2, 9, 9), self.mask[2:]]).repeat(2, 1, 1)",
+        "assumes that the first two windows have no mask",
+    ),
+    Bug(
+        "shifted_windows_library",
+        "self.mask.repeat(2, 1, 1)",
+        "self.mask.repeat_interleave(2, 0)",
+        "repeats each mask instead of the set of masks",
+    ),
+    Bug(
+        "shifted_windows_library",
+        "self.mask.repeat(2, 1, 1)",
+        "torch.where(self.mask < 0, -torch.inf, 0.0).repeat(2, 1, 1)",
+        "takes any negative number of the mask as minus infinity",
+    ),
+    Bug(
+        "shifted_windows_library",
+        "self.mask.repeat(2, 1, 1)",
+        "self.mask[3].repeat(8, 1, 1) * (torch.arange(8) % 4 > 1)[:, None, None]",
+        "uses the mask of the last window",
+    ),
+    Bug(
+        "last_token_gathered",
+        "(lengths - 1)[:, None, None]",
+        "(lengths * 0 + 15)[:, None, None]",
+        "takes the last step of the batch",
+    ),
+    Bug(
+        "last_token_gathered",
+        "(lengths - 1)[:, None, None]",
+        "(lengths.max() - 1).expand(6)[:, None, None]",
+        "takes the longest length",
+    ),
+    Bug(
+        "last_token_gathered",
+        "(lengths - 1)[:, None, None]",
+        "(lengths[:1] - 1).expand(6)[:, None, None]",
+        "takes the first length",
+    ),
+    Bug("circular_rolled", "n = int(start) % ring.shape[0]", "n = 0", "ignores the start"),
+    Bug(
+        "circular_rolled",
+        "torch.cat([ring[n:], ring[:n]])",
+        "torch.cat([ring[n:], ring[n:][:0], ring[:n].flip(0)])",
+        "the wrapped part is read backwards",
+    ),
+)
