@@ -18,7 +18,7 @@ from cuagent.training.files import write_atomic
 
 MANIFEST = "manifest.json"
 CHANGEABLE = {
-    *("minutes", "tokens_per_microbatch", "sharded", "recompute"),
+    *("minutes", "tokens_per_microbatch", "sharded", "recompute", "packed"),
     *("gpus", "beside", "cores", "ray", "server", "together", "judgements", "audited"),
     *("at_once", "most_rows", "cache_tokens"),
     *("save_every", "stop_after", "on_alarm", "rollbacks", "limits"),
