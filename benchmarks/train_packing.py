@@ -34,7 +34,7 @@ from cuagent.training.policy.placement import Dtype, Placement, place
 PRESETS = {
     "tiny": Size(2, 64, 2, 512, 8, 96, 4, 1, 2),
     "cpu": Size(2, 64, 2, 512, 16, 512, 4, 1, 5),
-    "h200": Size(16, 1024, 16, 32768, 48, 4096, 8, 1, 3),
+    "h200": Size(16, 1024, 16, 32768, 24, 4096, 4, 1, 2),
 }
 AGREES = {"cpu": 1e-5, "cuda": 2e-2}
 """Largest relative difference of the losses: rounding in fp32, and in bf16."""

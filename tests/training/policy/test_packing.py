@@ -14,7 +14,7 @@ import transformers
 from toy_game import END, play, silent, small_actor
 
 from cuagent.training.algorithms.losses import imitation_loss
-from cuagent.training.algorithms.ppo import PpoConfig, update
+from cuagent.training.algorithms.ppo_update import PpoConfig, update
 from cuagent.training.algorithms.rft import RftConfig, rft
 from cuagent.training.algorithms.value import value_step
 from cuagent.training.data.batch import Batch, collate, packed_microbatches, take

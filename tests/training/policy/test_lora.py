@@ -17,10 +17,10 @@ from cuagent.training.algorithms.rft import RftConfig, rft
 from cuagent.training.config import ConfigError
 from cuagent.training.data.batch import collate
 from cuagent.training.policy.chat import Chat
+from cuagent.training.policy.folder import save_served
 from cuagent.training.policy.lora import Lora, adapt, merged
 from cuagent.training.policy.model import load_actor, logprobs_of, new_critic, per_token, save_model
 from cuagent.training.policy.optimize import AdamW
-from cuagent.training.stages import save_served
 
 pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
 RANK = Lora(rank=4)
