@@ -9,7 +9,9 @@ turn should begin with it, and after each turn come `NOISE_TOKENS` tokens of a t
 nothing. The reward is terminal: 3 for three right turns, 1 for two, else -1. Everything but the
 game is the real code: engine, RFT, value pretraining, PPO. No kernel is written, so the figures say
 nothing of kernels. Arms of a seed start from the same policy after RFT and play the same held-out
-episodes. Intervals are t-intervals over seeds of paired differences.
+episodes. A seed whose base policy does not learn to copy the number (held-out reward below 0) is
+counted and left out before its arms are played. Intervals are t-intervals over seeds of paired
+differences. The settings were chosen on seeds 100 and 101.
 Not covered: the demonstration with real verdicts (`cuagent train demo`).
 """
 
@@ -53,7 +55,6 @@ ARMS: dict[str, PpoConfig] = {
     "full": PPO,
     "no value pretraining": PPO,
     "tool tokens as steps": replace(PPO, naive_gae=True),
-    "lambda 0.95 for the critic too": replace(PPO, lam_critic=0.95),
     "lambda 1": replace(PPO, lam_actor=1.0),
     "lambda by length": replace(PPO, lam_actor=None),
 }
@@ -88,16 +89,18 @@ def run_seed(seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
         actor = new_actor(small_config(16, 1, 32, 2, 128, END, 0), seed)
-        base = RftConfig(200, 32, AdamW(5e-3, warmup=10), seed=seed, save_every=1000)
+        base = RftConfig(300, 32, AdamW(5e-3, warmup=10), seed=seed, save_every=1000)
         rft(actor, demonstrations(256, seed), [], base, out / "base", silent)
         found: dict[str, Any] = {"base": reward(actor)}
+        if found["base"] < 0:
+            return found
         good = [e for e in play(actor, 192, 1_000_000 + seed) if e.reward > 0]
         tuned = replace(base, steps=15)
         rft(actor, good, [], tuned, out / "rft", silent)
         found["rft"] = reward(actor)
         critic = new_critic(actor)
-        value = ValueConfig(40, 32, AdamW(2e-3, warmup=5), seed=seed, save_every=1000)
-        seen = play(actor, 128, 2_000_000 + seed)
+        value = ValueConfig(100, 64, AdamW(5e-3, warmup=5), seed=seed, save_every=1000)
+        seen = play(actor, 256, 2_000_000 + seed)
         pretrain_value(critic, seen, [], value, out / "value", silent)
         for name, config in ARMS.items():
             policy = copy.deepcopy(actor)
@@ -173,9 +176,13 @@ def reward(actor: Any) -> float:
 
 def summary(found: dict[str, Any]) -> list[str]:
     """Return the lines of the table."""
-    seeds = [found[key] for key in sorted(found, key=int)]
+    seeds = [found[key] for key in sorted(found, key=int) if "rft" in found[key]]
+    if not seeds:
+        return [f"none of {len(found)} seeds has a base that copies"]
     mean = {name: fmean(s[name] for s in seeds) for name in ("base", "rft")}
-    lines = [f"{len(seeds)} seeds; held out: base {mean['base']:+.2f}, RFT {mean['rft']:+.2f}"]
+    lines = [
+        f"{len(seeds)} of {len(found)} seeds; held out: base {mean['base']:+.2f}, RFT {mean['rft']:+.2f}"
+    ]
     gained = interval([s["full"]["heldout"] - s["rft"] for s in seeds])
     lines.append(f"full less RFT: {gained}")
     for name in ARMS:

@@ -14,8 +14,9 @@
                  setup.py: the engine and the judges for the settings
     judging/     pool.py, judge_process.py: verdicts for many episodes; pool_server.py, ray_pool.py:
                  for other processes and machines
-    algorithms/  rft.py, value.py, ppo.py, ppo_update.py: the loops; losses.py, advantage.py, reward.py: their
-                 objectives; curriculum.py: the choice of tasks; metrics.py, monitor.py: alarms
+    algorithms/  rft.py, value.py, ppo.py, ppo_update.py: the loops; losses.py, advantage.py,
+                 reward.py: their objectives; curriculum.py: the choice of tasks; metrics.py,
+                 monitor.py: alarms
     demo/        the demonstration: a small policy that chooses among its teacher's kernels
 
     settings.py, config.py                      settings, and how they are read

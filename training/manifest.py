@@ -58,6 +58,13 @@ def open_manifest(
     return before
 
 
+def input_of(out: Path, name: str) -> Any:
+    """Return the fingerprint of one input that a folder's results were made from, or None."""
+    path = out / MANIFEST
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return before.get("of", {}).get(name)
+
+
 def finish(out: Path, step: int) -> None:
     """Record that all results up to `step` are complete."""
     path = out / MANIFEST

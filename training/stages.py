@@ -34,6 +34,7 @@ from cuagent.training.data.tasks import (
 )
 from cuagent.training.engines.server import ServerEngine, can_reload
 from cuagent.training.files import write_atomic
+from cuagent.training.policy.chat import Chat
 from cuagent.training.policy.checkpoint import latest_checkpoint
 from cuagent.training.policy.folder import (
     check_ids,
@@ -45,6 +46,13 @@ from cuagent.training.policy.folder import (
     prepare_model,
     save_final,
     save_served,
+)
+from cuagent.training.policy.lora import (
+    adapt,
+    adapter_folder,
+    load_adapter,
+    own_backbone,
+    share_backbone,
 )
 from cuagent.training.policy.model import (
     load_critic,
@@ -191,10 +199,7 @@ def run_ppo(
     if config.play.temperature != 1.0:
         raise RecordError("PPO needs play.temperature=1; other temperatures bias its ratios")
     chat, actor = load_policy(policy, config)
-    values = new_critic(actor)
-    if critic is not None:
-        with policy_errors(critic):
-            values = load_critic(critic, config.dtype.torch)
+    values = critic_for_ppo(actor, chat, critic, config)
     config = with_context(with_sampler(config, device), actor, say)
     task_list = load_tasks(tasks, device)
     of = {
@@ -208,6 +213,10 @@ def run_ppo(
     settings_used |= settings_in(config, "single_turn", "curriculum", "heldout", "heldout_episodes")
     if resume_step(out, say, "ppo", of, settings_used, config.ppo.iterations) is None:
         return
+    if config.lora.shared:
+        values, actor = adapt(values, config.lora), adapt(actor, config.lora)
+        saved = share_backbone(values, actor)
+        say(f"actor and critic share {saved / 1e9:.2f} GB of frozen weights")
     values, actor = prepare_model(values, config, device), prepare_model(actor, config, device)
     sampler = sampling_actor(actor, policy, config, device)
     reference = None
@@ -263,9 +272,33 @@ def run_ppo(
             reference,
             evaluate=evaluate if judged is not None else None,
         )
+    if config.lora.shared:
+        own_backbone(values, actor)
     save_final(actor, out / "model", chat)
     save_final(values, out / "critic")
     finish(out, step_of(latest_checkpoint(out)))
+
+
+def critic_for_ppo(actor: Any, chat: Chat, critic: Path | None, config: TrainConfig) -> Any:
+    """Return the critic of a folder, or a new one.
+
+    With `lora.shared` it is the policy's backbone with the adapter of value pretraining.
+    Raises ConfigError if that was made for another policy.
+    """
+    if critic is None:
+        return new_critic(actor)
+    if not config.lora.shared:
+        with policy_errors(critic):
+            return load_critic(critic, config.dtype.torch)
+    trained_on = manifest.input_of(critic.parent, "policy")
+    if trained_on != digest_of_policy(actor, chat):
+        raise ConfigError(
+            f"{critic.parent}: lora.shared needs a critic of this policy; run cuagent train value "
+            "with the same --policy and settings"
+        )
+    values = adapt(new_critic(actor), config.lora)
+    load_adapter(values, adapter_folder(critic))
+    return values
 
 
 def resume_step(

@@ -17,6 +17,7 @@ from cuagent.training.files import atomic_folder, digest_of
 from cuagent.training.policy.chat import Chat, load_chat
 from cuagent.training.policy.lora import (
     adapt,
+    adapter_folder,
     is_adapted,
     merged,
     merged_for_now,
@@ -95,7 +96,7 @@ def save_served(actor: Any, folder: Path, chat: Chat) -> None:
 def save_final(model: Any, folder: Path, chat: Chat | None = None) -> None:
     """Save a finished model atomically, and an adapter separately next to it."""
     first = parallel.rank() == 0
-    plain = merged(model, folder.with_name(f"{folder.name}-adapter"))
+    plain = merged(model, adapter_folder(folder))
     with atomic_folder(folder) if first else nullcontext(folder) as partial:
         save_model(plain, partial)
         if chat is not None and first:
