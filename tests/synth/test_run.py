@@ -32,7 +32,7 @@ from cuagent.synth.dataset import (
 )
 from cuagent.synth.run import Settings, SynthError
 from cuagent.synth.shards import Shards
-from cuagent.training.stages import load_tasks, task_difficulties
+from cuagent.training.data.tasks import load_tasks, task_difficulties
 
 pytestmark = pytest.mark.slow
 

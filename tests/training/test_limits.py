@@ -14,15 +14,9 @@ from cuagent.training.policy.chat import Chat
 from cuagent.training.policy.lora import Lora
 from cuagent.training.policy.model import positions_of, save_model
 from cuagent.training.policy.placement import Dtype, Placement
-from cuagent.training.stages import (
-    PlayConfig,
-    Sampler,
-    TrainConfig,
-    run_rft,
-    run_value,
-    with_context,
-    with_sampler,
-)
+from cuagent.training.rollout.setup import with_context, with_sampler
+from cuagent.training.settings import PlayConfig, Sampler, TrainConfig
+from cuagent.training.stages import run_rft, run_value
 
 
 @pytest.fixture

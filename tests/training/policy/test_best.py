@@ -25,7 +25,8 @@ from cuagent.training.data.tasks import Part, is_heldout, part_of, split, split_
 from cuagent.training.policy.chat import train_tokenizer
 from cuagent.training.policy.model import new_actor, new_critic, save_model, small_config
 from cuagent.training.policy.optimize import AdamW
-from cuagent.training.stages import TrainConfig, collect
+from cuagent.training.settings import TrainConfig
+from cuagent.training.stages import collect
 
 pytestmark = pytest.mark.slow
 
