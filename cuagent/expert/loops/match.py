@@ -117,7 +117,7 @@ class _Replacement:
         """Add the outputs that the readers of one operator of the body need."""
         readers = [(k, u) for k in range(self.count) for u in self._outside(self.steps[k][position])]
         if not readers:
-            return
+            return None
         if self._is_scatter(position):
             return self._add_scatter(position, readers)
         lists = [u for _, u in readers if called(u) in ("stack", "cat") and len(u.args[0]) > 1]
