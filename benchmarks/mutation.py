@@ -83,7 +83,7 @@ def replacements(node: Any) -> Iterator[ast.AST]:
             yield ast.Constant(node.value + 1)
         case ast.Constant(value=float()):
             yield ast.Constant(node.value * 2 or 1.0)
-        case ast.Return() if node.value is not None:
+        case ast.Return() if node.value and ast.unparse(node.value) != "None":
             yield ast.Return(ast.Constant(None))
         case ast.IfExp() | ast.If():
             made.test = ast.UnaryOp(ast.Not(), made.test)

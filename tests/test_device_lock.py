@@ -97,6 +97,7 @@ def test_judges_verify_together_and_time_exclusively(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from cuagent import judge as module
+    from cuagent.verdict import Reason
 
     log: list[str] = []
     both_verify = threading.Barrier(2, timeout=10)
