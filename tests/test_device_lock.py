@@ -24,7 +24,6 @@ import sys, time
 from pathlib import Path
 from cuagent.device_lock import DeviceLock
 from cuagent.task import Device
-from cuagent.verdict import Reason
 
 with getattr(DeviceLock(Path(sys.argv[1])), sys.argv[2])():
     print("held", flush=True)
