@@ -388,7 +388,8 @@ class _Module:
             f"    sources = ({listed}",
             "    )",
             "    versions = [",
-            "        (id(t), t.data_ptr(), 0 if t.is_inference() else t._version)",
+            # An inference tensor counts no changes, so its values are computed each time.
+            "        (id(t), t.data_ptr(), object() if t.is_inference() else t._version)",
             "        for t in sources",
             "    ]",
             f'    known = self.__dict__.get("{self.cache}")',

@@ -161,3 +161,25 @@ def test_names_with_another_meaning_are_refused(source: str, tmp_path: Path) -> 
     path.write_text(source)
     with pytest.raises(CaptureError, match="rename it"):
         open_subject(load_task(str(path), device="cpu"))
+
+
+def test_changed_weights_without_a_version_counter_take_effect(tmp_path: Path) -> None:
+    """Parameters made in inference mode count no changes."""
+    with torch.inference_mode():
+        _, _, new = _results(_named("w"), tmp_path)
+        x = torch.rand(8, 32)
+        before = new(x)
+        new.w.add_(1)
+        torch.testing.assert_close(new(x), new.__class__.__base__.forward(new, x))
+        assert not torch.equal(new(x), before)
+
+
+def test_a_change_that_bypasses_the_counter_is_announced_by_torch(tmp_path: Path) -> None:
+    """docs/concepts/expert.md names this remedy."""
+    _, _, new = _results(_named("w"), tmp_path)
+    x = torch.rand(8, 32)
+    with torch.no_grad():
+        new(x)
+        new.w.data.add_(1)
+        torch.autograd.graph.increment_version(new.parameters())
+        torch.testing.assert_close(new(x), new.__class__.__base__.forward(new, x))
