@@ -49,7 +49,7 @@ from cuagent.message import Message, ToolCall
 from cuagent.task import Device, Task
 from cuagent.training import parallel
 from cuagent.training.algorithms.metrics import episode_metrics
-from cuagent.training.algorithms.ppo import PpoConfig, update
+from cuagent.training.algorithms.ppo_update import PpoConfig, update
 from cuagent.training.algorithms.reward import with_reward
 from cuagent.training.data.segments import require_logprobs
 from cuagent.training.demo.demo import TOOLS

@@ -29,7 +29,7 @@ import torch
 
 from cuagent.training import parallel
 from cuagent.training.algorithms.losses import imitation_loss
-from cuagent.training.algorithms.ppo import PpoConfig, update
+from cuagent.training.algorithms.ppo_update import PpoConfig, update
 from cuagent.training.data.batch import collate
 from cuagent.training.data.segments import Episode, Kind, Segment
 from cuagent.training.policy.model import device_microbatches, logprobs_of, new_critic

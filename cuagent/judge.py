@@ -228,6 +228,8 @@ class LocalJudge:
         """Ladder that attempts are compared with, once it is measured."""
         self._default_baselines = tuple(baselines)
         self._timer = Timer(self.referee, baselines, emit, shared_device=shared)
+        self._unopened: tuple[str, ...] = ()
+        """Rungs that the record timing adds, before they open in the background."""
         self._next_profile: ProfileSession | None = None
         """Prewarmed profile of the next attempt, started after the first profile of an attempt."""
         self._reference_profile: ProfileSession | None = None
@@ -272,7 +274,10 @@ class LocalJudge:
                 finally:
                     self._timer.release(self._baselines())
             self._fresh = self._fresh and bool(found.later)
-            self._timer.open_ahead((*found.baselines, *found.later))
+            self._timer.open_ahead(found.baselines)
+            self._unopened = found.later
+            if self.task.device is not Device.CUDA:
+                self._open_later_rungs()
         assert self.ladder is not None
         return self.ladder
 
@@ -284,6 +289,15 @@ class LocalJudge:
         self._use_ladder(found)
         self._timer.open_ahead(found.baselines)
         return True
+
+    def _open_later_rungs(self) -> None:
+        """Begin to open the rungs that the record timing adds, in the background.
+
+        On a GPU they open after the profile that follows the ladder: autotuning keeps the GPU busy,
+        and the profile would wait for it.
+        """
+        self._timer.open_ahead(self._unopened)
+        self._unopened = ()
 
     def drop_ladder(self) -> None:
         """Time later attempts against the default baselines alone."""
@@ -324,9 +338,12 @@ class LocalJudge:
 
     def judge(self, attempt: Attempt, effort: Effort | None = Effort.QUICK) -> Judgement:
         """Build, verify and score an attempt; time it if it is accepted and `effort` is given."""
+        self._open_later_rungs()
         with self.device_lock.shared():
             build, verdict = self._verified(attempt, effort)
-            if not verdict.accepted:
+            if verdict.reason is Reason.INFRASTRUCTURE:
+                self._timer.close()  # its processes may hold the memory that was missing
+            elif not verdict.accepted:
                 self._timer.release(self._baselines())
         timing = gain = None
         if verdict.accepted and effort is not None:
@@ -425,6 +442,7 @@ class LocalJudge:
             ) as opened,
         ):
             found = opened.finish(attempt, build, counters=counters)
+        self._open_later_rungs()
         if with_candidate and self.overlap.prewarm_profile:
             with suppress(ForkServerError):  # the next call of `profile` reports it
                 self._next_profile = ProfileSession(self.task, fork_server, with_candidate=True)

@@ -26,7 +26,7 @@ Warm = Callable[..., list[str]]
 
 
 def pytest_configure() -> None:
-    """Ctrl-C as a terminal gives it: what a shell starts in the background ignores it, for good."""
+    """Restore Ctrl-C: processes that a shell starts in the background ignore it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -49,10 +49,9 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_cache(run_folder: Path) -> Iterator[None]:
-    """What one test has measured or compiled serves the others, as it does a user.
+    """Share one cache and one key of origin among all tests, as the runs of a user do.
 
-    It begins empty, and the cache of whoever runs the tests is neither used nor filled. The key
-    that marks runs as made here is one for all tests, too.
+    The cache is empty at first; that of the user who runs the tests is neither read nor filled.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(run_folder / "cache"))

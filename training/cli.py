@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from cuagent.training.stages import TrainConfig
+    from cuagent.training.settings import TrainConfig
 
 app = typer.Typer(
     help="Turn runs into a better policy: RFT, value pretraining, PPO.",
@@ -254,8 +254,8 @@ def export(
 ) -> None:
     """Write runs in the formats of other trainers."""
     from cuagent.training.config import ConfigError
-    from cuagent.training.stages import Export
-    from cuagent.training.stages import export as write
+    from cuagent.training.data.sources import export as write
+    from cuagent.training.settings import Export
 
     if form not in list(Export):
         raise ConfigError(f"--format {form}: there are {', '.join(Export)}")
@@ -309,7 +309,7 @@ def prepare(config: Path | None, sets: list[str] | None) -> TrainConfig:
     """Return the settings after a check of the installed extra. Raises ConfigError."""
     needs_extra()
     from cuagent.training.config import configure
-    from cuagent.training.stages import TrainConfig
+    from cuagent.training.settings import TrainConfig
 
     return configure(TrainConfig(), config, sets or [])
 

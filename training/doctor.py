@@ -57,7 +57,8 @@ def devices() -> Iterator[str]:
 
 def trainable(policy: Path) -> Iterator[str]:
     """Check the policy's template and estimate the memory that its training needs."""
-    from cuagent.training.stages import TrainConfig, load_policy
+    from cuagent.training.policy.folder import load_policy
+    from cuagent.training.settings import TrainConfig
 
     chat, actor = load_policy(policy, TrainConfig())
     yield f"{policy}: chat template OK, {chat.form} tool calls; tokenizer {chat.fingerprint}"

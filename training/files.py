@@ -8,9 +8,10 @@ Not covered: checkpoints, which several processes write (`checkpoint.py`).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,3 +54,11 @@ def read_lines(path: Path) -> list[Any]:
         except ValueError as error:
             raise RecordError(f"{path}:{number}: not JSON ({error})") from error
     return found
+
+
+def digest_of(parts: Iterable[bytes]) -> str:
+    """Return a short hash of data that is too long for the manifest; paths do not enter it."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()[:16]

@@ -18,7 +18,7 @@ from cuagent.training.files import write_atomic
 
 MANIFEST = "manifest.json"
 CHANGEABLE = {
-    *("minutes", "tokens_per_microbatch", "sharded", "recompute"),
+    *("minutes", "tokens_per_microbatch", "sharded", "recompute", "packed"),
     *("gpus", "beside", "cores", "ray", "server", "together", "judgements", "audited"),
     *("at_once", "most_rows", "cache_tokens"),
     *("save_every", "stop_after", "on_alarm", "rollbacks", "limits"),
@@ -56,6 +56,13 @@ def open_manifest(
         named += f" and {more} more" if more > 0 else ""
         raise ConfigError(f"{out} was made {named}; use another --out, or delete it")
     return before
+
+
+def input_of(out: Path, name: str) -> Any:
+    """Return the fingerprint of one input that a folder's results were made from, or None."""
+    path = out / MANIFEST
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return before.get("of", {}).get(name)
 
 
 def finish(out: Path, step: int) -> None:

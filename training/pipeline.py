@@ -20,7 +20,8 @@ from cuagent.training.config import at_least
 from cuagent.training.data.segments import read_episodes
 from cuagent.training.data.tasks import Part, load_tasks, split_tasks
 from cuagent.training.report import write_pipeline_report
-from cuagent.training.stages import Say, TrainConfig, collect, run_ppo, run_rft, run_value
+from cuagent.training.settings import TrainConfig
+from cuagent.training.stages import Say, collect, run_ppo, run_rft, run_value
 
 EPISODES = Path("episodes", "00000.jsonl")
 """File of a collection's episodes in its folder."""

@@ -6,35 +6,24 @@ Not covered: the loops themselves (`rft.py`, `value.py`, `ppo.py`), several proc
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from cuagent.agent.prompt import opening
-from cuagent.agent.tools import TOOLS
-from cuagent.record import list_runs
-from cuagent.task import Task
-from cuagent.timing import Effort
 from cuagent.training import manifest, parallel
 from cuagent.training.algorithms.curriculum import Curriculum
 from cuagent.training.algorithms.metrics import Metrics, episode_metrics
-from cuagent.training.algorithms.ppo import PpoConfig, ppo
+from cuagent.training.algorithms.ppo import ppo
 from cuagent.training.algorithms.reward import max_reward
-from cuagent.training.algorithms.rft import RftConfig, rft
+from cuagent.training.algorithms.rft import rft
 from cuagent.training.algorithms.rft import steps_of as rft_steps_of
-from cuagent.training.algorithms.value import ValueConfig, pretrain_value, value_steps_of
-from cuagent.training.config import SEEDS, ConfigError, above, at_least, below, between
-from cuagent.training.data.export import write_atif, write_chat, write_parquet
-from cuagent.training.data.filters import Filters, filter_episodes
-from cuagent.training.data.runs import load_runs
+from cuagent.training.algorithms.value import pretrain_value, value_steps_of
+from cuagent.training.config import ConfigError
+from cuagent.training.data.filters import filter_episodes
 from cuagent.training.data.segments import Episode, RecordError, read_episodes
+from cuagent.training.data.sources import digest_of_episodes, digest_of_tasks, episodes_of
 from cuagent.training.data.tasks import (
     Part,
     load_tasks,
@@ -43,127 +32,47 @@ from cuagent.training.data.tasks import (
     split_tasks,
     task_difficulties,
 )
-from cuagent.training.engines.continuous import ContinuousEngine
-from cuagent.training.engines.engine import Engine, LocalEngine
 from cuagent.training.engines.server import ServerEngine, can_reload
-from cuagent.training.files import atomic_folder, write_atomic
-from cuagent.training.judging.pool import JudgePool, Pool
-from cuagent.training.judging.ray_pool import RayPool
-from cuagent.training.policy.chat import Chat, load_chat
+from cuagent.training.files import write_atomic
+from cuagent.training.policy.chat import Chat
 from cuagent.training.policy.checkpoint import latest_checkpoint
+from cuagent.training.policy.folder import (
+    check_ids,
+    check_lengths,
+    digest_of_model,
+    digest_of_policy,
+    load_policy,
+    policy_errors,
+    prepare_model,
+    save_final,
+    save_served,
+)
 from cuagent.training.policy.lora import (
-    Lora,
     adapt,
-    is_adapted,
-    merged,
-    merged_for_now,
-    plain_state_dict,
+    adapter_folder,
+    load_adapter,
+    own_backbone,
+    share_backbone,
 )
 from cuagent.training.policy.model import (
-    load_actor,
     load_critic,
     new_critic,
     positions_of,
-    quiet_libraries,
-    save_model,
 )
-from cuagent.training.policy.placement import Dtype, Placement, copy_weights, is_sharded, place
-from cuagent.training.rollout.collect import Collector
-from cuagent.training.rollout.episode import Play
+from cuagent.training.policy.placement import Placement, copy_weights, place
+from cuagent.training.rollout.setup import (
+    make_collector,
+    make_pool,
+    samples_from_pages,
+    sampling_actor,
+    with_context,
+    with_sampler,
+)
+from cuagent.training.settings import TrainConfig
 
 Say = Callable[[str], None]
+
 RESULT = "evaluation.json"
-
-
-class Export(StrEnum):
-    CHAT = "chat"
-    ATIF = "atif"
-    PARQUET = "parquet"
-
-
-class Sampler(StrEnum):
-    AUTO = "auto"
-    """`continuous` on a GPU, `local` on the CPU."""
-    LOCAL = "local"
-    """Batches decoded one after the other; the same seeds give the same episodes."""
-    CONTINUOUS = "continuous"
-    """transformers' continuous batching, which caches the keys and values of conversations."""
-
-
-@dataclass(frozen=True)
-class PlayConfig:
-    """Settings of episodes, with all tools and the full prompt of `cuagent optimize`."""
-
-    turns: int = 40
-    context: int = 32768
-    reply: int = 4096
-    temperature: float = 1.0
-    seconds: float | None = None
-    together: float = 1.0
-    """Share of the live episodes for which the engine waits. Use less than 1 only if the judging
-    devices do not sample, and 0 for engines that batch by themselves (a server, `continuous`)."""
-    timed: bool = True
-    """False gives rewards -1 and 1 only."""
-    gpus: tuple[int, ...] = (0,)
-    """Devices that judge."""
-    at_once: int = 256
-    """Episodes that run in parallel."""
-    most_rows: int = 256
-    """Conversations in one batch of the local engine."""
-    cache_tokens: int | None = None
-    """Tokens of all conversations whose keys and values are held at once; None takes what fits
-    into a share of the GPU's free memory."""
-    beside: int = 1
-    """Kernels verified in parallel on each judging GPU; timing is exclusive."""
-    ray: int = 0
-    """Number of GPUs that judge as Ray actors, on any machine of the cluster; 0 judges on
-    `gpus`."""
-    engine: Sampler = Sampler.AUTO
-    server: str | None = None
-    """URL of a server that returns token ids: http://localhost:8000/v1 of vLLM, or SGLang's
-    http://localhost:30000/generate. None samples in this process."""
-
-    def __post_init__(self) -> None:
-        at_least(1, self, "turns", "context", "reply", "beside")
-        at_least(1, self, "at_once", "most_rows", "cache_tokens")
-        if self.ray and self.beside > 1:
-            raise ConfigError("play.ray needs play.beside=1: a Ray actor has one judge")
-        at_least(0, self, "temperature", "ray")
-        above(0, self, "seconds")
-        between(0, 1, self, "together")
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """All settings of the stages."""
-
-    seed: int = 0
-    dtype: Dtype = Dtype.FP32
-    """Type of weights and optimizer. In bfloat16 small updates are lost to rounding."""
-    placement: Placement = field(default_factory=Placement)
-    """Layout of the trained models."""
-    lora: Lora = field(default_factory=Lora)
-    """Adapters instead of all weights."""
-    heldout: float = 0.1
-    """Share of the tasks that are held out."""
-    play: PlayConfig = field(default_factory=PlayConfig)
-    filters: Filters = field(default_factory=Filters)
-    rft: RftConfig = field(default_factory=RftConfig)
-    value: ValueConfig = field(default_factory=ValueConfig)
-    ppo: PpoConfig = field(default_factory=PpoConfig)
-    ppo_episodes: int = 256
-    heldout_episodes: int = 64
-    """Episodes of each evaluation of PPO on the held-out tasks; 0 makes none."""
-    single_turn: int = 0
-    """Number of first PPO iterations in which an episode has one turn, the paper's warm-up: the one
-    reply must contain all calls, including `submit`."""
-    curriculum: bool = True
-
-    def __post_init__(self) -> None:
-        at_least(1, self, "ppo_episodes")
-        at_least(0, self, "heldout", "heldout_episodes", "single_turn")
-        below(1, self, "heldout")
-        between(*SEEDS, self, "seed")
 
 
 def collect(
@@ -290,10 +199,7 @@ def run_ppo(
     if config.play.temperature != 1.0:
         raise RecordError("PPO needs play.temperature=1; other temperatures bias its ratios")
     chat, actor = load_policy(policy, config)
-    values = new_critic(actor)
-    if critic is not None:
-        with policy_errors(critic):
-            values = load_critic(critic, config.dtype.torch)
+    values = critic_for_ppo(actor, chat, critic, config)
     config = with_context(with_sampler(config, device), actor, say)
     task_list = load_tasks(tasks, device)
     of = {
@@ -307,6 +213,10 @@ def run_ppo(
     settings_used |= settings_in(config, "single_turn", "curriculum", "heldout", "heldout_episodes")
     if resume_step(out, say, "ppo", of, settings_used, config.ppo.iterations) is None:
         return
+    if config.lora.shared:
+        values, actor = adapt(values, config.lora), adapt(actor, config.lora)
+        saved = share_backbone(values, actor)
+        say(f"actor and critic share {saved / 1e9:.2f} GB of frozen weights")
     values, actor = prepare_model(values, config, device), prepare_model(actor, config, device)
     sampler = sampling_actor(actor, policy, config, device)
     reference = None
@@ -362,90 +272,33 @@ def run_ppo(
             reference,
             evaluate=evaluate if judged is not None else None,
         )
+    if config.lora.shared:
+        own_backbone(values, actor)
     save_final(actor, out / "model", chat)
     save_final(values, out / "critic")
     finish(out, step_of(latest_checkpoint(out)))
 
 
-def export(runs: Path, form: Export, out: Path, policy: Path | None) -> int:
-    """Write runs in another format; parquet needs the policy whose tokenizer made the ids."""
-    found = list_runs(runs)
-    if not found:
-        raise RecordError(f"{runs}: no runs")
-    if out.exists() and out.is_dir() != (form is Export.ATIF):
-        raise RecordError(f"{out}: {form} needs a {'folder' if form is Export.ATIF else 'file'}")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    if form is Export.CHAT:
-        return write_chat(found, out)
-    if form is Export.ATIF:
-        return write_atif(found, out)
-    if policy is None:
-        raise RecordError("parquet holds token ids; add --policy for the tokenizer")
-    with policy_errors(policy):
-        chat = load_chat(policy)
-    return write_parquet(load_runs(runs, chat).episodes, out)
+def critic_for_ppo(actor: Any, chat: Chat, critic: Path | None, config: TrainConfig) -> Any:
+    """Return the critic of a folder, or a new one.
 
-
-def episodes_of(sources: Sequence[Path], chat: Chat, say: Say) -> list[Episode]:
-    """Load episodes from JSONL files and folders of runs; print how many runs were
-    skipped and why."""
-    found: list[Episode] = []
-    for source in sources:
-        if not source.exists():
-            raise RecordError(f"{source}: no such file or folder")
-        if source.is_file():
-            found += read_episodes(source)
-            continue
-        loaded = load_runs(source, chat)
-        for why, count in loaded.left_out.items():
-            say(f"{source}: {count} runs skipped: {why}")
-        found += loaded.episodes
-    foreign = next((e.id for e in found if e.tokenizer != chat.fingerprint), None)
-    if foreign is not None:
-        raise RecordError(f"episode {foreign} has the ids of another tokenizer, not the policy's")
-    if not found:
-        raise RecordError(f"no episodes in {', '.join(map(str, sources))}")
-    return found
-
-
-def check_ids(episodes: Sequence[Episode], actor: Any) -> None:
-    """Raise RecordError if a token id exceeds the model's vocabulary."""
-    size = actor.get_input_embeddings().num_embeddings
-    for episode in episodes:
-        most = max(max(s.ids, default=0) for s in episode.segments)
-        if most >= size:
-            raise RecordError(f"episode {episode.id}: token id {most}, but the policy has {size}")
-
-
-def check_lengths(episodes: Sequence[Episode], positions: int | None) -> None:
-    """Raise RecordError if a context window has more tokens than the model has positions."""
-    for episode in episodes:
-        if positions is not None and (length := episode.longest_window) > positions:
-            raise RecordError(
-                f"episode {episode.id}: {length} tokens, but the policy has {positions} positions; "
-                f"collect with play.context={positions}, or use a policy with a longer context"
-            )
-
-
-def with_context(config: TrainConfig, actor: Any, say: Say) -> TrainConfig:
-    """Return settings whose play.context is at most the policy's positions, and say so."""
-    positions, asked = positions_of(actor), config.play.context
-    if positions is None or asked <= positions:
-        return config
-    say(f"play.context={asked} is over the policy's {positions} positions; {positions} is used")
-    return replace(config, play=replace(config.play, context=positions))
-
-
-def with_sampler(config: TrainConfig, device: str) -> TrainConfig:
-    """Return settings in which `play.engine=auto` is replaced by the engine for the device."""
-    if config.play.engine is not Sampler.AUTO:
-        return config
-    # Adapters cannot be copied to a sampler of another type, and pages have the weights' type.
-    pages = device.startswith("cuda") and (
-        not config.lora.rank or config.placement.compute is config.dtype
-    )
-    engine = Sampler.CONTINUOUS if pages else Sampler.LOCAL
-    return replace(config, play=replace(config.play, engine=engine))
+    With `lora.shared` it is the policy's backbone with the adapter of value pretraining.
+    Raises ConfigError if that was made for another policy.
+    """
+    if critic is None:
+        return new_critic(actor)
+    if not config.lora.shared:
+        with policy_errors(critic):
+            return load_critic(critic, config.dtype.torch)
+    trained_on = manifest.input_of(critic.parent, "policy")
+    if trained_on != digest_of_policy(actor, chat):
+        raise ConfigError(
+            f"{critic.parent}: lora.shared needs a critic of this policy; run cuagent train value "
+            "with the same --policy and settings"
+        )
+    values = adapt(new_critic(actor), config.lora)
+    load_adapter(values, adapter_folder(critic))
+    return values
 
 
 def resume_step(
@@ -484,166 +337,3 @@ def settings_in(config: TrainConfig, *names: str) -> dict[str, Any]:
         config, *("rft.steps", "rft.epochs", "value.steps", "value.epochs", "ppo.iterations")
     )
     return {name: value for name, value in known.items() if name.partition(".")[0] in names}
-
-
-def digest_of(parts: Iterable[bytes]) -> str:
-    """Return a short hash of data that is too long for the manifest; paths do not enter it."""
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()[:16]
-
-
-def digest_of_model(model: Any) -> str:
-    """Hash the first numbers of each tensor: training changes them all."""
-    return digest_of(
-        name.encode() + tensor.flatten()[:256].float().numpy().tobytes()
-        for name, tensor in model.state_dict().items()
-    )
-
-
-def digest_of_policy(actor: Any, chat: Chat) -> str:
-    return digest_of([digest_of_model(actor).encode(), chat.fingerprint.encode()])
-
-
-def digest_of_tasks(tasks: Sequence[Task]) -> str:
-    return digest_of(task.digest.encode() for task in tasks)
-
-
-def digest_of_episodes(episodes: Sequence[Episode]) -> str:
-    return digest_of(
-        repr(replace(episode, segments=())).encode()
-        + b"".join(array("q", segment.ids).tobytes() for segment in episode.segments)
-        for episode in episodes
-    )
-
-
-def load_policy(folder: Path, config: TrainConfig) -> tuple[Chat, Any]:
-    """Load tokenizer and actor of a Hugging Face folder; the actor on the CPU."""
-    with policy_errors(folder):
-        return load_chat(folder), load_actor(folder, config.dtype.torch)
-
-
-@contextmanager
-def policy_errors(folder: Path) -> Iterator[None]:
-    """Turn errors about a Hugging Face folder or name into a RecordError of one line."""
-    absent = not folder.exists()
-    if absent and (len(folder.parts) != 2 or folder.parent.exists()):
-        # Not OWNER/NAME of the hub either; its few one-word names have no chat template.
-        raise RecordError(f"{folder}: no such folder")
-    quiet_libraries()
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0].rstrip(": ")
-        also = "no such folder, and " if absent else ""
-        raise RecordError(f"{folder}: {also}not a Hugging Face model ({reason})") from error
-
-
-def prepare_model(model: Any, config: TrainConfig, device: str) -> Any:
-    """Place a model for training according to the settings. Raises ConfigError."""
-    if config.lora.rank and config.placement.sharded:
-        raise ConfigError("lora.rank and placement.sharded cannot be combined: unset one of them")
-    return place(adapt(model, config.lora), config.placement, device)
-
-
-def sampling_actor(actor: Any, policy: Path, config: TrainConfig, device: str) -> Any:
-    """Return the actor that samples: the trained one, or a full copy on every process.
-
-    A copy is needed for a sharded actor, and for paged sampling if the compute type differs from
-    the weights' type, since the pages hold results of the compute type.
-    Raises ConfigError.
-    """
-    compute = config.placement.compute
-    apart = is_sharded(actor) or (samples_from_pages(config) and compute is not config.dtype)
-    if config.play.server is not None or not apart:
-        return actor
-    if config.lora.rank:
-        raise ConfigError(
-            "play.engine=continuous with lora.rank needs placement.compute equal to dtype"
-        )
-    return load_actor(policy, compute.torch).to(device)
-
-
-def samples_from_pages(config: TrainConfig) -> bool:
-    """Return True if the actor samples with paged keys and values, which have its weights' type."""
-    return config.play.engine is Sampler.CONTINUOUS and config.play.server is None
-
-
-def make_collector(
-    tasks: Sequence[Task],
-    chat: Chat,
-    actor: Any,
-    pool: Pool,
-    out: Path,
-    episodes: int,
-    config: TrainConfig,
-    say: Say,
-) -> Collector:
-    p = config.play
-    engine = make_engine(actor.eval(), chat, min(episodes, p.at_once), config)
-    limits = (p.turns, p.context, p.reply, p.temperature, p.seconds)
-    play = Play(TOOLS, opening, *limits, ladder=p.timed, together=p.together)
-    return Collector(
-        tasks,
-        chat,
-        engine,
-        pool,
-        play,
-        out,
-        episodes,
-        config.seed,
-        max_in_flight=p.at_once,
-        say=say,
-    )
-
-
-def make_engine(actor: Any, chat: Chat, max_in_flight: int, config: TrainConfig) -> Engine:
-    """Return the engine that samples the actor for `max_in_flight` conversations."""
-    p = config.play
-    if p.server is not None:
-        return ServerEngine(p.server, actor.name_or_path, chat.end)
-    if samples_from_pages(config):
-        # On the CPU a cache of the whole free memory would be allocated, so it is bounded.
-        fits = actor.device.type == "cuda"
-        tokens = p.cache_tokens or (None if fits else max_in_flight * p.context)
-        return ContinuousEngine(actor, chat.end, tokens, p.temperature)
-    return LocalEngine(actor, chat.end, p.most_rows, tokens=p.cache_tokens)
-
-
-def make_pool(config: TrainConfig, device: str, tasks: Sequence[Task] = ()) -> JudgePool | RayPool:
-    """Return the pool of judges.
-
-    With several processes, each judges on the device that it trains on, or all share Ray actors.
-    """
-    effort = Effort.QUICK if config.play.timed else None
-    if config.play.ray:
-        shared = "judge" if parallel.size() > 1 else None
-        return RayPool(config.play.ray, effort, device.startswith("cuda"), name=shared, tasks=tasks)
-    own = (int(os.environ.get("LOCAL_RANK", "0")),)
-    gpus = config.play.gpus if parallel.size() == 1 else own
-    return JudgePool(effort, gpus=gpus, judges_per_gpu=config.play.beside)
-
-
-def save_served(actor: Any, folder: Path, chat: Chat) -> None:
-    """Save the actor's present weights for a server; an adapter is merged while they are saved."""
-    if not is_adapted(actor):
-        save_final(actor, folder, chat)
-        return
-    first = parallel.rank() == 0
-    with atomic_folder(folder) if first else nullcontext(folder) as partial, merged_for_now(actor):
-        save_model(actor.get_base_model(), partial, plain_state_dict(actor))
-        if first:
-            chat.save(partial)
-    parallel.barrier()
-
-
-def save_final(model: Any, folder: Path, chat: Chat | None = None) -> None:
-    """Save a finished model atomically, and an adapter separately next to it."""
-    first = parallel.rank() == 0
-    plain = merged(model, folder.with_name(f"{folder.name}-adapter"))
-    with atomic_folder(folder) if first else nullcontext(folder) as partial:
-        save_model(plain, partial)
-        if chat is not None and first:
-            chat.save(partial)
-    parallel.barrier()

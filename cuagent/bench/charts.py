@@ -5,7 +5,6 @@ Pure functions on records. Axes of ratios and times are logarithmic. A chart wit
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Mapping, Sequence
 
@@ -18,10 +17,14 @@ from cuagent.bench.svg import (
     TOP,
     WIDTH,
     axis,
+    bar,
+    decades,
     empty,
     label,
     legend,
     line,
+    named_bars,
+    point,
     svg,
     time_name,
 )
@@ -49,10 +52,8 @@ def histogram(records: Sequence[Record]) -> str:
             height = (HEIGHT - BOTTOM - TOP) * count / largest
             x = LEFT + n * step + 2 + series * (step - 4) / 2
             name = f"{count} problems, {_bin_name(n)} over {SERIES[series][1]}"
-            parts.append(
-                f'<rect class="{SERIES[series][2]}" x="{x:.1f}" y="{HEIGHT - BOTTOM - height:.1f}" '
-                f'width="{(step - 4) / 2:.1f}" height="{height:.1f}"><title>{name}</title></rect>'
-            )
+            size = ((step - 4) / 2, height)
+            parts.append(bar(x, HEIGHT - BOTTOM - height, size, SERIES[series][2], name))
     for n, edge in enumerate(BINS):
         parts.append(label(LEFT + (n + 1) * step, HEIGHT - BOTTOM + 14, f"{edge:g}", "middle"))
     parts.append(label(LEFT - 6, TOP + 4, str(largest), "end"))
@@ -81,9 +82,7 @@ def roofline_scatter(records: Sequence[Record]) -> str:
             points.append((record["floor_s"], result["median_s"], record))
     if not points:
         return empty()
-    values = [value for point in points for value in point[:2]]
-    low = math.floor(math.log10(min(values)))
-    high = max(math.ceil(math.log10(max(values))), low + 1)
+    low, high = decades(value for floor, time, _ in points for value in (floor, time))
 
     def x(value: float) -> float:
         return LEFT + (WIDTH - LEFT - 24) * (math.log10(value) - low) / (high - low)
@@ -101,10 +100,7 @@ def roofline_scatter(records: Sequence[Record]) -> str:
     for floor, time, record in points:
         title = f"{record['problem']}: {floor / time:.0%} of the roofline, {record['bound']}"
         style = "one" if record["bound"] == "memory" else "two"
-        parts.append(
-            f'<circle class="{style}" cx="{x(floor):.1f}" cy="{y(time):.1f}" r="4" '
-            f'fill-opacity=".75"><title>{html.escape(title)}</title></circle>'
-        )
+        parts.append(point(x(floor), y(time), style, title))
     parts.append(label(WIDTH, HEIGHT - 4, "floor", "end"))
     return svg([*parts, *legend((("memory bound", "one"), ("compute bound", "two")))])
 
@@ -143,10 +139,7 @@ def family_chart(records: Sequence[Record]) -> str:
             title = f"{name}: {mean.value:.2f}x over {shown_as}, {mean.count} problems"
             if mean.low is not None and mean.high is not None:
                 parts.append(line(x(mean.low), y + offset, x(mean.high), y + offset, "limit"))
-            parts.append(
-                f'<circle class="{style}" cx="{x(mean.value):.1f}" cy="{y + offset:.1f}" r="4">'
-                f"<title>{html.escape(title)}</title></circle>"
-            )
+            parts.append(point(x(mean.value), y + offset, style, title))
     for value in (0.25, 0.5, 1, 2, 4, 8, 16, 64):
         if low <= value <= high:
             parts.append(label(x(value), bottom + 14, f"{value:g}x", "middle"))
@@ -155,19 +148,7 @@ def family_chart(records: Sequence[Record]) -> str:
 
 def bars(counts: Mapping[str, int]) -> str:
     """Return one horizontal bar for each count, with its name and its number."""
-    if not counts:
-        return empty()
-    left, height, largest = 170, 18, max(1, *counts.values())
-    parts = []
-    for n, (name, count) in enumerate(counts.items()):
-        y, width = TOP + n * height, (WIDTH - left - 50) * count / largest
-        parts.append(label(left - 8, y + 11, name, "end"))
-        parts.append(
-            f'<rect class="one" x="{left}" y="{y}" width="{width:.1f}" height="{height - 4}">'
-            f"<title>{html.escape(name)}: {count}</title></rect>"
-        )
-        parts.append(label(left + width + 6, y + 11, str(count), "start"))
-    return svg(parts, TOP + height * len(counts) + 6)
+    return named_bars([(name, n, str(n), "one") for name, n in counts.items()], 170, 22)
 
 
 def _over() -> list[str]:

@@ -1,7 +1,8 @@
 """Append the record of each problem to a JSONL file, and read it back.
 
-A record is a plain dict; `docs/guides/bench.md` lists its fields. Each line is written at once and
-synced, so a kill loses at most the problem in progress. A line that a kill cut off is dropped.
+A record is a plain dict; `docs/guides/bench.md` lists its fields. Each line is written and
+synced immediately, so a kill loses at most the problem in progress. A line that a kill cut off is
+dropped.
 
 Each record has an authentication code of this user and machine (`record.origin`): the folder may
 come with a cloned repository, and a forged record would count as a result.

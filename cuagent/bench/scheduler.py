@@ -234,7 +234,9 @@ def _run(order: Order, engine: Engine, slot: int, observe: Observe, lock: thread
 MEMORY = (
     "out of memory",
     "too large",
-    "bytes of memory",
+    "of memory",
+    "more memory",
+    "gpu memory",
     "free memory",
     "device memory",
     "sigkill",

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from cuagent.agent import HOOKS, TOOLS, Budget, Run, Stop, run_agent, start_at_l
 from cuagent.bench.certificates import Certification, certify
 from cuagent.bench.figures import arithmetic_seconds, figures
 from cuagent.bench.held_lock import HeldLock
+from cuagent.bench.memory import claimed, size_of
 from cuagent.bench.order import Order, Rules
 from cuagent.bench.precompile import precompile
 from cuagent.bench.results import FORMAT, Record, tool_version
@@ -28,6 +30,7 @@ from cuagent.models import ModelError, endpoints_of, make_model, prices_of
 from cuagent.record import RecordError
 from cuagent.sandbox import SandboxError, Tier, probe
 from cuagent.task import Task, TaskError, load_task
+from cuagent.task.packages import installed_imports
 from cuagent.verify.oracle.client import OracleLost
 from cuagent.worker import ForkServer, ForkServerError
 from cuagent.worker.memory.cuda_ipc import CudaMemoryError
@@ -93,7 +96,10 @@ def _solved(order: Order, lock: HeldLock, report: Report, found: Record) -> Stat
     found |= {"task": task.digest, "device": _describe(task)}
     kernels_only = settings.rules is Rules.KERNELS_ONLY
     emit = _reporter(report)
-    with ForkServer() as fork_server:
+    with (
+        ForkServer(packages=installed_imports(task.source)) as fork_server,
+        _memory(task, fork_server, lock, emit),
+    ):
         emit(Phase("certifying"))
         with lock.shared():
             try:
@@ -122,6 +128,18 @@ def _solved(order: Order, lock: HeldLock, report: Report, found: Record) -> Stat
                 emit(Phase("opening the rungs"))
                 judge.prepare_ladder()
             return _optimized(order, task, judge, emit, found, certification)
+
+
+@contextmanager
+def _memory(task: Task, fork_server: ForkServer, lock: HeldLock, emit: Emit) -> Iterator[None]:
+    """Hold the problem's share of its GPU's memory; nothing on a CPU."""
+    if lock.lock is None:
+        yield
+        return
+    size = size_of(task, fork_server)
+    emit(Phase("waiting for GPU memory"))
+    with claimed(lock.lock.with_suffix(".memory"), size):
+        yield
 
 
 def _optimized(

@@ -6,7 +6,8 @@ The colours are classes of `PALETTE`, so that a chart is readable on light and d
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 460, 260, 46, 34, 20
 """Size of a chart in its own units, and the margins of its axes."""
@@ -56,6 +57,46 @@ def line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
 def label(x: float, y: float, text: str, anchor: str) -> str:
     """Return a text; it is escaped."""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(text)}</text>'
+
+
+def bar(x: float, y: float, size: tuple[float, float], style: str, title: str) -> str:
+    """Return a bar of this (width, height) from its upper left corner; the title is escaped."""
+    return (
+        f'<rect class="{style}" x="{x:.1f}" y="{y:.1f}" width="{size[0]:.1f}" '
+        f'height="{size[1]:.1f}"><title>{html.escape(title)}</title></rect>'
+    )
+
+
+def point(x: float, y: float, style: str, title: str) -> str:
+    """Return a point with a title, which is escaped."""
+    return (
+        f'<circle class="{style}" cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill-opacity=".8">'
+        f"<title>{html.escape(title)}</title></circle>"
+    )
+
+
+def named_bars(rows: Sequence[tuple[str, float, str, str]], left: float, step: float) -> str:
+    """Return a chart of horizontal bars: rows of (name, number, its text, class).
+
+    `left`: width of the names; `step`: height of one bar with its gap.
+    """
+    if not rows:
+        return empty()
+    largest = max(number for _, number, _, _ in rows) or 1.0
+    parts = []
+    for n, (name, number, text, style) in enumerate(rows):
+        y, width = TOP + n * step, (WIDTH - left - 80) * number / largest
+        parts.append(label(left - 8, y + step / 2, name[:26], "end"))
+        parts.append(bar(left, y, (width, step - 8), style, f"{name}: {text}"))
+        parts.append(label(left + width + 6, y + step / 2, text, "start"))
+    return svg(parts, TOP + step * len(rows) + 6)
+
+
+def decades(values: Iterable[float]) -> tuple[int, int]:
+    """Return the powers of ten that enclose the values; they differ."""
+    found = [*values]
+    low = math.floor(math.log10(min(found)))
+    return low, max(math.ceil(math.log10(max(found))), low + 1)
 
 
 def empty() -> str:

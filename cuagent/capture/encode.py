@@ -114,7 +114,7 @@ class Encoder:
             object.__reduce_ex__
         )
         slots = any(vars(base).get("__slots__") for base in cls.__mro__)
-        # Equal sizes: the class has no state of its own in C.
+        # Equal sizes: the class adds no state in C.
         is_plain = cls.__basicsize__ == _Plain.__basicsize__ and not (custom or slots)
         if is_plain and hasattr(value, "__dict__"):
             pairs = []
@@ -128,7 +128,7 @@ class Encoder:
             raise Unsupported(f"a {kind}, which has its own way to be pickled")
         try:
             data = _pickled(value)
-        except Exception as error:  # any type may be raised by the object's own methods
+        except Exception as error:  # methods of the user's object may raise any type
             raise Unsupported(f"a {kind}, which cannot be pickled") from error
         if len(data) > LARGEST_PICKLE:
             raise Unsupported(f"a {kind} of {len(data) >> 10} KiB")

@@ -1,15 +1,11 @@
-"""Record the calls of modules in a running script, by a patch of `nn.Module.__call__`.
+"""Record the calls of modules in a running script.
 
-Only the process that began it records: workers of a DataLoader call the original. Work of the
-recorder is subtracted from the measured times. Calls under CUDA graph capture are counted, and
-replays of a graph are not seen.
+Work of the recorder is subtracted from the measured times. Calls under CUDA graph capture are
+counted, and replays of a graph are not seen.
 """
 
 from __future__ import annotations
 
-import functools
-import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.capture.calls import Call, autocast_of, describe_call, plain_output, tensors_of
 from cuagent.capture.encode import Encoder, Unsupported
+from cuagent.capture.intercept import intercept
 from cuagent.capture.names import Names, matches
 from cuagent.capture.samples import Input, Quota, TooLarge, copy, new_input
 from cuagent.capture.sources import Sources, is_library
@@ -112,30 +109,12 @@ class Recorder:
         self.spent, self.first_spent = 0.0, 0.0
         """Seconds of the recorder's own work after the first step, and within it."""
         self._depth = 0
-        self._pid, self._thread = os.getpid(), threading.get_ident()
 
     # -- the patch
 
     def install(self) -> None:
         """Patch `nn.Module` for the rest of the process."""
-        from torch import nn
-
-        call, construct = nn.Module.__call__, nn.Module.__init__
-
-        @functools.wraps(construct)
-        def init(module: nn.Module, *args: Any, **kwargs: Any) -> None:
-            construct(module, *args, **kwargs)
-            if os.getpid() == self._pid:
-                self.names.add(module)
-
-        @functools.wraps(call)
-        def recorded(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if os.getpid() != self._pid or threading.get_ident() != self._thread:
-                return call(module, *args, **kwargs)
-            return self._call(functools.partial(call, module), module, args, kwargs)
-
-        nn.Module.__init__ = init  # type: ignore[method-assign, assignment]
-        nn.Module.__call__ = recorded  # type: ignore[method-assign]
+        intercept(self.names, self._call)
 
     def _call(
         self, run: Callable[..., Any], module: nn.Module, args: Any, kwargs: dict[str, Any]

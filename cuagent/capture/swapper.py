@@ -6,15 +6,14 @@ process.
 
 from __future__ import annotations
 
-import functools
 import importlib.util
-import os
 import sys
-import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cuagent.capture.intercept import intercept
 from cuagent.capture.names import Names, matches
 
 if TYPE_CHECKING:
@@ -45,36 +44,23 @@ class Swapper:
         self._warm: set[tuple[int, object]] = set()
         self._new: dict[int, nn.Module] = {}
         self._depth = 0
-        self._pid, self._thread = os.getpid(), threading.get_ident()
 
     def install(self) -> None:
         """Patch `nn.Module` for the rest of the process."""
-        from torch import nn
+        intercept(self.names, self._call)
 
-        call, construct = nn.Module.__call__, nn.Module.__init__
-
-        @functools.wraps(construct)
-        def init(module: nn.Module, *args: Any, **kwargs: Any) -> None:
-            construct(module, *args, **kwargs)
-            if os.getpid() == self._pid:
-                self.names.add(module)
-
-        @functools.wraps(call)
-        def swapped(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if os.getpid() != self._pid or threading.get_ident() != self._thread:
-                return call(module, *args, **kwargs)
-            self._depth += 1
-            begin = time.perf_counter()
-            try:
-                new, given = self._replacement(module, args, kwargs)
-                return call(module, *args, **kwargs) if new is None else new.forward(*given)
-            finally:
-                self._depth -= 1
-                if self._depth == 0:
-                    self.steps.append((begin, time.perf_counter()))
-
-        nn.Module.__init__ = init  # type: ignore[method-assign, assignment]
-        nn.Module.__call__ = swapped  # type: ignore[method-assign]
+    def _call(
+        self, run: Callable[..., Any], module: nn.Module, args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        self._depth += 1
+        begin = time.perf_counter()
+        try:
+            new, given = self._replacement(module, args, kwargs)
+            return run(*args, **kwargs) if new is None else new.forward(*given)
+        finally:
+            self._depth -= 1
+            if self._depth == 0:
+                self.steps.append((begin, time.perf_counter()))
 
     def window(self) -> float:
         """Return the seconds from the end of the first step to the end of the last."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cuagent.cli import options
+from cuagent.cli.child import ask_child
 from cuagent.cli.exits import Exit, Refused, print_stderr
 from cuagent.cli.trust import resolve_settings
 
@@ -91,6 +92,8 @@ def bench(
         raise Refused(f"one source at a time, not {' '.join(sources)}; see cuagent bench --help")
     folder = out or Path(".cuagent", "bench", _name_of(sources[0]))
     found = _problems(sources[0], root, levels, problems, folder)
+    if engine not in ("local", "ray"):
+        raise Refused(f"--engine {engine}: use local or ray")
     flags = {"model": model, "device": device, "precision": precision}
     limits = {"max_steps": max_steps, "max_cost": max_cost, "max_time": max_time}
     settings = resolve_settings(flags | limits, trust)
@@ -202,8 +205,6 @@ def _engine(placed: tuple[str, int, int | None], device: str, out: Path) -> tupl
     name, gpus, jobs = placed
     if name == "local":
         return LocalEngine(out / "logs"), slots_for(device, jobs, gpus)
-    if name != "ray":
-        raise Refused(f"--engine {name}: use local or ray")
     on_gpu = device == "cuda"
     ray = RayEngine(out / "logs", JOBS_PER_GPU, on_gpu, CORES_PER_JOB if on_gpu else 1)
     return ray, Slots((None,) * (jobs or ray.slots))
@@ -217,23 +218,15 @@ def _device_name(device: str, placed: tuple[str, int, int | None]) -> str:
     engine, gpus, _ = placed
     if engine == "ray":
         return f"ray {device}"
-    import subprocess
-
-    code = (
-        "import torch; from cuagent.measure.roofline.ceilings import describe; "
-        f"from cuagent.task import Device; print(describe(Device({device!r}))); "
-        "print(torch.cuda.device_count())"
+    imports = "import torch; from cuagent.measure.roofline.ceilings import describe"
+    name, count = ask_child(
+        f"{imports}; from cuagent.task import Device",
+        f"describe(Device({device!r})), torch.cuda.device_count()",
+        f"--device {device}: cannot be used",
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
-    )
-    if done.returncode:
-        why = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise Refused(f"--device {device}: cannot be used ({why[0]})")
-    name, count = done.stdout.strip().splitlines()[-2:]
-    if device == "cuda" and gpus > int(count):
+    if device == "cuda" and gpus > count:
         raise Refused(f"--gpus {gpus}: torch sees {count} here")
-    return name
+    return str(name)
 
 
 def _compare(paths: list[str]) -> None:

@@ -107,7 +107,7 @@ def crashes_to(folder: Path | None) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # the process boundary; foreseen errors are raised again
         of_typer = type(error).__module__.startswith(("click", "typer"))
         # a closed pipe (`| head`) is normal; typer exits quietly on it
         if of_typer or isinstance(error, BrokenPipeError) or exit_for(error) is not None:

@@ -11,6 +11,7 @@ import typer
 
 from cuagent.cli import options
 from cuagent.cli.trust import resolve_settings
+from cuagent.task.packages import installed_imports
 
 WIDTH = 500
 """Columns of a file or a pipe, wide enough to cut nothing."""
@@ -55,7 +56,8 @@ def profile(
 
     # No judge: its oracle takes longer to open than the profile itself.
     what = f"profiling {candidate or opened.name} on {opened.device}"
-    with options.activity(what, silent=json), ForkServer() as fork_server:
+    packages = installed_imports(opened.source)
+    with options.activity(what, silent=json), ForkServer(packages=packages) as fork_server:
         built = build(attempt, opened.device) if attempt is not None else None
         count(opened, fork_server)  # reports errors of the task itself
         found = profile_task(opened, attempt, built, fork_server=fork_server, counters=counters)

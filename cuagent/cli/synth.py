@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cuagent.cli import options
+from cuagent.cli.child import ask_child
 from cuagent.cli.exits import Exit, Refused, print_stderr
 
 if TYPE_CHECKING:
@@ -215,21 +215,12 @@ def _device(given: str) -> str:
 
 def _device_facts(device: str) -> tuple[str, tuple[float, float]]:
     """Return the device's name, and its bytes and FLOP per second, from a separate process."""
-    import json
-    import subprocess
-
-    code = (
-        "import json; from cuagent.measure.roofline.ceilings import ceilings; "
-        f"from cuagent.task import Device; c = ceilings(Device({device!r})); "
-        "print(json.dumps([c.device, c.copy, c.fp32]))"
+    imports = "from cuagent.measure.roofline.ceilings import ceilings"
+    name, copy, flops = ask_child(
+        f"{imports}; from cuagent.task import Device; c = ceilings(Device({device!r}))",
+        "c.device, c.copy, c.fp32",
+        f"--device {device}: its rates cannot be measured",
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False
-    )
-    if done.returncode:
-        why = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise Refused(f"--device {device}: its rates cannot be measured ({why[0]})")
-    name, copy, flops = json.loads(done.stdout.strip().splitlines()[-1])
     return name, (copy, flops)
 
 

@@ -18,15 +18,19 @@ from cuagent.expert.capture.subject import Subject, Target
 from cuagent.expert.convolutions import match as convolutions
 from cuagent.expert.convolutions import triton as convolution
 from cuagent.expert.convolutions.match import Convolution, with_convolutions
+from cuagent.expert.depthwise.match import with_depthwise
 from cuagent.expert.families import ANCHORS, generate
 from cuagent.expert.graph.graph import Graph, Kind, Node
 from cuagent.expert.kernel import KernelCall, Request
+from cuagent.expert.loops.groups import loop_groups
+from cuagent.expert.loops.match import with_loops
 from cuagent.expert.lower import lower
 from cuagent.expert.module import FRESH, Call, ModuleText, Steps, TritonCall, render
 from cuagent.expert.products import operands as products
 from cuagent.expert.products import triton as matrix_product
 from cuagent.expert.products.match import Product, with_products
 from cuagent.expert.products.tiles import ranked
+from cuagent.expert.products.triton import plan
 from cuagent.expert.recurrences.groups import recurrence_groups
 from cuagent.expert.recurrences.match import with_recurrences
 from cuagent.expert.rewrites import prepared_names, rewrite, share_equal
@@ -92,20 +96,23 @@ class Candidate:
 def make_candidate(subject: Subject, options: Options) -> Candidate | None:
     """Return the candidate with these options; None if it would not differ from the reference."""
     keep = set(options.keep)
-    captured, library = _with_library_calls(subject, options)
     # A kernel is a name of the module, as helpers of the reference and its arguments are.
     taken = {*re.findall(r"\w+", subject.reference), *subject.captured.arguments}
     while True:
+        captured, library = _with_library_calls(subject, options, frozenset(keep))
         before = share_equal(lower(captured, frozenset(keep)))
         graph = rewrite(before, fold=options.fold, merge=options.merge)
+        graph = with_depthwise(graph, subject.device, frozenset(keep))
         if widens(subject.device) if options.widen is None else options.widen:
             graph = widen_products(graph)
         graph = settle_gathers(graph)
         if options.products:
+            graph = products.as_reductions(graph, subject.target, frozenset(keep))
             graph = products.copy_operands(graph, subject.target)
             graph = convolutions.copy_operands(graph, subject.target, frozenset(keep))
         prepared = prepared_names(graph)
-        claimed = (*clusters(graph, ANCHORS, prepared), *recurrence_groups(graph))
+        own = (*recurrence_groups(graph), *loop_groups(graph))
+        claimed = (*clusters(graph, ANCHORS, prepared), *own)
         fused = fuse(graph, outside=prepared, claimed=claimed)
         steps: Steps = fused
         if options.products:
@@ -139,7 +146,7 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
 
 
 def _with_library_calls(
-    subject: Subject, options: Options
+    subject: Subject, options: Options, keep: frozenset[str]
 ) -> tuple[Captured, dict[str, tuple[str, ...]]]:
     """Return the captured graph with fused calls of the library, and the operators they replace."""
     captured = subject.captured
@@ -152,6 +159,8 @@ def _with_library_calls(
     if options.recurrences:
         captured, names = with_recurrences(captured, subject.device)
         found |= {"all steps of a recurrence in one call": names} if names else {}
+        captured, names = with_loops(captured, keep)
+        found |= {"all steps of a loop in one kernel": names} if names else {}
     return captured, found
 
 
@@ -225,22 +234,21 @@ def _triton(
     options: Options,
 ) -> TritonCall:
     if isinstance(step, AttentionStep):
-        chosen = blocks(step, target, options.tiles)
-        text = fused_attention.render(name, step, chosen.splits)
-        return TritonCall(name, text, step, partial(fused_attention.launch, name, step, chosen))
+        block = blocks(step, target, options.tiles)
+        text = fused_attention.render(name, step, block.splits)
+        return TritonCall(name, text, step, partial(fused_attention.launch, name, step, block))
 
     def dtype_of(output: str) -> str:
         return graph.node(output).dtype
 
     if isinstance(step, Product):
-        rows, columns = step.rows, step.columns
-    else:
-        rows, columns = convolution.rows_of(step), step.channels_out
+        chosen, splits = plan(step, target.processors, options.tiles)
+        text = matrix_product.render(name, step, dtype_of, splits)
+        launch = partial(matrix_product.launch, name, step, chosen, splits)
+        return TritonCall(name, text, step, launch)
+    rows, columns = convolution.rows_of(step), step.channels_out
     tiles = ranked(rows, columns, step.node.dtype, target.processors)
     tile = tiles[min(options.tiles, len(tiles) - 1)]
-    if isinstance(step, Product):
-        text = matrix_product.render(name, step, dtype_of)
-        return TritonCall(name, text, step, partial(matrix_product.launch, name, step, tile))
     precision = "tf32" if target.tf32_convolutions else "tf32x3"
     text = convolution.render(name, step, dtype_of, precision)
     return TritonCall(name, text, step, partial(convolution.launches, name, step, tile))

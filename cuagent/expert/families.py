@@ -17,6 +17,8 @@ FAMILIES = {
     "streaming": "elementwise operations and reductions, in one loop nest",
     "scans": "cumulative sums and products",
     "pooling": "extremes and means of windows; interpolation",
+    "loops": "all steps of a loop that updates a state elementwise",
+    "depthwise": "convolutions of each channel by itself",
     "recurrences": "all steps of a recurrent cell (CPU)",
 }
 """Folders under `cuagent.expert`, with what their kernels compute."""
@@ -25,6 +27,7 @@ ANCHORS = {
     Kind.SCAN: "scans",
     Kind.POOL: "pooling",
     Kind.RESAMPLE: "pooling",
+    Kind.DEPTHWISE: "depthwise",
 }
 """Family of each kind of node around which elementwise operations are grouped."""
 

@@ -31,6 +31,7 @@ from cuagent.measure.roofline.model import SUSPECT
 from cuagent.measure.timing.timed_arm import TimedArm
 from cuagent.measure.timing.timer import Timer
 from cuagent.task import Device, Precision, Task, TaskError, TorchSettings
+from cuagent.task.memory import shortage
 from cuagent.task.settings import arm_settings, baseline_settings
 from cuagent.timing import Effort, Floor, Ratio, Timing
 from cuagent.verify.referee import Referee
@@ -424,7 +425,8 @@ def rungs_of(task: Task, convolves: bool) -> tuple[str, ...]:
 
 def _rungs(referee: Referee) -> tuple[str, ...]:
     """Return the rungs of a task, without those whose setting changes nothing: TF32 for none of its
-    products, and a choice of algorithms that is on already or that determinism forbids.
+    products, a choice of algorithms that is on already or that determinism forbids, and on a CPU
+    autotuning without products, which are all that Inductor's C++ backend tunes.
     """
     operators = _operators(referee)
     own = baseline_settings(referee.facts.settings, referee.task.precision)
@@ -433,7 +435,13 @@ def _rungs(referee: Referee) -> tuple[str, ...]:
     names = rungs_of(referee.task, any("conv" in name for name in operators))
     if own.cudnn_benchmark or own.cudnn_deterministic or own.deterministic != "off":
         names = tuple(name for name in names if BENCHMARK not in name)
+    if referee.task.device is Device.CPU and operators and not (kinds or _attends(operators)):
+        names = tuple(name for name in names if not name.startswith(AUTOTUNE_GRAPHS))
     return tuple(name for name in names if differs or not operators or "tf32" not in name)
+
+
+def _attends(operators: Sequence[str]) -> bool:
+    return any("attention" in name for name in operators)
 
 
 def admitted(task: Task, name: str) -> bool:
@@ -525,8 +533,10 @@ def _cached(
 
 
 def _is_usable(known: Ladder, device: Device) -> bool:
-    """Return True if a cached result is usable: not undecided or from a busy machine, unless
-    recent."""
+    """Return True if a cached result is usable: no rung failed for lack of memory, and not
+    undecided or from a busy machine, unless recent."""
+    if any(shortage(RuntimeError(rung.failed)) for rung in known.rungs if rung.failed):
+        return False
     noisy = device is Device.CPU and known.busy >= QUIET_SHARE
     return not (noisy or known.undecided) or time.time() - known.when < REMEASURE_AFTER_S
 

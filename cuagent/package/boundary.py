@@ -110,7 +110,7 @@ class Boundary:
                     leaves = _unaliased(leaves, [*inputs, *fakes])
             except Unsuitable:
                 raise
-            except Exception as error:
+            except Exception as error:  # the user's module on fake tensors may raise any type
                 line = str(error).strip().partition("\n")[0]
                 raise Unsuitable(
                     f"the original does not run without data ({line[:120]})"

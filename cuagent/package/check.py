@@ -85,7 +85,7 @@ def main() -> int:
 
 
 def _time(facts: dict[str, Any], reference: Any, candidate: Any, inputs: list[Any]) -> None:
-    """Time both modules in turn, print the ratio, and record it for this machine."""
+    """Time both modules in alternation, print the ratio, and record it for this machine."""
     import torch
 
     def block(module: Any, calls: int) -> float:

@@ -66,7 +66,7 @@ class Package:
             with flags_kept():
                 set_flags(self.facts["flags"])
                 made = self._made(kernel_class(self.folder))
-        except Exception as error:
+        except Exception as error:  # code of the kernel's author, which may raise any type
             line = str(error).strip().partition("\n")[0] or type(error).__name__
             raise Unsuitable(f"the kernel cannot be loaded ({line})") from error
         if not isinstance(made, nn.Module) or isinstance(made, torch.jit.ScriptModule):

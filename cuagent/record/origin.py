@@ -118,7 +118,7 @@ def _write_head(path: Path, head: bytes) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
-            file.write(head)  # of a constant length, so it replaces the old head at once
+            file.write(head)  # of a constant length, so one write replaces the old head
     except OSError:
         pass
 

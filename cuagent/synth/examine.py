@@ -296,7 +296,7 @@ class Examined:
         model = torch.compile(self.reference.model(0))
         try:
             output = self.run(model, self.inputs)
-        except Exception as error:
+        except Exception as error:  # torch.compile raises errors of many unrelated types
             text = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             raise Rejected(Reason.COMPILE_FAILS, text) from error
         difference = self.agrees(output, exact, Reason.COMPILE_DIFFERS)

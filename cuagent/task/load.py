@@ -27,7 +27,7 @@ from cuagent.task.task import CONTRACT, Device, Precision, Task, TaskError
 ENTRY = "Model"
 """Name of the class that a file in the KernelBench form defines."""
 FOLDER_FILE, MANIFEST = "task.py", "manifest.json"
-"""Files of a captured folder: its task, and what was recorded (`cuagent.capture`)."""
+"""Files of a captured folder: its task, and the record of its calls (`cuagent.capture`)."""
 Choice = TypeVar("Choice", bound=StrEnum)
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 _CPU = re.compile(r"can't allocate memory: you tried to allocate (\d+) bytes")
 _CUDA = re.compile(r"CUDA out of memory\. Tried to allocate ([\d.]+ \w+)")
-SHARE = 1 / 32
+SHARE = 1 / 64
 """Share of a device's memory above which inputs and outputs count as large, since a usual
-verdict and timing hold about twenty times their size."""
+verdict and timing of eight rungs hold about fifty times their size."""
 SMALLER = "give smaller inputs (--inputs), or end other programs that hold memory"
 """Remedy for a task that needs more memory than is free."""
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")

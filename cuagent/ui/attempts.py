@@ -7,6 +7,7 @@ never the verdict and the speedup.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,6 +16,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from cuagent.measure.ladder import over_eager
+from cuagent.task.memory import shortage
 from cuagent.timing import Effort, Ratio, Standing, Timing
 from cuagent.ui.console import UNCUT
 from cuagent.ui.table import baseline_name
@@ -179,7 +181,11 @@ def ladder_rows(found: Ladder) -> list[Row]:
     rows = []
     for rung in found.rungs:
         if rung.failed:
-            rows.append(Row(rung.name, note=f"failed: {rung.failed}"))
+            why = shortage(RuntimeError(rung.failed)) or rung.failed
+            rows.append(Row(rung.name, note=f"failed: {why}"))
+            continue
+        if math.isnan(rung.seconds):
+            rows.append(Row(rung.name, note="not timed"))
             continue
         over = {EAGER: rung.over_eager} if rung.over_eager and rung.name != EAGER else {}
         share = found.floor.share(rung.seconds) if found.floor and rung.seconds > 0 else None

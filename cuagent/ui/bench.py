@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from cuagent.bench.results import Record
 
 NARROW = 80
-"""Columns below which tables leave out what is least needed."""
+"""Width in characters below which tables leave out their less important columns."""
 BASELINE_NAMES = {"eager": "eager", "compile": "torch.compile", "best_rung": "best rung"}
 SHORT_NAMES = {"eager": "eager", "compile": "compile", "best_rung": "rung"}
 """Names in narrow terminals."""

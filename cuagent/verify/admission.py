@@ -221,7 +221,7 @@ def _passing(referee: Referee) -> list[str]:
             if referee.judged(answer, expected, kind, draw, ONE_PAIR).passed
         ]
         if previous is None:
-            passing.append(EARLIER)  # there is no earlier answer yet
+            passing.append(EARLIER)  # the first round has no earlier answer
         if not passing:
             break
         previous = [tensor.clone() for tensor in expected.declared]

@@ -80,7 +80,7 @@ class VerifyContext:
         def arena(layout: Layout, count: int, where: str = device.value) -> Arena:
             return Arena.create(layout, count, where)
 
-        # Asked for only before a rejection, so a large task's lie in the slower host memory.
+        # Needed only before a rejection, so a large task keeps them in the slower host memory.
         rare = "cpu" if facts.large else device.value
         return VerifyContext(
             task=task,

@@ -147,7 +147,7 @@ class MemoryPlan:
         """Return the bytes for a timing of `arms` models in one part."""
         if not self.large:
             batch = 2 * (self.inputs + self.outputs)
-            own = arms * (self.inputs + self.outputs)
+            own = arms * (self.inputs + self.outputs + self.temporary)
             return batch + own + 2 * self.outputs + self._answer
         # One arm at a time holds more than its weights.
         batch = 2 * self.inputs + 2 * self.outputs + (2 * self.outputs if arms > 2 else 0)

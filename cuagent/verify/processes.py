@@ -18,6 +18,7 @@ from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.sandbox import Tier, memory_bound
 from cuagent.task import Device, Task
+from cuagent.task.packages import installed_imports
 from cuagent.task.settings import arm_settings, candidate_settings
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.inputs.weights import Weights
@@ -25,6 +26,7 @@ from cuagent.verify.memory_plan import MemoryPlan
 from cuagent.verify.oracle.client import Oracle
 from cuagent.worker import Arena, ForkServer, ModelSpec, Session
 from cuagent.worker.memory import device_use
+from cuagent.worker.open_timeout import OPEN_S
 
 
 class Processes:
@@ -66,7 +68,7 @@ class Processes:
             raise
 
     def _start(self) -> ForkServer:
-        fork_server = ForkServer()
+        fork_server = ForkServer(packages=installed_imports(self.task.source))
         self._ending.callback(fork_server.close)
         return fork_server
 
@@ -127,10 +129,21 @@ class Processes:
 
         `environment` names caches of compiled graphs, which a candidate must never share.
         """
-        model_spec = self.model_spec(self._timed_seed, mode)
-        session = Session.open(self.fork_server, model_spec, environment=environment, cores=cores)
-        session.load(self._timed_weights)
+        session = self.begin_reference(mode, environment=environment, cores=cores)
+        self.finish_reference(session)
         return session
+
+    def begin_reference(
+        self, mode: str, *, environment: dict[str, str] | None = None, cores: Collection[int] = ()
+    ) -> Session:
+        """Fork the process of `reference`; `finish_reference` loads the model into it."""
+        model_spec = self.model_spec(self._timed_seed, mode)
+        return Session.begin(self.fork_server, model_spec, environment=environment, cores=cores)
+
+    def finish_reference(self, session: Session, deadline_s: float = OPEN_S) -> None:
+        """Import the task's module and load its weights. Raises SessionEnded."""
+        session.import_model()
+        session.load(self._timed_weights, deadline_s=deadline_s)
 
     def model_spec(self, seed: int, arm: str = CANDIDATE) -> ModelSpec:
         """Return the spec of the model that a process runs. A candidate's spec does not hold the

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 Isolation = Literal["auto", "landlock", "none"]
 
-CALL_S = 30.0
+VERIFIED_CALL_S = 30.0
 """Least time limit of one call in seconds; a slow reference raises it (SLOWER)."""
 VERDICT_S = 60.0
 """Seconds that a candidate's calls and loads may take in one verdict, in addition to SLOWER times
@@ -84,7 +84,7 @@ class Referee:
         task: Task,
         isolation: Isolation = "auto",
         *,
-        call_s: float = CALL_S,
+        call_s: float = VERIFIED_CALL_S,
         fork_server: ForkServer | None = None,
         budget: int | None = None,
         kernels_only: bool = False,
@@ -108,9 +108,9 @@ class Referee:
         self.room = MemoryPlan.of(self.facts, self.task.device, self.budget)
         self.room.assure(self.task, "a verdict", self.room.verdict)
         self.context = VerifyContext.open(self.task, self.facts)
-        self._last_check: tuple[int, AnswerInfo] | None = None
-        """Seed of the draw that was checked last, and the oracle's reply; the context holds the
-        answer."""
+        self._last_check: tuple[int, bool, AnswerInfo] | None = None
+        """Seed of the draw that was checked last, if its spread was measured, and the oracle's
+        reply; the context holds the answer."""
         self.processes.room = self.room
         self.processes.load_timed_weights()
 
@@ -360,20 +360,33 @@ class Referee:
     ) -> RuleResult:
         """Apply the strict rule to `outputs` for one slot with inputs of `kind`.
 
-        By default `outputs` are those of the trusted arm that ran last on this slot.
+        By default `outputs` are those of the trusted arm that ran last on this slot. Outputs that
+        pass without the spread of the answer pass with it too, so it is measured only for others.
         """
         self.processes.load_timed_weights()
-        seed, answers = batch.seeds[slot], self.context.answers
-        if self._last_check is None or self._last_check[0] != seed:
-            reply = self.oracle.answer(
-                batch.inputs, slot, answers, seed, PerturbationBudget(LOGIC_SPREAD_S)
-            )
-            self._last_check = seed, reply
-        if not self._last_check[1].is_decisive(kind):
-            return RuleResult(True, 0.0, "the reference has no finite answer on these inputs")
         given = batch.outputs.tensors(slot) if outputs is None else outputs
+        if not self.context.needs_spread(kind):
+            result = self._checked(batch, slot, given, kind, spread=False)
+            if result.passed:
+                return result
+        return self._checked(batch, slot, given, kind, spread=True)
+
+    def _checked(
+        self, batch: Batch, slot: int, given: Sequence[Tensor], kind: Inputs, *, spread: bool
+    ) -> RuleResult:
+        """Apply the strict rule with or without the spread of the oracle's answer."""
+        seed, answers = batch.seeds[slot], self.context.answers
+        if self._last_check is None or self._last_check[:2] != (seed, spread):
+            seconds = LOGIC_SPREAD_S if spread else None
+            budget = PerturbationBudget(seconds)
+            reply = self.oracle.answer(batch.inputs, slot, answers, seed, budget)
+            self._last_check = seed, spread, reply
+        if not self._last_check[2].is_decisive(kind):
+            return RuleResult(True, 0.0, "the reference has no finite answer on these inputs")
         sensitivity = SensitivityQuery(self.oracle, batch.inputs, slot, answers, seed, FEW_PAIRS)
-        finding = self.context.judged(given, self.context.expected(), kind, sensitivity)
+        finding = self.context.judged(
+            given, self.context.expected(), kind, sensitivity if spread else None
+        )
         return RuleResult(finding.passed, finding.ratio, finding.note)
 
     def discard(self, batch: Batch) -> None:

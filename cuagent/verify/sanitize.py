@@ -10,6 +10,11 @@ Only kernels that the attempt defines are instrumented, found by name: with thos
 cuBLAS the tools took 60 to 172 s. Inputs of more than `LARGE_BYTES` are cut along their first
 dimension, if the attempt's kernels still run. The verdict's notes say what was covered.
 
+initcheck runs if an attempt allocates memory without torch, because the verdict's calls fill
+torch's own uninitialised memory with two patterns. It sees only writes of instrumented kernels, so
+that a kernel behind a library's product seems to read uninitialised memory. It runs again with all
+kernels before it rejects an attempt.
+
 Invariant: a race or an uninitialised read rejects an attempt only in the attempt's own kernel,
 because libraries are known to read uninitialised padding. An access out of bounds counts in any
 instrumented kernel. A tool that could not run does not reject. Findings that do not reject become
@@ -54,7 +59,8 @@ if TYPE_CHECKING:
 
     from cuagent.worker.memory.arena import Leaf
 
-TOOLS = ("memcheck", "racecheck", "initcheck")
+INITCHECK = "initcheck"
+TOOLS = ("memcheck", "racecheck", INITCHECK)
 LAUNCHES = 64
 """Launches of an attempt's kernels that a tool checks, so that a recurrence ends in time."""
 LARGE_BYTES = 1 << 30
@@ -82,6 +88,10 @@ SHARED = "shared"
 TRAMPOLINE = "/usr/bin/env"
 """Program that the tool starts. The tool calls access() first, which fails for an interpreter in a
 private home folder, although the sandbox's capability allows executing it."""
+UNCONFIRMED = (
+    "a kernel reads memory that none of the attempt's kernels wrote; the check if a library's "
+    "kernel wrote it exceeded its time limit"
+)
 INVALID = "Invalid __"
 """Text of an access that the driver would reject, which is a fault in any kernel."""
 MISSING = (
@@ -93,6 +103,9 @@ _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
 _BOUNDS = re.compile(r"__launch_bounds__\s*\([^()]*\)")
 _NAME = re.compile(r"(\w+)\s*\(")
 _TRITON = re.compile(r"@triton\.jit\b[^\n]*\n(?:@[^\n]*\n)*def (\w+)")
+_ALLOCATION = re.compile(
+    r"\b(?:cuda|cu)(?:Mem)?(?:Malloc|Alloc)|runtime\.malloc|allocator_alloc|raw_alloc"
+)
 _HEAD = 240
 """Characters after `__global__` that are searched for a kernel's name."""
 
@@ -198,6 +211,8 @@ def sanitize(
     program, kernels = sanitizer(), own_kernels(attempt) or built_kernels(build)
     if program is None or referee.task.device is not Device.CUDA or not build.ok or not kernels:
         return Check(())
+    if not allocates(attempt):
+        tools = [tool for tool in tools if tool != INITCHECK]
     return check(program, kernels, referee, attempt, build, tools, budget_s)
 
 
@@ -261,9 +276,20 @@ def _report(
     shutil.rmtree(own, ignore_errors=True)
     shutil.copytree(folder / SHARED, own, copy_function=os.link)
     own.chmod(0o755)
+    begun = time.monotonic()
     command = sandboxed(program, tool, own, build, tier, kernels)
-    status, text = run(command, own, max(seconds, 0.0))
-    return replace(read(tool, status, text, kernels), reached=_reached(own))
+    report = read(tool, *run(command, own, max(seconds, 0.0)), kernels)
+    reached = _reached(own)
+    if tool == INITCHECK and report.outcome is Outcome.FAULTY:
+        left = max(seconds - (time.monotonic() - begun), 0.0)
+        command = sandboxed(program, tool, own, build, tier)
+        confirmed = read(tool, *run(command, own, left), kernels)
+        report = (
+            replace(confirmed, outcome=Outcome.UNKNOWN, text=UNCONFIRMED)
+            if (confirmed.outcome is Outcome.UNKNOWN)
+            else confirmed
+        )
+    return replace(report, reached=reached)
 
 
 def _all_fit(referee: Referee, tools: int, rows: tuple[int, int] | None) -> bool:
@@ -329,6 +355,14 @@ def own_kernels(attempt: Attempt) -> frozenset[str]:
             if found := _NAME.search(head):
                 names.add(found[1])
     return frozenset(names)
+
+
+def allocates(attempt: Attempt) -> bool:
+    """Return True if the attempt's text allocates memory of the GPU without torch.
+
+    Uninitialised memory of torch is filled with two patterns in the verdict's calls.
+    """
+    return any(_ALLOCATION.search(text) for _, text in attempt.files)
 
 
 def built_kernels(build: Build) -> frozenset[str]:

@@ -100,7 +100,7 @@ FEW_OWN = 2
 """Number of draws of the lax rule on a large task."""
 OPPOSITES = {Inputs.EDGES: Inputs.OTHER_EDGES, Inputs.CORNERS: Inputs.OTHER_CORNERS}
 """Kinds with the same rules and numbers of the same size. A large task is drawn slice by slice
-(`oracle.server`), so one draw has both in turn."""
+(`oracle.server`), so one draw has both kinds in alternate slices."""
 
 
 def rounds_of(*, large: bool, weights: bool) -> tuple[Round, ...]:

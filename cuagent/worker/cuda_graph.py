@@ -201,13 +201,28 @@ def _captured(
                 call(*arguments, **named)
         current.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # Calls of other threads to CUDA must not end the capture.
-        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-            output = call(*arguments, **named)
+        try:
+            # Calls of other threads to CUDA must not end the capture.
+            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+                output = call(*arguments, **named)
+        except BaseException:
+            _end_capture_of_generator(side)
+            raise
         done = torch.cuda.Event()
         done.record(current)
     results, result_spec = pytree.tree_flatten(output)
     return _Graph(graph, own, results, result_spec, watched, done)
+
+
+def _end_capture_of_generator(stream: torch.cuda.Stream) -> None:
+    """Make torch's random numbers usable again after a capture that failed.
+
+    torch ends the capture of its generator only after a capture that succeeded; until then each
+    draw on the GPU raises "Offset increment outside graph capture" (torch 2.11).
+    """
+    number = torch.zeros(1, device=stream.device)
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
+        number.add_(1)
 
 
 def _unfit_result(results: Sequence[Any], seen: Sequence[torch.Tensor]) -> str:

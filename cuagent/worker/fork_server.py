@@ -97,9 +97,10 @@ class ForkServer:
     """A process that imports torch in the background; the first `fork` waits until it is ready.
 
     `modules` are imported too, and their `warm_up(folder)` is called, so that no child has to.
+    `packages` are installed modules of a task (`task.packages`), imported if that starts no thread.
     """
 
-    def __init__(self, modules: Sequence[str] = ()) -> None:
+    def __init__(self, modules: Sequence[str] = (), packages: Sequence[str] = ()) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="cuagent-"))
         """Parent of the sessions' folders. The fork server removes it when it ends, even if the
         referee is killed."""
@@ -112,7 +113,8 @@ class ForkServer:
         program = (
             f"import sys, socket; sys.path.append({str(_root())!r});"
             "from cuagent.worker.fork_server_main import main;"
-            f"main(socket.socket(fileno={number}), {str(self.folder)!r}, {tuple(modules)!r})"
+            f"main(socket.socket(fileno={number}), {str(self.folder)!r}, {tuple(modules)!r}, "
+            f"{tuple(packages)!r})"
         )
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-B", "-c", program],

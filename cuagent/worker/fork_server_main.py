@@ -42,17 +42,50 @@ _KILL_TIMEOUT_S = 10.0
 """Seconds that a killed process may take to end; a process stuck in a driver may never end."""
 
 
-def main(control: socket.socket, folder: str, modules: Sequence[str] = ()) -> None:
+def main(
+    control: socket.socket, folder: str, modules: Sequence[str] = (), packages: Sequence[str] = ()
+) -> None:
     """Serve until the referee closes the socket for any reason, then remove every child and
     `folder`.
 
     `modules` are imported before the first child is forked. If they have a `warm_up(folder)`, it is
-    called; it must leave no thread.
+    called; it must leave no thread. `packages` are imported as far as they are safe to fork; if one
+    is not, the program starts again without them.
     """
+    if packages and not _import_packages(packages):
+        os.execv(sys.executable, _without_packages(sys.orig_argv, packages))
     try:
         _serve(control, Path(folder), modules)
     finally:
         remove(Path(folder))
+
+
+def _import_packages(packages: Sequence[str]) -> bool:
+    """Import installed packages; return False if one started a thread or opened a device.
+
+    A package that cannot be imported is left out: the task's own process reports it.
+    """
+    gc.disable()
+    import numpy  # noqa: F401
+    import torch
+
+    before = _threads()
+    for entry in packages:
+        module, _, name = entry.partition(":")
+        with contextlib.suppress(Exception, SystemExit):
+            imported = importlib.import_module(module)
+            if name:
+                getattr(imported, name)  # a package may import its parts when they are asked for
+    return _threads() == before and not torch.cuda.is_initialized()
+
+
+def _threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def _without_packages(command: Sequence[str], packages: Sequence[str]) -> list[str]:
+    """Return the fork server's command with an empty tuple of packages."""
+    return [word.replace(f", {tuple(packages)!r})", ", ())") for word in command]
 
 
 def _serve(control: socket.socket, folder: Path, modules: Sequence[str]) -> None:

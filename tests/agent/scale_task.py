@@ -1,4 +1,4 @@
-"""Source of the task in the agent's tests."""
+"""Sources of the task in the agent's tests, and of a right kernel with its module."""
 
 from __future__ import annotations
 
@@ -17,4 +17,27 @@ def get_inputs():
 
 def get_init_inputs():
     return []
+"""
+KERNEL = """\
+extern "C" void scale(float* out, const float* in, long n) {
+#pragma omp simd
+    for (long i = 0; i < n; ++i) {
+        float y = in[i] * 2.0f + 1.0f;
+        out[i] = y > 0.0f ? y : 0.0f;
+    }
+}
+"""
+MODULE = """\
+import torch
+from cuagent.kernels import load
+
+kernels = load("kernels/scale.cpp")
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        kernels.scale(out, x, x.numel())
+        return out
 """

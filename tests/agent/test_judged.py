@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scale_task import SOURCE
+from scale_task import KERNEL, MODULE, SOURCE
 
 from cuagent.agent import TOOLS, Budget, Run, Stop, run_agent, start_run
 from cuagent.agent.hooks import HOOKS
@@ -23,30 +23,6 @@ from cuagent.timing import Effort
 from cuagent.worker import ForkServer
 
 pytestmark = pytest.mark.slow
-
-KERNEL = """\
-extern "C" void scale(float* out, const float* in, long n) {
-#pragma omp simd
-    for (long i = 0; i < n; ++i) {
-        float y = in[i] * 2.0f + 1.0f;
-        out[i] = y > 0.0f ? y : 0.0f;
-    }
-}
-"""
-MODULE = """\
-import torch
-from cuagent.kernels import load
-
-kernels = load("kernels/scale.cpp")
-
-
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        x = x.contiguous()
-        out = torch.empty_like(x)
-        kernels.scale(out, x, x.numel())
-        return out
-"""
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -80,9 +81,8 @@ def _refusing() -> Any:
 
 
 def cut(run: Run, at: int, place: Path) -> tuple[RunFolder, list[dict[str, Any]]]:
-    """Copy the run as a kill would leave it after `at` bytes of its log."""
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir()
+    """Copy the run to a new folder, as a kill would leave it after `at` bytes of its log."""
+    place = Path(tempfile.mkdtemp(dir=place.parent, prefix=place.name))
     for name in ("work", "blobs", "history.git"):
         shutil.copytree(run.folder.path / name, place / name)
     (place / "scratch").mkdir()

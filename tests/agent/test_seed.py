@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from scale_task import SOURCE
+from scale_task import KERNEL, MODULE, SOURCE
 
 from cuagent.agent import Budget, Run, read_seed, run_agent, start_from, start_run
 from cuagent.attempt import AttemptError
@@ -13,29 +13,6 @@ from cuagent.judge import LocalJudge
 from cuagent.models.scripted import ScriptedModel
 from cuagent.task import load_task
 from cuagent.worker import ForkServer
-
-KERNEL = """\
-extern "C" void scale(float* out, const float* in, long n) {
-    for (long i = 0; i < n; ++i) {
-        float y = in[i] * 2.0f + 1.0f;
-        out[i] = y > 0.0f ? y : 0.0f;
-    }
-}
-"""
-MODULE = """\
-import torch
-from cuagent.kernels import load
-
-kernels = load("kernels/scale.cpp")
-
-
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        x = x.contiguous()
-        out = torch.empty_like(x)
-        kernels.scale(out, x, x.numel())
-        return out
-"""
 
 
 def test_a_source_file_is_put_into_the_work_folder(run: Run, tmp_path: Path) -> None:

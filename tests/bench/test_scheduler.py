@@ -16,7 +16,15 @@ from cuagent.bench.engines import Cancelled, EngineLost, LocalEngine, Report
 from cuagent.bench.order import BenchSettings, Order
 from cuagent.bench.problems import Problem
 from cuagent.bench.results import Record, opened_for_writing, read_results
-from cuagent.bench.scheduler import Finished, Slots, orders_for, run_orders, slots_for
+from cuagent.bench.scheduler import (
+    Finished,
+    Slots,
+    is_for_memory,
+    orders_for,
+    run_orders,
+    slots_for,
+)
+from cuagent.task.memory import shortage
 
 pytestmark = pytest.mark.slow
 
@@ -112,6 +120,18 @@ def test_a_problem_out_of_memory_runs_again_with_its_gpu_to_itself(tmp_path: Pat
     assert [o.problem for o in engine.asked].count("large1") == 2
     found = {r["problem"]: r["status"] for r in read_results(tmp_path)}
     assert found == dict.fromkeys(("a", "b", "large1", "large2"), "kernel")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA out of memory. Tried to allocate 8.00 GiB. GPU 0 has"),
+        RuntimeError("can't allocate memory: you tried to allocate 4096 bytes"),
+        MemoryError(),
+    ],
+)
+def test_message_on_a_lack_of_memory_is_known(error: BaseException) -> None:
+    assert is_for_memory(unsolved("a", reason=f"model.py:3: Model.forward {shortage(error)}"))
 
 
 def test_an_interrupt_keeps_what_is_done(tmp_path: Path) -> None:

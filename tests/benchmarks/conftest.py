@@ -1,4 +1,4 @@
-"""Benchmarks are scripts beside each other: their folder is on the path, behind everything else."""
+"""Make the benchmarks importable: they are scripts in one folder, which goes last on the path."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A measurement in steps is gone on with after any end, and no step takes another with it."""
+"""A measurement in steps continues after any interruption, and a failed step ends no other."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 
 def run_of(processes: int, seconds: Sequence[tuple[float, float]], **more: object) -> Row:
-    """A file of so many processes, with the seconds of rollouts and updates of each iteration."""
+    """Return a result of `processes`; `seconds` are (rollouts, update) of each iteration."""
     rows = [
         {
             "seconds": played + updated,

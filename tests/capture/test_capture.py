@@ -1,4 +1,4 @@
-"""Capturing modules of users' scripts: what is recorded, and one clear line for each bad input."""
+"""Capture of modules in users' scripts: the record, and one clear line for each bad input."""
 
 from __future__ import annotations
 

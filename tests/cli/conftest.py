@@ -10,6 +10,15 @@ from pathlib import Path
 import pytest
 from commands import TASK, Cuagent, clean_environment
 
+IMPORTED = ("cuagent.cli.main", "cuagent.judge", "cuagent.record", "pydantic", "torch._dynamo")
+"""Modules that most commands import, besides torch."""
+
+
+@pytest.fixture(scope="session")
+def python(warm: Callable[..., list[str]]) -> list[str]:
+    """An interpreter that has imported torch and most of a command."""
+    return warm(*IMPORTED)
+
 
 @pytest.fixture(scope="session")
 def ladder_known(once: Callable[[str, Callable[[Path], None]], Path]) -> None:
@@ -31,7 +40,7 @@ def ladder_known(once: Callable[[str, Callable[[Path], None]], Path]) -> None:
 
 @pytest.fixture
 def cuagent(tmp_path: Path, python: list[str]) -> Cuagent:
-    """Runs `cuagent ARGS...` in `tmp_path`; torch is imported when it begins."""
+    """Runs `cuagent ARGS...` in `tmp_path`; torch and the command line are imported before."""
     return _started_by(python, tmp_path)
 
 

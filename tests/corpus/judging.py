@@ -43,7 +43,7 @@ from cuagent.worker import ForkServer
 
 GAIN = 1.1
 """Speedup over eager that the lower limit must exceed for a cheat of timing to count as a gain."""
-CALL_S = 5.0
+CORPUS_CALL_S = 5.0
 """Seconds that one call may take."""
 NOT_RUN = "not run"
 OTHER_DEVICE = "on the same device"
@@ -118,7 +118,7 @@ class CorpusJudges:
             device_lock=self.device_lock,
             baselines=self._baselines,
         )
-        judge.referee.call_s = CALL_S
+        judge.referee.call_s = CORPUS_CALL_S
         return judge
 
 

@@ -51,7 +51,7 @@ def assert_agrees(made: Imported, device: str = "cpu", seed: int = 0) -> torch.n
     for a, b, right in zip(expected, got, modules.leaves(exact), strict=True):
         assert (b.shape, b.dtype, b.stride()) == (a.shape, a.dtype, a.stride())
         scale = right.double().norm() + 1e-30
-        error = (b.double() - right).norm() / scale
-        reference_error = (a.double() - right).norm() / scale
+        error = (b.double() - right.double()).norm() / scale
+        reference_error = (a.double() - right.double()).norm() / scale
         assert error <= 4 * reference_error + 4e-7
     return new

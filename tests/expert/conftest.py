@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from agreement import Imported
 
-from cuagent.expert.candidate import Options, make_candidate
+from cuagent.expert.candidate import Candidate, Options, make_candidate
 from cuagent.expert.capture.subject import open_subject
 from cuagent.task import load_task
 
@@ -34,6 +35,44 @@ def make(tmp_path: Path) -> Callable[..., Imported]:
         return Imported(candidate, module.ModelNew, getattr(task, entry), task.get_inputs)
 
     return make
+
+
+INTERPRETED = """
+import sys, torch
+sys.path.insert(0, {folder!r})
+import task, model_new
+torch.manual_seed(0)
+inputs = task.get_inputs()
+reference, new = task.Model().eval(), model_new.ModelNew().eval()
+new.load_state_dict(reference.state_dict())
+with torch.no_grad():
+    expected, got = reference(*inputs), new(*inputs)
+    exact = reference.double()(*[t.double() for t in inputs])
+if not isinstance(got, tuple):
+    expected, got, exact = (expected,), (got,), (exact,)
+for wanted, value, right in zip(expected, got, exact, strict=True):
+    assert (value.shape, value.dtype) == (wanted.shape, wanted.dtype)
+    assert value.stride() == wanted.stride()
+    error, bound = ((t - right).norm() / right.norm() for t in (value, wanted))
+    assert error <= 4 * bound + 4e-7, (error, bound)
+"""
+
+
+@pytest.fixture
+def interpreted(tmp_path: Path, python: list[str], monkeypatch) -> Callable[..., None]:
+    """Runs a candidate's Triton kernels in the interpreter, and compares them with fp64."""
+
+    def run(candidate: Candidate | None) -> None:
+        assert candidate is not None
+        for path, text in candidate.files.items():
+            (tmp_path / path).parent.mkdir(exist_ok=True)
+            (tmp_path / path).write_text(text)
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+        command = [*python, "-c", INTERPRETED.format(folder=str(tmp_path))]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-2000:]
+
+    return run
 
 
 def imported(path: Path) -> Any:

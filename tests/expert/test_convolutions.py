@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import product
 
 import pytest
@@ -44,6 +45,16 @@ LAYERS = {
         "nn.ConvTranspose2d(40, 48, 4, stride=2, padding=1)",
         "F.gelu(self.c(x))",
         "torch.randn(4, 40, 40, 41)",
+    ),
+    "pointwise 2-D": (
+        "nn.Conv2d(40, 48, 1)",
+        "F.silu(self.c(x)) * self.s[0] + x[:, :1]",
+        "torch.randn(4, 40, 60, 61)",
+    ),
+    "pointwise 1-D of a part": (
+        "nn.Conv1d(64, 100, 1, bias=False)",
+        "self.c(x[:, 8:72]).relu()",
+        "torch.randn(8, 80, 1536)",
     ),
     "transposed 1-D with gaps": (
         "nn.ConvTranspose1d(256, 300, 2, stride=3)",
@@ -172,7 +183,7 @@ def test_convolution_and_all_operations_behind_it_are_one_kernel(generate, name)
     forward = module[module.rindex("def forward") :]
     assert module.count("@triton.jit") == 1
     assert "F.conv" not in forward
-    assert "movedim" in forward
+    assert ("movedim" in forward) == ("pointwise" not in name)
     compile(module, "model_new.py", "exec")
 
 
@@ -203,6 +214,13 @@ def test_convolution_with_few_channels_stays_with_the_library(generate):
     text = text_of("3-D, strided").replace("Conv3d(32,", "Conv3d(3,").replace("(4, 32,", "(4, 3,")
     candidate = generate(text)
     assert candidate is None or "@triton.jit" not in candidate.files["model_new.py"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("name", LAYERS)
+def test_kernel_agrees_with_fp64_in_the_interpreter(generate, interpreted, name):
+    interpreted(generate(text_of(name)))
 
 
 @pytest.mark.gpu

@@ -11,7 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import test_depthwise as depthwise  # type: ignore[import-not-found]
 import test_gathers as gathers  # type: ignore[import-not-found]
+import test_loops as loops  # type: ignore[import-not-found]
 import test_pooling as pooling  # type: ignore[import-not-found]
 import test_reductions as reductions  # type: ignore[import-not-found]
 import test_scans as scans  # type: ignore[import-not-found]
@@ -66,6 +68,7 @@ TASKS = {
     "mean pool": pooling.text_of("mean inside with ceil mode"),
     "adaptive mean": pooling.text_of("adaptive mean"),
     "bilinear": pooling.text_of("bilinear between corners"),
+    **{f"depthwise: {name}": depthwise.text_of(name) for name in depthwise.EMULATED},
     "lookup and norm": gathers.text_of("embedding and position"),
     "joined lookups": gathers.text_of("joined embeddings"),
     "norm over several dimensions": reductions.text_of(reductions.BODIES[NORM], "9, 70, 3, 64"),
@@ -73,6 +76,9 @@ TASKS = {
     "split rows": reductions.text_of("return (x * y).mean((0, 2)) + 1", "3, 2, 40000"),
     "few centred columns": reductions.text_of("return x - y.mean(0, keepdim=True)", "3000, 5"),
     "few centred rows": reductions.text_of("return x - y.mean(1, keepdim=True)", "65, 65539"),
+    "selective scan": loops.selective(2, 7, 35, 16),
+    "selective scan of odd sizes": loops.selective(1, 9, 5, 7),
+    **{f"loop: {name}": loops.text_of(*loops.LOOPS[name]) for name in loops.LOOPS},
     "extremes": reductions.text_of("v, i = (x * 2).max(1); return v + 1, i", "9, 70, 65"),
 }
 

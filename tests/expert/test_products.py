@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -157,3 +158,28 @@ def test_cuda_candidate_agrees_with_reference(make, name, dtype, tiles):
     if dtype != "torch.float32" and name == "no epilogue":
         return  # the library computes it, and there is nothing else
     assert_agrees(make(text_of(name, dtype), "Model", Options(tiles=tiles), "cuda"), "cuda")
+
+
+def test_no_variable_of_a_kernel_has_the_name_of_an_input(generate):
+    """torch.export lowers the case of names, so that inputs A and B become a and b."""
+    text = """
+import torch
+from torch import nn
+class Model(nn.Module):
+    def forward(self, A, right, total, k):
+        return (A @ right) * total + k
+def get_inputs():
+    return [torch.randn(1024, 1024) for _ in range(4)]
+def get_init_inputs(): return []
+"""
+    tree = ast.parse(module_of(generate(text)))
+    functions = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)]
+    kernels = [f for f in functions if f.name.endswith("_kernel")]
+    assert kernels
+    for kernel in kernels:
+        stored = [n.id for n in ast.walk(kernel) if isinstance(n, ast.Name) and _is_store(n)]
+        assert set(stored).isdisjoint(a.arg for a in kernel.args.args)
+
+
+def _is_store(name: ast.Name) -> bool:
+    return isinstance(name.ctx, ast.Store)

@@ -22,13 +22,9 @@ def check(device: Device, folder: Path, copy: float, fp32: float) -> Ceilings:
     return first
 
 
-def test_cpu_ceilings_are_measured_once(tmp_path: Path) -> None:
+def test_cpu_ceilings_are_measured_once_and_again_after_damage(tmp_path: Path) -> None:
     first = check(Device.CPU, tmp_path, copy=5e8, fp32=1e9)
     assert first.rate("tf32") == first.fp32
-
-
-def test_damaged_cache_entry_is_measured_again(tmp_path: Path) -> None:
-    ceilings(Device.CPU, cache=tmp_path)
     for file in tmp_path.iterdir():
         file.write_text('{"copy": 1')
     assert ceilings(Device.CPU, cache=tmp_path).copy > 1

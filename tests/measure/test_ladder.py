@@ -91,9 +91,9 @@ def test_ladder_of_a_busy_machine_is_measured_again_later(referee: Referee, tmp_
 
     decided, undecided = Ratio(1.0, 0.99, 1.01), Ratio(1.57, 0.58, 4.2)
 
-    def when_asked_again(busy: float, age: float, over: Ratio = decided) -> float:
+    def when_asked_again(busy: float, age: float, over: Ratio = decided, failed: str = "") -> float:
         known = Ladder.from_json(json.loads(file.read_text()))
-        rungs = (known.rungs[0], replace(known.rungs[1], over_eager=over))
+        rungs = (known.rungs[0], replace(known.rungs[1], over_eager=over, failed=failed))
         aged = replace(known, busy=busy, when=time.time() - age, rungs=rungs)
         file.write_text(json.dumps(aged.to_json()))
         return time.time() - time_rungs(referee, only=names, cache=tmp_path).when
@@ -105,6 +105,9 @@ def test_ladder_of_a_busy_machine_is_measured_again_later(referee: Referee, tmp_
     assert when_asked_again(busy=0.0, age=4000, over=undecided) < 3000, (
         "a cached ladder that is undecided expires"
     )
+    lack = "raised: CUDA out of memory. Tried to allocate 2.01 GiB. GPU 0 has"
+    assert when_asked_again(busy=0.0, age=100, failed=lack) < 100
+    assert when_asked_again(busy=0.0, age=100, failed="raised: TypeError") > 90
 
 
 def test_measure_ladder_defers_rungs_that_open_slowly(
@@ -337,3 +340,28 @@ def test_free_gain_has_limits_of_the_same_run() -> None:
     taken = gain_of(timing, found)
     assert taken is not None
     assert taken.free == Ratio(2.0, 0.7, 6.3)
+
+
+@pytest.mark.parametrize(
+    ("forward", "later"),
+    [("torch.tanh(x) * 2", ()), ("x @ x.T", ("max-autotune-no-cudagraphs",))],
+)
+def test_autotuning_is_a_rung_on_a_cpu_only_for_products(
+    forward: str, later: tuple[str, ...], tmp_path: Path, fork_server: ForkServer
+) -> None:
+    path = tmp_path / "task.py"
+    path.write_text(TASK.replace("torch.tanh(x)", forward))
+    task = load_task(path, inputs="f32[8,16]", device="cpu")
+    with Referee(task, fork_server=fork_server) as opened, Timer(opened) as timer:
+        assert measure_ladder(timer, whole=False, cache=tmp_path).later == later
+
+
+def test_check_accepts_right_outputs_and_refuses_wrong_ones(referee: Referee) -> None:
+    batch = referee.batch(1)
+    try:
+        right = batch.inputs.tensors(0)[0].tanh()
+        assert referee.check(batch, 0, [right]).passed
+        assert not referee.check(batch, 0, [right * 1.001]).passed
+        assert referee.check(batch, 0, [right]).passed, "a refusal leaves no trace"
+    finally:
+        referee.discard(batch)

@@ -22,7 +22,7 @@ def test_cpu_times_count_a_child_as_ours() -> None:
     # on a busy machine a second of wall time is less than a second of processor time
     ours = after.ours_since(before)
     assert ours > 0.05
-    # each process of this one that other tests left counts in ticks of its own
+    # processes that other tests left are counted in whole ticks each
     assert after.all - before.all >= ours - 0.2
     assert 0 <= system_load.others_share(before, after) <= 1
 

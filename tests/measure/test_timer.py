@@ -155,7 +155,7 @@ def test_equal_arms_are_inconclusive_and_a_slow_one_is_slower(timer: Timer) -> N
 
 def test_false_clock_is_contradicted_or_gains_nothing(timer: Timer) -> None:
     timing = timed(timer, FALSE_CLOCK)
-    # On a busy machine there is no contradiction, and the excess of the wall clock is counted.
+    # A busy machine hides the contradiction; then the excess of the wall clock is counted.
     if timing.contradiction:
         assert "wall clock" in timing.contradiction
         assert not timing.ratios

@@ -6,7 +6,7 @@ import copy
 import importlib
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +14,12 @@ from typing import Any
 import pytest
 from blocks import USERS, drawn, written
 from torch import nn
+
+
+@pytest.fixture(scope="session")
+def python(warm: Callable[..., list[str]]) -> list[str]:
+    """An interpreter that has imported torch and, as each exported module does, torch._dynamo."""
+    return warm("torch._dynamo")
 
 
 @pytest.fixture(scope="module")

@@ -4,32 +4,9 @@ from __future__ import annotations
 
 import math
 
+from task_text import task_text
+
 from cuagent.synth.examine import Order
-
-TASK = """\
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
-BATCH = 8
-{before}
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        {init}
-
-    def forward(self, {arguments}):
-        {forward}
-
-
-def get_inputs():
-    return [{inputs}]
-
-
-def get_init_inputs():
-    return []
-"""
 
 
 def task(
@@ -40,10 +17,9 @@ def task(
     inputs: str = "torch.randn(BATCH, 64)",
     before: str = "",
 ) -> str:
-    """Return the source of a task."""
-    return TASK.format(
-        forward=forward, init=init, arguments=arguments, inputs=inputs, before=before
-    )
+    """Return the source of a task with a batch of 8."""
+    before = f"\nBATCH = 8\n{before}"
+    return task_text(forward, inputs, init=init, arguments=arguments, before=before)
 
 
 def order(code: str, *labels: str, dtype: str = "float32", solve: bool = False) -> Order:

@@ -32,7 +32,7 @@ from cuagent.synth.dataset import (
 )
 from cuagent.synth.run import Settings, SynthError
 from cuagent.synth.shards import Shards
-from cuagent.training.stages import load_tasks, task_difficulties
+from cuagent.training.data.tasks import load_tasks, task_difficulties
 
 pytestmark = pytest.mark.slow
 
@@ -111,9 +111,7 @@ def test_check_command_accepts_a_row_of_the_set(made: Path) -> None:
 
 
 def test_check_command_refuses_what_the_filter_cannot_see(tmp_path: Path) -> None:
-    hidden = task(
-        "self.calls += 1\n        return torch.exp(x) + (self.calls > 40)", init="self.calls = 0"
-    )
+    hidden = task("self.calls += 1; return torch.exp(x) + (self.calls > 40)", init="self.calls = 0")
     row = {"ops": ["torch.exp"], "data_source": "torch#1", "code": hidden}
     file = tmp_path / "ops.parquet"
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), file)

@@ -13,9 +13,7 @@ from cuagent.synth.reasons import Reason, Rejected
 from cuagent.synth.sizes import Cost, predicted_batch, rounded, solve
 from cuagent.synth.source import graph_of, labels, normalized, parse, with_batch
 
-LINEAR = task(
-    "h = self.linear(x)\n        return F.relu(h) + x", init="self.linear = nn.Linear(64, 64)"
-)
+LINEAR = task("h = self.linear(x); return F.relu(h) + x", init="self.linear = nn.Linear(64, 64)")
 
 
 def test_labels_name_modules_functions_and_python_operators() -> None:

@@ -1,6 +1,6 @@
 """torch's settings: read in one process, applied in another, restored around a call.
 
-Each test runs in a process of its own, because the settings belong to the process.
+Each test runs in a separate process, because the settings belong to the process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Provide tokenizers whose chat templates have the text shapes of four model families.
 
-The templates are written for these tests, with other words than the originals. What they share with
-them: control tokens, the place of tool results, the form of calls, what happens to reasoning.
+The templates are written for these tests, with other words than the originals. They
+share control tokens, the place of tool results, the form of calls and the treatment of reasoning.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from cuagent.training.config import ConfigError
 from cuagent.training.data.segments import Episode, Kind, RecordError, Segment, write_episodes
 from cuagent.training.engines.engine import OutOfMemory
 from cuagent.training.policy.chat import Chat
+from cuagent.training.policy.folder import policy_errors, save_final
 from cuagent.training.policy.model import load_actor, new_critic, save_model
-from cuagent.training.stages import policy_errors, save_final
 
 
 @pytest.fixture

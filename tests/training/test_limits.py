@@ -14,15 +14,9 @@ from cuagent.training.policy.chat import Chat
 from cuagent.training.policy.lora import Lora
 from cuagent.training.policy.model import positions_of, save_model
 from cuagent.training.policy.placement import Dtype, Placement
-from cuagent.training.stages import (
-    PlayConfig,
-    Sampler,
-    TrainConfig,
-    run_rft,
-    run_value,
-    with_context,
-    with_sampler,
-)
+from cuagent.training.rollout.setup import with_context, with_sampler
+from cuagent.training.settings import PlayConfig, Sampler, TrainConfig
+from cuagent.training.stages import run_rft, run_value
 
 
 @pytest.fixture
@@ -34,7 +28,7 @@ def policy(chat: Chat, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def episodes(chat: Chat, tmp_path: Path) -> Path:
-    """Episodes of up to 64 positions, but for one whose second window is longer."""
+    """Write episodes of up to 64 positions, and one whose second window is longer."""
     played = [replace(e, tokenizer=chat.fingerprint, reward=1.0) for e in play(small_actor(), 6, 1)]
     long = (Segment(Kind.PROMPT, (2,) * 70, context=1), Segment(Kind.ACTION, (3,), None, 1))
     played[3] = replace(played[3], segments=(*played[3].segments, *long))

@@ -86,6 +86,29 @@ def test_pipeline_runs_all_stages_and_resumes(file: Path) -> None:
     assert {p: p.stat().st_mtime_ns for p in out.rglob("*.safetensors")} == written
 
 
+@pytest.mark.slow
+def test_pipeline_trains_adapters_on_one_backbone(file: Path) -> None:
+    pytest.importorskip("peft")
+    sets = ("--set", "lora.rank=2", "--set", "lora.shared=true", "--set", "evaluation_episodes=0")
+    said = call("pipeline", file, "--device", "cpu", *sets)
+    assert "actor and critic share" in said
+    out = file.parent / "run"
+    assert (out / "ppo" / "critic-adapter" / "adapter_model.safetensors").exists()
+    assert "is already finished" in call("pipeline", file, "--device", "cpu", *sets)
+    other = ["ppo", "--policy", file.parent / "policy", "--critic", out / "value" / "model"]
+    with pytest.raises(ConfigError, match="needs a critic of this policy"):
+        call(*other, "--tasks", file.parent / "tasks", "--out", out / "x", "--device", "cpu",
+             *sets[:4], "--config", write_play(file))  # fmt: skip
+
+
+def write_play(file: Path) -> Path:
+    """Write the settings of `file` that the single commands have too."""
+    written = file.with_name("play.toml")
+    kept = file.read_text().partition("heldout_episodes")[2].partition("[filters]")[0]
+    written.write_text("heldout_episodes" + kept)
+    return written
+
+
 def test_printed_settings_are_read_back(file: Path, tmp_path: Path) -> None:
     shown = call("pipeline", file, "--print-config", "--set", "ppo.clip.dual=3.0")
     (tmp_path / "all.toml").write_text(shown)

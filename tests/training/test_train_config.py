@@ -11,7 +11,7 @@ from cuagent.training.algorithms.monitor import Action
 from cuagent.training.config import SEEDS, ConfigError, configure
 from cuagent.training.data.batch import batch_order
 from cuagent.training.demo.presets import DemoConfig
-from cuagent.training.stages import TrainConfig
+from cuagent.training.settings import TrainConfig
 
 
 @dataclass(frozen=True)

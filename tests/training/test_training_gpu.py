@@ -12,7 +12,8 @@ from cuagent.training.data.batch import collate
 from cuagent.training.data.segments import Episode, Kind, Segment
 from cuagent.training.engines.continuous import ContinuousEngine
 from cuagent.training.engines.engine import LocalEngine, OutOfMemory, Request, fitting_tokens
-from cuagent.training.policy.model import logprobs_of, per_token
+from cuagent.training.policy.model import device_microbatches, logprobs_of, per_token
+from cuagent.training.policy.packed_attention import has_varlen, use_packing
 
 pytestmark = pytest.mark.gpu
 
@@ -90,3 +91,31 @@ def test_logits_of_many_tokens_take_the_memory_of_one_chunk(actor: Any) -> None:
     before = torch.cuda.memory_allocated()
     imitation_loss(logprobs_of(actor, batch), batch.action, batch.action_tokens).backward()
     assert torch.cuda.max_memory_allocated() - before < 5e9
+
+
+def test_packed_rows_agree_with_padded_rows_in_bf16(actor: Any) -> None:
+    """torch's variable-length kernel, with grouped heads, against padded rows."""
+    generator = torch.Generator().manual_seed(1)
+    episodes = []
+    for number, length in enumerate((37, 900, 260, 5, 1100)):
+        ids = tuple(torch.randint(2, VOCABULARY, (length,), generator=generator).tolist())
+        segments = (Segment(Kind.PROMPT, ids[:2]), Segment(Kind.ACTION, ids[2:]))
+        episodes.append(Episode(str(number), "t", "t", segments, 1.0, "submitted"))
+    batch = collate(episodes)
+
+    def measured(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        found = per_token(model, batch, 4096, logprobs_of)
+        for _, part in device_microbatches(batch, 4096, model):
+            imitation_loss(logprobs_of(model, part), part.action, 1000).backward()
+        weight = model.model.layers[0].self_attn.k_proj.weight
+        gradient = weight.grad.float()
+        model.zero_grad(set_to_none=True)
+        return found, gradient
+
+    padded, wanted = measured(actor)
+    assert use_packing(actor)
+    query = torch.zeros(1, 8, 4, 64, device="cuda", dtype=torch.bfloat16)
+    assert has_varlen(query), "torch 2.11 or newer has the kernel"
+    packed, gradient = measured(actor)
+    assert float((packed - padded).abs().max()) < 0.1
+    assert float((gradient - wanted).norm() / wanted.norm()) < 0.05

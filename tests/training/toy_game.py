@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cuagent.training.algorithms.ppo import PpoConfig
+from cuagent.training.algorithms.ppo_update import PpoConfig
 from cuagent.training.data.segments import Episode, Kind, Segment
 from cuagent.training.engines.engine import LocalEngine, Request
 from cuagent.training.policy.model import new_actor, small_config

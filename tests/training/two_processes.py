@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from cuagent.training import parallel
-from cuagent.training.algorithms.ppo import PpoConfig, ppo
+from cuagent.training.algorithms.ppo import ppo
+from cuagent.training.algorithms.ppo_update import PpoConfig
 from cuagent.training.algorithms.rft import RftConfig, rft
 from cuagent.training.data.segments import read_episodes
 from cuagent.training.policy.model import (

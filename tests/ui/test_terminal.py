@@ -76,10 +76,10 @@ def _read(leader: int) -> bytes:
 
 
 def screen(written: str, width: int, moves: bool = False) -> list[str]:
-    """The rows that a terminal shows after `written`, colours left out.
+    """Return the rows that a terminal shows after `written`, without colours.
 
-    Knows only what the view may write: text, line ends, carriage return, erase to the line's end;
-    with `moves` also up some rows, and erase all below.
+    It knows only the output that the view may write: text, line ends, carriage return, erase to
+    the line's end; with `moves` also cursor up, and erase all below.
     """
     rows, row, column = [""], 0, 0
     for token in re.findall(r"\x1b\[[0-9;]*[a-zA-Z]|\r\n|\r|\n|.", written):

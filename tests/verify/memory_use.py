@@ -13,9 +13,9 @@ EVERY_S = 0.02
 
 
 class PeakMemory(threading.Thread):
-    """Samples the memory of all processes until the context ends; `bytes` is the peak.
+    """Sample the memory of all processes until the context ends; `bytes` is the peak.
 
-    A process counts with its anonymous memory beyond what it has at rest, which excludes the
+    A process counts with its anonymous memory beyond that at rest, which excludes the
     libraries that it imported or shares with its parent. At rest is the first quintile of its
     samples: the least ones are of a process that is created or ends. Arenas count once.
     """

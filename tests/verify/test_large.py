@@ -151,7 +151,7 @@ def planned_and_measured(folder: Path, name: str) -> tuple[int, int]:
 def test_plan_is_within_a_fifth_of_the_measured_peak(tmp_path: Path, name: str) -> None:
     """Tensors are so large that freed ones go back to the system, as at full size.
 
-    A process of its own measures, because other tests leave memory and children in this one.
+    A separate process measures, because other tests leave memory and children in this one.
     """
     with get_context("spawn").Pool(1) as pool:
         planned, measured = pool.apply(planned_and_measured, (tmp_path, name))

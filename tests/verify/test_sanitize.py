@@ -23,6 +23,7 @@ from cuagent.verify.sanitize import (
     TOOLS,
     Check,
     Outcome,
+    allocates,
     check,
     name_filter,
     own_kernels,
@@ -147,6 +148,36 @@ def test_check_runs_all_tools_and_states_what_it_covered(tool: Path, referee: Re
     assert list(referee.folder.glob("sanitize-*")) == []
 
 
+ONLY_OWN_WRITES = """case "$*" in *initcheck*kns=*)
+echo "========= Uninitialized __global__ memory read of size 4 bytes"
+echo "=========     at relu_kernel(float *, long)+0xd0"; exit 99;; esac
+"""
+"""What the tool prints of a kernel that reads a library's result, if it sees no library kernel."""
+
+
+def test_read_of_a_librarys_result_does_not_reject(tool: Path, referee: Referee) -> None:
+    tool.write_text(STAND_IN.replace("while ", f"{ONLY_OWN_WRITES}while ", 1))
+    found = checked(tool, referee, "return self.honest(x)")
+    assert [r.outcome for r in found.reports] == [Outcome.CLEAN] * len(TOOLS)
+
+
+def test_unwritten_memory_rejects_if_all_kernels_are_instrumented(
+    tool: Path, referee: Referee
+) -> None:
+    always = ONLY_OWN_WRITES.replace("kns=*", "")
+    tool.write_text(STAND_IN.replace("while ", f"{always}while ", 1))
+    found = checked(tool, referee, "return self.honest(x)")
+    assert [r.outcome for r in found.reports][-1] is Outcome.FAULTY
+
+
+def test_unwritten_memory_without_confirmation_is_a_note(tool: Path, referee: Referee) -> None:
+    late = 'case "$*" in *initcheck*) sleep 60;; esac\n'
+    tool.write_text(STAND_IN.replace("while ", f"{ONLY_OWN_WRITES}{late}while ", 1))
+    last = checked(tool, referee, "return self.honest(x)", budget_s=20.0).reports[-1]
+    assert last.outcome is Outcome.UNKNOWN
+    assert "exceeded its time limit" in last.text
+
+
 def test_check_ends_with_its_budget(tool: Path, referee: Referee) -> None:
     found = checked(tool, referee, "import time; time.sleep(30)", budget_s=0.5)
     assert {r.outcome for r in found.reports} == {Outcome.UNKNOWN}
@@ -172,6 +203,22 @@ def test_large_inputs_are_cut_if_the_own_kernels_still_run(
 
 def test_attempt_without_own_kernels_is_not_covered() -> None:
     assert "defines no kernel" in Check(()).coverage
+
+
+@pytest.mark.parametrize(
+    ("text", "own_memory"),
+    [
+        ("float* p; cudaMalloc(&p, n);", True),
+        ("cudaMallocAsync((void**)&p, n, stream);", True),
+        ("cuMemAlloc_v2(&p, n);", True),
+        ("cp.cuda.runtime.malloc(n)", True),
+        ("torch.cuda.caching_allocator_alloc(n)", True),
+        ("out = torch.empty(8)", False),
+        ("extern __shared__ float tile[];", False),
+    ],
+)
+def test_attempt_that_allocates_without_torch_is_found(text: str, own_memory: bool) -> None:
+    assert allocates(Attempt((("kernels/a.cu", text), ("model_new.py", "")))) is own_memory
 
 
 def test_run_kills_the_process_group_after_the_time_limit(tmp_path: Path) -> None:

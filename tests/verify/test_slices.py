@@ -206,7 +206,7 @@ def test_repertoire_of_a_large_task_is_that_of_a_small_one(
 def test_large_references_are_described_with_few_own_draws(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Uniform inputs have ends, which usually takes eight draws at once."""
+    """Uniform inputs have ends, which usually takes eight draws in memory together."""
     drawn: list[Any] = []
     own_inputs = describing.TwoPrecisions.own_inputs
     monkeypatch.setattr(

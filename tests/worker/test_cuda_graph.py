@@ -1,4 +1,4 @@
-"""Calls replayed as CUDA graphs: which calls are refused, and on a GPU what a replay computes."""
+"""Calls replayed as CUDA graphs: the refused calls and, on a GPU, the results of replays."""
 
 from __future__ import annotations
 
@@ -164,6 +164,7 @@ def test_forward_that_a_replay_would_change_runs_without_a_graph(cls: type[nn.Mo
     graph_calls(required := cls().eval(), required=True)
     with pytest.raises(NotCapturable):
         required(torch.ones(6, device="cuda"))
+    assert torch.randn(8, device="cuda").std() > 0  # a failed capture leaves the generator usable
 
 
 @pytest.mark.gpu

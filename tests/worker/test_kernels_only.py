@@ -1,4 +1,4 @@
-"""Under the rule kernels-only no torch operator computes, whatever a candidate tries."""
+"""The rule kernels-only: no torch operator computes, by any route that is known."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ x * w
 
 @cache
 def results() -> dict[str, str]:
-    """Return what became of each piece of code in a process of its own under the rule."""
+    """Return the outcome of each piece of code, run in one process under the rule."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         input=json.dumps([*ALLOWED, *REFUSED]),

@@ -1,1 +1,1 @@
-"""Objectives and loops: RFT, value pretraining, PPO, and what they measure."""
+"""Objectives, training loops (RFT, value pretraining, PPO) and their metrics."""

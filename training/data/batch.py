@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cuagent.training.data.packing import Packing, pack
 from cuagent.training.data.segments import Episode, Kind, RecordError, Segment
 
 
@@ -36,9 +37,12 @@ class Batch:
     """[B] int64, not decreasing."""
     rewards: Tensor
     """[E] float."""
+    packing: Packing | None = None
+    """The real tokens in one row, if the model runs on packed rows."""
 
     def to(self, device: torch.device | str) -> Batch:
-        return replace(self, **{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+        parts = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{name: x.to(device) for name, x in parts.items() if x is not None})
 
     @property
     def action_tokens(self) -> int:
@@ -108,21 +112,43 @@ def microbatches(lengths: Tensor, budget: int) -> Iterator[Tensor]:
         yield torch.tensor(group)
 
 
-def take(batch: Batch, rows: Tensor, width: int | None = None) -> Batch:
-    """Select some rows, cut to `width` (default: their longest).
+def packed_microbatches(lengths: Tensor, budget: int) -> list[Tensor]:
+    """Return row indices in groups of at most `budget` real tokens (or a single longer row).
+
+    Longest first, each into the first group that has room (first-fit decreasing): few groups, of
+    similar size, so that several processes finish together.
+    """
+    tokens = lengths.tolist()
+    groups: list[list[int]] = []
+    room: list[int] = []
+    for row in torch.argsort(lengths, descending=True, stable=True).tolist():
+        at = next((i for i, free in enumerate(room) if free >= tokens[row]), len(groups))
+        if at == len(groups):
+            groups.append([])
+            room.append(budget)
+        groups[at].append(row)
+        room[at] -= tokens[row]
+    return [torch.tensor(group) for group in groups]
+
+
+def take(batch: Batch, rows: Tensor, width: int | None = None, packs: bool = False) -> Batch:
+    """Select some rows, cut to `width` (default: their longest); with `packs` also pack them.
 
     `row_episode` and `rewards` still refer to all episodes.
     """
     width = width or int(batch.real[rows].sum(1).max())
+    ids, real = batch.ids[rows, :width], batch.real[rows, :width]
     action = batch.action[rows, :width]
+    drawn = action.flatten().nonzero().flatten()
     return Batch(
-        batch.ids[rows, :width],
-        batch.real[rows, :width],
+        ids,
+        real,
         action,
-        action.flatten().nonzero().flatten(),
+        drawn,
         batch.logprobs[rows, :width],
         batch.row_episode[rows],
         batch.rewards,
+        pack(ids, real, drawn) if packs else None,
     )
 
 

@@ -43,7 +43,7 @@ class Filters:
     per_task: int | None = None
     """Largest number of episodes of a task; without it easy tasks fill the set."""
     fastest: int | None = None
-    """Keep only so many episodes of each task: those with the largest measured gain, by the lower
+    """Number of episodes kept of each task: those with the largest measured gain, by the lower
     limit of its interval. RFT then learns speed, which makes it the fair opponent of PPO."""
 
 

@@ -1,7 +1,7 @@
 """Define the settings of `cuagent train demo`: for two cores, and for a GPU with C++ or CUDA
 kernels.
 
-Not covered: the settings of the other commands (`TrainConfig` in `stages.py`).
+Not covered: the settings of the other commands (`TrainConfig` in `settings.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from cuagent.task import Device
 from cuagent.training.algorithms.monitor import Action, Limits
-from cuagent.training.algorithms.ppo import PpoConfig
+from cuagent.training.algorithms.ppo_update import PpoConfig
 from cuagent.training.algorithms.rft import RftConfig
 from cuagent.training.algorithms.value import ValueConfig
 from cuagent.training.config import SEEDS, at_least, between

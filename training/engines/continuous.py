@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from cuagent.training.engines.engine import EngineError, OutOfMemory, Request, Sampled, lacks_memory
+from cuagent.training.policy.packed_attention import NAME as PACKED
 
 POLL_S = 0.2
 """Seconds between two looks at the results and at the stop event."""
@@ -55,6 +56,18 @@ class ContinuousEngine:
     def open(self) -> Iterator[None]:
         """Start the batching thread. Raises EngineError if this model or transformers does not
         support it."""
+        attention = self.actor.config.get_text_config()._attn_implementation
+        if attention == PACKED:  # transformers admits its own attentions only
+            self.actor.set_attn_implementation("sdpa")
+        try:
+            with self._running():
+                yield
+        finally:
+            if attention == PACKED:
+                self.actor.set_attn_implementation(PACKED)
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
         self._manager = self._start_manager()
         stopping = threading.Event()
         reader = threading.Thread(target=self._read, args=(stopping,), daemon=True)

@@ -26,7 +26,7 @@ from cuagent.training.config import ConfigError
 from cuagent.training.data.segments import RecordError
 
 if TYPE_CHECKING:
-    from cuagent.training.stages import TrainConfig
+    from cuagent.training.settings import TrainConfig
 
 UNBOUNDED = 1e9
 """Value of a clip of verl that has no setting for none."""
@@ -71,8 +71,8 @@ def export_verl(
     device: str = "cuda",
 ) -> int:
     """Write the folder; return the number of tasks. Raises RecordError, TaskError."""
+    from cuagent.training.policy.folder import policy_errors
     from cuagent.training.policy.model import check_critic
-    from cuagent.training.stages import policy_errors
 
     for folder in (actor, critic):
         if not (folder / "config.json").is_file():

@@ -51,7 +51,7 @@ class JudgeActor:
 
 
 class Seats:
-    """The actor of each task: known tasks are dealt in turn, others follow as they come.
+    """The actor of each task: known tasks are dealt round-robin, others follow as they come.
 
     The order of the known ones is that of their digests, so it is the same in every process that
     shares the actors.
@@ -72,7 +72,7 @@ class RayPool(RemotePool):
     """A `Pool` and context manager over `actors` Ray actors, each with a GPU if `gpus`.
 
     With `name`, pools of the whole cluster share the actors, which outlive all of them. `tasks` are
-    dealt to the actors in turn; others follow as they come.
+    dealt to the actors round-robin; others follow as they come.
     Raises ConfigError if Ray is not installed.
     """
 

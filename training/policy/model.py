@@ -18,13 +18,14 @@ from torch.utils.checkpoint import checkpoint
 
 from cuagent.training import parallel
 from cuagent.training.algorithms.losses import token_entropy, token_logprobs
-from cuagent.training.data.batch import Batch, microbatches, take
+from cuagent.training.data.batch import Batch, microbatches, packed_microbatches, take
 from cuagent.training.data.segments import RecordError
+from cuagent.training.policy.packed_attention import arguments, packs
 from cuagent.training.policy.placement import full_state_dict, is_sharded
 
 OfLogits = Callable[[Tensor, Tensor], Tensor]
 CHUNK = 1024
-"""Action tokens whose logits are in memory at once."""
+"""Largest number of action tokens whose logits are in memory together."""
 AFTER_HEAD = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")
 """Settings of model families that change the outputs of the head."""
 FIRST_ROW = torch.tensor([0])
@@ -152,19 +153,19 @@ def of_actions(actor: Any, batch: Batch, compute: OfLogits) -> Tensor:
     Other positions skip the head: in an episode with much tool output they would take most of its
     work and memory. The head works on `CHUNK` tokens at a time, and computes them again in the
     backward pass, so that never more than a chunk of logits is in memory: 1,024 tokens of a
-    vocabulary of 152,000 take 0.6 GB in fp32. There is no attention mask: models are causal and
-    padding is on the right, so no real token sees it, and attention without a mask is faster.
+    vocabulary of 152,000 take 0.6 GB in fp32.
     """
     head, ids = actor.get_output_embeddings(), batch.ids.flatten()[batch.drawn]
+    drawn = batch.drawn if batch.packing is None else batch.packing.drawn
     if not has_plain_head(actor):
-        return compute(_all_logits(actor, head, batch), ids)
+        return compute(_all_logits(actor, head, batch, drawn), ids)
     own = head.forward
 
     def chunk(hidden: Tensor, ids: Tensor) -> Tensor:
         return compute(own(hidden), ids)
 
     def chunks(hidden: Tensor) -> Tensor:
-        picked = hidden.flatten(0, 1)[batch.drawn - 1]
+        picked = hidden.flatten(0, 1)[drawn - 1]
         parts = zip(picked.split(CHUNK), ids.split(CHUNK), strict=True)
         if not torch.is_grad_enabled():
             return torch.cat([chunk(*part) for part in parts])
@@ -172,9 +173,20 @@ def of_actions(actor: Any, batch: Batch, compute: OfLogits) -> Tensor:
 
     head.forward = chunks  # the model's own forward calls it, with its dtype, hooks and adapters
     try:
-        return actor(input_ids=batch.ids, use_cache=False).logits
+        return outputs(actor, batch)
     finally:
         del head.forward
+
+
+def outputs(model: Any, batch: Batch) -> Tensor:
+    """Return the outputs of the head for all tokens, padded or packed.
+
+    Padded rows need no attention mask: models are causal and padding is on the right, so no real
+    token sees it, and attention without a mask is faster.
+    """
+    if batch.packing is not None:
+        return model(**arguments(batch.packing)).logits
+    return model(input_ids=batch.ids, use_cache=False).logits
 
 
 def has_plain_head(actor: Any) -> bool:
@@ -187,23 +199,26 @@ def has_plain_head(actor: Any) -> bool:
     return not is_sharded(actor) and not any(getattr(config, name, None) for name in AFTER_HEAD)
 
 
-def _all_logits(actor: Any, head: Any, batch: Batch) -> Tensor:
-    """Return the logits of all action tokens at once, [N, V]."""
+def _all_logits(actor: Any, head: Any, batch: Batch, drawn: Tensor) -> Tensor:
+    """Return the logits of all action tokens in one tensor, [N, V]."""
 
     def pick(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
-        return (inputs[0].flatten(0, 1)[batch.drawn - 1],)
+        return (inputs[0].flatten(0, 1)[drawn - 1],)
 
     hook = head.register_forward_pre_hook(pick)
     try:
-        return actor(input_ids=batch.ids, use_cache=False).logits
+        return outputs(actor, batch)
     finally:
         hook.remove()
 
 
 def values(critic: Any, batch: Batch) -> Tensor:
     """Return V of the state before token t, at index t; [B, L] fp32, 0 at t = 0."""
-    out = critic(input_ids=batch.ids, use_cache=False).logits
-    return torch.nn.functional.pad(out[:, :-1, 0].float(), (1, 0))
+    out = outputs(critic, batch)[..., 0].float()
+    if (packing := batch.packing) is not None:
+        padded = out.new_zeros(batch.ids.numel())
+        out = padded.index_copy(0, packing.slots, out[0]).view_as(batch.ids)
+    return torch.nn.functional.pad(out[:, :-1], (1, 0))
 
 
 def device_microbatches(batch: Batch, budget: int, model: Any) -> Iterator[tuple[Tensor, Batch]]:
@@ -212,11 +227,13 @@ def device_microbatches(batch: Batch, budget: int, model: Any) -> Iterator[tuple
     Processes that share a sharded model must make equally many passes: one with less work passes
     the first token of row 0, which is never an action and adds nothing to any sum.
     """
-    groups = list(microbatches(batch.real.sum(1), budget))
+    packed, lengths = packs(model), batch.real.sum(1)
+    groups = packed_microbatches(lengths, budget) if packed else list(microbatches(lengths, budget))
     # Copy all microbatches first: a later copy would wait for the running kernels.
-    yield from [(rows, take(batch, rows).to(model.device)) for rows in parallel.local_share(groups)]
+    own = parallel.local_share(groups)
+    yield from [(rows, take(batch, rows, packs=packed).to(model.device)) for rows in own]
     if is_sharded(model) and parallel.rank() >= len(groups) % parallel.size() > 0:
-        yield FIRST_ROW, take(batch, FIRST_ROW, width=1).to(model.device)
+        yield FIRST_ROW, take(batch, FIRST_ROW, width=1, packs=packed).to(model.device)
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from cuagent.training import parallel
+from cuagent.training.policy.packed_attention import use_packing
 
 
 class Dtype(StrEnum):
@@ -41,6 +42,8 @@ class Placement:
     weights."""
     recompute: bool = False
     """Compute a layer's activations again in the backward pass instead of storing them."""
+    packed: bool = True
+    """Train on rows packed one after the other, without padding; models that cannot are padded."""
 
 
 def place(model: Any, placement: Placement, device: str | torch.device) -> Any:
@@ -52,10 +55,13 @@ def place(model: Any, placement: Placement, device: str | torch.device) -> Any:
     if placement.recompute:
         recompute_layers(model)
     if placement.sharded and parallel.size() > 1:
-        return shard(model, placement.compute, kind)
-    model.to(device)
-    if placement.compute is Dtype.BF16:
-        model.forward = torch.autocast(kind, torch.bfloat16)(model.forward)
+        model = shard(model, placement.compute, kind)
+    else:
+        model.to(device)
+        if placement.compute is Dtype.BF16:
+            model.forward = torch.autocast(kind, torch.bfloat16)(model.forward)
+    if placement.packed:
+        use_packing(model)
     return model
 
 

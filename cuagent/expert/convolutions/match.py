@@ -26,6 +26,9 @@ CHANNELS_LAST = "{0}.movedim(1, -1).contiguous()"
 WEIGHT = "{0}.movedim(1, -1).contiguous() "
 TRANSPOSED_WEIGHT = "{0}.movedim(0, -1).contiguous()"
 PREPARATIONS |= {WEIGHT, TRANSPOSED_WEIGHT}
+PLANES = ""
+"""How convolutions of one and two dimensions with larger windows read their input: "copied" with
+adjacent channels, "in place", or "" if they stay with the library."""
 LEAST_CHANNELS = 16
 """Input channels below which the tensor cores would multiply mostly zeros."""
 LEAST_OPERATIONS = 1 << 26
@@ -54,8 +57,8 @@ class Convolution:
     channels_in: int
     channels_out: int
     axes: tuple[Axis, ...]
-    left: str
-    """Input as (samples, *places, channels)."""
+    left: Volume
+    """Input. Its channels are adjacent, or its places are."""
     right: str
     """Weight as (output channels, *taps, input channels)."""
     bias: Volume | None
@@ -85,20 +88,38 @@ def copy_operands(graph: Graph, target: Target, keep: frozenset[str]) -> Graph:
             nodes.append(node)
             continue
         x, weight = graph.node(str(node.args[0])), graph.node(str(node.args[1]))
-        transposed = node.op.startswith("F.conv_transpose")
-        size = (x.shape[0], *x.shape[2:], x.shape[1])
-        call, moved = WEIGHT, (weight.shape[0], *weight.shape[2:], weight.shape[1])
-        if transposed:
-            call, moved = TRANSPOSED_WEIGHT, (*weight.shape[1:], weight.shape[0])
-        names = (f"{node.name}_channels_last", f"{node.name}_taps")
-        for name, text, source, shape in (
-            (names[0], CHANNELS_LAST, x, size),
-            (names[1], call, weight, moved),
-        ):
+        names, copies = [x.name, weight.name], []
+        if not is_pointwise(node, weight):
+            call, moved = WEIGHT, (weight.shape[0], *weight.shape[2:], weight.shape[1])
+            if node.op.startswith("F.conv_transpose"):
+                call, moved = TRANSPOSED_WEIGHT, (*weight.shape[1:], weight.shape[0])
+            names[1] = f"{node.name}_taps"
+            copies.append((names[1], call, weight, moved))
+        if not _in_place(node, weight):
+            names[0] = f"{node.name}_channels_last"
+            copies.append((names[0], CHANNELS_LAST, x, (x.shape[0], *x.shape[2:], x.shape[1])))
+        for name, text, source, shape in copies:
             copy = Node(name, Kind.LIBRARY, text, (source.name,), shape, source.dtype)
             nodes.append(replace(copy, origin=node.origin))
         nodes.append(replace(node, op=f"own {node.op}", args=(*names, *node.args[2:])))
     return replace(graph, nodes=tuple(nodes))
+
+
+def _in_place(node: Node, weight: Node) -> bool:
+    """Return True if the kernel reads the input as it lies, with its places adjacent."""
+    planes = node.op.startswith(("F.conv1d(", "F.conv2d(")) and PLANES == "in place"
+    return planes or is_pointwise(node, weight)
+
+
+def is_pointwise(node: Node, weight: Node) -> bool:
+    """Return True for a convolution that is one matrix product for each sample.
+
+    It reads its input as it lies: a row of the product's left operand is one place.
+    """
+    settings = settings_of(node)
+    steps = set(settings["stride"]) == {1} and set(settings["padding"]) == {0}
+    plain = not node.op.removeprefix("own ").startswith("F.conv_transpose")
+    return plain and steps and math.prod(weight.shape[2:]) == 1
 
 
 def with_convolutions(
@@ -120,16 +141,34 @@ def with_convolutions(
     return tuple(result)
 
 
+def _read_in_place(graph: Graph, x: Node, weight: Node) -> bool:
+    """Return True if places of the input and channels of the weight are adjacent in memory."""
+    try:
+        left = volume_of(graph, x.name, x.shape)
+        right = volume_of(graph, weight.name, weight.shape)
+    except NestError:
+        return False
+    rows = (right.sample, right.channel, right.offset) == (x.shape[1], 1, 0)
+    return left.place == 1 and (rows or math.prod(weight.shape[2:]) > 1)
+
+
 def _qualifies(graph: Graph, node: Node, target: Target) -> bool:
     if node.kind is not Kind.LIBRARY or target.capability < (8, 0) or not node.contiguous:
         return False
     transposed = node.op.startswith("F.conv_transpose")
-    if not transposed and not node.op.startswith("F.conv3d("):
+    if not transposed and not node.op.startswith(("F.conv1d(", "F.conv2d(", "F.conv3d(")):
         return False
     settings = settings_of(node)
     x, weight = graph.node(str(node.args[0])), graph.node(str(node.args[1]))
     whole = all(isinstance(v, list) for k, v in settings.items() if k != "groups")
-    if not whole or settings["groups"] != 1 or (transposed and set(settings["dilation"]) != {1}):
+    if not whole or len(x.shape) != len(node.shape):
+        return False
+    if _in_place(node, weight) and not _read_in_place(graph, x, weight):
+        return False
+    plane = node.op.startswith(("F.conv1d(", "F.conv2d(")) and not is_pointwise(node, weight)
+    if plane and not PLANES:
+        return False
+    if settings["groups"] != 1 or (transposed and set(settings["dilation"]) != {1}):
         return False
     taps = math.prod(weight.shape[2:])
     points = x.size // x.shape[1] if transposed else node.size // node.shape[1]
@@ -158,7 +197,7 @@ def settings_of(node: Node) -> dict[str, Any]:
 def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution | None:
     """Return the convolution; None if its group cannot be the epilogue."""
     x, weight, *bias = (graph.node(str(arg)) for arg in node.args)
-    settings, transposed = settings_of(node), node.op.startswith("own F.conv_transpose")
+    transposed = node.op.startswith("own F.conv_transpose")
     epilogue = group.nodes if group is not None else ()
     outputs = group.outputs if group is not None else (node.name,)
     inner = {node.name, *(n.name for n in epilogue)}
@@ -175,23 +214,19 @@ def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution |
         }
     except NestError:
         return None
-    axes = tuple(
-        Axis(x.shape[1 + k], node.shape[2 + k], weight.shape[1 + k], stride, padding, dilation)
-        for k, (stride, padding, dilation) in enumerate(
-            zip(settings["stride"], settings["padding"], settings["dilation"], strict=True)
-        )
-    )
-    dtypes = {n.name: n.dtype for n in (x, weight, *bias)}
+    left, right, axes = _operands(graph, node, x, weight)
+    dtypes = {left.tensor: left.dtype, right.tensor: right.dtype}
+    dtypes |= {n.name: n.dtype for n in bias}
     dtypes |= {volume.tensor: volume.dtype for volume in reads.values()}
     return Convolution(
         node,
         transposed,
         x.shape[0],
-        x.shape[-1],
+        x.shape[-1] if x.op == CHANNELS_LAST else x.shape[1],
         node.shape[1],
         axes,
-        x.name,
-        weight.name,
+        left,
+        right.tensor,
         Volume(bias[0].name, bias[0].dtype, 0, 1, 0, 0) if bias else None,
         epilogue,
         reads,
@@ -199,6 +234,36 @@ def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution |
         dict.fromkeys(inner, ()),
         dtypes,
     )
+
+
+def _operands(
+    graph: Graph, node: Node, x: Node, weight: Node
+) -> tuple[Volume, Volume, tuple[Axis, ...]]:
+    """Return input, weight and axes; all places of a pointwise convolution are one axis."""
+    copied = x.op == CHANNELS_LAST
+    if not copied and is_pointwise(node, weight):
+        places = math.prod(node.shape[2:])
+        volumes = (volume_of(graph, n.name, n.shape) for n in (x, weight))
+        return *volumes, (Axis(places, places, 1, 1, 0, 1),)  # type: ignore[return-value]
+    settings = settings_of(node)
+    axes = tuple(
+        Axis(
+            x.shape[k + 2 - copied],
+            node.shape[2 + k],
+            weight.shape[1 + k],
+            stride,
+            padding,
+            dilation,
+        )
+        for k, (stride, padding, dilation) in enumerate(
+            zip(settings["stride"], settings["padding"], settings["dilation"], strict=True)
+        )
+    )
+    if copied:
+        left = Volume(x.name, x.dtype, x.size // x.shape[0], 1, x.shape[-1], 0)
+    else:
+        left = volume_of(graph, x.name, x.shape)
+    return left, Volume(weight.name, weight.dtype, 0, 1, 0, 0), axes
 
 
 def volume_of(graph: Graph, name: str, shape: tuple[int, ...]) -> Volume:

@@ -14,7 +14,7 @@ from dataclasses import astuple, fields
 from cuagent.expert.convolutions.match import Convolution, Volume
 from cuagent.expert.convolutions.phases import Phase, phases
 from cuagent.expert.graph.graph import contiguous_strides
-from cuagent.expert.products.epilogue import epilogue, times, variable
+from cuagent.expert.products.epilogue import epilogue, pointer, times, variable
 from cuagent.expert.products.tiles import Tile
 from cuagent.expert.products.triton import ELEMENTS
 from cuagent.expert.streaming.expressions import identifier
@@ -26,24 +26,30 @@ def render(name: str, conv: Convolution, dtype_of: Callable[[str], str], precisi
     """Return the text of the kernel. `precision` is that of `tl.dot` for float32 operands."""
     outputs = [f"{identifier(n)}_out" for n in conv.outputs]
     rank = len(conv.axes)
-    constants = [f"{field}_{d}" for d in range(rank) for field in FIELDS]
-    listed = ", ".join(f'"{word}"' for word in constants)
-    arguments = ", ".join([*outputs, *(identifier(n) for n in conv.tensors)])
+    given = [f"{field}_{d}" for d in range(rank) for field in FIELDS] if len(_all(conv)) > 1 else []
+    listed = ", ".join(f'"{word}"' for word in given)
+    arguments = ", ".join([*outputs, *(pointer(n) for n in conv.tensors)])
     places = math.prod(axis.outputs for axis in conv.axes)
+    inputs = conv.channels_in * math.prod(axis.inputs for axis in conv.axes)
+    wide = conv.samples * max(inputs, conv.channels_out * places) >= 1 << 31
     lines = [
-        f"@triton.jit(do_not_specialize=[{listed}])",
+        f"@triton.jit(do_not_specialize=[{listed}])" if given else "@triton.jit",
         f"def {name}(",
         f"    {arguments},",
-        *(f"    {', '.join(f'{field}_{d}' for field in FIELDS)}," for d in range(rank)),
+        *(
+            f"    {', '.join(given[k : k + len(FIELDS)])},"
+            for k in range(0, len(given), len(FIELDS))
+        ),
         "    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,",
         "):",
         f'    """{conv.samples} samples, {conv.channels_in} to {conv.channels_out} channels."""',
+        *([] if given else _constants_of(_all(conv)[0])),
         f"    points = {_joined('points_{}', rank)}",
         f"    across = tl.cdiv({conv.channels_out}, COLUMNS)",
         "    row = tl.program_id(0) // across * ROWS + tl.arange(0, ROWS)",
         "    n = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)",
         f"    m = row % ({conv.samples} * points)",
-        "    sample = m // points",
+        f"    sample = {'(m // points).to(tl.int64)' if wide else 'm // points'}",
         "    rest = m % points",
         *_points(conv),
         *_sum(conv, precision),
@@ -59,6 +65,18 @@ def render(name: str, conv: Convolution, dtype_of: Callable[[str], str], precisi
         target = f"{identifier(output)}_out + {wide} + n[None, :] * {places} + place[:, None]"
         lines.append(f"    tl.store({target}, {value}, mask=inside)")
     return "\n".join(lines)
+
+
+def _constants_of(phase: tuple[Phase, ...]) -> list[str]:
+    """Return the lines that define the constants of the only phase.
+
+    Triton derives which addresses are adjacent from constants, not from arguments.
+    """
+    return [
+        f"    {field}_{d} = {value}"
+        for d, axis in enumerate(phase)
+        for field, value in zip(FIELDS, astuple(axis), strict=True)
+    ]
 
 
 def _joined(pattern: str, rank: int) -> str:
@@ -93,46 +111,56 @@ def _sum(conv: Convolution, precision: str) -> list[str]:
         f"    blocks = tl.cdiv({channels}, DEPTH)",
         f"    columns = n % {conv.channels_out}",
         "    total = tl.zeros((ROWS, COLUMNS), tl.float32)",
-        f"    for step in range(0, {_joined('taps_{}', rank)} * blocks):",
-        "        c = step % blocks * DEPTH + tl.arange(0, DEPTH)",
-        "        tap = step // blocks",
     ]
-    for d in reversed(range(rank)):
-        lines.append(f"        j_{d} = tap % taps_{d}")
-        lines.append(f"        tap = tap // taps_{d}")
+    if taps == 1:
+        lines.append("    for step in range(0, blocks):")
+        lines.append("        c = step * DEPTH + tl.arange(0, DEPTH)")
+    else:
+        lines.append(f"    for step in range(0, {_joined('taps_{}', rank)} * blocks):")
+        lines.append("        c = step % blocks * DEPTH + tl.arange(0, DEPTH)")
+        lines.append("        tap = step // blocks")
+        for d in reversed(range(rank)):
+            lines.append(f"        j_{d} = tap % taps_{d}")
+            lines.append(f"        tap = tap // taps_{d}")
     inside = []
-    for d, size in enumerate(sizes):
-        lines.append(f"        x_{d} = i_{d} + tap_step_{d} * j_{d}")
-        inside.append(f"(x_{d} >= 0) & (x_{d} < {size})")
-    source, element = (
-        " + ".join(f"{text.format(d)}{times(s)}" for d, s in enumerate(contiguous_strides(shape)))
-        for text, shape in (
-            ("x_{}", sizes),
-            ("(kernel_step_{0} * j_{0} + kernel_start_{0})", kernel),
-        )
-    )
-    rows = f"(sample * {math.prod(sizes)} + {source}) * {channels}"
-    weights = f"(columns * {taps} + {element}) * {channels}"
-    partial = channels % 64 != 0
-    left_mask = f"({' & '.join(inside)})[:, None]"
+    for d, axis in enumerate(conv.axes):
+        moved = f" + tap_step_{d} * j_{d}" if taps > 1 else ""
+        lines.append(f"        x_{d} = i_{d}{moved}")
+        if axis.inputs != axis.outputs or taps > 1:
+            inside.append(f"(x_{d} >= 0) & (x_{d} < {axis.inputs})")
+    source = _place("x_{0}", sizes)
+    weights = f"columns * {channels}"
+    if taps > 1:
+        element = _place("(kernel_step_{0} * j_{0} + kernel_start_{0})", kernel)
+        weights = f"(columns * {taps} + {element}) * {channels}"
+    left, right = conv.left, pointer(conv.right)
+    rows = f"sample{times(left.sample)} + ({source}){times(left.place)}"
+    masks = [f"({' & '.join(inside)})[:, None]"] if inside else []
     right_mask = ""
-    if partial:
-        left_mask += f" & (c[None, :] < {channels})"
+    if channels % 64 != 0:
+        masks.append(f"(c[None, :] < {channels})")
         right_mask = f", mask=c[:, None] < {channels}, other=0.0"
-    left, right = identifier(conv.left), identifier(conv.right)
+    left_mask = f", mask={' & '.join(masks)}, other=0.0" if masks else ""
     tf32 = f', input_precision="{precision}"' if conv.node.dtype == "float32" else ""
+    start = f"{pointer(left.tensor)}{f' + {left.offset}' if left.offset else ''}"
     return [
         *lines,
-        f"        left = {left} + ({rows})[:, None] + c[None, :]",
-        f"        a = tl.load(left, mask={left_mask}, other=0.0)",
+        f"        left = {start} + ({rows})[:, None] + c[None, :]{times(left.channel)}",
+        f"        a = tl.load(left{left_mask})",
         f"        b = tl.load({right} + ({weights})[None, :] + c[:, None]{right_mask})",
         f"        total = tl.dot(a, b, total{tf32})",
     ]
 
 
+def _place(pattern: str, sizes: tuple[int, ...]) -> str:
+    """Return the flat index over `sizes` of the indices that `pattern` names."""
+    strides = enumerate(contiguous_strides(sizes))
+    return " + ".join(f"{pattern.format(d)}{times(s)}" for d, s in strides)
+
+
 def _address(conv: Convolution) -> Callable[[Volume], str]:
     def address(volume: Volume) -> str:
-        text = identifier(volume.tensor)
+        text = pointer(volume.tensor)
         if volume.offset:
             text += f" + {volume.offset}"
         if volume.sample:
@@ -151,6 +179,13 @@ def launches(name: str, conv: Convolution, tile: Tile, arguments: list[str]) -> 
     across = math.ceil(conv.channels_out / tile.columns)
     sizes = f"{tile.rows}, {tile.columns}, {tile.depth}"
     listed = [(_programs(conv, phase, tile) * across, _constants(phase)) for phase in _all(conv)]
+    if len(listed) == 1:
+        return [
+            f"{name}[({listed[0][0]},)](",
+            f"    {', '.join(arguments)},",
+            f"    {sizes}, num_warps={tile.warps}, num_stages={tile.stages},",
+            ")",
+        ]
     return [
         "for programs, phase in (",
         *(

@@ -1,10 +1,10 @@
 """Define the expert's intermediate representation: a list of nodes with static shapes.
 
 A node is one operation on whole tensors. Kernels are generated for `pointwise`,
-`reduce`, `scan`, `pool` and `resample` nodes; every `library` node stays a call of torch. All
-floating tensors count as contiguous; a node with another layout in torch is a library call followed
-by a copy. A kernel computes in float32: the
-dtype of a float16 or bfloat16 node says how its value is stored, not how it is computed.
+`reduce`, `scan`, `pool`, `resample` and `depthwise` nodes; every `library` node stays a call of
+torch. All floating tensors count as contiguous; a node with another layout in torch is a library
+call followed by a copy. A kernel computes in float32: the dtype of a float16 or bfloat16 node says
+how its value is stored, not how it is computed.
 Invariant: a node's arguments come before it, and names are unique Python identifiers.
 """
 
@@ -76,6 +76,16 @@ class Scale:
     """Positions are those of centres of pixels, not of corners."""
 
 
+@dataclass(frozen=True)
+class Depthwise:
+    """Windows and channels of a depthwise convolution."""
+
+    sides: tuple[Window, ...]
+    """One for each spatial dimension."""
+    multiplier: int
+    """Results for each channel of the input."""
+
+
 class Kind(StrEnum):
     INPUT = "input"
     PARAMETER = "parameter"
@@ -104,10 +114,16 @@ class Kind(StrEnum):
     """Extremes or means of windows of `args[0]` over `dims`; `spec` is a tuple of `Window`."""
     RESAMPLE = "resample"
     """Interpolated values of `args[0]` over `dims`; `spec` is a tuple of `Scale`."""
+    DEPTHWISE = "depthwise"
+    """A convolution of `args[0]` in which each channel has weights of its own, with the weight
+    `args[1]` and, if there is one, the bias `args[2]`; `spec` is a `Depthwise`."""
     RECURRENCE = "recurrence"
     """All steps of the cell `op`: h of each step; `spec` is a `recurrences.cells.Recurrence`. The
     arguments are the projected inputs, the weights of the state, their bias if there is one, and
     the first states. With the op `last` it is the last c of the lstm in `args[0]`."""
+    LOOP = "loop"
+    """All steps of a loop over time: its first result; `spec` is a `loops.spec.Loop`, and the
+    arguments are its leaves. With the op `result` it is result `spec` of the loop in `args[0]`."""
     PICK = "pick"
     """`args[0][r, args[1][r]]` for every row r: the element that a label selects."""
     LIBRARY = "library"

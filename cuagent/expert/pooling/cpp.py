@@ -123,7 +123,7 @@ class _Pool(PoolText):
 
     def _line(self, side: Window) -> None:
         """Write the loops of a pool along one dimension; only those at the borders have tests."""
-        ranges = [_results(side, tap) for tap in range(side.kernel)]
+        ranges = [results_of(side, tap) for tap in range(side.kernel)]
         low, high = max(a for a, _ in ranges), min(b for _, b in ranges)
         low, high = (low, high) if low < high else (side.count, side.count)
         for start, end in ((0, low), (low, high), (high, side.count)):
@@ -191,7 +191,7 @@ class _Pool(PoolText):
 
     def _window_row(self, side: Window, places: dict[int, str]) -> None:
         """Join the elements of all windows of a row, each over the results that it belongs to."""
-        ranges = [_results(side, tap) for tap in range(side.kernel)]
+        ranges = [results_of(side, tap) for tap in range(side.kernel)]
         low, high = max(a for a, _ in ranges), min(b for _, b in ranges)
         if side.kernel > MAX_TOGETHER or low >= high:
             for tap, (start, end) in enumerate(ranges):
@@ -270,7 +270,7 @@ class _Pool(PoolText):
         w.close()
 
 
-def _results(side: Window, tap: int) -> tuple[int, int]:
+def results_of(side: Window, tap: int) -> tuple[int, int]:
     """Return the range of results whose windows have element `tap` inside the argument."""
     offset = tap * side.dilation - side.padding
     first = max(0, -(offset // side.stride)) if offset < 0 else 0

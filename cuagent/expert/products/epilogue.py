@@ -61,6 +61,11 @@ def epilogue(
     return lines
 
 
+def pointer(tensor: str) -> str:
+    """Return the kernel's parameter for a tensor that it reads; no local variable has its name."""
+    return f"{identifier(tensor)}_in"
+
+
 def variable(name: str) -> str:
     """Return the variable of a node's value."""
     return f"{identifier(name)}_v"

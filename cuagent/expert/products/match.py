@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cuagent.expert.capture.subject import Target
@@ -23,13 +23,19 @@ SPLIT_CAPABILITIES = {(8, 0), (9, 0), (10, 0), (10, 3)}
 arithmetic. Elsewhere three TF32 products are no faster than one of float32."""
 LEAST_OPERATIONS = 1 << 28
 """Multiplications of a product below which the launch decides, not the arithmetic."""
+CALLS = ("F.linear(", "torch.matmul({0}, {1})", "torch.mm({0}, {1})", "torch.bmm({0}, {1})")
+MOST_BATCH = 65535
+"""Largest second dimension of a grid."""
 MOST_DEPTH = 4096
 """K of a half-precision product beyond which an epilogue saves less than the library's lead."""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A tensor in the index space of a product: element `offset + m * row + n * column`."""
+    """A tensor in the index space of a product.
+
+    The place of an element is `offset + batch * sample + m * row + n * column`.
+    """
 
     tensor: str
     """Node that owns the memory."""
@@ -37,6 +43,7 @@ class Matrix:
     row: int
     column: int
     offset: int
+    sample: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,8 @@ class Product:
     outputs: tuple[str, ...]
     places: dict[str, tuple[int, ...]]
     """Names of the computed nodes, as in a group."""
+    batch: int = 1
+    """Number of products with operands of their own."""
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -112,7 +121,7 @@ def _placed(
 
 
 def _qualifies(node: Node, target: Target) -> bool:
-    if node.kind is not Kind.LIBRARY or not node.op.startswith("F.linear(") or not node.contiguous:
+    if node.kind is not Kind.LIBRARY or not node.op.startswith(CALLS) or not node.contiguous:
         return False
     if node.dtype == "float32":
         return target.capability in SPLIT_CAPABILITIES and not target.tf32
@@ -120,7 +129,7 @@ def _qualifies(node: Node, target: Target) -> bool:
 
 
 def _may_gain(product: Product) -> bool:
-    operations = product.rows * product.columns * product.depth
+    operations = product.batch * product.rows * product.columns * product.depth
     if operations < LEAST_OPERATIONS:
         return False
     if product.node.dtype == "float32":
@@ -147,9 +156,6 @@ def _product(node: Node, group: Group | None, graph: Graph) -> Product | None:
     Return None if Triton has no expression for an operator of the group, an output has another
     shape, or a tensor has no single row and column stride.
     """
-    left_name, right_name, *bias_names = (str(arg) for arg in node.args)
-    rows, columns = math.prod(node.shape[:-1]), node.shape[-1]
-    depth = graph.node(right_name).shape[1]
     nodes = group.nodes if group is not None else ()
     inner = {node.name, *(n.name for n in nodes)}
     outputs = group.outputs if group is not None else (node.name,)
@@ -157,31 +163,61 @@ def _product(node: Node, group: Group | None, graph: Graph) -> Product | None:
         return None
     if any(graph.node(name).shape != node.shape for name in outputs):
         return None
+    batch = batch_of(graph, node)
+    if not 0 < batch <= MOST_BATCH:
+        return None
+    columns = node.shape[-1]
+    depth = graph.node(str(node.args[0])).shape[-1]
     try:
-        left = matrix_of(graph, left_name, (*node.shape[:-1], depth))
-        right = matrix_of(graph, right_name, (columns, depth))
-        bias = [matrix_of(graph, name, node.shape) for name in bias_names]
+        left, right = _operands(graph, node, batch > 1)
+        bias = [matrix_of(graph, str(name), node.shape) for name in node.args[2:]]
         reads = {
-            (n.name, arg): matrix_of(graph, arg, node.shape)
+            (n.name, arg): matrix_of(graph, arg, node.shape, batch > 1)
             for n in nodes
             for arg in n.inputs
             if arg not in inner
         }
     except NestError:
         return None
-    if left.column != 1 or right.column != 1:
+    adjacent = left.column == right.column == 1
+    if not adjacent and (node.dtype == "float32" or {left.column, left.row}.isdisjoint({1})):
         return None
     places: dict[str, tuple[int, ...]] = dict.fromkeys(inner, ())
+    rows = math.prod(node.shape) // (batch * columns)
     return Product(
         node, rows, columns, depth, left, right, bias[0] if bias else None, nodes, reads, outputs,
-        places,
+        places, batch,
     )  # fmt: skip
 
 
-def matrix_of(graph: Graph, name: str, shape: Shape) -> Matrix:
+def batch_of(graph: Graph, node: Node) -> int:
+    """Return the number of products in a call; 0 if batches broadcast or an operand is a vector."""
+    left, right = (graph.node(str(arg)) for arg in node.args[:2])
+    if len(right.shape) == 2:
+        return 1 if len(left.shape) >= 2 else 0
+    same = left.shape[:-2] == right.shape[:-2]
+    return math.prod(left.shape[:-2]) if same and len(left.shape) > 2 else 0
+
+
+def _operands(graph: Graph, node: Node, batched: bool) -> tuple[Matrix, Matrix]:
+    """Return the left operand, and the right one with a row for each column of the result.
+
+    Raises NestError for an operand without single strides.
+    """
+    left, right = (graph.node(str(arg)) for arg in node.args[:2])
+    depth, columns = left.shape[-1], node.shape[-1]
+    rows = matrix_of(graph, left.name, (*node.shape[:-1], depth), batched)
+    if node.op.startswith("F.linear("):
+        return rows, matrix_of(graph, right.name, (columns, depth))
+    found = matrix_of(graph, right.name, right.shape, batched)
+    return rows, replace(found, row=found.column, column=found.row)
+
+
+def matrix_of(graph: Graph, name: str, shape: Shape, batched: bool = False) -> Matrix:
     """Return a tensor, broadcast to `shape`, as rows and columns of the flattened shape.
 
-    Raises NestError if the leading dimensions have no common row stride.
+    If `batched` is True, the dimensions before the last two are the batch. Raises NestError if
+    dimensions that are counted together have no common stride.
     """
     node = graph.node(name)
     if node.kind in (Kind.WINDOW, Kind.INSIDE, Kind.GATHER):
@@ -190,10 +226,18 @@ def matrix_of(graph: Graph, name: str, shape: Shape) -> Matrix:
     padded = (0,) * (len(shape) - len(node.shape)) + tuple(
         stride if extent > 1 else 0 for stride, extent in zip(strides, node.shape, strict=True)
     )
-    row, steps = 0, contiguous_strides(shape[:-1])
-    leading = [(s, t) for s, t, n in zip(padded, steps, shape[:-1], strict=False) if n > 1]
-    if leading:
-        row = leading[-1][0] // leading[-1][1]
-    if any(stride != row * step for stride, step in leading):
-        raise NestError(f"{name} has no single stride from row to row")
+    if batched:
+        sample = _common(name, padded[:-2], shape[:-2])
+        return Matrix(base.name, base.dtype, padded[-2], padded[-1], offset, sample)
+    row = _common(name, padded[:-1], shape[:-1])
     return Matrix(base.name, base.dtype, row, padded[-1], offset)
+
+
+def _common(name: str, strides: Shape, shape: Shape) -> int:
+    """Return the stride of the flattened dimensions. Raises NestError if they have none."""
+    steps = contiguous_strides(shape)
+    pairs = [(s, t) for s, t, n in zip(strides, steps, shape, strict=True) if n > 1]
+    stride = pairs[-1][0] // pairs[-1][1] if pairs else 0
+    if any(s != stride * step for s, step in pairs):
+        raise NestError(f"{name} has no single stride from row to row")
+    return stride

@@ -6,6 +6,7 @@ from cuagent.expert.rules import (  # noqa: F401
     elementwise,
     extremes,
     gathers,
+    loops,
     losses,
     normalisations,
     pooling,

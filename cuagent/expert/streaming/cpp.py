@@ -11,12 +11,14 @@ output may use the buffer of an input that is read element by element.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+from cuagent.expert.graph.graph import Node
 from cuagent.expert.kernel import KernelCall, Request
 from cuagent.expert.streaming.expressions import IDENTITY, TYPES, computed_type, identifier
 from cuagent.expert.streaming.fuse import LONG_ROW
 from cuagent.expert.streaming.nest import Access, Nest, nest_of
-from cuagent.expert.streaming.stages import Plan, Stage
+from cuagent.expert.streaming.stages import COST, Plan, Stage
 from cuagent.expert.streaming.text import KernelText, without_unused
 
 PARALLEL_WORK = 60_000
@@ -36,6 +38,16 @@ MAX_PARTS = 256
 """Blocks of such rows, each of which has one partial sum per row on the stack."""
 MAX_BLOCKS = 8192
 """Blocks of one row, each of which has one partial sum on the stack."""
+PARTS = (4, 2)
+"""Parts of a row that are reduced side by side, because each addition waits for the one before."""
+PART_ELEMENTS = 64
+"""Fewest elements of such a part."""
+CHEAP = 8
+"""Cost of an element, in additions, above which the additions do not wait for one another."""
+SHORT_ROW = 128
+"""Elements of a row up to which expensive values of a row are computed for several rows at once."""
+ROW_TILE = 64
+"""Such rows in one tile."""
 
 
 def generate(request: Request) -> KernelCall:
@@ -70,6 +82,8 @@ class _Kernel(KernelText):
         self.row_suffix = "[k]" if self.columns_schedule else ""
         self.parallel = parallel and plan.operations > PARALLEL_WORK
         self.constants = 0
+        self.part = ""
+        """Suffix of the results of reductions that are being computed."""
         self.scratch = self._scratch()
 
     def text(self) -> str:
@@ -83,6 +97,8 @@ class _Kernel(KernelText):
             self._columns()
         elif self.nest.group.rows < 64 and self.nest.group.columns >= LONG_ROW:
             self._blocks()
+        elif self._has_short_rows():
+            self._row_tiles()
         else:
             self._rows()
         w.close()
@@ -100,9 +116,17 @@ class _Kernel(KernelText):
         w(f"// Loop nest: {shape}. About {self.plan.operations / 1e6:.3g} M weighted operations.")
         w('#include "pointwise.h"')
         w()
-        parameters = [f"{TYPES[t]}* {identifier(n)}_out" for n, t in outputs.items()]
-        parameters += [f"const {TYPES[t]}* {self._pointer(n)}" for n, t in inputs.items()]
+        arrays = [("", t, f"{identifier(n)}_out") for n, t in outputs.items()]
+        arrays += [("const ", t, self._pointer(n)) for n, t in inputs.items()]
+        parameters = [
+            f"{const}{TYPES[t]}* {word}{'_bool' if t == 'bool' else ''}"
+            for const, t, word in arrays
+        ]
         w.open(f'extern "C" void {self.name}({", ".join(parameters)})')
+        for const, dtype, word in arrays:
+            if dtype == "bool":  # gcc does not vectorize a loop that reads or writes bool
+                byte = f"{const}uint8_t*"
+                w(f"{byte} {word} = reinterpret_cast<{byte}>({word}_bool);")
 
     # Loops.
 
@@ -161,6 +185,43 @@ class _Kernel(KernelText):
         self._row_stores()
         w.close(len(self.row_dims))
 
+    def _has_short_rows(self) -> bool:
+        """Return True if a reduction is followed by expensive values of its row, and rows are short.
+
+        These values then take as long as the reduction, unless they are vectorized too.
+        """
+        plan, stages = self.plan, self.plan.stages
+        if not plan.only_reduces or stages[0].row_nodes or not self.row_dims:
+            return False
+        adjacent = self.nest.dimensions[self.row_dims[-1]].extent
+        cost = sum(COST.get(node.op, 1) for node in stages[1].row_nodes)
+        return self.nest.group.columns <= SHORT_ROW and adjacent >= 8 and cost >= EXPENSIVE
+
+    def _row_tiles(self) -> None:
+        """Write the schedule for short rows: a tile of rows is reduced, then its row values follow."""
+        w, stage = self.w, self.plan.stages[0]
+        *outer, inner = self.row_dims
+        extent = self.nest.dimensions[inner].extent
+        tile = min(ROW_TILE, extent)
+        self._parallel(len(outer) + 1)
+        for k in outer:
+            self._loop(k)
+        w.open(f"for (long start = 0; start < {extent}; start += {tile})")
+        w(f"const long width = {_width(tile, extent)};")
+        for node in stage.reduces:
+            w(f"alignas(64) float {identifier(node.name)}[{tile}];")
+        w.open("for (long k = 0; k < width; ++k)")
+        w(f"const long i{inner} = start + k;")
+        self.part = "_row"
+        self._pass(stage)
+        for node in stage.reduces:
+            w(f"{identifier(node.name)}[k] = {self._reduced(node)};")
+        self.part, self.row_suffix = "", "[k]"
+        w.close()
+        self._column_rows(self.plan.stages[1], inner, tile)
+        self._column_stores(inner)
+        w.close(len(outer) + 1)
+
     def _scratch(self) -> dict[str, str]:
         """Return the array of each saved value; values with separate lifetimes share an array."""
         stages, owner, arrays = self.plan.stages, dict[str, str](), dict[str, str]()
@@ -179,33 +240,71 @@ class _Kernel(KernelText):
 
     def _pass(self, stage: Stage) -> None:
         """Write one pass over the row, with its reductions."""
-        w = self.w
-        self._identities(stage)
+        w, parts = self.w, self._parts_of(stage)
+        suffixes = ["", *(f"_{k}" for k in range(1, parts))]
+        self._identities(stage, suffixes)
         *outer, inner = self.column_dims
         for k in outer:
             self._loop(k)
         self._constants(stage, inner)
-        w.pragma("omp simd" + self._clauses(stage))
-        self._loop(inner)
-        self._body(stage)
+        w.pragma("omp simd" + self._clauses(stage, suffixes))
+        if parts == 1:
+            self._loop(inner)
+            self._body(stage)
+        else:
+            self._parts(stage, inner, suffixes)
         w.close(len(self.column_dims))
+        for node in stage.reduces:
+            word = self._reduced(node)
+            for suffix in suffixes[1:]:
+                w(_joined(node.op, word, word + suffix))
+                if node.op in KEEPS_NAN:
+                    w(f"{word}_nan |= {word}{suffix}_nan;")
         self._restore_nan(stage)
 
-    def _clauses(self, stage: Stage) -> str:
+    def _parts_of(self, stage: Stage) -> int:
+        """Return the parts of the innermost loop of a pass that are reduced side by side."""
+        extent = self.nest.dimensions[self.column_dims[-1]].extent
+        cost = sum(COST.get(node.op, 1) for node in stage.compute)
+        if not stage.reduces or cost > CHEAP:
+            return 1
+        return next((n for n in PARTS if extent % n == 0 and extent >= n * PART_ELEMENTS), 1)
+
+    def _parts(self, stage: Stage, inner: int, suffixes: Sequence[str]) -> None:
+        """Write a loop whose body is an element of each part, with its own partial results."""
+        w, before = self.w, self.part
+        size = self.nest.dimensions[inner].extent // len(suffixes)
+        w.open(f"for (long j{inner} = 0; j{inner} < {size}; ++j{inner})")
+        for k, suffix in enumerate(suffixes):
+            self.part = before + suffix
+            w.open("")
+            w(f"const long i{inner} = j{inner}" + (f" + {k * size};" if k else ";"))
+            self._body(stage)
+            w.close()
+        self.part = before
+
+    def _reduced(self, node: Node) -> str:
+        """Return the variable in which the current part of a row is reduced."""
+        return identifier(node.name) + self.part
+
+    def _clauses(self, stage: Stage, suffixes: Sequence[str] = ("",)) -> str:
         text = ""
         for sign, ops in (("+", ("sum",)), ("max", ("max", "amax")), ("min", ("min", "amin"))):
-            names = [identifier(n.name) for n in stage.reduces if n.op in ops]
+            names = [self._reduced(n) + s for n in stage.reduces if n.op in ops for s in suffixes]
             if names:
                 text += f" reduction({sign} : {', '.join(names)})"
-        flags = [f"{identifier(n.name)}_nan" for n in stage.reduces if n.op in KEEPS_NAN]
+        keeps = [n for n in stage.reduces if n.op in KEEPS_NAN]
+        flags = [f"{self._reduced(n)}{s}_nan" for n in keeps for s in suffixes]
         return text + (f" reduction(| : {', '.join(flags)})" if flags else "")
 
-    def _identities(self, stage: Stage) -> None:
+    def _identities(self, stage: Stage, suffixes: Sequence[str] = ("",)) -> None:
         """Declare the results of a row's reductions."""
         for node in stage.reduces:
-            self.w(f"float {identifier(node.name)} = {IDENTITY[node.op]};")
-            if node.op in KEEPS_NAN:
-                self.w(f"int {identifier(node.name)}_nan = 0;")
+            for suffix in suffixes:
+                word = self._reduced(node) + suffix
+                self.w(f"float {word} = {IDENTITY[node.op]};")
+                if node.op in KEEPS_NAN:
+                    self.w(f"int {word}_nan = 0;")
 
     def _restore_nan(self, stage: Stage) -> None:
         """Write NaN to the extremes of rows that have one.
@@ -214,7 +313,7 @@ class _Kernel(KernelText):
         """
         for node in stage.reduces:
             if node.op in KEEPS_NAN:
-                word = identifier(node.name)
+                word = self._reduced(node)
                 self.w(f"{word} = {word}_nan ? NAN : {word};")
 
     def _blocks(self) -> None:
@@ -444,7 +543,7 @@ class _Kernel(KernelText):
             w(f"{self._slot(name)} = {identifier(name)}_v;")
         for node in stage.reduces:
             value = self._operand(node, node.args[0])
-            word = identifier(node.name) + self.row_suffix
+            word = self._reduced(node) + self.row_suffix
             w(_joined(node.op, word, value))
             if node.op in KEEPS_NAN and not self.columns_schedule:
                 w(f"{word}_nan |= {value} != {value};")

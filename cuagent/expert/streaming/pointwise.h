@@ -183,9 +183,27 @@ POINTWISE float error_function(float x) {
   return x != x ? x : (t < 1.f ? p * x : __builtin_copysignf(far, x));
 }
 
-POINTWISE float gelu(float x) { return 0.5f * x * (1.f + error_function(x * 0.707106781f)); }
+// x Phi(x) with Phi(-t sqrt 2) = erfc(t) / 2 = exp(-t Q(t)) / 2. Q was fitted up to 4.25; from there
+// on the exponent falls by 20 per unit, so that Phi is 0 for large negative x. 2 ulp of |x|.
+POINTWISE float gelu(float x) {
+  const float t = absolute(x) * 0.707106781f;
+  const float c = t > 4.25f ? 4.25f : t;
+  float q = -7.23278917e-06f;
+  q = __builtin_fmaf(q, c, 9.82887773e-05f);
+  q = __builtin_fmaf(q, c, -0.000558194027f);
+  q = __builtin_fmaf(q, c, 0.00151726979f);
+  q = __builtin_fmaf(q, c, 7.74439856e-06f);
+  q = __builtin_fmaf(q, c, -0.0192588227f);
+  q = __builtin_fmaf(q, c, 0.102813061f);
+  q = __builtin_fmaf(q, c, 0.636613978f);
+  q = __builtin_fmaf(q, c, 1.12837944f);
+  const float tail = 0.5f * exponential_of_nonpositive(-c * q - 20.f * (t - c));
+  return x * (x < 0.f ? tail : 1.f - tail);
+}
+// (1 + tanh u) / 2 is the sigmoid of 2u.
 POINTWISE float gelu_tanh(float x) {
-  return 0.5f * x * (1.f + hyperbolic_tangent(0.797884561f * (x + 0.044715f * x * x * x)));
+  const float u = 0.797884561f * (x + 0.044715f * x * x * x);
+  return x / (1.f + coarse_range_exponential(-2.f * u));
 }
 POINTWISE float softplus(float x) {
   return x > 20.f ? x : logarithm_one_plus(exponential(x));
@@ -193,7 +211,12 @@ POINTWISE float softplus(float x) {
 POINTWISE float log_sigmoid(float x) {
   return (x < 0.f ? x : 0.f) - logarithm_one_plus(exponential_of_nonpositive(-absolute(x)));
 }
-POINTWISE float mish(float x) { return x * hyperbolic_tangent(softplus(x)); }
+// tanh(log(1 + e)) = n / (n + 2) with n = e (e + 2).
+POINTWISE float mish(float x) {
+  const float e = coarse_range_exponential(x > 20.f ? 20.f : x);
+  const float n = e * (e + 2.f);
+  return x * (n / (n + 2.f));
+}
 POINTWISE float elu(float x, float alpha) {
   const float low = alpha * exponential_minus_one(x);
   return x > 0.f ? x : low;

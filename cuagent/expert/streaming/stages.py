@@ -16,7 +16,7 @@ from cuagent.expert.streaming.nest import Nest
 COST = {
     "exp": 12, "exp_nonpositive": 9, "expm1": 14, "log": 14,
     "log1p": 16, "tanh": 18, "erf": 22, "sigmoid": 14,
-    "silu": 14, "gelu": 24, "gelu_tanh": 22, "softplus": 30, "mish": 40, "elu": 16, "selu": 16,
+    "silu": 14, "gelu": 24, "gelu_tanh": 20, "softplus": 30, "mish": 20, "elu": 16, "selu": 16,
     "log_sigmoid": 30, "xlogx": 16, "sin": 30, "cos": 30, "div": 4, "sqrt": 4, "rsqrt": 6,
     "reciprocal": 4,
 }  # fmt: skip

@@ -21,9 +21,9 @@ from cuagent.measure.timing.timed_arm import TimedArm
 from cuagent.worker import Session
 
 Begin = Callable[[str], Session]
-"""Open the process of a baseline and load its weights. Raises SessionEnded, ForkServerError."""
+"""Fork the process of a baseline. Raises ForkServerError."""
 FirstCall = Callable[[Session], None]
-"""Call the model once. Raises SessionEnded."""
+"""Load the model and call it once. Raises SessionEnded."""
 
 
 class OpenedAhead:
@@ -35,7 +35,7 @@ class OpenedAhead:
         self._futures: dict[str, Future[TimedArm]] = {}
         self._sessions: dict[str, Session] = {}
         self._opening = threading.Lock()
-        """Held while a process opens and cannot be paused yet, and while `_sessions` changes."""
+        """Held while a process is forked and cannot be paused yet, and while `_sessions` changes."""
         self._running = threading.Event()
         self._running.set()
         self._ended = False
@@ -97,7 +97,7 @@ class OpenedAhead:
         self._pool.shutdown(cancel_futures=True)
         for future in self._futures.values():
             with suppress(CancelledError):
-                if future.exception() is None:  # nobody waits for a baseline that failed
+                if future.exception() is None:  # a failed baseline has no session to close
                     future.result().session.close()
         self._futures.clear()
         self._sessions.clear()

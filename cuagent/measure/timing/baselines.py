@@ -87,13 +87,25 @@ class Baselines:
             call = [(slot, slot)]
 
             def first_call(session: Session) -> None:
+                # Timings may pause the process, so even its weights may take long to load.
+                self.referee.processes.finish_reference(session, COMPILE_S)
                 session.block(batch.lent, batch.outputs, call, deadline_s=COMPILE_S)
 
-            self._ahead = OpenedAhead(self._begin, first_call, OPENED_AT_ONCE[self.device])
+            self._ahead = OpenedAhead(self._fork, first_call, OPENED_AT_ONCE[self.device])
         self._ahead.start([n for n in names if n not in self._warm and n not in self.failed])
 
+    def open_together(self) -> None:
+        """Begin to open the missing baselines at the same time, if the device is a GPU.
+
+        There most of a first call is the compiler's work, which leaves the GPU idle. On a CPU they
+        would take each other's processors. Eager opens quickly, and for each timing afresh.
+        """
+        missing = [n for n in self.names if n not in self._warm and n not in (EAGER, *self.failed)]
+        if self.device is Device.CUDA and len(missing) > 1:
+            self.open_ahead(missing)
+
     def still_opening(self, names: Sequence[str], seconds: float) -> tuple[str, ...]:
-        """Return the baselines that the background has not opened after so many seconds."""
+        """Return the baselines that the background has not opened after `seconds`."""
         return self._ahead.unfinished(names, seconds) if self._ahead is not None else ()
 
     @contextmanager
@@ -190,9 +202,9 @@ class Baselines:
                     break
         return None
 
-    def _begin(self, name: str) -> Session:
+    def _fork(self, name: str) -> Session:
         arm, graphs = EAGER if name == TWIN else name, compiled_graphs()
-        return self.referee.processes.reference(arm, environment=graphs, cores=self.cores)
+        return self.referee.processes.begin_reference(arm, environment=graphs, cores=self.cores)
 
     def _open(self, name: str, batch: Batch) -> TimedArm:
         if self._ahead is not None and name in self._ahead:
@@ -201,7 +213,8 @@ class Baselines:
             self._emit(Phase(f"timing: opening {name}"))
         free = free_memory(self.device)
         begun = time.perf_counter()
-        session = self._begin(name)
+        session = self._fork(name)
+        self.referee.processes.finish_reference(session)
         timed_arm = warmed(name, session, batch, begun)
         timed_arm.memory = None if free is None else free - (free_memory(self.device) or 0)
         return timed_arm

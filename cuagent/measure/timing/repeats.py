@@ -57,8 +57,8 @@ LONG_DRAWING_S = 3.0
 SETTLE_S = 0.001
 """Seconds of pause before a block on the CPU: threads of the previous arm may still spin
 (`worker/fork_server.py`)."""
-CALL_S = 60.0
-"""Time limit of a call in seconds."""
+TIMED_CALL_S = 60.0
+"""Time limit of a timed call in seconds."""
 CHECK_EVERY = 5
 """Number of repeats in a stretch. A check with other kinds of inputs precedes one of them, chosen
 at random."""
@@ -280,7 +280,7 @@ def _block(timed_arm: TimedArm, batch: Batch, slots: Sequence[int], *, lean: boo
         batch.lent,
         batch.outputs_of(timed_arm.name),
         [(slot, slot) for slot in slots],
-        deadline_s=CALL_S * len(slots),
+        deadline_s=TIMED_CALL_S * len(slots),
         # The CPU rotates through input sets instead.
         flush=0 if batch.inputs.device == "cpu" else max(FLUSH, 2 * cache_bytes(Device.CUDA)),
         lean=lean,

@@ -43,9 +43,9 @@ BASELINES = (EAGER, COMPILE)
 BUDGET_S = {Effort.GLANCE: 0.3, Effort.QUICK: 1.5, Effort.RECORD: 30.0}
 """Seconds for the repeats: of the one round of a quick timing, of all rounds of a record timing.
 The smallest number of repeats runs in any case."""
-ROUND_S = {Device.CPU: 1.5, Device.CUDA: 3.0}
-"""Most seconds for the repeats of one round of a record timing. On the CPU processes differ more
-than the repeats of one process, so longer rounds gain little."""
+ROUND_S = 1.5
+"""Most seconds for the repeats of one round of a record timing. Processes differ more than the
+repeats of one process, so longer rounds gain little."""
 MAX_CALLS = 60 * MAX_SLOTS
 """Largest number of a candidate's calls in one round."""
 
@@ -209,7 +209,7 @@ class Timer:
         return self._baselines.failed
 
     def still_opening(self, baselines: Sequence[str], seconds: float) -> tuple[str, ...]:
-        """Return the baselines that the background has not opened after so many seconds."""
+        """Return the baselines that the background has not opened after `seconds`."""
         return self._baselines.still_opening(baselines, seconds)
 
     def nothing_opens(self) -> AbstractContextManager[None]:
@@ -225,6 +225,7 @@ class Timer:
         every_baseline = self.baselines
         self._set_baselines([name for name in every_baseline if name != EAGER])
         try:
+            self._baselines.open_together()
             self._baselines.timed_arms(self._baselines.batch_with_fresh_inputs())
         finally:
             self._set_baselines(every_baseline)
@@ -286,6 +287,8 @@ class Timer:
         try:
             for part in parts_of(self.referee, every_baseline, subject is not None):
                 self._set_baselines(part)
+                if not self.referee.large:
+                    self._baselines.open_together()
                 with self.nothing_opens():
                     timings.append(self._time(subject, effort))
                 if is_final(timings[-1]):
@@ -487,7 +490,7 @@ class Timer:
         slots = range(max(1, batch.inputs.count - 1))
         budget = BUDGET_S[effort]
         if effort is Effort.RECORD:
-            budget = min(budget / 10, ROUND_S[self.device])
+            budget = min(budget / 10, ROUND_S)
         draw_s, glance = self._baselines.draw_s, effort is Effort.GLANCE
         repeats = Repeats(self.referee, batch, timed_arms, slots, draw_s, glance)
         return repeats.run(budget), repeats.slowed

@@ -94,8 +94,8 @@ class Repertoire:
     ends: tuple[Ends, ...] = ()
     """Ends of the domain of each tensor."""
     mixed_tails: tuple[int, ...] = ()
-    """Steps of moderate tails whose mean has both signs, because with one sign next to nothing of
-    an output is left, and any kernel has a large relative error there."""
+    """Steps of moderate tails whose mean has both signs. With one sign an output nearly vanishes,
+    and any kernel has a large relative error there."""
     scales: tuple[float, ...] = ()
     """Numbers by which the reference scales."""
     fixed: tuple[Fixed | None, ...] = ()
@@ -205,7 +205,7 @@ def repertoire(
 def _vanishing_steps(
     runs: ReferenceRuns, available: Repertoire, own: Sequence[Tensor]
 ) -> tuple[int, ...]:
-    """Return the steps of moderate tails that leave next to nothing of some output."""
+    """Return the steps of moderate tails at which some output nearly vanishes."""
     usual = runs.forward(list(own))
     shifts = [step for step, (mean, _) in enumerate(TAILS) if mean]
     found = []

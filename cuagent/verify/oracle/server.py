@@ -224,7 +224,7 @@ class _Oracle:
     def _draw_slices(
         self, kind: Inputs, seed: int, step: int, base: list[Tensor], target: list[Tensor]
     ) -> None:
-        """Draw each slice of a large task by itself, which takes the memory of one slice only."""
+        """Draw a large task slice by slice, which takes the memory of one slice only."""
         slicing = self.reference.slicing
         assert slicing is not None
         for number, part in enumerate(slicing.even_ranges()):

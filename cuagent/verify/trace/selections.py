@@ -171,7 +171,7 @@ class ReferenceTrace:
 
 
 def trace_reference(run: Callable[[], list[Tensor]]) -> ReferenceTrace:
-    """Run the reference and record what it chooses, compares, rounds and scales."""
+    """Run the reference; record its selections, comparisons, roundings and scalings."""
     import torch
 
     selections: list[Selection] = []

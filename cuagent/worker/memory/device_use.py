@@ -22,7 +22,7 @@ class DeviceExcess(Exception):
 
 
 def memory_limit(peak: int, free: int, others: int) -> int:
-    """Return the limit in bytes for a candidate: all that is free but for the needs of `others`.
+    """Return the limit in bytes for a candidate: the free memory less the needs of `others`.
 
     `peak` are the bytes that the reference needs.
     """

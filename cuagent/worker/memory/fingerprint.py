@@ -2,8 +2,8 @@
 
 A tensor's fingerprint is the sum of its 32-bit words times secret 64-bit keys, modulo 2^64, of each
 stretch of the tensor (Carter and Wegman's universal hashing). Two stretches that differ have equal
-sums with a probability of at most 2^-33. The keys never leave the process, so nobody can construct
-such a pair.
+sums with a probability of at most 2^-33. The keys never leave the process, so a candidate cannot
+construct such a pair.
 """
 
 from __future__ import annotations

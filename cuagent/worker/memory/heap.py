@@ -12,8 +12,8 @@ _M_MMAP_THRESHOLD = -3
 _M_MMAP_MAX = -4
 _M_PERTURB = -6
 LEAST_MAPPED = 4 << 20
-"""Bytes of the smallest tensor whose memory goes back at once. Blocks of a comparison are smaller,
-and new memory for each would take ten times as long as its arithmetic."""
+"""Bytes of the smallest tensor whose memory is returned when it is freed. Blocks of
+a comparison are smaller, and new memory for each would take ten times as long as its arithmetic."""
 MMAPS = 65536
 """Largest number of mapped allocations, glibc's default."""
 FILLS = (0x01, 0xA5, 0x40, 0xBF)
@@ -45,7 +45,7 @@ def keep_memory() -> None:
 
 
 def return_memory() -> None:
-    """Let every freed tensor of a large task go back to the system at once."""
+    """Return the memory of each freed tensor of a large task to the system."""
     _set(_M_MMAP_MAX, MMAPS)
     _set(_M_MMAP_THRESHOLD, LEAST_MAPPED)
     give_back("cpu")

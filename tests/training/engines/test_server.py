@@ -12,7 +12,8 @@ from routes import Body, answering
 from cuagent.training.data.segments import RecordError
 from cuagent.training.engines.engine import EngineError, Request, Sampled
 from cuagent.training.engines.server import ServerEngine
-from cuagent.training.stages import PlayConfig, TrainConfig, run_ppo
+from cuagent.training.settings import PlayConfig, TrainConfig
+from cuagent.training.stages import run_ppo
 
 PLAIN = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 

@@ -82,7 +82,7 @@ def test_unusable_runs_are_counted_by_reason(
     run: RunFolder, task: Task, play: Play, chat: Chat
 ) -> None:
     failed = start_episode(task, NO_JUDGE, "some-api", play, run.path.parent)
-    run_agent(failed, ScriptedModel([]), play.tools)  # the provider fails at once
+    run_agent(failed, ScriptedModel([]), play.tools)  # the first query fails
     killed = start_episode(task, NO_JUDGE, "some-api", play, run.path.parent)
     killed.log.close()
     loaded = load_runs(run.path.parent, chat)

@@ -25,7 +25,8 @@ from cuagent.training.data.tasks import Part, is_heldout, part_of, split, split_
 from cuagent.training.policy.chat import train_tokenizer
 from cuagent.training.policy.model import new_actor, new_critic, save_model, small_config
 from cuagent.training.policy.optimize import AdamW
-from cuagent.training.stages import TrainConfig, collect
+from cuagent.training.settings import TrainConfig
+from cuagent.training.stages import collect
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +50,7 @@ def test_rft_stops_early_and_keeps_the_best_weights(tmp_path: Path) -> None:
     assert len(losses) == best + 1 + 2, "it stops after two evaluations without a lower loss"
     assert rows[-1]["step"] < steps_of(config, 8)
     assert imitation(actor, others, 4096) == pytest.approx(losses[best], abs=1e-5)
-    # A repeated command stops at once and has the same weights.
+    # A repeated command does no step and has the same weights.
     again = small_actor(seed=5)
     rft(again, few, others, config, tmp_path, said.append)
     assert same(weights(again), weights(actor))

@@ -214,7 +214,7 @@ def test_models_compute_only_under_device_lock(tmp_path: Path) -> None:
 def test_arms_match_documentation(trial: Path, tmp_path: Path) -> None:
     for arm in ABLATIONS.values():
         assert configure(DemoConfig(), None, arm.sets) != DemoConfig()
-    declared = (Path(__file__).parents[2] / "docs" / "research" / "ablations.md").read_text()
+    declared = (Path(__file__).parents[3] / "docs" / "research" / "ablations.md").read_text()
     assert all(f"| `{name}` |" in declared for name in ABLATIONS)
     with pytest.raises(ConfigError, match="there are no-rft"):
         run_ablations(["nothing"], DemoConfig(), [3], "cpu", trial, print)

@@ -25,7 +25,7 @@ from cuagent.training.engines.verl_gae import ARGUMENTS, LAM_ACTOR, gae
 from cuagent.training.engines.verl_rows import rows_of
 from cuagent.training.policy.chat import Chat
 from cuagent.training.policy.model import new_critic, save_model
-from cuagent.training.stages import TrainConfig
+from cuagent.training.settings import TrainConfig
 
 needs_verl = pytest.mark.skipif(find_spec("verl") is None, reason="verl is not installed")
 

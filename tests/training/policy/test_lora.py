@@ -17,10 +17,25 @@ from cuagent.training.algorithms.rft import RftConfig, rft
 from cuagent.training.config import ConfigError
 from cuagent.training.data.batch import collate
 from cuagent.training.policy.chat import Chat
-from cuagent.training.policy.lora import Lora, adapt, merged
-from cuagent.training.policy.model import load_actor, logprobs_of, new_critic, per_token, save_model
+from cuagent.training.policy.folder import save_served
+from cuagent.training.policy.lora import (
+    Lora,
+    adapt,
+    load_adapter,
+    merged,
+    own_backbone,
+    share_backbone,
+)
+from cuagent.training.policy.model import (
+    load_actor,
+    load_critic,
+    logprobs_of,
+    new_critic,
+    per_token,
+    save_model,
+    values,
+)
 from cuagent.training.policy.optimize import AdamW
-from cuagent.training.stages import save_served
 
 pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
 RANK = Lora(rank=4)
@@ -70,6 +85,78 @@ def test_ppo_trains_adapters_and_critic_head_and_resumes(tmp_path: Path) -> None
     assert same(run(tmp_path / "parts", 4), whole)
     size = sum(f.stat().st_size for f in (tmp_path / "whole" / "step-00000004").rglob("*"))
     assert size < 4 * sum(4 * w.numel() for w in whole)
+
+
+def adapted_pair(seed: int) -> tuple[Any, Any]:
+    """Return an actor and a critic with trained adapters, each on weights of its own."""
+    plain = small_actor()
+    torch.manual_seed(seed)
+    pair = adapt(plain, RANK), adapt(new_critic(small_actor()), RANK)
+    for model in pair:
+        for p in model.parameters():
+            if p.requires_grad:
+                torch.nn.init.normal_(p, std=0.05)
+    return pair
+
+
+def test_shared_backbone_changes_no_result_and_saves_its_memory(tmp_path: Path) -> None:
+    def run(shared: bool) -> tuple[list[torch.Tensor], int]:
+        actor, critic = adapted_pair(1)
+        saved = share_backbone(critic, actor) if shared else 0
+        ppo(
+            actor, critic, lambda i: play(actor, 16, i), replace(FAST, iterations=3),
+            tmp_path / str(shared), silent,
+        )  # fmt: skip
+        held = {p.data_ptr(): p.nbytes for m in (actor, critic) for p in m.parameters()}
+        assert sum(held.values()) + saved == sum(
+            p.nbytes for m in adapted_pair(1) for p in m.parameters() if p.data_ptr()
+        )
+        return weights(actor) + weights(critic), saved
+
+    (together, saved), (apart, _) = run(True), run(False)
+    assert same(together, apart)
+    backbone = sum(p.nbytes for p in small_actor().base_model.parameters())
+    assert saved == backbone, "all of the backbone is held once"
+
+
+def test_models_on_one_backbone_are_saved_with_their_own_adapters(tmp_path: Path) -> None:
+    actor, critic = adapted_pair(2)
+    share_backbone(critic, actor)
+    batch = collate(play(small_actor(), 8, 3))
+    expected = [per_token(actor, batch, 500, logprobs_of), per_token(critic, batch, 500, values)]
+    own_backbone(critic, actor)
+    save_model(merged(actor, tmp_path / "a"), tmp_path / "actor")
+    save_model(merged(critic, tmp_path / "c"), tmp_path / "critic")
+    found = [
+        per_token(load_actor(tmp_path / "actor"), batch, 500, logprobs_of),
+        per_token(load_critic(tmp_path / "critic"), batch, 500, values),
+    ]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def test_critic_goes_on_with_the_adapter_of_value_pretraining(tmp_path: Path) -> None:
+    _, critic = adapted_pair(3)
+    batch = collate(play(small_actor(), 8, 3))
+    expected = per_token(critic, batch, 500, values)
+    merged(critic, tmp_path)
+    again = adapt(new_critic(small_actor()), RANK)
+    load_adapter(again, tmp_path)
+    torch.testing.assert_close(per_token(again, batch, 500, values), expected, atol=1e-5, rtol=0)
+    with pytest.raises(ConfigError, match="the adapter has r=4, the settings 2"):
+        load_adapter(adapt(new_critic(small_actor()), Lora(rank=2)), tmp_path)
+    with pytest.raises(ConfigError, match="no adapter"):
+        load_adapter(again, tmp_path / "nothing")
+
+
+def test_critic_of_another_backbone_is_not_shared() -> None:
+    critic = adapt(new_critic(small_actor(9)), RANK)
+    with pytest.raises(ConfigError, match="another policy"):
+        share_backbone(critic, adapt(small_actor(), RANK))
+
+
+def test_shared_backbone_needs_adapters() -> None:
+    with pytest.raises(ConfigError, match=r"lora\.shared needs lora\.rank"):
+        Lora(shared=True)
 
 
 def test_missing_peft_is_reported_with_install_command(monkeypatch: pytest.MonkeyPatch) -> None:

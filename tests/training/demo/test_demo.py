@@ -197,7 +197,8 @@ def token_server(end: int) -> Iterator[str]:
 
 def test_episodes_of_other_tokenizer_are_refused(demo: Path, tmp_path: Path) -> None:
     from cuagent.training.data.segments import RecordError, write_episodes
-    from cuagent.training.stages import episodes_of, load_chat
+    from cuagent.training.data.sources import episodes_of
+    from cuagent.training.policy.chat import load_chat
 
     source = demo / "value" / "sampled" / "episodes" / "00000.jsonl"
     foreign = [replace(e, tokenizer="other") for e in read_episodes(source)]

@@ -1,0 +1,132 @@
+"""Measure tokens per second of RFT and PPO updates on padded and on packed rows.
+
+    python benchmarks/train_packing.py --preset tiny                    # a dry run
+    python benchmarks/train_packing.py --preset cpu --out packing.json
+    CUDA_VISIBLE_DEVICES=0 python benchmarks/train_packing.py --preset h200 --out packing.json
+
+Both arms make the same update, which is checked first: losses agree within rounding. They
+alternate, and the result is the median of the ratios of neighbours, with its extremes: on a busy
+machine the tokens per second of a moment say little, their ratio says more. Padded rows are grouped
+by length already, so the gain depends on the lengths: "wide" is log-uniform over a factor of 16
+(episodes of one turn to forty), "narrow" is uniform from a quarter to the whole.
+Not covered: TRL (`train_throughput.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from train_throughput import Size, decoder, episodes, ours, ours_ppo
+
+from cuagent.training.algorithms.losses import imitation_loss
+from cuagent.training.data.batch import collate, microbatches, packed_microbatches
+from cuagent.training.data.segments import Episode
+from cuagent.training.policy.model import device_microbatches, logprobs_of
+from cuagent.training.policy.placement import Dtype, Placement, place
+
+PRESETS = {
+    "tiny": Size(2, 64, 2, 512, 8, 96, 4, 1, 2),
+    "cpu": Size(2, 64, 2, 512, 16, 512, 4, 1, 5),
+    "h200": Size(16, 1024, 16, 32768, 24, 4096, 4, 1, 2),
+}
+AGREES = {"cpu": 1e-5, "cuda": 2e-2}
+"""Largest relative difference of the losses: rounding in fp32, and in bf16."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--preset", choices=PRESETS, default="tiny")
+    parser.add_argument("--out", type=Path, help="JSON file for the figures")
+    options = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        torch.set_num_threads(1)  # threads that wait for each other measure the other processes
+    found = figures(PRESETS[options.preset], device)
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def figures(size: Size, device: str) -> dict[str, Any]:
+    """Return all measurements; print each when it is done."""
+    found: dict[str, Any] = {
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if device != "cpu" else "cpu",
+        "size": asdict(size),
+    }
+    compute = Dtype.FP32 if device == "cpu" else Dtype.BF16
+    arms = {
+        name: Placement(compute=compute, packed=name == "packed") for name in ("padded", "packed")
+    }
+    for name, rows in (("narrow", episodes(size, 0.25)), ("wide", wide(size))):
+        losses = [loss_of(size, rows, placement, device) for placement in arms.values()]
+        if abs(losses[0] - losses[1]) > AGREES[device] * abs(losses[0]):
+            raise SystemExit(f"{name}: the losses differ: {losses}")
+        found[name] = {"losses": losses, **padding(rows, size)}
+        for stage, step in (("rft", ours), ("ppo", ours_ppo)):
+            steps = {arm: step(size, rows, placement, device) for arm, placement in arms.items()}
+            found[name] |= compare(stage, steps, sum(e.tokens for e in rows), size.rounds)
+        print(f"{name}: {json.dumps(found[name])}", flush=True)
+    return found
+
+
+def wide(size: Size) -> list[Episode]:
+    """Return episodes whose lengths are log-uniform over a factor of 16."""
+    found: list[Episode] = []
+    for i in range(size.rows):
+        longest = int(size.tokens * 16 ** (i / (size.rows - 1) - 1))
+        found += [
+            replace(e, id=f"e{i}") for e in episodes(replace(size, rows=1, tokens=longest), 1)
+        ]
+    return found
+
+
+def padding(rows: list[Episode], size: Size) -> dict[str, float]:
+    """Return the passes of each arm and the share of padding in the padded ones."""
+    real = collate(rows).real.sum(1)
+    budget = size.micro * size.tokens
+    groups = list(microbatches(real, budget))
+    slots = sum(len(g) * int(real[g].max()) for g in groups)
+    return {
+        "passes, padded": len(groups),
+        "passes, packed": len(packed_microbatches(real, budget)),
+        "share of padding": round(1 - int(real.sum()) / slots, 3),
+    }
+
+
+def loss_of(size: Size, rows: list[Episode], placement: Placement, device: str) -> float:
+    """Return the imitation loss of fresh weights."""
+    actor, batch = place(decoder(size), placement, device), collate(rows)
+    with torch.no_grad():
+        return sum(
+            float(imitation_loss(logprobs_of(actor, part), part.action, batch.action_tokens))
+            for _, part in device_microbatches(batch, size.micro * size.tokens, actor)
+        )
+
+
+def compare(
+    stage: str, steps: dict[str, Callable[[], float]], tokens: int, rounds: int
+) -> dict[str, Any]:
+    """Alternate between the arms; return tokens per second and the ratio."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            times[name].append(step())
+    ratios = [a / b for a, b in zip(times["padded"], times["packed"], strict=True)]
+    return {
+        **{
+            f"{stage} {n}, tokens/s": round(tokens / statistics.median(t)) for n, t in times.items()
+        },
+        f"{stage} packed over padded": round(statistics.median(ratios), 3),
+        f"{stage} extremes": [round(min(ratios), 3), round(max(ratios), 3)],
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Share a GPU's memory among the problems in flight: a problem starts when its share is free.
+
+The size of one call is found without memory, by running the reference on fake tensors in a trusted
+child. Problems that ask wait in a queue, so that a large one is not overtaken forever. Not
+covered: memory of other programs, and what a candidate allocates beyond its share; a problem that
+fails for lack of memory runs again alone (`scheduler.py`).
+
+Invariant: a claim ends with its process, however the process ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cuagent.task import Task, TaskError, open_reference
+from cuagent.task.memory import SHARE
+from cuagent.task.plain import task_from_json, task_to_json
+from cuagent.worker import ForkServer
+from cuagent.worker.channel import receive_message, send_message
+
+REQUEST = "size.json"
+SIZE_S = 60.0
+"""Time limit in seconds of finding the size of a call."""
+CALLS_HELD = 50
+"""Sets of inputs, weights and outputs that a usual verdict and timing hold at the same time."""
+CONTEXTS = 6 << 30
+"""Bytes of the CUDA contexts of a problem's processes."""
+USABLE = 0.95
+"""Part of a GPU's memory that claims may take together."""
+UNKNOWN_PART = 1 / 3
+"""Part of the memory that a problem of unknown size claims."""
+POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class Size:
+    """Size of a problem on its GPU, in bytes."""
+
+    call: int | None
+    """Inputs, weights and outputs of one call; None if the reference does not run on fake
+    tensors."""
+    total: int
+    """Memory of the GPU."""
+
+    @property
+    def claim(self) -> int:
+        """Return the bytes that the problem needs, at most all that claims may take.
+
+        A task above `SHARE` of the memory takes the lean way, which may use the whole GPU.
+        """
+        most = int(USABLE * self.total)
+        if self.call is None:
+            return int(UNKNOWN_PART * self.total)
+        if self.call > SHARE * self.total:
+            return most
+        return min(most, CONTEXTS + CALLS_HELD * self.call)
+
+
+def size_of(task: Task, fork_server: ForkServer) -> Size:
+    """Return the size of a task on its GPU. Raises ForkServerError and TaskError."""
+    folder = Path(tempfile.mkdtemp(prefix="size-", dir=fork_server.folder))
+    (folder / REQUEST).write_text(json.dumps(task_to_json(task)), encoding="utf-8")
+    child = fork_server.fork("cuagent.bench.memory", folder, {})
+    try:
+        ended, _, _ = select.select([child.channel], [], [], SIZE_S)
+        received = receive_message(child.channel) if ended else None
+    finally:
+        fork_server.end(child)
+        shutil.rmtree(folder, ignore_errors=True)
+    if received is None:
+        raise TaskError(f"{task.path}: the size of a call was not found in {SIZE_S:.0f} s")
+    return Size(**received[0])
+
+
+@contextmanager
+def claimed(folder: Path, size: Size) -> Iterator[None]:
+    """Wait for a problem's share of the memory and hold it. `folder` is that of one GPU."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    own = folder / f"{os.getpid()}.claim"
+    with own.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with (folder / "queue").open("a") as queue:
+            fcntl.flock(queue, fcntl.LOCK_EX)
+            most = USABLE * size.total
+            while (others := _claims_of_others(folder, own)) and others + size.claim > most:
+                time.sleep(POLL_S)
+            held.write(str(size.claim))
+            held.flush()
+        try:
+            yield
+        finally:
+            own.unlink(missing_ok=True)
+
+
+def _claims_of_others(folder: Path, own: Path) -> int:
+    """Return the sum of the claims of living processes; remove those of dead ones."""
+    claims = 0
+    for path in folder.glob("*.claim"):
+        if path == own:
+            continue
+        try:
+            with path.open() as claim:
+                try:
+                    fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    claims += int(claim.read() or 0)
+                else:
+                    path.unlink(missing_ok=True)
+        except FileNotFoundError:
+            continue
+    return claims
+
+
+def serve(channel: socket.socket, folder: Path) -> None:
+    """Send the size of the task of the request."""
+    import torch
+
+    task = task_from_json(json.loads((folder / REQUEST).read_text(encoding="utf-8")))
+    total = torch.cuda.mem_get_info()[1] if task.device == "cuda" else 0
+    send_message(channel, {"call": bytes_of_call(task), "total": total})
+
+
+def bytes_of_call(task: Task) -> int | None:
+    """Return the bytes of inputs, weights and outputs of one call; None if they cannot be found.
+
+    Changes `nn.Module` for the rest of the process.
+    """
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils import _pytree
+
+    def unmoved(module: torch.nn.Module, *_: Any, **__: Any) -> torch.nn.Module:
+        return module
+
+    # Fake parameters cannot be replaced in place, and moving them changes no size.
+    torch.nn.Module._apply = unmoved  # type: ignore[method-assign, assignment]
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+            reference = open_reference(task)
+            model, inputs = reference.model(0), reference.inputs(0)
+            held = [*inputs, *model.state_dict().values()]
+            try:
+                held.append(model(*inputs))
+            except Exception:  # noqa: BLE001 - any code of the user; outputs are as large as inputs
+                held += inputs
+    except Exception:  # noqa: BLE001 - any code of the user; the judge reports what does not run
+        return None
+    leaves = [leaf for leaf in _pytree.tree_leaves(held) if isinstance(leaf, torch.Tensor)]
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves)

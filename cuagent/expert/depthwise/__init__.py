@@ -1,0 +1,1 @@
+"""Depthwise convolutions, with the elementwise operations around them."""

@@ -1,0 +1,141 @@
+"""Find convolutions in which each channel has weights of its own, and hold their windows.
+
+They move more than they compute: each result reads a few elements of one channel, so a direct
+kernel at the memory's speed is the best there is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from cuagent.expert.anchored.values import Index, Values
+from cuagent.expert.convolutions.match import settings_of
+from cuagent.expert.graph.graph import Depthwise, Graph, Kind, Node, Window, contiguous_strides
+from cuagent.expert.kernel import Request
+from cuagent.expert.streaming.text import Writer
+
+MAX_TAPS = {"cuda": 128, "cpu": 25}
+"""Weights of one channel. On a CPU with AVX2 oneDNN was twice as fast as this family with 49 and
+at most as fast with 9. On a GPU a window of more is cheaper as a product."""
+CALLS = ("F.conv1d(", "F.conv2d(", "F.conv3d(")
+
+
+def with_depthwise(graph: Graph, device: str, keep: frozenset[str]) -> Graph:
+    """Turn the library's depthwise convolutions into nodes of the family."""
+    most = MAX_TAPS[device]
+    nodes = tuple(
+        _depthwise(n, graph) if n.origin not in keep and _qualifies(n, graph, most) else n
+        for n in graph.nodes
+    )
+    return _without_slices(replace(graph, nodes=nodes))
+
+
+def _without_slices(graph: Graph) -> Graph:
+    """Compute only the results that a slice keeps: causal convolutions cut off the last ones."""
+    users, cut = graph.users(), {}
+    for node in graph.nodes:
+        given = graph.node(node.inputs[0]) if node.kind is Kind.STRIDED else node
+        if given.kind is not Kind.DEPTHWISE or node.kind is not Kind.STRIDED or node.offset:
+            continue
+        alone = len(users[given.name]) == 1 and given.name not in graph.outputs
+        leading = node.shape[:-1] == given.shape[:-1]
+        if alone and leading and node.strides == contiguous_strides(given.shape):
+            *sides, last = given.spec.sides
+            spec = replace(given.spec, sides=(*sides, replace(last, count=node.shape[-1])))
+            cut[node.name] = replace(given, name=node.name, shape=node.shape, spec=spec)
+    dropped = {graph.node(name).inputs[0] for name in cut}
+    nodes = tuple(cut.get(n.name, n) for n in graph.nodes if n.name not in dropped)
+    return replace(graph, nodes=nodes)
+
+
+def _qualifies(node: Node, graph: Graph, most: int) -> bool:
+    if node.kind is not Kind.LIBRARY or not node.op.startswith(CALLS) or not node.contiguous:
+        return False
+    x, weight = graph.node(str(node.args[0])), graph.node(str(node.args[1]))
+    settings = settings_of(node)
+    whole = all(isinstance(settings[k], list) for k in ("stride", "padding", "dilation"))
+    depthwise = settings["groups"] == x.shape[1] > 1 and len(x.shape) == len(node.shape)
+    return whole and depthwise and math.prod(weight.shape[2:]) <= most
+
+
+def _depthwise(node: Node, graph: Graph) -> Node:
+    x, weight = graph.node(str(node.args[0])), graph.node(str(node.args[1]))
+    settings = settings_of(node)
+    sides = tuple(
+        Window(extent, count, kernel, stride, padding, dilation)
+        for extent, count, kernel, stride, padding, dilation in zip(
+            x.shape[2:],
+            node.shape[2:],
+            weight.shape[2:],
+            settings["stride"],
+            settings["padding"],
+            settings["dilation"],
+            strict=True,
+        )
+    )
+    return replace(
+        node,
+        kind=Kind.DEPTHWISE,
+        op="depthwise",
+        dims=tuple(range(2, len(node.shape))),
+        spec=Depthwise(sides, node.shape[1] // x.shape[1]),
+    )
+
+
+class DepthwiseText:
+    """Names and expressions of a depthwise kernel, for the C++ and the CUDA generator.
+
+    Dimension 0 is the sample, 1 the channel, `inner` the last; `i` is an index of the result, `p`
+    of the input, `t` of the window.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.request, self.w = request, Writer()
+        self.anchor = next(n for n in request.group.nodes if n.kind is Kind.DEPTHWISE)
+        self.values = Values(request.graph, request.group, self.anchor, self.w)
+        self.shape = self.anchor.shape
+        self.sides = dict(zip(self.anchor.dims, self.anchor.spec.sides, strict=True))
+        self.multiplier = self.anchor.spec.multiplier
+        self.inner = len(self.shape) - 1
+
+    def head(self, *includes: str) -> None:
+        w, sides = self.w, self.sides.values()
+        for line in self.request.title.splitlines():
+            w(f"// {line}")
+        w(
+            f"// {self.shape[0] * self.shape[1]} planes of {_by(s.count for s in sides)} results, "
+            f"windows of {_by(s.kernel for s in sides)}."
+        )
+        for header in includes:
+            w(f'#include "{header}"')
+        w()
+
+    def index(self) -> Index:
+        """Return the index variables of the result."""
+        return tuple(f"i{k}" for k in range(len(self.shape)))
+
+    def element(self, places: dict[int, str]) -> str:
+        """Declare the input's element at `places` of the windowed dimensions; return its name."""
+        channel = "i1" if self.multiplier == 1 else f"i1 / {self.multiplier}"
+        index = ("i0", channel, *(places[k] for k in self.sides))
+        return self.values.at(self.anchor.args[0], index)
+
+    def weight(self, taps: dict[int, str]) -> str:
+        """Declare the weight of a place in the window; return its name."""
+        return self.values.at(self.anchor.args[1], ("i1", "0", *(taps[k] for k in self.sides)))
+
+    def bias(self) -> str:
+        """Declare the bias of the channel; return its name, or 0."""
+        return self.values.at(self.anchor.args[2], ("i1",)) if len(self.anchor.args) > 2 else "0.f"
+
+
+def _by(extents: object) -> str:
+    return " x ".join(map(str, extents))  # type: ignore[call-overload]
+
+
+def place(k: int, side: Window, tap: str) -> str:
+    """Return the expression of the place in the input that an element of a window reads."""
+    scaled = f"i{k} * {side.stride}" if side.stride > 1 else f"i{k}"
+    moved = f"{tap} * {side.dilation}" if side.dilation > 1 else tap
+    return f"{scaled} + {moved}" + (f" - {side.padding}" if side.padding else "")

@@ -1,0 +1,52 @@
+"""Find the installed packages that a task's file imports, so that they are imported once.
+
+The fork server imports them before it forks: `transformers` takes five seconds, and a run opens
+some fifteen processes. Local files are not among them, because their code must run only in the
+processes of the task. Not covered: imports inside functions, and those of the files that the task
+imports.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import sysconfig
+from importlib.util import find_spec
+from pathlib import Path
+
+IMPORTED = frozenset({"torch", "numpy", "cuagent"})
+"""Packages that the fork server imports in any case."""
+
+
+def installed_imports(source: str) -> tuple[str, ...]:
+    """Return the installed modules that a file's text imports, as `module` or `module:name`.
+
+    A text that cannot be parsed imports nothing.
+    """
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return ()
+    found: dict[str, None] = {}
+    for node in tree.body:
+        match node:
+            case ast.Import(names=names):
+                found |= {name.name: None for name in names if _is_installed(name.name)}
+            case ast.ImportFrom(module=str(module), names=names, level=0) if _is_installed(module):
+                found |= {f"{module}:{name.name}": None for name in names if name.name != "*"}
+    return tuple(found)
+
+
+def _is_installed(module: str) -> bool:
+    """Return True if a module's package lies in a folder of installed packages."""
+    package = module.partition(".")[0]
+    if package in IMPORTED or package in sys.stdlib_module_names:
+        return False
+    try:
+        spec = find_spec(package)
+    except (ImportError, ValueError):
+        return False
+    if spec is None or spec.origin is None:
+        return False
+    places = {Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib")}
+    return any(place in Path(spec.origin).resolve().parents for place in places)

@@ -1,0 +1,99 @@
+"""Problems share a GPU's memory: what a call takes, and who waits for whom."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from make_tasks import write_task
+
+from cuagent.bench.memory import CALLS_HELD, CONTEXTS, USABLE, Size, claimed, size_of
+from cuagent.task import load_task
+from cuagent.worker import ForkServer
+
+pytestmark = pytest.mark.slow
+
+TOTAL = 140 << 30
+HOLD = """
+import sys, time
+from pathlib import Path
+from cuagent.bench.memory import Size, claimed
+with claimed(Path(sys.argv[1]), Size(int(sys.argv[2]), int(sys.argv[3]))):
+    print("claimed", flush=True)
+    sys.stdin.read()
+"""
+
+
+def holder(folder: Path, call: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder), str(call), str(TOTAL)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def has_claimed(process: subprocess.Popen[str], wait_s: float) -> bool:
+    assert process.stdout is not None
+    os.set_blocking(process.stdout.fileno(), False)
+    end = time.monotonic() + wait_s
+    while time.monotonic() < end:
+        if process.stdout.readline():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_size_of_a_call_needs_no_memory(tmp_path: Path, fork_server: ForkServer) -> None:
+    path = write_task(
+        tmp_path / "task.py",
+        "return self.a(x)",
+        "torch.randn(1 << 20, 1 << 16)",
+        init="self.a = nn.Linear(1 << 16, 1 << 10).half().float()",
+    )
+    floats = (1 << 36) + (1 << 26) + (1 << 10) + (1 << 30)
+    assert size_of(load_task(path, device="cpu"), fork_server).call == 4 * floats
+
+
+def test_reference_that_reads_values_has_no_outputs_but_a_size(
+    tmp_path: Path, fork_server: ForkServer
+) -> None:
+    path = write_task(tmp_path / "task.py", "return x[: int(x.max())]", "torch.randn(1000)")
+    assert size_of(load_task(path, device="cpu"), fork_server).call == 2 * 4000
+    path = write_task(tmp_path / "broken.py", "return x", "torch.randn(1000)", init="1 / 0")
+    assert size_of(load_task(path, device="cpu"), fork_server).call is None
+
+
+def test_claim_follows_the_size() -> None:
+    assert Size(1 << 20, TOTAL).claim == CONTEXTS + CALLS_HELD * (1 << 20)
+    assert Size(17 << 30, TOTAL).claim == int(USABLE * TOTAL)
+    assert Size(4 << 30, TOTAL).claim < int(USABLE * TOTAL)
+    assert Size(None, TOTAL).claim == int(TOTAL / 3)
+
+
+def test_problems_wait_until_the_memory_is_free(tmp_path: Path) -> None:
+    folder = tmp_path / "gpu-0.memory"
+    small, large = 1 << 30, 17 << 30
+    first = holder(folder, small)
+    assert has_claimed(first, 60)
+    second = holder(folder, small)
+    assert has_claimed(second, 60)
+    whole = holder(folder, large)
+    assert not has_claimed(whole, 3)
+    after = holder(folder, small)  # waits behind the large one, although it would fit
+    assert not has_claimed(after, 3)
+    first.send_signal(signal.SIGKILL)  # leaves its file behind
+    first.wait()
+    second.communicate("")
+    assert has_claimed(whole, 60)
+    assert not has_claimed(after, 1)
+    whole.communicate("")
+    assert has_claimed(after, 60)
+    after.communicate("")
+    with claimed(folder, Size(large, TOTAL)):
+        assert len(list(folder.glob("*.claim"))) == 1

@@ -1,0 +1,46 @@
+"""The fork server imports a task's packages once, unless that is unsafe before a fork."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cuagent.worker import ForkServer
+from cuagent.worker.channel import receive_message
+
+ROOT = Path(__file__).parents[2]
+THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()\n"
+BROKEN = "raise ValueError('broken')\n"
+
+
+def test_packages_are_imported_before_the_first_fork() -> None:
+    with ForkServer(packages=("pydantic_core:ValidationError", "is_missing")) as server:
+        assert server.threads >= 1  # waits until it is ready
+        assert "pydantic_core" in Path(f"/proc/{server.pid}/maps").read_text()
+
+
+@pytest.mark.parametrize(("text", "kept"), [("", True), (BROKEN, True), (THREAD, False)])
+def test_package_that_starts_a_thread_is_left_out(text: str, kept: bool, tmp_path: Path) -> None:
+    (tmp_path / "a_package.py").write_text(text)
+    (tmp_path / "folder").mkdir()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    program = (
+        f"import sys, socket; sys.path += [{str(ROOT)!r}, {str(tmp_path)!r}];"
+        "from cuagent.worker.fork_server_main import main;"
+        f"main(socket.socket(fileno={theirs.fileno()}), {str(tmp_path / 'folder')!r}, (), "
+        f"{('a_package',)!r})"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-B", "-c", program], pass_fds=[theirs.fileno()]
+    )
+    theirs.close()
+    with ours:
+        ours.settimeout(120)
+        assert receive_message(ours) is not None
+        command = Path(f"/proc/{process.pid}/cmdline").read_text()
+        assert ("a_package" in command) is kept
+    assert process.wait(60) == 0

@@ -1,0 +1,54 @@
+"""Lay the rows of a batch one after the other in a single row, without padding.
+
+A forward pass over the packed row computes real tokens only. Positions restart at 0 with each row,
+and attention stays within a row (`policy/packed_attention.py`), so every token gets the outputs
+that it has in the padded batch, up to rounding.
+Not covered: which rows share a pass (`batch.packed_microbatches`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Packing:
+    """T real tokens of B rows, in one row."""
+
+    ids: Tensor
+    """[1, T] int64."""
+    positions: Tensor
+    """[1, T] int64: position of each token in its own row."""
+    starts: Tensor
+    """[B + 1] int32: where each row starts, and T."""
+    slots: Tensor
+    """[T] int64: where each token is in the padded batch, [B * L]."""
+    drawn: Tensor
+    """[N] int64: where the action tokens are in the packed row."""
+    lengths: tuple[int, ...]
+    """Tokens of each row; on the host, so that no kernel launch waits for the GPU."""
+
+    def to(self, device: torch.device | str) -> Packing:
+        names = ("ids", "positions", "starts", "slots", "drawn")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+
+
+def pack(ids: Tensor, real: Tensor, drawn: Tensor) -> Packing:
+    """Pack the tokens [B, L] for which `real` [B, L] is true. `drawn`: see `Batch.drawn`."""
+    flat = real.flatten()
+    slots = flat.nonzero().flatten()
+    lengths = real.sum(1)
+    starts = torch.zeros(len(lengths) + 1, dtype=torch.int32)
+    starts[1:] = lengths.cumsum(0)
+    positions = torch.arange(ids.shape[1]).expand(ids.shape)
+    return Packing(
+        ids.flatten()[slots][None],
+        positions.flatten()[slots][None],
+        starts,
+        slots,
+        (flat.cumsum(0) - 1)[drawn],
+        tuple(lengths.tolist()),
+    )

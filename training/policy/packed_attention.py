@@ -1,0 +1,175 @@
+"""Attend within each of several rows that are packed into one (block-diagonal causal attention).
+
+transformers' own way is a mask of [T, T], which costs T * T in time and memory although most of it
+is false. Here each row is computed by itself: by one variable-length kernel of torch on a GPU in
+half precision, by one call for each row otherwise.
+Not covered: the layout of packed rows (`data/packing.py`); models that keep a state from token to
+token (Mamba, linear attention), which `can_pack` finds out and refuses.
+"""
+
+from __future__ import annotations
+
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor
+
+NAME = "cuagent_packed"
+"""Name of the attention in transformers' registry. Without packed rows it is `sdpa`."""
+TOLERANCE = 0.05
+"""Largest difference of hidden states, relative to their largest number, in `can_pack`: far above
+rounding in bfloat16, far below the effect of a token that should not be seen."""
+
+
+def register() -> None:
+    """Add the attention and its mask to transformers' registries; repeated calls do nothing."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def use_packing(model: Any) -> bool:
+    """Let the training passes of a model run on packed rows; return False if it cannot.
+
+    A model that cannot keeps its attention, and its rows are padded.
+    """
+    register()
+    if model.config.get_text_config()._attn_implementation != "sdpa":
+        return False
+    model.set_attn_implementation(NAME)
+    if can_pack(model):
+        return True
+    model.set_attn_implementation("sdpa")
+    return False
+
+
+def packs(model: Any) -> bool:
+    """Return True if the training passes of this model run on packed rows."""
+    return bool(model.config.get_text_config()._attn_implementation == NAME)
+
+
+@torch.no_grad()
+def can_pack(model: Any) -> bool:
+    """Return True if two packed rows get the hidden states that each has by itself."""
+    from cuagent.training.data.packing import pack
+
+    most = model.get_input_embeddings().num_embeddings
+    ids = (torch.arange(24).view(2, 12) * 7919 + 3) % most
+    real = torch.ones(2, 12, dtype=torch.bool)
+    real[0, 8:] = False
+    packing = pack(ids, real, torch.tensor([1])).to(model.device)
+    was_training = model.training
+    model.eval()
+    try:
+        alone = [ids[0, :8], ids[1]]
+        apart = [
+            model(
+                input_ids=row[None].to(model.device), use_cache=False, output_hidden_states=True
+            ).hidden_states[-1]
+            for row in alone
+        ]
+        together = model(**arguments(packing), output_hidden_states=True).hidden_states[-1]
+    except (TypeError, ValueError, RuntimeError):  # a family that refuses these arguments
+        return False
+    finally:
+        model.train(was_training)
+    wanted = torch.cat(apart, 1).float()
+    return bool((together.float() - wanted).abs().max() <= TOLERANCE * wanted.abs().max())
+
+
+def arguments(packing: Any) -> dict[str, Any]:
+    """Return the arguments of a model's forward pass over packed rows."""
+    # transformers hands a mask of four dimensions on as it is, so it builds none of [T, T].
+    unused = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packing.ids.device)
+    return {
+        "input_ids": packing.ids,
+        "position_ids": packing.positions,
+        "attention_mask": unused,
+        "use_cache": False,
+        "packed_starts": packing.starts,
+        "packed_lengths": packing.lengths,
+    }
+
+
+def attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    packed_starts: Tensor | None = None,
+    packed_lengths: tuple[int, ...] | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Compute attention; with `packed_lengths` each row sees only itself.
+
+    query [b, H, T, D], key and value [b, G, T, D] to [b, T, H, D], as transformers' attentions do.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if packed_lengths is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
+        raise ValueError("packed rows support neither capped scores nor attention sinks")
+    window = kwargs.get("sliding_window")
+    assert packed_starts is not None
+    if has_varlen(query) and not kwargs.get("dropout"):
+        scale = kwargs.get("scaling")
+        return varlen(query, key, value, packed_starts, max(packed_lengths), scale, window), None
+    out, at = [], 0
+    for length in packed_lengths:
+        row = [x[:, :, at : at + length] for x in (query, key, value)]
+        mask = band(length, window, query.device) if window and length > window else None
+        out.append(sdpa_attention_forward(module, *row, mask, **kwargs)[0])
+        at += length
+    return torch.cat(out, 1), None
+
+
+def band(length: int, window: int, device: torch.device) -> Tensor:
+    """Return the mask of causal attention to the last `window` tokens, [1, 1, length, length]."""
+    back = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)
+    return ((back >= 0) & (back < window))[None, None]
+
+
+def has_varlen(query: Tensor) -> bool:
+    """Return True if torch has a variable-length kernel for this query: flash attention on a GPU,
+    which computes in half precision."""
+    if query.device.type != "cuda" or query.shape[-1] > 256 or query.shape[-1] % 8:
+        return False
+    half = torch.is_autocast_enabled("cuda") or query.dtype in (torch.bfloat16, torch.float16)
+    return half and torch.cuda.get_device_capability(query.device) >= (8, 0) and _can_scale()
+
+
+def _can_scale() -> bool:
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:  # before torch 2.10
+        return False
+    return {"scale", "window_size"} <= set(signature(varlen_attn).parameters)
+
+
+def varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    starts: Tensor,
+    longest: int,
+    scale: float | None,
+    window: int | None,
+) -> Tensor:
+    """Compute all rows by one kernel; shapes as in `attend`."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    heads = query.shape[1]
+    if torch.is_autocast_enabled("cuda"):  # autocast does not know this operator
+        low = torch.get_autocast_dtype("cuda")
+        query, key, value = query.to(low), key.to(low), value.to(low)
+    if key.shape[1] != heads:
+        key, value = (x.repeat_interleave(heads // x.shape[1], 1) for x in (key, value))
+    tokens = [x[0].transpose(0, 1).contiguous() for x in (query, key, value)]
+    back = (window - 1 if window else -1, 0)
+    found = varlen_attn(*tokens, starts, starts, longest, longest, scale=scale, window_size=back)
+    return found[None]

@@ -1,0 +1,110 @@
+"""Define the settings of all stages for a user's policy (`cuagent train`), and of their episodes.
+
+Not covered: how they are read (`config.py`); the demonstration's (`demo/presets.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from cuagent.training.algorithms.ppo_update import PpoConfig
+from cuagent.training.algorithms.rft import RftConfig
+from cuagent.training.algorithms.value import ValueConfig
+from cuagent.training.config import SEEDS, ConfigError, above, at_least, below, between
+from cuagent.training.data.filters import Filters
+from cuagent.training.policy.lora import (
+    Lora,
+)
+from cuagent.training.policy.placement import Dtype, Placement
+
+
+class Export(StrEnum):
+    CHAT = "chat"
+    ATIF = "atif"
+    PARQUET = "parquet"
+
+
+class Sampler(StrEnum):
+    AUTO = "auto"
+    """`continuous` on a GPU, `local` on the CPU."""
+    LOCAL = "local"
+    """Batches decoded one after the other; the same seeds give the same episodes."""
+    CONTINUOUS = "continuous"
+    """transformers' continuous batching, which caches the keys and values of conversations."""
+
+
+@dataclass(frozen=True)
+class PlayConfig:
+    """Settings of episodes, with all tools and the full prompt of `cuagent optimize`."""
+
+    turns: int = 40
+    context: int = 32768
+    reply: int = 4096
+    temperature: float = 1.0
+    seconds: float | None = None
+    together: float = 1.0
+    """Share of the live episodes for which the engine waits. Use less than 1 only if the judging
+    devices do not sample, and 0 for engines that batch by themselves (a server, `continuous`)."""
+    timed: bool = True
+    """False gives rewards -1 and 1 only."""
+    gpus: tuple[int, ...] = (0,)
+    """Devices that judge."""
+    at_once: int = 256
+    """Episodes that run in parallel."""
+    most_rows: int = 256
+    """Conversations in one batch of the local engine."""
+    cache_tokens: int | None = None
+    """Tokens of all conversations whose keys and values are held at once; None takes what fits
+    into a share of the GPU's free memory."""
+    beside: int = 1
+    """Kernels verified in parallel on each judging GPU; timing is exclusive."""
+    ray: int = 0
+    """Number of GPUs that judge as Ray actors, on any machine of the cluster; 0 judges on
+    `gpus`."""
+    engine: Sampler = Sampler.AUTO
+    server: str | None = None
+    """URL of a server that returns token ids: http://localhost:8000/v1 of vLLM, or SGLang's
+    http://localhost:30000/generate. None samples in this process."""
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "turns", "context", "reply", "beside")
+        at_least(1, self, "at_once", "most_rows", "cache_tokens")
+        if self.ray and self.beside > 1:
+            raise ConfigError("play.ray needs play.beside=1: a Ray actor has one judge")
+        at_least(0, self, "temperature", "ray")
+        above(0, self, "seconds")
+        between(0, 1, self, "together")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """All settings of the stages."""
+
+    seed: int = 0
+    dtype: Dtype = Dtype.FP32
+    """Type of weights and optimizer. In bfloat16 small updates are lost to rounding."""
+    placement: Placement = field(default_factory=Placement)
+    """Layout of the trained models."""
+    lora: Lora = field(default_factory=Lora)
+    """Adapters instead of all weights."""
+    heldout: float = 0.1
+    """Share of the tasks that are held out."""
+    play: PlayConfig = field(default_factory=PlayConfig)
+    filters: Filters = field(default_factory=Filters)
+    rft: RftConfig = field(default_factory=RftConfig)
+    value: ValueConfig = field(default_factory=ValueConfig)
+    ppo: PpoConfig = field(default_factory=PpoConfig)
+    ppo_episodes: int = 256
+    heldout_episodes: int = 64
+    """Episodes of each evaluation of PPO on the held-out tasks; 0 makes none."""
+    single_turn: int = 0
+    """Number of first PPO iterations in which an episode has one turn, the paper's warm-up: the one
+    reply must contain all calls, including `submit`."""
+    curriculum: bool = True
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "ppo_episodes")
+        at_least(0, self, "heldout", "heldout_episodes", "single_turn")
+        below(1, self, "heldout")
+        between(*SEEDS, self, "seed")
