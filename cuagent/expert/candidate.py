@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import re
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 
@@ -95,6 +96,8 @@ class Candidate:
 def make_candidate(subject: Subject, options: Options) -> Candidate | None:
     """Return the candidate with these options; None if it would not differ from the reference."""
     keep = set(options.keep)
+    # A kernel is a name of the module, as helpers of the reference and its arguments are.
+    taken = {*re.findall(r"\w+", subject.reference), *subject.captured.arguments}
     while True:
         captured, library = _with_library_calls(subject, options, frozenset(keep))
         before = share_equal(lower(captured, frozenset(keep)))
@@ -120,7 +123,7 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
         rejected: set[str] = set()
         for position, step in enumerate(steps):
             if isinstance(step, Product | Convolution | AttentionStep):
-                name = _kernel_name(step, [c.name for c in calls.values()])
+                name = _kernel_name(step, {*taken, *(c.name for c in calls.values())})
                 calls[position] = _triton(name, step, graph, subject.target, options)
             if not isinstance(step, Group):
                 continue
@@ -128,7 +131,7 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
             try:
                 if not _may_gain(step, steps, graph, subject.device):
                     raise NestError("torch has a kernel for this operation")
-                name = _kernel_name(step, [c.name for c in calls.values()])
+                name = _kernel_name(step, {*taken, *(c.name for c in calls.values())})
                 calls[position] = shared(_kernel(subject.device, name, step, graph, options), known)
             except NestError:
                 work = {n.origin for n in step.nodes if n.origin and n.kind is not Kind.VIEW}
@@ -203,7 +206,9 @@ def _is_alone(group: Group, steps: Steps) -> bool:
     return not any(not isinstance(s, Node) or s.kind is Kind.LIBRARY for s in others)
 
 
-def _kernel_name(group: Group | Product | Convolution | AttentionStep, taken: list[str]) -> str:
+def _kernel_name(
+    group: Group | Product | Convolution | AttentionStep, taken: Collection[str]
+) -> str:
     """Return a name from at most four captured operators, such as `linear_gelu_kernel`."""
     origins = [n.origin for n in group.nodes if n.origin] or ["cast"]
     words = list(dict.fromkeys(re.sub(r"_\d+$", "", origin) for origin in origins))
