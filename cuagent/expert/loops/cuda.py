@@ -41,6 +41,8 @@ def generate(request: Request) -> KernelCall:
 class _Kernel(LoopText):
     def __init__(self, request: Request) -> None:
         super().__init__(request)
+        if self.elements.has_products:
+            raise NestError(f"{request.name}: products of the state")
         lanes, channels = self.elements.lane_count, self.elements.channel_count
         self.lane_count, self.channel_count = lanes, channels
         busy = BUSY_THREADS * request.threads // 192 if request.threads else BUSY_THREADS
