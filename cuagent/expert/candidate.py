@@ -159,7 +159,7 @@ def _with_library_calls(
     if options.recurrences:
         captured, names = with_recurrences(captured, subject.device)
         found |= {"all steps of a recurrence in one call": names} if names else {}
-        captured, names = with_loops(captured, keep)
+        captured, names = with_loops(captured, subject.device, keep)
         found |= {"all steps of a loop in one kernel": names} if names else {}
     return captured, found
 

@@ -11,15 +11,18 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from cuagent.expert.capture.editing import called, is_item
+from cuagent.expert.capture.editing import Edit, called, is_item
 from cuagent.expert.graph.lowering import argument, shape_of
 from cuagent.expert.loops.roll import Local, Progression, Rolled, Varying
-from cuagent.expert.loops.spec import Slot
+from cuagent.expert.loops.spec import Slot, state_product
 
 MOST_REPEATED = 32
 """Most times that an elementwise value outside of the loop is computed again in the body."""
 CASTS = {"_to_copy", "to"}
 COPIES = {"clone", "contiguous", "alias", "detach", "lift_fresh_copy"}
+HOISTED = {"linear", "matmul", "mm", "addmm"}
+MOST_PRODUCT = 1024
+"""Largest extent of a matrix that is multiplied with a state."""
 PRODUCTS = {"linear", "matmul", "mm", "bmm", "mv", "addmm", "baddbmm", "dot"}
 
 
@@ -30,13 +33,13 @@ class NoLoop(Exception):
 class Body:
     """A torch.fx graph of one step; `leaves` are the nodes outside that it reads."""
 
-    def __init__(self, loop: Rolled, stored: dict[int, tuple[Any, int]] | None = None) -> None:
+    def __init__(self, loop: Rolled, edit: Edit) -> None:
         import torch
 
-        self.loop, self.graph = loop, torch.fx.Graph()
+        self.loop, self.edit, self.graph = loop, edit, torch.fx.Graph()
         self.count = len(loop.steps)
-        self.stored = stored or {}
-        """Values that are computed for all steps before the loop, with the dimension of steps."""
+        self.products = 0
+        """Products of values of the loop with matrices."""
         self.leaves: list[Any] = []
         self.slots: list[tuple[Any, Slot]] = []
         """Placeholder and slot of each value from outside."""
@@ -71,8 +74,8 @@ class Body:
         from torch.utils import _pytree as pytree
 
         node = self.loop.steps[0][position]
-        if position in self.stored:
-            whole, dim = self.stored[position]
+        if self.is_hoisted(position):
+            whole, dim = self.all_steps(Local(position, 0))
             return self.at(whole, dim, 0, 1)
         if not self.loop.timed[position]:
             return self.whole(node)
@@ -123,30 +126,92 @@ class Body:
 
     def _family(self, nodes: Sequence[Any]) -> Any:
         """Return the value of a step from nodes outside of the loop, one for each step."""
-        if all(is_item(n) and called(n.args[0]) == "unbind" for n in nodes):
-            sources = {n.args[0] for n in nodes}
-            if len(sources) == 1:
-                (source,) = sources
-                base = source.args[0]
-                dim = argument(source, 1, "dim", 0) % len(shape_of(base))
-                return self.at(base, dim, *_progression([n.args[1] for n in nodes]))
-        if all(is_item(n) and called(n.args[0]) in ("split", "chunk") for n in nodes):
-            sources = {n.args[0] for n in nodes}
-            if len(sources) == 1:
-                (source,) = sources
-                base = source.args[0]
-                dim = argument(source, 2, "dim", 0) % len(shape_of(base))
-                if shape_of(nodes[0])[dim] == 1 and len(source.meta["val"]) == shape_of(base)[dim]:
-                    value = self.at(base, dim, *_progression([n.args[1] for n in nodes]))
-                    return self._unsqueezed(value, dim)
-        if all(called(n) == "select" for n in nodes):
-            bases = {(n.args[0], n.args[1]) for n in nodes}
-            if len(bases) == 1:
-                ((base, dim),) = bases
-                dim %= len(shape_of(base))
-                indices = [n.args[2] % shape_of(base)[dim] for n in nodes]
-                return self.at(base, dim, *_progression(indices))
-        raise NoLoop("another tensor in each step")
+        base, dim, first, step, keeps = _slices(nodes)
+        value = self.at(base, dim, first, step)
+        return self._unsqueezed(value, dim) if keeps else value
+
+    def is_hoisted(self, position: int) -> bool:
+        """Return True for a product that no state enters: one product computes it for all steps."""
+        name, loop = called(self.loop.steps[0][position]), self.loop
+        return name in HOISTED and loop.timed[position] and not loop.is_carried(position)
+
+    def all_steps(self, pattern: Any) -> tuple[Any, int]:
+        """Return a node outside of the loop with a value of all steps, and the steps' dimension."""
+        import torch
+
+        aten, loop = torch.ops.aten, self.loop
+        if isinstance(pattern, Varying):
+            base, dim, first, step, keeps = _slices(pattern.nodes)
+            if keeps:
+                raise NoLoop("slices that keep their dimension")
+            return self._range(base, dim, first, step), dim
+        position = pattern.position
+        if ("all", position) in self.known:
+            found: tuple[Any, int] = self.known["all", position]
+            return found
+        node, (args, options) = loop.steps[0][position], loop.arguments[position]
+        sequence = self._sequence(position)
+        if sequence is not None and called(node) == "select":
+            base, dim, first, step = sequence
+            found = self._range(base, dim, first, step), dim
+        elif self.is_hoisted(position):
+            name, bias = called(node), None
+            if name == "addmm":
+                bias, *args = args
+            if options or not isinstance(args[0], Local | Varying) or not _is_matrix(args[1]):
+                raise NoLoop(f"{name} in the body")
+            inner, dim = self.all_steps(args[0])
+            if dim == len(shape_of(inner)) - 1:
+                raise NoLoop("a product along the steps")
+            if name == "linear":
+                whole = self.edit.call(aten.linear.default, (inner, *args[1:]))
+            else:
+                whole = self.edit.call(aten.matmul.default, (inner, args[1]))
+            if bias is not None:
+                whole = self.edit.call(aten.add.Tensor, (whole, bias))
+            found = whole, dim
+        elif is_pointwise(node):
+            found = self._pointwise_steps(node, args, options)
+        else:
+            raise NoLoop(f"{called(node)} before a product")
+        self.known["all", position] = found
+        return found
+
+    def _pointwise_steps(self, node: Any, args: Any, options: Any) -> tuple[Any, int]:
+        """Return an elementwise operator applied to all steps."""
+        from torch.utils import _pytree as pytree
+
+        rank = len(shape_of(node))
+        leaves, spec = pytree.tree_flatten((args, options))
+        values, dims = [], set()
+        for leaf in leaves:
+            value = leaf
+            if isinstance(leaf, Local | Varying):
+                value, dim = self.all_steps(leaf)
+                dims.add(dim)
+            if hasattr(value, "meta"):
+                short = len(shape_of(value)) == rank + isinstance(leaf, Local | Varying)
+                if not short and len(shape_of(value)) > 1:
+                    raise NoLoop("operands of other ranks")
+            values.append(value)
+        if len(dims) != 1 or dims == {rank}:
+            raise NoLoop("steps along other dimensions")
+        if any(hasattr(v, "meta") and len(shape_of(v)) == rank > 1 for v in values):
+            raise NoLoop("operands of other ranks")
+        new_args, new_options = pytree.tree_unflatten(values, spec)
+        return self.edit.call(node.target, new_args, new_options), dims.pop()
+
+    def _range(self, base: Any, dim: int, first: int, step: int) -> Any:
+        """Return the slices of all steps of a tensor, in the order of the steps."""
+        import torch
+
+        aten = torch.ops.aten
+        if (first, step, self.count) == (0, 1, shape_of(base)[dim]):
+            return base
+        low = first if step > 0 else first + (self.count - 1) * step
+        end = low + (self.count - 1) * abs(step) + 1
+        part = self.edit.call(aten.slice.Tensor, (base, dim, low, end, abs(step)))
+        return part if step > 0 else self.edit.call(aten.flip.default, (part, [dim]))
 
     def whole(self, node: Any) -> Any:
         """Return the placeholder of a tensor that all steps read."""
@@ -224,7 +289,9 @@ class Body:
                     return self.call(aten.expand.default, (inner, sizes))
         slot = Slot(self._leaf(node), dim, first, step)
         value = node.meta["val"]
-        return self._placeholder(slot, value.new_empty([*value.shape[:dim], *value.shape[dim + 1 :]]))
+        return self._placeholder(
+            slot, value.new_empty([*value.shape[:dim], *value.shape[dim + 1 :]])
+        )
 
     def _is_cheap(self, node: Any) -> bool:
         """Return True if computing a value in the body repeats it a few times at most."""
@@ -258,7 +325,15 @@ class Body:
         if name == "einsum":
             operands, result = equation(args[0])
             return self._einsum(list(args[1]), operands, result)
+        if name == "linear":
+            value = self._state_product(args[0], args[1], True)
+            return value if len(args) < 3 else self.call(aten.add.Tensor, (value, args[2]))
+        if name == "addmm" and not options:
+            value = self._state_product(args[1], args[2], False)
+            return self.call(aten.add.Tensor, (value, args[0]))
         if name in ("matmul", "bmm", "mv", "mm"):
+            if shape_of(args[1])[-1] > 1 and self._is_weight(args[1]):
+                return self._state_product(args[0], args[1], False)
             return self._product(args[0], args[1])
         if name in PRODUCTS:
             raise NoLoop(f"{name} with the state")
@@ -286,6 +361,27 @@ class Body:
         if source.meta["val"].dtype == like.dtype:
             return source
         return self.call(aten._to_copy.default, (source,), {"dtype": like.dtype})
+
+    def _is_weight(self, node: Any) -> bool:
+        return any(
+            n is node and slot.dim is None and not slot.state and len(shape_of(n)) == 2
+            for n, slot in self.slots
+        )
+
+    def _state_product(self, x: Any, weight: Any, transposed: bool) -> Any:
+        """Add the product of a matrix that depends on the state with one that all steps read."""
+        if not self._is_weight(weight) or len(shape_of(x)) != 2:
+            raise NoLoop("a product with the state")
+        (slot,) = (slot for n, slot in self.slots if n is weight)
+        assert slot.leaf is not None
+        outer = self.leaves[slot.leaf]
+        while called(outer) in ("t", "transpose", "permute") and shape_of(outer):
+            swapped = called(outer) != "permute" or list(outer.args[1]) == [1, 0]
+            transposed, outer = transposed != swapped, outer.args[0]
+        if max(shape_of(outer)) > MOST_PRODUCT:
+            raise NoLoop("a product with a large matrix")
+        self.products += 1
+        return self.call(state_product, (x, self.whole(outer)), {"transposed": transposed})
 
     def _product(self, a: Any, b: Any) -> Any:
         """Add a product of matrices of which one has a single row or column, or of vectors."""
@@ -366,7 +462,9 @@ class Body:
         mode = torch._guards.detect_fake_mode([example])
         assert mode is not None
         with mode:
-            node.meta["val"] = torch.empty(example.shape, dtype=example.dtype, device=example.device)
+            node.meta["val"] = torch.empty(
+                example.shape, dtype=example.dtype, device=example.device
+            )
         self.slots.append((node, slot))
         return node
 
@@ -383,7 +481,9 @@ def is_pointwise(node: Any) -> bool:
     target = node.target
     if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
         return False
-    return torch.Tag.pointwise in target.tags and torch.Tag.nondeterministic_seeded not in target.tags
+    return (
+        torch.Tag.pointwise in target.tags and torch.Tag.nondeterministic_seeded not in target.tags
+    )
 
 
 def equation(text: str) -> tuple[list[str], str]:
@@ -405,6 +505,29 @@ def outer_product(node: Any) -> tuple[list[str], str] | None:
     except NoLoop:
         return None
     return (operands, result) if set("".join(operands)) == set(result) else None
+
+
+def _is_matrix(node: Any) -> bool:
+    return hasattr(node, "meta") and len(shape_of(node)) == 2
+
+
+def _slices(nodes: Sequence[Any]) -> tuple[Any, int, int, int, bool]:
+    """Return base, dimension, first index and step of slices, and if they keep the dimension."""
+    if all(is_item(n) and called(n.args[0]) in ("unbind", "split", "chunk") for n in nodes):
+        sources = {n.args[0] for n in nodes}
+        (source, *others) = sources
+        base, name = source.args[0], called(source)
+        dim = argument(source, 1 if name == "unbind" else 2, "dim", 0) % len(shape_of(base))
+        whole = len(source.meta["val"]) == shape_of(base)[dim]
+        if not others and whole:
+            return (base, dim, *_progression([n.args[1] for n in nodes]), name != "unbind")
+    if all(called(n) == "select" for n in nodes):
+        (base, dim), *others = {(n.args[0], n.args[1]) for n in nodes}
+        if not others:
+            dim %= len(shape_of(base))
+            indices = [n.args[2] % shape_of(base)[dim] for n in nodes]
+            return (base, dim, *_progression(indices), False)
+    raise NoLoop("another tensor in each step")
 
 
 def _progression(indices: Sequence[int]) -> tuple[int, int]:

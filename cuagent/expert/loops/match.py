@@ -29,7 +29,7 @@ from cuagent.expert.loops.body import Body, NoLoop, is_pointwise
 from cuagent.expert.loops.elements import Elements
 from cuagent.expert.loops.periods import repeats
 from cuagent.expert.loops.roll import Local, Progression, Rolled, rolled
-from cuagent.expert.loops.spec import Loop, Result, Slot, time_loop
+from cuagent.expert.loops.spec import Loop, Result, Slot, time_loop, weights_of
 from cuagent.expert.streaming.nest import NestError
 
 MOST_TRIES = 24
@@ -48,7 +48,7 @@ class _Output:
 
 
 def with_loops(
-    captured: Captured, keep: frozenset[str] = frozenset()
+    captured: Captured, device: str = "cpu", keep: frozenset[str] = frozenset()
 ) -> tuple[Captured, tuple[str, ...]]:
     """Return the graph with one call for each loop, and a description of each replaced loop.
 
@@ -69,8 +69,11 @@ def with_loops(
                 taken.update(part)
                 continue
             try:
-                _Replacement(edit, loop, name).run()
+                _Replacement(edit, loop, name).run(device)
             except (NoLoop, NestError):
+                if hoisted := _with_hoisted_products(edit, loop):
+                    taken.update(node for step in loop.steps for node in step)
+                    found.append(f"{len(loop.steps)} steps of {hoisted} input products")
                 continue
             taken.update(node for step in loop.steps for node in step)
             found.append(f"{len(loop.steps)} steps of {len(loop.steps[0])} operators")
@@ -82,6 +85,26 @@ def _shape_text(node: Any) -> str:
     return str(tuple(value.shape)) if hasattr(value, "shape") else ""
 
 
+def _with_hoisted_products(edit: Edit, loop: Rolled) -> int:
+    """Compute the products that no state enters for all steps at once; return their number."""
+    import torch
+
+    edit.graph.inserting_before(loop.steps[0][0])
+    body, count = Body(loop, edit), 0
+    for position in range(len(loop.steps[0])):
+        if not body.is_hoisted(position):
+            continue
+        try:
+            whole, dim = body.all_steps(Local(position, 0))
+        except NoLoop:
+            continue
+        count += 1
+        for k, step in enumerate(loop.steps):
+            value = edit.call(torch.ops.aten.select.int, (whole, dim, k))
+            edit.replace(step[position], value)
+    return count
+
+
 class _Replacement:
     """One loop while it is replaced; nothing is changed before all checks have passed."""
 
@@ -89,14 +112,15 @@ class _Replacement:
         self.edit, self.loop, self.name = edit, loop, name
         self.steps, self.count = loop.steps, len(loop.steps)
         self.place = {n: (k, q) for k, step in enumerate(loop.steps) for q, n in enumerate(step)}
-        self.body = Body(loop)
+        edit.graph.inserting_before(loop.steps[0][0])
+        self.body = Body(loop, edit)
         self.outputs: list[_Output] = []
         self.lists: dict[Any, list[tuple[Any, ...]]] = {}
         """Readers of lists of values: segments of the loop's values, and other values."""
         self.sequences: dict[int, _Output] = {}
         self.scatters: dict[Any, tuple[_Output, int, int]] = {}
 
-    def run(self) -> None:
+    def run(self, device: str) -> None:
         for position in range(len(self.steps[0])):
             self._add_readers(position)
         if not self.outputs:
@@ -105,6 +129,8 @@ class _Replacement:
             self._grow(output)
         self.outputs = [o for o in self.outputs if o.nodes or o in self._kept()]
         spec = self._spec()
+        if self.body.products and device != "cpu":
+            raise NoLoop("products of the state have no kernel for this device")
         self._replace(spec)
 
     def _kept(self) -> list[_Output]:
@@ -115,7 +141,9 @@ class _Replacement:
 
     def _add_readers(self, position: int) -> None:
         """Add the outputs that the readers of one operator of the body need."""
-        readers = [(k, u) for k in range(self.count) for u in self._outside(self.steps[k][position])]
+        readers = [
+            (k, u) for k in range(self.count) for u in self._outside(self.steps[k][position])
+        ]
         if not readers:
             return
         if self._is_scatter(position):
@@ -258,7 +286,11 @@ class _Replacement:
         slots = {names[node]: slot for node, slot in body.slots}
         results = tuple(o.result for o in self.outputs)
         loop = Loop(self.count, graph, slots, results, body.graph)
-        Elements(loop)
+        weights = weights_of(loop)
+        matrices = {leaf for leaf, _ in weights}
+        read = [loop.slots[e.node.name] for e in Elements(loop).elements if e.kind == "load"]
+        if len(matrices) < len(weights) or any(slot.leaf in matrices for slot in read):
+            raise NoLoop("a matrix that is read in two ways")
         return loop
 
     def _replace(self, spec: Loop) -> None:

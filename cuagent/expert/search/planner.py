@@ -166,6 +166,11 @@ def _choices(
         yield from _repairs(outcomes[-1])
         return
     options = best.candidate.options
+    if options.recurrences and best.candidate.library and best.speedup < 1:
+        yield (
+            replace(options, recurrences=False),
+            "leave recurrences and loops to torch, because the candidate is slower",
+        )
     if not options.compile and _rest_may_gain(best, bounds):
         mode = _compile_mode(bounds.rung)
         yield (
