@@ -25,10 +25,12 @@ from cuagent.expert.graph.lowering import (
     operator_name,
     shape_of,
 )
-from cuagent.expert.loops.body import Body, NoLoop, is_pointwise
+from cuagent.expert.loops.body import Body
 from cuagent.expert.loops.elements import Elements
+from cuagent.expert.loops.hoist import AllSteps
 from cuagent.expert.loops.periods import repeats
 from cuagent.expert.loops.roll import Local, Progression, Rolled, rolled
+from cuagent.expert.loops.slices import NoLoop, is_pointwise
 from cuagent.expert.loops.spec import Loop, Result, Slot, time_loop, weights_of
 from cuagent.expert.streaming.nest import NestError
 
@@ -90,18 +92,18 @@ def _with_hoisted_products(edit: Edit, loop: Rolled) -> int:
     import torch
 
     edit.graph.inserting_before(loop.steps[0][0])
-    body, count = Body(loop, edit), 0
+    steps, count = AllSteps(loop, edit), 0
     for position in range(len(loop.steps[0])):
-        if not body.is_hoisted(position):
+        if not steps.is_hoisted(position):
             continue
         try:
-            whole, dim = body.all_steps(Local(position, 0))
+            whole, dim = steps.node(Local(position, 0))
         except NoLoop:
             continue
         count += 1
-        for k, step in enumerate(loop.steps):
+        for k, nodes in enumerate(loop.steps):
             value = edit.call(torch.ops.aten.select.int, (whole, dim, k))
-            edit.replace(step[position], value)
+            edit.replace(nodes[position], value)
     return count
 
 
@@ -147,15 +149,15 @@ class _Replacement:
         if not readers:
             return
         if self._is_scatter(position):
-            return self._add_scatter(position, readers)
+            self._add_scatter(position, readers)
+            return
         lists = [u for _, u in readers if called(u) in ("stack", "cat") and len(u.args[0]) > 1]
         if not lists and all(k == self.count - 1 for k, _ in readers):
             node = self.steps[-1][position]
             value = self.body.value(position)
             self.outputs.append(_Output(value, Result(None), [node]))
-            return None
+            return
         self._add_sequence(position, list(dict.fromkeys(lists)), readers)
-        return None
 
     def _add_sequence(
         self, position: int, lists: Sequence[Any], readers: Sequence[tuple[int, Any]]
