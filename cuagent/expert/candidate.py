@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import re
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 
@@ -58,6 +59,9 @@ class Options:
     """Compute half-precision products in float32; None decides it from the processor."""
     products: bool = True
     """CUDA: compute matrix products, with the operations behind them, by own kernels."""
+    planes: str = ""
+    """CUDA: layout of the input of one- and two-dimensional convolutions in own kernels ("copied"
+    with adjacent channels, "in place"); "" leaves them to torch."""
     tiles: int = 0
     """CUDA: rank of a product's tiles in the cost model."""
     compile: str = ""
@@ -95,6 +99,8 @@ class Candidate:
 def make_candidate(subject: Subject, options: Options) -> Candidate | None:
     """Return the candidate with these options; None if it would not differ from the reference."""
     keep = set(options.keep)
+    # A kernel is a name of the module, as helpers of the reference and its arguments are.
+    taken = {*re.findall(r"\w+", subject.reference), *subject.captured.arguments}
     while True:
         captured, library = _with_library_calls(subject, options, frozenset(keep))
         before = share_equal(lower(captured, frozenset(keep)))
@@ -106,7 +112,9 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
         if options.products:
             graph = products.as_reductions(graph, subject.target, frozenset(keep))
             graph = products.copy_operands(graph, subject.target)
-            graph = convolutions.copy_operands(graph, subject.target, frozenset(keep))
+            graph = convolutions.copy_operands(
+                graph, subject.target, frozenset(keep), options.planes
+            )
         prepared = prepared_names(graph)
         own = (*recurrence_groups(graph), *loop_groups(graph))
         claimed = (*clusters(graph, ANCHORS, prepared), *own)
@@ -120,7 +128,7 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
         rejected: set[str] = set()
         for position, step in enumerate(steps):
             if isinstance(step, Product | Convolution | AttentionStep):
-                name = _kernel_name(step, [c.name for c in calls.values()])
+                name = _kernel_name(step, {*taken, *(c.name for c in calls.values())})
                 calls[position] = _triton(name, step, graph, subject.target, options)
             if not isinstance(step, Group):
                 continue
@@ -128,7 +136,7 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
             try:
                 if not _may_gain(step, steps, graph, subject.device):
                     raise NestError("torch has a kernel for this operation")
-                name = _kernel_name(step, [c.name for c in calls.values()])
+                name = _kernel_name(step, {*taken, *(c.name for c in calls.values())})
                 calls[position] = shared(_kernel(subject.device, name, step, graph, options), known)
             except NestError:
                 work = {n.origin for n in step.nodes if n.origin and n.kind is not Kind.VIEW}
@@ -156,7 +164,7 @@ def _with_library_calls(
     if options.recurrences:
         captured, names = with_recurrences(captured, subject.device)
         found |= {"all steps of a recurrence in one call": names} if names else {}
-        captured, names = with_loops(captured, keep)
+        captured, names = with_loops(captured, subject.device, keep)
         found |= {"all steps of a loop in one kernel": names} if names else {}
     return captured, found
 
@@ -203,7 +211,9 @@ def _is_alone(group: Group, steps: Steps) -> bool:
     return not any(not isinstance(s, Node) or s.kind is Kind.LIBRARY for s in others)
 
 
-def _kernel_name(group: Group | Product | Convolution | AttentionStep, taken: list[str]) -> str:
+def _kernel_name(
+    group: Group | Product | Convolution | AttentionStep, taken: Collection[str]
+) -> str:
     """Return a name from at most four captured operators, such as `linear_gelu_kernel`."""
     origins = [n.origin for n in group.nodes if n.origin] or ["cast"]
     words = list(dict.fromkeys(re.sub(r"_\d+$", "", origin) for origin in origins))

@@ -23,7 +23,7 @@ from cuagent.expert.graph.lowering import (
     shape_of,
     value_of,
 )
-from cuagent.expert.rules.library import library
+from cuagent.expert.rules.library import doubled, library, literal
 
 MAX_CONSTANT = 64
 """Elements of a tensor constant that is written into the text of the module."""
@@ -47,12 +47,13 @@ def lower(captured: Captured, keep: frozenset[str] = frozenset()) -> Graph:
     names: list[str] = []
     words: list[str] = []
     for value in captured.outputs:
-        operand = low.values[value.name] if hasattr(value, "name") else value
-        if isinstance(operand, str):
+        is_node = hasattr(value, "name")
+        operand = low.values[value.name] if is_node else value
+        if is_node and isinstance(operand, str):
             words.append(f"{{{len(names)}}}")
             names.append(operand)
         else:
-            words.append(repr(operand))
+            words.append(doubled(literal(operand)))
     inputs = {
         str(low.values[n]): e for n, e in captured.inputs.items() if n not in captured.literals
     }
@@ -62,7 +63,11 @@ def lower(captured: Captured, keep: frozenset[str] = frozenset()) -> Graph:
 
 def _filled(template: str, words: Sequence[str]) -> str:
     """Replace each placeholder of a result by its word; braces stay doubled."""
-    return re.sub(r"\{(\d+)\}", lambda match: words[int(match[1])], template)
+    return re.sub(
+        r"\{\{|\}\}|\{(\d+)\}",
+        lambda match: words[int(match[1])] if match[1] else match[0],
+        template,
+    )
 
 
 def _loadable(fx: Any) -> bool:
@@ -97,7 +102,9 @@ def _placeholder(low: Lowering, captured: Captured, fx: Any) -> None:
     if name in captured.parameters:
         kind, op = Kind.PARAMETER, captured.parameters[name]
         # A parameter gets the name of its path, which readers of the module know.
-        name = re.sub(r"\W", "_", op)
+        # Python treats some other letters as equal in names, and C++ does not know all of them.
+        name = re.sub(r"\W", "_", op, flags=re.ASCII)
+        name = name if name.lstrip("_")[:1].isalpha() else f"p{name}"
     elif name in captured.constants:
         kind, op = Kind.CONSTANT, _constant(name, captured.constants[name])
     name = low.readable_name(name)
@@ -109,4 +116,6 @@ def _constant(name: str, tensor: Any) -> str:
         raise CaptureError(
             f"{name} is a constant with {tensor.numel()} elements; register it as a buffer"
         )
-    return f"torch.tensor({tensor.tolist()!r}, dtype={tensor.dtype}, device='{tensor.device}')"
+    return (
+        f"torch.tensor({literal(tensor.tolist())}, dtype={tensor.dtype}, device='{tensor.device}')"
+    )

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 CANDIDATE = "candidate"
 EAGER, COMPILE = "eager", "compile"
 RECORD_TITLE = "record timing, in fresh processes"
-"""Title of the table that a submitted attempt has."""
+"""Title of the table if its attempt was timed for the record."""
 ALL_TITLE = "all attempts, each by its latest timing"
 MOST_ROWS = 12
 """Attempts in the table at the end."""
@@ -62,6 +62,8 @@ class AttemptTable:
 
     baselines: list[Row] = field(default_factory=list)
     attempts: dict[int, Row] = field(default_factory=dict)
+    recorded: set[int] = field(default_factory=set)
+    """Numbers of the attempts whose latest timing is one of record."""
     numbers: dict[str, int] = field(default_factory=dict)
     """Attempt numbers by digest."""
     has_ladder: bool = False
@@ -85,6 +87,8 @@ class AttemptTable:
         row = self.attempts[number] = attempt_row(number, judgement)
         timing = judgement.timing
         # a quick timing does not improve on the baselines of the ladder
+        of_record = timing is not None and timing.effort is Effort.RECORD and not row.note
+        (self.recorded.add if of_record else self.recorded.discard)(number)
         quick = self.has_ladder and timing is not None and timing.effort is not Effort.RECORD
         if timing is not None and not row.note and not quick:
             self.baselines = updated_baselines(self.baselines, timing)
@@ -93,21 +97,36 @@ class AttemptTable:
             self.best_over_time.append((seconds, gain))
         return row
 
-    def new_lines(
-        self, number: int, width: int, glyphs: Glyphs = UNICODE, *, fresh: bool = False
-    ) -> list[Text]:
-        """Return the lines for an attempt just added.
+    @property
+    def best(self) -> Ratio | None:
+        """The largest gain of an attempt over its best baseline, by the latest timings."""
+        timed = [row for row in self.attempts.values() if row.ratios and not row.note]
+        gains = [min(row.ratios.values(), key=lambda r: r.value) for row in timed]
+        return max(gains, key=lambda r: r.value, default=None)
 
-        `fresh`: it was timed for the record; the baselines timed with it are shown above it.
+    @property
+    def title(self) -> str:
+        """The kind of timing that the figures of the attempts come from."""
+        timed = {number for number, row in self.attempts.items() if not row.note}
+        if self.recorded and timed <= self.recorded:
+            return RECORD_TITLE
+        if self.recorded:
+            names = ", ".join(map(str, sorted(self.recorded)))
+            return f"attempt {names}: {RECORD_TITLE}; others: latest timing"
+        return ALL_TITLE
+
+    def new_lines(self, number: int, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
+        """Return the lines for an attempt just added; none for a timing of record.
+
+        The end of the run shows that one in the table of all attempts, with the baselines that were
+        timed beside it, so that no two tables disagree.
         """
         row = self.attempts[number]
         line = row_line(row, width, glyphs, self.rung)
         if row.note:
             return [line]
-        if fresh:
-            timed = [b for b in self.baselines if b.name in row.ratios]
-            above = [row_line(b, width, glyphs, self.rung) for b in timed]
-            return [Text(RECORD_TITLE, "bold"), head_line(width, self.rung), *above, line]
+        if number in self.recorded:
+            return []
         first = sum(not other.note for other in self.attempts.values()) == 1
         shown = self.baselines if first and not self.has_ladder else []
         above = [row_line(b, width, glyphs, self.rung) for b in shown]
@@ -123,7 +142,7 @@ class AttemptTable:
         if len(rows) < fewest:
             return []
         most = len(rows) if width == UNCUT else MOST_ROWS
-        title = Text(clip(ALL_TITLE, width, glyphs.more), "bold")
+        title = Text(clip(self.title, width, glyphs.more), "bold")
         lines = [title, *table_lines(self.baselines, rows, width, glyphs, self.rung, most)]
         if best_over_time := trend(rows, width - 8, glyphs):
             lines.append(Text.assemble(("  best ", "dim"), (best_over_time, "green")))

@@ -47,9 +47,14 @@ class Status:
         self, seconds: float, width: int, glyphs: Glyphs = UNICODE, tick: int | None = None
     ) -> str:
         """At most `width` columns; `tick` turns the spinner, None leaves it out."""
-        parts = [*self.parts(seconds), *([self.activity] if self.activity else [])]
-        spin = "" if tick is None else glyphs.spinner[tick % len(glyphs.spinner)] + " "
+        figures = self.parts(seconds)
         dot = f" {glyphs.dot} "
+        # While nothing moves, what the user can do counts more than tokens and cost.
+        activity = [self.activity] if self.activity else []
+        while tick is None and len(figures) > 2 and _width([*figures, *activity], dot) > width:
+            figures.pop()
+        parts = [*figures, *activity]
+        spin = "" if tick is None else glyphs.spinner[tick % len(glyphs.spinner)] + " "
         line = spin + parts[0]
         for part in parts[1:]:
             room = width - cell_len(line) - cell_len(dot)
@@ -58,3 +63,7 @@ class Status:
             elif part == self.activity and room >= 8:
                 line += dot + clip(part, room, glyphs.more)
         return clip(line, width, "")
+
+
+def _width(parts: list[str], dot: str) -> int:
+    return cell_len(dot.join(parts))

@@ -35,7 +35,7 @@ from cuagent.events import (
     ToolStarted,
     UserSaid,
 )
-from cuagent.timing import Effort, Standing
+from cuagent.timing import Standing
 from cuagent.ui.attempts import AttemptTable, settings_lines
 from cuagent.ui.code import LINES, written
 from cuagent.ui.console import UNCUT, make_console
@@ -46,7 +46,7 @@ from cuagent.ui.markdown import Blocks, rendered
 from cuagent.ui.region import Region
 from cuagent.ui.status import Status
 from cuagent.ui.summary import short_path, summary_lines
-from cuagent.ui.table import smallest_ratio, why_lines
+from cuagent.ui.table import why_lines
 from cuagent.ui.text import clean, clip, duration, fold, glyphs_for, harmless, one_line, wrap
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Terminal:
         self._last_call = ""
         self._summary = ""
         """The summary of the run shown last."""
-        self._judged = self._ladder_shown = False
+        self._judged = self._ladder_shown = self._table_due = False
         self._tier = ""
         """The isolation tier shown last."""
         self._started = time.monotonic()
@@ -171,7 +171,7 @@ class Terminal:
                 self.attempt_table.measure_ladder(found)
             for number, judgement in judged:
                 self.attempt_table.add(number, judgement)
-                self._improve(judgement)
+            self._improve()
 
     def pause(self, *, finished: bool = False) -> None:
         """Stop the clock until the next step and show that it is the user's turn.
@@ -239,15 +239,19 @@ class Terminal:
             case RunEnded():
                 self._summary = one_line(event.summary)
                 self._ended.set()
-                numbers, table = (
-                    self.attempt_table.numbers,
-                    self.attempt_table.all_lines(self.width, self.glyphs, 2),
-                )
+                numbers, table = self.attempt_table.numbers, self._final_table()
                 lines = summary_lines(event, self._run, numbers, self.width, self.glyphs)
                 self._print([Text(), *table, *([Text()] if table else []), *lines])
 
+    def _final_table(self) -> list[Text]:
+        """Return the table of all attempts; none if a single attempt stands above already."""
+        fewest, self._table_due = 1 if self._table_due else 2, False
+        return self.attempt_table.all_lines(self.width, self.glyphs, fewest)
+
     def _show_pause(self, stop: str, summary: str) -> None:
         """Show why the run stopped, and its summary if that changed since it was last shown."""
+        if self._table_due:
+            self._print([Text(), *self._final_table()])
         known, self._summary = summary == self._summary, summary
         said = stop if known else f"{stop}: {summary}"
         answer = known and stop == "answered"  # the answer stands above
@@ -361,11 +365,10 @@ class Terminal:
     def _show_judged(self, event: Judged) -> None:
         judgement: Judgement = event.judgement
         self._judged = True
-        self._improve(judgement)
         self.attempt_table.add(event.attempt, judgement, self._seconds())
-        timing = judgement.timing
-        fresh = timing is not None and timing.effort is Effort.RECORD
-        lines = self.attempt_table.new_lines(event.attempt, self.width, self.glyphs, fresh=fresh)
+        self._improve()
+        self._table_due |= event.attempt in self.attempt_table.recorded
+        lines = self.attempt_table.new_lines(event.attempt, self.width, self.glyphs)
         why = why_lines(judgement, self.width, self.glyphs, self._tier)
         if judgement.build.ok and not judgement.verdict.accepted:
             self._tier = judgement.verdict.tier
@@ -378,11 +381,10 @@ class Terminal:
         lines = self.attempt_table.ladder_lines(self.width, self.glyphs)
         self._print([*lines, *settings_lines(found, self.width), *notes])
 
-    def _improve(self, judgement: Judgement) -> None:
-        gain = smallest_ratio(judgement.timing)
-        if judgement.verdict.accepted and gain and gain.value > (self.status.best or 0.0):
-            sure = gain.standing is not Standing.INCONCLUSIVE
-            self._set(best=gain.value, sure=sure)
+    def _improve(self) -> None:
+        """Show the best attempt by the latest timings: a timing of record replaces a lucky one."""
+        if gain := self.attempt_table.best:
+            self._set(best=gain.value, sure=gain.standing is not Standing.INCONCLUSIVE)
 
     def _line(self, text: str, style: str) -> Text:
         return Text(clip(text, self.width, self.glyphs.more), style)

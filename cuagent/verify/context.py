@@ -158,8 +158,8 @@ class VerifyContext:
         reordered = (_with_answer(expected, answer, exact) for answer in sensitivity.reordered())
         findings = (self._strict(outputs, answer, kind, explain=False) for answer in reordered)
         passed = next((found for found in findings if found.passed), None)
-        if passed is None and sensitivity.moved.underflows:
-            # The count of choices that depend on underflow is not judged on this draw.
+        if passed is None and sensitivity.moved.roundoff_chooses:
+            # A count of choices among near ties is judged on the other draws.
             counts = [e and not is_inexact(x) for e, x in zip(exact, outputs, strict=True)]
             expected = _with_answer(expected, outputs, counts)
             finding = self._strict(outputs, expected, kind, explain=explain)

@@ -18,7 +18,7 @@ from samples import (
     UNSURE,
 )
 
-from cuagent.timing import Effort
+from cuagent.timing import Effort, Ratio
 from cuagent.ui.attempts import (
     AttemptTable,
     attempt_row,
@@ -117,17 +117,38 @@ def test_baselines_come_with_the_first_attempt_and_are_not_repeated() -> None:
     ]
 
 
+def _recorded(attempts: AttemptTable, number: int) -> None:
+    assert GAIN.timing is not None
+    attempts.add(number, replace(GAIN, timing=replace(GAIN.timing, effort=Effort.RECORD)))
+
+
 def test_a_submitted_attempt_has_one_table_with_a_title() -> None:
-    """A record table shows only rows of its own timing; older rows would contradict it."""
     attempt_table = AttemptTable()
     attempt_table.measure_ladder(LADDER)
-    timing = GAIN.timing
-    assert timing is not None
-    attempt_table.add(1, replace(GAIN, timing=replace(timing, effort=Effort.RECORD)))
-    lines = [line.plain for line in attempt_table.new_lines(1, 80, fresh=True)]
+    _recorded(attempt_table, 1)
+    assert attempt_table.new_lines(1, 80) == [], "the end of the run shows it"
+    lines = [line.plain for line in attempt_table.all_lines(80)]
     assert lines[0] == "record timing, in fresh processes"
-    names = [line[2:].split("  ")[0].strip() for line in lines[2:]]
-    assert names == ["eager", "torch.compile", "attempt 1"]
+    assert sum("attempt 1" in line for line in lines) == 1
+
+
+def test_the_title_of_the_table_names_the_recorded_attempts() -> None:
+    attempt_table = AttemptTable()
+    attempt_table.add(1, GAIN)
+    _recorded(attempt_table, 2)
+    assert attempt_table.title.startswith("attempt 2: record timing, in fresh processes; others")
+    attempt_table.add(2, GAIN)
+    assert attempt_table.title == "all attempts, each by its latest timing"
+
+
+def test_a_timing_of_record_replaces_a_lucky_earlier_one() -> None:
+    attempt_table = AttemptTable()
+    attempt_table.add(1, GAIN)
+    assert GAIN.timing is not None
+    slow = {name: Ratio(0.8, 0.7, 0.9) for name in GAIN.timing.ratios}
+    attempt_table.add(1, replace(GAIN, timing=replace(GAIN.timing, ratios=slow)))
+    assert attempt_table.best is not None
+    assert attempt_table.best.value == 0.8
 
 
 def test_the_ladder_is_the_first_rows_its_best_rung_marked() -> None:

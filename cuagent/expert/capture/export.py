@@ -120,7 +120,10 @@ def _expression(structure: Any) -> str:
         case str():
             return structure
         case dict() if type(structure) is dict:
-            inner = ", ".join(f"{key!r}: {_expression(v)}" for key, v in structure.items())
+            words = {
+                repr(key).replace("{", "{{").replace("}", "}}"): v for key, v in structure.items()
+            }
+            inner = ", ".join(f"{word}: {_expression(v)}" for word, v in words.items())
             return "{{" + inner + "}}"
         case list():
             return "[" + ", ".join(map(_expression, structure)) + "]"

@@ -33,8 +33,7 @@ def needed_definitions(source: str, entry: str) -> str:
     lines = source.splitlines()
 
     def is_needed(statement: ast.stmt) -> bool:
-        needed = id(statement) in reached or _imports_any(statement, used)
-        return needed and statement not in future
+        return statement in future or id(statement) in reached or _imports_any(statement, used)
 
     parts = [
         "\n".join(lines[_first_line(statement) - 1 : statement.end_lineno])
@@ -46,6 +45,27 @@ def needed_definitions(source: str, entry: str) -> str:
     for part, is_import in zip(parts, imports, strict=True):
         text += part + "\n" if is_import else f"\n\n{part}\n"
     return text.strip("\n")
+
+
+USUAL = {"torch": "torch", "F": "torch.nn.functional", "triton": "triton", "tl": "triton.language"}
+"""Names that a candidate imports itself, with the module that each means."""
+
+
+def rebound(text: str) -> set[str]:
+    """Return the names that the top level of `text` defines, except imports of USUAL."""
+    found: set[str] = set()
+    for statement in ast.parse(text).body:
+        found.update(_defines(statement))
+        match statement:
+            case ast.Import(names=names):
+                pairs = [(a.asname or a.name.split(".")[0], a.name) for a in names]
+                pairs = [(n, full if n != full.split(".")[0] else n) for n, full in pairs]
+            case ast.ImportFrom(module=module, names=names):
+                pairs = [(a.asname or a.name, f"{module}.{a.name}") for a in names]
+            case _:
+                continue
+        found.update(name for name, full in pairs if USUAL.get(name) != full)
+    return found
 
 
 def sibling_imports(text: str, folder: Path) -> list[str]:

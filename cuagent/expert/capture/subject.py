@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import keyword
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cuagent.expert.capture.export import Captured, CaptureError, capture
-from cuagent.expert.capture.reference_text import needed_definitions, sibling_imports
+from cuagent.expert.capture.reference_text import (
+    needed_definitions,
+    rebound,
+    sibling_imports,
+)
 from cuagent.task import Device, Task, open_reference
 from cuagent.task.settings import candidate_settings, read_settings
 
 if TYPE_CHECKING:
     import torch
+
+
+OURS = frozenset(("torch", "F", "load", "triton", "tl", "super", "self"))
+"""Names that the text of a candidate uses beside those of the reference."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +71,13 @@ def open_subject(task: Task) -> Subject:
             f"{task.path.name} imports {', '.join(siblings)} from its folder, which a candidate "
             "cannot read; move the needed definitions into one file"
         )
+    if names := ", ".join(sorted(rebound(text) & OURS)):
+        raise CaptureError(f"{task.path.name} gives {names} another meaning; rename it")
     reference = open_reference(task)
     model = reference.model(0)
     captured = capture(model, reference.inputs(0))
+    if names := ", ".join(sorted(OURS & set(captured.arguments))):
+        raise CaptureError(f"forward has an argument {names}, which hides a module; rename it")
     return Subject(captured, text, task.entry, attribute_of(model), target_of(task))
 
 
@@ -101,7 +115,7 @@ class attribute_of:
     def __call__(self, name: str) -> str:
         text, prefix = "self", ""
         for part in name.split("."):
-            if part.isidentifier():
+            if _is_plain(part):
                 text += f".{part}"
             elif prefix in self._indexed:
                 text += f"[{part}]"
@@ -109,3 +123,13 @@ class attribute_of:
                 text = f"getattr({text}, {part!r})"
             prefix = f"{prefix}.{part}" if prefix else part
         return text
+
+
+def _is_plain(name: str) -> bool:
+    """Return True if `self.name` in a class body reads the attribute of exactly this name.
+
+    Python prefixes names that begin with two underscores by the class, and replaces some letters.
+    """
+    hidden = name.startswith("__") and not name.endswith("__")
+    same = unicodedata.normalize("NFKC", name) == name
+    return name.isidentifier() and same and not hidden and not keyword.iskeyword(name)

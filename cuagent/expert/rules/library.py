@@ -23,7 +23,7 @@ def library(low: Lowering, fx: Any) -> str:
             return f"{{{args.index(operand)}}}"
         if isinstance(value, list | tuple):
             return "[" + ", ".join(map(text, value)) + "]"
-        return _literal(value)
+        return doubled(literal(value))
 
     words = [text(arg) for arg in fx.args]
     words += [f"{key}={text(arg)}" for key, arg in fx.kwargs.items()]
@@ -74,9 +74,18 @@ def _readable(fx: Any) -> bool:
     return operator_name(fx) not in ("layer_norm", "group_norm") or len(fx.args) <= 5
 
 
-def _literal(value: Any) -> str:
+def literal(value: Any) -> str:
+    """Return the Python expression of a plain value; `inf` and `nan` are no names in Python."""
+    if isinstance(value, list | tuple):
+        inner = "".join(f"{literal(item)}, " for item in value)
+        return f"[{inner}]" if isinstance(value, list) else f"({inner})"
     if type(value).__name__ == "device":
         return f"torch.device({str(value)!r})"
     if isinstance(value, float) and not math.isfinite(value):
         return f"float({str(value)!r})"
     return repr(value)
+
+
+def doubled(text: str) -> str:
+    """Return text for a template of `str.format`: a brace in a string is no placeholder."""
+    return text.replace("{", "{{").replace("}", "}}")

@@ -312,7 +312,7 @@ class Oracle:
         answer = self._ask(message | lent | {"seed": seed, "pairs": pairs})
         moved, tied = (answers[name].tensors() for name in ("moved", "tied"))
         return Sensitivity(
-            moved, answer["carried"], tied, answer["undecided"], answer["underflows"]
+            moved, answer["carried"], tied, answer["undecided"], answer["roundoff_chooses"]
         )
 
     def reorder(self, inputs: Arena, slot: int, answers: dict[str, Arena], order: int) -> bool:

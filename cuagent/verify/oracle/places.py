@@ -44,6 +44,14 @@ SATURATING = frozenset(_SATURATING.split())
 kernel may leave them out before a maximum, because they keep the order."""
 
 
+TAKING = frozenset(("argmax", "argmin", "max", "min", "topk"))
+"""Operators that take the index of the largest or the least numbers of a line."""
+ROUNDOFF = 8.0
+"""Distance at which roundoff may exchange two numbers, in units of the error in their line."""
+BESIDE = 16.0
+"""Largest factor between a chosen number and those whose error tells that of their line."""
+
+
 @dataclass(frozen=True)
 class NearTies:
     """Distance to a tie at which an honest kernel may decide differently from the reference."""
@@ -138,25 +146,34 @@ def keeps_first(exact: ReferenceTrace, declared: ReferenceTrace) -> bool:
     return traces_decide_equally(exact, declared)
 
 
-def chooses_underflow(exact: ReferenceTrace, declared: ReferenceTrace) -> bool:
-    """Return True if an operator took the index of a number that is not zero in fp64 and below the
-    least normal number of the declared precision.
+def roundoff_chooses(exact: ReferenceTrace, declared: ReferenceTrace) -> bool:
+    """Return True if an operator took an index where the next number is as near as roundoff.
 
-    Whether such a number becomes zero, a denormal or the same denormal as its neighbour depends on
-    the implementation of exp and of the division. So its rank does, line by line.
+    Numbers that are equal in fp64 do not count: they have an order (`tie_orders`). Roundoff is the
+    declared run's own error in the line, among numbers not much smaller than the chosen one; a
+    number that underflows has an error of its size. Only operators that take the largest or the
+    least numbers of a line are examined.
     """
+    both = zip(exact.selections, declared.selections, strict=False)
+    return any(_near_ties(wide, own) for wide, own in both if wide.name in TAKING)
+
+
+def _near_ties(wide: Selection, own: Selection) -> bool:
     import torch
 
-    for wide, own in zip(exact.selections, declared.selections, strict=False):
-        if not (wide.indexed and own.operand.is_floating_point() and wide.places and wide.lines):
-            continue
-        taken = 1 if wide.first_wins else wide.places
-        taken = int(wide.other_args[0]) if wide.name == "topk" else taken
-        if 0 < taken <= wide.places:
-            last = _lines(wide).abs().topk(taken, -1).values[:, -1]
-            if bool(((last > 0) & (last < torch.finfo(own.operand.dtype).tiny)).any()):
-                return True
-    return False
+    taken = int(wide.other_args[0]) if wide.name == "topk" else 1
+    if not own.operand.is_floating_point() or not 0 < taken < wide.places or not wide.lines:
+        return False
+    sign = -1 if wide.name in ("argmin", "min") or wide.other_args[2:3] == (False,) else 1
+    lines, order = (sign * _lines(wide)).sort(-1, descending=True)
+    errors = (sign * _lines(own)).gather(-1, order).sub(lines).abs()
+    last, after = lines[:, taken - 1], lines[:, taken]
+    size = torch.maximum(last.abs(), after.abs())
+    near = lines.abs() >= size[:, None] / BESIDE
+    own_error = (errors / lines.abs()).where(near & (lines != 0), 0).amax(-1)
+    unit = torch.finfo(own.operand.dtype).eps
+    gap = last - after
+    return bool(((gap > 0) & (gap <= ROUNDOFF * (own_error + unit) * size)).any())
 
 
 def _saturates(run: ReferenceTrace) -> bool:

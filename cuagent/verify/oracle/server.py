@@ -355,7 +355,7 @@ class _Oracle:
         return {
             "carried": carried,
             "undecided": reference.decided_equally(inputs) is False,
-            "underflows": bool(tied) and reference.chooses_underflow(inputs),
+            "roundoff_chooses": bool(tied) and reference.roundoff_chooses(inputs),
         }
 
     def reorder(self, message: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.task import Precision, Reference, Task, TaskError, flatten, unflatten
 from cuagent.verify.oracle import sensitivity
-from cuagent.verify.oracle.places import chooses_underflow, keeps_first, traces_decide_equally
+from cuagent.verify.oracle.places import keeps_first, roundoff_chooses, traces_decide_equally
 from cuagent.verify.oracle.slices import Slicing
 from cuagent.verify.tensors import FAILURES, is_inexact, to_fp64
 from cuagent.verify.trace import mask_fills
@@ -162,11 +162,10 @@ class TwoPrecisions:
         has_indices = same and any(selection.indexed for selection in exact.selections)
         return same if exact.decided and not has_indices else None
 
-    def chooses_underflow(self, inputs: list[Tensor]) -> bool:
-        """Return True if an index is chosen among numbers that underflow in the reference's own
-        precision (`places.chooses_underflow`)."""
+    def roundoff_chooses(self, inputs: list[Tensor]) -> bool:
+        """Return True if roundoff decides which index is taken (`places.roundoff_chooses`)."""
         traces = map(self._traced_in_both, self._parts(inputs))
-        return any(both is not None and chooses_underflow(*both) for both in traces)
+        return any(both is not None and roundoff_chooses(*both) for both in traces)
 
     def keeps_first(self, inputs: list[Tensor]) -> bool:
         """Return True if equal elements have one order: the first is guaranteed, and they are equal

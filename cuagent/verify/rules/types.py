@@ -29,8 +29,8 @@ class Sensitivity:
     """True if decisions depend on numbers that differ between the two precisions. Roundoff then
     determines the choice, even if results computed from it are exact (the nearest of equally near
     codes)."""
-    underflows: bool = False
-    """True if an index was chosen among numbers that underflow, so its rank is that of roundoff."""
+    roundoff_chooses: bool = False
+    """True if an index was taken where the next number is as near as roundoff."""
 
 
 @dataclass(frozen=True)
