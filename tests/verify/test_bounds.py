@@ -19,11 +19,13 @@ from cuagent.verify.rules.bounds import (
     LEAST,
     LOCAL,
     MAX_BIASED,
+    NO_LUCK,
     OWN_ERROR,
     PRECISION_GATE,
     UNEVEN,
     UNITS,
     Sums,
+    coarsest,
     explains,
     gates,
     sequential,
@@ -214,7 +216,7 @@ def test_choice_among_equals_excuses_only_elements_that_depend_on_it() -> None:
 
 
 def test_few_terms_are_assumed_only_with_enough_exact_results() -> None:
-    for count, passes in ((1, True), (64, False)):
+    for count, passes in ((1, True), (NO_LUCK - 1, True), (NO_LUCK, False), (64, False)):
         y = torch.full((count,), 1.5, dtype=torch.float64)
         expected = Expected([y.float()], [y], [torch.full_like(y, 1e-9)])
         x = y.float() + 4e-6
@@ -233,6 +235,14 @@ def sums_of(size: float, own: float, spread: float, error: list[float]) -> Sums:
 def test_unit_roundoffs_are_those_of_the_formats() -> None:
     bits = {Precision.MATCH: 24, Precision.FP32: 24, Precision.TF32: 11, Precision.FP16: 11}
     assert {p: 2.0**-n for p, n in (bits | {Precision.BF16: 8}).items()} == UNITS
+
+
+def test_coarsest_arithmetic_is_that_of_outputs_products_or_the_task() -> None:
+    single, half = torch.ones(1), torch.ones(1).bfloat16()
+    assert coarsest([single], Precision.MATCH) == 2.0**-24
+    assert coarsest([single, half], Precision.MATCH) == 2.0**-8
+    assert coarsest([single], Precision.TF32) == 2.0**-11
+    assert coarsest([single], Precision.MATCH, 2.0**-11) == 2.0**-11
 
 
 def test_gates_are_the_documented_formulas() -> None:
