@@ -191,7 +191,7 @@ def outcome(finder: Finder | None, tests: Sequence[str], limit_s: float, names: 
 
 
 def import_libraries(names: Sequence[str]) -> None:
-    """Import what the tests need from elsewhere than the project and its tests."""
+    """Import the installed packages among these modules, not the project and its tests."""
     installed = (sys.prefix, sys.base_prefix)
     for name in names:
         if name.partition(".")[0] in ("cuagent", "__main__"):
