@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -13,7 +14,7 @@ from agreement import assert_agrees  # type: ignore[import-not-found]
 from cuagent.expert.candidate import Candidate, Options, make_candidate
 from cuagent.expert.capture.subject import Target, open_subject
 from cuagent.expert.products import match, operands
-from cuagent.expert.products.tiles import FLOAT32, HALF, ranked
+from cuagent.expert.products.tiles import FLOAT32, HALF, ranked, splits_of
 from cuagent.task import load_task
 
 HOPPER = Target("cuda", (9, 0), 132)
@@ -189,6 +190,16 @@ def test_tiles_fill_the_processors_where_they_can():
     few = ranked(256, 1024, "float32", 132)[0]
     assert few.rows * few.columns < FLOAT32[0].rows * FLOAT32[0].columns
     assert ranked(16, 8192, "bfloat16", 132)[0] == HALF[-1]
+    assert ranked(100000, 16, "float32", 132)[0] == FLOAT32[-1]
+
+
+def test_long_sums_are_split_until_the_processors_are_busy():
+    tile = ranked(256, 256, "float32", 132, 1 << 17)[0]
+    splits = splits_of(tile, 256, 256, 1 << 17, 132)
+    tiles = math.ceil(256 / tile.rows) * math.ceil(256 / tile.columns)
+    assert 66 < tiles * splits <= 132
+    assert splits_of(tile, 8192, 8192, 1 << 17, 132) == 1
+    assert splits_of(tile, 256, 256, 1024, 132) == 1
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -29,6 +29,8 @@ FLOAT32 = (
     Tile(64, 128, 32, 4, 3, 0.9),
     Tile(64, 64, 32, 4, 4, 0.75),
     Tile(32, 64, 32, 4, 4, 0.5),
+    Tile(16, 64, 64, 4, 4, 0.3),
+    Tile(64, 16, 64, 4, 4, 0.3),
 )
 """Three TF32 products for one of float32: operands of 4 bytes, split in registers."""
 HALF = (
@@ -36,6 +38,7 @@ HALF = (
     Tile(128, 128, 64, 8, 4, 0.9),
     Tile(64, 128, 64, 4, 4, 0.75),
     Tile(64, 64, 64, 4, 5, 0.55),
+    Tile(64, 16, 128, 4, 5, 0.2),
     Tile(16, 64, 128, 4, 5, 0.2),
 )
 GROUP = 8
