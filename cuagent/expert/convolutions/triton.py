@@ -62,10 +62,10 @@ def render(name: str, conv: Convolution, dtype_of: Callable[[str], str], precisi
         f"    inside = (row[:, None] < {conv.samples} * points) "
         f"& (n[None, :] < {conv.channels_out})"
     )
-    wide = f"sample[:, None] * {conv.channels_out * places}"
+    start = f"sample[:, None] * {conv.channels_out * places}"
     for output in conv.outputs:
         value = f"{variable(output)}.to({ELEMENTS[dtype_of(output)]})"
-        target = f"{identifier(output)}_out + {wide} + n[None, :] * {places} + place[:, None]"
+        target = f"{identifier(output)}_out + {start} + n[None, :] * {places} + place[:, None]"
         lines.append(f"    tl.store({target}, {value}, mask=inside)")
     return "\n".join(lines)
 

@@ -73,26 +73,30 @@ def _reduction(graph: Graph, node: Node) -> list[Node] | None:
     else:
         return None
     names = {k: f"{node.name}_{k}" for k in ("vector", "products", "sum", "biased")}
-    common = {"origin": node.origin}
     made = [
-        Node(names["vector"], Kind.VIEW, "view", (vector.name,), (depth,), vector.dtype, **common),
+        Node(
+            names["vector"], Kind.VIEW, "view", (vector.name,), (depth,), vector.dtype,
+            origin=node.origin,
+        ),
         Node(
             names["products"], Kind.POINTWISE, "mul", (matrix.name, names["vector"]), shape,
-            **common,
+            origin=node.origin,
         ),
     ]  # fmt: skip
     total = Node(
         names["sum"], Kind.REDUCE, "sum", (names["products"],), shape[:-1],
-        dims=(len(shape) - 1,), **common,
+        dims=(len(shape) - 1,), origin=node.origin,
     )  # fmt: skip
     last = total
     made.append(total)
     if bias:
         args = (total.name, bias[0].name)
-        last = Node(names["biased"], Kind.POINTWISE, "add", args, total.shape, **common)
+        last = Node(names["biased"], Kind.POINTWISE, "add", args, total.shape, origin=node.origin)
         made.append(last)
     made[-1] = replace(last, dtype=node.dtype)
-    made.append(Node(node.name, Kind.VIEW, "view", (last.name,), node.shape, node.dtype, **common))
+    made.append(
+        Node(node.name, Kind.VIEW, "view", (last.name,), node.shape, node.dtype, origin=node.origin)
+    )
     return made
 
 
