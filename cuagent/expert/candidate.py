@@ -18,6 +18,7 @@ from cuagent.expert.capture.subject import Subject, Target
 from cuagent.expert.convolutions import match as convolutions
 from cuagent.expert.convolutions import triton as convolution
 from cuagent.expert.convolutions.match import Convolution, with_convolutions
+from cuagent.expert.convolutions.triton import SHALLOW, is_shallow
 from cuagent.expert.depthwise.match import with_depthwise
 from cuagent.expert.families import ANCHORS, generate
 from cuagent.expert.graph.graph import Graph, Kind, Node
@@ -30,7 +31,6 @@ from cuagent.expert.products import operands as products
 from cuagent.expert.products import triton as matrix_product
 from cuagent.expert.products.match import Product, with_products
 from cuagent.expert.products.tiles import ranked
-from cuagent.expert.products.triton import plan
 from cuagent.expert.recurrences.groups import recurrence_groups
 from cuagent.expert.recurrences.match import with_recurrences
 from cuagent.expert.rewrites import prepared_names, rewrite, share_equal
@@ -59,9 +59,6 @@ class Options:
     """Compute half-precision products in float32; None decides it from the processor."""
     products: bool = True
     """CUDA: compute matrix products, with the operations behind them, by own kernels."""
-    planes: str = ""
-    """CUDA: layout of the input of one- and two-dimensional convolutions in own kernels ("copied"
-    with adjacent channels, "in place"); "" leaves them to torch."""
     tiles: int = 0
     """CUDA: rank of a product's tiles in the cost model."""
     compile: str = ""
@@ -112,9 +109,7 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
         if options.products:
             graph = products.as_reductions(graph, subject.target, frozenset(keep))
             graph = products.copy_operands(graph, subject.target)
-            graph = convolutions.copy_operands(
-                graph, subject.target, frozenset(keep), options.planes
-            )
+            graph = convolutions.copy_operands(graph, subject.target, frozenset(keep))
         prepared = prepared_names(graph)
         own = (*recurrence_groups(graph), *loop_groups(graph))
         claimed = (*clusters(graph, ANCHORS, prepared), *own)
@@ -247,12 +242,15 @@ def _triton(
         return graph.node(output).dtype
 
     if isinstance(step, Product):
-        chosen, splits = plan(step, target.processors, options.tiles)
-        text = matrix_product.render(name, step, dtype_of, splits)
-        launch = partial(matrix_product.launch, name, step, chosen, splits)
-        return TritonCall(name, text, step, launch)
+        text = matrix_product.render(name, step, dtype_of)
+        sizes = (step.rows, step.columns, step.node.dtype, target.processors, step.batch)
+        tiles = ranked(*sizes)
+        tile = tiles[min(options.tiles, len(tiles) - 1)]
+        return TritonCall(name, text, step, partial(matrix_product.launch, name, step, tile))
     rows, columns = convolution.rows_of(step), step.channels_out
     tiles = ranked(rows, columns, step.node.dtype, target.processors)
+    if is_shallow(step):
+        tiles = (SHALLOW, *tiles)
     tile = tiles[min(options.tiles, len(tiles) - 1)]
     precision = "tf32" if target.tf32_convolutions else "tf32x3"
     text = convolution.render(name, step, dtype_of, precision)

@@ -47,6 +47,12 @@ reference, new = task.Model().eval(), model_new.ModelNew().eval()
 new.load_state_dict(reference.state_dict())
 with torch.no_grad():
     expected, got = reference(*inputs), new(*inputs)
+    if {tf32}:
+        nearest = lambda t: ((t.view(torch.int32) + 4096) & -8192).view(torch.float32)
+        inputs = [nearest(t) for t in inputs]
+        for parameter in reference.parameters():
+            if parameter.dim() > 1:
+                parameter.copy_(nearest(parameter))
     exact = reference.double()(*[t.double() for t in inputs])
 if not isinstance(got, tuple):
     expected, got, exact = (expected,), (got,), (exact,)
@@ -60,15 +66,18 @@ for wanted, value, right in zip(expected, got, exact, strict=True):
 
 @pytest.fixture
 def interpreted(tmp_path: Path, python: list[str], monkeypatch) -> Callable[..., None]:
-    """Runs a candidate's Triton kernels in the interpreter, and compares them with fp64."""
+    """Runs a candidate's Triton kernels in the interpreter, and compares them with fp64.
 
-    def run(candidate: Candidate | None) -> None:
+    With `tf32` the inputs and weights of the comparison are the nearest numbers of TF32.
+    """
+
+    def run(candidate: Candidate | None, tf32: bool = False) -> None:
         assert candidate is not None
         for path, text in candidate.files.items():
             (tmp_path / path).parent.mkdir(exist_ok=True)
             (tmp_path / path).write_text(text)
         monkeypatch.setenv("TRITON_INTERPRET", "1")
-        command = [*python, "-c", INTERPRETED.format(folder=str(tmp_path))]
+        command = [*python, "-c", INTERPRETED.format(folder=str(tmp_path), tf32=tf32)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr[-2000:]
 

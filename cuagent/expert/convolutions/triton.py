@@ -19,6 +19,9 @@ from cuagent.expert.products.tiles import Tile
 from cuagent.expert.products.triton import ELEMENTS
 from cuagent.expert.streaming.expressions import identifier
 
+SHALLOW = Tile(128, 128, 64, 8, 2, 1.0)
+"""Tile of a pointwise convolution whose channels are one step of the sum. On an H200 it was 1.4
+times as fast as 128 x 128 x 32 on 64 channels."""
 FIELDS = tuple(field.name for field in fields(Phase))
 
 
@@ -59,10 +62,10 @@ def render(name: str, conv: Convolution, dtype_of: Callable[[str], str], precisi
         f"    inside = (row[:, None] < {conv.samples} * points) "
         f"& (n[None, :] < {conv.channels_out})"
     )
-    wide = f"sample[:, None] * {conv.channels_out * places}"
+    start = f"sample[:, None] * {conv.channels_out * places}"
     for output in conv.outputs:
         value = f"{variable(output)}.to({ELEMENTS[dtype_of(output)]})"
-        target = f"{identifier(output)}_out + {wide} + n[None, :] * {places} + place[:, None]"
+        target = f"{identifier(output)}_out + {start} + n[None, :] * {places} + place[:, None]"
         lines.append(f"    tl.store({target}, {value}, mask=inside)")
     return "\n".join(lines)
 
@@ -147,8 +150,18 @@ def _sum(conv: Convolution, precision: str) -> list[str]:
         *lines,
         f"        left = {start} + ({rows})[:, None] + c[None, :]{times(left.channel)}",
         f"        a = tl.load(left{left_mask})",
+        *(_rounded("a") if conv.node.dtype == "float32" and precision == "tf32" else []),
         f"        b = tl.load({right} + ({weights})[None, :] + c[:, None]{right_mask})",
         f"        total = tl.dot(a, b, total{tf32})",
+    ]
+
+
+def _rounded(word: str) -> list[str]:
+    """Return the lines that round a tile to the nearest numbers of TF32, as cuDNN does."""
+    bits = f"({word}.to(tl.int32, bitcast=True) + 4096) & -8192"
+    return [
+        f"        nearest = ({bits}).to(tl.float32, bitcast=True)",
+        f"        {word} = tl.where({word} == {word}, nearest, {word})",
     ]
 
 
@@ -210,6 +223,13 @@ def _programs(conv: Convolution, phase: tuple[Phase, ...], tile: Tile) -> int:
 
 def _constants(phase: tuple[Phase, ...]) -> tuple[int, ...]:
     return tuple(value for axis in phase for value in astuple(axis))
+
+
+def is_shallow(conv: Convolution) -> bool:
+    """Return True if the best tile known is `SHALLOW`."""
+    taps = math.prod(axis.kernel for axis in conv.axes)
+    float32 = conv.node.dtype == "float32"
+    return float32 and taps == 1 and conv.channels_in <= 64 < conv.channels_out
 
 
 def rows_of(conv: Convolution) -> int:

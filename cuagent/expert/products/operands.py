@@ -11,15 +11,13 @@ import math
 from dataclasses import replace
 
 from cuagent.expert.capture.subject import Target
-from cuagent.expert.graph.graph import Graph, Kind, Node, contiguous_strides
-from cuagent.expert.products.match import SPLIT_CAPABILITIES, batch_of
+from cuagent.expert.graph.graph import Graph, Kind, Node
+from cuagent.expert.products.match import SPLIT_CAPABILITIES, is_large
 from cuagent.expert.rewrites import PREPARATIONS
-from cuagent.expert.streaming.nest import NestError, storage
 
 TRANSPOSED = "{0}.t().contiguous()"
-BATCH_TRANSPOSED = "{0}.mT.contiguous()"
 COPIED = "{0}.contiguous()"
-PREPARATIONS |= {TRANSPOSED, BATCH_TRANSPOSED}
+PREPARATIONS |= {TRANSPOSED}
 CALLS = ("torch.matmul({0}, {1})", "torch.mm({0}, {1})", "torch.bmm({0}, {1})")
 LEAST_REUSE = 256
 """Least number of products that read an element, from which its copy costs little."""
@@ -31,48 +29,21 @@ def copy_operands(graph: Graph, target: Target) -> Graph:
         return graph
     nodes: list[Node] = []
     for node in graph.nodes:
-        nodes += _with_copies(graph, node) if _gains(graph, node) else [node]
+        nodes += _linear(graph, node) if _gains(graph, node, target) else [node]
     return replace(graph, nodes=tuple(nodes))
 
 
-def _gains(graph: Graph, node: Node) -> bool:
+def _gains(graph: Graph, node: Node, target: Target) -> bool:
     if node.kind is not Kind.LIBRARY or node.op not in CALLS or node.dtype != "float32":
         return False
     left, right = (graph.node(str(arg)) for arg in node.args)
-    rows = math.prod(left.shape[:-1])
-    if left.dtype != "float32" or right.dtype != "float32" or len(left.shape) < 2:
+    if left.dtype != "float32" or right.dtype != "float32":
         return False
-    if len(right.shape) == 2:
-        return min(rows, right.shape[1]) >= LEAST_REUSE
-    return batch_of(graph, node) > 0 and min(left.shape[-2], right.shape[-1]) >= LEAST_REUSE
-
-
-def _with_copies(graph: Graph, node: Node) -> list[Node]:
-    """Return the nodes of a product whose operands have adjacent elements along K."""
-    left, right = (graph.node(str(arg)) for arg in node.args)
-    if len(right.shape) == 2:
-        return _linear(graph, node)
-    nodes, names = [], [left.name, right.name]
-    if _stride(graph, left, -1) != 1:
-        names[0] = f"{node.name}_left"
-        nodes.append(_copy(names[0], COPIED, left, left.shape, node))
-    if _stride(graph, right, -2) != 1:
-        copied = (*right.shape[:-2], right.shape[-1], right.shape[-2])
-        copy = _copy(f"{node.name}_right", BATCH_TRANSPOSED, right, copied, node)
-        steps = contiguous_strides(copied)
-        names[1] = f"{node.name}_view"
-        view = Node(names[1], Kind.STRIDED, "{0}.mT", (copy.name,), right.shape, right.dtype)
-        swapped = (*steps[:-2], steps[-1], steps[-2])
-        nodes += [copy, replace(view, strides=swapped, origin=node.origin)]
-    return [*nodes, replace(node, args=tuple(names))]
-
-
-def _stride(graph: Graph, node: Node, dimension: int) -> int:
-    """Return the distance of elements along a dimension; 0 if it is unknown."""
-    try:
-        return storage(graph, node)[1][dimension]
-    except NestError:
-        return 0
+    if len(left.shape) < 2 or len(right.shape) != 2:
+        return False
+    rows, columns = math.prod(left.shape[:-1]), right.shape[1]
+    large = is_large(rows, columns, left.shape[-1], target)
+    return large and min(rows, columns) >= LEAST_REUSE
 
 
 def as_reductions(graph: Graph, target: Target, keep: frozenset[str]) -> Graph:
@@ -102,26 +73,30 @@ def _reduction(graph: Graph, node: Node) -> list[Node] | None:
     else:
         return None
     names = {k: f"{node.name}_{k}" for k in ("vector", "products", "sum", "biased")}
-    common = {"origin": node.origin}
     made = [
-        Node(names["vector"], Kind.VIEW, "view", (vector.name,), (depth,), vector.dtype, **common),
+        Node(
+            names["vector"], Kind.VIEW, "view", (vector.name,), (depth,), vector.dtype,
+            origin=node.origin,
+        ),
         Node(
             names["products"], Kind.POINTWISE, "mul", (matrix.name, names["vector"]), shape,
-            **common,
+            origin=node.origin,
         ),
     ]  # fmt: skip
     total = Node(
         names["sum"], Kind.REDUCE, "sum", (names["products"],), shape[:-1],
-        dims=(len(shape) - 1,), **common,
+        dims=(len(shape) - 1,), origin=node.origin,
     )  # fmt: skip
     last = total
     made.append(total)
     if bias:
         args = (total.name, bias[0].name)
-        last = Node(names["biased"], Kind.POINTWISE, "add", args, total.shape, **common)
+        last = Node(names["biased"], Kind.POINTWISE, "add", args, total.shape, origin=node.origin)
         made.append(last)
     made[-1] = replace(last, dtype=node.dtype)
-    made.append(Node(node.name, Kind.VIEW, "view", (last.name,), node.shape, node.dtype, **common))
+    made.append(
+        Node(node.name, Kind.VIEW, "view", (last.name,), node.shape, node.dtype, origin=node.origin)
+    )
     return made
 
 

@@ -29,6 +29,8 @@ FLOAT32 = (
     Tile(64, 128, 32, 4, 3, 0.9),
     Tile(64, 64, 32, 4, 4, 0.75),
     Tile(32, 64, 32, 4, 4, 0.5),
+    Tile(16, 64, 64, 4, 4, 0.3),
+    Tile(64, 16, 64, 4, 4, 0.3),
 )
 """Three TF32 products for one of float32: operands of 4 bytes, split in registers."""
 HALF = (
@@ -36,38 +38,31 @@ HALF = (
     Tile(128, 128, 64, 8, 4, 0.9),
     Tile(64, 128, 64, 4, 4, 0.75),
     Tile(64, 64, 64, 4, 5, 0.55),
+    Tile(64, 16, 128, 4, 5, 0.2),
     Tile(16, 64, 128, 4, 5, 0.2),
 )
 GROUP = 8
 """Rows of tiles that are visited together, so that their operands stay in the L2 cache."""
 
 
-LEAST_PART = 1024
-"""K of one part of a split product; the parts are written and read once more."""
-
-
 def ranked(
-    rows: int, columns: int, dtype: str, processors: int, depth: int = 0, batch: int = 1
+    rows: int, columns: int, dtype: str, processors: int, batch: int = 1
 ) -> tuple[Tile, ...]:
-    """Return the tiles for products of `rows` x `columns`, the best by the model first.
-
-    `depth` is K if it may be split over programs, else 0.
-    """
+    """Return the tiles for products of `rows` x `columns`, the best by the model first."""
     tiles = FLOAT32 if dtype == "float32" else HALF
-    return tuple(sorted(tiles, key=lambda t: -_score(t, rows, columns, processors, depth, batch)))
+    return tuple(sorted(tiles, key=lambda t: -_score(t, rows, columns, processors, batch)))
 
 
-def splits_of(tile: Tile, rows: int, columns: int, depth: int, processors: int) -> int:
-    """Return the parts into which K is split, so that few tiles fill the processors."""
-    count = math.ceil(rows / tile.rows) * math.ceil(columns / tile.columns)
-    return max(1, min(processors // count, depth // LEAST_PART)) if 2 * count <= processors else 1
+def occupied(rows: int, columns: int, dtype: str, processors: int, batch: int = 1) -> float:
+    """Return the part of the processors that the best tiles keep busy."""
+    tile = ranked(rows, columns, dtype, processors, batch)[0]
+    count = batch * math.ceil(rows / tile.rows) * math.ceil(columns / tile.columns)
+    return min(1.0, count / processors)
 
 
-def _score(tile: Tile, rows: int, columns: int, processors: int, depth: int, batch: int) -> float:
+def _score(tile: Tile, rows: int, columns: int, processors: int, batch: int) -> float:
     """Return the useful work in each unit of time, relative to full waves of the fastest tile."""
     count = batch * math.ceil(rows / tile.rows) * math.ceil(columns / tile.columns)
-    useful = batch * rows * columns / (count * tile.rows * tile.columns)
-    if depth and batch == 1:
-        count *= splits_of(tile, rows, columns, depth, processors)
     waves = math.ceil(count / processors)
+    useful = batch * rows * columns / (count * tile.rows * tile.columns)
     return tile.speed * useful * count / (waves * processors)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from cuagent.expert.products.epilogue import epilogue, pointer, times, variable
 from cuagent.expert.products.match import Matrix, Product
-from cuagent.expert.products.tiles import GROUP, Tile, ranked, splits_of
+from cuagent.expert.products.tiles import GROUP, Tile
 from cuagent.expert.streaming.expressions import identifier
 
 HEADER = """import triton
@@ -21,37 +21,17 @@ from triton.language.extra import libdevice
 ELEMENTS = {"float16": "tl.float16", "bfloat16": "tl.bfloat16", "float32": "tl.float32"}
 
 
-JOIN = (32, 64)
-"""Rows and columns of a program that adds the parts of a split product."""
-
-
-def plan(product: Product, processors: int, rank: int) -> tuple[Tile, int]:
-    """Return the tile of this rank in the cost model, and the parts into which K is split."""
-    rows, columns, depth = product.rows, product.columns, product.depth
-    dtype, batch = product.node.dtype, product.batch
-    tiles = ranked(rows, columns, dtype, processors, depth, batch)
-    tile = tiles[min(rank, len(tiles) - 1)]
-    alone = batch == 1 and not product.triangle
-    splits = splits_of(tile, rows, columns, depth, processors) if alone else 1
-    return tile, splits if splits > 1 and _parts(depth, splits) > 1 else 1
-
-
-def render(name: str, product: Product, dtype_of: Callable[[str], str], splits: int = 1) -> str:
-    """Return the text of the kernel. `dtype_of` gives the stored dtype of an output.
-
-    With several `splits` the kernel writes the sums over parts of K, and a second kernel adds them
-    in a fixed order and computes the epilogue.
-    """
+def render(name: str, product: Product, dtype_of: Callable[[str], str]) -> str:
+    """Return the text of the kernel. `dtype_of` gives the stored dtype of an output."""
     outputs = [f"{identifier(n)}_out" for n in product.outputs]
     tensors = [pointer(n) for n in product.tensors]
-    operands = [pointer(n) for n in dict.fromkeys((product.left.tensor, product.right.tensor))]
     rows, columns, depth = product.rows, product.columns, product.depth
     head = f'    """{rows} x {columns} x {depth}, {product.node.dtype}: '
     head += f'{2e-9 * product.batch * rows * columns * depth:.3g} Gflop."""'
     lines = [
         "@triton.jit",
         f"def {name}(",
-        f"    {', '.join(['parts', *operands] if splits > 1 else [*outputs, *tensors])},",
+        f"    {', '.join([*outputs, *tensors])},",
         "    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,",
         "):",
         head,
@@ -63,36 +43,9 @@ def render(name: str, product: Product, dtype_of: Callable[[str], str], splits: 
         f"{times(product.right.column)}",
         "    total = tl.zeros((ROWS, COLUMNS), tl.float32)",
     ]
-    if splits == 1:
-        lines += _triangle(product)
-        end = "end" if product.triangle else f"{depth}"
-        lines.append(f"    for start in range(0, {end}, DEPTH):")
-        lines += _step(product) + _end(product, dtype_of)
-        return "\n".join(lines)
-    length = _part(depth, splits)
-    lines += [
-        "    part = tl.program_id(1)",
-        f"    end = tl.minimum((part + 1) * {length}, {depth})",
-        f"    for start in range(part * {length}, end, DEPTH):",
-        *_step(product),
-        f"    inside = (m[:, None] < {rows}) & (n[None, :] < {columns})",
-        f"    place = (part * {rows} + m[:, None]) * {columns} + n[None, :]",
-        "    tl.store(parts + place, total, mask=inside)",
-        "",
-        "",
-        "@triton.jit",
-        f"def {name}_joined(",
-        f"    {', '.join([*outputs, 'parts', *tensors])},",
-        "    ROWS: tl.constexpr, COLUMNS: tl.constexpr,",
-        "):",
-        *_tile(product),
-        f"    place = m[:, None] % {rows} * {columns} + n[None, :] % {columns}",
-        "    total = tl.zeros((ROWS, COLUMNS), tl.float32)",
-        f"    for part in range({_parts(depth, splits)}):",
-        f"        total += tl.load(parts + part * {rows * columns} + place)",
-        *_end(product, dtype_of),
-    ]
-    return "\n".join(lines)
+    end = "end" if product.triangle else f"{depth}"
+    lines += [*_triangle(product), f"    for start in range(0, {end}, DEPTH):"]
+    return "\n".join([*lines, *_step(product), *_end(product, dtype_of)])
 
 
 def _triangle(product: Product) -> list[str]:
@@ -103,15 +56,6 @@ def _triangle(product: Product) -> list[str]:
     largest = "tl.max(n) - tl.min(m)" if side == "triu" else "tl.max(m) - tl.min(n)"
     least = diagonal if side == "triu" else -diagonal
     return [f"    end = tl.where({largest} >= {least}, {product.depth}, 0)"]
-
-
-def _part(depth: int, splits: int) -> int:
-    """Return the K of each part but the last."""
-    return math.ceil(depth / splits / 128) * 128
-
-
-def _parts(depth: int, splits: int) -> int:
-    return math.ceil(depth / _part(depth, splits))
 
 
 def _tile(product: Product) -> list[str]:
@@ -192,33 +136,14 @@ def _address(product: Product) -> Callable[[Matrix], str]:
     return address
 
 
-def launch(name: str, product: Product, tile: Tile, splits: int, arguments: list[str]) -> list[str]:
+def launch(name: str, product: Product, tile: Tile, arguments: list[str]) -> list[str]:
     """Return the lines of Python that launch the kernel."""
-    rows, columns = product.rows, product.columns
-    count = math.ceil(rows / tile.rows) * math.ceil(columns / tile.columns)
+    count = math.ceil(product.rows / tile.rows) * math.ceil(product.columns / tile.columns)
     sizes = f"{tile.rows}, {tile.columns}, {tile.depth}"
-    warps = f"num_warps={tile.warps}, num_stages={tile.stages}"
-    if splits == 1:
-        grid = f"{count}, {product.batch}" if product.batch > 1 else f"{count},"
-        return [
-            f"{name}[({grid})](",
-            f"    {', '.join(arguments)},",
-            f"    {sizes}, {warps},",
-            ")",
-        ]
-    parts, made = _parts(product.depth, splits), len(product.outputs)
-    named = dict(zip(product.tensors, arguments[made:], strict=True))
-    operands = dict.fromkeys((product.left.tensor, product.right.tensor))
-    joins = math.ceil(rows / JOIN[0]) * math.ceil(columns / JOIN[1])
-    shape = f"({parts}, {rows}, {columns})"
+    grid = f"{count}, {product.batch}" if product.batch > 1 else f"{count},"
     return [
-        f"{name}_parts = torch.empty({shape}, dtype=torch.float32, device={arguments[0]}.device)",
-        f"{name}[({count}, {parts})](",
-        f"    {', '.join([f'{name}_parts', *(named[tensor] for tensor in operands)])},",
-        f"    {sizes}, {warps},",
-        ")",
-        f"{name}_joined[({joins},)](",
-        f"    {', '.join([*arguments[:made], f'{name}_parts', *arguments[made:]])},",
-        f"    {JOIN[0]}, {JOIN[1]}, num_warps=4,",
+        f"{name}[({grid})](",
+        f"    {', '.join(arguments)},",
+        f"    {sizes}, num_warps={tile.warps}, num_stages={tile.stages},",
         ")",
     ]

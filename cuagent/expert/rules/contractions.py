@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cuagent.expert.graph.graph import Kind, Node, Operand
+from cuagent.expert.graph.graph import Kind, Node, Operand, contiguous_strides
 from cuagent.expert.graph.lowering import (
     Lowering,
     argument,
@@ -109,9 +109,32 @@ def einsum(low: Lowering, fx: Any) -> str | None:
         call = "torch.matmul({0}, {1})" if b[0] == summed else "F.linear({0}, {1})"
         return contraction(low, fx, call, x, y, None) if summed in b else None
     batch, row = common[:-1], common[-1:]
-    if batch and b[:-1] == batch + summed and result == batch + row + b[-1] != a:
+    if not batch or len(b) != len(a) or b[: len(batch)] != batch or result[:-1] != batch + row:
+        return None
+    if b[len(batch) :] == summed + result[-1]:
         return contraction(low, fx, "torch.matmul({0}, {1})", x, y, None)
+    if b[len(batch) :] == result[-1] + summed:
+        return contraction(low, fx, "torch.matmul({0}, {1})", x, _transposed(low, y), None)
     return None
+
+
+def _transposed(low: Lowering, name: str) -> str:
+    """Add a view with the last two dimensions exchanged."""
+    node = low.by_name[name]
+    *leading, n, m = node.shape
+    steps = contiguous_strides(node.shape)
+    return low.add(
+        Node(
+            low.unique_name("transposed"),
+            Kind.STRIDED,
+            "{0}.mT",
+            (name,),
+            (*leading, m, n),
+            node.dtype,
+            origin=low.origin,
+            strides=(*steps[:-2], steps[-1], steps[-2]),
+        )
+    )
 
 
 def _row_scaling(low: Lowering, fx: Any, left: Any, right: Any) -> str | None:

@@ -31,8 +31,6 @@ IDLE_TRIES = {"cpu": 1, "cuda": 3}
 CPU each costs more time than its choices have gained in the examples."""
 
 
-PLANES = "copied"
-"""Layout of the inputs of one- and two-dimensional convolutions in own kernels."""
 COMPILE_MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 """Rungs whose names are modes of torch.compile."""
 
@@ -162,8 +160,6 @@ def _choices(
 ) -> Iterator[tuple[Options, str]]:
     if not outcomes:
         yield Options(), "fold all operators that can be folded, and fuse the others"
-        if subject.device == "cuda":
-            yield Options(planes=PLANES), "compute convolutions by own kernels"
         return
     best = best_of(outcomes)
     if best is None:
@@ -183,11 +179,6 @@ def _choices(
         )
     if subject.device == "cuda" and best.candidate.library and not options.own_attention:
         yield replace(options, own_attention=True), "compute attention by a kernel of our own"
-    if subject.device == "cuda" and not options.planes:
-        yield (
-            replace(options, planes=PLANES),
-            "compute one- and two-dimensional convolutions by own kernels",
-        )
     if best.candidate.has_products:
         for rank in (1, 2):
             yield replace(options, tiles=rank), "use other tiles for the products"
