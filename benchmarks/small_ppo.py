@@ -180,9 +180,8 @@ def summary(found: dict[str, Any]) -> list[str]:
     if not seeds:
         return [f"none of {len(found)} seeds has a base that copies"]
     mean = {name: fmean(s[name] for s in seeds) for name in ("base", "rft")}
-    lines = [
-        f"{len(seeds)} of {len(found)} seeds; held out: base {mean['base']:+.2f}, RFT {mean['rft']:+.2f}"
-    ]
+    start = f"held out: base {mean['base']:+.2f}, RFT {mean['rft']:+.2f}"
+    lines = [f"{len(seeds)} of {len(found)} seeds; {start}"]
     gained = interval([s["full"]["heldout"] - s["rft"] for s in seeds])
     lines.append(f"full less RFT: {gained}")
     for name in ARMS:

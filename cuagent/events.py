@@ -79,7 +79,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class LadderMeasured:
-    """The ladder was measured, or more of it. `ladder` is a `cuagent.measure.ladder.Ladder`."""
+    """The ladder was measured, or more of it. `ladder` is a `cuagent.measure.rungs.Ladder`."""
 
     ladder: Any
     shown: bool = True

@@ -23,19 +23,11 @@ from cuagent.build import Build
 from cuagent.build import build as build_sources
 from cuagent.device_lock import DeviceLock
 from cuagent.events import Emit, Phase, ignore
-from cuagent.measure.ladder import (
-    Gain,
-    Ladder,
-    first_rungs,
-    gain_of,
-    join_rungs,
-    measure_ladder,
-    time_rungs,
-    with_record_timing,
-)
+from cuagent.measure.ladder import first_rungs, join_rungs, measure_ladder, time_rungs
 from cuagent.measure.profile.profile import Profile
 from cuagent.measure.profile.session import ProfileSession
 from cuagent.measure.roofline.ceilings import describe
+from cuagent.measure.rungs import Gain, Ladder, gain_of, with_record_timing
 from cuagent.measure.timing.timer import BASELINES, Timer
 from cuagent.overlap import Overlap, Prewarm
 from cuagent.score import Score, milestone

@@ -17,7 +17,7 @@ from cuagent.message import Message
 from cuagent.models.model import Model
 
 if TYPE_CHECKING:
-    from cuagent.measure.ladder import Ladder
+    from cuagent.measure.rungs import Ladder
 
 HURRIED = (Stop.TIME_LIMIT, Stop.DEVICE_LIMIT)
 """Stops after which only measurements that the result needs are made."""

@@ -39,7 +39,7 @@ from cuagent.record import (
 if TYPE_CHECKING:
     from cuagent.agent.jobs import Job
     from cuagent.judge import Judge, Judgement
-    from cuagent.measure.ladder import Ladder
+    from cuagent.measure.rungs import Ladder
     from cuagent.task import Task
 
 T = TypeVar("T")
@@ -297,7 +297,7 @@ class Run:
 
     def _confirm_ladder(self, judgement: Judgement) -> None:
         """Update the rungs that the timing of record includes; the best rung is among them."""
-        from cuagent.measure.ladder import with_record_timing
+        from cuagent.measure.rungs import with_record_timing
 
         if self.ladder is None or judgement.timing is None or not judgement.verdict.accepted:
             return

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.arms import CANDIDATE, COMPILE, EAGER
 from cuagent.bench.certificates import Certification
-from cuagent.measure.ladder import GRAPHS, gain_of
+from cuagent.measure.ladder import GRAPHS
+from cuagent.measure.rungs import gain_of
 from cuagent.measure.statistics import median_interval
 from cuagent.task import Task, TaskError
 from cuagent.worker import ForkServer
 
 if TYPE_CHECKING:
     from cuagent.judge import Judgement
-    from cuagent.measure.ladder import Ladder
+    from cuagent.measure.rungs import Ladder
     from cuagent.timing import Arm, Ratio, Timing
 
 CERTAIN = 1.1

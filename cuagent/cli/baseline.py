@@ -15,7 +15,7 @@ from cuagent.cli.exits import Refused
 from cuagent.cli.trust import resolve_settings
 
 if TYPE_CHECKING:
-    from cuagent.measure.ladder import Ladder, Rung
+    from cuagent.measure.rungs import Ladder, Rung
     from cuagent.timing import Floor
 
 WIDTH = 100

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cuagent.attempt import Attempt
     from cuagent.build import Build
     from cuagent.judge import Judgement
-    from cuagent.measure.ladder import Ladder
+    from cuagent.measure.rungs import Ladder
     from cuagent.task.task import Task
 
 

@@ -59,6 +59,9 @@ class Options:
     """Compute half-precision products in float32; None decides it from the processor."""
     products: bool = True
     """CUDA: compute matrix products, with the operations behind them, by own kernels."""
+    planes: str = ""
+    """CUDA: layout of the input of one- and two-dimensional convolutions in own kernels ("copied"
+    with adjacent channels, "in place"); "" leaves them to torch."""
     tiles: int = 0
     """CUDA: rank of a product's tiles in the cost model."""
     compile: str = ""
@@ -109,7 +112,9 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
         if options.products:
             graph = products.as_reductions(graph, subject.target, frozenset(keep))
             graph = products.copy_operands(graph, subject.target)
-            graph = convolutions.copy_operands(graph, subject.target, frozenset(keep))
+            graph = convolutions.copy_operands(
+                graph, subject.target, frozenset(keep), options.planes
+            )
         prepared = prepared_names(graph)
         own = (*recurrence_groups(graph), *loop_groups(graph))
         claimed = (*clusters(graph, ANCHORS, prepared), *own)
@@ -159,7 +164,7 @@ def _with_library_calls(
     if options.recurrences:
         captured, names = with_recurrences(captured, subject.device)
         found |= {"all steps of a recurrence in one call": names} if names else {}
-        captured, names = with_loops(captured, keep)
+        captured, names = with_loops(captured, subject.device, keep)
         found |= {"all steps of a loop in one kernel": names} if names else {}
     return captured, found
 

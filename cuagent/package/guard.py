@@ -41,6 +41,7 @@ from .forms import (
 )
 from .machine import slower_here
 from .modes import unverified_mode
+from .original import linked
 from .verified import kernel_class, original_class, read_verified, verified_text
 
 SHARED = (
@@ -54,14 +55,6 @@ SHARED = (
     "_load_state_dict_post_hooks",
 )
 """Attributes of the kernel's module that the guarding module shares."""
-HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-)
-"""Attributes with the hooks of a submodule, which the original calls too."""
 
 
 class Guarded(nn.Module):
@@ -336,7 +329,7 @@ class Guarded(nn.Module):
 
     def _run_original(self, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         self._warn_once(self._why(args, named))
-        original, buffers = self._linked()
+        original, buffers = linked(self)
         result = original(*args, **named)
         for module, key, owner, name, tensor in buffers:  # copy back buffers that forward replaced
             if module._buffers.get(key, tensor) is not tensor:
@@ -348,118 +341,6 @@ class Guarded(nn.Module):
             self._warned.add(why)
             text = f"{type(self).__name__}: the original module runs, not the kernel: {why}"
             warnings.warn(text, RuntimeWarning, stacklevel=7)
-
-    def _linked(self) -> tuple[nn.Module, list[tuple[nn.Module, str, nn.Module, str, Tensor]]]:
-        """Give the original our parameters, buffers and modes; return it and the shared buffers.
-
-        Each buffer is (original's module, key there, our module, key there, tensor). Raises
-        RuntimeError if gradients are enabled and a parameter here is a buffer there.
-        """
-        original = self._original if self._original is not None else self._construct()
-        self._carry_over(original)
-        buffers = []
-        for path, module in original.named_modules():
-            counterpart = self._at(path)
-            module.training = self.training if counterpart is None else counterpart.training
-            for key in [*module._parameters, *module._buffers]:
-                name = f"{path}.{key}" if path else key
-                found = self._tensor(self._ties.get(name, name))
-                if found is None:
-                    continue
-                owner, own_key, tensor = found
-                store = module._parameters if key in module._parameters else module._buffers
-                if name in self._ties:
-                    self._tie(name, tensor)
-                if torch.is_grad_enabled() and (store is module._parameters) != (
-                    own_key in owner._parameters
-                ):
-                    raise RuntimeError(
-                        f"{name} is a parameter in one module and a buffer in the other (kernel "
-                        "and original), so it cannot be trained; use torch.no_grad()"
-                    )
-                store[key] = tensor
-                if store is module._buffers:
-                    buffers.append((module, key, owner, own_key, tensor))
-        for name, value in self._changed.items():
-            setattr(original, name, value)
-        return original, buffers
-
-    def _carry_over(self, original: nn.Module) -> None:
-        """Change submodules of the original as ours were changed since their construction."""
-        for path, form in self._constructed_modules.items():
-            ours = self._at(path)
-            parent, _, key = path.rpartition(".")
-            try:
-                owner = original.get_submodule(parent)
-                theirs = owner.get_submodule(key)
-            except AttributeError:  # the kernel's module has other submodules
-                continue
-            if ours is None or ours is theirs or (now := module_form(ours)) == form:
-                continue
-            self.__dict__["_original"] = None  # construct it anew for the next call
-            if ours.__class__ is not form[0]:
-                owner._modules[key] = ours
-                continue
-            theirs.__dict__.update({name: ours.__dict__[name] for name in HOOKS})
-            changed = {k: v for k, v in now[3].items() if k not in form[3] or form[3][k] != v}
-            if now[2] and not form[2]:
-                changed["forward"] = ours.forward
-            for name, value in changed.items():
-                setattr(theirs, name, value)
-
-    def _construct(self) -> nn.Module:
-        """Construct the original. Raises RuntimeError if its state has other forms than ours."""
-        args, named = self._arguments
-        make = original_class(self.folder, self.reference, self._facts())
-        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-        dtype = torch.get_default_dtype()
-        with torch.random.fork_rng(devices=devices):
-            torch.set_default_dtype(self._dtype)
-            try:
-                original: nn.Module = make(*args, **named)
-            finally:
-                torch.set_default_dtype(dtype)
-        first: dict[int, str] = {}
-        for name, tensor in original.state_dict(keep_vars=True).items():
-            if not isinstance(tensor, Tensor):
-                continue
-            if form_of(tensor)[:2] != self._constructed_forms.get(name, (None, None))[:2]:
-                raise RuntimeError(
-                    f"the kernel's module has no {name} with the original's dtype and shape, "
-                    "so the original cannot run in its place"
-                )
-            if first.setdefault(id(tensor), name) != name:
-                self._ties[name] = first[id(tensor)]
-        state = next(iter(self._state()), None)
-        original.to(state[1].device if state else self._facts()["device"])
-        self.__dict__["_original"] = original
-        return original
-
-    def _at(self, path: str) -> nn.Module | None:
-        """Return the submodule of the kernel's module at `path`; this module for ""."""
-        try:
-            return self if not path else self._kernel.get_submodule(path)
-        except AttributeError:
-            return None
-
-    def _tensor(self, name: str) -> tuple[nn.Module, str, Tensor] | None:
-        """Return owner, key and tensor of that name in the kernel's module."""
-        path, _, key = name.rpartition(".")
-        owner = self._at(path) if path else self._kernel
-        for store in () if owner is None else (owner._parameters, owner._buffers):
-            tensor = store.get(key)
-            if tensor is not None:
-                assert owner is not None
-                return owner, key, tensor
-        return None
-
-    def _tie(self, name: str, tensor: Tensor) -> None:
-        """Store `tensor` under `name` too, because both names are one tensor in the original."""
-        found = self._tensor(name)
-        if found is not None and found[2] is not tensor:
-            owner, key, _ = found
-            store = owner._parameters if key in owner._parameters else owner._buffers
-            store[key] = tensor  # type: ignore[assignment]
 
 
 @_disable_dynamo

@@ -35,7 +35,7 @@ OLDEST_TORCH = (2, 6)
 """Oldest torch that an export runs with; `pyproject.toml` of cuagent has the same."""
 GUARD_FILES = (
     *("boundary.py", "forms.py", "graphs.py", "guard.py", "likeness.py", "machine.py", "modes.py"),
-    *("replace.py", "verified.py", "watch.py"),
+    *("original.py", "replace.py", "replacement.py", "verified.py", "watch.py"),
 )
 """Files of this package that are copied into every export; they do not import cuagent."""
 

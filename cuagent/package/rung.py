@@ -16,7 +16,7 @@ from datetime import date
 from pathlib import Path
 
 from cuagent.arms import BENCHMARK, COMPILE, EAGER, GRAPH
-from cuagent.measure.ladder import Ladder, Rung
+from cuagent.measure.rungs import Ladder, Rung
 from cuagent.package import check
 from cuagent.package.folder import atomic_folder, package_name, pyproject, write_original
 from cuagent.package.readme import time_text, versions_text

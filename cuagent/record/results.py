@@ -15,8 +15,8 @@ from cuagent.record.plain import plain
 
 if TYPE_CHECKING:
     from cuagent.judge import Judgement
-    from cuagent.measure.ladder import Ladder
     from cuagent.measure.profile.profile import Profile
+    from cuagent.measure.rungs import Ladder
     from cuagent.timing import Timing
 
 SCHEMA = "cuagent result 1"

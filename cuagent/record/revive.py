@@ -19,7 +19,7 @@ from cuagent.task.task import Task, recorded_precision
 
 if TYPE_CHECKING:
     from cuagent.judge import Judgement
-    from cuagent.measure.ladder import Ladder
+    from cuagent.measure.rungs import Ladder
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -81,7 +81,7 @@ def task_of(records: Records) -> Task:
 
 def ladder_of(records: Records) -> Ladder | None:
     """Return the last recorded ladder; None if no ladder was measured."""
-    from cuagent.measure.ladder import Ladder
+    from cuagent.measure.rungs import Ladder
 
     last = next((r for r in reversed(records) if r["type"] == "ladder"), None)
     found: Ladder | None = None if last is None else revive(Ladder, last)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.cells import cell_len
 from rich.text import Text
 
-from cuagent.measure.ladder import over_eager
+from cuagent.measure.rungs import over_eager
 from cuagent.task.memory import shortage
 from cuagent.timing import Effort, Ratio, Standing, Timing
 from cuagent.ui.console import UNCUT
@@ -25,7 +25,7 @@ from cuagent.verdict import Reason
 
 if TYPE_CHECKING:
     from cuagent.judge import Judgement
-    from cuagent.measure.ladder import Ladder
+    from cuagent.measure.rungs import Ladder
 
 CANDIDATE = "candidate"
 EAGER, COMPILE = "eager", "compile"

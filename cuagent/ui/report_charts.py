@@ -13,7 +13,7 @@ from cuagent.package.readme import time_text
 
 if TYPE_CHECKING:
     from cuagent.judge import Judgement
-    from cuagent.measure.ladder import Ladder
+    from cuagent.measure.rungs import Ladder
 
 NAMES, STEP = 170, 26
 """Width of the names left of horizontal bars, and the height of one bar with its gap."""

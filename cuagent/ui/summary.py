@@ -18,7 +18,7 @@ from cuagent.ui.text import UNICODE, Glyphs, one_line, ratio, times, wrap
 
 if TYPE_CHECKING:
     from cuagent.judge import Judgement
-    from cuagent.measure.ladder import Ladder
+    from cuagent.measure.rungs import Ladder
 
 EAGER, COMPILE = "eager", "compile"
 KERNEL_LABEL = "kernel vs. best free option"

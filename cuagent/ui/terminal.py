@@ -51,7 +51,7 @@ from cuagent.ui.text import clean, clip, duration, fold, glyphs_for, harmless, o
 
 if TYPE_CHECKING:
     from cuagent.judge import Judgement
-    from cuagent.measure.ladder import Ladder
+    from cuagent.measure.rungs import Ladder
 
 TICK = 0.25
 """Seconds between two states of the live line."""

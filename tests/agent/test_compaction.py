@@ -13,7 +13,7 @@ from cuagent.agent.wording import ladder_text
 from cuagent.attempt import Attempt
 from cuagent.build.result import Build
 from cuagent.judge import Judgement
-from cuagent.measure.ladder import Ladder, Rung
+from cuagent.measure.rungs import Ladder, Rung
 from cuagent.message import Message, ToolCall
 from cuagent.models.model import ContextOverflow
 from cuagent.models.scripted import ScriptedModel

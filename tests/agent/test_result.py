@@ -12,7 +12,7 @@ from cuagent.attempt import Attempt
 from cuagent.build.result import Build
 from cuagent.events import LadderMeasured, ignore
 from cuagent.judge import Judgement, gain_of
-from cuagent.measure.ladder import Ladder, Rung
+from cuagent.measure.rungs import Ladder, Rung
 from cuagent.record import read_records
 from cuagent.score import milestone
 from cuagent.timing import Arm, Effort, Ratio, Timing

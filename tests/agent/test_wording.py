@@ -9,7 +9,7 @@ from cuagent.agent.wording import judgement_lines, rung_lines
 from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.judge import Judgement
-from cuagent.measure.ladder import Gain, Ladder, Rung
+from cuagent.measure.rungs import Gain, Ladder, Rung
 from cuagent.record import judgement_of, plain_judgement
 from cuagent.score import Score
 from cuagent.timing import Arm, Effort, Floor, Ratio, Timing

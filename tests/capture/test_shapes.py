@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,10 +113,10 @@ def test_a_shape_on_which_the_attempt_is_wrong_keeps_the_original(
     ids=["training", "decoder"],
 )
 def test_a_script_is_captured_and_optimized_in_one_command(
-    script: str, module: str, arguments: str, tmp_path: Path
+    script: str, module: str, arguments: str, tmp_path: Path, warm: Callable[..., list[str]]
 ) -> None:
     (tmp_path / "script.py").write_text(script)
-    command = [sys.executable, "-m", "cuagent", "optimize", "script.py", "--module", module]
+    command = [*warm("short_records"), "-m", "cuagent", "optimize", "script.py", "--module", module]
     command += ["--script-args", arguments, "--model", "expert", "--output-format", "json"]
     command += ["--max-time", "90s"]
     done = subprocess.run(

@@ -16,18 +16,18 @@ IMPORTED = ("cuagent.cli.main", "cuagent.judge", "cuagent.record", "pydantic", "
 
 @pytest.fixture(scope="session")
 def python(warm: Callable[..., list[str]]) -> list[str]:
-    """An interpreter that has imported torch and most of a command."""
-    return warm(*IMPORTED)
+    """An interpreter that has imported torch and most of a command; record timings are short."""
+    return warm(*IMPORTED, "short_records")
 
 
 @pytest.fixture(scope="session")
-def ladder_known(once: Callable[[str, Callable[[Path], None]], Path]) -> None:
+def ladder_known(once: Callable[[str, Callable[[Path], None]], Path], python: list[str]) -> None:
     """The ladder of `TASK`, measured once before the tests that wait for what comes after it."""
 
     def measure(folder: Path) -> None:
         (folder / "task.py").write_text(TASK)
         subprocess.run(
-            [sys.executable, "-m", "cuagent", "baseline", "task.py"],
+            [*python, "-m", "cuagent", "baseline", "task.py"],
             cwd=folder,
             env=clean_environment(folder / "home"),
             capture_output=True,

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 from cuagent.cli.baseline import ABOVE, lines
-from cuagent.measure.ladder import Ladder, Rung
+from cuagent.measure.rungs import Ladder, Rung
 from cuagent.timing import Floor, Ratio
 
 EAGER = Rung("eager", 4e-3, Ratio(1.0, 1.0, 1.0), 1e-7, True, 0.1, None, True)

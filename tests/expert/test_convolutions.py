@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -16,7 +17,9 @@ from hypothesis import strategies as st
 
 from cuagent.expert.candidate import Candidate, Options, make_candidate
 from cuagent.expert.capture.subject import Target, open_subject
+from cuagent.expert.convolutions import match
 from cuagent.expert.convolutions.phases import Axis, Phase, phases
+from cuagent.expert.search.planner import propose
 from cuagent.task import load_task
 
 HOPPER = Target("cuda", (9, 0), 132)
@@ -49,7 +52,7 @@ LAYERS = {
     "pointwise 2-D": (
         "nn.Conv2d(40, 48, 1)",
         "F.silu(self.c(x)) * self.s[0] + x[:, :1]",
-        "torch.randn(4, 40, 60, 61)",
+        "torch.randn(16, 40, 60, 61)",
     ),
     "pointwise 1-D of a part": (
         "nn.Conv1d(64, 100, 1, bias=False)",
@@ -64,8 +67,23 @@ LAYERS = {
 }
 
 
+PLANES = {
+    "plane": ("nn.Conv2d(40, 48, 3, 2, 1)", "self.c(x)", "torch.randn(16, 40, 60, 61)"),
+    "pointwise with a stride": (
+        "nn.Conv2d(64, 48, 1, stride=2)",
+        "F.silu(self.c(x)) * self.s[0]",
+        "torch.randn(32, 64, 60, 61)",
+    ),
+    "line, dilated": (
+        "nn.Conv1d(64, 100, 3, dilation=2, bias=False)",
+        "self.c(x).relu()",
+        "torch.randn(8, 64, 1536)",
+    ),
+}
+
+
 def text_of(name: str, dtype: str = "torch.float32") -> str:
-    layer, forward, inputs = LAYERS[name]
+    layer, forward, inputs = (LAYERS | PLANES)[name]
     return f"""
 import torch
 import torch.nn.functional as F
@@ -216,11 +234,51 @@ def test_convolution_with_few_channels_stays_with_the_library(generate):
     assert candidate is None or "@triton.jit" not in candidate.files["model_new.py"]
 
 
+@pytest.mark.parametrize("planes", ["copied", "in place"])
+@pytest.mark.parametrize("name", PLANES)
+def test_convolutions_of_planes_are_kernels_on_request(generate, name, planes):
+    text = text_of(name)
+    without = generate(text)
+    assert without is None or "@triton.jit" not in without.files["model_new.py"]
+    module = generate(text, options=Options(planes=planes)).files["model_new.py"]
+    assert module.count("@triton.jit") == 1
+    forward = module[module.rindex("def forward") :]
+    assert "F.conv" not in forward
+    assert ("movedim(1, -1)" in forward[: forward.index("_prepare(self)")]) == (planes == "copied")
+
+
+def test_search_tries_own_convolutions_of_planes(tmp_path):
+    path = tmp_path / "task.py"
+    path.write_text(text_of("plane"))
+    subject = replace(open_subject(load_task(f"{path}:Model")), target=HOPPER)
+    first = propose(subject, [])
+    assert first is not None
+    assert first.candidate.options.planes
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-@pytest.mark.parametrize("name", LAYERS)
-def test_kernel_agrees_with_fp64_in_the_interpreter(generate, interpreted, name):
-    interpreted(generate(text_of(name)))
+@pytest.mark.parametrize(
+    ("name", "planes"),
+    [*((name, "") for name in LAYERS), *product(PLANES, ["copied", "in place"])],
+)
+def test_kernel_agrees_with_fp64_in_the_interpreter(
+    generate, interpreted, monkeypatch, name, planes
+):
+    monkeypatch.setattr(match, "LEAST_OPERATIONS", 0)
+    *_, inputs = (LAYERS | PLANES)[name]
+    _, channels, *places = re.findall(r"\d+", inputs)
+    small = ", ".join(["2", channels, *(str(min(int(n), 7)) for n in places)])
+    text = text_of(name).replace(inputs, f"torch.randn({small})")
+    interpreted(generate(text, options=Options(planes=planes)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("planes", ["copied", "in place"])
+@pytest.mark.parametrize("dtype", ["torch.float32", "torch.bfloat16"])
+@pytest.mark.parametrize("name", PLANES)
+def test_cuda_candidate_of_planes_agrees_with_reference(make, name, dtype, planes):
+    assert_agrees(make(text_of(name, dtype), "Model", Options(planes=planes), "cuda"), "cuda")
 
 
 @pytest.mark.gpu

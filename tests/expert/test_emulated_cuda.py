@@ -15,6 +15,7 @@ import test_depthwise as depthwise  # type: ignore[import-not-found]
 import test_gathers as gathers  # type: ignore[import-not-found]
 import test_loops as loops  # type: ignore[import-not-found]
 import test_pooling as pooling  # type: ignore[import-not-found]
+import test_products as products  # type: ignore[import-not-found]
 import test_reductions as reductions  # type: ignore[import-not-found]
 import test_scans as scans  # type: ignore[import-not-found]
 import torch
@@ -69,6 +70,7 @@ TASKS = {
     "adaptive mean": pooling.text_of("adaptive mean"),
     "bilinear": pooling.text_of("bilinear between corners"),
     **{f"depthwise: {name}": depthwise.text_of(name) for name in depthwise.EMULATED},
+    **{name: products.form_of(name) for name in products.VECTORS},
     "lookup and norm": gathers.text_of("embedding and position"),
     "joined lookups": gathers.text_of("joined embeddings"),
     "norm over several dimensions": reductions.text_of(reductions.BODIES[NORM], "9, 70, 3, 64"),

@@ -213,6 +213,71 @@ return torch.stack(ys, 2)""",
         "torch.randn(1)",
     ),
 }
+GATES = (
+    "s = lambda *n: nn.Parameter(torch.rand(*n) - 0.5); "
+    "self.w = nn.ParameterList(s(6, 20) for _ in range(4)); "
+    "self.u = nn.ParameterList(s(20, 20) for _ in range(4)); "
+    "self.b = nn.ParameterList(s(20) for _ in range(4)); "
+    "self.i, self.h = nn.Linear(6, 80), nn.Linear(20, 80, bias=False)"
+)
+CELLS = {
+    "gru whose reset comes before the product": (
+        GATES,
+        """h = torch.zeros(x.shape[0], 20, dtype=x.dtype)
+ys = []
+for t in range(x.shape[1]):
+    y = x[:, t]
+    z = torch.sigmoid(y @ self.w[0] + h @ self.u[0] + self.b[0])
+    r = torch.sigmoid(y @ self.w[1] + h @ self.u[1] + self.b[1])
+    n = torch.tanh(y @ self.w[2] + (r * h) @ self.u[2] + self.b[2])
+    h = (1 - z) * h + z * n
+    ys.append(h)
+return torch.stack(ys, 1)""",
+        "torch.randn(9, 7, 6)",
+    ),
+    "lstm of two layers of gates, time first": (
+        GATES,
+        """h, c = more
+ys = []
+for y in x:
+    i, f, g, o = (self.i(y) + self.h(h)).chunk(4, -1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    h = torch.sigmoid(o) * torch.tanh(c)
+    ys.append(h)
+return torch.stack(ys), h, c""",
+        "torch.randn(5, 3, 6), torch.randn(3, 20), torch.randn(3, 20)",
+    ),
+    "rnn of one row, transposed matrix, changed inputs, last state": (
+        GATES,
+        """h = more[0]
+for t in range(x.shape[1]):
+    h = torch.tanh((x[:, t] * 2).relu() @ self.w[0] + h @ self.u[0].t() + self.b[0])
+return h""",
+        "torch.randn(1, 6, 6), torch.randn(1, 20)",
+    ),
+    "minimal gated unit, reversed": (
+        GATES,
+        """h = torch.zeros(x.shape[0], 20, dtype=x.dtype)
+ys = []
+for t in reversed(range(x.shape[1])):
+    f = torch.sigmoid(torch.addmm(self.b[0], x[:, t], self.w[0]) + h @ self.u[0])
+    h = h + f * (torch.tanh(x[:, t] @ self.w[1] + (f * h) @ self.u[1]) - h)
+    ys.append(h)
+return torch.stack(ys[::-1], 1).relu()""",
+        "torch.randn(4, 8, 6)",
+    ),
+}
+PROJECTED = (
+    "self.f, self.c = nn.Linear(6, 20), nn.Linear(6, 20)",
+    """h = torch.zeros(x.shape[0], 20, dtype=x.dtype)
+ys = []
+for t in range(x.shape[1]):
+    f = torch.sigmoid(self.f(x[:, t]))
+    h = f * h + (1 - f) * torch.tanh(self.c(x[:, t]))
+    ys.append(h)
+return torch.stack(ys, 1)""",
+    "torch.randn(4, 8, 6)",
+)
 SELECTIVE_SIZES = [(2, 7, 70, 16), (1, 5, 33, 5), (3, 4, 1, 3)]
 OTHERS = {
     "a step of two": (
@@ -220,10 +285,10 @@ OTHERS = {
         "h = g = x[0]\nfor y in x:\n    h, g = h * 0.5 + g * y, h\nreturn h + 0 * g.sum()",
         "torch.randn(1, 3, 4)",
     ),
-    "products of the state": (
-        "self.u = nn.Parameter(torch.rand(6, 6) / 9)",
+    "a wide product of the state": (
+        "self.u = nn.Parameter(torch.rand(300, 300) / 9)",
         "h = x[0]\nfor y in x:\n    h = torch.tanh(h @ self.u + y)\nreturn h",
-        "torch.randn(7, 3, 6)",
+        "torch.randn(7, 3, 300)",
     ),
     "layers of a network": (
         "self.w = nn.ParameterList(nn.Parameter(torch.rand(4)) for _ in range(6))",
@@ -243,6 +308,40 @@ def test_loop_becomes_one_kernel(make, name):
     made = make(text_of(*LOOPS[name]), "Model")
     assert any("all steps of a loop" in note for note in made.candidate.notes)
     assert_agrees(made)
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_equations_of_a_cell_become_one_kernel_and_a_product_of_all_inputs(make, name):
+    made = make(text_of(*CELLS[name]), "Model")
+    assert sum("_loop" in path for path in made.candidate.files) == 1
+    module = made.candidate.files["model_new.py"]
+    forward = module[module.rindex("def forward") :]
+    assert forward.count("F.linear(") + forward.count("aten.matmul") <= 3
+    assert_agrees(made)
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_equations_of_a_cell_share_their_input_products_on_a_gpu(tmp_path, name):
+    captured, model, inputs, found = rolled(tmp_path, CELLS[name], "cuda")
+    assert len(found) == 1
+    names = [str(n.target) for n in captured.nodes if n.op == "call_function"]
+    assert not any("time_loop" in name for name in names)
+    steps = inputs[0].shape[0] if "in x:" in CELLS[name][1] else inputs[0].shape[1]
+    products = sum(word in name for name in names for word in ("linear", "matmul", "mm"))
+    assert products < 5 + 3 * steps
+    assert_equal_results(captured, model, inputs)
+
+
+def test_projections_before_an_elementwise_loop_are_one_product_each(make):
+    made = make(text_of(*PROJECTED), "Model")
+    assert made.candidate.files["model_new.py"].count("= F.linear(") == 2
+    assert_agrees(made)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_cell_keeps_its_state_in_float32(make, dtype):
+    gru = CELLS["gru whose reset comes before the product"]
+    assert_agrees(make(text_of(*gru, f"torch.{dtype}"), "Model"))
 
 
 @pytest.mark.parametrize("sizes", SELECTIVE_SIZES)
@@ -273,15 +372,24 @@ def test_other_loop_stays_with_torch(tmp_path, name):
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_rolled_graph_equals_the_captured_one(tmp_path, name):
-    path = tmp_path / "task.py"
-    path.write_text(text_of(*LOOPS[name]))
-    subject = open_subject(load_task(f"{path}:Model", device="cpu"))
-    captured, found = with_loops(subject.captured)
+    captured, model, inputs, found = rolled(tmp_path, LOOPS[name], "cpu")
     assert found
     calls = [node for node in captured.nodes if node.op == "call_function"]
     assert sum("time_loop" in str(node.target) for node in calls) == len(found)
+    assert_equal_results(captured, model, inputs)
+
+
+def rolled(tmp_path, loop, device):
+    """Return the rolled graph, the model, its inputs, and the loops that were found."""
+    path = tmp_path / "task.py"
+    path.write_text(text_of(*loop))
+    subject = open_subject(load_task(f"{path}:Model", device="cpu"))
+    captured, found = with_loops(subject.captured, device)
     namespace = runpy.run_path(str(path))
-    model, inputs = namespace["Model"]().eval(), namespace["get_inputs"]()
+    return captured, namespace["Model"]().eval(), namespace["get_inputs"](), found
+
+
+def assert_equal_results(captured, model, inputs) -> None:
     with torch.no_grad():
         expected = model(*inputs)
         got = results_of(captured, model, inputs)

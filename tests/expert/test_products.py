@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 from agreement import assert_agrees  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Candidate, Options, make_candidate
 from cuagent.expert.capture.subject import Target, open_subject
+from cuagent.expert.products import match, operands
 from cuagent.expert.products.tiles import FLOAT32, HALF, ranked
 from cuagent.task import load_task
 
@@ -53,6 +55,45 @@ class Model(nn.Module):
 def get_inputs(): return [t.to({dtype}) for t in (torch.randn(3, 400, 520), {more})]
 def get_init_inputs(): return []
 """
+
+
+FORMS = {
+    "batched": ("torch.bmm(x, y).relu()", "3, 40, 70", "3, 70, 50"),
+    "batched, right transposed": ("x @ y.mT + x.mean()", "2, 3, 40, 70", "2, 3, 50, 70"),
+    "batched, left transposed": ("(x.mT @ y) * 2", "3, 70, 40", "3, 70, 50"),
+    "batched einsum": ("torch.einsum('bij,bjk->bik', x, y).relu()", "3, 40, 70", "3, 70, 50"),
+    "einsum of a matrix": ("torch.einsum('bijl,lk->bijk', x, y)", "2, 4, 10, 70", "70, 50"),
+    "einsum with rows": ("torch.einsum('ij,kj->ik', x, y)", "40, 70", "50, 70"),
+    "upper triangle": ("torch.triu(x @ y)", "140, 70", "70, 150"),
+    "lower triangle": ("torch.tril(x @ y, 3)", "140, 70", "70, 150"),
+    "long sums": ("torch.sigmoid(x @ y)", "40, 3000", "3000, 70"),
+}
+VECTORS = {
+    "product with a vector": ("x @ y", "30, 520", "520, 1"),
+    "layer with one output": ("F.linear(x, y)", "30, 520", "1, 520"),
+    "layer of one row": ("F.linear(x, y).relu()", "1, 520", "40, 520"),
+}
+
+
+def form_of(name: str) -> str:
+    body, *shapes = (FORMS | VECTORS)[name]
+    x, y = (f"torch.randn({shape})" for shape in shapes)
+    return f"""
+import torch
+import torch.nn.functional as F
+class Model(torch.nn.Module):
+    def forward(self, x, y):
+        return {body}
+def get_inputs(): return [{x}, {y}]
+def get_init_inputs(): return []
+"""
+
+
+@pytest.fixture
+def any_size(monkeypatch):
+    """Lets products of all sizes be kernels."""
+    monkeypatch.setattr(match, "LEAST_OPERATIONS", 0)
+    monkeypatch.setattr(operands, "LEAST_REUSE", 0)
 
 
 @pytest.fixture
@@ -148,6 +189,49 @@ def test_tiles_fill_the_processors_where_they_can():
     few = ranked(256, 1024, "float32", 132)[0]
     assert few.rows * few.columns < FLOAT32[0].rows * FLOAT32[0].columns
     assert ranked(16, 8192, "bfloat16", 132)[0] == HALF[-1]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_other_forms_of_products_are_one_kernel_too(generate, any_size, name):
+    candidate = generate(form_of(name))
+    forward = module_of(candidate)
+    forward = forward[forward.rindex("def forward") :]
+    assert len([k for k in candidate.kernels if "mean" not in k]) == 1
+    assert "torch.matmul" not in forward
+    assert "aten.tri" not in forward
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_product_with_a_vector_is_a_sum_over_rows(generate, name):
+    candidate = generate(form_of(name))
+    assert [path for path in candidate.files if path.endswith(".cu")]
+    assert "@triton.jit" not in module_of(candidate)
+
+
+def test_long_sums_are_split_and_joined_in_a_fixed_order(generate, any_size):
+    module = module_of(generate(form_of("long sums")))
+    assert "for part in range(2):" in module
+    assert "_joined[" in module
+    assert "atomic" not in module
+
+
+def test_product_that_broadcasts_its_batch_stays_with_the_library(generate, any_size):
+    text = form_of("batched").replace("torch.bmm(x, y)", "x @ y[None]")
+    candidate = generate(text)
+    assert candidate is None or "@triton.jit" not in module_of(candidate)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("name", FORMS)
+def test_kernel_agrees_with_fp64_in_the_interpreter(generate, any_size, interpreted, name):
+    interpreted(generate(form_of(name)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [*FORMS, *VECTORS])
+def test_cuda_candidate_of_other_forms_agrees_with_reference(make, any_size, name):
+    assert_agrees(make(form_of(name), "Model", Options(), "cuda"), "cuda")
 
 
 @pytest.mark.gpu

@@ -15,16 +15,14 @@ from pathlib import Path
 import pytest
 
 from cuagent.measure.ladder import (
-    Ladder,
-    Rung,
     admitted,
-    gain_of,
     join_rungs,
     measure_ladder,
     opens_quickly,
     rungs_of,
     time_rungs,
 )
+from cuagent.measure.rungs import Ladder, Rung, gain_of
 from cuagent.measure.timing.timer import Timer
 from cuagent.task import Device, Precision, load_task
 from cuagent.timing import Arm, Effort, Ratio, Timing

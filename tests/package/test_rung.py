@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from cuagent.measure.ladder import Ladder, Rung
+from cuagent.measure.rungs import Ladder, Rung
 from cuagent.package import ExportError, export_rung
 from cuagent.package.rung import module_text
 from cuagent.task import TorchSettings

@@ -17,14 +17,14 @@ from cuagent.build import result as build_result
 from cuagent.build.result import Build, Diagnostic, KernelResources, Library
 from cuagent.build.vectors import Loop
 from cuagent.judge import Judgement
-from cuagent.measure import ladder as ladder_module
-from cuagent.measure.ladder import Gain, Ladder, Rung
+from cuagent.measure import rungs as rungs_module
 from cuagent.measure.profile import profile as profile_module
 from cuagent.measure.profile.counters import METRICS, Counters
 from cuagent.measure.profile.profile import Cost, Profile
 from cuagent.measure.roofline import ceilings as ceilings_module
 from cuagent.measure.roofline.ceilings import Ceilings
 from cuagent.measure.roofline.model import OperatorWork, Roofline, Work
+from cuagent.measure.rungs import Gain, Ladder, Rung
 from cuagent.message import Usage
 from cuagent.record import judgement_of, ladder_of, public, result
 from cuagent.record.results import COUNTERS, KEYS
@@ -167,7 +167,7 @@ def test_each_renamed_field_exists() -> None:
     from cuagent.measure.roofline import model
 
     modules = (
-        events, timing, verdict, build_result, ladder_module, profile_module, ceilings_module, model
+        events, timing, verdict, build_result, rungs_module, profile_module, ceilings_module, model
     )  # fmt: skip
     for name, keys in KEYS.items():
         kind = next(getattr(module, name) for module in modules if hasattr(module, name))

@@ -1,4 +1,4 @@
-"""Provide tokenizers whose chat templates have the text shapes of four model families.
+"""Provide tokenizers whose chat templates have the text shapes of five model families.
 
 The templates are written for these tests, with other words than the originals. They
 share control tokens, the place of tool results, the form of calls and the treatment of reasoning.
@@ -12,6 +12,13 @@ CHATML = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TOOL_TAGS = ["<tool_call>", "</tool_call>"]
 THINK_TAGS = ["<tool_response>", "</tool_response>", "<think>", "</think>"]
 HEADERS = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+
+DEEP = ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"]
+DEEP_CALLS = [
+    *(f"<｜tool▁{name}▁{side}｜>" for name in ("calls", "call", "output", "outputs")
+      for side in ("begin", "end")),
+    "<｜tool▁sep｜>",
+]  # fmt: skip
 
 SYSTEM = """\
 {%- set given = messages and messages[0].role == 'system' -%}
@@ -147,12 +154,56 @@ Answer with one JSON call of these tools.
 
 {% endif -%}"""
 
+DEEPSEEK_V3 = """\
+<｜begin▁of▁sentence｜>
+{%- for m in messages if m.role == 'system' -%}{{ m.content }}{%- endfor -%}
+{%- for t in tools or [] %}
+{{ t | tojson }}
+{%- endfor -%}
+{%- for m in messages -%}
+{%- set before = messages[loop.index0 - 1].role if not loop.first else '' -%}
+{%- if m.role == 'user' -%}
+<｜User｜>{{ m.content }}
+{%- elif m.role == 'tool' -%}
+{%- if before != 'tool' -%}<｜tool▁outputs▁begin｜>{%- endif -%}
+<｜tool▁output▁begin｜>{{ m.content }}<｜tool▁output▁end｜>
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' -%}
+<｜tool▁outputs▁end｜>
+{%- endif -%}
+{%- elif m.role == 'assistant' -%}
+{%- if before != 'tool' -%}<｜Assistant｜>{%- endif -%}
+{{ m.content or '' }}
+{%- for c in m.tool_calls or [] -%}
+{%- if loop.first -%}<｜tool▁calls▁begin｜>{%- else %}
+{% endif -%}
+{{ '<｜tool▁call▁begin｜>function<｜tool▁sep｜>' + c.function.name + '\\n```json\\n'
+   + c.function.arguments + '\\n```<｜tool▁call▁end｜>' }}
+{%- if loop.last -%}<｜tool▁calls▁end｜>{%- endif -%}
+{%- endfor -%}
+<｜end▁of▁sentence｜>
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt and messages[-1].role != 'tool' -%}<｜Assistant｜>{%- endif -%}
+"""
+"""The policy goes on right behind the results of tools, without a header of its own."""
+DEEPSEEK_V31 = (
+    DEEPSEEK_V3.replace("<｜Assistant｜>", "<｜Assistant｜></think>")
+    .replace("{%- if before != 'tool' -%}<｜tool▁outputs▁begin｜>{%- endif -%}\n", "")
+    .replace("function<｜tool▁sep｜>' + c.function.name + '\\n```json\\n'",
+             "' + c.function.name + '<｜tool▁sep｜>'")
+    .replace("'\\n```<｜tool▁call▁end｜>'", "'<｜tool▁call▁end｜>'")
+    .replace("<｜tool▁outputs▁end｜>", "")
+)  # fmt: skip
+"""Without reasoning: the prompt closes it. Calls are name and arguments."""
+
 FAMILIES: dict[str, tuple[str, list[str], str]] = {
     "qwen2.5": (QWEN25, CHATML + TOOL_TAGS, "<|im_end|>"),
     "qwen3": (QWEN3, CHATML + TOOL_TAGS + THINK_TAGS, "<|im_end|>"),
     "qwen3-opened": (QWEN3_OPENED, CHATML + TOOL_TAGS + THINK_TAGS, "<|im_end|>"),
     "qwen3-coder": (CODER, CHATML + TOOL_TAGS + THINK_TAGS, "<|im_end|>"),
     "llama3": (LLAMA3, HEADERS, "<|eot_id|>"),
+    "deepseek-v3": (DEEPSEEK_V3, DEEP + DEEP_CALLS, "<｜end▁of▁sentence｜>"),
+    "deepseek-v3.1": (DEEPSEEK_V31, DEEP + DEEP_CALLS + ["</think>"], "<｜end▁of▁sentence｜>"),
 }
 
 
@@ -167,7 +218,7 @@ def tokenizer_of(family: str) -> Any:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=controls, initial_alphabet=alphabet, show_progress=False
+        vocab_size=420, special_tokens=controls, initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator([template] * 3, trainer)
     return PreTrainedTokenizerFast(

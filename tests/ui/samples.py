@@ -10,7 +10,7 @@ from pathlib import Path
 from cuagent import events
 from cuagent.build.result import Build, Diagnostic, Library
 from cuagent.judge import Judgement
-from cuagent.measure.ladder import Ladder, Rung, gain_of
+from cuagent.measure.rungs import Ladder, Rung, gain_of
 from cuagent.score import Score
 from cuagent.task.task import Precision
 from cuagent.timing import Arm, Effort, Floor, Ratio, Timing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from cuagent.measure.ladder import Ladder, Rung
+from cuagent.measure.rungs import Ladder, Rung
 from cuagent.timing import Ratio
 from cuagent.ui.attempts import ladder_rows
 

@@ -13,7 +13,7 @@ import pytest
 from cuagent.attempt import Attempt
 from cuagent.build.result import Build
 from cuagent.judge import Judgement
-from cuagent.measure.ladder import Gain, Ladder, Rung
+from cuagent.measure.rungs import Gain, Ladder, Rung
 from cuagent.record import plain
 from cuagent.score import Score
 from cuagent.task import Precision, Task

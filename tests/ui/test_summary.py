@@ -13,7 +13,7 @@ from cuagent.cli.exits import Refused
 from cuagent.cli.export import write_result
 from cuagent.events import RunEnded, RunStarted
 from cuagent.judge import Judgement
-from cuagent.measure.ladder import Ladder, Rung, gain_of, with_record_timing
+from cuagent.measure.rungs import Ladder, Rung, gain_of, with_record_timing
 from cuagent.timing import Effort, Ratio
 from cuagent.ui.summary import summary_lines
 

@@ -11,7 +11,7 @@ from regimes import Regime
 
 from cuagent.verify import Verdict
 from cuagent.verify.inputs.kinds import Inputs
-from cuagent.verify.rules.bounds import sequential
+from cuagent.verify.rules.bounds import COARSE_GATE, sequential
 from cuagent.verify.rules.rows import worst_line
 from cuagent.verify.trace.reductions import Terms, terms
 
@@ -91,11 +91,32 @@ def test_bound_of_a_line_is_the_documented_formula(kind: Inputs, factor: float) 
 
 def test_roundoff_of_the_output_and_of_long_sums_counts() -> None:
     y = torch.ones(2, 256, dtype=torch.float64)
-    x = (y * (1 + 2.0**-8)).bfloat16()
+    x = (y * (1 + 2.0**-7)).bfloat16()
+    assert float(x[0, 0]) == 1 + 2.0**-7
     exact = torch.zeros_like(y)
     worst, _ = worst_line([x, y, y, exact], Inputs.NORMAL, Terms(256, 1, 256), 2.0**-24)
     relative = sequential(256, Inputs.NORMAL) + 2.0**-8
-    assert worst == pytest.approx(float((x.double() - y)[0, 0]) / (2 * relative), rel=1e-3)
+    assert worst == pytest.approx(2.0**-7 / (2 * relative), rel=1e-6)
+
+
+def test_coarser_arithmetic_widens_the_gate() -> None:
+    y = torch.zeros(2, 256, dtype=torch.float64)
+    x, spread, unit = (y + 0.5).float(), torch.full_like(y, 1e-6), 2.0**-9
+    worst, _ = worst_line([x, y, y, spread], Inputs.NORMAL, Terms(256, 16, 256), unit)
+    gate = 8 * math.sqrt(16) + COARSE_GATE * unit / 2.0**-24
+    assert worst == pytest.approx(0.5 / (2 * gate * 1e-6), rel=1e-6)
+
+
+def test_line_without_any_scale_admits_no_error() -> None:
+    y = torch.zeros(3, 256, dtype=torch.float64)
+    x = y.clone()
+    given = [y.float(), y, y, y]
+    assert worst_line(given, Inputs.NORMAL, Terms(256, 1, 256), 2.0**-24) == (0.0, 0)
+    x[2] = 1e-20
+    given = [x.float(), y, y, y]
+    worst, line = worst_line(given, Inputs.NORMAL, Terms(256, 1, 256), 2.0**-24)
+    assert worst > 1
+    assert line == 2
 
 
 def test_worst_line_is_found_in_later_blocks_and_along_any_axis() -> None:
@@ -116,6 +137,16 @@ def test_elements_that_are_not_finite_are_left_out() -> None:
     spread = torch.full_like(y, 1e-3)
     spread[0, 7] = math.nan
     assert 0 < worst_line([x, r, y, spread], Inputs.NORMAL, Terms(128, 8, 128), 2.0**-24)[0] < 1
+
+
+def test_spread_and_sensitivity_that_are_not_finite_count_as_zero() -> None:
+    y = torch.ones(2, 128, dtype=torch.float64)
+    x, unknown = (y * 1.5).float(), torch.zeros_like(y)
+    unknown[:, :3] = torch.tensor([math.nan, math.inf, -math.inf])
+    bound = 2 * (sequential(128, Inputs.NORMAL) + 2.0**-24)
+    for given in ([x, y, y, unknown], [x, y, y, torch.zeros_like(y), unknown]):
+        worst, _ = worst_line(given, Inputs.NORMAL, Terms(128, 1, 128), 2.0**-24)
+        assert worst == pytest.approx(0.5 / bound, rel=1e-6)
 
 
 def test_length_of_prefix_sums_is_counted() -> None:

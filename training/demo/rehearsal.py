@@ -28,8 +28,8 @@ from cuagent.verdict import Reason, Verdict
 
 if TYPE_CHECKING:
     from cuagent.judge import Judge
-    from cuagent.measure.ladder import Ladder
     from cuagent.measure.profile.profile import Profile
+    from cuagent.measure.rungs import Ladder
 
 EAGER, COMPILE = 1.2e-5, 1e-5
 """Invented seconds of the baselines."""

@@ -28,8 +28,8 @@ from cuagent.worker.memory.cuda_ipc import CudaMemoryError
 
 if TYPE_CHECKING:
     from cuagent.judge import Judgement, LocalJudge
-    from cuagent.measure.ladder import Ladder
     from cuagent.measure.profile.profile import Profile
+    from cuagent.measure.rungs import Ladder
     from cuagent.verify.referee import Isolation
 
 MAX_OPEN_TASKS = 24

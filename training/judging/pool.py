@@ -35,8 +35,8 @@ from cuagent.verdict import Reason
 
 if TYPE_CHECKING:
     from cuagent.judge import Judge, Judgement
-    from cuagent.measure.ladder import Ladder
     from cuagent.measure.profile.profile import Profile
+    from cuagent.measure.rungs import Ladder
 
 _MAGIC = b"judgment"
 _HEAD = struct.Struct("<8s32sQ")

@@ -58,7 +58,7 @@ class Chat:
     @cached_property
     def form(self) -> Form:
         """The form of the tool calls that the template renders. Raises RecordError."""
-        call = template_message(Message("assistant", "", (PROBE,)))
+        call = self.to_template(Message("assistant", "", (PROBE,)))
         found = form_of(self.render([PLACEHOLDER[0], call]))
         if found is None:
             raise RecordError(
@@ -66,6 +66,21 @@ class Chat:
                 f"known are {', '.join(Form)}"
             )
         return found
+
+    @cached_property
+    def takes_text_arguments(self) -> bool:
+        """True if the template adds the arguments of a call to a text (DeepSeek's do), so that it
+        needs them as JSON and not as an object."""
+        call = template_message(Message("assistant", "", (PROBE,)))
+        try:
+            self.render([PLACEHOLDER[0], call])
+        except TypeError:
+            return True
+        return False
+
+    def to_template(self, message: Message) -> dict[str, Any]:
+        """Convert a message to the dictionary that this chat template expects."""
+        return template_message(message, self.takes_text_arguments)
 
     @cached_property
     def opens_thinking(self) -> bool:
@@ -121,7 +136,7 @@ class Chat:
     def shown(self, message: Message) -> dict[str, Any]:
         """Convert a message for the template so that no part of its text becomes a control
         token."""
-        return cut_controls(template_message(message), self.controls)
+        return cut_controls(self.to_template(message), self.controls)
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...]:
         """Return the prompt of a context window, up to the policy's first turn."""
@@ -240,8 +255,9 @@ def cut_controls(value: Any, controls: re.Pattern[str] | None) -> Any:
     return value
 
 
-def template_message(message: Message) -> dict[str, Any]:
-    """Convert a message to the dictionary that chat templates expect."""
+def template_message(message: Message, text_arguments: bool = False) -> dict[str, Any]:
+    """Convert a message to the dictionary that chat templates expect; with `text_arguments` the
+    arguments of calls stay JSON text."""
     found: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning:
         found["reasoning_content"] = message.reasoning
@@ -250,7 +266,10 @@ def template_message(message: Message) -> dict[str, Any]:
             {
                 "type": "function",
                 "id": c.id,
-                "function": {"name": c.name, "arguments": parsed_arguments(c)},
+                "function": {
+                    "name": c.name,
+                    "arguments": (c.arguments or "{}") if text_arguments else parsed_arguments(c),
+                },
             }
             for c in message.tool_calls
         ]

@@ -103,14 +103,14 @@ def load_adapter(model: Any, folder: Path) -> None:
             f"{folder}: no adapter; lora.shared needs a critic that cuagent train value trained "
             "with lora.rank"
         )
-    ours, theirs = model.peft_config["default"], PeftConfig.from_pretrained(folder)
+    ours, theirs = model.peft_config["default"], PeftConfig.from_pretrained(str(folder))
     for name in ("r", "lora_alpha", "target_modules"):
         if getattr(ours, name) != getattr(theirs, name):
             raise ConfigError(
                 f"{folder}: the adapter has {name}={getattr(theirs, name)}, the settings "
                 f"{getattr(ours, name)}"
             )
-    set_peft_model_state_dict(model, load_peft_weights(folder, device="cpu"))
+    set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu"))
 
 
 def share_backbone(critic: Any, actor: Any) -> int:

@@ -121,9 +121,9 @@ def attend(
         return varlen(query, key, value, packed_starts, max(packed_lengths), scale, window), None
     out, at = [], 0
     for length in packed_lengths:
-        row = [x[:, :, at : at + length] for x in (query, key, value)]
+        q, k, v = (x[:, :, at : at + length] for x in (query, key, value))
         mask = band(length, window, query.device) if window and length > window else None
-        out.append(sdpa_attention_forward(module, *row, mask, **kwargs)[0])
+        out.append(sdpa_attention_forward(module, q, k, v, mask, **kwargs)[0])
         at += length
     return torch.cat(out, 1), None
 
@@ -169,7 +169,8 @@ def varlen(
         query, key, value = query.to(low), key.to(low), value.to(low)
     if key.shape[1] != heads:
         key, value = (x.repeat_interleave(heads // x.shape[1], 1) for x in (key, value))
-    tokens = [x[0].transpose(0, 1).contiguous() for x in (query, key, value)]
+    q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
     back = (window - 1 if window else -1, 0)
-    found = varlen_attn(*tokens, starts, starts, longest, longest, scale=scale, window_size=back)
+    found = varlen_attn(q, k, v, starts, starts, longest, longest, scale=scale, window_size=back)
+    assert isinstance(found, Tensor)
     return found[None]

@@ -1,12 +1,14 @@
-"""Parse the tool calls in the text of a policy, in the three forms that model families write.
+"""Parse the tool calls in the text of a policy, in the four forms that model families write.
 
     Hermes (Qwen2.5, Qwen3)     <tool_call>{"name": ..., "arguments": {...}}</tool_call>
     XML (Qwen3-Coder)           <tool_call><function=NAME><parameter=KEY>...</parameter>...
     bare JSON (Llama 3)         {"name": ..., "parameters": {...}} as the whole answer
+    DeepSeek (V3.1)             <｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>
+    DeepSeek (V3)               the same with function<｜tool▁sep｜>NAME and a block of JSON
 
 The form is that of the model's own chat template (`form_of`). A malformed call becomes a call of
 the tool `unparsable` with its text, so that the loop can answer it.
-Not covered: Mistral's and DeepSeek's forms; their templates are refused.
+Not covered: other forms, as Mistral's; such templates are refused.
 """
 
 from __future__ import annotations
@@ -27,6 +29,10 @@ XML_BLOCK = re.compile(r"<tool_call>\s*|(?=<function=)")
 FUNCTION = re.compile(r"<function=([^>\n]*)>(.*?)(?:</function>|\Z)", re.DOTALL)
 PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 JSON_START = re.compile(r'(?:^|<\|python_tag\|>)\s*(?=\{\s*"(?:name|type)")', re.MULTILINE)
+CALL_OF_DEEPSEEK = re.compile(
+    "<｜tool▁call▁begin｜>(.*?)(?:<｜tool▁call▁end｜>|<｜tool▁calls▁end｜>|\\Z)", re.DOTALL
+)
+FENCED = re.compile(r"\A(?P<name>[^\n]*)\n```json\n(?P<raw>.*?)\n?```\s*\Z", re.DOTALL)
 SEPARATORS = " \t\r\n;,"
 PROBE = ToolCall("probe", "probe_tool", '{"probe_key": "probe value"}')
 """The call that a template renders to show its form."""
@@ -38,12 +44,16 @@ class Form(StrEnum):
     HERMES = "Hermes"
     XML = "XML"
     JSON = "bare JSON"
+    DEEPSEEK = "DeepSeek"
 
 
 def form_of(rendered: str) -> Form | None:
-    """Return the form in which a template rendered `PROBE`; None if it is none of the three."""
+    """Return the form in which a template rendered `PROBE`; None if it is none of them."""
     if PROBE.name not in rendered:
         return None
+    if "<｜tool▁sep｜>" in rendered:
+        read = parse_calls(rendered, Form.DEEPSEEK)[1]
+        return Form.DEEPSEEK if [call.name for call in read] == [PROBE.name] else None
     if f"<function={PROBE.name}>" in rendered:
         return Form.XML
     found = [call for form in (Form.HERMES, Form.JSON) for call in parse_calls(rendered, form)[1]]
@@ -63,6 +73,8 @@ def parse_calls(
         before, calls = text.partition("<tool_call>")[0], _hermes(text)
     elif form is Form.XML:
         before, calls = XML_BLOCK.split(text, maxsplit=1)[0], _xml(text, tools)
+    elif form is Form.DEEPSEEK:
+        before, calls = text.partition("<｜tool▁calls▁begin｜>")[0], _deepseek(text)
     else:
         start = JSON_START.search(text)
         before = text if start is None else text[: start.start()]
@@ -77,6 +89,19 @@ def _hermes(text: str) -> Iterator[tuple[str, str]]:
         found = _decode(block, 0)
         whole = found is not None and not block[found[1] :].strip()
         yield found[0] if found and whole else (UNPARSABLE, block.strip())
+
+
+def _deepseek(text: str) -> Iterator[tuple[str, str]]:
+    for block in CALL_OF_DEEPSEEK.findall(text):
+        first, _, rest = block.partition("<｜tool▁sep｜>")
+        fenced = FENCED.match(rest)
+        name, raw = (fenced["name"], fenced["raw"]) if fenced else (first, rest)
+        try:
+            json.loads(raw, strict=False)
+        except (ValueError, RecursionError):
+            yield UNPARSABLE, block.strip()
+            continue
+        yield name.strip(), raw.strip()
 
 
 def _json(text: str) -> Iterator[tuple[str, str]]:

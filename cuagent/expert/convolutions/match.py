@@ -26,9 +26,6 @@ CHANNELS_LAST = "{0}.movedim(1, -1).contiguous()"
 WEIGHT = "{0}.movedim(1, -1).contiguous() "
 TRANSPOSED_WEIGHT = "{0}.movedim(0, -1).contiguous()"
 PREPARATIONS |= {WEIGHT, TRANSPOSED_WEIGHT}
-PLANES = ""
-"""How convolutions of one and two dimensions with larger windows read their input: "copied" with
-adjacent channels, "in place", or "" if they stay with the library."""
 LEAST_CHANNELS = 16
 """Input channels below which the tensor cores would multiply mostly zeros."""
 LEAST_OPERATIONS = 1 << 26
@@ -80,11 +77,15 @@ class Convolution:
         return self.dtypes
 
 
-def copy_operands(graph: Graph, target: Target, keep: frozenset[str]) -> Graph:
-    """Put channels-last copies in front of each convolution that qualifies."""
+def copy_operands(graph: Graph, target: Target, keep: frozenset[str], planes: str = "") -> Graph:
+    """Put channels-last copies in front of each convolution that qualifies.
+
+    `planes` says how those of one and two dimensions with larger windows read their input: "copied"
+    with adjacent channels, "in place", or "" if they stay with the library.
+    """
     nodes: list[Node] = []
     for node in graph.nodes:
-        if node.origin in keep or not _qualifies(graph, node, target):
+        if node.origin in keep or not _qualifies(graph, node, target, planes):
             nodes.append(node)
             continue
         x, weight = graph.node(str(node.args[0])), graph.node(str(node.args[1]))
@@ -95,7 +96,7 @@ def copy_operands(graph: Graph, target: Target, keep: frozenset[str]) -> Graph:
                 call, moved = TRANSPOSED_WEIGHT, (*weight.shape[1:], weight.shape[0])
             names[1] = f"{node.name}_taps"
             copies.append((names[1], call, weight, moved))
-        if not _in_place(node, weight):
+        if not _in_place(node, weight, planes):
             names[0] = f"{node.name}_channels_last"
             copies.append((names[0], CHANNELS_LAST, x, (x.shape[0], *x.shape[2:], x.shape[1])))
         for name, text, source, shape in copies:
@@ -105,10 +106,10 @@ def copy_operands(graph: Graph, target: Target, keep: frozenset[str]) -> Graph:
     return replace(graph, nodes=tuple(nodes))
 
 
-def _in_place(node: Node, weight: Node) -> bool:
+def _in_place(node: Node, weight: Node, planes: str) -> bool:
     """Return True if the kernel reads the input as it lies, with its places adjacent."""
-    planes = node.op.startswith(("F.conv1d(", "F.conv2d(")) and PLANES == "in place"
-    return planes or is_pointwise(node, weight)
+    plane = node.op.startswith(("F.conv1d(", "F.conv2d("))
+    return (plane and planes == "in place") or is_pointwise(node, weight)
 
 
 def is_pointwise(node: Node, weight: Node) -> bool:
@@ -152,7 +153,7 @@ def _read_in_place(graph: Graph, x: Node, weight: Node) -> bool:
     return left.place == 1 and (rows or math.prod(weight.shape[2:]) > 1)
 
 
-def _qualifies(graph: Graph, node: Node, target: Target) -> bool:
+def _qualifies(graph: Graph, node: Node, target: Target, planes: str) -> bool:
     if node.kind is not Kind.LIBRARY or target.capability < (8, 0) or not node.contiguous:
         return False
     transposed = node.op.startswith("F.conv_transpose")
@@ -163,10 +164,10 @@ def _qualifies(graph: Graph, node: Node, target: Target) -> bool:
     whole = all(isinstance(v, list) for k, v in settings.items() if k != "groups")
     if not whole or len(x.shape) != len(node.shape):
         return False
-    if _in_place(node, weight) and not _read_in_place(graph, x, weight):
+    if _in_place(node, weight, planes) and not _read_in_place(graph, x, weight):
         return False
     plane = node.op.startswith(("F.conv1d(", "F.conv2d(")) and not is_pointwise(node, weight)
-    if plane and not PLANES:
+    if plane and not planes:
         return False
     if settings["groups"] != 1 or (transposed and set(settings["dilation"]) != {1}):
         return False

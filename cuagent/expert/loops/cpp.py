@@ -11,7 +11,7 @@ import math
 
 from cuagent.expert.graph.graph import Node
 from cuagent.expert.kernel import KernelCall, Request
-from cuagent.expert.loops.elements import Element, Target
+from cuagent.expert.loops.elements import Element, Elements, Target
 from cuagent.expert.loops.spec import Result
 from cuagent.expert.loops.text import LoopText
 
@@ -28,7 +28,10 @@ PARALLEL_ELEMENTS = 1 << 14
 
 def generate(request: Request) -> KernelCall:
     """Return the kernel of a loop. Raises NestError if an operand has no strides."""
-    kernel = _Kernel(request)
+    from cuagent.expert.loops.products_cpp import ProductsKernel
+
+    loop = Elements(request.group.nodes[0].spec)
+    kernel = ProductsKernel(request) if loop.has_products else RowsKernel(request)
     text, path = kernel.text(), f"kernels/{request.name}.cpp"
     tensors = kernel.tensors_read
     return KernelCall(request.name, path, text, request.group, tensors, ("pointwise.h",))
@@ -38,21 +41,26 @@ Loop = tuple[int, bool]
 """Stage of a loop over channels, and True if it also runs over the lanes."""
 
 
-class _Kernel(LoopText):
+class RowsKernel(LoopText):
     def __init__(self, request: Request) -> None:
         super().__init__(request)
         self.vector = self._vector_axis()
         extent = self.elements.extent(self.vector) if self.vector is not None else 1
         self.outer = [a for a in self.channels if a != self.vector]
-        outer = math.prod(self.elements.extent(a) for a in self.outer)
-        block = BLOCK if self.lanes else WIDE_BLOCK
-        while block > LEAST_BLOCK and outer * math.ceil(extent / block) < MOST_TASKS:
-            block //= 2
-        self.block, self.extent, self.tasks = min(block, extent), extent, outer
-        self.blocks = math.ceil(extent / self.block)
+        self.extent = extent
+        self.tasks = math.prod(self.elements.extent(a) for a in self.outer)
+        self._set_blocks(extent)
         self.lane_count = self.elements.lane_count
         self.stages = 1 + max((self.elements.elements[k].stage for k in self.needed), default=0)
         self.arrays = self._arrays()
+
+    def _set_blocks(self, extent: int) -> None:
+        """Choose the channels of a block."""
+        block = BLOCK if self.lanes else WIDE_BLOCK
+        while block > LEAST_BLOCK and self.tasks * math.ceil(extent / block) < MOST_TASKS:
+            block //= 2
+        self.block = min(block, extent)
+        self.blocks = math.ceil(extent / self.block)
 
     def _vector_axis(self) -> int | None:
         """Return the channel axis along which most tensors are contiguous."""
@@ -69,7 +77,9 @@ class _Kernel(LoopText):
             for place, stride in zip(element.index, strides, strict=True):
                 if place.axis in score and stride * place.scale == 1:
                     score[place.axis] += 1 + element.timed
-        return max(self.channels, key=lambda a: (score[a], self.elements.extent(a), a), default=None)
+        return max(
+            self.channels, key=lambda a: (score[a], self.elements.extent(a), a), default=None
+        )
 
     def home(self, position: int) -> Loop:
         """Return the loop that computes an element."""
@@ -94,9 +104,9 @@ class _Kernel(LoopText):
     def _targets(self) -> list[tuple[Target, Loop]]:
         """Return new states and results with the loop that writes them."""
         targets = [*self.elements.states, *(target for _, target, _ in self.outputs())]
-        return [(target, self._loop_of(target)) for target in targets]
+        return [(target, self.loop_of(target)) for target in targets]
 
-    def _loop_of(self, target: Target) -> Loop:
+    def loop_of(self, target: Target) -> Loop:
         return self.elements.elements[target.element].stage, self._has_lanes(target)
 
     def _has_lanes(self, target: Target) -> bool:
@@ -107,16 +117,25 @@ class _Kernel(LoopText):
         found = set()
         for position, loop in self._users():
             element = self.elements.elements[position]
-            if element.kind == "state" or self.is_inline(element):
+            if element.kind in ("state", "product") or self.is_inline(element):
+                continue
+            if not element.timed and element.kind == "load" and self._is_adjacent(element):
                 continue
             if not element.timed or element.kind == "sum" or self.home(position) != loop:
                 found.add(position)
         return found
 
+    def _is_adjacent(self, element: Element) -> bool:
+        """Return True if adjacent channels read adjacent elements of memory."""
+        slot = self.loop.slots[element.node.name]
+        assert slot.leaf is not None
+        strides = self.leaves[slot.leaf][1]
+        steps = [s for p, s in zip(element.index, strides, strict=True) if p.axis == self.vector]
+        return steps == [1]
+
     def text(self) -> str:
         w = self.w
-        self.head("pointwise.h")
-        w("#include <algorithm>")
+        self.head("pointwise.h", "algorithm")
         w()
         w.open(f'extern "C" void {self.request.name}({", ".join(self.parameters("__restrict__"))})')
         work = self.loop.steps * self.elements.channel_count * self.lane_count
@@ -132,22 +151,22 @@ class _Kernel(LoopText):
         self._declare_places()
         for k, target in enumerate(self.elements.states):
             self._open(self._has_lanes(target))
-            w(f"{self._state(k)} = {self.first_value(k)};")
+            w(f"{self.state(k)} = {self.first_value(k)};")
             self._close(self._has_lanes(target))
         self._compute_all(timed=False)
         w.open(f"for (long t = 0; t < {self.loop.steps}; ++t)")
         self._compute_all(timed=True)
         for k, target in enumerate(self.elements.states):
-            if self._is_late(k):
+            if self.is_late(k):
                 self._open(self._has_lanes(target))
-                w(f"{self._state(k)} = {self._state(k, 'next')};")
+                w(f"{self.state(k)} = {self.state(k, 'next')};")
                 self._close(self._has_lanes(target))
         w.close()
         for node, target, result in self.outputs():
-            state = self._state_with(target)
+            state = self.state_with(target)
             if result.dim is None and state is not None:
                 self._open(self._has_lanes(target))
-                self._store(node, target, result, self._state(state))
+                self.write(node, target, result, self.state(state))
                 self._close(self._has_lanes(target))
 
     def _declare_places(self) -> None:
@@ -161,28 +180,32 @@ class _Kernel(LoopText):
             step *= extent
         for k, target in enumerate(self.elements.states):
             dimensions = self._dimensions(self._has_lanes(target))
-            names = [f"state_{k}"] + ([f"next_{k}"] if self._is_late(k) else [])
+            names = [f"state_{k}"] + ([f"next_{k}"] if self.is_late(k) else [])
             w(f"alignas(64) float {', '.join(name + dimensions for name in names)};")
         for position in sorted(self.arrays):
             dimensions = self._dimensions(self.is_lane(self.elements.elements[position]))
             w(f"alignas(64) {self.declared(position)} {self.name(position)}{dimensions};")
 
-    def _state(self, k: int, word: str = "state") -> str:
+    def state(self, k: int, word: str = "state") -> str:
         return f"{word}_{k}[r][k]" if self._has_lanes(self.elements.states[k]) else f"{word}_{k}[k]"
 
-    def _state_with(self, target: Target) -> int | None:
+    def state_with(self, target: Target) -> int | None:
         """Return the state whose new value is the element of a result."""
         for k, state in enumerate(self.elements.states):
             if state.element == target.element and state.index == target.index:
                 return k
         return None
 
+    def product_value(self, position: int) -> str:
+        """Return the expression of an element of a product."""
+        raise NotImplementedError
+
     def _compute_all(self, timed: bool) -> None:
         for stage in range(self.stages):
             for lane in (False, True):
-                _Loop(self, (stage, lane), timed).write()
+                LoopWriter(self, (stage, lane), timed).write()
 
-    def _store(self, node: Node, target: Target, result: Result, value: str) -> None:
+    def write(self, node: Node, target: Target, result: Result, value: str) -> None:
         guard = self.guards(target)
         line = self.store(node, target, result, value, "t")
         self.w(f"if ({guard}) {line}" if guard else line)
@@ -190,9 +213,9 @@ class _Kernel(LoopText):
     def _dimensions(self, lane: bool) -> str:
         return (f"[{self.lane_count}]" if lane else "") + f"[{self.block}]"
 
-    def _is_late(self, state: int) -> bool:
+    def is_late(self, state: int) -> bool:
         """Return True if a loop after the update of a state reads its old value."""
-        home = self._loop_of(self.elements.states[state])
+        home = self.loop_of(self.elements.states[state])
         name = self.loop.states[state]
         for position, loop in self._users():
             element = self.elements.elements[position]
@@ -224,10 +247,10 @@ class _Kernel(LoopText):
             step *= extent
 
 
-class _Loop:
+class LoopWriter:
     """One loop over the channels of a block, of one stage, with or without the lanes."""
 
-    def __init__(self, kernel: _Kernel, loop: Loop, timed: bool) -> None:
+    def __init__(self, kernel: RowsKernel, loop: Loop, timed: bool) -> None:
         self.kernel, self.loop, self.timed = kernel, loop, timed
         self.w, self.elements = kernel.w, kernel.elements.elements
         self.names: dict[int, str] = {}
@@ -237,12 +260,12 @@ class _Loop:
         self.results: list[tuple[Node, Target, Result]] = []
         if timed:
             states = enumerate(kernel.elements.states)
-            self.updates = [k for k, t in states if kernel._loop_of(t) == loop]
+            self.updates = [k for k, t in states if kernel.loop_of(t) == loop]
             self.results = [
                 (node, target, result)
                 for node, target, result in kernel.outputs()
-                if kernel._loop_of(target) == loop
-                and not (result.dim is None and kernel._state_with(target) is not None)
+                if kernel.loop_of(target) == loop
+                and not (result.dim is None and kernel.state_with(target) is not None)
             ]
 
     def _is_here(self, position: int) -> bool:
@@ -290,7 +313,9 @@ class _Loop:
                 continue
             element = self.elements[k]
             if element.kind == "state":
-                self.names[k] = self.kernel._state(self.kernel.loop.states.index(element.node.name))
+                self.names[k] = self.kernel.state(self.kernel.loop.states.index(element.node.name))
+            elif element.kind == "product":
+                self.names[k] = self.kernel.product_value(k)
             elif k in self.kernel.arrays and (k in self.sums or not self._is_here(k)):
                 dimensions = "[r][k]" if self.kernel.is_lane(element) else "[k]"
                 self.names[k] = self.kernel.name(k) + dimensions
@@ -318,9 +343,9 @@ class _Loop:
             else:
                 w(f"{kernel.name(k)}{dimensions} = {self.names[k]};")
         for node, target, result in self.results:
-            kernel._store(node, target, result, self.names[target.element])
+            kernel.write(node, target, result, self.names[target.element])
         for k in self.updates:
             w(f"const float new_{k} = {self.names[kernel.elements.states[k].element]};")
         for k in self.updates:
-            word = "next" if kernel._is_late(k) else "state"
-            w(f"{kernel._state(k, word)} = new_{k};")
+            word = "next" if kernel.is_late(k) else "state"
+            w(f"{kernel.state(k, word)} = new_{k};")

@@ -3,6 +3,8 @@
 A thread, or a group of adjacent threads that share a channel's lanes, takes one channel through all
 steps with its states in registers. Adjacent groups have adjacent channels. The tensors of the next
 steps are loaded before the current steps are computed. Sums over lanes are warp shuffles.
+What a channel computes without its lanes, before and after the states (softplus of delta, a gate),
+each thread of a group computes for another one of the next steps.
 Not covered: few channels and many steps, for which a scan in chunks has more parallel work.
 """
 
@@ -10,7 +12,7 @@ from __future__ import annotations
 
 import math
 
-from cuagent.expert.graph.graph import Node
+from cuagent.expert.graph.graph import FLOATS, Node
 from cuagent.expert.kernel import KernelCall, Request
 from cuagent.expert.loops.elements import Target
 from cuagent.expert.loops.spec import Result
@@ -22,7 +24,7 @@ MOST_ITEMS = 16
 """Lanes of one thread: their states are in registers."""
 THREADS = 128
 """Threads in a block."""
-BUSY_THREADS = 132 * 256
+BUSY_THREADS = 132 * 192
 """Threads that keep an H200 busy; lanes are split among threads until there are so many."""
 PREFETCHED = 48
 """Registers for the values of the next steps."""
@@ -39,9 +41,11 @@ def generate(request: Request) -> KernelCall:
 class _Kernel(LoopText):
     def __init__(self, request: Request) -> None:
         super().__init__(request)
+        if self.elements.has_products:
+            raise NestError(f"{request.name}: products of the state")
         lanes, channels = self.elements.lane_count, self.elements.channel_count
         self.lane_count, self.channel_count = lanes, channels
-        busy = BUSY_THREADS * request.threads // 256 if request.threads else BUSY_THREADS
+        busy = BUSY_THREADS * request.threads // 192 if request.threads else BUSY_THREADS
         width = 1
         while width < min(32, lanes) and (
             channels * width < busy or math.ceil(lanes / width) > MOST_ITEMS
@@ -61,9 +65,69 @@ class _Kernel(LoopText):
             for k in self.needed
             if self.elements.elements[k].kind == "load" and self.elements.elements[k].timed
         ]
+        self.before, self.after = self._spread() if width > 1 else (set(), set())
+        self.own = self._own_results() if width > 1 else []
+        self.kept = self._kept()
+        self.set_registers()
+
+    def set_registers(self) -> None:
+        """Choose the number of steps whose tensors are loaded together, and these tensors."""
+        self.loads = [k for k in self.loads if k not in self.before]
         registers = sum(self.items if self.has_lanes(k) else 1 for k in self.loads)
+        if self.width > 1:
+            self.ahead = self.width
+            if self.ahead * registers > PREFETCHED:
+                self.loads = []
+            return
         self.ahead = next((n for n in (8, 4, 2) if n * registers <= PREFETCHED), 1)
         self.ahead = min(self.ahead, self.loop.steps)
+
+    def _users(self) -> dict[int, set[int]]:
+        """Return the elements that read each element; -1 for a state or a result within a step."""
+        users: dict[int, set[int]] = {k: set() for k in self.needed}
+        for k in self.needed:
+            for a in self.elements.elements[k].args:
+                if isinstance(a, int):
+                    users[a].add(k)
+        for target in self.elements.states:
+            users[target.element].add(-1)
+        for _, target, result in self.outputs():
+            if result.dim is None or self._target_lanes(target):
+                users[target.element].add(-1)
+        return users
+
+    def _spread(self) -> tuple[set[int], set[int]]:
+        """Return the elements without lanes that are computed before and after some steps."""
+        before, after, users = set(), set(), self._users()
+        for k in self.needed:
+            element = self.elements.elements[k]
+            floating = element.node.dtype in FLOATS or element.kind != "load"
+            if element.timed and not element.carried and not self.has_lanes(k) and floating:
+                inner = [a for a in element.args if isinstance(a, int)]
+                timed = [a for a in inner if self.elements.elements[a].timed]
+                if all(a in before for a in timed) and element.kind != "sum":
+                    before.add(k)
+        for k in reversed(self.needed):
+            element = self.elements.elements[k]
+            inside = element.carried and element.kind == "operation" and not self.has_lanes(k)
+            if inside and users[k] <= after:
+                after.add(k)
+        return before, after
+
+    def _own_results(self) -> list[tuple[Node, Target, Result]]:
+        """Return the results that each thread of a group writes for another step."""
+        return [
+            (node, target, result)
+            for node, target, result in self.outputs()
+            if result.dim is not None and not self._target_lanes(target)
+        ]
+
+    def _kept(self) -> list[int]:
+        """Return the values of a step that a thread keeps for what it computes afterwards."""
+        read = {a for k in self.after for a in self.elements.elements[k].args if isinstance(a, int)}
+        read |= {target.element for _, target, _ in self.own}
+        timed = {k for k in read if self.elements.elements[k].timed}
+        return sorted(timed - self.after - self.before)
 
     def has_lanes(self, position: int) -> bool:
         return self.is_lane(self.elements.elements[position])
@@ -116,7 +180,10 @@ class _Kernel(LoopText):
         w(f"const int group = blockIdx.x * {self.groups} + threadIdx.x / WIDTH;")
         w(f"const int channel = group < {count} ? group : {count - 1};")
         w("const int lane = threadIdx.x % WIDTH;")
-        w(f"const bool writes = group < {count} && lane == 0;")
+        if self.before:
+            w("const int first = (threadIdx.x & 31) - lane;")
+        if any(not self._target_lanes(t) for _, t, _ in self.outputs()):
+            w(f"const bool writes = group < {count} && lane == 0;")
         step = 1
         for axis in reversed(self.order):
             extent = self.elements.extent(axis)
@@ -175,6 +242,8 @@ class _Kernel(LoopText):
             k = self.loop.states.index(element.node.name)
             return f"state_{k}" + ("[item]" if self._target_lanes(self.elements.states[k]) else "")
         lanes = "[item]" if self.has_lanes(position) else ""
+        if position in self.before:
+            return f"s{position}"
         if position in self.loads:
             return f"now_{position}[ahead]{lanes}"
         return f"v{position}{lanes}"
@@ -198,8 +267,10 @@ class _Kernel(LoopText):
         w, element = self.w, self.elements.elements[position]
         if element.kind == "sum":
             return self._total(position)
-        value = self.load(element, "0") if element.kind == "load" else ""
-        value = value or self.value(position, self._names())
+        if element.kind == "load":
+            value = self.load(element, "t" if element.timed else "0")
+        else:
+            value = self.value(position, self._names())
         if not self.has_lanes(position):
             return w(f"const {self.declared(position)} v{position} = {value};")
         self._declaration(position)
@@ -224,29 +295,71 @@ class _Kernel(LoopText):
 
     def _steps(self) -> None:
         w, steps = self.w, self.loop.steps
+        early = sorted(k for k in self.before if self.elements.elements[k].kind == "load")
         for k in self.loads:
             self._declaration(k, "next_", "[AHEAD]")
-        if self.loads:
-            self._load_steps("0")
+        for k in early:
+            self._declaration(k, "next_")
+        self._load_own(early, "0")
+        self._load_steps("0")
         w.open(f"for (int batch = 0; batch < {steps}; batch += AHEAD)")
         for k in self.loads:
             self._declaration(k, "now_", "[AHEAD]")
-        if self.loads:
-            self._take()
+        for k in early:
+            w(f"const {self.declared(k)} v{k} = next_{k};")
+        self._take()
+        if self.loads or early:
             w.open(f"if (batch + AHEAD < {steps})")
+            self._load_own(early, "batch + AHEAD")
             self._load_steps("batch + AHEAD")
             w.close()
-        w.pragma("unroll")
+        for k in sorted(self.before - set(early)):
+            w(f"const {self.declared(k)} v{k} = {self.value(k, self._own_names())};")
+        for k in self.kept:
+            w(f"{self.declared(k)} kept_{k} = 0;")
+        w.pragma("unroll" if self.loads or self.ahead <= 8 else "unroll 8")
         w.open("for (int ahead = 0; ahead < AHEAD; ++ahead)")
         w("const int t = batch + ahead;")
         if steps % self.ahead:
             w(f"if (t >= {steps}) break;")
         self._step()
-        w.close(2)
+        w.close()
+        self._after_steps()
+        w.close()
+
+    def _own_names(self) -> dict[int, str]:
+        """Return the expressions of values of the step that is the thread's own."""
+        return {k: f"kept_{k}" if k in self.kept else f"v{k}" for k in self.needed}
+
+    def _load_own(self, loads: list[int], first: str) -> None:
+        """Write the loads of the step that is the thread's own among the next ones."""
+        w, steps = self.w, self.loop.steps
+        if loads:
+            w.open("")
+            w(f"const int t = {first} + lane < {steps} ? {first} + lane : {steps - 1};")
+            for k in loads:
+                w(f"next_{k} = {self.load(self.elements.elements[k], 't')};")
+            w.close()
+
+    def _after_steps(self) -> None:
+        """Write what a thread computes and stores for its own step."""
+        w, names = self.w, self._own_names()
+        if not self.own:
+            return
+        for k in sorted(self.after):
+            w(f"const {self.declared(k)} v{k} = {self.value(k, names)};")
+        w("const int t = batch + lane;")
+        for node, target, result in self.own:
+            conditions = [f"group < {self.channel_count}", f"t < {self.loop.steps}"]
+            conditions += [self.guards(target)]
+            line = self.store(node, target, result, names[target.element], "t")
+            w(f"if ({' && '.join(c for c in conditions if c)}) {line}")
 
     def _load_steps(self, first: str) -> None:
         """Write the loads of the next steps; after the last step they repeat it."""
         w, steps = self.w, self.loop.steps
+        if not self.loads:
+            return
         w.pragma("unroll")
         w.open("for (int ahead = 0; ahead < AHEAD; ++ahead)")
         place = f"{first} + ahead"
@@ -268,6 +381,8 @@ class _Kernel(LoopText):
 
     def _take(self) -> None:
         w = self.w
+        if not self.loads:
+            return
         w.pragma("unroll")
         w.open("for (int ahead = 0; ahead < AHEAD; ++ahead)")
         for k in self.loads:
@@ -284,11 +399,18 @@ class _Kernel(LoopText):
     def _step(self) -> None:
         """Write one step: its values, its results, then the new states."""
         w = self.w
+        for k in self._shuffled():
+            w(f"const float s{k} = __shfl_sync(0xffffffffu, v{k}, first + ahead);")
         for k in self.needed:
             element = self.elements.elements[k]
-            if element.timed and element.kind in ("operation", "sum"):
+            here = element.timed and k not in self.before | self.after
+            if here and element.kind != "state" and k not in self.loads:
                 self._compute(k)
+        for k in self.kept:
+            w(f"if (ahead == lane) kept_{k} = {self._name(k)};")
         for node, target, result in self.outputs():
+            if (node, target, result) in self.own:
+                continue
             if result.dim is not None:
                 self._store(node, target, result)
             elif self._state_with(target) is None:
@@ -305,6 +427,14 @@ class _Kernel(LoopText):
                 w(f"for (int item = 0; item < ITEMS; ++item) state_{k}[item] = new_{k}[item];")
             else:
                 w(f"state_{k} = new_{k};")
+
+    def _shuffled(self) -> list[int]:
+        """Return the values computed before the steps that a step reads."""
+        found = set()
+        for k, users in self._users().items():
+            if k in self.before and users - self.before - self.after:
+                found.add(k)
+        return sorted(found)
 
     def _copy(self, name: str, target: Target, lanes: bool) -> None:
         w, value = self.w, self._name(target.element)

@@ -37,7 +37,7 @@ class Element:
     """One operation on elements."""
 
     kind: str
-    """`load`, `state`, `number`, `operation` or `sum`."""
+    """`load`, `state`, `operation`, `sum` or `product`."""
     node: Node
     index: Index
     args: tuple[int | float, ...] = ()
@@ -85,16 +85,38 @@ class Elements:
         targets = [Target(e, self._resolved(index)) for e, index in roots]
         self.states, self.results = targets[:count], targets[count:]
         self.lanes = tuple(sorted({self._find(a) for a in self._summed}))
-        used = {p.axis for t in targets for p in t.index} | {a for e in self.elements for a in e.axes}
-        self.channels = tuple(
-            sorted(a for a in used if a is not None and a not in self.lanes)
-        )
+        used = {p.axis for t in targets for p in t.index} | {
+            a for e in self.elements for a in e.axes
+        }
+        self.channels = tuple(sorted(a for a in used if a is not None and a not in self.lanes))
         self._check()
         self._set_stages()
 
     def extent(self, axis: int) -> int:
         """Return the number of indices of an axis."""
         return self._extents[self._find(axis)]
+
+    @property
+    def has_products(self) -> bool:
+        return any(element.kind == "product" for element in self.elements)
+
+    def _check_products(self) -> None:
+        """Check that states are rows, and that products run over the last axis of the states."""
+        axes = {t.index[-1].axis for t in self.states if t.index}
+        if self.lanes or len(axes) != 1 or any(len(t.index) != 2 for t in self.states):
+            raise NestError("products beside sums")
+        for element in self.elements:
+            if element.kind != "product":
+                continue
+            operand = self.elements[int(element.args[0])]
+            columns = {p.axis for p in element.index[1:]}
+            rows = {element.index[0].axis} - {None}
+            if not operand.carried or columns != axes or not operand.axes <= axes | rows:
+                raise NestError("a product over other dimensions")
+            (axis,) = axes
+            key = ("axis", element.node.name, 1)
+            if axis is None or self._find(self._axis_of[key]) != axis:
+                raise NestError("a product over other dimensions")
 
     @property
     def lane_count(self) -> int:
@@ -136,9 +158,7 @@ class Elements:
         self._parents[b] = a
 
     def _resolved(self, index: Index) -> Index:
-        return tuple(
-            p if p.axis is None else replace(p, axis=self._find(p.axis)) for p in index
-        )
+        return tuple(p if p.axis is None else replace(p, axis=self._find(p.axis)) for p in index)
 
     def _join_equal(self, roots: Sequence[tuple[int, Index]]) -> None:
         """Give independent states and results of equal shapes the axes of the largest state."""
@@ -184,6 +204,8 @@ class Elements:
                 return self._at(inner.name, _strided(node, index, inner.shape))
             case Kind.REDUCE if node.op == "sum":
                 return self._sum(node, index)
+            case Kind.LOOP:
+                return self._product(node, index)
         raise NestError(f"{node.op} in the body of a loop")
 
     def _state(self, node: Node, index: Index) -> int:
@@ -207,7 +229,9 @@ class Elements:
             shape = self.graph.node(arg).shape
             inner = index[len(index) - len(shape) :]
             args.append(
-                self._at(arg, tuple(p if n > 1 else FIRST for p, n in zip(inner, shape, strict=True)))
+                self._at(
+                    arg, tuple(p if n > 1 else FIRST for p, n in zip(inner, shape, strict=True))
+                )
             )
         found = [self.elements[a] for a in args if isinstance(a, int)]
         axes = frozenset[int]().union(*(e.axes for e in found))
@@ -219,21 +243,37 @@ class Elements:
         inner = self.graph.node(node.inputs[0])
         keeps = len(node.shape) == len(inner.shape)
         rest = iter(p for k, p in enumerate(index) if not (keeps and k in node.dims))
-        own = tuple(self._summed_place(node, k, inner.shape[k]) if k in node.dims else next(rest)
-                    for k in range(len(inner.shape)))
+        own = tuple(
+            self._summed_place(node, k, inner.shape[k]) if k in node.dims else next(rest)
+            for k in range(len(inner.shape))
+        )
         key = ("sum", node.name, index)
         if key in self._known:
             return self._known[key]
         arg = self._at(inner.name, own)
         own = self._resolved(own)
-        summed = frozenset(self._find(p.axis) for k, p in enumerate(own)
-                           if k in node.dims and p.axis is not None)
+        summed = frozenset(
+            self._find(p.axis) for k, p in enumerate(own) if k in node.dims and p.axis is not None
+        )
         element = self.elements[arg]
         axes = frozenset(self._find(a) for a in element.axes) - summed
         return self._add(
             Element("sum", node, tuple(p for p in own if p.axis in summed), (arg,), axes,
                     element.timed, 0, element.carried)
         )  # fmt: skip
+
+    def _product(self, node: Node, index: Index) -> int:
+        """Return an element of a product with a matrix; its operand has an axis of its own."""
+        name, row = node.inputs[0], index[0]
+        depth = self.graph.node(name).shape[1]
+        key = ("axis", node.name, 1)
+        if key not in self._axis_of:
+            self._axis_of[key] = self._axis(depth)
+        arg = self._at(name, (row, Place(self._axis_of[key]) if depth > 1 else FIRST))
+        index = self._resolved(index)
+        axes = frozenset(p.axis for p in index if p.axis is not None)
+        timed, carried = self.elements[arg].timed, self.elements[arg].carried
+        return self._add(Element("product", node, index, (arg,), axes, timed, 0, carried))
 
     def _summed_place(self, node: Node, dim: int, extent: int) -> Place:
         """Return the axis of a summed dimension; one for each dimension of each sum."""
@@ -272,6 +312,8 @@ class Elements:
                 raise NestError("a state with one axis twice")
             if not self.elements[target.element].axes <= set(axes):
                 raise NestError("a value with more axes than its state")
+        if self.has_products:
+            self._check_products()
         if self.lane_count > MOST_LANES:
             raise NestError("a sum over too many elements")
         state = {p.axis for t in self.states for p in t.index}
@@ -284,7 +326,7 @@ class Elements:
         stages: list[int] = []
         for k, element in enumerate(self.elements):
             before = [stages[a] for a in element.args if isinstance(a, int)]
-            stage = max(before, default=0) + (element.kind == "sum")
+            stage = max(before, default=0) + (element.kind in ("sum", "product"))
             stages.append(stage)
             self.elements[k] = replace(element, stage=stage)
 

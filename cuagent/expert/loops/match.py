@@ -25,11 +25,13 @@ from cuagent.expert.graph.lowering import (
     operator_name,
     shape_of,
 )
-from cuagent.expert.loops.body import Body, NoLoop, is_pointwise
+from cuagent.expert.loops.body import Body
 from cuagent.expert.loops.elements import Elements
+from cuagent.expert.loops.hoist import AllSteps
 from cuagent.expert.loops.periods import repeats
 from cuagent.expert.loops.roll import Local, Progression, Rolled, rolled
-from cuagent.expert.loops.spec import Loop, Result, Slot, time_loop
+from cuagent.expert.loops.slices import NoLoop, is_pointwise
+from cuagent.expert.loops.spec import Loop, Result, Slot, time_loop, weights_of
 from cuagent.expert.streaming.nest import NestError
 
 MOST_TRIES = 24
@@ -48,7 +50,7 @@ class _Output:
 
 
 def with_loops(
-    captured: Captured, keep: frozenset[str] = frozenset()
+    captured: Captured, device: str = "cpu", keep: frozenset[str] = frozenset()
 ) -> tuple[Captured, tuple[str, ...]]:
     """Return the graph with one call for each loop, and a description of each replaced loop.
 
@@ -69,8 +71,11 @@ def with_loops(
                 taken.update(part)
                 continue
             try:
-                _Replacement(edit, loop, name).run()
+                _Replacement(edit, loop, name).run(device)
             except (NoLoop, NestError):
+                if hoisted := _with_hoisted_products(edit, loop):
+                    taken.update(node for step in loop.steps for node in step)
+                    found.append(f"{len(loop.steps)} steps of {hoisted} input products")
                 continue
             taken.update(node for step in loop.steps for node in step)
             found.append(f"{len(loop.steps)} steps of {len(loop.steps[0])} operators")
@@ -82,6 +87,26 @@ def _shape_text(node: Any) -> str:
     return str(tuple(value.shape)) if hasattr(value, "shape") else ""
 
 
+def _with_hoisted_products(edit: Edit, loop: Rolled) -> int:
+    """Compute the products that no state enters for all steps at once; return their number."""
+    import torch
+
+    edit.graph.inserting_before(loop.steps[0][0])
+    steps, count = AllSteps(loop, edit), 0
+    for position in range(len(loop.steps[0])):
+        if not steps.is_hoisted(position):
+            continue
+        try:
+            whole, dim = steps.node(Local(position, 0))
+        except NoLoop:
+            continue
+        count += 1
+        for k, nodes in enumerate(loop.steps):
+            value = edit.call(torch.ops.aten.select.int, (whole, dim, k))
+            edit.replace(nodes[position], value)
+    return count
+
+
 class _Replacement:
     """One loop while it is replaced; nothing is changed before all checks have passed."""
 
@@ -89,14 +114,15 @@ class _Replacement:
         self.edit, self.loop, self.name = edit, loop, name
         self.steps, self.count = loop.steps, len(loop.steps)
         self.place = {n: (k, q) for k, step in enumerate(loop.steps) for q, n in enumerate(step)}
-        self.body = Body(loop)
+        edit.graph.inserting_before(loop.steps[0][0])
+        self.body = Body(loop, edit)
         self.outputs: list[_Output] = []
         self.lists: dict[Any, list[tuple[Any, ...]]] = {}
         """Readers of lists of values: segments of the loop's values, and other values."""
         self.sequences: dict[int, _Output] = {}
         self.scatters: dict[Any, tuple[_Output, int, int]] = {}
 
-    def run(self) -> None:
+    def run(self, device: str) -> None:
         for position in range(len(self.steps[0])):
             self._add_readers(position)
         if not self.outputs:
@@ -105,6 +131,8 @@ class _Replacement:
             self._grow(output)
         self.outputs = [o for o in self.outputs if o.nodes or o in self._kept()]
         spec = self._spec()
+        if self.body.products and device != "cpu":
+            raise NoLoop("products of the state have no kernel for this device")
         self._replace(spec)
 
     def _kept(self) -> list[_Output]:
@@ -115,19 +143,21 @@ class _Replacement:
 
     def _add_readers(self, position: int) -> None:
         """Add the outputs that the readers of one operator of the body need."""
-        readers = [(k, u) for k in range(self.count) for u in self._outside(self.steps[k][position])]
+        readers = [
+            (k, u) for k in range(self.count) for u in self._outside(self.steps[k][position])
+        ]
         if not readers:
             return
         if self._is_scatter(position):
-            return self._add_scatter(position, readers)
+            self._add_scatter(position, readers)
+            return
         lists = [u for _, u in readers if called(u) in ("stack", "cat") and len(u.args[0]) > 1]
         if not lists and all(k == self.count - 1 for k, _ in readers):
             node = self.steps[-1][position]
             value = self.body.value(position)
             self.outputs.append(_Output(value, Result(None), [node]))
-            return None
+            return
         self._add_sequence(position, list(dict.fromkeys(lists)), readers)
-        return None
 
     def _add_sequence(
         self, position: int, lists: Sequence[Any], readers: Sequence[tuple[int, Any]]
@@ -258,7 +288,11 @@ class _Replacement:
         slots = {names[node]: slot for node, slot in body.slots}
         results = tuple(o.result for o in self.outputs)
         loop = Loop(self.count, graph, slots, results, body.graph)
-        Elements(loop)
+        weights = weights_of(loop)
+        matrices = {leaf for leaf, _ in weights}
+        read = [loop.slots[e.node.name] for e in Elements(loop).elements if e.kind == "load"]
+        if len(matrices) < len(weights) or any(slot.leaf in matrices for slot in read):
+            raise NoLoop("a matrix that is read in two ways")
         return loop
 
     def _replace(self, spec: Loop) -> None:

@@ -139,7 +139,7 @@ def _pattern(column: Sequence[Any], place: dict[Any, tuple[int, int]]) -> tuple[
 
 
 def _outer_pattern(column: Sequence[Any]) -> tuple[Any, int]:
-    """Return the pattern of an argument from outside of the loop, and for how many steps it holds."""
+    """Return the pattern of an argument from outside, and for how many steps it holds."""
     nodes = [hasattr(a, "meta") for a in column]
     if nodes[0]:
         limit = next((k for k, is_node in enumerate(nodes) if not is_node), len(column))

@@ -10,13 +10,16 @@ from cuagent.expert.graph.graph import Graph
 RESULT = "result"
 """Operator of the nodes with the second and later results of a loop."""
 
+PRODUCT = "product"
+"""Operator of the nodes of a body with products of a state and a matrix."""
+
 
 @dataclass(frozen=True)
 class Slot:
     """A value that the body reads from outside of its step."""
 
     leaf: int | None
-    """Argument of the call with the tensor; for a state, its first value. None if it is a number."""
+    """Argument of the call with the tensor (for a state, its first value); None for a number."""
     dim: int | None = None
     """Dimension of the tensor along which the steps lie; None for a tensor that all steps read."""
     first: int = 0
@@ -53,6 +56,22 @@ class Loop:
     def states(self) -> list[str]:
         """Input nodes of the body with the states."""
         return [name for name, slot in self.slots.items() if slot.state]
+
+
+def weights_of(loop: Loop) -> set[tuple[int, bool]]:
+    """Return the leaves that are matrices of products, each with True if it is transposed."""
+    found = set()
+    for node in loop.body.nodes:
+        if node.op == PRODUCT:
+            leaf = loop.slots[str(node.args[1])].leaf
+            assert leaf is not None
+            found.add((leaf, bool(node.spec)))
+    return found
+
+
+def state_product(x: Any, weight: Any, *, transposed: bool = False) -> Any:
+    """Return the product of a value of the loop with a matrix that all steps read."""
+    return x @ (weight.T if transposed else weight)
 
 
 def time_loop(leaves: tuple[Any, ...], *, loop: Loop) -> tuple[Any, ...]:

@@ -74,7 +74,11 @@ class LoopText:
         lanes = self.elements.lane_count
         w(text + (f" of {lanes} elements each." if lanes > 1 else "."))
         for header in includes:
-            w(f'#include "{header}"')
+            w(
+                f'#include "{header}"'
+                if "_" in header or "pointwise" in header
+                else f"#include <{header}>"
+            )
 
     def axis(self, axis: int) -> str:
         """Return the variable with the index of an axis."""
@@ -105,7 +109,12 @@ class LoopText:
         return self._read(base, [], self.elements.states[position].index, list(strides), offset)
 
     def _read(
-        self, base: Node, terms: list[tuple[str, int]], index: Index, strides: list[int], offset: int
+        self,
+        base: Node,
+        terms: list[tuple[str, int]],
+        index: Index,
+        strides: list[int],
+        offset: int,
     ) -> str:
         terms = list(terms)
         for place, stride in zip(index, strides, strict=True):

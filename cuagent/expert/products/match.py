@@ -8,6 +8,7 @@ if each tensor that the group reads has one row stride and one column stride ove
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +25,7 @@ arithmetic. Elsewhere three TF32 products are no faster than one of float32."""
 LEAST_OPERATIONS = 1 << 28
 """Multiplications of a product below which the launch decides, not the arithmetic."""
 CALLS = ("F.linear(", "torch.matmul({0}, {1})", "torch.mm({0}, {1})", "torch.bmm({0}, {1})")
+TRIANGLE = re.compile(r"torch\.ops\.aten\.(tri[ul])\.default\(\{0\}(?:, (-?\d+))?\)")
 MOST_BATCH = 65535
 """Largest second dimension of a grid."""
 MOST_DEPTH = 4096
@@ -68,11 +70,19 @@ class Product:
     """Names of the computed nodes, as in a group."""
     batch: int = 1
     """Number of products with operands of their own."""
+    triangle: Node | None = None
+    """Call of torch that keeps one triangle of the product; the other is not computed."""
 
     @property
     def nodes(self) -> tuple[Node, ...]:
         """All nodes that the kernel computes."""
-        return (self.node, *self.epilogue)
+        return (self.node, *self.epilogue, *([self.triangle] if self.triangle else []))
+
+    @property
+    def kept(self) -> tuple[str, int]:
+        """Name and diagonal of the triangle that is kept."""
+        match = TRIANGLE.fullmatch(self.triangle.op) if self.triangle else None
+        return (match[1], int(match[2] or 0)) if match else ("", 0)
 
     @property
     def tensors(self) -> dict[str, str]:
@@ -98,10 +108,24 @@ def with_products(
         product = _product(step, group, graph) if group is not None else None
         if product is None:
             product, group = _product(step, None, graph), None
+            product = _with_triangle(product, graph) if product is not None else None
         if product is not None and _may_gain(product):
             found[step.name] = product
             absorbed |= {id(group)} if group is not None else set()
     return _placed(steps, found, absorbed)
+
+
+def _with_triangle(product: Product, graph: Graph) -> Product:
+    """Return the product with the call that keeps one triangle of it, if that alone reads it."""
+    node = product.node
+    readers = graph.users()[node.name]
+    if node.name in graph.outputs or len(readers) != 1 or len(node.shape) > 2:
+        return product
+    (reader,) = readers
+    if reader.kind is not Kind.LIBRARY or not TRIANGLE.fullmatch(reader.op):
+        return product
+    places: dict[str, tuple[int, ...]] = {node.name: (), reader.name: ()}
+    return replace(product, triangle=reader, outputs=(reader.name,), places=places)
 
 
 def _placed(
@@ -114,8 +138,8 @@ def _placed(
         if isinstance(step, Group):
             result.append(by_output[step.outputs[0]] if id(step) in absorbed else step)
         elif step.name not in found:
-            result.append(step)
-        elif not found[step.name].epilogue:
+            result.append(by_output.get(step.name, step))
+        elif not found[step.name].epilogue and not found[step.name].triangle:
             result.append(found[step.name])
     return tuple(result)
 
@@ -132,7 +156,7 @@ def _may_gain(product: Product) -> bool:
     operations = product.batch * product.rows * product.columns * product.depth
     if operations < LEAST_OPERATIONS:
         return False
-    if product.node.dtype == "float32":
+    if product.node.dtype == "float32" or product.triangle:
         return True
     return bool(product.epilogue) and product.depth <= MOST_DEPTH
 

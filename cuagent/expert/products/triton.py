@@ -31,7 +31,8 @@ def plan(product: Product, processors: int, rank: int) -> tuple[Tile, int]:
     dtype, batch = product.node.dtype, product.batch
     tiles = ranked(rows, columns, dtype, processors, depth, batch)
     tile = tiles[min(rank, len(tiles) - 1)]
-    splits = splits_of(tile, rows, columns, depth, processors) if batch == 1 else 1
+    alone = batch == 1 and not product.triangle
+    splits = splits_of(tile, rows, columns, depth, processors) if alone else 1
     return tile, splits if splits > 1 and _parts(depth, splits) > 1 else 1
 
 
@@ -63,7 +64,9 @@ def render(name: str, product: Product, dtype_of: Callable[[str], str], splits: 
         "    total = tl.zeros((ROWS, COLUMNS), tl.float32)",
     ]
     if splits == 1:
-        lines.append(f"    for start in range(0, {depth}, DEPTH):")
+        lines += _triangle(product)
+        end = "end" if product.triangle else f"{depth}"
+        lines.append(f"    for start in range(0, {end}, DEPTH):")
         lines += _step(product) + _end(product, dtype_of)
         return "\n".join(lines)
     length = _part(depth, splits)
@@ -90,6 +93,16 @@ def render(name: str, product: Product, dtype_of: Callable[[str], str], splits: 
         *_end(product, dtype_of),
     ]
     return "\n".join(lines)
+
+
+def _triangle(product: Product) -> list[str]:
+    """Return the lines that set the end of K to 0 for a tile outside of the kept triangle."""
+    side, diagonal = product.kept
+    if not side:
+        return []
+    largest = "tl.max(n) - tl.min(m)" if side == "triu" else "tl.max(m) - tl.min(n)"
+    least = diagonal if side == "triu" else -diagonal
+    return [f"    end = tl.where({largest} >= {least}, {product.depth}, 0)"]
 
 
 def _part(depth: int, splits: int) -> int:
@@ -125,6 +138,12 @@ def _end(product: Product, dtype_of: Callable[[str], str]) -> list[str]:
     lines = epilogue(
         product.node.name, product.bias, product.epilogue, product.reads, _address(product)
     )
+    side, diagonal = product.kept
+    if side:
+        sign = ">=" if side == "triu" else "<="
+        kept = f"n[None, :] - m[:, None] {sign} {diagonal}"
+        value = variable(product.node.name)
+        lines.append(f"    {variable(product.outputs[0])} = tl.where({kept}, {value}, 0.0)")
     lines.append(f"    inside = (m[:, None] < {rows}) & (n[None, :] < {columns})")
     start = f" + sample * {rows * columns}" if product.batch > 1 else ""
     for output in product.outputs:

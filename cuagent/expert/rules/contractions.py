@@ -92,6 +92,28 @@ def product(low: Lowering, fx: Any) -> str | None:
     return None
 
 
+@rule("einsum")
+def einsum(low: Lowering, fx: Any) -> str | None:
+    """Lower a sum over one letter to a product, if no operand needs a permutation."""
+    equation, operands = fx.args[0], fx.args[1]
+    left, arrow, result = equation.replace(" ", "").partition("->")
+    words = left.split(",")
+    if not arrow or len(words) != 2 or not floating(fx) or "." in equation:
+        return None
+    a, b = words
+    x, y = (operand(low, value) for value in operands)
+    if not isinstance(x, str) or not isinstance(y, str) or len(set(a)) + len(set(b)) < len(a + b):
+        return None
+    common, summed = a[:-1], a[-1]
+    if len(b) == 2 and result == common + b.replace(summed, "") and summed not in result:
+        call = "torch.matmul({0}, {1})" if b[0] == summed else "F.linear({0}, {1})"
+        return contraction(low, fx, call, x, y, None) if summed in b else None
+    batch, row = common[:-1], common[-1:]
+    if batch and b[:-1] == batch + summed and result == batch + row + b[-1] != a:
+        return contraction(low, fx, "torch.matmul({0}, {1})", x, y, None)
+    return None
+
+
 def _row_scaling(low: Lowering, fx: Any, left: Any, right: Any) -> str | None:
     if len(left.args) > 1 or len(shape_of(left.args[0])) != 1:
         return None

@@ -21,11 +21,11 @@ def recurrence(low: Lowering, fx: Any) -> str | None:
     cell, value = fx.kwargs["cell"], fx.meta["val"][0]
     steps, rows, hidden = (int(n) for n in value.shape)
     spec = Recurrence(cell, steps, rows, hidden, fx.kwargs["reverse"], fx.kwargs["batch_first"])
-    names = [_float32(low, operand(low, a)) for a in (x, weight_ih, weight_hh)]
+    names = [float32(low, operand(low, a)) for a in (x, weight_ih, weight_hh)]
     inputs = _projected(low, names[0], names[1], spec, bias_ih, shape_of(x))
     args = [inputs, _panels(low, names[2], spec)]
     if bias_hh is not None:
-        args.append(_padded(low, _float32(low, operand(low, bias_hh)), spec))
+        args.append(_padded(low, float32(low, operand(low, bias_hh)), spec))
     args += [str(operand(low, state)) for state in states]
     dtype = dtype_of(fx)
     name = low.add(
@@ -49,7 +49,7 @@ def recurrence(low: Lowering, fx: Any) -> str | None:
     return name
 
 
-def _float32(low: Lowering, name: Any) -> str:
+def float32(low: Lowering, name: Any) -> str:
     if low.by_name[name].dtype == "float32":
         return str(name)
     return low.pointwise("cast", name, hint="wide", dtype="float32")
@@ -61,7 +61,7 @@ def _projected(
     """Add the product of the inputs of all steps, in their order in memory."""
     args, call = (x, weight), "F.linear({0}, {1})"
     if bias is not None:
-        args = (x, weight, _float32(low, operand(low, bias)))  # type: ignore[assignment]
+        args = (x, weight, float32(low, operand(low, bias)))  # type: ignore[assignment]
         call = "F.linear({0}, {1}, bias={2})"
     wide = (*shape[:2], spec.gates * spec.hidden)
     name = low.unique_name("inputs")
@@ -76,7 +76,7 @@ def _panels(low: Lowering, weight: str, spec: Recurrence) -> str:
         f"F.pad({{0}}.view({gates}, {hidden}, {hidden}), (0, 0, 0, {panels * UNITS - hidden}))"
         f".view({gates}, {panels}, {UNITS}, {hidden}).permute(1, 0, 3, 2)"
     )
-    return _prepared(low, call, weight, (panels, gates, hidden, UNITS), "panels")
+    return prepared(low, call, weight, (panels, gates, hidden, UNITS), "panels")
 
 
 def _padded(low: Lowering, bias: str, spec: Recurrence) -> str:
@@ -87,10 +87,10 @@ def _padded(low: Lowering, bias: str, spec: Recurrence) -> str:
         f"F.pad({{0}}.view({gates}, {hidden}), (0, {panels * UNITS - hidden}))"
         f".view({gates}, {panels}, {UNITS}).transpose(0, 1)"
     )
-    return _prepared(low, call, bias, (panels, gates, UNITS), "bias")
+    return prepared(low, call, bias, (panels, gates, UNITS), "bias")
 
 
-def _prepared(low: Lowering, call: str, arg: str, shape: tuple[int, ...], hint: str) -> str:
+def prepared(low: Lowering, call: str, arg: str, shape: tuple[int, ...], hint: str) -> str:
     from cuagent.expert.rewrites import PREPARATIONS  # it imports this package
 
     PREPARATIONS.add(call)

@@ -31,6 +31,8 @@ IDLE_TRIES = {"cpu": 1, "cuda": 3}
 CPU each costs more time than its choices have gained in the examples."""
 
 
+PLANES = "copied"
+"""Layout of the inputs of one- and two-dimensional convolutions in own kernels."""
 COMPILE_MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 """Rungs whose names are modes of torch.compile."""
 
@@ -160,12 +162,19 @@ def _choices(
 ) -> Iterator[tuple[Options, str]]:
     if not outcomes:
         yield Options(), "fold all operators that can be folded, and fuse the others"
+        if subject.device == "cuda":
+            yield Options(planes=PLANES), "compute convolutions by own kernels"
         return
     best = best_of(outcomes)
     if best is None:
         yield from _repairs(outcomes[-1])
         return
     options = best.candidate.options
+    if options.recurrences and best.candidate.library and best.speedup < 1:
+        yield (
+            replace(options, recurrences=False),
+            "leave recurrences and loops to torch, because the candidate is slower",
+        )
     if not options.compile and _rest_may_gain(best, bounds):
         mode = _compile_mode(bounds.rung)
         yield (
@@ -174,6 +183,11 @@ def _choices(
         )
     if subject.device == "cuda" and best.candidate.library and not options.own_attention:
         yield replace(options, own_attention=True), "compute attention by a kernel of our own"
+    if subject.device == "cuda" and not options.planes:
+        yield (
+            replace(options, planes=PLANES),
+            "compute one- and two-dimensional convolutions by own kernels",
+        )
     if best.candidate.has_products:
         for rank in (1, 2):
             yield replace(options, tiles=rank), "use other tiles for the products"

@@ -186,9 +186,9 @@ class _Kernel(KernelText):
         w.close(len(self.row_dims))
 
     def _has_short_rows(self) -> bool:
-        """Return True if a reduction is followed by expensive values of its row, and rows are short.
+        """Return True if rows are short and a reduction is followed by expensive row values.
 
-        These values then take as long as the reduction, unless they are vectorized too.
+        These take as long as the reduction then, unless they are vectorized too.
         """
         plan, stages = self.plan, self.plan.stages
         if not plan.only_reduces or stages[0].row_nodes or not self.row_dims:
@@ -198,7 +198,7 @@ class _Kernel(KernelText):
         return self.nest.group.columns <= SHORT_ROW and adjacent >= 8 and cost >= EXPENSIVE
 
     def _row_tiles(self) -> None:
-        """Write the schedule for short rows: a tile of rows is reduced, then its row values follow."""
+        """Write the schedule for short rows: a tile is reduced, then its row values are computed."""
         w, stage = self.w, self.plan.stages[0]
         *outer, inner = self.row_dims
         extent = self.nest.dimensions[inner].extent

@@ -35,7 +35,7 @@ class OpenedAhead:
         self._futures: dict[str, Future[TimedArm]] = {}
         self._sessions: dict[str, Session] = {}
         self._opening = threading.Lock()
-        """Held while a process is forked and cannot be paused yet, and while `_sessions` changes."""
+        """Held while a process is forked and cannot be paused yet, and `_sessions` changes."""
         self._running = threading.Event()
         self._running.set()
         self._ended = False

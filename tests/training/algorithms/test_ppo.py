@@ -110,7 +110,7 @@ def test_patience_restarts_after_rewind(tmp_path: Path, monkeypatch: pytest.Monk
         seen.append(-0.1 if len(seen) < 4 else 0.3)
         return {"ev": 0.0, "ev_q4": seen[-1]}
 
-    monkeypatch.setattr("cuagent.training.algorithms.ppo.critic_metrics", explained)
+    monkeypatch.setattr("cuagent.training.algorithms.ppo_update.critic_metrics", explained)
     config = replace(FAST, iterations=6, on_alarm=Action.ROLLBACK, limits=Limits(reward_fall=9.0))
     ppo(actor, new_critic(actor), lambda i: play(actor, 16, i), config, tmp_path, said.append)
     assert sum("ALARM" in line for line in said) == 1, (
@@ -163,7 +163,7 @@ def test_lasting_alarm_rewinds_to_before_it_began(
     def explained(*_: Any) -> dict[str, float]:
         return {"ev": 0.0, "ev_q4": -0.1 if len(kept) > 4 else 0.3}
 
-    monkeypatch.setattr("cuagent.training.algorithms.ppo.critic_metrics", explained)
+    monkeypatch.setattr("cuagent.training.algorithms.ppo_update.critic_metrics", explained)
     config = replace(FAST, save_every=1, on_alarm=Action.STOP, limits=Limits(reward_fall=9.0))
     assert len(ppo(actor, new_critic(actor), collect, config, tmp_path, silent)) == 7
     assert same(weights(actor), kept[3])

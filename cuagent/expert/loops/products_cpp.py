@@ -1,0 +1,164 @@
+"""Generate C++ kernels of loops whose states enter products with matrices, for the CPU.
+
+Each thread has some rows for all steps, so that no step waits for another thread. A step
+alternates between elementwise loops over the units of each row, and products of all rows of the
+thread with a matrix in panels of 16 columns (`recurrences.cpp`).
+Not covered: more threads than rows.
+"""
+
+from __future__ import annotations
+
+import math
+
+from cuagent.expert.kernel import Request
+from cuagent.expert.loops.cpp import LoopWriter, RowsKernel
+from cuagent.expert.recurrences.cpp import PARALLEL_OPERATIONS, PRODUCT, TOGETHER, UNITS
+from cuagent.expert.streaming.nest import NestError
+
+
+class ProductsKernel(RowsKernel):
+    """A kernel whose block is all units of one row."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        self.products = self._products()
+
+    def _vector_axis(self) -> int | None:
+        (axis,) = {t.index[-1].axis for t in self.elements.states}
+        return axis
+
+    def _set_blocks(self, extent: int) -> None:
+        self.block, self.blocks = extent, 1
+        rows = self.outer
+        if len(rows) > 1:
+            raise NestError("products of states with several dimensions of rows")
+
+    def _products(self) -> dict[str, tuple[int, int]]:
+        """Return each product with the element of its operand and the stage of its result."""
+        found: dict[str, tuple[int, int]] = {}
+        for k in self.needed:
+            element = self.elements.elements[k]
+            if element.kind == "product":
+                found[element.node.name] = (int(element.args[0]), element.stage)
+        return found
+
+    def text(self) -> str:
+        w = self.w
+        self.head("pointwise.h", "algorithm", "vector", "omp.h")
+        w()
+        w.lines += PRODUCT.splitlines()
+        w()
+        w.open(f'extern "C" void {self.request.name}({", ".join(self.parameters("__restrict__"))})')
+        work = sum(
+            math.prod(self._weight(name)) for name in self.products
+        ) * self.loop.steps * self.tasks  # fmt: skip
+        if work > PARALLEL_OPERATIONS and self.tasks > 1:
+            w.pragma("omp parallel")
+        w.open("")
+        self._thread()
+        w.close(2)
+        return "\n".join(w.lines) + "\n"
+
+    def _weight(self, product: str) -> tuple[int, int]:
+        """Return depth and columns of the matrix of a product."""
+        node = self.elements.graph.node(product)
+        return self.elements.graph.node(str(node.args[0])).shape[1], node.shape[1]
+
+    def _columns(self, product: str) -> int:
+        return -(-self._weight(product)[1] // UNITS) * UNITS
+
+    def _arrays_of_rows(self) -> list[tuple[str, str, int]]:
+        """Return name, type and elements of a row of each array."""
+        found = []
+        for k in range(len(self.elements.states)):
+            found += [(f"state_{k}", "float", self.block), (f"next_{k}", "float", self.block)]
+        found += [(self.name(k), self.declared(k), self.block) for k in sorted(self.arrays)]
+        return found + [(self.buffer(p), "float", self._columns(p)) for p in self.products]
+
+    def buffer(self, product: str) -> str:
+        """Return the array with the results of a product."""
+        return f"product_{list(self.products).index(product)}"
+
+    def is_late(self, state: int) -> bool:
+        return True
+
+    def _thread(self) -> None:
+        w = self.w
+        w("const long threads = omp_get_num_threads(), thread = omp_get_thread_num();")
+        w(f"const long begin = {self.tasks} * thread / threads;")
+        w(f"const long rows = {self.tasks} * (thread + 1) / threads - begin;")
+        w(f"const long start = 0, count = {self.extent};")
+        for name, kind, size in self._arrays_of_rows():
+            if kind != "float":
+                raise NestError("a value of another type between loops")
+            w(f"std::vector<float> memory_{name}(rows * {size});")
+            w(f"float* all_{name} = memory_{name}.data();")
+        self._open_rows()
+        for k in range(len(self.elements.states)):
+            self._open(False)
+            w(f"{self.state(k)} = {self.first_value(k)};")
+            self._close(False)
+        self._compute_all(timed=False)
+        w.close()
+        w.open(f"for (long t = 0; t < {self.loop.steps}; ++t)")
+        for stage in range(self.stages):
+            self._open_rows()
+            LoopWriter(self, (stage, False), True).write()
+            w.close()
+            for product, (operand, result) in self.products.items():
+                if result == stage + 1:
+                    self._multiply(product, operand)
+        for k in range(len(self.elements.states)):
+            w(f"std::swap(all_state_{k}, all_next_{k});")
+        w.close()
+        self._last_states()
+
+    def _last_states(self) -> None:
+        last = [(n, t, r) for n, t, r in self.outputs() if r.dim is None]
+        found = [(n, t, r, k) for n, t, r in last if (k := self.state_with(t)) is not None]
+        if found:
+            self._open_rows()
+            for node, target, result, k in found:
+                self._open(False)
+                self.write(node, target, result, self.state(k))
+                self._close(False)
+            self.w.close()
+
+    def _open_rows(self) -> None:
+        """Open the loop over the thread's rows, with the arrays of the row."""
+        w = self.w
+        w.open("for (long row = 0; row < rows; ++row)")
+        for axis in self.outer:
+            w(f"const long {self.axis(axis)} = begin + row;")
+        for name, _, size in self._arrays_of_rows():
+            w(f"float* {name} = all_{name} + row * {size};")
+
+    def _multiply(self, product: str, operand: int) -> None:
+        """Write the product of all rows of the thread with a matrix."""
+        w, element = self.w, self.elements.elements[operand]
+        depth, columns = self._weight(product)[0], self._columns(product)
+        source = f"all_{self.name(operand)}"
+        if element.kind == "state":
+            source = f"all_state_{self.loop.states.index(element.node.name)}"
+        node = self.elements.graph.node(product)
+        leaf = self.loop.slots[str(node.args[1])].leaf
+        assert leaf is not None
+        panels = self.parameters_of[self.leaves[leaf][0].name]
+        w.open(f"for (long unit = 0; unit < {columns}; unit += {UNITS})")
+        w.open(f"for (long first = 0; first < rows; first += {TOGETHER})")
+        w(f"const float* panel = {panels} + unit * {depth};")
+        w(f"float* sums = all_{self.buffer(product)} + first * {columns} + unit;")
+        w(f"const float* values = {source} + first * {depth};")
+        w.open(f"switch (std::min({TOGETHER}l, rows - first))")
+        for count in range(1, TOGETHER + 1):
+            call = f"multiply<{count}>(values, panel, nullptr, {depth}, sums, {columns})"
+            w(f"case {count}: {call}; break;")
+        w.close(3)
+
+    def product_value(self, position: int) -> str:
+        """Return the expression of an element of a product."""
+        element = self.elements.elements[position]
+        place = element.index[1]
+        index = "k" if place.scale == 1 else f"k * {place.scale}"
+        index = str(place.offset) if place.axis is None else f"{index} + {place.offset}"
+        return f"{self.buffer(element.node.name)}[{index}]"

@@ -1,0 +1,78 @@
+"""Cache of measured ladders, in the user's cache folder.
+
+An entry is valid for one task, device, version of torch and of cuagent, effort and set of rungs. On
+a CPU a result measured on a busy machine is valid for some minutes only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from cuagent.measure.roofline.ceilings import QUIET_SHARE, REMEASURE_AFTER_S, describe
+from cuagent.measure.rungs import Ladder
+from cuagent.task import Device, Task
+from cuagent.task.memory import shortage
+from cuagent.timing import Effort
+
+FORMAT = 7
+"""Format of the cache entries. Increase it when the measurement changes: older entries are then
+ignored."""
+
+
+def cached(
+    task: Task, effort: Effort, sets: Iterable[tuple[str, ...]], cache: Path | None
+) -> Ladder | None:
+    """Return the cached result for one of these sets of rungs, of this effort or a higher one."""
+    efforts = [Effort.RECORD] if effort is Effort.RECORD else [Effort.RECORD, Effort.QUICK]
+    files = (
+        _file(task, cached_effort, names, cache) for names in sets for cached_effort in efforts
+    )
+    found = filter(None, map(_read, files))
+    return next((known for known in found if _is_usable(known, task.device)), None)
+
+
+def _is_usable(known: Ladder, device: Device) -> bool:
+    """Return True if a cached result is usable: no rung failed for lack of memory, and not
+    undecided or from a busy machine, unless recent."""
+    if any(shortage(RuntimeError(rung.failed)) for rung in known.rungs if rung.failed):
+        return False
+    noisy = device is Device.CPU and known.busy >= QUIET_SHARE
+    return not (noisy or known.undecided) or time.time() - known.when < REMEASURE_AFTER_S
+
+
+def _file(task: Task, effort: Effort, names: tuple[str, ...], cache: Path | None) -> Path:
+    import torch
+
+    from cuagent import __version__
+
+    about = (FORMAT, task.digest, describe(task.device), torch.__version__, __version__)
+    key = hashlib.sha256(repr((about, effort.value, names)).encode()).hexdigest()[:16]
+    base = os.environ.get("XDG_CACHE_HOME")
+    home = (Path(base) if base else Path.home() / ".cache") / "cuagent"
+    return (cache or home) / f"ladder-{key}.json"
+
+
+def _read(file: Path) -> Ladder | None:
+    try:
+        return Ladder.from_json(json.loads(file.read_text()))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def write(
+    task: Task, effort: Effort, names: tuple[str, ...], cache: Path | None, made: Ladder
+) -> None:
+    """Write the cache entry; if that fails, the next call measures again."""
+    file = _file(task, effort, names, cache)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(made.to_json()))
+        partial.replace(file)
+    except OSError:
+        pass

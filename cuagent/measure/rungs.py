@@ -1,0 +1,252 @@
+"""The ladder's data: its rungs, the best of them, and what an attempt gains over it.
+
+Pure data and arithmetic; `ladder.py` measures it. The best rung is the fastest that passes the
+strict rule and that the task's precision policy admits.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from cuagent.arms import COMPILE, EAGER
+from cuagent.measure.roofline.model import SUSPECT
+from cuagent.task import TorchSettings
+from cuagent.timing import Effort, Floor, Ratio, Timing
+
+POSSIBLE_GAIN = 0.05
+"""Gain that makes a rung undecided if its interval includes both this gain and none."""
+PROPOSED_RUNGS = 2
+"""Number of rungs, the fastest of a quick timing, that a record timing always compares."""
+RECENT_S = 60.0
+"""Age in seconds from which a measurement is reported as an earlier one."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One way to run the reference."""
+
+    name: str
+    """`eager`, `compile`, `reduce-overhead`, ..., with options behind plus signs."""
+    seconds: float
+    """Seconds per call; nan if it does not run."""
+    over_eager: Ratio | None
+    """Eager's time over this rung's."""
+    error: float | None
+    """Largest relative error against fp64, over the output tensors: |x - r| / |r|."""
+    right: bool
+    """True if the strict rule accepts it in the task's precision."""
+    opened_s: float | None
+    """Seconds until the first call ended; graphs in torch.compile's cache are not compiled again.
+    """
+    memory: int | None
+    """GPU memory of the process in bytes, context included."""
+    admitted: bool
+    """True if the task's precision policy admits it."""
+    failed: str = ""
+    effort: Effort = Effort.QUICK
+    """Effort of the timing of `seconds` and `over_eager`."""
+    settings: str = ""
+    """torch's settings that it needs, as one line; "" for the task's own."""
+
+    @property
+    def admissible(self) -> bool:
+        return self.admitted and self.right and not self.failed
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The rungs of one task on one device."""
+
+    task: str
+    """Digest."""
+    precision: str
+    device: str
+    versions: dict[str, str]
+    rungs: tuple[Rung, ...]
+    seconds: float
+    """Duration of the measurement."""
+    notes: tuple[str, ...] = ()
+    effort: Effort = Effort.QUICK
+    later: tuple[str, ...] = ()
+    """Admitted rungs that are slow to open and were not measured yet."""
+    floor: Floor | None = None
+    """Floor of the task; None if its work could not be counted."""
+    when: float = 0.0
+    """Time of the measurement in seconds since the epoch."""
+    busy: float = 0.0
+    """Share of the processors that other processes used during the measurement."""
+    settings: str = ""
+    """torch's settings of eager and of all rungs that name no others; "" in earlier records."""
+    own_settings: TorchSettings | None = None
+    """The settings that the task's file left; None in earlier records."""
+
+    @property
+    def best(self) -> Rung | None:
+        """Return the fastest admissible rung; eager unless another is certainly faster.
+
+        If a record timing was made, only the rungs in it are compared.
+        """
+        every = [rung for rung in self.rungs if rung.admissible]
+        recorded = [rung for rung in every if rung.effort is Effort.RECORD]
+        admissible = recorded if any(rung.name == EAGER for rung in recorded) else every
+        faster = [r for r in admissible if r.over_eager is not None and r.over_eager.low > 1]
+        eager = [rung for rung in admissible if rung.name == EAGER]
+        return min(faster or eager, key=lambda rung: rung.seconds, default=None)
+
+    @property
+    def contract(self) -> str:
+        """Return the baselines' settings, and the errors of eager and the best rung, as one line.
+
+        It is "" for an earlier record.
+        """
+        if not self.settings:
+            return ""
+        shown = {rung.name: rung.error for rung in (self.rung(EAGER), self.best) if rung}
+        text = ", ".join(
+            f"{name} {error:.1e}" for name, error in shown.items() if error is not None
+        )
+        return f"baselines: {self.settings}" + (f"; error against fp64: {text}" if text else "")
+
+    @property
+    def baselines(self) -> tuple[str, ...]:
+        """Return the baselines of an attempt: eager, compile and the best rung."""
+        best = self.best
+        return tuple(dict.fromkeys([EAGER, COMPILE, *([best.name] if best else [])]))
+
+    @property
+    def proposed(self) -> tuple[str, ...]:
+        """Return the arms of a record timing: the baselines, the fastest rungs of a quick timing,
+        and the rungs that are not timed yet.
+
+        A quick timing only proposes rungs; the record timing decides which is the best.
+        """
+        admissible = [r for r in self.rungs if r.admissible and not math.isnan(r.seconds)]
+        fastest = sorted(admissible, key=lambda rung: rung.seconds)[:PROPOSED_RUNGS]
+        names = [*self.baselines, *(rung.name for rung in fastest), *self.untimed]
+        return tuple(dict.fromkeys(names))
+
+    @property
+    def untimed(self) -> tuple[str, ...]:
+        """Return the admissible rungs that are open but not timed yet."""
+        untimed = (r for r in self.rungs if r.admissible and math.isnan(r.seconds))
+        return tuple(rung.name for rung in untimed)
+
+    @property
+    def undecided(self) -> Rung | None:
+        """Return the fastest rung that may be a gain or not, if no rung certainly is a gain."""
+        best = self.best
+        if best is None or best.name != EAGER:
+            return None
+        pool = [r for r in self.rungs if r.admissible and r.over_eager and r.effort is best.effort]
+        found = [
+            rung
+            for rung in pool
+            if rung.over_eager
+            and rung.over_eager.low <= 1 < 1 + POSSIBLE_GAIN < rung.over_eager.high
+        ]
+        return min(found, key=lambda rung: rung.seconds, default=None)
+
+    @property
+    def certain_floor(self) -> float:
+        """Return the seconds that any correct implementation takes; 0 if that is not certain."""
+        return self.floor.memory / SUSPECT if self.floor is not None else 0.0
+
+    def age(self) -> str:
+        """Return e.g. `measured 12 min ago`; "" for a recent measurement."""
+        seconds = time.time() - self.when
+        if not self.when or seconds <= RECENT_S:
+            return ""
+        ago = f"{seconds / 3600:.0f} h" if seconds > 7200 else f"{seconds / 60:.0f} min"
+        return f"measured {ago} ago"
+
+    def rung(self, name: str) -> Rung | None:
+        return next((rung for rung in self.rungs if rung.name == name), None)
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Ladder:
+        """Read the result of `to_json`. Raises KeyError, TypeError or ValueError."""
+        rungs = tuple(
+            Rung(
+                **rung
+                | {"over_eager": Ratio(**r) if (r := rung["over_eager"]) else None}
+                | {"effort": Effort(rung["effort"])}
+            )
+            for rung in data["rungs"]
+        )
+        named = {
+            "rungs": rungs,
+            "notes": tuple(data["notes"]),
+            "later": tuple(data["later"]),
+            "effort": Effort(data["effort"]),
+            "floor": Floor(**data["floor"]) if data["floor"] else None,
+            "own_settings": TorchSettings.from_json(own) if (own := data["own_settings"]) else None,
+        }
+        return Ladder(**{key: data[key] for key in data if key not in ("best", "contract")} | named)
+
+    def to_json(self) -> dict[str, Any]:
+        best = self.best
+        derived = {"best": best.name if best else None, "contract": self.contract}
+        return asdict(self) | derived
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Parts of an attempt's gain. Ratios above 1 are faster; all are from one interleaved run."""
+
+    rung: str
+    """Name of the ladder's best rung."""
+    free: Ratio
+    """Eager over the best rung, which needs no kernel."""
+    kernel: Ratio
+    """Best rung over the candidate: the gain of the kernel."""
+    end_to_end: Ratio
+    """Eager over the candidate."""
+    over_compile: Ratio | None
+    """torch.compile's default over the candidate, which is the comparison in the literature."""
+    error: float | None = None
+    """The best rung's relative error against fp64."""
+
+
+def gain_of(timing: Timing, ladder: Ladder) -> Gain | None:
+    """Split the gain of a timing against `ladder.baselines`; None if an arm is missing.
+
+    `free` is end to end over kernel, with the limits of `over_eager`.
+    """
+    best = ladder.best
+    if best is None or EAGER not in timing.ratios or best.name not in timing.ratios:
+        return None
+    end, kernel = timing.ratios[EAGER], timing.ratios[best.name]
+    free = over_eager(timing, best.name, best.over_eager)
+    return Gain(best.name, free, kernel, end, timing.ratios.get(COMPILE), best.error)
+
+
+def with_record_timing(found: Ladder, timing: Timing) -> Ladder:
+    """Return the ladder with the figures of a record timing; unchanged for other timings."""
+    if timing.effort is not Effort.RECORD or EAGER not in timing.ratios:
+        return found
+    return replace(found, rungs=tuple(_with_record_timing(rung, timing) for rung in found.rungs))
+
+
+def _with_record_timing(rung: Rung, timing: Timing) -> Rung:
+    arm = timing.arm(rung.name)
+    if arm is None or arm.failed or rung.name not in timing.ratios:
+        return replace(rung, effort=Effort.QUICK)
+    over = Ratio(1.0, 1.0, 1.0)
+    if rung.name != EAGER:
+        over = over_eager(timing, rung.name, rung.over_eager)
+    return replace(rung, seconds=arm.median, over_eager=over, effort=Effort.RECORD)
+
+
+def over_eager(timing: Timing, name: str, seen: Ratio | None) -> Ratio:
+    """Return eager's time over a baseline's, from a timing of an attempt against both.
+
+    The limits are those of the same rounds, or `seen` by the ladder if an older record has none.
+    They are widened to include the value, because medians of ratios do not multiply exactly.
+    """
+    value = timing.ratios[EAGER].value / timing.ratios[name].value
+    beside = timing.free.get(name, seen)
+    low, high = (beside.low, beside.high) if beside is not None else (value, value)
+    return Ratio(value, min(low, value), max(high, value))
