@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -155,12 +156,21 @@ def _compiled(model: nn.Module, model_spec: ModelSpec) -> nn.Module:
         _autocast(model, model_spec.device)
     # In place, so that the names in the state dict do not change.
     if mode != EAGER:
+        _limit_compilers()
         model.compile(mode=None if mode == COMPILE else mode)
     if GRAPH in options:
         from cuagent.worker.cuda_graph import graph_calls
 
         graph_calls(model, required=True)
     return model
+
+
+def _limit_compilers() -> None:
+    """Apply the environment's number of compiler processes, which torch reads when imported."""
+    import torch._inductor.config
+
+    if count := os.environ.get("TORCHINDUCTOR_COMPILE_THREADS"):
+        torch._inductor.config.compile_threads = int(count)
 
 
 def _autocast(model: nn.Module, device: Device) -> None:

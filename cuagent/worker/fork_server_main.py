@@ -18,6 +18,7 @@ import gc
 import importlib
 import os
 import random
+import select
 import signal
 import socket
 import sys
@@ -38,6 +39,11 @@ _PR_SET_CHILD_SUBREAPER = 36
 DEFECT = 70
 """Exit code of a child whose program failed through a defect of ours, not of the code that it runs
 (EX_SOFTWARE)."""
+COMPILER = ("torch._dynamo", "torch._inductor.compile_fx")
+"""Parts of torch.compile, imported after the first child was forked, while no request waits. They
+take 3 to 8 s in each process of a compiled baseline."""
+IDLE_S = 0.05
+"""Seconds without a request after which the next part is imported."""
 _KILL_TIMEOUT_S = 10.0
 """Seconds that a killed process may take to end; a process stuck in a driver may never end."""
 
@@ -94,7 +100,13 @@ def _serve(control: socket.socket, folder: Path, modules: Sequence[str]) -> None
     pin_allocator()
     send_message(control, {"ready": os.getpid(), "threads": _warm_up(folder, modules)})
     children: set[int] = set()
-    while (received := receive_message(control)) is not None:
+    compiler = list(COMPILER)
+    while True:
+        if compiler and children and not _is_readable(control, IDLE_S):
+            _import_compiler(compiler.pop(0))
+            continue
+        if (received := receive_message(control)) is None:
+            break
         message, descriptors = received
         if message["do"] == "fork":
             pid = os.fork()
@@ -112,6 +124,19 @@ def _serve(control: socket.socket, folder: Path, modules: Sequence[str]) -> None
     for pid in children:
         _end(pid)
     _end_orphans(set())
+
+
+def _is_readable(control: socket.socket, seconds: float) -> bool:
+    return bool(select.select([control], [], [], seconds)[0])
+
+
+def _import_compiler(module: str) -> None:
+    """Import a part of torch.compile, which each compiled baseline would otherwise import."""
+    gc.disable()
+    with contextlib.suppress(Exception):  # a baseline that needs it reports the failure
+        importlib.import_module(module)
+    gc.freeze()
+    gc.enable()
 
 
 def _warm_up(folder: Path, modules: Sequence[str]) -> int:

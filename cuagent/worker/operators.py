@@ -15,6 +15,7 @@ candidate's own machine code calls without the dispatcher.
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -132,6 +133,11 @@ def _refuse_dynamo() -> None:
         raise RuntimeError("rule kernels-only: torch.compile writes the kernels; write your own")
 
     bindings: Any = torch._C
-    bindings._dynamo.eval_frame.set_eval_frame = refused
+    found = bindings._dynamo.eval_frame.set_eval_frame
+    # torch._dynamo, if it is imported, holds the function under several names.
+    for module in list(sys.modules.values()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if value is found:
+                setattr(module, name, refused)
     bindings._jit_set_texpr_fuser_enabled(False)
     bindings._jit_set_texpr_fuser_enabled = refused

@@ -19,7 +19,7 @@ import torch
 class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv = torch.nn.Conv2d(3, 4, 3)
+        self.conv = torch.nn.Conv2d(64, 64, 3)
     def forward(self, x):
         return self.conv(x).relu()
 """
@@ -30,7 +30,7 @@ seen = []
 class ModelNew(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv = torch.nn.Conv2d(3, 4, 3)
+        self.conv = torch.nn.Conv2d(64, 64, 3)
         {constructed}
     def forward(self, x):
         b = torch.backends
@@ -54,7 +54,7 @@ for _ in range(2):
     for _ in range(2):
         try:
             with torch.no_grad():
-                result = model(torch.ones(1, 3, 8, 8, device={device!r}))
+                result = model(torch.ones(1, 64, 32, 32, device={device!r}))
         except KeyError:
             pass
         assert read_flags() == before, (before, read_flags())
@@ -74,7 +74,7 @@ def exported(
         device,
         ("x",),
         '{"kind": "list", "items": [{"kind": "tensor"}]}',
-        (TensorForm("float32", (1, 3, 8, 8), (192, 64, 8, 1)),),
+        (TensorForm("float32", (1, 64, 32, 32), (65536, 1024, 32, 1)),),
         init,
         settings,
     )
@@ -155,7 +155,7 @@ def test_exported_convolution_has_the_same_bits_under_the_opposite_flags(
     )
     program = PROGRAM.format(folder=str(tmp_path), users=False, device="cuda") + (
         "torch.manual_seed(0)\n"
-        "x = torch.randn(1, 3, 8, 8, device='cuda')\n"
+        "x = torch.randn(1, 64, 32, 32, device='cuda')\n"
         "with torch.no_grad():\n"
         "    off = model(x); b.cudnn.allow_tf32 = True; on = model(x)\n"
         "    b.cudnn.allow_tf32 = False\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from cuagent.worker.channel import receive_message
 
 ROOT = Path(__file__).parents[2]
 THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()\n"
+LEAST_KB = 40_000
+"""Memory that torch.compile's modules take at least."""
 BROKEN = "raise ValueError('broken')\n"
 
 
@@ -44,3 +47,20 @@ def test_package_that_starts_a_thread_is_left_out(text: str, kept: bool, tmp_pat
         command = Path(f"/proc/{process.pid}/cmdline").read_text()
         assert ("a_package" in command) is kept
     assert process.wait(60) == 0
+
+
+def test_compiler_is_imported_while_no_request_waits(tmp_path: Path) -> None:
+    with ForkServer() as server:
+        maps = Path(f"/proc/{server.pid}/smaps_rollup")
+        child = server.fork("no_such_program", tmp_path, {})
+        before = memory_kb(maps)
+        deadline = time.monotonic() + 120
+        while memory_kb(maps) < before + LEAST_KB and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert memory_kb(maps) >= before + LEAST_KB
+        server.end(child)
+
+
+def memory_kb(file: Path) -> int:
+    lines = file.read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Rss"))

@@ -99,10 +99,13 @@ x * w
 
 
 @cache
-def results() -> dict[str, str]:
-    """Return the outcome of each piece of code, run in one process under the rule."""
+def results(before: str = "") -> dict[str, str]:
+    """Return the outcome of each piece of code, run in one process under the rule.
+
+    `before` is run first.
+    """
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", before + PROGRAM],
         input=json.dumps([*ALLOWED, *REFUSED]),
         capture_output=True,
         text=True,
@@ -121,3 +124,9 @@ def test_products_convolutions_and_moves_are_allowed(code: str) -> None:
 @pytest.mark.parametrize("code", REFUSED)
 def test_computing_operators_are_refused(code: str) -> None:
     assert "kernels-only" in results()[code]
+
+
+@pytest.mark.parametrize("code", [ALLOWED[0], *REFUSED[-1:]])
+def test_rule_holds_where_the_compiler_is_imported_already(code: str) -> None:
+    found = results("import torch._dynamo, torch._inductor.compile_fx")[code]
+    assert "kernels-only" in found if code in REFUSED else found == "allowed"
