@@ -124,7 +124,8 @@ class _Worker:
         """Load a slot's weights, strict in names and shapes, into a new model or into the one in
         use."""
         if fresh:
-            with _user_code(Status.CONSTRUCT_FAILED):
+            # The memory behind a weight is not zero either, so reading it shows.
+            with _user_code(Status.CONSTRUCT_FAILED), self._filled_heap():
                 self.model = self.construct()
         state = dict(zip(self.model_spec.state, weights.tensors(slot), strict=True))
         with _user_code(Status.STATE_MISMATCH):

@@ -177,3 +177,19 @@ def test_lost_judge_ends_the_run_without_a_reward(judge: LocalJudge, judged_run:
     assert ended == ["no result: the judge failed"] * 2
     end = read_records(run.folder)[-1]
     assert end["rewards"]["milestone"]["score"] is None
+
+
+def test_kernels_compile_before_there_is_a_module(judged_run: Run) -> None:
+    broken = KERNEL.replace("2.0f + 1.0f;", "2.0f + 1.0f")
+    model = ScriptedModel(
+        [
+            {"calls": [write("kernels/scale.cpp", broken), tool("compile")]},
+            {"calls": [edit("kernels/scale.cpp", "2.0f + 1.0f", "2.0f + 1.0f;"), tool("compile")]},
+            {"calls": [tool("verify")]},
+        ]
+    )
+    run_agent(judged_run, model)
+    failed, compiled = answers(judged_run, "compile")
+    assert "kernels/scale.cpp:5: error: expected" in failed.content
+    assert compiled.content.startswith("OK: 1 compiled")
+    assert "no model_new.py" in answers(judged_run, "verify")[0].content

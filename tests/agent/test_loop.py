@@ -200,3 +200,14 @@ def test_no_reply_breaks_the_loop(run: Run, replies: list[Any]) -> None:
     assert len(set(ids)) == len(ids)
     assert [m.tool_call_id for m in run.messages if m.role == "tool"] == ids
     assert conversation(read_records(run.folder)) == run.messages
+
+
+def test_the_error_of_a_provider_is_told_before_the_last_judgement(
+    run: Run, events: list[Event]
+) -> None:
+    run_agent(run, ScriptedModel([]), emit=events.append)
+    kinds = [type(e).__name__ for e in events if isinstance(e, Notice | RunEnded)]
+    assert kinds[-1] == "RunEnded"
+    assert kinds.index("Notice") < len(kinds) - 1
+    notices = [e for e in events if isinstance(e, Notice) and e.level == "error"]
+    assert len(notices) == 1

@@ -231,3 +231,15 @@ def test_nvcc_compiles_cubin_if_nvrtc_lacks_headers(cache: Path):
     result = build(attempt(a_cu=text), Device.CUDA, cache=cache)
     assert result.ok, render(result)
     assert result.libraries[0].resources[0].name == "k"
+
+
+def test_a_missing_parenthesis_is_told_in_the_compilers_words(cache: Path):
+    """It also hides the exported function from us, which says nothing about its cause."""
+    found = errors(cache, a_cpp=DOUBLED.replace("long n)", "long n"))
+    assert found[0].line == 1
+    assert "extern" not in found[0].message
+
+
+def test_a_source_without_an_exported_function_says_so(cache: Path):
+    found = errors(cache, a_cpp="static int one() { return 1; }\nint two() { return one(); }\n")
+    assert "defines no extern" in found[0].message

@@ -107,7 +107,8 @@ def bugs() -> tuple[Candidate, ...]:
         changed = replace(base, name=name, kind="bug", what=what, attempt=attempt, expect=expect)
         changed = replace(changed, topic=bug.topic)
         # A known false rejection of the original does not excuse a bug that is accepted.
-        found.append(replace(changed, open=base.open if bug.equivalent else ""))
+        known = bug.open or (base.open if bug.equivalent else "")
+        found.append(replace(changed, open=known))
     return tuple(found)
 
 

@@ -325,3 +325,18 @@ def test_loss_against_the_best_rung_is_no_gain(task):
         task, answers_with([accepted(n, 3.0, 0.3) for n in range(1, 9)]), ladder=ladder()
     )
     assert acts[-1][1]["message"].startswith("no gain")
+
+
+def test_expert_takes_over_files_that_another_model_wrote(task):
+    """A refused write of each file, and failed calls of that model, do not end the run."""
+    refused = set()
+
+    def answer(tool, count):
+        if tool == "write" and count not in refused and len(refused) < 2:
+            refused.add(count)
+            return "Error: read it before you change it"
+        return answers_with([accepted(1, 1.3)])(tool, count)
+
+    acts = converse(task, answer)
+    assert len(refused) == 2
+    assert "verify" in names(acts)

@@ -296,3 +296,11 @@ def test_json_lines_mask_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     JsonLines(stream)(TextDelta("the key is planted-secret-value, keep it"))
     assert "planted" not in stream.getvalue()
+
+
+def test_the_users_turn_is_shown_whole_in_a_narrow_line() -> None:
+    turn = "your turn: Enter continues, /help"
+    status = Status(6, 0.67, 65_900, 0.5, turn, sure=False)
+    assert turn in status.line(371, 70)
+    assert "65.9k" in status.line(371, 120)
+    assert turn not in status.line(371, 70, tick=1), "figures of a working run do not jump"

@@ -151,3 +151,13 @@ def test_changed_mask_buffer_keeps_its_two_values() -> None:
     assert set(changed.unique().tolist()) == {-torch.inf, 0.0}
     assert (changed == 0).any(1).all()
     assert not torch.equal(changed, mask)
+
+
+def test_a_clamped_number_becomes_small_in_small_weights() -> None:
+    """The lower limit of a temperature then applies."""
+    state = {"temperature": torch.ones(1), "gain": torch.ones(1)}
+    names = frozenset(state)
+    roles = Roles(added=names, clamped=frozenset({"temperature"}))
+    small = derive_weights(Weights.SMALL, state, names, 3, roles)
+    assert small["temperature"].item() == 2**-8
+    assert small["gain"].item() == 1

@@ -30,6 +30,22 @@ REGIMES = {
         "return torch.where(x != x, 1.0, x).cumsum(1)",
         {"filled with another number": "return torch.nan_to_num(x).cumsum(1)"},
     ),
+    "largest known": Regime(
+        "torch.randn(24, 60)",
+        "return x.masked_fill(x.isnan(), -math.inf).amax(-1)",
+        "return x.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf).amax(-1)",
+        {
+            "NaN included": "return x.amax(-1)",
+            "NaN as zero": "return x.nan_to_num().amax(-1)",
+            "a row of NaN as a large number": ("return x.masked_fill(x.isnan(), -1e30).amax(-1)"),
+        },
+    ),
+    "finite ones": Regime(
+        "torch.randn(24, 60)",
+        "return torch.where(x.isfinite(), x, 0).sum(-1)",
+        "return x.masked_fill((x - x) != 0, 0).sum(-1)",
+        {"infinities included": "return torch.where(x.isnan(), 0, x).sum(-1)"},
+    ),
     "tested by comparison": Regime(
         "torch.randn(24, 60), torch.randn(24, 60)",
         "return torch.where(x != x, y, x * 2)",

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from cuagent.task import Precision
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.oracle.client import TIE_PAIRS
-from cuagent.verify.oracle.places import NearTies, find_places
+from cuagent.verify.oracle.places import NearTies, find_places, roundoff_chooses
 from cuagent.verify.rules.ties import Places, places_of, wrong_places
 from cuagent.verify.rules.tolerance import strict
 from cuagent.verify.rules.types import Expected
@@ -269,3 +269,23 @@ def test_distinct_indices_may_repeat_in_other_lines_only() -> None:
     ):
         found = wrong_places(torch.tensor(given), right, right, two_lines)
         assert found.nonzero().flatten().tolist() == wrong
+
+
+@pytest.mark.parametrize(
+    ("row", "chooses"),
+    [
+        ([0.5, 0.3, 0.1, 0.1], False),
+        ([0.5, 0.3, 0.3, 0.1], False),
+        ([0.5, 0.3, 0.3 * (1 - 1e-8), 0.1], True),
+        ([0.9, 1e-47, 1e-49, 0.0], True),
+        ([0.9, 0.0, 0.0, 0.0], False),
+    ],
+)
+def test_roundoff_chooses_only_between_different_numbers_as_near_as_its_error(
+    row: list[float], chooses: bool
+) -> None:
+    """Equal numbers have an order; numbers that underflow are as near as the zero they become."""
+    x = torch.tensor([[*row], [4.0, 3.0, 2.0, 1.0]], dtype=torch.float64)
+    exact = trace_reference(lambda: [x.topk(2)[1]])
+    declared = trace_reference(lambda: [x.float().topk(2)[1]])
+    assert roundoff_chooses(exact, declared) == chooses

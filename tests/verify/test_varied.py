@@ -106,8 +106,28 @@ PADDING = Regime(
     {"mask ignored": "return x.mean(1)"},
     arguments="x, mask",
 )
+LAST = Regime(
+    "torch.randn(6, 16, 12), torch.full((6,), 16)",
+    "return x[torch.arange(6), lengths - 1] * 2",
+    "return 2 * x.gather(1, (lengths - 1)[:, None, None].expand(6, 1, 12))[:, 0]",
+    {"lengths ignored": "return 2 * x[:, -1]"},
+    arguments="x, lengths",
+)
+"""A length of zero would read index -1, the last step; an honest gather raises there."""
+STEP = Regime(
+    "torch.randn(300), torch.tensor(4)",
+    "return x / (1 - 0.9 ** step)",
+    "return x * (1 / (1 - 0.9 ** int(step)))",
+    {
+        "step ignored": "return x / 0.3439",
+        "first step as the second": "return x / (1 - 0.9 ** max(int(step), 2))",
+    },
+    arguments="x, step",
+)
 REGIMES = {
     "rotary": ROTARY,
+    "last step": LAST,
+    "step number": STEP,
     "bags": BAGS,
     "lengths": LENGTHS,
     "decode": DECODE,

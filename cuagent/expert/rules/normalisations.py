@@ -39,7 +39,10 @@ def logsumexp(low: Lowering, fx: Any) -> str | None:
     top = low.reduce("max", x, dims, True)
     total = low.reduce("sum", low.pointwise("exp", low.pointwise("sub", x, top)), dims, True)
     hint = "" if keep else "keepdim"
-    result = low.pointwise("add", low.pointwise("log", total), top, hint=hint)
+    usual = low.pointwise("add", low.pointwise("log", total), top, hint="finite")
+    # A row of -inf, or with an inf, is its maximum; the difference from the maximum is NaN there.
+    endless = low.pointwise("eq", low.pointwise("abs", top), math.inf, dtype="bool")
+    result = low.pointwise("where", endless, top, usual, hint=hint)
     return result if keep else low.view(result, shape_of(fx), "")
 
 

@@ -42,6 +42,13 @@ RESERVED = {
     "for", "if", "else", "while", "do", "return", "static", "new", "delete", "this", "class",
     "struct", "union", "enum", "template", "auto", "switch", "case", "default", "break",
     "continue", "register", "signed", "unsigned", "short", "and", "or", "not", "xor", "min", "max",
+    "namespace", "using", "operator", "public", "private", "protected", "virtual", "friend", "asm",
+    "typename", "typedef", "typeof", "sizeof", "inline", "extern", "goto", "try", "catch", "throw",
+    "volatile", "mutable", "explicit", "export", "true", "false", "nullptr", "alignas", "alignof",
+    "constexpr", "decltype", "noexcept", "concept", "requires", "compl", "bitand", "bitor",
+    "int8_t", "int16_t", "int32_t", "int64_t", "uint8_t", "uint16_t", "uint32_t", "uint64_t",
+    "size_t", "wchar_t", "half", "std", "main", "errno", "assert", "linux", "unix",
+    "NAN", "INFINITY", "NULL", "EOF",
     "y0", "y1", "yn", "j0", "j1", "jn", "gamma", "signal", "index", "row", "lane", "block", "warp",
 }  # fmt: skip
 PYTHON = {
@@ -87,15 +94,21 @@ def narrowed(value: str, dtype: str) -> str:
 
 
 def identifier(name: str) -> str:
-    """Return a node's name as a C++ identifier, different from keywords and our functions."""
-    word = re.sub(r"\W", "_", name)
-    return word + "_" if word in RESERVED or re.fullmatch(r"[ij]\d+|tile|k", word) else word
+    """Return a node's name as a C++ identifier, different from keywords and our functions.
+
+    Different names of ASCII letters give different identifiers.
+    """
+    word = re.sub(r"\W", "_", name, flags=re.ASCII)
+    plain = word.rstrip("_")
+    return word + "_" if plain in RESERVED or re.fullmatch(r"[ij]\d+|tile|k", plain) else word
 
 
 def number(value: float | int, whole: bool = False) -> str:
     """Return a C++ literal, an integer one if `whole` is True and the value is integral."""
     if whole and float(value).is_integer():
         return str(int(value))
+    if math.isnan(value):
+        return "NAN"
     if math.isinf(value):
         return "INFINITY" if value > 0 else "-INFINITY"
     # Nine digits identify a float32.

@@ -16,5 +16,7 @@ class Bug:
     """Description of the mistake."""
     equivalent: str = ""
     """Reason why it is not a bug for the task's shapes and valid values; empty for a real bug."""
+    open: str = ""
+    """Reason why the verifier still accepts it at times; empty if it does not."""
     topic: str = ""
     """Class of mistakes; empty for the class of its module."""

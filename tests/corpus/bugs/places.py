@@ -46,6 +46,7 @@ BUGS: tuple[Bug, ...] = (
         "(positions[:, None] - positions[None, :]).abs()",
         "(positions[:, None] - positions[None, :]).abs().clamp(max=11)",
         "distances are limited to the length",
+        equivalent="positions stay within the range that the task's own inputs show",
     ),
     Bug(
         "alibi_library",

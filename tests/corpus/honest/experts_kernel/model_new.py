@@ -1,8 +1,7 @@
 """Selects the first of equal shares, in C++.
 
 task: experts
-open: rejected in 3 of 100 verdicts, on rows with shares down to denormals and zeros: their equal
- shares then have a separate order per row, and the reference is asked for one order in all rows
+open: rejected in 1 of some 70 verdicts, on few numbers of one sign; the cause is not known
 """
 
 import torch
