@@ -1,6 +1,6 @@
 """Compare the loss and the gradient of an RFT step and of a PPO step with TRL's, on the same data.
 
-    pip install trl datasets        # in an environment of its own; 1.16.0 was compared
+    pip install trl datasets        # in another environment; 1.16.0 was compared
     python benchmarks/against_trl.py
 
 A tiny decoder with random weights, fp32, on the CPU; episodes with tool output and of different

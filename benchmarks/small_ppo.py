@@ -1,5 +1,4 @@
-"""Compare arms of PPO on a small simulated game, over many seeds: what a part of the method is
-worth there.
+"""Measure the worth of parts of the method on a small simulated game, over many seeds.
 
     python benchmarks/small_ppo.py --seeds 10 --out small.json    # minutes of one core; resumes
     python benchmarks/small_ppo.py --summary small.json
@@ -7,8 +6,8 @@ worth there.
 The game is made for credit assignment: an episode has three turns, the prompt names a number, each
 turn should begin with it, and after each turn come `NOISE_TOKENS` tokens of a tool that mean
 nothing. The reward is terminal: 3 for three right turns, 1 for two, else -1. Everything but the
-game is the real code: engine, RFT, value pretraining, PPO. No kernel is written, so the figures say
-nothing of kernels. Arms of a seed start from the same policy after RFT and play the same held-out
+game is the real code: engine, RFT, value pretraining, PPO. No kernel is written, so the figures do
+not hold for kernels. Arms of a seed start from the same policy after RFT and play the same held-out
 episodes. A seed whose base policy does not learn to copy the number (held-out reward below 0) is
 counted and left out before its arms are played. Intervals are t-intervals over seeds of paired
 differences. The settings were chosen on seeds 100 and 101.

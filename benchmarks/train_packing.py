@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ PRESETS = {
     "cpu": Size(2, 64, 2, 512, 16, 512, 4, 1, 5),
     "h200": Size(16, 1024, 16, 32768, 24, 4096, 4, 1, 2),
 }
+LENGTHS = ("wide", "narrow")
+STAGES = {"rft": ours, "ppo": ours_ppo}
 AGREES = {"cpu": 1e-5, "cuda": 2e-2}
 """Largest relative difference of the losses: rounding in fp32, and in bf16."""
 
@@ -44,17 +46,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--preset", choices=PRESETS, default="tiny")
     parser.add_argument("--out", type=Path, help="JSON file for the figures")
+    parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=LENGTHS)
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu":
         torch.set_num_threads(1)  # threads that wait for each other measure the other processes
-    found = figures(PRESETS[options.preset], device)
-    if options.out:
-        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    size = PRESETS[options.preset]
+    found: dict[str, Any] = {}
+    for found in figures(size, device, options.lengths, options.stages):
+        if options.out:
+            options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
-def figures(size: Size, device: str) -> dict[str, Any]:
-    """Return all measurements; print each when it is done."""
+def figures(
+    size: Size, device: str, lengths: Sequence[str], stages: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield all measurements so far after each one, and print it."""
     found: dict[str, Any] = {
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if device != "cpu" else "cpu",
@@ -64,16 +72,19 @@ def figures(size: Size, device: str) -> dict[str, Any]:
     arms = {
         name: Placement(compute=compute, packed=name == "packed") for name in ("padded", "packed")
     }
-    for name, rows in (("narrow", episodes(size, 0.25)), ("wide", wide(size))):
+    for name in lengths:
+        rows = wide(size) if name == "wide" else episodes(size, 0.25)
         losses = [loss_of(size, rows, placement, device) for placement in arms.values()]
         if abs(losses[0] - losses[1]) > AGREES[device] * abs(losses[0]):
             raise SystemExit(f"{name}: the losses differ: {losses}")
         found[name] = {"losses": losses, **padding(rows, size)}
-        for stage, step in (("rft", ours), ("ppo", ours_ppo)):
+        for stage in stages:
+            step = STAGES[stage]
             steps = {arm: step(size, rows, placement, device) for arm, placement in arms.items()}
-            found[name] |= compare(stage, steps, sum(e.tokens for e in rows), size.rounds)
-        print(f"{name}: {json.dumps(found[name])}", flush=True)
-    return found
+            measured = compare(stage, steps, sum(e.tokens for e in rows), size.rounds)
+            found[name] |= measured
+            print(f"{name}: {json.dumps(measured)}", flush=True)
+            yield found
 
 
 def wide(size: Size) -> list[Episode]:

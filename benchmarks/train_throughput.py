@@ -155,7 +155,9 @@ def decoder(size: Size) -> Any:
         eos_token_id=1,
         pad_token_id=2,
     )
-    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    # Random numbers for a few hundred million weights take seconds on a CPU.
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
 
 
 def ours(size: Size, rows: list[Episode], placement: Placement, device: str) -> Callable[[], float]:

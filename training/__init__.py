@@ -20,7 +20,7 @@
     demo/        the demonstration: a small policy that chooses among its teacher's kernels
 
     settings.py, config.py                      settings, and how they are read
-    stages.py, pipeline.py, cli.py              commands; manifest.py: a folder's own settings
+    stages.py, pipeline.py, cli.py, session.py  commands; manifest.py: a folder's own settings
     report.py, tensorboard.py, throttle.py      curves, metrics and progress
     parallel.py, files.py, doctor.py            processes, atomic files, check of the installation
 

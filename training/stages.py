@@ -12,10 +12,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from cuagent.task import Task
 from cuagent.training import manifest, parallel
 from cuagent.training.algorithms.curriculum import Curriculum
 from cuagent.training.algorithms.metrics import Metrics, episode_metrics
-from cuagent.training.algorithms.ppo import ppo
+from cuagent.training.algorithms.ppo import Collect, ppo
 from cuagent.training.algorithms.reward import max_reward
 from cuagent.training.algorithms.rft import rft
 from cuagent.training.algorithms.rft import steps_of as rft_steps_of
@@ -60,6 +61,7 @@ from cuagent.training.policy.model import (
     positions_of,
 )
 from cuagent.training.policy.placement import Placement, copy_weights, place
+from cuagent.training.rollout.collect import Collector
 from cuagent.training.rollout.setup import (
     make_collector,
     make_pool,
@@ -190,14 +192,7 @@ def run_ppo(
     say: Say,
 ) -> None:
     """Run PPO; without a pretrained critic it starts from a head of zeros."""
-    server = config.play.server
-    if server is not None and not can_reload(server):
-        raise RecordError(
-            f"play.server={server}: PPO needs a server that can load new weights while it runs: "
-            "SGLang (http://HOST:PORT/generate); unset play.server to sample in this process"
-        )
-    if config.play.temperature != 1.0:
-        raise RecordError("PPO needs play.temperature=1; other temperatures bias its ratios")
+    check_sampling(config)
     chat, actor = load_policy(policy, config)
     values = critic_for_ppo(actor, chat, critic, config)
     config = with_context(with_sampler(config, device), actor, say)
@@ -228,55 +223,67 @@ def run_ppo(
         if config.curriculum:
             plays.curriculum = Curriculum(highest=max_reward(config.play.timed))
             plays.difficulties = task_difficulties(tasks, task_list)
-
-        def renew_sampler() -> None:
-            if sampler is not actor:
-                copy_weights(actor, into=sampler)
-            if isinstance(plays.engine, ServerEngine):
-                save_served(actor, out / "served", chat)
-                if parallel.rank() == 0:
-                    plays.engine.load((out / "served").resolve())
-                parallel.barrier()
-
-        def collect(iteration: int) -> list[Episode]:
-            renew_sampler()
-            turns = 1 if iteration < config.single_turn else config.play.turns
-            plays.play = replace(plays.play, turns=turns)
-            return plays(iteration)
-
-        judged = None
-        if heldout and config.heldout_episodes:
-            judged = replace(
-                plays,
-                tasks=heldout,
-                out=out / "heldout",
-                episodes=config.heldout_episodes,
-                curriculum=None,
-                play=replace(plays.play, turns=config.play.turns),
-            )
-        elif config.heldout_episodes:
+        if config.heldout_episodes and not heldout:
             say(f"none of {len(task_list)} tasks is held out: the last weights are kept")
-
-        def evaluate(iterations: int) -> list[Episode]:
-            assert judged is not None
-            renew_sampler()
-            return judged(iterations)
-
-        ppo(
-            actor,
-            values,
-            collect,
-            config.ppo,
-            out,
-            say,
-            reference,
-            evaluate=evaluate if judged is not None else None,
-        )
+        collect, evaluate = players(plays, heldout, actor, sampler, config)
+        ppo(actor, values, collect, config.ppo, out, say, reference, evaluate=evaluate)
     if config.lora.shared:
         own_backbone(values, actor)
     save_final(actor, out / "model", chat)
     save_final(values, out / "critic")
     finish(out, step_of(latest_checkpoint(out)))
+
+
+def check_sampling(config: TrainConfig) -> None:
+    """Raise RecordError if PPO cannot use the samples of these settings."""
+    server = config.play.server
+    if server is not None and not can_reload(server):
+        raise RecordError(
+            f"play.server={server}: PPO needs a server that can load new weights while it runs: "
+            "SGLang (http://HOST:PORT/generate); unset play.server to sample in this process"
+        )
+    if config.play.temperature != 1.0:
+        raise RecordError("PPO needs play.temperature=1; other temperatures bias its ratios")
+
+
+def players(
+    plays: Collector, heldout: Sequence[Task], actor: Any, sampler: Any, config: TrainConfig
+) -> tuple[Collect, Collect | None]:
+    """Return the functions that play an iteration's episodes and the held-out ones, with the
+    actor's present weights; the second is None if none is held out."""
+
+    def renew_sampler() -> None:
+        if sampler is not actor:
+            copy_weights(actor, into=sampler)
+        if isinstance(plays.engine, ServerEngine):
+            served = plays.out / "served"
+            save_served(actor, served, plays.chat)
+            if parallel.rank() == 0:
+                plays.engine.load(served.resolve())
+            parallel.barrier()
+
+    def collect(iteration: int) -> list[Episode]:
+        renew_sampler()
+        turns = 1 if iteration < config.single_turn else config.play.turns
+        plays.play = replace(plays.play, turns=turns)
+        return plays(iteration)
+
+    if not heldout or not config.heldout_episodes:
+        return collect, None
+    judged = replace(
+        plays,
+        tasks=heldout,
+        out=plays.out / "heldout",
+        episodes=config.heldout_episodes,
+        curriculum=None,
+        play=replace(plays.play, turns=config.play.turns),
+    )
+
+    def evaluate(iterations: int) -> list[Episode]:
+        renew_sampler()
+        return judged(iterations)
+
+    return collect, evaluate
 
 
 def critic_for_ppo(actor: Any, chat: Chat, critic: Path | None, config: TrainConfig) -> Any:

@@ -15,13 +15,14 @@ from dictated import SOURCE
 from toy_game import play, small_actor
 from typer.testing import CliRunner
 
-from cuagent.training.cli import app, processes
+from cuagent.training.cli import app
 from cuagent.training.config import ConfigError
 from cuagent.training.data.segments import Episode, Kind, RecordError, Segment, write_episodes
 from cuagent.training.engines.engine import OutOfMemory
 from cuagent.training.policy.chat import Chat
 from cuagent.training.policy.folder import policy_errors, save_final
 from cuagent.training.policy.model import load_actor, new_critic, save_model
+from cuagent.training.session import processes
 
 
 @pytest.fixture

@@ -124,6 +124,7 @@ def test_example_settings_are_valid(name: str) -> None:
     config = configure(PipelineConfig(policy="?"), EXAMPLES / f"{name}.toml", [])
     assert config.policy.startswith("Qwen/")
     assert config.filters.fastest
+    assert config.lora.shared == (name == "qwen-7b-lora")
 
 
 def test_pipeline_needs_a_policy_and_episodes(tmp_path: Path) -> None:

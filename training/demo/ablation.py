@@ -22,7 +22,8 @@ from typing import Any
 
 from cuagent.training.algorithms.metrics import episode_metrics, read_metrics
 from cuagent.training.config import ConfigError, configure
-from cuagent.training.demo.demo import Demo, Say, open_pool
+from cuagent.training.demo.demo import Demo, Say
+from cuagent.training.demo.devices import open_pool
 from cuagent.training.demo.paired import difference, mean_by_task, rewards_by_task
 from cuagent.training.demo.presets import DemoConfig
 from cuagent.training.demo.trial import (

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,9 +26,7 @@ import torch
 
 from cuagent.agent.tools import submit, verify, write
 from cuagent.device_lock import DeviceLock
-from cuagent.measure.system_load import cores_for
-from cuagent.task import Device, Task
-from cuagent.timing import Effort
+from cuagent.task import Task
 from cuagent.training.algorithms.curriculum import Curriculum
 from cuagent.training.algorithms.metrics import Metrics, episode_metrics, read_metrics
 from cuagent.training.algorithms.ppo import ppo
@@ -40,14 +37,17 @@ from cuagent.training.data.filters import filter_episodes
 from cuagent.training.data.segments import Episode, RecordError, read_episodes
 from cuagent.training.demo.budget import EVALUATION, Budget
 from cuagent.training.demo.demonstrations import demonstrate
+from cuagent.training.demo.devices import (
+    lock_for,
+    open_pool,
+    training_devices,
+)
 from cuagent.training.demo.gym import make_chains, make_tasks, opening
 from cuagent.training.demo.presets import DemoConfig
-from cuagent.training.demo.rehearsal import Rehearsal
 from cuagent.training.demo.teacher import initial_files
 from cuagent.training.engines.engine import LocalEngine
 from cuagent.training.files import atomic_folder, write_atomic
-from cuagent.training.judging.judge_process import gpu_memory, max_open_tasks
-from cuagent.training.judging.pool import JudgePool, Pool
+from cuagent.training.judging.pool import Pool
 from cuagent.training.manifest import fixed_settings, open_manifest
 from cuagent.training.policy.chat import Chat, load_chat
 from cuagent.training.policy.model import (
@@ -63,9 +63,12 @@ from cuagent.training.rollout.collect import Collector
 from cuagent.training.rollout.episode import Play
 
 Say = Callable[[str], None]
+
 TOOLS = (write.TOOL, verify.TOOL, submit.TOOL)
+
 IMITATED_SHARE = 0.5
 """Share of further RFT's episodes that it imitates; the others are duplicates or wrong."""
+
 WHOLE_EPISODE_SHARE = 0.25
 """Share of whole episodes in the base policy's data. They are few, so they are repeated."""
 
@@ -376,76 +379,6 @@ def run_demo(config: DemoConfig, device: str, out: Path, say: Say) -> dict[str, 
     where = training_devices(config, device)[0]
     with open_pool(config, out) as pool:
         return Demo(config, where, out, pool, out, say, end, lock_for(config, pool, where)).run()
-
-
-@contextmanager
-def open_pool(config: DemoConfig, out: Path) -> Iterator[JudgePool | Rehearsal]:
-    """Open the pool that the settings ask for; its cache file is in `out` by default.
-
-    Meanwhile this process and its children avoid the cores that judge, if other cores exist:
-    training and compiling would disturb the timing.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    if config.rehearsal:
-        yield Rehearsal()
-        return
-    memory = Path(config.judgements or out / "judgements.pickle")
-    effort = Effort.GLANCE if config.timed else None
-    cores, before = judging_cores(config), os.sched_getaffinity(0)
-    os.sched_setaffinity(0, before - set(cores) or before)
-    try:
-        with JudgePool(
-            effort,
-            gpus=config.gpus,
-            cache_file=memory,
-            cores=cores,
-            judges_per_gpu=fitting_judges_per_gpu(config),
-        ) as pool:
-            yield pool
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-def fitting_judges_per_gpu(config: DemoConfig) -> int:
-    """Return the number of judging processes per GPU: at most `beside`.
-
-    It is lower if the processes together could not keep all tasks open: opening a task again costs
-    more than a further process saves.
-    """
-    if config.kernels is not Device.CUDA or config.beside == 1:
-        return config.beside
-    known = [gpu_memory(n) for n in config.gpus]
-    total = min((size for size in known if size is not None), default=0)
-    if None in known or not total:
-        return config.beside  # opening a task there reports the error
-    tasks = math.ceil((config.gym.train + config.gym.heldout) / len(config.gpus))
-    fit = [n for n in range(1, config.beside + 1) if n * max_open_tasks(total, n) >= tasks]
-    return max(fit, default=1)
-
-
-def training_devices(config: DemoConfig, device: str) -> list[str]:
-    """Return the devices on which seeds train.
-
-    These are all GPUs that time no kernels; if there are none, the timing GPUs, shared by a lock.
-    """
-    if device != "cuda":
-        return [device]
-    timing = config.gpus if config.kernels is Device.CUDA else ()
-    free = [n for n in range(torch.cuda.device_count()) if n not in timing]
-    return [f"cuda:{n}" for n in free or config.gpus]
-
-
-def lock_for(config: DemoConfig, pool: JudgePool | Rehearsal, place: str) -> DeviceLock:
-    """Return the lock that training on `place` must hold: kernels may be timed on the same GPU."""
-    timing = {f"cuda:{n}": n for n in config.gpus} if config.kernels is Device.CUDA else {}
-    return pool.device_lock(timing[place]) if place in timing else DeviceLock()
-
-
-def judging_cores(config: DemoConfig) -> list[int]:
-    """Return the cores that judge, on different physical cores if there are enough."""
-    if not config.cores:
-        return []
-    return sorted(cores_for(config.cores) or os.sched_getaffinity(0))[: config.cores]
 
 
 def save_policy(actor: Any, chat: Chat, folder: Path) -> None:

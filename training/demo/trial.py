@@ -31,7 +31,8 @@ from cuagent.timing import Effort
 from cuagent.training.data.segments import Episode, RecordError, read_episodes
 from cuagent.training.demo.audit import audit
 from cuagent.training.demo.budget import SECONDS
-from cuagent.training.demo.demo import Demo, Say, lock_for, open_pool, training_devices
+from cuagent.training.demo.demo import Demo, Say
+from cuagent.training.demo.devices import lock_for, open_pool, training_devices
 from cuagent.training.demo.paired import (
     best_of,
     difference,

@@ -20,6 +20,7 @@ import torch
 
 from cuagent.training.engines.engine import EngineError, OutOfMemory, Request, Sampled, lacks_memory
 from cuagent.training.policy.packed_attention import NAME as PACKED
+from cuagent.training.policy.packed_attention import packs
 
 POLL_S = 0.2
 """Seconds between two looks at the results and at the stop event."""
@@ -56,14 +57,14 @@ class ContinuousEngine:
     def open(self) -> Iterator[None]:
         """Start the batching thread. Raises EngineError if this model or transformers does not
         support it."""
-        attention = self.actor.config.get_text_config()._attn_implementation
-        if attention == PACKED:  # transformers admits its own attentions only
+        packed = hasattr(self.actor, "config") and packs(self.actor)
+        if packed:  # transformers admits its own attentions only
             self.actor.set_attn_implementation("sdpa")
         try:
             with self._running():
                 yield
         finally:
-            if attention == PACKED:
+            if packed:
                 self.actor.set_attn_implementation(PACKED)
 
     @contextmanager

@@ -1,7 +1,7 @@
 """Attend within each of several rows that are packed into one (block-diagonal causal attention).
 
 transformers' own way is a mask of [T, T], which costs T * T in time and memory although most of it
-is false. Here each row is computed by itself: by one variable-length kernel of torch on a GPU in
+is false. Here each row is computed alone: by one variable-length kernel of torch on a GPU in
 half precision, by one call for each row otherwise.
 Not covered: the layout of packed rows (`data/packing.py`); models that keep a state from token to
 token (Mamba, linear attention), which `can_pack` finds out and refuses.
@@ -53,7 +53,7 @@ def packs(model: Any) -> bool:
 
 @torch.no_grad()
 def can_pack(model: Any) -> bool:
-    """Return True if two packed rows get the hidden states that each has by itself."""
+    """Return True if two packed rows get the hidden states that each has alone."""
     from cuagent.training.data.packing import pack
 
     most = model.get_input_embeddings().num_embeddings

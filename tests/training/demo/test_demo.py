@@ -209,9 +209,9 @@ def test_episodes_of_other_tokenizer_are_refused(demo: Path, tmp_path: Path) -> 
 
 
 def test_missing_extra_is_reported_with_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cuagent.training import cli
+    from cuagent.training import session
 
-    monkeypatch.setattr(cli, "NEEDED", ("transformers", "a_package_that_is_not_there"))
+    monkeypatch.setattr(session, "NEEDED", ("transformers", "a_package_that_is_not_there"))
     with pytest.raises(
         ConfigError, match=r"a_package.*not installed; pip install 'cuagent\[train\]'"
     ):

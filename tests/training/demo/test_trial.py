@@ -31,7 +31,8 @@ from cuagent.training.demo.ablation import (
     run_ablations,
 )
 from cuagent.training.demo.audit import solution_of
-from cuagent.training.demo.demo import Demo, training_devices
+from cuagent.training.demo.demo import Demo
+from cuagent.training.demo.devices import training_devices
 from cuagent.training.demo.presets import DemoConfig, for_test
 from cuagent.training.demo.rehearsal import Rehearsal
 from cuagent.training.demo.teacher import initial_files

@@ -15,7 +15,7 @@ import pytest
 from cuagent.device_lock import DeviceLock
 from cuagent.task import Device
 from cuagent.timing import Effort
-from cuagent.training.demo.demo import fitting_judges_per_gpu, open_pool
+from cuagent.training.demo.devices import fitting_judges_per_gpu, open_pool
 from cuagent.training.demo.gym import chain_of, make_chains, make_tasks
 from cuagent.training.demo.presets import DemoConfig, preset
 from cuagent.training.demo.teacher import ErrorRates, Teacher, initial_files

@@ -159,7 +159,7 @@ def test_update_of_ppo_gives_the_same_weights_and_metrics() -> None:
 
     (padded, before), (packed, after) = updated(False), updated(True)
     assert packed == pytest.approx(padded, rel=1e-4, abs=1e-5)
-    # Adam's first step has the size of its rate whatever the gradient, so compare with the rate.
+    # The size of Adam's first step is its rate, for any gradient, so compare with the rate.
     assert float((after - before).abs().max()) < 1e-4
 
 

@@ -1,0 +1,81 @@
+"""Prepare what every command of `cuagent train` needs: settings, the extra, the device, processes.
+
+Heavy packages are imported inside the functions, so that `--help` is quick.
+Not covered: the commands (`cli.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cuagent.training.settings import TrainConfig
+
+NEEDED = ("transformers", "safetensors", "tokenizers")
+
+
+def prepare(config: Path | None, sets: list[str] | None) -> TrainConfig:
+    """Return the settings after a check of the installed extra. Raises ConfigError."""
+    needs_extra()
+    from cuagent.training.config import configure
+    from cuagent.training.settings import TrainConfig
+
+    return configure(TrainConfig(), config, sets or [])
+
+
+def needs_extra() -> None:
+    """Raise ConfigError with an install command if a package is missing."""
+    from cuagent.training.config import ConfigError
+
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"{', '.join(missing)} not installed; pip install 'cuagent[train]'")
+
+
+def choose_device(name: str) -> str:
+    """Return cpu or cuda; `auto` prefers a GPU. Raises ConfigError if it is not available."""
+    from cuagent.training.config import ConfigError
+
+    if name == "cpu":
+        return name
+    if name not in ("auto", "cuda"):
+        raise ConfigError(f"--device {name}: there are auto, cpu, cuda")
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if name == "cuda":
+        raise ConfigError("cuda: torch finds no CUDA device; use --device cpu")
+    return "cpu"
+
+
+@contextmanager
+def processes(device: str) -> Iterator[str]:
+    """Yield the device of this process; join the others if torchrun started several.
+
+    Raises OutOfMemory if a model does not fit while it trains.
+    """
+    from cuagent.training import parallel
+    from cuagent.training.engines.engine import OutOfMemory, lacks_memory
+
+    try:
+        yield parallel.start(choose_device(device))
+    except (RuntimeError, MemoryError) as error:
+        if not lacks_memory(error):
+            raise
+        raise OutOfMemory(
+            "out of memory while training; lower tokens_per_microbatch of the stage or "
+            "play.context, or set placement.recompute=true or lora.rank"
+        ) from error
+    parallel.stop()
+
+
+def say(text: str) -> None:
+    """Print a line, from the first process only."""
+    if os.environ.get("RANK", "0") == "0":
+        print(text, flush=True)
