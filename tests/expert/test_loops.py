@@ -267,6 +267,24 @@ return torch.stack(ys[::-1], 1).relu()""",
         "torch.randn(4, 8, 6)",
     ),
 }
+TORCH_CELLS = {
+    "lstm": CELLS["lstm of two layers of gates, time first"],
+    "rnn_tanh": CELLS["rnn of one row, transposed matrix, changed inputs, last state"],
+    "gru": (
+        GATES,
+        """h = torch.zeros(x.shape[0], 20, dtype=x.dtype)
+ys = []
+for t in range(x.shape[1]):
+    y = x[:, t]
+    z = torch.sigmoid(y @ self.w[0] + h @ self.u[0] + self.b[0])
+    r = torch.sigmoid(torch.addmm(self.b[1], y, self.w[1]) + h @ self.u[1])
+    n = torch.tanh(y @ self.w[2] + r * (h @ self.u[2] + self.b[2]) + self.b[3])
+    h = (1 - z) * h + z * n
+    ys.append(h)
+return torch.stack(ys, 1), h""",
+        "torch.randn(9, 7, 6)",
+    ),
+}
 PROJECTED = (
     "self.f, self.c = nn.Linear(6, 20), nn.Linear(6, 20)",
     """h = torch.zeros(x.shape[0], 20, dtype=x.dtype)
@@ -320,7 +338,19 @@ def test_equations_of_a_cell_become_one_kernel_and_a_product_of_all_inputs(make,
     assert_agrees(made)
 
 
-@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("name", TORCH_CELLS)
+def test_equations_of_a_cell_of_torch_become_its_layer_on_a_gpu(tmp_path, name):
+    captured, model, inputs, found = rolled(tmp_path, TORCH_CELLS[name], "cuda")
+    assert len(found) == 1
+    names = [str(n.target) for n in captured.nodes if n.op == "call_function"]
+    assert f"aten.{name}.input" in names
+    assert not any("sigmoid" in name or "tanh.default" in name for name in names)
+    assert_equal_results(captured, model, inputs)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in CELLS if CELLS[name] not in TORCH_CELLS.values()]
+)
 def test_equations_of_a_cell_share_their_input_products_on_a_gpu(tmp_path, name):
     captured, model, inputs, found = rolled(tmp_path, CELLS[name], "cuda")
     assert len(found) == 1

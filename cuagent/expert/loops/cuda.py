@@ -98,7 +98,9 @@ class _Kernel(LoopText):
 
     def _spread(self) -> tuple[set[int], set[int]]:
         """Return the elements without lanes that are computed before and after some steps."""
-        before, after, users = set(), set(), self._users()
+        before: set[int] = set()
+        after: set[int] = set()
+        users = self._users()
         for k in self.needed:
             element = self.elements.elements[k]
             floating = element.node.dtype in FLOATS or element.kind != "load"

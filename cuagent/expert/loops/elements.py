@@ -366,4 +366,4 @@ def _strided(node: Node, index: Index, to: Shape) -> Index:
     return tuple(places)
 
 
-__all__ = ["Element", "Elements", "Index", "Place", "Slot", "Target"]
+

@@ -28,6 +28,7 @@ from cuagent.expert.graph.lowering import (
 from cuagent.expert.loops.body import Body
 from cuagent.expert.loops.elements import Elements
 from cuagent.expert.loops.hoist import AllSteps
+from cuagent.expert.loops.layers import replaced_by_layer
 from cuagent.expert.loops.periods import repeats
 from cuagent.expert.loops.roll import Local, Progression, Rolled, rolled
 from cuagent.expert.loops.slices import NoLoop, is_pointwise
@@ -73,6 +74,10 @@ def with_loops(
             try:
                 _Replacement(edit, loop, name).run(device)
             except (NoLoop, NestError):
+                if device == "cuda" and replaced_by_layer(edit, loop):
+                    taken.update(node for step in loop.steps for node in step)
+                    found.append(f"{len(loop.steps)} steps of a cell")
+                    continue
                 if hoisted := _with_hoisted_products(edit, loop):
                     taken.update(node for step in loop.steps for node in step)
                     found.append(f"{len(loop.steps)} steps of {hoisted} input products")
@@ -418,5 +423,3 @@ def lowered(program: Any, returned: Sequence[Any]) -> tuple[Graph, dict[Any, str
         raise NoLoop("a state or result that is no floating tensor")
     return Graph(tuple(low.nodes), tuple(map(str, names))), inputs
 
-
-__all__ = ["Slot", "lowered", "with_loops"]

@@ -90,7 +90,9 @@ def _matched(steps: tuple[tuple[Any, ...], ...]) -> tuple[Rolled | None, int]:
     from torch.utils import _pytree as pytree
 
     place = {node: (k, q) for k, step in enumerate(steps) for q, node in enumerate(step)}
-    arguments, initial, count = [], {}, len(steps)
+    arguments: list[tuple[Any, Any]] = []
+    initial: dict[int, Any] = {}
+    count = len(steps)
     for position in range(len(steps[0])):
         flat = [pytree.tree_flatten((s[position].args, s[position].kwargs)) for s in steps]
         spec = flat[1][1]
