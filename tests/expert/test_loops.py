@@ -313,7 +313,12 @@ OTHERS = {
         "for w in self.w:\n    x = (x * w).relu()\nreturn x",
         "torch.randn(3, 4)",
     ),
-    "two loops": (
+    "the same operators again and again": (
+        NOTHING,
+        "h = x\nfor _ in range(6):\n    h = torch.tanh(h * 0.5 + x)\nreturn h",
+        "torch.randn(7, 4)",
+    ),
+    "three steps": (
         NOTHING,
         "h = x[0]\nfor t in range(3):\n    h = h * 0.5 + x[t]\nreturn h",
         "torch.randn(3, 4)",

@@ -51,7 +51,7 @@ class Cell:
 
 
 def replaced_by_layer(edit: Edit, loop: Rolled) -> bool:
-    """Replace a loop by a call of the library's layer; return False if it is no cell of torch."""
+    """Replace a loop by a call of the library's layer; return False for other cells."""
     try:
         edit.graph.inserting_before(loop.steps[0][0])
         body = Body(loop, edit)
@@ -59,7 +59,7 @@ def replaced_by_layer(edit: Edit, loop: Rolled) -> bool:
         if cell is None:
             return False
         return _replaced(edit, loop, body, cell)
-    except NoLoop:
+    except (NoLoop, RuntimeError, TypeError, ValueError, IndexError):
         return False
 
 
