@@ -180,6 +180,12 @@ def test_topk_agrees_with_reference(make, name):
     assert_agrees(made)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", TOPS)
+def test_topk_agrees_with_reference_on_cuda(make, name):
+    assert_agrees(make(text_of(*TOPS[name]), "Model", device="cuda"), "cuda")
+
+
 def test_topk_takes_no_element_twice(make):
     made = make(text_of("return x.topk(3)[1]", "4, 7"), "Model")
     x, y = made.inputs()

@@ -332,7 +332,7 @@ class Elements:
 
 
 def _reshaped(shape: Shape, index: Index, to: Shape) -> Index:
-    """Return the index in a value of shape `to` with the same elements; only extents of 1 differ."""
+    """Return the index in a value of shape `to` with the same extents above 1."""
     known = [p for p, n in zip(index, shape, strict=True) if n > 1]
     if [n for n in shape if n > 1] != [n for n in to if n > 1]:
         raise NestError("a reshape in the body of a loop")
