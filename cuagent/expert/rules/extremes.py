@@ -19,6 +19,7 @@ from cuagent.expert.graph.lowering import (
     rule,
     target_of,
 )
+from cuagent.expert.rules.views import within
 
 MAX_INDEX = 1 << 24
 """Integers that a float32 represents exactly."""
@@ -100,10 +101,9 @@ def _joined(low: Lowering, parts: list[str], dim: int, dtype: str, hint: str) ->
     shape = list(low.shape(parts[0]))
     shape[dim] = len(parts)
     place = tuple(n if d == dim else 1 for d, n in enumerate(shape))
-    index = low.add(Node(low.unique_name("index"), Kind.INDEX, "index", (), place, dims=(dim,)))
     value = parts[-1]
     for k in reversed(range(len(parts) - 1)):
-        here = low.pointwise("eq", index, float(k), hint=f"is_{hint}_{k}", dtype="bool")
+        here = within(low, dim, k, k + 1, place)
         value = low.pointwise("where", here, parts[k], value, hint=f"{hint}_{k}")
     return low.pointwise("cast", value, hint=hint, dtype=dtype)
 
