@@ -155,7 +155,7 @@ class _Replacement:
             (k, u) for k in range(self.count) for u in self._outside(self.steps[k][position])
         ]
         if not readers:
-            return None
+            return
         if self._is_scatter(position):
             self._add_scatter(position, readers)
             return
