@@ -83,7 +83,7 @@ def replacements(node: Any) -> Iterator[ast.AST]:
             yield ast.Constant(node.value + 1)
         case ast.Constant(value=float()):
             yield ast.Constant(node.value * 2 or 1.0)
-        case ast.Return() if node.value is not None:
+        case ast.Return() if node.value and ast.unparse(node.value) != "None":
             yield ast.Return(ast.Constant(None))
         case ast.IfExp() | ast.If():
             made.test = ast.UnaryOp(ast.Not(), made.test)
@@ -191,7 +191,7 @@ def outcome(finder: Finder | None, tests: Sequence[str], limit_s: float, names: 
 
 
 def import_libraries(names: Sequence[str]) -> None:
-    """Import what the tests need from elsewhere than the project and its tests."""
+    """Import the installed packages among these modules, not the project and its tests."""
     installed = (sys.prefix, sys.base_prefix)
     for name in names:
         if name.partition(".")[0] in ("cuagent", "__main__"):

@@ -28,7 +28,7 @@ from slices import write
 from cuagent.arms import COMPILE, EAGER
 from cuagent.attempt import Attempt
 from cuagent.build import build
-from cuagent.judge import Judgement
+from cuagent.judgement import Judgement
 from cuagent.task import Device, Task
 from cuagent.timing import Effort
 from cuagent.training.demo.gym import make_chains, make_tasks

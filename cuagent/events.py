@@ -71,7 +71,7 @@ class ToolFinished:
 
 @dataclass(frozen=True)
 class Judged:
-    """An attempt was judged. `judgement` is a `cuagent.judge.Judgement`."""
+    """An attempt was judged. `judgement` is a `cuagent.judgement.Judgement`."""
 
     attempt: int
     judgement: Any

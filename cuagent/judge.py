@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from typing import Protocol
 
 from cuagent.arms import CANDIDATE, COMPILE, EAGER
@@ -23,19 +22,19 @@ from cuagent.build import Build
 from cuagent.build import build as build_sources
 from cuagent.device_lock import DeviceLock
 from cuagent.events import Emit, Phase, ignore
+from cuagent.judgement import Judgement
 from cuagent.measure.ladder import first_rungs, join_rungs, measure_ladder, time_rungs
 from cuagent.measure.profile.profile import Profile
 from cuagent.measure.profile.session import ProfileSession
 from cuagent.measure.roofline.ceilings import describe
-from cuagent.measure.rungs import Gain, Ladder, gain_of, with_record_timing
+from cuagent.measure.rungs import Ladder, gain_of, with_record_timing
 from cuagent.measure.timing.timer import BASELINES, Timer
 from cuagent.overlap import Overlap, Prewarm
 from cuagent.score import Score, milestone
 from cuagent.task import Device, Task
-from cuagent.timing import Effort, Ratio, Standing, Timing
+from cuagent.timing import Effort, Timing
 from cuagent.verdict import WHILE_TIMED, Reason, Verdict
 from cuagent.verify.admission import Admission, admit
-from cuagent.verify.domain import Domain
 from cuagent.verify.pending import PendingVerdict
 from cuagent.verify.referee import Isolation, Referee
 from cuagent.verify.sanitize import gated
@@ -43,104 +42,6 @@ from cuagent.worker import ForkServer, ForkServerError
 
 JOINED_RUNGS = 2
 """Number of rungs that a record timing may time for the first time."""
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """Result of judging one attempt."""
-
-    attempt: str
-    """Digest of the attempt."""
-    build: Build
-    verdict: Verdict
-    timing: Timing | None
-    score: Score
-    gain: Gain | None = None
-    """Parts of the gain; None without a ladder or without a timing against its best rung."""
-    domain: Domain | None = None
-    """Calls that an accepted verdict covers; None if it was not accepted."""
-
-    @property
-    def contract(self) -> str:
-        """Return the baselines' settings, and the errors of reference, best rung and candidate."""
-        if self.gain is None:
-            return self.verdict.contract()
-        return self.verdict.contract(self.gain.rung, self.gain.error)
-
-    @property
-    def standing(self) -> Standing | None:
-        """Return the standing against eager; None if the attempt was refused or not timed."""
-        ratio = self.timing.ratios.get(EAGER) if self.timing is not None else None
-        return ratio.standing if ratio is not None and self.verdict.accepted else None
-
-    @property
-    def is_faster(self) -> bool:
-        """Return True if the attempt is accepted and certainly faster than eager."""
-        return self.standing is Standing.FASTER
-
-    @property
-    def slower_than(self) -> str:
-        """Return the baseline that certainly is faster: eager, else the best rung; "" if neither.
-
-        Without a ladder torch.compile is used as the best rung.
-        """
-        ratios = self.timing.ratios if self.timing is not None else {}
-        names = (EAGER, self.gain.rung if self.gain is not None else COMPILE)
-        slower = (n for n in names if n in ratios and ratios[n].standing is Standing.SLOWER)
-        return next(slower, "")
-
-    @property
-    def rank(self) -> tuple[int, float]:
-        """Return the rank, larger is better: the milestone first, then the smallest lower limit."""
-        limits = [ratio.low for ratio in self.timing.ratios.values()] if self.timing else []
-        return self.score.reward, min(limits, default=0.0)
-
-    @property
-    def beats_best_rung(self) -> bool:
-        """Return True if the attempt is accepted and certainly faster than the best rung.
-
-        Without a ladder it is compared with eager.
-        """
-        if self.timing is None or self.timing.suspect:
-            return False
-        return self.is_faster and (
-            self.gain is None or self.gain.kernel.standing is Standing.FASTER
-        )
-
-
-class Result(StrEnum):
-    """Result that a run gives to its user."""
-
-    KERNEL = "kernel"
-    """An attempt that is certainly faster than the best rung."""
-    RUNG = "rung"
-    """The best rung of the ladder; no kernel is faster."""
-    MODULE = "module"
-    """The module unchanged; nothing is faster."""
-
-
-def result_of(best: Judgement | None, found: Ladder | None) -> Result:
-    """Return the result from the judgement of the best attempt, if any, and the ladder, if
-    measured."""
-    if best is not None and best.beats_best_rung:
-        return Result.KERNEL
-    free = free_of(best, found)
-    return Result.RUNG if free and free.standing is Standing.FASTER else Result.MODULE
-
-
-def free_of(best: Judgement | None, found: Ladder | None) -> Ratio | None:
-    """Return eager's time over the best rung's; None if eager is the best or the ladder is missing.
-
-    The ratio is the one timed with the attempt, unless the ladder has one of another effort.
-    """
-    rung = found.best if found is not None else None
-    if rung is None or rung.name == EAGER:
-        return None
-    gain = best.gain if best is not None else None
-    timing = best.timing if best is not None else None
-    if gain is None or timing is None or gain.rung != rung.name:
-        return rung.over_eager
-    return gain.free if timing.effort is rung.effort else rung.over_eager
 
 
 class Judge(Protocol):

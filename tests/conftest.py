@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Once = Callable[[str, Callable[[Path], None]], Path]
 Warm = Callable[..., list[str]]
+COMMAND = ("cuagent.cli.main", "cuagent.judge", "cuagent.record", "pydantic", "torch._dynamo")
+"""Modules that most commands import, besides torch."""
 
 
 def pytest_configure() -> None:
@@ -98,6 +100,12 @@ def warm(once: Once) -> Warm:
 def python(warm: Warm) -> list[str]:
     """Stands for `sys.executable` in a command: an interpreter that has imported torch."""
     return warm()
+
+
+@pytest.fixture(scope="session")
+def command_python(warm: Warm) -> list[str]:
+    """An interpreter that has imported torch and most of a command; record timings are short."""
+    return warm(*COMMAND, "short_records")
 
 
 @pytest.fixture(scope="session")

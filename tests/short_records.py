@@ -1,7 +1,7 @@
 """Shorten record timings to the fewest repeats in every process that imports this module.
 
-An interpreter of `warm_python` imports it for tests of whole commands, which show what a command
-does with a timing and not how exact the timing is.
+An interpreter of `warm_python` imports it for tests of whole commands. They test the use of a
+timing, not its accuracy.
 """
 
 from __future__ import annotations

@@ -96,6 +96,7 @@ def test_judges_verify_together_and_time_exclusively(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from cuagent import judge as module
+    from cuagent.verdict import Reason
 
     log: list[str] = []
     both_verify = threading.Barrier(2, timeout=10)
@@ -109,10 +110,12 @@ def test_judges_verify_together_and_time_exclusively(
         def release(self, *_: Any) -> None:
             log.append("released")
 
+        def open_ahead(self, *_: Any) -> None: ...
+
     class Judge(module.LocalJudge):
         def __init__(self, device_lock: DeviceLock) -> None:
             self.device_lock, self.ladder, self._next_profile = device_lock, None, None
-            self._reference_profile, self._default_baselines = None, ()
+            self._reference_profile, self._default_baselines, self._unopened = None, (), ()
             self._timer: Any = Timer()
             self.referee: Any = SimpleNamespace(domain=None)
 
@@ -122,7 +125,7 @@ def test_judges_verify_together_and_time_exclusively(
             return None, Accepted()
 
     class Accepted:
-        accepted = True
+        accepted, reason = True, Reason.ACCEPTED
 
     monkeypatch.setattr(module, "_after_timing", lambda verdict, timing: verdict)
     monkeypatch.setattr(module, "_score", lambda verdict, timing: None)
@@ -167,6 +170,8 @@ def test_judge_opens_shared_and_profiles_exclusively(
 
         def prewarm(self, *_: Any) -> Any:
             return lambda: modes.update({"opening baselines": mode_of(device_lock)})
+
+        def open_ahead(self, *_: Any) -> None: ...
 
         def nothing_opens(self) -> AbstractContextManager[None]:
             return nullcontext()

@@ -13,7 +13,7 @@ from cuagent.agent.run import JudgeLost, Run, Tried
 from cuagent.agent.stop import Stop
 from cuagent.agent.wording import NAMES, ratio_over, ratios_line
 from cuagent.events import Emit, Notice, Phase, RunEnded
-from cuagent.judge import Judgement, Result, free_of, result_of
+from cuagent.judgement import Judgement, Result, free_of, result_of
 from cuagent.measure.rungs import Ladder
 from cuagent.timing import Effort, Standing
 

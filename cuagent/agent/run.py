@@ -38,7 +38,8 @@ from cuagent.record import (
 
 if TYPE_CHECKING:
     from cuagent.agent.jobs import Job
-    from cuagent.judge import Judge, Judgement
+    from cuagent.judge import Judge
+    from cuagent.judgement import Judgement
     from cuagent.measure.rungs import Ladder
     from cuagent.task import Task
 

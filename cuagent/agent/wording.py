@@ -12,7 +12,7 @@ from cuagent.verdict import Draw, Reason, Verdict
 
 if TYPE_CHECKING:
     from cuagent.agent.run import Run, Tried
-    from cuagent.judge import Judgement
+    from cuagent.judgement import Judgement
     from cuagent.measure.rungs import Ladder, Rung
     from cuagent.timing import Ratio, Timing
 

@@ -21,7 +21,7 @@ from cuagent.task import Task, TaskError
 from cuagent.worker import ForkServer
 
 if TYPE_CHECKING:
-    from cuagent.judge import Judgement
+    from cuagent.judgement import Judgement
     from cuagent.measure.rungs import Ladder
     from cuagent.timing import Arm, Ratio, Timing
 

@@ -20,7 +20,7 @@ from cuagent.timing import Effort, Standing
 
 if TYPE_CHECKING:
     from cuagent.attempt import Attempt
-    from cuagent.judge import Judgement
+    from cuagent.judgement import Judgement
     from cuagent.verify.referee import Isolation
 
 MOST_JUDGED = 8

@@ -14,7 +14,7 @@ from cuagent.cli.runs import RUNS, RunDir, attempt_in, chosen_attempt, read, rea
 from cuagent.cli.trust import require_trusted_run
 
 if TYPE_CHECKING:
-    from cuagent.judge import Judgement
+    from cuagent.judgement import Judgement
     from cuagent.record import RunFolder
 
 

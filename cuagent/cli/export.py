@@ -19,7 +19,7 @@ from cuagent.cli.trust import require_trusted_run
 if TYPE_CHECKING:
     from cuagent.attempt import Attempt
     from cuagent.build import Build
-    from cuagent.judge import Judgement
+    from cuagent.judgement import Judgement
     from cuagent.measure.rungs import Ladder
     from cuagent.task.task import Task
 
@@ -148,7 +148,7 @@ def write_result(
     It is an attempt that is faster than the best rung; else the best rung; else a correct attempt,
     if no ladder was measured. `attempts` maps digests. Raises Refused without a result.
     """
-    from cuagent.judge import Result, free_of, result_of
+    from cuagent.judgement import Result, free_of, result_of
     from cuagent.package import export as write_package
     from cuagent.package import export_rung
     from cuagent.timing import Standing

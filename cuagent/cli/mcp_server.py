@@ -23,7 +23,7 @@ from cuagent.cli.mcp_judge import Given, JudgeThread, answer_of
 
 if TYPE_CHECKING:
     from cuagent.attempt import Attempt
-    from cuagent.judge import Judgement
+    from cuagent.judgement import Judgement
 
 INSTRUCTIONS = (
     "Judge kernels that make a PyTorch module faster. A task is a file with Model, get_inputs and "

@@ -272,7 +272,7 @@ def _notify(run: Run, stop: Stop, settings: Settings) -> None:
 def _result(run: Run, stop: Stop) -> dict[str, Any]:
     """Return the JSON result of a run."""
     from cuagent.agent.conclude import summarize
-    from cuagent.judge import result_of
+    from cuagent.judgement import result_of
     from cuagent.record import result
 
     best = run.result

@@ -14,7 +14,7 @@ from cuagent.cli.trust import can_ask
 
 if TYPE_CHECKING:
     from cuagent.attempt import Attempt
-    from cuagent.judge import Judgement
+    from cuagent.judgement import Judgement
     from cuagent.task import Task
 
 

@@ -15,7 +15,7 @@ from cuagent.cli.exits import Refused
 
 if TYPE_CHECKING:
     from cuagent.attempt import Attempt
-    from cuagent.judge import Judgement
+    from cuagent.judgement import Judgement
     from cuagent.record import RunFolder
 
 RunDir = Annotated[Path, typer.Option(metavar="DIR", help="Where the run folders are.")]

@@ -15,7 +15,7 @@ from cuagent.cli.trust import resolve_settings
 
 if TYPE_CHECKING:
     from cuagent.attempt import Attempt
-    from cuagent.judge import Judgement
+    from cuagent.judgement import Judgement
     from cuagent.task.task import Task
 
 

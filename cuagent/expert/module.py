@@ -21,7 +21,7 @@ from cuagent.expert.kernel import KernelCall
 from cuagent.expert.products.match import Product
 from cuagent.expert.products.triton import HEADER
 from cuagent.expert.rules.library import literal
-from cuagent.expert.streaming.expressions import PYTHON
+from cuagent.expert.streaming.expressions import PYTHON_REDUCTIONS, on_parameters
 from cuagent.expert.streaming.fuse import Group, Step
 
 PREPARED = "prepared_"
@@ -350,7 +350,7 @@ class _Module:
             node = self.graph.node(name)
             while node.kind in (Kind.VIEW, Kind.STRIDED) and node.name in self.parts.prepared:
                 node = self.graph.node(node.inputs[0])
-            computed = node.kind in (Kind.POINTWISE, Kind.LIBRARY, Kind.CONSTANT)
+            computed = node.kind in (Kind.POINTWISE, Kind.REDUCE, Kind.LIBRARY, Kind.CONSTANT)
             if node.name in self.parts.prepared and computed:
                 bases.append(node.name)
         return list(dict.fromkeys(bases))
@@ -374,7 +374,12 @@ class _Module:
             elif node.kind is Kind.CONSTANT:
                 body.append(f"{name(node.name)} = {node.op}")
             elif node.kind is Kind.POINTWISE:
-                body.append(f"{name(node.name)} = {PYTHON[node.op].format(*values)}")
+                body.append(f"{name(node.name)} = {on_parameters(node, values)}")
+            elif node.kind is Kind.REDUCE:
+                keepdim = len(node.shape) == len(self.graph.node(node.inputs[0]).shape)
+                method = PYTHON_REDUCTIONS[node.op]
+                options = f"{list(node.dims)}, keepdim={keepdim}"
+                body.append(f"{name(node.name)} = {values[0]}.{method}({options})")
             elif node.kind is Kind.LIBRARY:
                 body.append(f"{name(node.name)} = {node.op.format(*values)}")
         values_text = ", ".join(

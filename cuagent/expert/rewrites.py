@@ -2,6 +2,7 @@
 
 - `fold_affine`: moves a per-channel multiply or add (such as BatchNorm in eval mode) after a linear
   layer or a convolution into its weight and bias.
+- `read_before_expansion`: reads a value itself instead of its expansion.
 - `sum_into_linear`: replaces a sum over the output features of a linear layer by one dot product
   per row with the summed weights.
 - `bound_exponentials`: marks exp(x - max x), whose argument is never positive, as a cheaper exp.
@@ -12,6 +13,8 @@ parameters alone are computed once, in fp64 (see `module`).
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from cuagent.expert.graph.graph import (
@@ -73,13 +76,14 @@ def prepared_names(graph: Graph) -> frozenset[str]:
 
     They are computed once, and again when a parameter changes.
     """
-    from cuagent.expert.streaming.expressions import PYTHON
+    from cuagent.expert.streaming.expressions import PYTHON, PYTHON_REDUCTIONS
 
     prepared: set[str] = set()
     for node in graph.nodes:
         leaf = node.kind in (Kind.PARAMETER, Kind.CONSTANT)
         computable = (
             (node.kind is Kind.POINTWISE and node.op in PYTHON)
+            or (node.kind is Kind.REDUCE and node.op in PYTHON_REDUCTIONS)
             or node.kind is Kind.VIEW
             or node.op in PREPARATIONS
         )
@@ -103,7 +107,7 @@ def is_contraction(node: Node) -> bool:
 
 def rewrite(graph: Graph, *, fold: bool = True, merge: bool = False) -> Graph:
     """Apply all enabled rewrites until none applies."""
-    graph = share_equal(graph)
+    graph = read_before_expansion(share_equal(graph))
     while fold:
         changed = fold_affine(graph) or sum_into_linear(graph)
         if changed is None:
@@ -111,6 +115,40 @@ def rewrite(graph: Graph, *, fold: bool = True, merge: bool = False) -> Graph:
         graph = changed
     graph = bound_exponentials(graph)
     return merge_linears(graph) if merge else graph
+
+
+EXPANSION = re.compile(r"\{0\}\.expand\(\[[\d, ]*\]\)")
+"""Call of a strided node that only repeats elements."""
+
+
+def read_before_expansion(graph: Graph) -> Graph:
+    """Let pointwise nodes read a computed value itself instead of its expansion to their shape.
+
+    `F.normalize` expands a norm to the shape of its input, and a group cannot hold an expansion.
+    """
+
+    def source(arg: Operand) -> Operand:
+        node = graph.node(arg) if isinstance(arg, str) else None
+        if node is None or node.kind is not Kind.STRIDED or not EXPANSION.fullmatch(node.op):
+            return arg
+        inner = graph.node(node.inputs[0])
+        return inner.name if inner.kind in (Kind.POINTWISE, Kind.REDUCE) else arg
+
+    def changed(node: Node) -> Node:
+        if node.kind is not Kind.POINTWISE:
+            return node
+        args = tuple(map(source, node.args))
+        shapes = [graph.node(a).shape for a in args if isinstance(a, str)]
+        return replace(node, args=args) if _broadcast(shapes) == node.shape else node
+
+    return replace(graph, nodes=tuple(map(changed, graph.nodes))).live()
+
+
+def _broadcast(shapes: Sequence[Shape]) -> Shape:
+    """Return the shape to which all of these broadcast."""
+    rank = max(map(len, shapes), default=0)
+    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    return tuple(max(extents) for extents in zip(*padded, strict=True))
 
 
 def bound_exponentials(graph: Graph) -> Graph:

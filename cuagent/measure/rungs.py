@@ -1,4 +1,4 @@
-"""The ladder's data: its rungs, the best of them, and what an attempt gains over it.
+"""The ladder's data: its rungs, the best of them, and the gain of an attempt over it.
 
 Pure data and arithmetic; `ladder.py` measures it. The best rung is the fastest that passes the
 strict rule and that the task's precision policy admits.

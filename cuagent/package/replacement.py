@@ -1,8 +1,8 @@
 """The kernel of one optimized module: the check of each call, and its run.
 
-Travels with an exported or applied kernel, next to `replace.py`. Each call compares what may change
-later with what was found when the module was optimized (`watch.py`). With gradients the kernel
-computes the output, and the backward pass is the original's (`boundary.py`).
+Travels with an exported or applied kernel, next to `replace.py`. Each call compares
+properties that may change later with those found when the module was optimized (`watch.py`). With
+gradients the kernel computes the output, and the backward pass is the original's (`boundary.py`).
 
 Invariant: a call that differs from the verified calls in a listed property does not fit.
 """

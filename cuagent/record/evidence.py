@@ -26,7 +26,7 @@ from cuagent.record.plain import plain
 if TYPE_CHECKING:
     from cuagent.attempt import Attempt
     from cuagent.build import Build
-    from cuagent.judge import Judgement
+    from cuagent.judgement import Judgement
     from cuagent.task import Task
 
 FORMAT = "cuagent evidence 2"

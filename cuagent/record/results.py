@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cuagent.record.plain import plain
 
 if TYPE_CHECKING:
-    from cuagent.judge import Judgement
+    from cuagent.judgement import Judgement
     from cuagent.measure.profile.profile import Profile
     from cuagent.measure.rungs import Ladder
     from cuagent.timing import Timing

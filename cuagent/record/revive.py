@@ -18,7 +18,7 @@ from cuagent.record.contained_files import RecordError, parts_of
 from cuagent.task.task import Task, recorded_precision
 
 if TYPE_CHECKING:
-    from cuagent.judge import Judgement
+    from cuagent.judgement import Judgement
     from cuagent.measure.rungs import Ladder
 
 Records = Sequence[Mapping[str, Any]]
@@ -45,7 +45,7 @@ def judgement_of(record: Mapping[str, Any]) -> Judgement:
 
     The record's `attempt` is the number in the run; the digest is in its verdict.
     """
-    from cuagent.judge import Judgement
+    from cuagent.judgement import Judgement
 
     judgement: Judgement = revive(Judgement, {**record, "attempt": record["verdict"]["attempt"]})
     return judgement

@@ -117,11 +117,11 @@ def readable(policy: Policy) -> list[Path]:
     return sorted(path for path in found if path.exists() and path != Path("/"))
 
 
-def gpu_devices() -> list[Path]:
+def gpu_devices(devices: Path = Path("/dev")) -> list[Path]:
     """Return the device nodes of NVIDIA's driver and of WSL2."""
-    found = [path for path in Path("/dev").glob("nvidia*") if not path.is_dir()]
-    found += Path("/dev").glob("nvidia-caps/*")
-    return sorted([*found, *Path("/dev").glob("dxg")])
+    found = [path for path in devices.glob("nvidia*") if not path.is_dir()]
+    found += devices.glob("nvidia-caps/*")
+    return sorted([*found, *devices.glob("dxg")])
 
 
 def environment(policy: Policy) -> dict[str, str]:

@@ -24,7 +24,7 @@ from cuagent.ui.text import UNICODE, Glyphs, clip, duration, ratio, times, wrap
 from cuagent.verdict import Reason
 
 if TYPE_CHECKING:
-    from cuagent.judge import Judgement
+    from cuagent.judgement import Judgement
     from cuagent.measure.rungs import Ladder
 
 CANDIDATE = "candidate"

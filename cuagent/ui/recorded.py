@@ -27,7 +27,7 @@ from cuagent.message import Message, ToolCall
 from cuagent.record import RunFolder, judgement_of, judgements_of, ladder_of, message_of
 
 if TYPE_CHECKING:
-    from cuagent.judge import Judgement
+    from cuagent.judgement import Judgement
 
 Records = Sequence[Mapping[str, Any]]
 

@@ -20,7 +20,7 @@ from cuagent.ui.report_charts import attempts_chart, ladder_chart, parts_chart, 
 
 if TYPE_CHECKING:
     from cuagent.attempt import Attempt
-    from cuagent.judge import Judgement
+    from cuagent.judgement import Judgement
     from cuagent.measure.rungs import Ladder
     from cuagent.task import Task
 

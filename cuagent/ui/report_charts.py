@@ -12,7 +12,7 @@ from cuagent.bench.svg import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, label, line, nam
 from cuagent.package.readme import time_text
 
 if TYPE_CHECKING:
-    from cuagent.judge import Judgement
+    from cuagent.judgement import Judgement
     from cuagent.measure.rungs import Ladder
 
 NAMES, STEP = 170, 26

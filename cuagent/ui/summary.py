@@ -10,14 +10,14 @@ from rich.text import Text
 
 from cuagent.agent.stop import FINISHED
 from cuagent.events import RunEnded, RunStarted
-from cuagent.judge import Result, free_of, result_of
+from cuagent.judgement import Result, free_of, result_of
 from cuagent.record import RUNS
 from cuagent.timing import Effort, Ratio, Standing
 from cuagent.ui.table import NARROW, baseline_name, label_lines, share_facts
 from cuagent.ui.text import UNICODE, Glyphs, one_line, ratio, times, wrap
 
 if TYPE_CHECKING:
-    from cuagent.judge import Judgement
+    from cuagent.judgement import Judgement
     from cuagent.measure.rungs import Ladder
 
 EAGER, COMPILE = "eager", "compile"

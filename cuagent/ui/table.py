@@ -19,7 +19,7 @@ from cuagent.ui.text import UNICODE, Glyphs, clean, clip, duration, one_line, ra
 from cuagent.verdict import Draw, Reason, Verdict
 
 if TYPE_CHECKING:
-    from cuagent.judge import Judgement
+    from cuagent.judgement import Judgement
 
 WIDEST = 120
 """Columns; no more small print is put on a line, even of a file."""

@@ -50,7 +50,7 @@ from cuagent.ui.table import why_lines
 from cuagent.ui.text import clean, clip, duration, fold, glyphs_for, harmless, one_line, wrap
 
 if TYPE_CHECKING:
-    from cuagent.judge import Judgement
+    from cuagent.judgement import Judgement
     from cuagent.measure.rungs import Ladder
 
 TICK = 0.25

@@ -24,7 +24,8 @@ from cuagent.agent import (
     undo,
 )
 from cuagent.events import Event, LadderMeasured, RunEnded
-from cuagent.judge import LocalJudge, Result, result_of
+from cuagent.judge import LocalJudge
+from cuagent.judgement import Result, result_of
 from cuagent.measure.timing import timer
 from cuagent.models.scripted import ScriptedModel
 from cuagent.record import ladder_of, read_records

@@ -12,7 +12,7 @@ from cuagent.agent.compaction import is_due
 from cuagent.agent.wording import ladder_text
 from cuagent.attempt import Attempt
 from cuagent.build.result import Build
-from cuagent.judge import Judgement
+from cuagent.judgement import Judgement
 from cuagent.measure.rungs import Ladder, Rung
 from cuagent.message import Message, ToolCall
 from cuagent.models.model import ContextOverflow

@@ -65,7 +65,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def _refusing() -> Any:
     """Return a judge that rejects every attempt, without a compiler or process."""
     from cuagent.build.result import Build
-    from cuagent.judge import Judgement
+    from cuagent.judgement import Judgement
     from cuagent.score import milestone
     from cuagent.verdict import Verdict
 

@@ -11,8 +11,8 @@ from cuagent.agent.conclude import conclude, summarize
 from cuagent.attempt import Attempt
 from cuagent.build.result import Build
 from cuagent.events import LadderMeasured, ignore
-from cuagent.judge import Judgement, gain_of
-from cuagent.measure.rungs import Ladder, Rung
+from cuagent.judgement import Judgement
+from cuagent.measure.rungs import Ladder, Rung, gain_of
 from cuagent.record import read_records
 from cuagent.score import milestone
 from cuagent.timing import Arm, Effort, Ratio, Timing

@@ -8,7 +8,7 @@ from cuagent.agent.run import Tried
 from cuagent.agent.wording import judgement_lines, rung_lines
 from cuagent.attempt import Attempt
 from cuagent.build import Build
-from cuagent.judge import Judgement
+from cuagent.judgement import Judgement
 from cuagent.measure.rungs import Gain, Ladder, Rung
 from cuagent.record import judgement_of, plain_judgement
 from cuagent.score import Score

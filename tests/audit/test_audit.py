@@ -14,7 +14,7 @@ import pytest
 from cuagent.attempt import Attempt
 from cuagent.audit.audit import Recorded, compare, parse_evidence, repeat_verdict
 from cuagent.build import build
-from cuagent.judge import Judgement
+from cuagent.judgement import Judgement
 from cuagent.measure.timing.timer import time_arms
 from cuagent.record.evidence import MAX_EVIDENCE_BYTES, EvidenceError, evidence, read_evidence
 from cuagent.score import milestone

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -113,10 +111,10 @@ def test_a_shape_on_which_the_attempt_is_wrong_keeps_the_original(
     ids=["training", "decoder"],
 )
 def test_a_script_is_captured_and_optimized_in_one_command(
-    script: str, module: str, arguments: str, tmp_path: Path, warm: Callable[..., list[str]]
+    script: str, module: str, arguments: str, tmp_path: Path, command_python: list[str]
 ) -> None:
     (tmp_path / "script.py").write_text(script)
-    command = [*warm("short_records"), "-m", "cuagent", "optimize", "script.py", "--module", module]
+    command = [*command_python, "-m", "cuagent", "optimize", "script.py", "--module", module]
     command += ["--script-args", arguments, "--model", "expert", "--output-format", "json"]
     command += ["--max-time", "90s"]
     done = subprocess.run(
@@ -146,8 +144,10 @@ def test_a_script_is_captured_and_optimized_in_one_command(
         (["--module", "net"], "script.py: no such file"),
     ],
 )
-def test_options_of_a_script_without_one(options: list[str], said: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "cuagent", "optimize", "script.py", *options]
+def test_options_of_a_script_without_one(
+    options: list[str], said: str, tmp_path: Path, command_python: list[str]
+) -> None:
+    command = [*command_python, "-m", "cuagent", "optimize", "script.py", *options]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
     assert said in done.stderr

@@ -10,14 +10,11 @@ from pathlib import Path
 import pytest
 from commands import TASK, Cuagent, clean_environment
 
-IMPORTED = ("cuagent.cli.main", "cuagent.judge", "cuagent.record", "pydantic", "torch._dynamo")
-"""Modules that most commands import, besides torch."""
-
 
 @pytest.fixture(scope="session")
-def python(warm: Callable[..., list[str]]) -> list[str]:
-    """An interpreter that has imported torch and most of a command; record timings are short."""
-    return warm(*IMPORTED, "short_records")
+def python(command_python: list[str]) -> list[str]:
+    """The interpreter of all commands here."""
+    return command_python
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from commands import Cuagent
 
 from cuagent.attempt import Attempt
 from cuagent.build.result import Build
-from cuagent.judge import Judgement
+from cuagent.judgement import Judgement
 from cuagent.message import Message, ToolCall, Usage
 from cuagent.record import RunLog, new_run, plain
 from cuagent.score import Score

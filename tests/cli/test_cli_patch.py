@@ -11,7 +11,7 @@ from commands import Cuagent
 
 from cuagent.attempt import Attempt
 from cuagent.build.result import Build
-from cuagent.judge import Judgement
+from cuagent.judgement import Judgement
 from cuagent.package.folder import ExportError
 from cuagent.package.patch import patched, unpatched
 from cuagent.record import RunLog, new_run, plain

@@ -33,7 +33,8 @@ from corpus import (
 
 from cuagent.arms import EAGER
 from cuagent.device_lock import DeviceLock
-from cuagent.judge import Judgement, LocalJudge
+from cuagent.judge import LocalJudge
+from cuagent.judgement import Judgement
 from cuagent.measure.timing.timer import BASELINES
 from cuagent.sandbox import Tier, probe
 from cuagent.task import TaskError, load_task

@@ -25,6 +25,7 @@ from conftest import imported  # type: ignore[import-not-found]
 from cuagent import kernels
 from cuagent.expert.candidate import Options, make_candidate
 from cuagent.expert.capture.subject import Target, open_subject
+from cuagent.expert.loops import cuda as loops_cuda
 from cuagent.task import load_task
 
 pytestmark = pytest.mark.slow
@@ -78,18 +79,41 @@ TASKS = {
     "split rows": reductions.text_of("return (x * y).mean((0, 2)) + 1", "3, 2, 40000"),
     "few centred columns": reductions.text_of("return x - y.mean(0, keepdim=True)", "3000, 5"),
     "few centred rows": reductions.text_of("return x - y.mean(1, keepdim=True)", "65, 65539"),
+    "extremes": reductions.text_of("v, i = (x * 2).max(1); return v + 1, i", "9, 70, 65"),
+}
+
+
+LOOPS = {
     "selective scan": loops.selective(2, 7, 35, 16),
     "selective scan of odd sizes": loops.selective(1, 9, 5, 7),
-    **{f"loop: {name}": loops.text_of(*loops.LOOPS[name]) for name in loops.LOOPS},
-    "extremes": reductions.text_of("v, i = (x * 2).max(1); return v + 1, i", "9, 70, 65"),
+    "selective scan with many lanes": loops.selective(1, 6, 3, 40),
+    **{name: loops.text_of(*loops.LOOPS[name]) for name in loops.LOOPS},
 }
 
 
 @pytest.mark.parametrize("options", [Options(), Options(threads=128, vector=False)])
 @pytest.mark.parametrize("name", TASKS)
 def test_emulated_candidate_agrees_with_reference(tmp_path, monkeypatch, name, options):
+    check(tmp_path, monkeypatch, TASKS[name], options)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_emulated_loop_agrees_with_reference(tmp_path, monkeypatch, name):
+    check(tmp_path, monkeypatch, LOOPS[name], Options())
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_emulated_threads_of_a_channel_share_its_lanes(tmp_path, monkeypatch, width):
+    monkeypatch.setattr(loops_cuda, "BUSY_THREADS", 70 * width)
+    candidate = check(tmp_path, monkeypatch, loops.selective(2, 7, 35, 16), Options())
+    (text,) = (text for path, text in candidate.files.items() if path.endswith("_kernel.cu"))
+    assert f"WIDTH = {width}, ITEMS = {16 // width}" in text
+
+
+def check(tmp_path, monkeypatch, text, options):
+    """Compare the emulated candidate of a task with its reference, and return it."""
     path = tmp_path / "task.py"
-    path.write_text(TASKS[name])
+    path.write_text(text)
     subject = open_subject(load_task(f"{path}:Model", device="cpu"))
     subject = replace(subject, target=Target("cuda"))
     candidate = make_candidate(subject, options)
@@ -100,3 +124,4 @@ def test_emulated_candidate_agrees_with_reference(tmp_path, monkeypatch, name, o
     monkeypatch.setattr(kernels, "load", emulated)
     module, task = imported(tmp_path / "model_new.py"), imported(path)
     assert_agrees(Imported(candidate, module.ModelNew, task.Model, task.get_inputs))
+    return candidate

@@ -89,7 +89,7 @@ LOOPS = {
     "gated, reversed in time, results inserted in front": (
         NOTHING,
         """f = torch.sigmoid(more[0])
-h = torch.zeros(x.shape[0], x.shape[2], dtype=x.dtype)
+h = torch.zeros(x.shape[0], x.shape[2], dtype=x.dtype, device=x.device)
 ys = []
 for t in reversed(range(x.shape[1])):
     h = f[:, t] * h + (1 - f[:, t]) * torch.tanh(x[:, t])
@@ -109,7 +109,7 @@ return torch.cat(ys, 0), h""",
     ),
     "both directions": (
         NOTHING,
-        """h = g = torch.zeros(x.shape[0], x.shape[2], dtype=x.dtype)
+        """h = g = torch.zeros(x.shape[0], x.shape[2], dtype=x.dtype, device=x.device)
 ys, zs = [], []
 for t in range(x.shape[1]):
     h = 0.5 * h + x[:, t]
@@ -132,7 +132,7 @@ return out""",
     ),
     "two states, one read after the other changed": (
         NOTHING,
-        """c = torch.zeros(x.shape[0], x.shape[2], dtype=x.dtype)
+        """c = torch.zeros(x.shape[0], x.shape[2], dtype=x.dtype, device=x.device)
 n = torch.ones_like(c)
 ys = []
 for t in range(x.shape[1]):
@@ -144,7 +144,7 @@ return torch.stack(ys, 1)""",
     ),
     "two averages of one input": (
         NOTHING,
-        """a = b = torch.zeros(x.shape[0], dtype=x.dtype)
+        """a = b = torch.zeros(x.shape[0], dtype=x.dtype, device=x.device)
 for t in range(x.shape[1]):
     a = 0.9 * a + 0.1 * x[:, t]
     b = 0.99 * b + 0.01 * x[:, t]
@@ -165,7 +165,7 @@ return torch.stack(ys, -1)""",
     "linear attention": (
         NOTHING,
         """k, v = more
-s = torch.zeros(x.shape[0], x.shape[1], x.shape[3], v.shape[3], dtype=x.dtype)
+s = torch.zeros(x.shape[0], x.shape[1], x.shape[3], v.shape[3], dtype=x.dtype, device=x.device)
 ys = []
 for t in range(x.shape[2]):
     s = s + k[:, :, t].unsqueeze(-1) * v[:, :, t].unsqueeze(-2)
@@ -177,7 +177,7 @@ return torch.stack(ys, 2)""",
         NOTHING,
         """k, v, b = more
 k = F.normalize(k, dim=-1)
-s = torch.zeros(x.shape[0], x.shape[2], v.shape[2], dtype=x.dtype)
+s = torch.zeros(x.shape[0], x.shape[2], v.shape[2], dtype=x.dtype, device=x.device)
 ys = []
 for t in range(x.shape[1]):
     old = (s * k[:, t].unsqueeze(-1)).sum(1)
@@ -198,7 +198,7 @@ return ys[0] + ys[3], torch.stack(ys[1:], 0)""",
     ),
     "a channel dimension before the time, one channel": (
         NOTHING,
-        """h = torch.zeros(x.shape[0], 1, dtype=x.dtype)
+        """h = torch.zeros(x.shape[0], 1, dtype=x.dtype, device=x.device)
 ys = []
 for t in range(x.shape[2]):
     h = h * 0.9 + x[:, :, t]
@@ -223,7 +223,7 @@ GATES = (
 CELLS = {
     "gru whose reset comes before the product": (
         GATES,
-        """h = torch.zeros(x.shape[0], 20, dtype=x.dtype)
+        """h = torch.zeros(x.shape[0], 20, dtype=x.dtype, device=x.device)
 ys = []
 for t in range(x.shape[1]):
     y = x[:, t]
@@ -257,7 +257,7 @@ return h""",
     ),
     "minimal gated unit, reversed": (
         GATES,
-        """h = torch.zeros(x.shape[0], 20, dtype=x.dtype)
+        """h = torch.zeros(x.shape[0], 20, dtype=x.dtype, device=x.device)
 ys = []
 for t in reversed(range(x.shape[1])):
     f = torch.sigmoid(torch.addmm(self.b[0], x[:, t], self.w[0]) + h @ self.u[0])
@@ -267,9 +267,27 @@ return torch.stack(ys[::-1], 1).relu()""",
         "torch.randn(4, 8, 6)",
     ),
 }
+TORCH_CELLS = {
+    "lstm": CELLS["lstm of two layers of gates, time first"],
+    "rnn_tanh": CELLS["rnn of one row, transposed matrix, changed inputs, last state"],
+    "gru": (
+        GATES,
+        """h = torch.zeros(x.shape[0], 20, dtype=x.dtype, device=x.device)
+ys = []
+for t in range(x.shape[1]):
+    y = x[:, t]
+    z = torch.sigmoid(y @ self.w[0] + h @ self.u[0] + self.b[0])
+    r = torch.sigmoid(torch.addmm(self.b[1], y, self.w[1]) + h @ self.u[1])
+    n = torch.tanh(y @ self.w[2] + r * (h @ self.u[2] + self.b[2]) + self.b[3])
+    h = (1 - z) * h + z * n
+    ys.append(h)
+return torch.stack(ys, 1), h""",
+        "torch.randn(9, 7, 6)",
+    ),
+}
 PROJECTED = (
     "self.f, self.c = nn.Linear(6, 20), nn.Linear(6, 20)",
-    """h = torch.zeros(x.shape[0], 20, dtype=x.dtype)
+    """h = torch.zeros(x.shape[0], 20, dtype=x.dtype, device=x.device)
 ys = []
 for t in range(x.shape[1]):
     f = torch.sigmoid(self.f(x[:, t]))
@@ -295,7 +313,12 @@ OTHERS = {
         "for w in self.w:\n    x = (x * w).relu()\nreturn x",
         "torch.randn(3, 4)",
     ),
-    "two loops": (
+    "the same operators again and again": (
+        NOTHING,
+        "h = x\nfor _ in range(6):\n    h = torch.tanh(h * 0.5 + x)\nreturn h",
+        "torch.randn(7, 4)",
+    ),
+    "three steps": (
         NOTHING,
         "h = x[0]\nfor t in range(3):\n    h = h * 0.5 + x[t]\nreturn h",
         "torch.randn(3, 4)",
@@ -320,7 +343,19 @@ def test_equations_of_a_cell_become_one_kernel_and_a_product_of_all_inputs(make,
     assert_agrees(made)
 
 
-@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("name", TORCH_CELLS)
+def test_equations_of_a_cell_of_torch_become_its_layer_on_a_gpu(tmp_path, name):
+    captured, model, inputs, found = rolled(tmp_path, TORCH_CELLS[name], "cuda")
+    assert len(found) == 1
+    names = [str(n.target) for n in captured.nodes if n.op == "call_function"]
+    assert f"aten.{name}.input" in names
+    assert not any("sigmoid" in name or "tanh.default" in name for name in names)
+    assert_equal_results(captured, model, inputs)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in CELLS if CELLS[name] not in TORCH_CELLS.values()]
+)
 def test_equations_of_a_cell_share_their_input_products_on_a_gpu(tmp_path, name):
     captured, model, inputs, found = rolled(tmp_path, CELLS[name], "cuda")
     assert len(found) == 1
@@ -353,6 +388,23 @@ def test_selective_scan_is_one_kernel_without_its_products(make, sizes):
     forward = made.candidate.files["model_new.py"].rpartition("def forward")[2]
     assert forward.count("torch.empty") == 1
     assert_agrees(made)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", [*LOOPS, *CELLS])
+def test_cuda_loop_agrees_with_reference(make, name, dtype):
+    text = text_of(*(LOOPS | CELLS)[name], f"torch.{dtype}")
+    assert_agrees(make(text, "Model", Options(), "cuda"), "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("threads", [0, 32, 512])
+@pytest.mark.parametrize("sizes", SELECTIVE_SIZES)
+def test_cuda_selective_scan_agrees_with_reference(make, sizes, threads, dtype):
+    made = make(selective(*sizes, dtype), "Model", Options(threads=threads), "cuda")
+    assert_agrees(made, "cuda")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from agreement import assert_agrees  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options
@@ -158,3 +159,38 @@ def get_init_inputs(): return []
         assert torch.equal(
             made.cls().eval()(x).nan_to_num(7e7), made.reference()(x).nan_to_num(7e7)
         )
+
+
+TOPS = {
+    "of rows": ("v, i = torch.topk(x * 2, 3); return v + 1, i", "9, 5, 37"),
+    "smallest of columns": ("v, i = x.topk(2, 1, largest=False); return v, i", "7, 33, 6"),
+    "one": ("v, i = x.topk(1, 0); return v, i", "40, 3"),
+    "of a router": (
+        "v, i = torch.softmax(x, -1).topk(2); return v / v.sum(-1, keepdim=True), i",
+        "70, 8",
+    ),
+    "all": ("return x.topk(4)[1]", "6, 4"),
+}
+
+
+@pytest.mark.parametrize("name", TOPS)
+def test_topk_agrees_with_reference(make, name):
+    made = make(text_of(*TOPS[name]), "Model")
+    assert "topk.default(" not in made.candidate.files["model_new.py"]
+    assert_agrees(made)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", TOPS)
+def test_topk_agrees_with_reference_on_cuda(make, name):
+    assert_agrees(make(text_of(*TOPS[name]), "Model", device="cuda"), "cuda")
+
+
+def test_topk_takes_no_element_twice(make):
+    made = make(text_of("return x.topk(3)[1]", "4, 7"), "Model")
+    x, y = made.inputs()
+    x[:, 2:] = -torch.inf
+    x[1, :] = torch.nan
+    with torch.no_grad():
+        places = made.cls().eval()(x, y)
+    assert all(len(set(row.tolist())) == 3 for row in places)

@@ -95,6 +95,7 @@ def test_parse_resolves_aliases_and_reads_array_and_unnamed_parameters():
         ('extern "C" void f(float** x) {}', "parameter 1"),
         ('extern "C" void f(int n, half x) {}', "parameter 2"),
         ('extern "C" float f(int n) {}', "returns float"),
+        ('extern "C" int *f(int n) {}', r"returns int ?\*"),
         ('extern "C" void f(cudaStream_t s, int n) {}', "last parameter"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cuagent.measure.timing.agreement import Agreement, distances
+from cuagent.measure.timing.agreement import Agreement, Distance, distances
 from cuagent.verdict import RuleResult
 
 RIGHT = [[torch.arange(8.0)], [torch.arange(8.0) + 1]]
@@ -70,3 +70,10 @@ def test_distances_count_unequal_integers_and_nonfinite_elements() -> None:
     infinite = torch.tensor([float("inf"), float("nan"), 1.0])
     (found,) = distances([infinite], [infinite.clone()])
     assert (found.unequal, found.most) == (0, 0)
+
+
+def test_distances_have_rms_and_largest_difference() -> None:
+    right = torch.ones(4)
+    (found,) = distances([right + torch.tensor([3.0, 0.0, -4.0, 0.0])], [right])
+    assert found == Distance(rms=2.5, most=4.0, unequal=0)
+    assert distances([torch.empty(0), right], [torch.empty(0), right]) == [Distance(0, 0, 0)] * 2

@@ -16,7 +16,7 @@ from cuagent import events, timing, verdict
 from cuagent.build import result as build_result
 from cuagent.build.result import Build, Diagnostic, KernelResources, Library
 from cuagent.build.vectors import Loop
-from cuagent.judge import Judgement
+from cuagent.judgement import Judgement
 from cuagent.measure import rungs as rungs_module
 from cuagent.measure.profile import profile as profile_module
 from cuagent.measure.profile.counters import METRICS, Counters

@@ -106,6 +106,14 @@ def test_cuda_home_and_named_paths_are_readable_if_they_exist(
     assert set(readable(policy)) == existing(SYSTEM) | {tmp_path, Path("/dev/null")}
 
 
+def test_gpu_devices_are_nodes_of_the_driver_and_no_folders(tmp_path: Path) -> None:
+    names = ["dxg", "nvidia-caps/nvidia-cap1", "nvidia0", "nvidiactl"]
+    (tmp_path / "nvidia-caps").mkdir()
+    for name in (*names, "null"):
+        (tmp_path / name).touch()
+    assert gpu_devices(tmp_path) == [tmp_path / name for name in names]
+
+
 def test_gpu_devices_are_the_nodes_of_the_driver() -> None:
     drivers = [path for path in Path("/dev").iterdir() if path.name.startswith("nvidia")]
     expected = {path for path in drivers if not path.is_dir()}

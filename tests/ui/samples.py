@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cuagent import events
 from cuagent.build.result import Build, Diagnostic, Library
-from cuagent.judge import Judgement
+from cuagent.judgement import Judgement
 from cuagent.measure.rungs import Ladder, Rung, gain_of
 from cuagent.score import Score
 from cuagent.task.task import Precision

@@ -11,7 +11,7 @@ from rich.console import ConsoleDimensions
 from samples import LADDER, ON_TOP, REJECTED
 
 from cuagent.events import LadderMeasured, RunEnded, TextDelta
-from cuagent.judge import Judgement
+from cuagent.judgement import Judgement
 from cuagent.ui.attempts import AttemptTable
 from cuagent.ui.growth import growth_lines
 from cuagent.ui.live import panel_lines, two_sided

@@ -11,7 +11,7 @@ import pytest
 from samples import BROKEN, GAIN, REJECTED, SLOWER
 
 from cuagent import events
-from cuagent.judge import Judgement
+from cuagent.judgement import Judgement
 from cuagent.message import Message, ToolCall, Usage
 from cuagent.record import RunFolder, RunLog, new_run, plain, read_records, revive
 from cuagent.ui.recorded import best_of, events_of

@@ -12,7 +12,7 @@ import pytest
 
 from cuagent.attempt import Attempt
 from cuagent.build.result import Build
-from cuagent.judge import Judgement
+from cuagent.judgement import Judgement
 from cuagent.measure.rungs import Gain, Ladder, Rung
 from cuagent.record import plain
 from cuagent.score import Score

@@ -12,7 +12,7 @@ from samples import GAIN, LADDER, ON_TOP, SLOWER
 from cuagent.cli.exits import Refused
 from cuagent.cli.export import write_result
 from cuagent.events import RunEnded, RunStarted
-from cuagent.judge import Judgement
+from cuagent.judgement import Judgement
 from cuagent.measure.rungs import Ladder, Rung, gain_of, with_record_timing
 from cuagent.timing import Effort, Ratio
 from cuagent.ui.summary import summary_lines

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from cuagent.task import Precision, load_task
@@ -13,7 +14,22 @@ from cuagent.verify import Referee
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.oracle import sensitivity
-from cuagent.verify.rules.bounds import MAX_BIASED, sequential
+from cuagent.verify.rules.bounds import (
+    COARSE_GATE,
+    LEAST,
+    LOCAL,
+    MAX_BIASED,
+    NO_LUCK,
+    OWN_ERROR,
+    PRECISION_GATE,
+    UNEVEN,
+    UNITS,
+    Sums,
+    coarsest,
+    explains,
+    gates,
+    sequential,
+)
 from cuagent.verify.rules.tolerance import strict
 from cuagent.verify.rules.types import Expected, Sensitivity
 from cuagent.verify.trace.reductions import Terms
@@ -200,8 +216,62 @@ def test_choice_among_equals_excuses_only_elements_that_depend_on_it() -> None:
 
 
 def test_few_terms_are_assumed_only_with_enough_exact_results() -> None:
-    for count, passes in ((1, True), (64, False)):
+    for count, passes in ((1, True), (NO_LUCK - 1, True), (NO_LUCK, False), (64, False)):
         y = torch.full((count,), 1.5, dtype=torch.float64)
         expected = Expected([y.float()], [y], [torch.full_like(y, 1e-9)])
         x = y.float() + 4e-6
         assert strict([x], expected, Inputs.FEW, Terms.of(240_000)).passed is passes
+
+
+U = 2.0**-24
+
+
+def sums_of(size: float, own: float, spread: float, error: list[float]) -> Sums:
+    y = torch.full((len(error),), size, dtype=torch.float64)
+    x = y + torch.tensor(error, dtype=torch.float64)
+    return Sums.of([(x, y + own, y, torch.full_like(y, spread))])
+
+
+def test_unit_roundoffs_are_those_of_the_formats() -> None:
+    bits = {Precision.MATCH: 24, Precision.FP32: 24, Precision.TF32: 11, Precision.FP16: 11}
+    assert {p: 2.0**-n for p, n in (bits | {Precision.BF16: 8}).items()} == UNITS
+
+
+def test_coarsest_arithmetic_is_that_of_outputs_products_or_the_task() -> None:
+    single, half = torch.ones(1), torch.ones(1).bfloat16()
+    assert coarsest([single], Precision.MATCH) == 2.0**-24
+    assert coarsest([single, half], Precision.MATCH) == 2.0**-8
+    assert coarsest([single], Precision.TF32) == 2.0**-11
+    assert coarsest([single], Precision.MATCH, 2.0**-11) == 2.0**-11
+
+
+def test_gates_are_the_documented_formulas() -> None:
+    terms, unit_out = Terms(100, 16), 2.0**-8
+    floor = unit_out**2 * 3.0 + LEAST
+    by_spread = gates(sums_of(3.0, 0.0, 1e-3, [0.0] * 4), torch.bfloat16, Inputs.NORMAL, terms, U)
+    one_signed = sequential(100)
+    gate = PRECISION_GATE * 4 * 1e-3 + one_signed * 3.0
+    assert by_spread.rms == pytest.approx(gate + unit_out * 3 + floor, rel=1e-6)
+    assert by_spread.local == pytest.approx(LOCAL * gate + floor, rel=1e-6)
+    assert by_spread.own == pytest.approx(floor)
+    assert by_spread.relative == pytest.approx(2 * unit_out + LOCAL * one_signed)
+    by_own = gates(sums_of(3.0, 0.5, 1e-3, [0.0] * 4), torch.bfloat16, Inputs.NORMAL, terms, U)
+    assert by_own.rms == pytest.approx(OWN_ERROR * 0.5 + floor)
+    assert by_own.own == pytest.approx(OWN_ERROR * 0.5 + floor)
+
+
+def test_error_on_an_exact_draw_stays_below_a_quarter() -> None:
+    exact = sums_of(4.0, 0.0, 10.0, [0.0] * 4)
+    found = gates(exact, torch.float32, Inputs.INTEGER, Terms(100, 16), U)
+    assert found.local == pytest.approx(0.25, rel=1e-6)
+
+
+def test_precision_is_named_for_even_errors_only() -> None:
+    terms = Terms(1, 1)
+    for precision in (Precision.TF32, Precision.BF16):
+        size = 0.9 * COARSE_GATE * 1e-6 * UNITS[precision] / U
+        even = sums_of(0.0, 0.0, 1e-6, [size] * 4000)
+        assert explains(even, terms, 1e-12, Precision.FP32) is precision
+        one = sums_of(0.0, 0.0, 1e-6, [size * math.sqrt(4000), *[0.0] * 3999])
+        assert one.largest["error"] > UNEVEN * one.rms("error")
+        assert explains(one, terms, 1e-12, Precision.FP32) is None

@@ -110,7 +110,9 @@ def test_integer_outputs_must_equal_either_reference() -> None:
     expected = Expected([declared], [precise], [torch.zeros(3)])
     assert strict([torch.tensor([1, 2, 3])], expected, Inputs.OWN, Terms.of(1)).passed
     assert strict([torch.tensor([1, 2, 4])], expected, Inputs.OWN, Terms.of(1)).passed
-    assert not strict([torch.tensor([1, 2, 5])], expected, Inputs.OWN, Terms.of(1)).passed
+    for explain in (True, False):
+        wrong = [torch.tensor([1, 2, 5])]
+        assert not strict(wrong, expected, Inputs.OWN, Terms.of(1), explain=explain).passed
 
 
 def test_integers_may_differ_at_near_ties_but_booleans_not_on_round_numbers() -> None:
@@ -201,3 +203,10 @@ def test_sum_inside_a_softmax_counts_as_one_signed() -> None:
     both = terms(lambda: (torch.ones(40, 30) @ torch.ones(30, 500)).softmax(-1))
     assert both == Terms(longest=500, signed=30)
     assert terms(lambda: torch.ones(40, 30).logsumexp(-1).sum()) == Terms(longest=40, signed=40)
+
+
+def test_each_output_needs_an_expected_one() -> None:
+    y = torch.ones(3, dtype=torch.float64)
+    expected = Expected([y.float()], [y], [torch.zeros(3)])
+    with pytest.raises(ValueError, match="zip"):
+        strict([y.float(), y.float()], expected, Inputs.OWN, Terms.of(1))

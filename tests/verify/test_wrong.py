@@ -12,7 +12,7 @@ from torch import Tensor
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.rules.tolerance import strict
 from cuagent.verify.rules.types import Expected
-from cuagent.verify.rules.wrong import HINTS, describe
+from cuagent.verify.rules.wrong import HINTS, MOST, _some, describe
 from cuagent.verify.trace.reductions import Terms
 
 SHAPE = (6, 10, 64)
@@ -177,3 +177,12 @@ def test_refusal_without_explanation_has_no_note(value: float) -> None:
     output = torch.full((), value).expand(4, 8)
     found = strict([output], known, Inputs.OWN, Terms.of(1), explain=False)
     assert (found.passed, found.note, found.hint) == (False, "", "")
+
+
+@pytest.mark.parametrize("count", [1, MOST, MOST + 1, 3 * MOST])
+def test_relations_are_sought_among_a_bounded_number_of_elements(count: int) -> None:
+    wrong = torch.zeros(4 * MOST, dtype=torch.bool)
+    wrong[:count] = True
+    at = _some(wrong)
+    assert MOST // 2 <= at.numel() <= MOST if count > 1 else at.tolist() == [0]
+    assert bool(wrong[at].all())

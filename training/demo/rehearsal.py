@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.device_lock import DeviceLock
-from cuagent.judge import Judgement
+from cuagent.judgement import Judgement
 from cuagent.score import milestone
 from cuagent.task import Device, Task
 from cuagent.timing import Arm, Effort, Ratio, Timing

@@ -27,7 +27,8 @@ from cuagent.worker import ForkServer, ForkServerError
 from cuagent.worker.memory.cuda_ipc import CudaMemoryError
 
 if TYPE_CHECKING:
-    from cuagent.judge import Judgement, LocalJudge
+    from cuagent.judge import LocalJudge
+    from cuagent.judgement import Judgement
     from cuagent.measure.profile.profile import Profile
     from cuagent.measure.rungs import Ladder
     from cuagent.verify.referee import Isolation

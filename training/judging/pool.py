@@ -34,7 +34,8 @@ from cuagent.training.judging.judge_process import JudgeProcess, PoolError
 from cuagent.verdict import Reason
 
 if TYPE_CHECKING:
-    from cuagent.judge import Judge, Judgement
+    from cuagent.judge import Judge
+    from cuagent.judgement import Judgement
     from cuagent.measure.profile.profile import Profile
     from cuagent.measure.rungs import Ladder
 

@@ -22,7 +22,7 @@ from cuagent.training.demo.rehearsal import Rehearsal
 from cuagent.training.judging.pool import JudgePool, RemotePool
 
 if TYPE_CHECKING:
-    from cuagent.judge import Judgement
+    from cuagent.judgement import Judgement
 
 
 SERVED = ("judge", "judge_uncached", "profile", "measure_ladder")

@@ -12,7 +12,7 @@ from cuagent.verdict import Reason
 
 if TYPE_CHECKING:
     from cuagent.agent.run import Tried
-    from cuagent.judge import Judgement
+    from cuagent.judgement import Judgement
 
 
 def frozen(run: Run, *, needs_module: bool = True) -> Attempt:

@@ -3,8 +3,8 @@
 A thread, or a group of adjacent threads that share a channel's lanes, takes one channel through all
 steps with its states in registers. Adjacent groups have adjacent channels. The tensors of the next
 steps are loaded before the current steps are computed. Sums over lanes are warp shuffles.
-What a channel computes without its lanes, before and after the states (softplus of delta, a gate),
-each thread of a group computes for another one of the next steps.
+Values without lanes, before and after the states (softplus of delta, a gate), are divided among the
+threads of a group: each computes them for one of the next steps.
 Not covered: few channels and many steps, for which a scan in chunks has more parallel work.
 """
 
@@ -25,7 +25,7 @@ MOST_ITEMS = 16
 THREADS = 128
 """Threads in a block."""
 BUSY_THREADS = 132 * 192
-"""Threads that keep an H200 busy; lanes are split among threads until there are so many."""
+"""Threads that keep an H200 busy; lanes are split among threads up to this number."""
 PREFETCHED = 48
 """Registers for the values of the next steps."""
 
@@ -98,7 +98,9 @@ class _Kernel(LoopText):
 
     def _spread(self) -> tuple[set[int], set[int]]:
         """Return the elements without lanes that are computed before and after some steps."""
-        before, after, users = set(), set(), self._users()
+        before: set[int] = set()
+        after: set[int] = set()
+        users = self._users()
         for k in self.needed:
             element = self.elements.elements[k]
             floating = element.node.dtype in FLOATS or element.kind != "load"
@@ -123,7 +125,7 @@ class _Kernel(LoopText):
         ]
 
     def _kept(self) -> list[int]:
-        """Return the values of a step that a thread keeps for what it computes afterwards."""
+        """Return the values of a step that a thread stores for the operations after the steps."""
         read = {a for k in self.after for a in self.elements.elements[k].args if isinstance(a, int)}
         read |= {target.element for _, target, _ in self.own}
         timed = {k for k in read if self.elements.elements[k].timed}
@@ -342,7 +344,7 @@ class _Kernel(LoopText):
             w.close()
 
     def _after_steps(self) -> None:
-        """Write what a thread computes and stores for its own step."""
+        """Write the values and stores of the step that is the thread's own."""
         w, names = self.w, self._own_names()
         if not self.own:
             return

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from cuagent.expert.graph.graph import FLOATS, Graph, Kind, Node, Operand, Shape, contiguous_strides
-from cuagent.expert.loops.spec import Loop, Slot
+from cuagent.expert.loops.spec import Loop
 from cuagent.expert.streaming.nest import NestError
 
 MOST_LANES = 512
@@ -263,7 +263,7 @@ class Elements:
         )  # fmt: skip
 
     def _product(self, node: Node, index: Index) -> int:
-        """Return an element of a product with a matrix; its operand has an axis of its own."""
+        """Return an element of a product with a matrix; its operand gets a new axis."""
         name, row = node.inputs[0], index[0]
         depth = self.graph.node(name).shape[1]
         key = ("axis", node.name, 1)
@@ -332,7 +332,7 @@ class Elements:
 
 
 def _reshaped(shape: Shape, index: Index, to: Shape) -> Index:
-    """Return the index in a value of shape `to` with the same elements, but for extents of 1."""
+    """Return the index in a value of shape `to` with the same extents above 1."""
     known = [p for p, n in zip(index, shape, strict=True) if n > 1]
     if [n for n in shape if n > 1] != [n for n in to if n > 1]:
         raise NestError("a reshape in the body of a loop")
@@ -364,6 +364,3 @@ def _strided(node: Node, index: Index, to: Shape) -> Index:
     if any(n > 1 and s for _, n, s in left) or offset:
         raise NestError("a slice in the body of a loop")
     return tuple(places)
-
-
-__all__ = ["Element", "Elements", "Index", "Place", "Slot", "Target"]

@@ -1,4 +1,4 @@
-"""Compute values of a loop that no state enters for all its steps at once, before the loop."""
+"""Compute values of a loop that depend on no state before the loop, one call for all steps."""
 
 from __future__ import annotations
 

@@ -28,14 +28,18 @@ from cuagent.expert.graph.lowering import (
 from cuagent.expert.loops.body import Body
 from cuagent.expert.loops.elements import Elements
 from cuagent.expert.loops.hoist import AllSteps
+from cuagent.expert.loops.layers import replaced_by_layer
 from cuagent.expert.loops.periods import repeats
 from cuagent.expert.loops.roll import Local, Progression, Rolled, rolled
 from cuagent.expert.loops.slices import NoLoop, is_pointwise
-from cuagent.expert.loops.spec import Loop, Result, Slot, time_loop, weights_of
+from cuagent.expert.loops.spec import Loop, Result, time_loop, weights_of
 from cuagent.expert.streaming.nest import NestError
 
 MOST_TRIES = 24
 """Repeated parts that are examined."""
+FAILURES = (NoLoop, NestError, RuntimeError, TypeError, ValueError, IndexError)
+"""Errors of a loop that is not covered; torch raises the last four for slices of operands that an
+operator does not take. Each single replacement is right, so that those made before stay."""
 MOST_LEAVES = 16
 """Tensors that one loop may read."""
 
@@ -72,7 +76,11 @@ def with_loops(
                 continue
             try:
                 _Replacement(edit, loop, name).run(device)
-            except (NoLoop, NestError):
+            except FAILURES:
+                if device == "cuda" and replaced_by_layer(edit, loop):
+                    taken.update(node for step in loop.steps for node in step)
+                    found.append(f"{len(loop.steps)} steps of a cell")
+                    continue
                 if hoisted := _with_hoisted_products(edit, loop):
                     taken.update(node for step in loop.steps for node in step)
                     found.append(f"{len(loop.steps)} steps of {hoisted} input products")
@@ -88,7 +96,7 @@ def _shape_text(node: Any) -> str:
 
 
 def _with_hoisted_products(edit: Edit, loop: Rolled) -> int:
-    """Compute the products that no state enters for all steps at once; return their number."""
+    """Compute products without a state in one call for all steps; return their number."""
     import torch
 
     edit.graph.inserting_before(loop.steps[0][0])
@@ -147,7 +155,7 @@ class _Replacement:
             (k, u) for k in range(self.count) for u in self._outside(self.steps[k][position])
         ]
         if not readers:
-            return
+            return None
         if self._is_scatter(position):
             self._add_scatter(position, readers)
             return
@@ -283,6 +291,8 @@ class _Replacement:
         if not updates or len(body.leaves) > MOST_LEAVES:
             raise NoLoop("no state, or too many tensors")
         returned = (*(value for _, value in updates), *(o.value for o in self.outputs))
+        if not body.products and all(slot.dim is None for _, slot in body.slots):
+            raise NoLoop("no slice of a step is read: one kernel of all operators is better")
         body.graph.output(returned)
         graph, names = lowered(body.graph, returned)
         slots = {names[node]: slot for node, slot in body.slots}
@@ -417,6 +427,3 @@ def lowered(program: Any, returned: Sequence[Any]) -> tuple[Graph, dict[Any, str
     if not all(isinstance(name, str) and low.by_name[name].dtype in FLOATS for name in names):
         raise NoLoop("a state or result that is no floating tensor")
     return Graph(tuple(low.nodes), tuple(map(str, names))), inputs
-
-
-__all__ = ["Slot", "lowered", "with_loops"]

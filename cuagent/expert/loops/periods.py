@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LEAST_REPEATS = 4
-"""Steps of the shortest loop that is worth a kernel of its own."""
+"""Steps of the shortest loop that becomes a kernel."""
 LONGEST_PERIOD = 192
 """Operators of the longest body."""
 

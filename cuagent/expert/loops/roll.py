@@ -2,7 +2,7 @@
 
 An argument of the body is one of: a value of the same step, a value of the step before, a node
 outside of the loop, one such node for each step, or a number that grows by a constant. Anything
-else (a value of two steps before, another constant in each step) is no loop.
+else (a value of two steps before, another constant in each step) rules a loop out.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Rolled:
     initial: dict[int, Any]
     """Node or number that the first step reads in place of a value of the step before."""
     states_of: tuple[frozenset[int], ...]
-    """For each operator, True-like if it depends on a step before: the positions it depends on."""
+    """Positions of the step before that each operator depends on."""
     timed: tuple[bool, ...]
-    """For each operator, True if its value differs between steps."""
+    """True for each operator whose value differs between steps."""
 
     def is_carried(self, position: int) -> bool:
         """Return True if an operator's value depends on the step before."""
@@ -90,7 +90,9 @@ def _matched(steps: tuple[tuple[Any, ...], ...]) -> tuple[Rolled | None, int]:
     from torch.utils import _pytree as pytree
 
     place = {node: (k, q) for k, step in enumerate(steps) for q, node in enumerate(step)}
-    arguments, initial, count = [], {}, len(steps)
+    arguments: list[tuple[Any, Any]] = []
+    initial: dict[int, Any] = {}
+    count = len(steps)
     for position in range(len(steps[0])):
         flat = [pytree.tree_flatten((s[position].args, s[position].kwargs)) for s in steps]
         spec = flat[1][1]

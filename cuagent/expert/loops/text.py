@@ -91,8 +91,8 @@ class LoopText:
         """Return the expression of a loaded element; `step` is the expression of the step."""
         slot = self.loop.slots[element.node.name]
         assert slot.leaf is not None
-        base, strides, offset = self.leaves[slot.leaf]
-        strides = list(strides)
+        base, found, offset = self.leaves[slot.leaf]
+        strides = list(found)
         terms: list[tuple[str, int]] = []
         if slot.dim is not None:
             along = strides.pop(slot.dim)

@@ -1,4 +1,4 @@
-"""Lower argmax, argmin, and maxima and minima with their indices.
+"""Lower argmax, argmin, topk of small k, and maxima and minima with their indices.
 
 The index of an extreme is the smallest index at which the value equals the extreme or is NaN, so
 the first of equal values wins and NaN counts as the extreme, as in torch.
@@ -19,9 +19,12 @@ from cuagent.expert.graph.lowering import (
     rule,
     target_of,
 )
+from cuagent.expert.rules.views import within
 
 MAX_INDEX = 1 << 24
 """Integers that a float32 represents exactly."""
+MOST_TOP = 8
+"""Largest k of a topk in one kernel, which reads a row again for each of its elements."""
 
 
 @rule("argmax", "argmin")
@@ -52,6 +55,57 @@ def extreme(low: Lowering, fx: Any) -> str | None:
     if extremes:
         low.multiple[fx.name] = extremes
     return extremes[0] if extremes else None
+
+
+@rule("topk")
+def topk(low: Lowering, fx: Any) -> str | None:
+    """Lower the k largest or smallest elements to k extremes, each without those before it."""
+    x, k = operand(low, fx.args[0]), fx.args[1]
+    if not isinstance(x, str) or not _comparable(low, fx.args[0], x):
+        return None
+    shape = low.shape(x)
+    dim = argument(fx, 2, "dim", -1) % len(shape)
+    if not 0 < k <= MOST_TOP or shape[dim] > MAX_INDEX or k > shape[dim]:
+        return None
+    largest = bool(argument(fx, 3, "largest", True))
+    place = tuple(n if d == dim else 1 for d, n in enumerate(shape))
+    index = low.add(Node(low.unique_name("index"), Kind.INDEX, "index", (), place, dims=(dim,)))
+    values, places, taken = [], [], ""
+    for j in range(k):
+        rest, hint = x, f"{j}"
+        if taken:
+            lowest = -math.inf if largest else math.inf
+            rest = low.pointwise("where", taken, lowest, x, hint=f"rest_{hint}")
+        top = low.reduce("amax" if largest else "amin", rest, [dim], True, f"top_{hint}")
+        first = low.pointwise("index_if_equal", rest, top, index, hint=f"index_{hint}")
+        if taken:
+            first = low.pointwise("where", taken, math.inf, first, hint=f"free_{hint}")
+        place_of_top = low.reduce("min", first, [dim], True, f"first_{hint}")
+        here = low.pointwise("eq", index, place_of_top, hint=f"is_{hint}", dtype="bool")
+        values.append(top)
+        places.append(place_of_top)
+        if taken:
+            taken = low.pointwise("logical_or", taken, here, hint=f"taken_{hint}", dtype="bool")
+        else:
+            taken = here
+    dtype = dtype_of(fx)
+    found = _joined(low, values, dim, dtype, "values"), _joined(low, places, dim, "int64", "places")
+    low.multiple[fx.name] = found
+    return found[0]
+
+
+def _joined(low: Lowering, parts: list[str], dim: int, dtype: str, hint: str) -> str:
+    """Add the concatenation of parts with one element along `dim`."""
+    if len(parts) == 1:
+        return low.pointwise("cast", parts[0], hint=hint, dtype=dtype)
+    shape = list(low.shape(parts[0]))
+    shape[dim] = len(parts)
+    place = tuple(n if d == dim else 1 for d, n in enumerate(shape))
+    value = parts[-1]
+    for k in reversed(range(len(parts) - 1)):
+        here = within(low, dim, k, k + 1, place)
+        value = low.pointwise("where", here, parts[k], value, hint=f"{hint}_{k}")
+    return low.pointwise("cast", value, hint=hint, dtype=dtype)
 
 
 def _comparable(low: Lowering, fx: Any, x: str) -> bool:

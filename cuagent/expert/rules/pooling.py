@@ -5,6 +5,7 @@ A pool to one value for each channel stays a mean or an extreme, which the strea
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from cuagent.expert.graph.graph import Kind, Node, Scale, Window
@@ -32,6 +33,37 @@ def max_pool(low: Lowering, fx: Any) -> str | None:
     return _pool(low, fx, "max", sides)
 
 
+@rule("max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices")
+def max_pool_of_pair(low: Lowering, fx: Any) -> str | None:
+    """Lower the maxima; None if the indices are read too."""
+    if _reads_indices(fx):
+        return None
+    rank = int(re.sub(r"\D", "", target_of(fx)))
+    kernel = argument(fx, 1, "kernel_size")
+    stride = argument(fx, 2, "stride", ()) or kernel
+    padding, dilation = argument(fx, 3, "padding", 0), argument(fx, 4, "dilation", 1)
+    return _pair(low, fx, _sides(fx, rank, kernel, stride, padding, dilation))
+
+
+@rule("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
+def adaptive_max(low: Lowering, fx: Any) -> str | None:
+    """Lower the maxima; None if the indices are read too."""
+    rank = int(target_of(fx)[-2])
+    return None if _reads_indices(fx) else _pair(low, fx, _adaptive_sides(fx, rank))
+
+
+def _reads_indices(fx: Any) -> bool:
+    return any(user.args[1] == 1 and user.users for user in fx.users)
+
+
+def _pair(low: Lowering, fx: Any, sides: tuple[Window, ...]) -> str | None:
+    """Lower the first of two results."""
+    name = _pool(low, fx, "max", sides)
+    if name is not None:
+        low.multiple[fx.name] = (name,)
+    return name
+
+
 @rule("avg_pool1d", "avg_pool2d", "avg_pool3d")
 def average_pool(low: Lowering, fx: Any) -> str | None:
     rank = int(target_of(fx)[-2])
@@ -50,14 +82,18 @@ def adaptive_average(low: Lowering, fx: Any) -> str | None:
     rank = int(target_of(fx)[-2])
     if not isinstance(x, str) or not floating(fx):
         return None
-    given, made = low.shape(x)[-rank:], shape_of(fx)[-rank:]
-    if all(n == 1 for n in made):
+    if all(n == 1 for n in shape_of(fx)[-rank:]):
         return low.mean(x, range(-rank, 0), True)
-    sides = tuple(
+    return _pool(low, fx, "mean", _adaptive_sides(fx, rank))
+
+
+def _adaptive_sides(fx: Any, rank: int) -> tuple[Window, ...]:
+    """Return windows of one size where they are equal."""
+    given, made = shape_of(fx.args[0])[-rank:], shape_of(fx)[-rank:]
+    return tuple(
         Window(n, m, n // m, n // m) if n % m == 0 else Window(n, m, adaptive=True)
         for n, m in zip(given, made, strict=True)
     )
-    return _pool(low, fx, "mean", sides)
 
 
 def _several(value: Any, rank: int) -> list[int]:

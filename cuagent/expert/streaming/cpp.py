@@ -198,7 +198,7 @@ class _Kernel(KernelText):
         return self.nest.group.columns <= SHORT_ROW and adjacent >= 8 and cost >= EXPENSIVE
 
     def _row_tiles(self) -> None:
-        """Write the schedule for short rows: a tile is reduced, then its row values are computed."""
+        """Write the schedule for short rows: reduce a tile of rows, then compute row values."""
         w, stage = self.w, self.plan.stages[0]
         *outer, inner = self.row_dims
         extent = self.nest.dimensions[inner].extent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 from cuagent.expert.graph.graph import FLOATS, Node
 
@@ -56,9 +57,20 @@ PYTHON = {
     "reciprocal": "torch.reciprocal({0})", "exp": "torch.exp({0})", "log": "torch.log({0})",
     "sigmoid": "torch.sigmoid({0})", "tanh": "torch.tanh({0})", "abs": "torch.abs({0})",
     "relu": "torch.relu({0})", "softplus": "F.softplus({0})", "silu": "F.silu({0})",
-    "gelu": "F.gelu({0})",
+    "gelu": "F.gelu({0})", "maximum": "torch.maximum({0}, {1})",
 }  # fmt: skip
 """Operations that torch may apply once, in advance, if all their operands are parameters."""
+PYTHON_REDUCTIONS = {"sum": "sum", "max": "amax", "amax": "amax", "min": "amin", "amin": "amin"}
+"""The same for reductions: methods of a tensor."""
+
+
+def on_parameters(node: Node, values: Sequence[str]) -> str:
+    """Return the Python expression of a pointwise node; `values` are those of its arguments."""
+    numbers = [not isinstance(a, str) for a in node.args]
+    if node.op == "maximum" and any(numbers):  # torch.maximum takes tensors only
+        number = numbers.index(True)
+        return f"{values[1 - number]}.clamp(min={values[number]})"
+    return PYTHON[node.op].format(*values)
 
 
 def computed_type(dtype: str) -> str:

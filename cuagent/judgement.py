@@ -1,0 +1,115 @@
+"""The judgement of one attempt, and the result that a run gives to its user.
+
+Pure data; `judge.py` makes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cuagent.arms import COMPILE, EAGER
+from cuagent.build import Build
+from cuagent.measure.rungs import Gain, Ladder
+from cuagent.score import Score
+from cuagent.timing import Ratio, Standing, Timing
+from cuagent.verdict import Verdict
+from cuagent.verify.domain import Domain
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Result of judging one attempt."""
+
+    attempt: str
+    """Digest of the attempt."""
+    build: Build
+    verdict: Verdict
+    timing: Timing | None
+    score: Score
+    gain: Gain | None = None
+    """Parts of the gain; None without a ladder or without a timing against its best rung."""
+    domain: Domain | None = None
+    """Calls that an accepted verdict covers; None if it was not accepted."""
+
+    @property
+    def contract(self) -> str:
+        """Return the baselines' settings, and the errors of reference, best rung and candidate."""
+        if self.gain is None:
+            return self.verdict.contract()
+        return self.verdict.contract(self.gain.rung, self.gain.error)
+
+    @property
+    def standing(self) -> Standing | None:
+        """Return the standing against eager; None if the attempt was refused or not timed."""
+        ratio = self.timing.ratios.get(EAGER) if self.timing is not None else None
+        return ratio.standing if ratio is not None and self.verdict.accepted else None
+
+    @property
+    def is_faster(self) -> bool:
+        """Return True if the attempt is accepted and certainly faster than eager."""
+        return self.standing is Standing.FASTER
+
+    @property
+    def slower_than(self) -> str:
+        """Return the baseline that certainly is faster: eager, else the best rung; "" if neither.
+
+        Without a ladder torch.compile is used as the best rung.
+        """
+        ratios = self.timing.ratios if self.timing is not None else {}
+        names = (EAGER, self.gain.rung if self.gain is not None else COMPILE)
+        slower = (n for n in names if n in ratios and ratios[n].standing is Standing.SLOWER)
+        return next(slower, "")
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Return the rank, larger is better: the milestone first, then the smallest lower limit."""
+        limits = [ratio.low for ratio in self.timing.ratios.values()] if self.timing else []
+        return self.score.reward, min(limits, default=0.0)
+
+    @property
+    def beats_best_rung(self) -> bool:
+        """Return True if the attempt is accepted and certainly faster than the best rung.
+
+        Without a ladder it is compared with eager.
+        """
+        if self.timing is None or self.timing.suspect:
+            return False
+        return self.is_faster and (
+            self.gain is None or self.gain.kernel.standing is Standing.FASTER
+        )
+
+
+class Result(StrEnum):
+    """Result that a run gives to its user."""
+
+    KERNEL = "kernel"
+    """An attempt that is certainly faster than the best rung."""
+    RUNG = "rung"
+    """The best rung of the ladder; no kernel is faster."""
+    MODULE = "module"
+    """The module unchanged; nothing is faster."""
+
+
+def result_of(best: Judgement | None, found: Ladder | None) -> Result:
+    """Return the result from the judgement of the best attempt, if any, and the ladder, if
+    measured."""
+    if best is not None and best.beats_best_rung:
+        return Result.KERNEL
+    free = free_of(best, found)
+    return Result.RUNG if free and free.standing is Standing.FASTER else Result.MODULE
+
+
+def free_of(best: Judgement | None, found: Ladder | None) -> Ratio | None:
+    """Return eager's time over the best rung's; None if eager is the best or the ladder is missing.
+
+    The ratio is the one timed with the attempt, unless the ladder has one of another effort.
+    """
+    rung = found.best if found is not None else None
+    if rung is None or rung.name == EAGER:
+        return None
+    gain = best.gain if best is not None else None
+    timing = best.timing if best is not None else None
+    if gain is None or timing is None or gain.rung != rung.name:
+        return rung.over_eager
+    return gain.free if timing.effort is rung.effort else rung.over_eager
