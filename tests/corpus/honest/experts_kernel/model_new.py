@@ -1,7 +1,7 @@
 """Selects the first of equal shares, in C++.
 
 task: experts
-open: rejected in 1 of some 70 verdicts, on few numbers of one sign; the cause is not known
+open: still rejected at times, on few numbers of one sign; the cause is not known
 """
 
 import torch
