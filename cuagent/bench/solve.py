@@ -97,7 +97,9 @@ def _solved(order: Order, lock: HeldLock, report: Report, found: Record) -> Stat
     kernels_only = settings.rules is Rules.KERNELS_ONLY
     emit = _reporter(report)
     with (
-        ForkServer(packages=installed_imports(task.source)) as fork_server,
+        ForkServer(
+            packages=installed_imports(task.source), compiler=task.device == "cpu"
+        ) as fork_server,
         _memory(task, fork_server, lock, emit),
     ):
         emit(Phase("certifying"))

@@ -21,10 +21,10 @@ from cuagent.worker.channel import receive_message
 
 TIME_LIMIT_S = 300.0
 """Wall time of one candidate. Long, because a busy machine must not change the set."""
+COMPILER = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.cpp")
+"""Parts of torch.compile, for children on a CPU: their import looks for a GPU, and CUDA then refuses
+the children."""
 IMPORTED = (
-    "torch._dynamo",
-    "torch._inductor.compile_fx",
-    "torch._inductor.codegen.cpp",
     "torch.utils.flop_counter",
     "cuagent.synth.examine",
     "cuagent.bench.examine",
@@ -42,9 +42,10 @@ class Workers:
     """A fork server for candidates. Threads may call `examine` at the same time."""
 
     def __init__(self, compile_on_cpu: bool, gpus: Sequence[str | None] = (None,)) -> None:
-        warm = (WARM,) if compile_on_cpu else ()
-        self.fork_server = ForkServer((*IMPORTED, *warm))
         self.gpus = list(gpus)
+        compiler = COMPILER if self.gpus == [None] else ()
+        warm = (WARM,) if compile_on_cpu else ()
+        self.fork_server = ForkServer((*compiler, *IMPORTED, *warm))
         self._headers = self.fork_server.folder / HEADERS
         self._headers.mkdir()
 

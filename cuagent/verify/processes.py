@@ -68,7 +68,10 @@ class Processes:
             raise
 
     def _start(self) -> ForkServer:
-        fork_server = ForkServer(packages=installed_imports(self.task.source))
+        fork_server = ForkServer(
+            packages=installed_imports(self.task.source),
+            compiler=self.task.device is Device.CPU,
+        )
         self._ending.callback(fork_server.close)
         return fork_server
 

@@ -97,10 +97,18 @@ class ForkServer:
     """A process that imports torch in the background; the first `fork` waits until it is ready.
 
     `modules` are imported too, and their `warm_up(folder)` is called, so that no child has to.
-    `packages` are installed modules of a task (`task.packages`), imported if that starts no thread.
+    `packages` are installed modules of a task (`task.packages`), imported if they are safe to fork.
+    `compiler`: import torch.compile too while no request waits; for children on a CPU only, because
+    its import looks for a GPU, and children can then use none.
     """
 
-    def __init__(self, modules: Sequence[str] = (), packages: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        modules: Sequence[str] = (),
+        packages: Sequence[str] = (),
+        *,
+        compiler: bool = False,
+    ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="cuagent-"))
         """Parent of the sessions' folders. The fork server removes it when it ends, even if the
         referee is killed."""
@@ -114,7 +122,7 @@ class ForkServer:
             f"import sys, socket; sys.path.append({str(_root())!r});"
             "from cuagent.worker.fork_server_main import main;"
             f"main(socket.socket(fileno={number}), {str(self.folder)!r}, {tuple(modules)!r}, "
-            f"{tuple(packages)!r})"
+            f"{tuple(packages)!r}, compiler={compiler})"
         )
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-B", "-c", program],

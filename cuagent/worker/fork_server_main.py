@@ -41,7 +41,8 @@ DEFECT = 70
 (EX_SOFTWARE)."""
 COMPILER = ("torch._dynamo", "torch._inductor.compile_fx")
 """Parts of torch.compile, imported after the first child was forked, while no request waits. They
-take 3 to 8 s in each process of a compiled baseline."""
+take 3 to 8 s in each process of a compiled baseline. Their import looks for a GPU, so that CUDA
+refuses each later child (torch 2.11, H200)."""
 IDLE_S = 0.05
 """Seconds without a request after which the next part is imported."""
 _KILL_TIMEOUT_S = 10.0
@@ -49,25 +50,34 @@ _KILL_TIMEOUT_S = 10.0
 
 
 def main(
-    control: socket.socket, folder: str, modules: Sequence[str] = (), packages: Sequence[str] = ()
+    control: socket.socket,
+    folder: str,
+    modules: Sequence[str] = (),
+    packages: Sequence[str] = (),
+    *,
+    compiler: bool = False,
 ) -> None:
     """Serve until the referee closes the socket for any reason, then remove every child and
     `folder`.
 
     `modules` are imported before the first child is forked. If they have a `warm_up(folder)`, it is
     called; it must leave no thread. `packages` are imported as far as they are safe to fork; if one
-    is not, the program starts again without them.
+    is not, the program starts again without them. With `compiler`, torch.compile is imported while
+    no request waits.
     """
     if packages and not _import_packages(packages):
         os.execv(sys.executable, _without_packages(sys.orig_argv, packages))
     try:
-        _serve(control, Path(folder), modules)
+        _serve(control, Path(folder), modules, COMPILER if compiler else ())
     finally:
         remove(Path(folder))
 
 
 def _import_packages(packages: Sequence[str]) -> bool:
-    """Import installed packages; return False if one started a thread or opened a device.
+    """Import installed packages; return False if children could not use them or the GPU.
+
+    That is so if a package started a thread, or looked for a GPU: CUDA refuses children of a
+    process that did.
 
     A package that cannot be imported is left out: the task's own process reports it.
     """
@@ -82,7 +92,17 @@ def _import_packages(packages: Sequence[str]) -> bool:
             imported = importlib.import_module(module)
             if name:
                 getattr(imported, name)  # a package may import its parts when they are asked for
-    return _threads() == before and not torch.cuda.is_initialized()
+    return _threads() == before and _children_may_use_cuda()
+
+
+def _children_may_use_cuda() -> bool:
+    """Return False if CUDA refuses to start in a child of this process."""
+    import torch
+
+    pid = os.fork()
+    if pid == 0:
+        os._exit(int(torch.cuda._is_in_bad_fork()))
+    return os.waitpid(pid, 0)[1] == 0
 
 
 def _threads() -> int:
@@ -91,19 +111,21 @@ def _threads() -> int:
 
 def _without_packages(command: Sequence[str], packages: Sequence[str]) -> list[str]:
     """Return the fork server's command with an empty tuple of packages."""
-    return [word.replace(f", {tuple(packages)!r})", ", ())") for word in command]
+    return [word.replace(f", {tuple(packages)!r}", ", ()") for word in command]
 
 
-def _serve(control: socket.socket, folder: Path, modules: Sequence[str]) -> None:
+def _serve(
+    control: socket.socket, folder: Path, modules: Sequence[str], later: Sequence[str]
+) -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the referee handles Ctrl-C
     pin_allocator()
     send_message(control, {"ready": os.getpid(), "threads": _warm_up(folder, modules)})
     children: set[int] = set()
-    compiler = list(COMPILER)
+    waiting = list(later)
     while True:
-        if compiler and children and not _is_readable(control, IDLE_S):
-            _import_compiler(compiler.pop(0))
+        if waiting and children and not _is_readable(control, IDLE_S):
+            _import_compiler(waiting.pop(0))
             continue
         if (received := receive_message(control)) is None:
             break

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from cuagent.task import load_task
+from cuagent.verify import Referee
 from cuagent.worker import ForkServer
 from cuagent.worker.channel import receive_message
 
@@ -17,6 +19,8 @@ ROOT = Path(__file__).parents[2]
 THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()\n"
 LEAST_KB = 40_000
 """Memory that torch.compile's modules take at least."""
+LOOKS = "import torch\ntorch.cuda._is_in_bad_fork = lambda: True\n"
+"""A package that looks for a GPU, which the real function reports in children."""
 BROKEN = "raise ValueError('broken')\n"
 
 
@@ -26,8 +30,12 @@ def test_packages_are_imported_before_the_first_fork() -> None:
         assert "pydantic_core" in Path(f"/proc/{server.pid}/maps").read_text()
 
 
-@pytest.mark.parametrize(("text", "kept"), [("", True), (BROKEN, True), (THREAD, False)])
-def test_package_that_starts_a_thread_is_left_out(text: str, kept: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "kept"), [("", True), (BROKEN, True), (THREAD, False), (LOOKS, False)]
+)
+def test_package_that_is_unsafe_before_a_fork_is_left_out(
+    text: str, kept: bool, tmp_path: Path
+) -> None:
     (tmp_path / "a_package.py").write_text(text)
     (tmp_path / "folder").mkdir()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -50,7 +58,7 @@ def test_package_that_starts_a_thread_is_left_out(text: str, kept: bool, tmp_pat
 
 
 def test_compiler_is_imported_while_no_request_waits(tmp_path: Path) -> None:
-    with ForkServer() as server:
+    with ForkServer(compiler=True) as server:
         maps = Path(f"/proc/{server.pid}/smaps_rollup")
         child = server.fork("no_such_program", tmp_path, {})
         before = memory_kb(maps)
@@ -64,3 +72,26 @@ def test_compiler_is_imported_while_no_request_waits(tmp_path: Path) -> None:
 def memory_kb(file: Path) -> int:
     lines = file.read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Rss"))
+
+
+@pytest.mark.gpu
+def test_children_of_a_task_on_a_gpu_can_use_it(tmp_path: Path) -> None:
+    task = load_task(written(tmp_path), device="cuda")
+    with Referee(task) as referee:
+        time.sleep(10)  # in which a fork server of a CPU task imports torch.compile
+        assert referee.processes.reference("eager").close() is not None
+
+
+def written(folder: Path) -> Path:
+    path = folder / "task.py"
+    path.write_text(
+        "import torch\n"
+        "class Model(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return x * 2\n"
+        "def get_inputs():\n"
+        "    return [torch.randn(64)]\n"
+        "def get_init_inputs():\n"
+        "    return []\n"
+    )
+    return path
