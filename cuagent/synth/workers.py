@@ -22,8 +22,8 @@ from cuagent.worker.channel import receive_message
 TIME_LIMIT_S = 300.0
 """Wall time of one candidate. Long, because a busy machine must not change the set."""
 COMPILER = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.cpp")
-"""Parts of torch.compile, for children on a CPU: their import looks for a GPU, and CUDA then refuses
-the children."""
+"""Parts of torch.compile, for children on a CPU: their import looks for a GPU, and CUDA then
+refuses the children."""
 IMPORTED = (
     "torch.utils.flop_counter",
     "cuagent.synth.examine",

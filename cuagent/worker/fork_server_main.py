@@ -83,7 +83,7 @@ def _import_packages(packages: Sequence[str]) -> bool:
     """
     gc.disable()
     import numpy  # noqa: F401
-    import torch
+    import torch  # noqa: F401
 
     before = _threads()
     for entry in packages:
