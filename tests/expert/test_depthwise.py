@@ -65,6 +65,8 @@ EMULATED = [
     "long line",
     "solid",
 ]
+LARGE_WINDOWS = ["aligned, strided", "solid"]
+"""Windows of more than 25 elements, which the library computes faster on a CPU."""
 HALF = ["padded", "aligned rows", "causal line", "BatchNorm, activation and residual"]
 
 
@@ -95,9 +97,10 @@ def candidate_of(path, text: str, target: Target):
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_convolution_and_all_around_it_are_one_kernel(tmp_path, name, device):
-    if device == "cpu" and name == "aligned, strided":
-        return  # a large window: the library is faster there
     candidate = candidate_of(tmp_path / "task.py", text_of(name), Target(device))
+    if device == "cpu" and name in LARGE_WINDOWS:
+        assert candidate is None or not any("conv" in kernel for kernel in candidate.kernels)
+        return
     assert candidate is not None
     assert len(candidate.kernels) == 1
     module = candidate.files["model_new.py"]

@@ -48,7 +48,7 @@ def test_every_seed_of_the_catalogue_can_be_applied() -> None:
 def test_every_family_has_seeds_and_the_experts_families_are_among_them() -> None:
     assert all(seeds for family, seeds in catalogue().items() if family != "blocks")
     names = {seed.name for seeds in catalogue().values() for seed in seeds}
-    families = {"streaming", "scans", "pooling", "depthwise", "recurrences"}
+    families = {"streaming", "scans", "pooling", "loops", "depthwise", "recurrences"}
     assert EXPERT_FAMILIES.keys() == families
     assert {"torch.exp", "torch.sum", "nn.LayerNorm", "torch.cumsum", "nn.MaxPool2d"} <= names
     assert {"nn.LSTM", "nn.GRU", "nn.RNN"} <= names
