@@ -22,6 +22,7 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Sequence
@@ -39,10 +40,11 @@ _PR_SET_CHILD_SUBREAPER = 36
 DEFECT = 70
 """Exit code of a child whose program failed through a defect of ours, not of the code that it runs
 (EX_SOFTWARE)."""
-COMPILER = ("torch._dynamo", "torch._inductor.compile_fx")
+COMPILER = ("torch._dynamo",)
 """Parts of torch.compile, imported after the first child was forked, while no request waits. They
-take 3 to 8 s in each process of a compiled baseline. Their import looks for a GPU, so that CUDA
-refuses each later child (torch 2.11, H200)."""
+take seconds in each process of a compiled baseline. Their import may look for a GPU, and CUDA then
+refuses each later child (torch 2.11, H200). torch._inductor is not among them, because its import
+notes the folder of temporary files, which is another one in each sandbox."""
 IDLE_S = 0.05
 """Seconds without a request after which the next part is imported."""
 _KILL_TIMEOUT_S = 10.0
@@ -219,6 +221,7 @@ def _arrange(message: dict[str, Any], descriptors: list[int]) -> socket.socket:
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     os.environ.clear()
     os.environ.update(message["environment"])
+    tempfile.tempdir = None  # a module that was imported before the fork may have found /tmp
     os.chdir(message["folder"])
     random.seed()
     if message["policy"] is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -55,5 +56,19 @@ def test_compiled_forward_around_an_own_kernel_is_judged(
     attempt = Attempt((("kernels/doubled.cpp", kernel), ("model_new.py", MODULE)))
     task = load_task(tmp_path / "task.py")
     with Referee(task) as referee:
+        await_imports(referee.fork_server.pid)
         verdict = referee.verify(attempt, build(attempt, task.device))
     assert verdict.accepted is accepted, verdict.detail
+
+
+def await_imports(pid: int) -> None:
+    """Wait until the fork server has imported torch.compile, which its children then share."""
+    file, seen = Path(f"/proc/{pid}/smaps_rollup"), -1
+    while (now := resident_kb(file)) != seen:
+        seen = now
+        time.sleep(3)
+
+
+def resident_kb(file: Path) -> int:
+    lines = file.read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Rss"))

@@ -17,7 +17,7 @@ from cuagent.worker.channel import receive_message
 
 ROOT = Path(__file__).parents[2]
 THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()\n"
-LEAST_KB = 40_000
+LEAST_KB = 20_000
 """Memory that torch.compile's modules take at least."""
 LOOKS = "import torch\ntorch.cuda._is_in_bad_fork = lambda: True\n"
 """A package that looks for a GPU, which the real function reports in children."""
