@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from agreement import Imported
+from importing import imported  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Candidate, Options, make_candidate
 from cuagent.expert.capture.subject import open_subject
@@ -82,12 +81,3 @@ def interpreted(tmp_path: Path, python: list[str], monkeypatch) -> Callable[...,
         assert done.returncode == 0, done.stderr[-2000:]
 
     return run
-
-
-def imported(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

@@ -20,7 +20,7 @@ import test_reductions as reductions  # type: ignore[import-not-found]
 import test_scans as scans  # type: ignore[import-not-found]
 import torch
 from agreement import Imported, assert_agrees  # type: ignore[import-not-found]
-from conftest import imported  # type: ignore[import-not-found]
+from importing import imported  # type: ignore[import-not-found]
 
 from cuagent import kernels
 from cuagent.expert.candidate import Options, make_candidate
