@@ -72,7 +72,7 @@ def test_reference_that_reads_values_has_no_outputs_but_a_size(
 def test_claim_follows_the_size() -> None:
     assert Size(1 << 20, TOTAL).claim == CONTEXTS + CALLS_HELD * (1 << 20)
     assert Size(17 << 30, TOTAL).claim == int(USABLE * TOTAL)
-    assert Size(4 << 30, TOTAL).claim < int(USABLE * TOTAL)
+    assert Size(2 << 30, TOTAL).claim < int(USABLE * TOTAL)
     assert Size(None, TOTAL).claim == int(TOTAL / 3)
 
 

@@ -93,7 +93,7 @@ def lowered(referee: Referee, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     monkeypatch.setattr(holdings, "DISK_BYTES", 256 * MIB)
     monkeypatch.setattr(holdings, "MAX_NAMES", 2000)
     before = referee.processes.memory_bytes, referee.call_s
-    referee.processes.memory_bytes, referee.call_s = 1200 * MIB, 60.0
+    referee.processes.memory_bytes, referee.call_s = 1400 * MIB, 60.0
     yield
     referee.processes.memory_bytes, referee.call_s = before
 
