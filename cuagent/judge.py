@@ -148,6 +148,7 @@ class LocalJudge:
         With `wait_s`, rungs that still compile in the background after so many seconds are left
         out, and the others may be left for the record timing that follows.
         """
+        self._open_later_rungs()
         later = self.ladder.later if self.ladder is not None and whole else ()
         is_hurried = wait_s is not None
         if later and wait_s is not None:
@@ -169,8 +170,6 @@ class LocalJudge:
             self._fresh = self._fresh and bool(found.later)
             self._timer.open_ahead(found.baselines)
             self._unopened = found.later
-            if self.task.device is not Device.CUDA:
-                self._open_later_rungs()
         assert self.ladder is not None
         return self.ladder
 
@@ -186,8 +185,8 @@ class LocalJudge:
     def _open_later_rungs(self) -> None:
         """Begin to open the rungs that the record timing adds, in the background.
 
-        On a GPU they open after the profile that follows the ladder: autotuning keeps the GPU busy,
-        and the profile would wait for it.
+        They open after the profile that follows the ladder, because autotuning keeps the device
+        busy and the profile would wait for it.
         """
         self._timer.open_ahead(self._unopened)
         self._unopened = ()

@@ -232,13 +232,12 @@ def _run(order: Order, engine: Engine, slot: int, observe: Observe, lock: thread
 
 
 MEMORY = (
-    "out of memory",
-    "too large",
     "of memory",
     "more memory",
-    "gpu memory",
     "free memory",
     "device memory",
+    "gpu memory",
+    "too large",
     "sigkill",
 )
 """Words of a failure that may not occur if the problem has the device alone."""

@@ -46,3 +46,17 @@ class Request:
     """CUDA threads per row; 0 chooses them from the row length."""
     vector: bool = True
     """CUDA: use 16-byte accesses if the shape allows them."""
+
+
+def cpp_call(request: Request, text: str, tensors_read: dict[str, str]) -> KernelCall:
+    """Return a kernel in C++ that needs the header of pointwise functions alone."""
+    path = f"kernels/{request.name}.cpp"
+    return KernelCall(request.name, path, text, request.group, tensors_read, ("pointwise.h",))
+
+
+def cuda_call(
+    request: Request, text: str, tensors_read: dict[str, str], headers: tuple[str, ...]
+) -> KernelCall:
+    """Return a kernel in CUDA C++."""
+    path = f"kernels/{request.name}.cu"
+    return KernelCall(request.name, path, text, request.group, tensors_read, headers)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import runpy
 
 import pytest
-import torch
 from agreement import assert_agrees  # type: ignore[import-not-found]
+from captured_graphs import assert_equal_results  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options, make_candidate
 from cuagent.expert.capture.subject import open_subject
@@ -439,27 +439,6 @@ def rolled(tmp_path, loop, device):
     captured, found = with_loops(subject.captured, device)
     namespace = runpy.run_path(str(path))
     return captured, namespace["Model"]().eval(), namespace["get_inputs"](), found
-
-
-def assert_equal_results(captured, model, inputs) -> None:
-    with torch.no_grad():
-        expected = model(*inputs)
-        got = results_of(captured, model, inputs)
-    expected = expected if isinstance(expected, tuple) else (expected,)
-    torch.testing.assert_close(got, tuple(expected))
-
-
-def results_of(captured, model, inputs) -> tuple[torch.Tensor, ...]:
-    """Run a captured graph, node by node."""
-    state, given, values = model.state_dict(), iter(inputs), {}
-    for node in captured.nodes:
-        if node.op == "placeholder":
-            name = captured.parameters.get(node.name)
-            values[node] = next(given) if name is None else state[name]
-        elif node.op == "call_function":
-            args, options = torch.fx.map_arg((node.args, node.kwargs), values.get)
-            values[node] = node.target(*args, **options)
-    return tuple(values[node] for node in captured.outputs)
 
 
 def test_option_leaves_loops_to_torch(tmp_path):

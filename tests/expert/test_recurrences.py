@@ -7,6 +7,7 @@ import runpy
 import pytest
 import torch
 from agreement import assert_agrees  # type: ignore[import-not-found]
+from captured_graphs import assert_equal_results  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options, make_candidate
 from cuagent.expert.capture.subject import open_subject
@@ -172,24 +173,7 @@ def test_loop_is_the_library_s_layer_on_a_gpu(tmp_path, name):
     assert not any("_cell" in name for name in names)
     namespace = runpy.run_path(str(path))
     model, inputs = namespace["Model"]().eval(), namespace["get_inputs"]()
-    with torch.no_grad():
-        expected = model(*inputs)
-        got = results_of(captured, model, inputs)
-    expected = expected if isinstance(expected, tuple) else (expected,)
-    torch.testing.assert_close(got, tuple(expected))
-
-
-def results_of(captured, model, inputs) -> tuple[torch.Tensor, ...]:
-    """Run a captured graph, node by node."""
-    state, given, values = model.state_dict(), iter(inputs), {}
-    for node in captured.nodes:
-        if node.op == "placeholder":
-            name = captured.parameters.get(node.name)
-            values[node] = next(given) if name is None else state[name]
-        elif node.op == "call_function":
-            args, options = torch.fx.map_arg((node.args, node.kwargs), values.get)
-            values[node] = node.target(*args, **options)
-    return tuple(values[node] for node in captured.outputs)
+    assert_equal_results(captured, model, inputs)
 
 
 def test_wide_loop_is_the_library_s_layer_on_the_cpu_too(make):

@@ -11,7 +11,7 @@ import math
 
 from cuagent.expert.depthwise.match import DepthwiseText, place
 from cuagent.expert.graph.graph import Window
-from cuagent.expert.kernel import KernelCall, Request
+from cuagent.expert.kernel import KernelCall, Request, cpp_call
 from cuagent.expert.pooling.cpp import results_of
 from cuagent.expert.streaming.nest import NestError
 
@@ -24,9 +24,7 @@ PARALLEL_OPERATIONS = 1 << 14
 def generate(request: Request) -> KernelCall:
     """Return the kernel of a group with a depthwise convolution. Raises NestError for long rows."""
     kernel = _Depthwise(request)
-    text, path = kernel.text(), f"kernels/{request.name}.cpp"
-    tensors = kernel.values.tensors_read
-    return KernelCall(request.name, path, text, request.group, tensors, ("pointwise.h",))
+    return cpp_call(request, kernel.text(), kernel.values.tensors_read)
 
 
 class _Depthwise(DepthwiseText):

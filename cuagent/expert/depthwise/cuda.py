@@ -16,8 +16,8 @@ import math
 from cuagent.expert.anchored.values import address
 from cuagent.expert.depthwise.match import DepthwiseText, place
 from cuagent.expert.graph.graph import ITEM_BYTES, Kind, Window, contiguous_strides
-from cuagent.expert.kernel import KernelCall, Request
-from cuagent.expert.streaming.cuda import headers
+from cuagent.expert.kernel import KernelCall, Request, cuda_call
+from cuagent.expert.streaming.cuda import headers_of
 from cuagent.expert.streaming.expressions import computed_type, identifier
 from cuagent.expert.streaming.nest import NestError, storage
 
@@ -34,16 +34,13 @@ LEAST_THREADS = 1 << 17
 def generate(request: Request) -> KernelCall:
     """Return the kernel of a group with a depthwise convolution."""
     kernel = _Depthwise(request)
-    text, path = kernel.text(), f"kernels/{request.name}.cu"
-    tensors = kernel.values.tensors_read
-    return KernelCall(request.name, path, text, request.group, tensors, kernel.includes)
+    return cuda_call(request, kernel.text(), kernel.values.tensors_read, kernel.includes)
 
 
 class _Depthwise(DepthwiseText):
     def __init__(self, request: Request) -> None:
         super().__init__(request)
-        dtypes = [*self.values.tensors_read.values(), *(n.dtype for n in request.group.nodes)]
-        self.includes = headers(dtypes)
+        self.includes = headers_of(request.group, self.values.tensors_read)
         source = request.graph.node(str(self.anchor.args[0]))
         self.source = source
         self.integer = "long" if max(source.size, self.anchor.size) >= 1 << 30 else "int"

@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 
 from cuagent.expert.graph.graph import Node
-from cuagent.expert.kernel import KernelCall, Request
+from cuagent.expert.kernel import KernelCall, Request, cpp_call
 from cuagent.expert.loops.elements import Element, Elements, Target
 from cuagent.expert.loops.spec import Result
 from cuagent.expert.loops.text import LoopText
+from cuagent.expert.streaming.nest import NestError
 
 BLOCK = 64
 """Channels in a block with several lanes: a state of 16 lanes then takes 4 KiB."""
@@ -32,9 +33,7 @@ def generate(request: Request) -> KernelCall:
 
     loop = Elements(request.group.nodes[0].spec)
     kernel = ProductsKernel(request) if loop.has_products else RowsKernel(request)
-    text, path = kernel.text(), f"kernels/{request.name}.cpp"
-    tensors = kernel.tensors_read
-    return KernelCall(request.name, path, text, request.group, tensors, ("pointwise.h",))
+    return cpp_call(request, kernel.text(), kernel.tensors_read)
 
 
 Loop = tuple[int, bool]
@@ -197,8 +196,11 @@ class RowsKernel(LoopText):
         return None
 
     def product_value(self, position: int) -> str:
-        """Return the expression of an element of a product."""
-        raise NotImplementedError
+        """Return the expression of an element of a product of the state.
+
+        Raises NestError: a kernel of rows has none (`products_cpp.py` has).
+        """
+        raise NestError(f"{self.request.name}: products of the state")
 
     def _compute_all(self, timed: bool) -> None:
         for stage in range(self.stages):

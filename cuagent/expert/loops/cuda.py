@@ -13,11 +13,11 @@ from __future__ import annotations
 import math
 
 from cuagent.expert.graph.graph import FLOATS, Node
-from cuagent.expert.kernel import KernelCall, Request
+from cuagent.expert.kernel import KernelCall, Request, cuda_call
 from cuagent.expert.loops.elements import Target
 from cuagent.expert.loops.spec import Result
 from cuagent.expert.loops.text import LoopText
-from cuagent.expert.streaming.cuda import headers
+from cuagent.expert.streaming.cuda import headers_of
 from cuagent.expert.streaming.nest import NestError
 
 MOST_ITEMS = 16
@@ -33,9 +33,7 @@ PREFETCHED = 48
 def generate(request: Request) -> KernelCall:
     """Return the kernel of a loop. Raises NestError for a state with too many elements."""
     kernel = _Kernel(request)
-    text, path = kernel.text(), f"kernels/{request.name}.cu"
-    tensors = kernel.tensors_read
-    return KernelCall(request.name, path, text, request.group, tensors, kernel.includes)
+    return cuda_call(request, kernel.text(), kernel.tensors_read, kernel.includes)
 
 
 class _Kernel(LoopText):
@@ -55,8 +53,7 @@ class _Kernel(LoopText):
         if self.items > MOST_ITEMS:
             raise NestError(f"{request.name}: too many lanes")
         self.groups = THREADS // width
-        dtypes = [*self.tensors_read.values(), *(n.dtype for n in request.group.nodes)]
-        self.includes = headers(dtypes)
+        self.includes = headers_of(request.group, self.tensors_read)
         sizes = [base.size for base, _, _ in self.leaves] + [n.size for n, _, _ in self.outputs()]
         self.integer = "long" if max(sizes) >= 1 << 31 else "int"
         self.order = self._channel_order()

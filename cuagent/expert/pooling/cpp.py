@@ -11,7 +11,7 @@ import itertools
 import math
 
 from cuagent.expert.graph.graph import Kind, Window
-from cuagent.expert.kernel import KernelCall, Request
+from cuagent.expert.kernel import KernelCall, Request, cpp_call
 from cuagent.expert.pooling.positions import START, PoolText, adaptive_bounds, whole_repeats
 from cuagent.expert.streaming.nest import NestError
 
@@ -28,9 +28,7 @@ PARALLEL_OPERATIONS = 1 << 14
 def generate(request: Request) -> KernelCall:
     """Return the kernel of a group with a pool or a resample. Raises NestError for long rows."""
     pool = _Pool(request)
-    text, path = pool.text(), f"kernels/{request.name}.cpp"
-    tensors = pool.values.tensors_read
-    return KernelCall(request.name, path, text, request.group, tensors, ("pointwise.h",))
+    return cpp_call(request, pool.text(), pool.values.tensors_read)
 
 
 class _Pool(PoolText):

@@ -10,9 +10,9 @@ import itertools
 import math
 
 from cuagent.expert.graph.graph import Kind, Window
-from cuagent.expert.kernel import KernelCall, Request
+from cuagent.expert.kernel import KernelCall, Request, cuda_call
 from cuagent.expert.pooling.positions import START, PoolText, adaptive_bounds
-from cuagent.expert.streaming.cuda import headers
+from cuagent.expert.streaming.cuda import headers_of
 
 THREADS = 256
 MAX_UNROLLED = 32
@@ -22,16 +22,13 @@ MAX_UNROLLED = 32
 def generate(request: Request) -> KernelCall:
     """Return the kernel of a group with a pool or a resample."""
     pool = _Pool(request)
-    text, path = pool.text(), f"kernels/{request.name}.cu"
-    tensors = pool.values.tensors_read
-    return KernelCall(request.name, path, text, request.group, tensors, pool.includes)
+    return cuda_call(request, pool.text(), pool.values.tensors_read, pool.includes)
 
 
 class _Pool(PoolText):
     def __init__(self, request: Request) -> None:
         super().__init__(request)
-        dtypes = [*self.values.tensors_read.values(), *(n.dtype for n in request.group.nodes)]
-        self.includes = headers(dtypes)
+        self.includes = headers_of(request.group, self.values.tensors_read)
         given = math.prod(self.shape[: self.anchor.dims[0]]) * math.prod(
             side.extent for side in self.sides.values()
         )

@@ -7,7 +7,7 @@ before and after, where it can be vectorized. Along another dimension adjacent r
 
 from __future__ import annotations
 
-from cuagent.expert.kernel import KernelCall, Request
+from cuagent.expert.kernel import KernelCall, Request, cpp_call
 from cuagent.expert.scans.loops import IDENTITY, SIGN, ScanText
 
 TOGETHER = 8
@@ -23,9 +23,7 @@ PARALLEL_ELEMENTS = 1 << 14
 def generate(request: Request) -> KernelCall:
     """Return the kernel of a group with a scan."""
     scan = _Scan(request)
-    text, path = scan.text(), f"kernels/{request.name}.cpp"
-    tensors = scan.values.tensors_read
-    return KernelCall(request.name, path, text, request.group, tensors, ("pointwise.h",))
+    return cpp_call(request, scan.text(), scan.values.tensors_read)
 
 
 class _Scan(ScanText):

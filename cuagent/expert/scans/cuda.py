@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 
-from cuagent.expert.kernel import KernelCall, Request
+from cuagent.expert.kernel import KernelCall, Request, cuda_call
 from cuagent.expert.scans.loops import ScanText
-from cuagent.expert.streaming.cuda import headers
+from cuagent.expert.streaming.cuda import headers_of
 from cuagent.expert.streaming.nest import NestError
 
 JOIN = {"sum": "Sum", "prod": "Product"}
@@ -27,9 +27,7 @@ FEW_ROWS, LONG_ROW = 32, 1 << 16
 def generate(request: Request) -> KernelCall:
     """Return the kernel of a group with a scan. Raises NestError for few long rows."""
     scan = _Scan(request)
-    text, path = scan.text(), f"kernels/{request.name}.cu"
-    tensors = scan.values.tensors_read
-    return KernelCall(request.name, path, text, request.group, tensors, scan.includes)
+    return cuda_call(request, scan.text(), scan.values.tensors_read, scan.includes)
 
 
 class _Scan(ScanText):
@@ -37,8 +35,7 @@ class _Scan(ScanText):
         super().__init__(request)
         if self.rows < FEW_ROWS and self.length >= LONG_ROW:
             raise NestError(f"{request.name}: few long rows")
-        dtypes = [*self.values.tensors_read.values(), *(n.dtype for n in request.group.nodes)]
-        self.includes = headers(dtypes)
+        self.includes = headers_of(request.group, self.values.tensors_read)
         self.integer = "long" if self.rows * self.length >= 1 << 30 else "int"
 
     def text(self) -> str:

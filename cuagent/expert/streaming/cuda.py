@@ -11,12 +11,12 @@ Not covered: transposition through shared memory; strided reads stay strided.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from cuagent.expert.graph.graph import FLOATS, ITEM_BYTES
 from cuagent.expert.kernel import KernelCall, Request
 from cuagent.expert.streaming.expressions import TYPES, computed_type, identifier
-from cuagent.expert.streaming.fuse import LONG_ROW
+from cuagent.expert.streaming.fuse import LONG_ROW, Group
 from cuagent.expert.streaming.nest import Access, Nest, NestError, nest_of
 from cuagent.expert.streaming.stages import Plan, Stage
 from cuagent.expert.streaming.text import KernelText, without_unused
@@ -75,6 +75,11 @@ def headers(dtypes: Iterable[str]) -> tuple[str, ...]:
     """Return the headers for these dtypes; the headers of half types compile slowly."""
     half = {"float16", "bfloat16"} & set(dtypes)
     return ("half_cuda.h", "pointwise_cuda.h") if half else ("pointwise_cuda.h",)
+
+
+def headers_of(group: Group, tensors_read: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the headers for the tensors that a kernel reads and the values that it computes."""
+    return headers([*tensors_read.values(), *(node.dtype for node in group.nodes)])
 
 
 def threads_for(columns: int, vector: int) -> int:
