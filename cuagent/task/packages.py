@@ -38,7 +38,7 @@ def installed_imports(source: str) -> tuple[str, ...]:
 
 
 def _is_installed(module: str) -> bool:
-    """Return True if a module's package lies in a folder of installed packages."""
+    """Return True if a module's package is installed (site-packages), and no local file."""
     package = module.partition(".")[0]
     if package in IMPORTED or package in sys.stdlib_module_names:
         return False

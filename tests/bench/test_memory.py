@@ -1,4 +1,4 @@
-"""Problems share a GPU's memory: what a call takes, and who waits for whom."""
+"""Problems share a GPU's memory: the size of a call, the claim of a problem, and the queue."""
 
 from __future__ import annotations
 

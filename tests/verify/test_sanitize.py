@@ -152,7 +152,7 @@ ONLY_OWN_WRITES = """case "$*" in *initcheck*kns=*)
 echo "========= Uninitialized __global__ memory read of size 4 bytes"
 echo "=========     at relu_kernel(float *, long)+0xd0"; exit 99;; esac
 """
-"""What the tool prints of a kernel that reads a library's result, if it sees no library kernel."""
+"""Report on a kernel that reads a library's result, if only own kernels are instrumented."""
 
 
 def test_read_of_a_librarys_result_does_not_reject(tool: Path, referee: Referee) -> None:

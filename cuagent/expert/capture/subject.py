@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 OURS = frozenset(("torch", "F", "load", "triton", "tl", "super", "self"))
-"""Names that the text of a candidate uses beside those of the reference."""
+"""Names that the text of a candidate uses in addition to those of the reference."""
 
 
 @dataclass(frozen=True)
