@@ -18,7 +18,7 @@ from cuagent.expert.capture.subject import Subject, Target
 from cuagent.expert.convolutions import match as convolutions
 from cuagent.expert.convolutions import triton as convolution
 from cuagent.expert.convolutions.match import Convolution, with_convolutions
-from cuagent.expert.convolutions.triton import SHALLOW, is_shallow
+from cuagent.expert.convolutions.tiles import tiles as convolution_tiles
 from cuagent.expert.depthwise.match import with_depthwise
 from cuagent.expert.families import ANCHORS, generate
 from cuagent.expert.graph.graph import Graph, Kind, Node
@@ -247,11 +247,8 @@ def _triton(
         tiles = ranked(*sizes)
         tile = tiles[min(options.tiles, len(tiles) - 1)]
         return TritonCall(name, text, step, partial(matrix_product.launch, name, step, tile))
-    rows, columns = convolution.rows_of(step), step.channels_out
-    tiles = ranked(rows, columns, step.node.dtype, target.processors)
-    if is_shallow(step):
-        tiles = (SHALLOW, *tiles)
-    tile = tiles[min(options.tiles, len(tiles) - 1)]
+    found = convolution_tiles(step, target.processors)
+    tile = found[min(options.tiles, len(found) - 1)]
     precision = "tf32" if target.tf32_convolutions else "tf32x3"
     text = convolution.render(name, step, dtype_of, precision)
     return TritonCall(name, text, step, partial(convolution.launches, name, step, tile))
