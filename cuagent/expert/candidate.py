@@ -15,6 +15,7 @@ from cuagent.expert.attention.kernel import AttentionStep, blocks, with_kernels
 from cuagent.expert.attention.rewrite import Own, with_attention
 from cuagent.expert.capture.export import Captured
 from cuagent.expert.capture.subject import Subject, Target
+from cuagent.expert.convolutions import library as library_convolutions
 from cuagent.expert.convolutions import match as convolutions
 from cuagent.expert.convolutions import triton as convolution
 from cuagent.expert.convolutions.match import Convolution, with_convolutions
@@ -59,6 +60,9 @@ class Options:
     """Compute half-precision products in float32; None decides it from the processor."""
     products: bool = True
     """CUDA: compute matrix products, with the operations behind them, by own kernels."""
+    convolutions: str = "own"
+    """CUDA: compute convolutions by own kernels where they may be faster ("own"), or all by the
+    library, in the layout as captured ("library") or in "channels_last"."""
     tiles: int = 0
     """CUDA: rank of a product's tiles in the cost model."""
     compile: str = ""
@@ -109,7 +113,10 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
         if options.products:
             graph = products.as_reductions(graph, subject.target, frozenset(keep))
             graph = products.copy_operands(graph, subject.target)
+        if options.products and options.convolutions == "own":
             graph = convolutions.copy_operands(graph, subject.target, frozenset(keep))
+        channels_last = options.convolutions == "channels_last"
+        graph = library_convolutions.arrange(graph, subject.device, frozenset(keep), channels_last)
         prepared = prepared_names(graph)
         own = (*recurrence_groups(graph), *loop_groups(graph))
         claimed = (*clusters(graph, ANCHORS, prepared), *own)

@@ -32,6 +32,8 @@ ROUNDED = "(({0}.float().view(torch.int32) + 4096) & -8192).view(torch.float32)"
 sign would add up over the sum."""
 PREPARATIONS |= {WEIGHT, TRANSPOSED_WEIGHT, ROUNDED}
 PREPARATIONS |= {call.format(ROUNDED) for call in (WEIGHT, TRANSPOSED_WEIGHT)}
+TRANSPOSED = "own F.conv of channels last"
+"""A result of the library in channels-last layout, plus its bias."""
 LEAST_CHANNELS = 16
 """Input channels of a pointwise convolution, whose sum would be mostly zeros with fewer."""
 FEW_CHANNELS = 32
@@ -71,7 +73,8 @@ class Convolution:
     left: Volume
     """Input. Its channels are adjacent, or its places are."""
     right: str
-    """Weight as (output channels, *taps, input channels)."""
+    """Weight as (output channels, *taps, input channels); "" if `left` is the result of the
+    library's convolution, without its bias."""
     bias: Volume | None
     epilogue: tuple[Node, ...]
     reads: dict[tuple[str, str], Volume]
@@ -254,7 +257,8 @@ def settings_of(node: Node) -> dict[str, Any]:
 
 def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution | None:
     """Return the convolution; None if its group cannot be the epilogue."""
-    x, weight, *bias = (graph.node(str(arg)) for arg in node.args)
+    x, *others = (graph.node(str(arg)) for arg in node.args)
+    weight, *bias = (None, *others) if node.op == TRANSPOSED else others
     transposed = node.op.startswith("own F.conv_transpose")
     epilogue = group.nodes if group is not None else ()
     outputs = group.outputs if group is not None else (node.name,)
@@ -273,15 +277,18 @@ def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution |
         }
     except NestError:
         return None
-    left, right, axes = _operands(graph, node, x, weight)
-    dtypes = {left.tensor: left.dtype, right.tensor: right.dtype}
+    if weight is None:
+        left, right, axes = *_given(x), (_one_axis(node),)
+    else:
+        left, right, axes = _operands(graph, node, x, weight)
+    dtypes = {volume.tensor: volume.dtype for volume in (left, right) if volume.tensor}
     dtypes |= {n.name: n.dtype for n in bias}
     dtypes |= {volume.tensor: volume.dtype for volume in reads.values()}
     return Convolution(
         node,
         transposed,
         x.shape[0],
-        x.shape[-1] if x.op == CHANNELS_LAST else x.shape[1],
+        x.shape[-1] if left.channel == 1 else x.shape[1],
         node.shape[1],
         axes,
         left,
@@ -294,6 +301,18 @@ def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution |
         dtypes,
         any(n.kind is Kind.REDUCE for n in epilogue),
     )
+
+
+def _given(x: Node) -> tuple[Volume, Volume]:
+    """Return a result of the library as the left operand, and no right one."""
+    size = x.size // x.shape[0]
+    return Volume(x.name, x.dtype, size, 1, x.shape[-1], 0), Volume("", "", 0, 0, 0, 0)
+
+
+def _one_axis(node: Node) -> Axis:
+    """Return all places of a convolution whose rows need no coordinates as one axis."""
+    places = math.prod(node.shape[2:])
+    return Axis(places, places, 1, 1, 0, 1)
 
 
 def _has_text(node: Node) -> bool:
@@ -312,9 +331,8 @@ def _operands(
     """Return input, weight and axes; all places of a pointwise convolution are one axis."""
     copied = x.op == CHANNELS_LAST
     if not copied and is_pointwise(node, weight):
-        places = math.prod(node.shape[2:])
         volumes = (volume_of(graph, n.name, n.shape) for n in (x, weight))
-        return *volumes, (Axis(places, places, 1, 1, 0, 1),)  # type: ignore[return-value]
+        return *volumes, (_one_axis(node),)  # type: ignore[return-value]
     settings = settings_of(node)
     axes = tuple(
         Axis(

@@ -27,6 +27,10 @@ SHAPES = {
 def tiles(conv: Convolution, processors: int) -> tuple[Tile, ...]:
     """Return the tiles of a convolution, the best by estimate first."""
     float32 = conv.node.dtype == "float32"
+    if not conv.right:
+        columns = max(16, 1 << (conv.channels_out - 1).bit_length())
+        columns = columns if conv.reduces else min(columns, 64)
+        return tuple(Tile(rows, columns, 16, 4, 1, 1.0) for rows in (64, 128, 32))
     if conv.taps == 1 and not conv.reduces:
         found = ranked(rows_of(conv), conv.channels_out, conv.node.dtype, processors)
         shallow = float32 and conv.channels_in <= 64 < conv.channels_out

@@ -129,6 +129,8 @@ def _points(conv: Convolution) -> list[str]:
 
 def _sums(conv: Convolution, precision: str) -> list[str]:
     """Return the lines that compute `total`; of a pair of phases, the rows of both in turn."""
+    if not conv.right:
+        return _given(conv)
     if conv.pair is None:
         return _sum(conv, precision, "total")
     lines, d = [], conv.pair
@@ -142,6 +144,14 @@ def _sums(conv: Convolution, precision: str) -> list[str]:
     lines.append("    total = tl.join(total_0, total_1).permute(0, 2, 1)")
     lines.append("    total = total.reshape(2 * ROWS, COLUMNS)")
     return lines
+
+
+def _given(conv: Convolution) -> list[str]:
+    """Return the line that reads a result of the library in channels-last layout."""
+    left = f"{pointer(conv.left.tensor)} + first[:, None] + n[None, :]"
+    mask = f"(row < {conv.samples} * points)[:, None] & (n[None, :] < {conv.channels_out})"
+    cast = ".to(tl.float32)" if conv.left.dtype != "float32" else ""
+    return [f"    total = tl.load({left}, mask={mask}, other=0.0){cast}"]
 
 
 def _sum(conv: Convolution, precision: str, total: str) -> list[str]:
