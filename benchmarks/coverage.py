@@ -74,7 +74,10 @@ def main() -> None:
         text = found.error or kernels + (f"; library: {calls}" if calls else "")
         print(f"{path.parent.name:8} {path.stem[:44]:44} {text}", flush=True)
     for name, counts in totals.items():
-        print(f"{name}: {counts.total()} problems; " + ", ".join(f"{n} {k}" for k, n in counts.items()))
+        print(
+            f"{name}: {counts.total()} problems; "
+            + ", ".join(f"{n} {k}" for k, n in counts.items())
+        )
 
 
 def plan(path: Path) -> Plan:
@@ -82,10 +85,12 @@ def plan(path: Path) -> Plan:
     found: list[tuple[Any, ...]] = []
     try:
         with _limit(LIMIT_S), _meta_tensors(), _observed(found):
-            subject = replace(open_subject(load_task(f"{path}:Model")), target=H200)
+            subject = replace(open_subject(load_task(f"{path}:Model", device="cpu")), target=H200)
             made = make_candidate(subject, Options())
     except Exception as error:
-        return Plan(Counter(), Counter(), f"{type(error).__name__}: {str(error).splitlines()[0][:90]}")
+        return Plan(
+            Counter(), Counter(), f"{type(error).__name__}: {str(error).splitlines()[0][:90]}"
+        )
     if made is None:
         # The steps of the last plan still say which calls remain.
         return Plan(Counter(), _calls(found[-1][4] if found else ()))

@@ -95,6 +95,8 @@ class Candidate:
     """Operators that one fused call of the library replaces, with what surrounds them."""
     has_products: bool = False
     """True if a kernel computes a matrix product or a convolution."""
+    convolutions: int = 0
+    """Convolutions, except those of each channel by itself."""
 
 
 def make_candidate(subject: Subject, options: Options) -> Candidate | None:
@@ -331,4 +333,5 @@ def _assemble(
         folded=rewritten,
         library=tuple(name for group in library.values() for name in group),
         has_products=has_products,
+        convolutions=sum(n.op.startswith(("F.conv", "own F.conv")) for n in graph.nodes),
     )

@@ -54,9 +54,7 @@ def _without_bias(graph: Graph, node: Node) -> Iterator[Node]:
         column = bias.name
     else:
         column = f"{node.name}_bias_column"
-        yield Node(
-            column, Kind.VIEW, "view", (bias.name,), shape, bias.dtype, origin=node.origin
-        )
+        yield Node(column, Kind.VIEW, "view", (bias.name,), shape, bias.dtype, origin=node.origin)
     yield Node(
         node.name, Kind.POINTWISE, "add", (name, column), node.shape, node.dtype,
         origin=node.origin,

@@ -373,9 +373,7 @@ def volume_of(graph: Graph, name: str, shape: tuple[int, ...]) -> Volume:
     return Volume(base.name, base.dtype, padded[0], padded[1], place, offset)
 
 
-def _read_by(
-    graph: Graph, group: Group, reader: Node, name: str, shape: tuple[int, ...]
-) -> Volume:
+def _read_by(graph: Graph, group: Group, reader: Node, name: str, shape: tuple[int, ...]) -> Volume:
     """Return a tensor as a node of the group reads it, over (samples, channels, *places).
 
     Raises NestError if the tensor has no single stride along each of them.

@@ -296,7 +296,10 @@ def _stores(conv: Convolution, dtype_of: Callable[[str], str]) -> Iterator[str]:
     full = f"inside[:, None] & (n[None, :] < {conv.channels_out})"
     for output in conv.outputs:
         value = f"{variable(output)}.to({ELEMENTS[dtype_of(output)]})"
-        start, mask = f"sample[:, None] * {conv.channels_out * places} + n[None, :] * {places}", full
+        start, mask = (
+            f"sample[:, None] * {conv.channels_out * places} + n[None, :] * {places}",
+            full,
+        )
         if output in conv.rows:
             start, mask = f"sample[:, None] * {places}", "inside[:, None]"
         target = f"{identifier(output)}_out + {start} + place[:, None]"
@@ -345,9 +348,7 @@ def _address(conv: Convolution) -> Callable[[Volume], str]:
     return address
 
 
-def launches(
-    name: str, conv: Convolution, tile: Tile, arguments: list[str]
-) -> list[str]:
+def launches(name: str, conv: Convolution, tile: Tile, arguments: list[str]) -> list[str]:
     """Return the lines of Python that launch the kernel."""
     across = math.ceil(conv.channels_out / tile.columns)
     points = math.prod(
