@@ -16,10 +16,11 @@ from cuagent.expert.attention.rewrite import Own, with_attention
 from cuagent.expert.capture.constants import constant_values
 from cuagent.expert.capture.export import Captured
 from cuagent.expert.capture.subject import Subject, Target
+from cuagent.expert.convolutions import library as library_convolutions
 from cuagent.expert.convolutions import match as convolutions
 from cuagent.expert.convolutions import triton as convolution
 from cuagent.expert.convolutions.match import Convolution, with_convolutions
-from cuagent.expert.convolutions.triton import SHALLOW, is_shallow
+from cuagent.expert.convolutions.tiles import tiles as convolution_tiles
 from cuagent.expert.depthwise.match import with_depthwise
 from cuagent.expert.families import ANCHORS, generate
 from cuagent.expert.graph.graph import Graph, Kind, Node
@@ -62,6 +63,9 @@ class Options:
     """Compute half-precision products in float32; None decides it from the processor."""
     products: bool = True
     """CUDA: compute matrix products, with the operations behind them, by own kernels."""
+    convolutions: str = "own"
+    """CUDA: compute convolutions by own kernels where they may be faster ("own"), or all by the
+    library, in the layout as captured ("library") or in "channels_last"."""
     tiles: int = 0
     """CUDA: rank of a product's tiles in the cost model."""
     compile: str = ""
@@ -96,6 +100,8 @@ class Candidate:
     """Operators whose values are computed once."""
     has_products: bool = False
     """True if a kernel computes a matrix product or a convolution."""
+    convolutions: int = 0
+    """Convolutions, except those of each channel by itself."""
 
 
 def make_candidate(subject: Subject, options: Options) -> Candidate | None:
@@ -115,7 +121,10 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
         if options.products:
             graph = products.as_reductions(graph, subject.target, frozenset(keep))
             graph = products.copy_operands(graph, subject.target)
+        if options.products and options.convolutions == "own":
             graph = convolutions.copy_operands(graph, subject.target, frozenset(keep))
+        channels_last = options.convolutions == "channels_last"
+        graph = library_convolutions.arrange(graph, subject.device, frozenset(keep), channels_last)
         prepared = prepared_names(graph)
         own = (*recurrence_groups(graph), *loop_groups(graph))
         claimed = (*clusters(graph, ANCHORS, prepared), *own)
@@ -254,11 +263,8 @@ def _triton(
         tiles = ranked(*sizes)
         tile = tiles[min(options.tiles, len(tiles) - 1)]
         return TritonCall(name, text, step, partial(matrix_product.launch, name, step, tile))
-    rows, columns = convolution.rows_of(step), step.channels_out
-    tiles = ranked(rows, columns, step.node.dtype, target.processors)
-    if is_shallow(step):
-        tiles = (SHALLOW, *tiles)
-    tile = tiles[min(options.tiles, len(tiles) - 1)]
+    found = convolution_tiles(step, target.processors)
+    tile = found[min(options.tiles, len(found) - 1)]
     precision = "tf32" if target.tf32_convolutions else "tf32x3"
     text = convolution.render(name, step, dtype_of, precision)
     return TritonCall(name, text, step, partial(convolution.launches, name, step, tile))
@@ -347,4 +353,5 @@ def _assemble(
         library=tuple(name for group in library.values() for name in group),
         constants=_computed_once(graph),
         has_products=has_products,
+        convolutions=sum(n.op.startswith(("F.conv", "own F.conv")) for n in graph.nodes),
     )
