@@ -19,7 +19,8 @@ BODIES = {
     ),
     "the smallest": "return x.scatter_reduce(0, to[:, None].expand_as(m), m, 'amin').tanh()",
     "counts": (
-        "return torch.zeros(7, dtype=t).scatter_add_(0, to, torch.ones_like(to, dtype=x.dtype)).clamp(min=1)"
+        "n = torch.zeros(7, dtype=t); "
+        "return n.scatter_add_(0, to, torch.ones_like(to, dtype=t)).clamp(min=1)"
     ),
     "index_put": "y = x.clone(); return y.index_put((to - 7,), m, accumulate=True)",
     "messages of edges": (
@@ -29,14 +30,18 @@ BODIES = {
     ),
     "weights of heads": (
         "z = x[:, :4].reshape(7, 2, 2); w = m[:, :2].exp(); "
-        "return torch.zeros(7, 2, 2, dtype=t).index_add(0, to, z[pair[0]] * w[..., None]).flatten(1)"
+        "y = torch.zeros(7, 2, 2, dtype=t); "
+        "return y.index_add(0, to, z[pair[0]] * w[..., None]).flatten(1)"
     ),
     "a softmax over the edges of a node": (
         "i = to[:, None].expand_as(m); "
-        "b = torch.full((7, 5), -1e30, dtype=t).scatter_reduce(0, i, m, 'amax'); w = (m - b[to]).exp(); "
+        "b = torch.full((7, 5), -1e30, dtype=t).scatter_reduce(0, i, m, 'amax'); "
+        "w = (m - b[to]).exp(); "
         "return w / torch.zeros(7, 5, dtype=t).scatter_add(0, i, w)[to]"
     ),
-    "an index that is not contiguous": "return torch.zeros(7, 5, dtype=t).index_add(0, strided[:, 1], m)",
+    "an index that is not contiguous": (
+        "return torch.zeros(7, 5, dtype=t).index_add(0, strided[:, 1], m)"
+    ),
 }
 LEFT = {
     "another dimension": "return x.index_add(1, pair[0, :5] % 5, m[:7])",

@@ -1,10 +1,10 @@
 """Define the expert's intermediate representation: a list of nodes with static shapes.
 
-A node is one operation on whole tensors. Kernels are generated for `pointwise`,
-`reduce`, `scan`, `scatter`, `pool`, `resample` and `depthwise` nodes; every `library` node stays a call of
-torch. All floating tensors count as contiguous; a node with another layout in torch is a library
-call followed by a copy. A kernel computes in float32: the dtype of a float16 or bfloat16 node says
-how its value is stored, not how it is computed.
+A node is one operation on whole tensors. Kernels are generated for `pointwise`, `reduce`, `scan`,
+`scatter`, `pool`, `resample` and `depthwise` nodes; every `library` node stays a call of torch. All
+floating tensors count as contiguous; a node with another layout in torch is a library call followed
+by a copy. A kernel computes in float32: the dtype of a float16 or bfloat16 node says how its value
+is stored, not how it is computed.
 Invariant: a node's arguments come before it, and names are unique Python identifiers.
 """
 

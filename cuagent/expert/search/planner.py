@@ -34,6 +34,7 @@ CPU each costs more time than its choices have gained in the examples."""
 
 FEW_CONVOLUTIONS = 3
 """Most convolutions for which other layouts are tried."""
+NO_MEMORY = Memory()
 COMPILE_MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 """Rungs whose names are modes of torch.compile."""
 
@@ -138,7 +139,7 @@ def propose(
     subject: Subject,
     outcomes: Sequence[Outcome],
     bounds: Bounds = Bounds(),
-    memory: Memory = Memory(),
+    memory: Memory = NO_MEMORY,
 ) -> Proposal | None:
     """Return the next candidate, or None if no further change should help.
 
