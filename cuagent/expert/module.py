@@ -380,7 +380,8 @@ class _Module:
         listed = "".join(f"\n        {self.parts.attribute(n.op)}," for n in sources)
         name = self._name
         body = [
-            f"{name(n.name)} = {self.parts.attribute(n.op)}{'.double()' if n.dtype in FLOATS else ''}"
+            f"{name(n.name)} = {self.parts.attribute(n.op)}"
+            + (".double()" if n.dtype in FLOATS else "")
             for n in sources
         ]
         for node in chain:
