@@ -282,6 +282,9 @@ def _places(conv: Convolution) -> list[str]:
     ]
     lines.append(f"    place = {' + '.join(terms)}")
     adjacent = conv.pair is not None or not conv.transposed or conv.axes[-1].stride == 1
+    if len(conv.axes) == 1 and adjacent and conv.pair is None:
+        # A hint on an addition of 0 would be lost with it.
+        lines[-1] = "    place = m % points"
     if adjacent:
         lines.append(f"    place = tl.max_contiguous(place, {count})")
     lines.append(f"    inside = row < {conv.samples} * points")
