@@ -19,6 +19,7 @@ from cuagent.expert.convolutions import library as library_convolutions
 from cuagent.expert.convolutions import match as convolutions
 from cuagent.expert.convolutions import triton as convolution
 from cuagent.expert.convolutions.match import Convolution, with_convolutions
+from cuagent.expert.convolutions.sums import sum_before_convolutions
 from cuagent.expert.convolutions.tiles import tiles as convolution_tiles
 from cuagent.expert.depthwise.match import with_depthwise
 from cuagent.expert.families import ANCHORS, generate
@@ -108,6 +109,7 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
         captured, library = _with_library_calls(subject, options, frozenset(keep))
         before = share_equal(lower(captured, frozenset(keep)))
         graph = rewrite(before, fold=options.fold, merge=options.merge)
+        graph = sum_before_convolutions(graph) if options.fold else graph
         graph = with_depthwise(graph, subject.device, frozenset(keep))
         if widens(subject.device) if options.widen is None else options.widen:
             graph = widen_products(graph)
