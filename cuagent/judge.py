@@ -34,6 +34,7 @@ from cuagent.score import Score, milestone
 from cuagent.task import Device, Task
 from cuagent.timing import Effort, Timing
 from cuagent.verdict import WHILE_TIMED, Reason, Verdict
+from cuagent.verify import races
 from cuagent.verify.admission import Admission, admit
 from cuagent.verify.pending import PendingVerdict
 from cuagent.verify.referee import Isolation, Referee
@@ -277,6 +278,8 @@ class LocalJudge:
             verdict = self.referee.verify(attempt, build)
         if effort is Effort.RECORD:
             verdict = self._gated(attempt, build, verdict)
+        if effort is not Effort.QUICK:
+            verdict = races.gated(self.referee, attempt, verdict)
         if verdict.accepted and prewarm is Prewarm.WHEN_ACCEPTED:
             self._timer.prewarm(attempt, self._baselines(effort))()
         return build, verdict

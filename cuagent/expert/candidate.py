@@ -13,6 +13,7 @@ from cuagent.expert.anchored.cluster import clusters
 from cuagent.expert.attention import triton as fused_attention
 from cuagent.expert.attention.kernel import AttentionStep, blocks, with_kernels
 from cuagent.expert.attention.rewrite import Own, with_attention
+from cuagent.expert.capture.constants import constant_values
 from cuagent.expert.capture.export import Captured
 from cuagent.expert.capture.subject import Subject, Target
 from cuagent.expert.convolutions import library as library_convolutions
@@ -57,6 +58,8 @@ class Options:
     """Compute loops over cells by one call; on the CPU also recurrent layers by own kernels."""
     merge: bool = False
     """Merge linear layers of the same input into one product."""
+    constants: bool = True
+    """Compute values that depend on parameters alone once, such as masks and position biases."""
     widen: bool | None = None
     """Compute half-precision products in float32; None decides it from the processor."""
     products: bool = True
@@ -94,6 +97,8 @@ class Candidate:
     """Operators that rewrites removed."""
     library: tuple[str, ...] = ()
     """Operators that one fused call of the library replaces, with what surrounds them."""
+    constants: tuple[str, ...] = ()
+    """Operators whose values are computed once."""
     has_products: bool = False
     """True if a kernel computes a matrix product or a convolution."""
     convolutions: int = 0
@@ -107,7 +112,8 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
     taken = {*re.findall(r"\w+", subject.reference), *subject.captured.arguments}
     while True:
         captured, library = _with_library_calls(subject, options, frozenset(keep))
-        before = share_equal(lower(captured, frozenset(keep)))
+        constants = constant_values(captured) if options.constants else frozenset()
+        before = share_equal(lower(captured, frozenset(keep), constants))
         graph = rewrite(before, fold=options.fold, merge=options.merge)
         graph = sum_before_convolutions(graph) if options.fold else graph
         graph = with_depthwise(graph, subject.device, frozenset(keep))
@@ -151,7 +157,7 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
             break
         keep |= rejected
     rewritten = _changed(before, graph)
-    if not calls and not rewritten and not library:
+    if not calls and not rewritten and not library and not _computed_once(graph):
         return None
     return _assemble(subject, options, graph, prepared, steps, calls, rewritten, library)
 
@@ -198,6 +204,7 @@ def _may_gain(group: Group, steps: Steps, graph: Graph, device: str) -> bool:
         and len(users[a]) == 1
         and a not in graph.outputs
         and graph.node(a).size == group.size == n.size
+        and not graph.node(a).constant
         for n in work
         for a in n.inputs
     )
@@ -283,6 +290,16 @@ def _changed(before: Graph, after: Graph) -> tuple[str, ...]:
     return tuple(dict.fromkeys(n.origin for n in changed if n.origin))
 
 
+def _computed_once(graph: Graph) -> tuple[str, ...]:
+    """Return the values that depend on parameters alone and that other operators read."""
+    users = graph.users()
+    return tuple(
+        n.origin
+        for n in graph.nodes
+        if n.constant and (n.name in graph.outputs or any(not u.constant for u in users[n.name]))
+    )
+
+
 def _assemble(
     subject: Subject,
     options: Options,
@@ -307,6 +324,8 @@ def _assemble(
     ]
     if rewritten:
         notes.insert(0, f"merged into other operators: {', '.join(rewritten)}")
+    if once := _computed_once(graph):
+        notes.insert(0, f"computed once, because no input changes them: {', '.join(once)}")
     notes[:0] = [f"{call}, in place of {', '.join(names)}" for call, names in library.items()]
     parts = ModuleText(
         graph,
@@ -334,6 +353,7 @@ def _assemble(
         notes=tuple(notes),
         folded=rewritten,
         library=tuple(name for group in library.values() for name in group),
+        constants=_computed_once(graph),
         has_products=has_products,
         convolutions=sum(n.op.startswith(("F.conv", "own F.conv")) for n in graph.nodes),
     )

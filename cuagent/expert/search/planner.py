@@ -261,6 +261,8 @@ def _repairs(failed: Outcome) -> Iterator[tuple[Options, str]]:
     if candidate.library:
         yield replace(options, attention=False), "leave attention as it is written"
         yield replace(options, recurrences=False), "leave recurrences to torch"
+    if candidate.constants:
+        yield replace(options, constants=False), "compute masks and tables in each call"
     if _is_wrong_result(failed.reason) and options.fold and candidate.folded:
         yield replace(options, fold=False), "keep the weights unfolded, for more precision"
     for name, origins in parts:
