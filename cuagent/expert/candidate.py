@@ -230,6 +230,7 @@ def _kernel_name(
     """Return a name from at most four captured operators, such as `linear_gelu_kernel`."""
     origins = [n.origin for n in group.nodes if n.origin] or ["cast"]
     words = list(dict.fromkeys(re.sub(r"_\d+$", "", origin) for origin in origins))
+    words += ["copy"] if isinstance(group, Convolution) and group.is_copy else []
     base = "_".join(words[:2] + words[-2:] if len(words) > 4 else words) + "_kernel"
     name, k = base, 2
     while name in taken:
@@ -274,6 +275,8 @@ def _triton(
 
 def _title(group: Group | Product | Convolution | AttentionStep) -> str:
     words = list(dict.fromkeys(n.origin for n in group.nodes if n.origin)) or ["cast"]
+    if isinstance(group, Convolution) and group.is_copy:
+        return f"Input of {words[0]} in channels-last layout."
     return f"{' -> '.join(words)} in one kernel."
 
 
