@@ -253,7 +253,7 @@ def test_transposed_convolution_without_settings_is_captured(generate):
     )
     candidate = generate(text)
     assert candidate is not None
-    assert candidate.kernels[-1] == "conv_transpose3d_add_relu_kernel"
+    assert candidate.kernels[-1] == "conv_transpose3d_relu_kernel"
 
 
 LONG_SUM = ("nn.Conv2d(64, 48, 3)", "F.relu(self.c(x)) + self.s[0]", "torch.randn(8, 64, 9, 9)")
