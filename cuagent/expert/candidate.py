@@ -44,6 +44,10 @@ from cuagent.expert.streaming.nest import NestError
 from cuagent.expert.widening import widen_products, widens
 
 
+CONVOLUTIONS = ("F.conv", "own F.conv")
+"""Prefixes of the calls of convolutions, those of each channel by itself excepted."""
+
+
 @dataclass(frozen=True)
 class Options:
     """One point of the search: rewrites, fusions and schedule."""
@@ -365,7 +369,7 @@ def _assemble(
         library=tuple(name for group in library.values() for name in group),
         constants=_computed_once(graph),
         has_products=has_products,
-        convolutions=sum(n.op.startswith(("F.conv", "own F.conv")) for n in graph.nodes),
+        convolutions=len({n.origin for n in graph.nodes if n.op.startswith(CONVOLUTIONS)}),
         has_recurrences=any(
             k.group.family == "recurrences" and k.path.endswith(".cu") for k in kernels
         ),

@@ -45,6 +45,8 @@ SHORT_SUM = 256
 """Most terms of the sum of another convolution in one or two dimensions."""
 MOST_CHANNELS = 256
 """Most output channels whose reduction is in the epilogue: one tile has all of them."""
+LARGE = 1 << 31
+"""Elements of a sample whose places have no 32-bit index."""
 REDUCTIONS = ("sum", "max", "min", "amax", "amin")
 LEAST_OPERATIONS = 1 << 26
 """Multiplications of a convolution below which the launches decide."""
@@ -242,7 +244,7 @@ def _qualifies(graph: Graph, node: Node, target: Target) -> bool:
     whole = all(isinstance(v, list) for k, v in settings.items() if k != "groups")
     if not whole or len(x.shape) != len(node.shape):
         return False
-    if settings["groups"] != 1:
+    if settings["groups"] != 1 or max(n.size // n.shape[0] for n in (x, node)) >= LARGE:
         return False
     taps = math.prod(weight.shape[2:])
     points = x.size // x.shape[1] if transposed else node.size // node.shape[1]
