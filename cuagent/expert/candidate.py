@@ -43,7 +43,6 @@ from cuagent.expert.streaming.fuse import Group, fuse
 from cuagent.expert.streaming.nest import NestError
 from cuagent.expert.widening import widen_products, widens
 
-
 CONVOLUTIONS = ("F.conv", "own F.conv")
 """Prefixes of the calls of convolutions, those of each channel by itself excepted."""
 
