@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import ast
 import builtins
-import functools
 import importlib.util
 import re
 import symtable
@@ -39,8 +38,6 @@ def is_library(module: str) -> bool:
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
         return True
-    if _has_distributions(module.partition(".")[0]):
-        return True
     parts = Path(file).parts
     installed = {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib")}
     return (
@@ -48,16 +45,6 @@ def is_library(module: str) -> bool:
         or "dist-packages" in parts
         or any(Path(file).is_relative_to(folder) for folder in installed if folder)
     )
-
-
-@functools.cache
-def _has_distributions(top: str) -> bool:
-    """Return True if a package lies in a folder that pip installs to, such as one of `--target`."""
-    file = getattr(sys.modules.get(top), "__file__", None)
-    if file is None:
-        return False
-    place = Path(file).parent
-    return any((place.parent if Path(file).stem == "__init__" else place).glob("*.dist-info"))
 
 
 class Sources:
