@@ -1,7 +1,7 @@
 """Look for data races between the threads of an accepted CPU candidate, before a claim.
 
 The sources are compiled again with a runtime that waits before some writes and reports a value that
-another thread changes meanwhile (`build/races.h`). A process of its own makes a few calls on the
+another thread changes meanwhile (`build/races.h`). A separate process makes a few calls on the
 task's own inputs. It finds mistakes and no cheats, as compute-sanitizer does on a GPU.
 
 Not covered: a read that races with a write; compiled code outside the attempt's sources. The
@@ -97,7 +97,7 @@ def _found(referee: Referee, attempt: Attempt) -> tuple[str, str]:
 
 
 def _printed(referee: Referee, session: Session) -> str:
-    """Make calls on the inputs of the last draw and return what the process printed so far.
+    """Make calls on the inputs of the last draw. Return all text that the process printed.
 
     Raises SessionEnded.
     """
