@@ -422,7 +422,6 @@ class _Module:
             "    return known[1]",
         ]
 
-
     def _as_in_reference(self, name: str) -> str:
         """Return a prepared value in its own dtype; others are in fp64 until they are stored."""
         node = self.graph.node(name)
