@@ -34,7 +34,7 @@ from cuagent.expert.products import triton as matrix_product
 from cuagent.expert.products.match import Product, with_products
 from cuagent.expert.products.tiles import ranked
 from cuagent.expert.recurrences.groups import recurrence_groups
-from cuagent.expert.recurrences.match import with_recurrences
+from cuagent.expert.recurrences.match import with_layers, with_recurrences
 from cuagent.expert.rewrites import prepared_names, rewrite, share_equal
 from cuagent.expert.rules.gathers import settle_gathers
 from cuagent.expert.sharing import shared
@@ -55,6 +55,8 @@ class Options:
     """CUDA: compute attention by own kernels also where the library has a call for it."""
     recurrences: bool = True
     """Compute loops over cells by one call; on the CPU also recurrent layers by own kernels."""
+    own_recurrences: bool = True
+    """CUDA: compute recurrent layers by own kernels where one fits."""
     merge: bool = False
     """Merge linear layers of the same input into one product."""
     constants: bool = True
@@ -102,6 +104,8 @@ class Candidate:
     """True if a kernel computes a matrix product or a convolution."""
     convolutions: int = 0
     """Convolutions, except those of each channel by itself."""
+    has_recurrences: bool = False
+    """True if a CUDA kernel computes all steps of a recurrent layer."""
 
 
 def make_candidate(subject: Subject, options: Options) -> Candidate | None:
@@ -176,6 +180,9 @@ def _with_library_calls(
         found |= {"all steps of a recurrence in one call": names} if names else {}
         captured, names = with_loops(captured, subject.device, keep)
         found |= {"all steps of a loop in one kernel": names} if names else {}
+        if options.own_recurrences and subject.device == "cuda":
+            captured, names = with_layers(captured, subject.target)
+            found |= {"a kernel for all steps of each layer": names} if names else {}
     return captured, found
 
 
@@ -354,4 +361,7 @@ def _assemble(
         constants=_computed_once(graph),
         has_products=has_products,
         convolutions=sum(n.op.startswith(("F.conv", "own F.conv")) for n in graph.nodes),
+        has_recurrences=any(
+            k.group.family == "recurrences" and k.path.endswith(".cu") for k in kernels
+        ),
     )
