@@ -92,8 +92,8 @@ def _found(referee: Referee, attempt: Attempt) -> tuple[str, str]:
         referee.make_room()
     _, _, rest = printed.partition(MARK)
     named = rest.split("\n", 1)[0].removeprefix("./").strip()
-    source = next((s for s in attempt.kernels if s.endswith(f"/{named}")), named) if rest else ""
-    return source, failure
+    source = next((s for s in attempt.kernels if s.endswith(f"/{named}")), "a kernel")
+    return (source if rest else ""), failure
 
 
 def _printed(referee: Referee, session: Session) -> str:
