@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 Targets = dict[str, Any]
-"""Targets by name. secret, verifier, neighbour, readable, closed: files; shared: name in /dev/shm;
-attribute: of secret; segment: number of a System V segment; queue: name; tcp, udp: ports; abstract: socket name; socket, datagrams: socket files; parent: pid; uid; fd;
-most: processes; largest: bytes; scratch: the writable folder."""
+"""Targets by name. secret, verifier, neighbour, readable, closed: files; attribute: of secret;
+shared: name in /dev/shm; segment: number of a System V segment; queue: name; tcp, udp: ports;
+abstract: socket name; socket, datagrams: socket files; parent: pid; uid; fd; most: processes;
+largest: bytes; scratch: the writable folder."""
 
 
 def read_secret(t: Targets) -> str:

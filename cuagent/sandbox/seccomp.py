@@ -127,8 +127,8 @@ METADATA: dict[str, tuple[int | None, int | None, int]] = {
     "listxattrat": (465, 465, errno.EOPNOTSUPP),
     "file_setattr": (469, 469, errno.EOPNOTSUPP),
 }
-"""Changes of metadata, and reads of extended attributes. They are blocked if the process has no file
-system view, because Landlock does not restrict them and a filter cannot see which file is meant."""
+"""Changes of metadata, and reads of extended attributes. They are blocked if the process has no
+file system view: Landlock does not restrict them, and a filter cannot see which file is meant."""
 CLONE3 = 435
 CLONE, IOCTL, PRLIMIT, PRCTL = (56, 16, 302, 157) if X86 else (220, 29, 261, 167)
 SOCKET, CONNECT, SOCKETPAIR, FCNTL = (41, 42, 53, 72) if X86 else (198, 203, 199, 25)
