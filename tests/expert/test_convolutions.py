@@ -205,6 +205,7 @@ def test_phases_of_two_dimensions_are_all_pairs():
     assert len(list(phases(axes, True))) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYERS)
 def test_convolution_and_all_operations_behind_it_are_one_kernel(generate, name):
     candidate = generate(text_of(name))
@@ -227,6 +228,7 @@ def test_arithmetic_follows_the_settings_of_convolutions(generate, admitted, pre
     assert f"input_precision={precision}" in module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layer",
     [
