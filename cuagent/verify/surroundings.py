@@ -16,9 +16,13 @@ from cuagent.attempt import Attempt
 NOTE = "its text reads its surroundings"
 """Start of the note."""
 MODULES = frozenset(
-    "os sys time datetime inspect socket subprocess threading signal multiprocessing ctypes gc "
-    "platform importlib pathlib shutil atexit tempfile traceback resource pickle marshal urllib http "
-    "builtins glob io getpass psutil requests".split()
+    (
+        *("os", "sys", "time", "datetime", "inspect", "socket", "subprocess"),
+        *("threading", "signal", "multiprocessing", "ctypes", "gc", "platform", "importlib"),
+        *("pathlib", "shutil", "atexit", "tempfile", "traceback", "resource", "pickle"),
+        *("marshal", "urllib", "http", "builtins", "glob", "io", "getpass"),
+        *("psutil", "requests"),
+    )
 )
 NAMES = frozenset({"open", "exec", "eval", "__import__", "__file__", "breakpoint"})
 KERNELS = "cuagent.kernels"
