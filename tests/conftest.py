@@ -14,13 +14,12 @@ import importlib.util
 import json
 import os
 import signal
-import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from shares import in_share
 from warm_python import warm_python
 
 if TYPE_CHECKING:
@@ -62,25 +61,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left := set(items) - set(selected):
         config.hook.pytest_deselected(items=list(left))
         items[:] = selected
-
-
-def in_share(items: list[pytest.Item], share: str) -> list[pytest.Item]:
-    """Return the tests of the share "K/N": every N-th slow test of each file, and all others.
-
-    The shares of N consecutive K have each slow test once. Each file begins with another test, so
-    that the first tests of all files, often the longest, are not in one share.
-    """
-    first, count = map(int, share.split("/"))
-    seen: Counter[Path] = Counter()
-    selected = []
-    for item in items:
-        if "slow" in item.keywords and "always" not in item.keywords:
-            number = seen[item.path] + zlib.crc32(item.path.name.encode())
-            seen[item.path] += 1
-            if (number - first) % count:
-                continue
-        selected.append(item)
-    return selected
 
 
 @pytest.fixture(scope="session")
