@@ -28,8 +28,8 @@ SMALL = 0.25
 """Largest difference of two figures in a coarse comparison, as a share of the bound."""
 BY_VALUE = (Reason.ACCEPTED, Reason.WRONG_VALUES, Reason.LESS_PRECISE, Reason.NOT_DETERMINISTIC)
 """Reasons whose detail contains figures of the draws."""
-SANITIZER_NOTE = "compute-sanitizer"
-"""The first word of notes from compute-sanitizer, which are not compared."""
+SANITIZER_NOTES = ("compute-sanitizer", "data races")
+"""First words of notes from checks at record effort, which are not compared."""
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
@@ -161,7 +161,7 @@ def _rule(name: str, said: RuleResult | None, found: RuleResult | None, coarse: 
 
 
 def _verifier_notes(verdict: Verdict) -> tuple[str, ...]:
-    return tuple(note for note in verdict.notes if not note.startswith(SANITIZER_NOTE))
+    return tuple(note for note in verdict.notes if not note.startswith(SANITIZER_NOTES))
 
 
 def _plausible(seconds: dict[str, float]) -> bool:

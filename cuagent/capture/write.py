@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.capture import template
 from cuagent.capture.calls import PLACE, Call
+from cuagent.capture.callspec import call_spec
 from cuagent.capture.encode import reference
 from cuagent.capture.recorder import Recorder, Shape, Snapshot
 
@@ -330,6 +331,8 @@ def _positions(shape: Shape) -> dict[str, Any]:
         "positional": [text in places for text in call.positional],
         "named": {name: text in places for name, text in call.named.items()},
         "swappable": alone == places and shape.output_is_plain,
+        "call": call_spec(call) if shape.output_is_plain else None,
+        "autocast": shape.autocast,
     }
 
 

@@ -13,12 +13,14 @@ from cuagent.expert.anchored.cluster import clusters
 from cuagent.expert.attention import triton as fused_attention
 from cuagent.expert.attention.kernel import AttentionStep, blocks, with_kernels
 from cuagent.expert.attention.rewrite import Own, with_attention
+from cuagent.expert.capture.constants import constant_values
 from cuagent.expert.capture.export import Captured
 from cuagent.expert.capture.subject import Subject, Target
+from cuagent.expert.convolutions import library as library_convolutions
 from cuagent.expert.convolutions import match as convolutions
 from cuagent.expert.convolutions import triton as convolution
 from cuagent.expert.convolutions.match import Convolution, with_convolutions
-from cuagent.expert.convolutions.triton import SHALLOW, is_shallow
+from cuagent.expert.convolutions.tiles import tiles as convolution_tiles
 from cuagent.expert.depthwise.match import with_depthwise
 from cuagent.expert.families import ANCHORS, generate
 from cuagent.expert.graph.graph import Graph, Kind, Node
@@ -57,10 +59,15 @@ class Options:
     """CUDA: compute recurrent layers by own kernels where one fits."""
     merge: bool = False
     """Merge linear layers of the same input into one product."""
+    constants: bool = True
+    """Compute values that depend on parameters alone once, such as masks and position biases."""
     widen: bool | None = None
     """Compute half-precision products in float32; None decides it from the processor."""
     products: bool = True
     """CUDA: compute matrix products, with the operations behind them, by own kernels."""
+    convolutions: str = "own"
+    """CUDA: compute convolutions by own kernels where they may be faster ("own"), or all by the
+    library, in the layout as captured ("library") or in "channels_last"."""
     tiles: int = 0
     """CUDA: rank of a product's tiles in the cost model."""
     compile: str = ""
@@ -91,8 +98,12 @@ class Candidate:
     """Operators that rewrites removed."""
     library: tuple[str, ...] = ()
     """Operators that one fused call of the library replaces, with what surrounds them."""
+    constants: tuple[str, ...] = ()
+    """Operators whose values are computed once."""
     has_products: bool = False
     """True if a kernel computes a matrix product or a convolution."""
+    convolutions: int = 0
+    """Convolutions, except those of each channel by itself."""
     has_recurrences: bool = False
     """True if a CUDA kernel computes all steps of a recurrent layer."""
 
@@ -104,7 +115,8 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
     taken = {*re.findall(r"\w+", subject.reference), *subject.captured.arguments}
     while True:
         captured, library = _with_library_calls(subject, options, frozenset(keep))
-        before = share_equal(lower(captured, frozenset(keep)))
+        constants = constant_values(captured) if options.constants else frozenset()
+        before = share_equal(lower(captured, frozenset(keep), constants))
         graph = rewrite(before, fold=options.fold, merge=options.merge)
         graph = with_depthwise(graph, subject.device, frozenset(keep))
         if widens(subject.device) if options.widen is None else options.widen:
@@ -113,7 +125,10 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
         if options.products:
             graph = products.as_reductions(graph, subject.target, frozenset(keep))
             graph = products.copy_operands(graph, subject.target)
+        if options.products and options.convolutions == "own":
             graph = convolutions.copy_operands(graph, subject.target, frozenset(keep))
+        channels_last = options.convolutions == "channels_last"
+        graph = library_convolutions.arrange(graph, subject.device, frozenset(keep), channels_last)
         prepared = prepared_names(graph)
         own = (*recurrence_groups(graph), *loop_groups(graph))
         claimed = (*clusters(graph, ANCHORS, prepared), *own)
@@ -144,7 +159,7 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
             break
         keep |= rejected
     rewritten = _changed(before, graph)
-    if not calls and not rewritten and not library:
+    if not calls and not rewritten and not library and not _computed_once(graph):
         return None
     return _assemble(subject, options, graph, prepared, steps, calls, rewritten, library)
 
@@ -194,6 +209,7 @@ def _may_gain(group: Group, steps: Steps, graph: Graph, device: str) -> bool:
         and len(users[a]) == 1
         and a not in graph.outputs
         and graph.node(a).size == group.size == n.size
+        and not graph.node(a).constant
         for n in work
         for a in n.inputs
     )
@@ -254,11 +270,8 @@ def _triton(
         tiles = ranked(*sizes)
         tile = tiles[min(options.tiles, len(tiles) - 1)]
         return TritonCall(name, text, step, partial(matrix_product.launch, name, step, tile))
-    rows, columns = convolution.rows_of(step), step.channels_out
-    tiles = ranked(rows, columns, step.node.dtype, target.processors)
-    if is_shallow(step):
-        tiles = (SHALLOW, *tiles)
-    tile = tiles[min(options.tiles, len(tiles) - 1)]
+    found = convolution_tiles(step, target.processors)
+    tile = found[min(options.tiles, len(found) - 1)]
     precision = "tf32" if target.tf32_convolutions else "tf32x3"
     text = convolution.render(name, step, dtype_of, precision)
     return TritonCall(name, text, step, partial(convolution.launches, name, step, tile))
@@ -280,6 +293,16 @@ def _changed(before: Graph, after: Graph) -> tuple[str, ...]:
         if n.kind is Kind.POINTWISE and n.name in names and after.node(n.name).kind is Kind.LIBRARY
     ]
     return tuple(dict.fromkeys(n.origin for n in changed if n.origin))
+
+
+def _computed_once(graph: Graph) -> tuple[str, ...]:
+    """Return the values that depend on parameters alone and that other operators read."""
+    users = graph.users()
+    return tuple(
+        n.origin
+        for n in graph.nodes
+        if n.constant and (n.name in graph.outputs or any(not u.constant for u in users[n.name]))
+    )
 
 
 def _assemble(
@@ -306,6 +329,8 @@ def _assemble(
     ]
     if rewritten:
         notes.insert(0, f"merged into other operators: {', '.join(rewritten)}")
+    if once := _computed_once(graph):
+        notes.insert(0, f"computed once, because no input changes them: {', '.join(once)}")
     notes[:0] = [f"{call}, in place of {', '.join(names)}" for call, names in library.items()]
     parts = ModuleText(
         graph,
@@ -333,6 +358,10 @@ def _assemble(
         notes=tuple(notes),
         folded=rewritten,
         library=tuple(name for group in library.values() for name in group),
+        constants=_computed_once(graph),
         has_products=has_products,
-        has_recurrences=any(k.group.family == "recurrences" and k.path.endswith(".cu") for k in kernels),
+        convolutions=sum(n.op.startswith(("F.conv", "own F.conv")) for n in graph.nodes),
+        has_recurrences=any(
+            k.group.family == "recurrences" and k.path.endswith(".cu") for k in kernels
+        ),
     )

@@ -87,7 +87,8 @@ def prepared_names(graph: Graph) -> frozenset[str]:
             or node.kind is Kind.VIEW
             or node.op in PREPARATIONS
         )
-        if leaf or (computable and node.inputs and all(a in prepared for a in node.inputs)):
+        known = all(a in prepared for a in node.inputs)
+        if leaf or (computable and node.inputs and known) or (node.constant and known):
             prepared.add(node.name)
     return frozenset(prepared)
 

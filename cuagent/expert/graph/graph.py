@@ -148,6 +148,8 @@ class Node:
     offset: int = 0
     window: tuple[int, int] = (0, 0)
     """First index and end of a window or of a predicate; they may lie outside of the shape."""
+    constant: bool = False
+    """True for a library call that depends on parameters alone and is made once."""
     spec: Any = None
     """Options of a scan, a pool or a resample."""
 

@@ -61,7 +61,10 @@ def with_layers(captured: Captured, target: Target) -> tuple[Captured, tuple[str
     found = [
         str(node.name)
         for node in edit.nodes
-        if called(node) in GATES and node.users and _fits(node, target) and _layers(edit, node, target)
+        if called(node) in GATES
+        and node.users
+        and _fits(node, target)
+        and _layers(edit, node, target)
     ]
     return (edit.result(), tuple(found)) if found else (captured, ())
 

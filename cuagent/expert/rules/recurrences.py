@@ -20,7 +20,9 @@ def recurrence(low: Lowering, fx: Any) -> str | None:
     x, states, weight_ih, weight_hh, bias_ih, bias_hh = fx.args
     cell, value = fx.kwargs["cell"], fx.meta["val"][0]
     steps, rows, hidden = (int(n) for n in value.shape)
-    spec = Recurrence(cell, steps, rows, hidden, **{k: v for k, v in fx.kwargs.items() if k != "cell"})
+    spec = Recurrence(
+        cell, steps, rows, hidden, **{k: v for k, v in fx.kwargs.items() if k != "cell"}
+    )
     names = [float32(low, operand(low, a)) for a in (x, weight_ih, weight_hh)]
     inputs = _projected(low, names[0], names[1], spec, bias_ih, shape_of(x))
     on_cuda = spec.processors > 0

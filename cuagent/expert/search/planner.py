@@ -31,6 +31,8 @@ IDLE_TRIES = {"cpu": 1, "cuda": 3}
 CPU each costs more time than its choices have gained in the examples."""
 
 
+FEW_CONVOLUTIONS = 3
+"""Most convolutions for which other layouts are tried."""
 COMPILE_MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 """Rungs whose names are modes of torch.compile."""
 
@@ -176,6 +178,7 @@ def _choices(
             replace(options, recurrences=False),
             "leave recurrences and loops to torch, because the candidate is slower",
         )
+    yield from _layouts(subject, best)
     if not options.compile and _rest_may_gain(best, bounds):
         mode = _compile_mode(bounds.rung)
         yield (
@@ -199,6 +202,20 @@ def _choices(
                 replace(options, keep=options.keep | origins),
                 f"leave out {name}, because torch may run its operators as fast",
             )
+
+
+def _layouts(subject: Subject, best: Outcome) -> Iterator[tuple[Options, str]]:
+    """Yield the other ways to compute few convolutions; in networks layouts change too often."""
+    options, count = best.candidate.options, best.candidate.convolutions
+    if subject.device != "cuda" or not 0 < count <= FEW_CONVOLUTIONS:
+        return
+    if options.convolutions == "own":
+        yield (
+            replace(options, convolutions="channels_last"),
+            "run convolutions in the library in channels-last layout",
+        )
+    if options.convolutions == "own" and not best.is_clear_gain:
+        yield replace(options, convolutions="library"), "leave convolutions to the library"
 
 
 def _compile_mode(rung: str) -> str:
@@ -251,6 +268,8 @@ def _repairs(failed: Outcome) -> Iterator[tuple[Options, str]]:
     if candidate.library:
         yield replace(options, attention=False), "leave attention as it is written"
         yield replace(options, recurrences=False), "leave recurrences to torch"
+    if candidate.constants:
+        yield replace(options, constants=False), "compute masks and tables in each call"
     if _is_wrong_result(failed.reason) and options.fold and candidate.folded:
         yield replace(options, fold=False), "keep the weights unfolded, for more precision"
     for name, origins in parts:
