@@ -20,7 +20,7 @@ FAMILIES = {
     "pooling": "extremes and means of windows; interpolation",
     "loops": "all steps of a loop that updates a state elementwise",
     "depthwise": "convolutions of each channel by itself",
-    "recurrences": "all steps of a recurrent cell (CPU)",
+    "recurrences": "all steps of a recurrent cell",
 }
 """Folders under `cuagent.expert`, with what their kernels compute."""
 

@@ -36,6 +36,8 @@ def text_of(name: str, dtype: str = "float32", ids: str = "torch.randint(0, 7, (
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+pytestmark = pytest.mark.slow
 class Model(nn.Module):
     def __init__(self):
         super().__init__()

@@ -115,6 +115,7 @@ def module_of(candidate: Candidate | None) -> str:
     return candidate.files["model_new.py"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BODIES)
 def test_product_and_all_operations_behind_it_are_one_kernel(generate, name):
     candidate = generate(text_of(name))
@@ -191,6 +192,7 @@ def test_tiles_fill_the_processors_where_they_can():
     assert ranked(100000, 16, "float32", 132)[0] == FLOAT32[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMS)
 def test_other_forms_of_products_are_one_kernel_too(generate, any_size, name):
     candidate = generate(form_of(name))

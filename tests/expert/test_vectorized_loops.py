@@ -73,6 +73,8 @@ def _made(make, name):
     text = f"""
 import torch
 import torch.nn.functional as F
+
+pytestmark = pytest.mark.slow
 class Model(torch.nn.Module):
     def forward(self, x, m):
         {lines}

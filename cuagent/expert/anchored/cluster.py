@@ -19,7 +19,7 @@ MAX_REPEATED_COST = 8
 def clusters(
     graph: Graph, family_of: Mapping[Kind, str], outside: frozenset[str]
 ) -> tuple[Group, ...]:
-    """Return one group for each anchor; `family_of` has the kinds of the anchors."""
+    """Return one group for each anchor, a node whose kind is a key of `family_of`."""
     users = graph.users()
     claimed: dict[str, Group] = {}
     groups = []

@@ -180,6 +180,11 @@ def _choices(
         yield from _repairs(outcomes[-1])
         return
     options = best.candidate.options
+    if options.own_recurrences and best.candidate.has_recurrences and best.speedup < 1:
+        yield (
+            replace(options, own_recurrences=False),
+            "leave recurrent layers to the library, because the candidate is slower",
+        )
     if options.recurrences and best.candidate.library and best.speedup < 1:
         yield (
             replace(options, recurrences=False),
@@ -270,6 +275,8 @@ def _repairs(failed: Outcome) -> Iterator[tuple[Options, str]]:
                 replace(options, keep=options.keep | origins),
                 f"leave the operators of {name} to torch, because it does not compile",
             )
+    if candidate.has_recurrences:
+        yield replace(options, own_recurrences=False), "leave recurrent layers to the library"
     if candidate.library:
         yield replace(options, attention=False), "leave attention as it is written"
         yield replace(options, recurrences=False), "leave recurrences to torch"
