@@ -65,6 +65,24 @@ class Volume:
 
 
 @dataclass(frozen=True)
+class Pool:
+    """Windows side by side over the places of a convolution."""
+
+    anchor: Node
+    sizes: tuple[int, ...]
+    """Extents of a window."""
+    counts: tuple[int, ...]
+    """Windows along each dimension."""
+    after: tuple[Node, ...]
+    """Elementwise nodes behind the pool."""
+
+    @property
+    def elements(self) -> int:
+        """Elements of a window."""
+        return math.prod(self.sizes)
+
+
+@dataclass(frozen=True)
 class Convolution:
     """A convolution with channels-last operands, and the group behind it as its epilogue."""
 
@@ -90,6 +108,8 @@ class Convolution:
     """The epilogue reduces over the channels."""
     copied: bool = False
     """The input was copied, and rounded, by a kernel of our own."""
+    pool: Pool | None = None
+    """Pool behind the epilogue."""
 
     @property
     def is_copy(self) -> bool:
@@ -121,7 +141,8 @@ class Convolution:
     @property
     def nodes(self) -> tuple[Node, ...]:
         """All nodes that the kernel computes."""
-        return (self.node, *self.epilogue)
+        pooled = (self.pool.anchor, *self.pool.after) if self.pool else ()
+        return (self.node, *self.epilogue, *pooled)
 
     @property
     def tensors(self) -> dict[str, str]:
