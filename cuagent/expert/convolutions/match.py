@@ -43,6 +43,8 @@ FEW_CHANNELS = 32
 and the input is read as it lies."""
 SHORT_SUM = 256
 """Most terms of the sum of another convolution in one or two dimensions."""
+LONG_SUM = 0
+"""The same with more channels, for which the input is copied."""
 MOST_CHANNELS = 256
 """Most output channels whose reduction is in the epilogue: one tile has all of them."""
 LARGE = 1 << 31
@@ -274,7 +276,7 @@ def _qualifies(graph: Graph, node: Node, target: Target) -> bool:
     if is_pointwise(node, weight):
         readable = _read_in_place(graph, x) and _adjacent_channels(graph, weight)
         return x.shape[1] >= LEAST_CHANNELS and readable
-    short = taps * x.shape[1] <= SHORT_SUM and x.shape[1] < FEW_CHANNELS
+    short = taps * x.shape[1] <= (SHORT_SUM if x.shape[1] < FEW_CHANNELS else LONG_SUM)
     return transposed or node.op.startswith("F.conv3d(") or short
 
 
