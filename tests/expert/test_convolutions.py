@@ -281,7 +281,7 @@ def test_transposed_convolution_without_settings_is_captured(generate):
         "F.max_pool2d(y, 2, stride=1)",
         "F.avg_pool2d(y, 2, padding=1)",
         "F.max_pool2d(y, 2, dilation=2)",
-        "F.max_pool2d(y, 2) + y[:, :, ::2, ::2]",
+        "F.max_pool2d(y, 2) + y[:, :, :88:2, ::2]",
     ],
 )
 def test_pool_of_other_windows_stays_a_kernel(generate, monkeypatch, pool):

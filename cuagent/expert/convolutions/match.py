@@ -301,7 +301,8 @@ def settings_of(node: Node) -> dict[str, Any]:
 def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution | None:
     """Return the convolution; None if its group cannot be the epilogue."""
     x, *others = (graph.node(str(arg)) for arg in node.args)
-    weight, *bias = (None, *others) if node.op in (TRANSPOSED, COPY) else others
+    weight = None if node.op in (TRANSPOSED, COPY) else others[0]
+    bias = others if weight is None else others[1:]
     transposed = node.op.startswith("own F.conv_transpose")
     epilogue = group.nodes if group is not None else ()
     outputs = group.outputs if group is not None else (node.name,)
@@ -320,8 +321,9 @@ def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution |
         }
     except NestError:
         return None
+    axes: tuple[Axis, ...] = (_one_axis(node),)
     if weight is None:
-        left, right, axes = *_given(graph, x, node), (_one_axis(node),)
+        left, right = _given(graph, x, node)
     else:
         left, right, axes = _operands(graph, node, x, weight)
     dtypes = {volume.tensor: volume.dtype for volume in (left, right) if volume.tensor}
