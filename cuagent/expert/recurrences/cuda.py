@@ -226,7 +226,7 @@ class _Kernel:
     def _place(self) -> None:
         """Write the rows and units of a lane."""
         w = self.w
-        w("__shared__ alignas(16) float state[2][TOGETHER * PASSES][WIDTH];")
+        w("alignas(16) __shared__ float state[2][TOGETHER * PASSES][WIDTH];")
         w("const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;")
         w("const int first_unit = (blockIdx.x % CLUSTER * WARPS + warp) * UNITS;")
         w("const int first_row = blockIdx.x / CLUSTER * (TOGETHER * PASSES);")
