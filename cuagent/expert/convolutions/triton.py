@@ -164,7 +164,7 @@ def _points(conv: Convolution) -> list[str]:
 
 
 def _sums(conv: Convolution, precision: str) -> list[str]:
-    """Return the lines that compute `total`; of a pair of phases, the rows of both in turn."""
+    """Return the lines that compute `total`; the rows of a pair of phases alternate."""
     if not conv.right:
         return _given(conv, precision)
     if conv.pair is None:
