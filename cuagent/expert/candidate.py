@@ -20,6 +20,7 @@ from cuagent.expert.convolutions import library as library_convolutions
 from cuagent.expert.convolutions import match as convolutions
 from cuagent.expert.convolutions import triton as convolution
 from cuagent.expert.convolutions.match import Convolution, with_convolutions
+from cuagent.expert.convolutions.pools import with_pools
 from cuagent.expert.convolutions.sums import sum_before_convolutions
 from cuagent.expert.convolutions.tiles import tiles as convolution_tiles
 from cuagent.expert.depthwise.match import with_depthwise
@@ -141,7 +142,9 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
         steps: Steps = fused
         if options.products:
             found = with_products(fused, graph, subject.target, frozenset(keep))
-            steps = with_kernels(with_convolutions(found, graph), graph, frozenset(keep))
+            steps = with_kernels(
+                with_pools(with_convolutions(found, graph), graph), graph, frozenset(keep)
+            )
         calls: dict[int, Call] = {}
         known: dict[str, KernelCall] = {}
         rejected: set[str] = set()
