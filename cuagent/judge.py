@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import replace
 from typing import Protocol
 
@@ -34,6 +34,7 @@ from cuagent.score import Score, milestone
 from cuagent.task import Device, Task
 from cuagent.timing import Effort, Timing
 from cuagent.verdict import WHILE_TIMED, Reason, Verdict
+from cuagent.verify import races
 from cuagent.verify.admission import Admission, admit
 from cuagent.verify.pending import PendingVerdict
 from cuagent.verify.referee import Isolation, Referee
@@ -115,7 +116,12 @@ class LocalJudge:
                 task, isolation, fork_server=fork_server, kernels_only=kernels_only
             )
         shared = self.device_lock.lock is not None
-        self.overlap = Overlap.on(task.device, shared=shared, large=self.referee.large)
+        self.overlap = Overlap.on(
+            task.device,
+            shared=shared,
+            large=self.referee.large,
+            bytes_per_call=self.referee.bytes_per_call,
+        )
         self._fresh = fresh
         self.ladder: Ladder | None = None
         """Ladder that attempts are compared with, once it is measured."""
@@ -231,7 +237,10 @@ class LocalJudge:
     def judge(self, attempt: Attempt, effort: Effort | None = Effort.QUICK) -> Judgement:
         """Build, verify and score an attempt; time it if it is accepted and `effort` is given."""
         self._open_later_rungs()
-        with self.device_lock.shared():
+        paused: AbstractContextManager[None] = nullcontext()
+        if not self.overlap.open_while_verifying:
+            paused = self._timer.opening_paused(self._baselines(effort))
+        with self.device_lock.shared(), paused:
             build, verdict = self._verified(attempt, effort)
             if verdict.reason is Reason.INFRASTRUCTURE:
                 self._timer.close()  # its processes may hold the memory that was missing
@@ -269,6 +278,8 @@ class LocalJudge:
             verdict = self.referee.verify(attempt, build)
         if effort is Effort.RECORD:
             verdict = self._gated(attempt, build, verdict)
+        if effort is not Effort.QUICK:
+            verdict = races.gated(self.referee, attempt, verdict)
         if verdict.accepted and prewarm is Prewarm.WHEN_ACCEPTED:
             self._timer.prewarm(attempt, self._baselines(effort))()
         return build, verdict

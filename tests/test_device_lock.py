@@ -118,6 +118,7 @@ def test_judges_verify_together_and_time_exclusively(
             self._reference_profile, self._default_baselines, self._unopened = None, (), ()
             self._timer: Any = Timer()
             self.referee: Any = SimpleNamespace(domain=None)
+            self.overlap: Any = SimpleNamespace(open_while_verifying=True)
 
         def _verified(self, *_: Any) -> Any:
             both_verify.wait()
@@ -150,7 +151,7 @@ def test_judge_opens_shared_and_profiles_exclusively(
         fork_server = None
 
         def __init__(self, *_: Any, **__: Any) -> None:
-            self.large = large
+            self.large, self.bytes_per_call = large, 1
             modes["opening"] = mode_of(device_lock)
 
     class ProfileSession:

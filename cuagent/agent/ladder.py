@@ -15,14 +15,16 @@ from cuagent.agent.wording import ladder_text
 from cuagent.events import Phase
 from cuagent.message import Message
 from cuagent.models.model import Model
+from cuagent.task import Device
 
 if TYPE_CHECKING:
     from cuagent.measure.rungs import Ladder
 
 HURRIED = (Stop.TIME_LIMIT, Stop.DEVICE_LIMIT)
 """Stops after which only measurements that the result needs are made."""
-WAIT_S = 5.0
-"""Seconds that the end of a run waits for rungs which still compile in the background."""
+WAIT_S = {Device.CPU: 5.0, Device.CUDA: 15.0}
+"""Seconds that the end of a run waits for rungs which still compile in the background. On a GPU
+autotuning is often the best rung of a product or a convolution."""
 
 
 def start_at_ladder(run: Run, model: Model) -> None:
@@ -56,8 +58,9 @@ def measure_remaining_rungs(run: Run) -> None:
     """
     if run.ladder is not None and run.ladder.later and run.stop not in HURRIED:
         run.emit(Phase(f"timing the rest of the ladder: {', '.join(run.ladder.later)}"))
+        wait_s = WAIT_S[run.task.device]
         ladder = run.measured(
-            "ladder", lambda judge: judge.measure_ladder(whole=True, wait_s=WAIT_S)
+            "ladder", lambda judge: judge.measure_ladder(whole=True, wait_s=wait_s)
         )
         _record(run, ladder, shown=False)
         if ladder.later:

@@ -35,7 +35,7 @@ HINTS = {
     Reason.WROTE_OUTSIDE: "check the bounds of every store.",
     Reason.CHANGED_INPUT: "write to a new tensor, never into an argument.",
     Reason.NOT_DETERMINISTIC: "look for a race, or a read of uninitialized memory.",
-    Reason.MEMORY_FAULT: "check indices, barriers around shared memory, and uninitialized reads.",
+    Reason.MEMORY_FAULT: "check indices, barriers, locks of shared sums, uninitialized reads.",
     Reason.WRONG_WHILE_TIMED: "each call must compute its own answer: keep no state between calls.",
     Reason.CLOCK_CONTRADICTION: "all work must be done on the current stream, within the call.",
     Reason.INFRASTRUCTURE: "your kernel is not the cause; call verify again.",

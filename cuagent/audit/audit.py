@@ -127,6 +127,7 @@ def repeat_verdict(recorded: Recorded, built: Build, referee: Referee) -> list[V
     """Repeat the verdict on its recorded seeds; twice more if the first repetition disagrees."""
     from cuagent.audit.figures import disagreements
     from cuagent.verdict import Reason
+    from cuagent.verify import races
     from cuagent.verify.sanitize import gated
 
     found: list[Verdict] = []
@@ -134,6 +135,7 @@ def repeat_verdict(recorded: Recorded, built: Build, referee: Referee) -> list[V
         verdict = referee.verify(recorded.attempt, built, again=recorded.verdict)
         if recorded.verdict.reason is Reason.MEMORY_FAULT:
             verdict = gated(referee, recorded.attempt, built, verdict)
+            verdict = races.gated(referee, recorded.attempt, verdict)
         found.append(verdict)
         failed = verdict.reason is Reason.INFRASTRUCTURE
         if failed or not disagreements(recorded.verdict, found[0], coarse=False):

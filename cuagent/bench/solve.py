@@ -72,6 +72,8 @@ def solve(order: Order, lock: HeldLock, report: Report) -> Record:
     found: Record = {}
     try:
         status = _solved(order, lock, report, found)
+    except Interrupted:
+        raise
     except (TaskError, RecordError, ModelError) as error:
         status = Status("failed", str(error))
     except (ForkServerError, OracleLost, SandboxError, CudaMemoryError) as error:
@@ -98,7 +100,7 @@ def _solved(order: Order, lock: HeldLock, report: Report, found: Record) -> Stat
     emit = _reporter(report)
     with (
         ForkServer(
-            packages=installed_imports(task.source), compiler=task.device == "cpu"
+            packages=installed_imports(task.source), compiler=True, on_gpu=task.device == "cuda"
         ) as fork_server,
         _memory(task, fork_server, lock, emit),
     ):

@@ -21,6 +21,7 @@ from pathlib import Path
 from cuagent.attempt import KERNELS, MODULE, Attempt
 from cuagent.build.confine import TOTAL_SECONDS, Confine, runner, sandboxed, write_sources
 from cuagent.build.diagnostics import diagnose, foreign_headers
+from cuagent.build.races import watched
 from cuagent.build.resources import resources
 from cuagent.build.result import Build, Diagnostic, Library
 from cuagent.build.vectors import has_vector_report, with_vector_report
@@ -38,10 +39,12 @@ def build(
     cache: Path | None = None,
     confine: Confine = sandboxed,
     arch: str = "",
+    races: bool = False,
 ) -> Build:
     """Compile all sources in parallel, except those in the cache.
 
-    `arch` is the compute capability to compile for, such as 90a; "" stands for this machine's.
+    `arch` is the compute capability to compile for, such as 90a; "" stands for this machine's. With
+    `races` the libraries report data races (`races.py`).
 
     `cache` defaults to the loader's. A CPU task skips `.cu` sources, with a warning. Raises
     CompilerMissing if the machine lacks a compiler; this is not a fault of the attempt.
@@ -64,7 +67,9 @@ def build(
         run = runner(folder, confine, TOTAL_SECONDS)
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
             results = list(
-                pool.map(lambda s: _build_source(attempt, folder, s, root, run, arch), sources)
+                pool.map(
+                    lambda s: _build_source(attempt, folder, s, root, run, arch, races), sources
+                )
             )
     libraries = [r for r, _ in results if r is not None]
     diagnostics += [d for _, found in results for d in found]
@@ -98,7 +103,13 @@ def versions() -> dict[str, str]:
 
 
 def _build_source(
-    attempt: Attempt, folder: Path, source: str, root: Path, run: compiler.Run, arch: str
+    attempt: Attempt,
+    folder: Path,
+    source: str,
+    root: Path,
+    run: compiler.Run,
+    arch: str,
+    races: bool,
 ) -> tuple[Library | None, list[Diagnostic]]:
     start = time.perf_counter()
     path = folder / source
@@ -113,10 +124,12 @@ def _build_source(
         recipe = compiler.read_recipe(path)
         _require_covered(recipe, folder)
         tools = compiler.toolchain(recipe.form, arch)
+        if races:
+            tools = watched(tools)
         library = root / tools.name / recipe.file
         cached = dependencies.is_current(library, path.parent)
         if not cached:
-            if has_vector_report(tools):
+            if has_vector_report(tools) and not races:
                 run = with_vector_report(run, path, library)
             compiler.compile_library(recipe, tools, library, run)
     except compiler.CompileFailed as error:

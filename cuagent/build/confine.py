@@ -82,7 +82,7 @@ def runner(folder: Path, confine: Confine, seconds: float = TOTAL_SECONDS) -> co
 
 def compiler_folders() -> tuple[Path, ...]:
     """Return the folders, outside the system's own, that a confined compiler must read."""
-    folders = [Path(compiler.__file__).parent]
+    folders = [Path(compiler.__file__).parent, Path(__file__).parent]
     for form in ("g++", "nvcc", "nvrtc"):
         try:
             command = compiler.toolchain(form).command

@@ -8,12 +8,13 @@ exported package does for calls that no verdict covers.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuagent.arms import CANDIDATE, EAGER
 from cuagent.events import Emit, Phase, ignore
+from cuagent.record import plain
 from cuagent.task import Task, load_task
 from cuagent.task.load import FOLDER_FILE, MANIFEST
 from cuagent.timing import Effort, Standing
@@ -21,6 +22,7 @@ from cuagent.timing import Effort, Standing
 if TYPE_CHECKING:
     from cuagent.attempt import Attempt
     from cuagent.judgement import Judgement
+    from cuagent.verify.domain import Domain
     from cuagent.verify.referee import Isolation
 
 MOST_JUDGED = 8
@@ -44,6 +46,8 @@ class ShapeResult:
     high: float = 1.0
     eager_s: float | None = None
     """Seconds of one call in eager mode; None if it was not timed."""
+    domain: Domain | None = None
+    """Form of the calls that an accepted verdict covers; None if the original module stays."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +81,9 @@ class ShapesResult:
     def to_json(self) -> dict[str, Any]:
         """Return the results as JSON."""
         return {
-            "shapes": [asdict(shape) for shape in self.shapes],
+            "shapes": [plain(shape) for shape in self.shapes],
             "weighted": self.weighted,
-            "worst": asdict(self.worst),
+            "worst": plain(self.worst),
             "share": self.share,
             "script": self.script,
         }
@@ -174,4 +178,5 @@ def _result(file: str, calls: int, judgement: Judgement) -> ShapeResult:
     if ratio.standing is Standing.SLOWER:
         why = f"slower: {ratio.value:.2f}x"
         return ShapeResult(file, calls, covered=False, why=why, eager_s=eager)
-    return ShapeResult(file, calls, True, "", ratio.value, ratio.low, ratio.high, eager)
+    figures = (ratio.value, ratio.low, ratio.high, eager)
+    return ShapeResult(file, calls, True, "", *figures, domain=judgement.domain)

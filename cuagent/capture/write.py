@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.capture import template
 from cuagent.capture.calls import PLACE, Call
+from cuagent.capture.callspec import call_spec
 from cuagent.capture.encode import reference
 from cuagent.capture.recorder import Recorder, Shape, Snapshot
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from cuagent.capture.samples import Input
 
 RESERVED = ("Model", "get_inputs", "get_init_inputs", "torch", "nn")
-STANDARD = ("base64", "hashlib", "io", "pathlib", "pickle", "sys", "types", "zlib")
+STANDARD = ("base64", "hashlib", "io", "linecache", "pathlib", "pickle", "sys", "types", "zlib")
 """Modules of Python that the helpers of a task use."""
 PLACES = re.compile("\x03(\\d+)\x04")
 MOST_TEXT = 3 << 20
@@ -185,14 +186,14 @@ def _user_text(snapshot: Snapshot) -> str:
         return ""
     if not _in_modules(snapshot):
         return sources.text(modules[0])
-    lines = ["_modules = {"]
+    lines = ["_modules = _loaded({"]
     for module in modules:
         text = sources.text(module)
         if sources.has_future_annotations(module):
             text = f"from __future__ import annotations\n{text}"
         quoted = text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
-        lines.append(f'    "{module}": _module("{_safe(module)}", """\\\n{quoted}\n"""),')
-    return "\n".join([*lines, "}"])
+        lines.append(f'    "{module}": ("{_safe(module)}", """\\\n{quoted}\n"""),')
+    return "\n".join([*lines, "})"])
 
 
 def _safe(module: str) -> str:
@@ -330,6 +331,8 @@ def _positions(shape: Shape) -> dict[str, Any]:
         "positional": [text in places for text in call.positional],
         "named": {name: text in places for name, text in call.named.items()},
         "swappable": alone == places and shape.output_is_plain,
+        "call": call_spec(call) if shape.output_is_plain else None,
+        "autocast": shape.autocast,
     }
 
 

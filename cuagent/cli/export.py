@@ -14,6 +14,7 @@ from cuagent.cli import options
 from cuagent.cli.apply import refuse_slower
 from cuagent.cli.exits import Refused
 from cuagent.cli.runs import RUNS, RunDir, attempt_in, chosen_attempt, read, readable
+from cuagent.cli.script import captured_of
 from cuagent.cli.trust import require_trusted_run
 
 if TYPE_CHECKING:
@@ -88,9 +89,12 @@ def export(
     def write(to: Path) -> str:
         if best is not None and (attempt is not None or force):
             builds = built_for(attempts[best.attempt], names)
-            made = write_package(attempts[best.attempt], task, best, to, builds=builds)
+            captured = captured_of(task, folder.path, best.attempt)
+            made = write_package(
+                attempts[best.attempt], task, best, to, builds=builds, captured=captured
+            )
             return f"exported to {made}"
-        return write_result(task, best, found, attempts, to, names)
+        return write_result(task, best, found, attempts, to, names, folder.path)
 
     if form is Form.PACKAGE:
         say(write(out))
@@ -140,8 +144,9 @@ def write_result(
     attempts: Mapping[str, Attempt],
     out: Path,
     names: Sequence[str] = (),
+    run: Path | None = None,
 ) -> str:
-    """Export the result of a run and return a line that names it.
+    """Export the result of a run and return a line that names it; `run` is the run's folder.
 
     Kernels are compiled ahead of time for the compute capabilities in `names`.
 
@@ -158,7 +163,10 @@ def write_result(
     if best is not None and (result is Result.KERNEL or found is None):
         refuse_slower(best, force=False)
         builds = built_for(attempts[best.attempt], names)
-        made = write_package(attempts[best.attempt], task, best, out, builds=builds)
+        captured = None if run is None else captured_of(task, run, best.attempt)
+        made = write_package(
+            attempts[best.attempt], task, best, out, builds=builds, captured=captured
+        )
         return f"exported to {made}"
     if result is Result.RUNG and found is not None and found.best is not None:
         rung = found.best

@@ -81,7 +81,8 @@ def optimize(
     if task is None and resumed is None:
         raise Refused("Missing argument 'TASK'; see cuagent optimize --help")
     given = {"model": model, "device": device, "precision": precision, "approval": approval}
-    given |= {"model_timeout": model_timeout}
+    kept_timeout = None if resumed is None else resumed.model_timeout
+    given |= {"model_timeout": model_timeout or kept_timeout}
     limits = {"max_steps": max_steps, "max_cost": max_cost, "max_time": max_time}
     settings = resolve_settings(given | limits | {"max_device_time": max_device_time}, trust)
     if module is not None:
@@ -116,10 +117,10 @@ def optimize(
     else:
         _refuse_finished(plan)
         run, stop = _run_unattended(plan)
-    if out is not None:
-        _export(run, out)
     if run.result is not None:
         report_on_script(run, settings, time_script=time_script)
+    if out is not None:  # it names the shapes that were judged
+        _export(run, out)
     raise typer.Exit(_code(run, stop, run_dir))
 
 
@@ -308,7 +309,10 @@ def _export(run: Run, out: Path) -> None:
     attempts = {tried.attempt.digest: tried.attempt for tried in run.tried}
     judgement = result_judgement(run)
     try:
-        print(write_result(run.task, judgement, run.ladder, attempts, out), file=sys.stderr)
+        print(
+            write_result(run.task, judgement, run.ladder, attempts, out, (), run.folder.path),
+            file=sys.stderr,
+        )
     except Refused as refusal:
         print_stderr(str(refusal))
 

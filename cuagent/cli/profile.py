@@ -56,8 +56,11 @@ def profile(
 
     # No judge: its oracle takes longer to open than the profile itself.
     what = f"profiling {candidate or opened.name} on {opened.device}"
-    packages = installed_imports(opened.source)
-    with options.activity(what, silent=json), ForkServer(packages=packages) as fork_server:
+    packages, on_gpu = installed_imports(opened.source), opened.device == "cuda"
+    with (
+        options.activity(what, silent=json),
+        ForkServer(packages=packages, on_gpu=on_gpu) as fork_server,
+    ):
         built = build(attempt, opened.device) if attempt is not None else None
         count(opened, fork_server)  # reports errors of the task itself
         found = profile_task(opened, attempt, built, fork_server=fork_server, counters=counters)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
-from json import dumps
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from json import dumps, loads
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from cuagent.cli.exits import print_stderr
 
 if TYPE_CHECKING:
     from cuagent.agent import Run
     from cuagent.config import Settings
+    from cuagent.package import Captured
+    from cuagent.task import Task
 
 RESULT = "script.json"
 """File in the run's folder with the results on the script."""
@@ -34,7 +38,8 @@ def report_on_script(run: Run, settings: Settings, *, time_script: bool) -> None
         show(Phase("judging the recorded shapes"))
         found = judge_shapes(run.task, result.attempt, result.judgement, settings.isolation, show)
     assert found is not None
-    kept = found.to_json() | {"attempt": result.n}
+    kept = found.to_json() | {"attempt": result.n, "digest": result.attempt.digest}
+    kept["captured"] = _facts(manifest)
     text = lines(found)
     if time_script:
         from cuagent.capture.swap import SwapRefused, time_swapped
@@ -48,3 +53,41 @@ def report_on_script(run: Run, settings: Settings, *, time_script: bool) -> None
     for line in text:
         print_stderr(line)
     write_file(run.folder.path, RESULT, (dumps(kept, indent=1) + "\n").encode())
+
+
+def captured_of(task: Task, folder: Path, digest: str) -> Captured | None:
+    """Return what an export needs to know of a captured task; None for another task.
+
+    The further shapes are those that the attempt with this digest was accepted for.
+    """
+    from cuagent.capture.shapes import manifest_of
+    from cuagent.package import Captured
+    from cuagent.record.revive import revive
+    from cuagent.task.load import FOLDER_FILE
+    from cuagent.verify.domain import Domain
+
+    kept: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
+        kept = loads((folder / RESULT).read_text(encoding="utf-8"))
+    facts = kept.get("captured")
+    if facts is None:
+        manifest = manifest_of(task)
+        if manifest is None or "call" not in manifest:
+            return None
+        facts = _facts(manifest)
+    also = [
+        shape["domain"]
+        for shape in (kept.get("shapes", ()) if kept.get("digest") == digest else ())
+        if shape["covered"] and shape.get("domain") and shape["task"] != FOLDER_FILE
+    ]
+    domains = tuple(revive(Domain, domain) for domain in also)
+    return Captured(facts["module"], facts["kind"], facts["call"], facts["autocast"], domains)
+
+
+def _facts(manifest: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "module": manifest["module"],
+        "kind": manifest["class"].rpartition(".")[2],
+        "call": manifest.get("call"),
+        "autocast": manifest.get("autocast"),
+    }

@@ -13,12 +13,15 @@ from cuagent.expert.anchored.cluster import clusters
 from cuagent.expert.attention import triton as fused_attention
 from cuagent.expert.attention.kernel import AttentionStep, blocks, with_kernels
 from cuagent.expert.attention.rewrite import Own, with_attention
+from cuagent.expert.capture.constants import constant_values
 from cuagent.expert.capture.export import Captured
 from cuagent.expert.capture.subject import Subject, Target
+from cuagent.expert.convolutions import library as library_convolutions
 from cuagent.expert.convolutions import match as convolutions
 from cuagent.expert.convolutions import triton as convolution
 from cuagent.expert.convolutions.match import Convolution, with_convolutions
-from cuagent.expert.convolutions.triton import SHALLOW, is_shallow
+from cuagent.expert.convolutions.sums import sum_before_convolutions
+from cuagent.expert.convolutions.tiles import tiles as convolution_tiles
 from cuagent.expert.depthwise.match import with_depthwise
 from cuagent.expert.families import ANCHORS, generate
 from cuagent.expert.graph.graph import Graph, Kind, Node
@@ -32,13 +35,16 @@ from cuagent.expert.products import triton as matrix_product
 from cuagent.expert.products.match import Product, with_products
 from cuagent.expert.products.tiles import ranked
 from cuagent.expert.recurrences.groups import recurrence_groups
-from cuagent.expert.recurrences.match import with_recurrences
+from cuagent.expert.recurrences.match import with_layers, with_recurrences
 from cuagent.expert.rewrites import prepared_names, rewrite, share_equal
 from cuagent.expert.rules.gathers import settle_gathers
 from cuagent.expert.sharing import shared
 from cuagent.expert.streaming.fuse import Group, fuse
 from cuagent.expert.streaming.nest import NestError
 from cuagent.expert.widening import widen_products, widens
+
+CONVOLUTIONS = ("F.conv", "own F.conv")
+"""Prefixes of the calls of convolutions, those of each channel by itself excepted."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +59,19 @@ class Options:
     """CUDA: compute attention by own kernels also where the library has a call for it."""
     recurrences: bool = True
     """Compute loops over cells by one call; on the CPU also recurrent layers by own kernels."""
+    own_recurrences: bool = True
+    """CUDA: compute recurrent layers by own kernels where one fits."""
     merge: bool = False
     """Merge linear layers of the same input into one product."""
+    constants: bool = True
+    """Compute values that depend on parameters alone once, such as masks and position biases."""
     widen: bool | None = None
     """Compute half-precision products in float32; None decides it from the processor."""
     products: bool = True
     """CUDA: compute matrix products, with the operations behind them, by own kernels."""
+    convolutions: str = "own"
+    """CUDA: compute convolutions by own kernels where they may be faster ("own"), or all by the
+    library, in the layout as captured ("library") or in "channels_last"."""
     tiles: int = 0
     """CUDA: rank of a product's tiles in the cost model."""
     compile: str = ""
@@ -89,8 +102,14 @@ class Candidate:
     """Operators that rewrites removed."""
     library: tuple[str, ...] = ()
     """Operators that one fused call of the library replaces, with what surrounds them."""
+    constants: tuple[str, ...] = ()
+    """Operators whose values are computed once."""
     has_products: bool = False
     """True if a kernel computes a matrix product or a convolution."""
+    convolutions: int = 0
+    """Convolutions, except those of each channel by itself."""
+    has_recurrences: bool = False
+    """True if a CUDA kernel computes all steps of a recurrent layer."""
 
 
 def make_candidate(subject: Subject, options: Options) -> Candidate | None:
@@ -100,8 +119,10 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
     taken = {*re.findall(r"\w+", subject.reference), *subject.captured.arguments}
     while True:
         captured, library = _with_library_calls(subject, options, frozenset(keep))
-        before = share_equal(lower(captured, frozenset(keep)))
+        constants = constant_values(captured) if options.constants else frozenset()
+        before = share_equal(lower(captured, frozenset(keep), constants))
         graph = rewrite(before, fold=options.fold, merge=options.merge)
+        graph = sum_before_convolutions(graph) if options.fold else graph
         graph = with_depthwise(graph, subject.device, frozenset(keep))
         if widens(subject.device) if options.widen is None else options.widen:
             graph = widen_products(graph)
@@ -109,7 +130,10 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
         if options.products:
             graph = products.as_reductions(graph, subject.target, frozenset(keep))
             graph = products.copy_operands(graph, subject.target)
+        if options.products and options.convolutions == "own":
             graph = convolutions.copy_operands(graph, subject.target, frozenset(keep))
+        channels_last = options.convolutions == "channels_last"
+        graph = library_convolutions.arrange(graph, subject.device, frozenset(keep), channels_last)
         prepared = prepared_names(graph)
         own = (*recurrence_groups(graph), *loop_groups(graph))
         claimed = (*clusters(graph, ANCHORS, prepared), *own)
@@ -140,7 +164,7 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
             break
         keep |= rejected
     rewritten = _changed(before, graph)
-    if not calls and not rewritten and not library:
+    if not calls and not rewritten and not library and not _computed_once(graph):
         return None
     return _assemble(subject, options, graph, prepared, steps, calls, rewritten, library)
 
@@ -161,6 +185,9 @@ def _with_library_calls(
         found |= {"all steps of a recurrence in one call": names} if names else {}
         captured, names = with_loops(captured, subject.device, keep)
         found |= {"all steps of a loop in one kernel": names} if names else {}
+        if options.own_recurrences and subject.device == "cuda":
+            captured, names = with_layers(captured, subject.target)
+            found |= {"a kernel for all steps of each layer": names} if names else {}
     return captured, found
 
 
@@ -187,6 +214,7 @@ def _may_gain(group: Group, steps: Steps, graph: Graph, device: str) -> bool:
         and len(users[a]) == 1
         and a not in graph.outputs
         and graph.node(a).size == group.size == n.size
+        and not graph.node(a).constant
         for n in work
         for a in n.inputs
     )
@@ -212,6 +240,7 @@ def _kernel_name(
     """Return a name from at most four captured operators, such as `linear_gelu_kernel`."""
     origins = [n.origin for n in group.nodes if n.origin] or ["cast"]
     words = list(dict.fromkeys(re.sub(r"_\d+$", "", origin) for origin in origins))
+    words += ["copy"] if isinstance(group, Convolution) and group.is_copy else []
     base = "_".join(words[:2] + words[-2:] if len(words) > 4 else words) + "_kernel"
     name, k = base, 2
     while name in taken:
@@ -247,11 +276,8 @@ def _triton(
         tiles = ranked(*sizes)
         tile = tiles[min(options.tiles, len(tiles) - 1)]
         return TritonCall(name, text, step, partial(matrix_product.launch, name, step, tile))
-    rows, columns = convolution.rows_of(step), step.channels_out
-    tiles = ranked(rows, columns, step.node.dtype, target.processors)
-    if is_shallow(step):
-        tiles = (SHALLOW, *tiles)
-    tile = tiles[min(options.tiles, len(tiles) - 1)]
+    found = convolution_tiles(step, target.processors)
+    tile = found[min(options.tiles, len(found) - 1)]
     precision = "tf32" if target.tf32_convolutions else "tf32x3"
     text = convolution.render(name, step, dtype_of, precision)
     return TritonCall(name, text, step, partial(convolution.launches, name, step, tile))
@@ -259,6 +285,8 @@ def _triton(
 
 def _title(group: Group | Product | Convolution | AttentionStep) -> str:
     words = list(dict.fromkeys(n.origin for n in group.nodes if n.origin)) or ["cast"]
+    if isinstance(group, Convolution) and group.is_copy:
+        return f"Input of {words[0]} in channels-last layout."
     return f"{' -> '.join(words)} in one kernel."
 
 
@@ -273,6 +301,16 @@ def _changed(before: Graph, after: Graph) -> tuple[str, ...]:
         if n.kind is Kind.POINTWISE and n.name in names and after.node(n.name).kind is Kind.LIBRARY
     ]
     return tuple(dict.fromkeys(n.origin for n in changed if n.origin))
+
+
+def _computed_once(graph: Graph) -> tuple[str, ...]:
+    """Return the values that depend on parameters alone and that other operators read."""
+    users = graph.users()
+    return tuple(
+        n.origin
+        for n in graph.nodes
+        if n.constant and (n.name in graph.outputs or any(not u.constant for u in users[n.name]))
+    )
 
 
 def _assemble(
@@ -299,6 +337,8 @@ def _assemble(
     ]
     if rewritten:
         notes.insert(0, f"merged into other operators: {', '.join(rewritten)}")
+    if once := _computed_once(graph):
+        notes.insert(0, f"computed once, because no input changes them: {', '.join(once)}")
     notes[:0] = [f"{call}, in place of {', '.join(names)}" for call, names in library.items()]
     parts = ModuleText(
         graph,
@@ -326,5 +366,10 @@ def _assemble(
         notes=tuple(notes),
         folded=rewritten,
         library=tuple(name for group in library.values() for name in group),
+        constants=_computed_once(graph),
         has_products=has_products,
+        convolutions=len({n.origin for n in graph.nodes if n.op.startswith(CONVOLUTIONS)}),
+        has_recurrences=any(
+            k.group.family == "recurrences" and k.path.endswith(".cu") for k in kernels
+        ),
     )

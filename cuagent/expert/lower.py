@@ -29,14 +29,22 @@ MAX_CONSTANT = 64
 """Elements of a tensor constant that is written into the text of the module."""
 
 
-def lower(captured: Captured, keep: frozenset[str] = frozenset()) -> Graph:
-    """Return the expert's graph of a captured module; operators in `keep` stay torch calls."""
+def lower(
+    captured: Captured, keep: frozenset[str] = frozenset(), constants: frozenset[str] = frozenset()
+) -> Graph:
+    """Return the expert's graph of a captured module; operators in `keep` stay torch calls.
+
+    So do the values in `constants`, which are computed once.
+    """
     low = Lowering()
     for fx in captured.nodes:
         if fx.op == "placeholder":
             _placeholder(low, captured, fx)
         elif fx.op == "call_function":
             low.origin = low.readable_name(fx.name)
+            if fx.name in constants:
+                low.values[fx.name] = library(low, fx, constant=True)
+                continue
             rule = LOWERINGS.get(operator_name(fx))
             usable = low.origin not in keep and _loadable(fx) and _contiguous_output(captured, fx)
             lowered = rule(low, fx) if rule and usable else None

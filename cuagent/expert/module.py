@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 from cuagent.expert.attention.kernel import AttentionStep
 from cuagent.expert.convolutions.match import Convolution
-from cuagent.expert.graph.graph import ITEM_BYTES, Graph, Kind, Node
+from cuagent.expert.graph.graph import FLOATS, ITEM_BYTES, Graph, Kind, Node
 from cuagent.expert.kernel import KernelCall
+from cuagent.expert.products.expressions import functions_of
 from cuagent.expert.products.match import Product
 from cuagent.expert.products.triton import HEADER
 from cuagent.expert.rules.library import literal
@@ -113,6 +114,7 @@ class _Module:
             *loads,
             "",
             "",
+            *functions_of(products),
             *(line for text in products for line in (*text.splitlines(), "", "")),
             *(self._compiled() if parts.compile else []),
             f"class ModelNew({base}):",
@@ -196,9 +198,18 @@ class _Module:
                 out += [f"    {line}" for line in self._launch(step, call)]
             elif isinstance(step, Node):
                 out += [f"    {line}" for line in self._library(step)]
-        results = [self._value(name) for name in self.graph.outputs]
+        results = [self._value(name) + self._copied(name) for name in self.graph.outputs]
         out.append(f"    return {self.graph.template.format(*results)}")
         return out
+
+    def _copied(self, name: str) -> str:
+        """Return the copy of a result that shares memory with a value that is computed once."""
+        node = self.graph.node(name)
+        while node.kind in (Kind.VIEW, Kind.STRIDED):
+            node = self.graph.node(node.inputs[0])
+        inputs = [self.graph.node(a) for a in node.inputs]
+        shares = node.kind is Kind.LIBRARY and inputs and all(n.constant for n in inputs)
+        return ".clone()" if node.constant or shares else ""
 
     def _name(self, name: str) -> str:
         # A local variable must not shadow an argument, a kernel or a keyword.
@@ -312,6 +323,8 @@ class _Module:
                 continue
             if tensor in self.graph.outputs or tensor in self.consumed or node.size != output.size:
                 continue
+            if node.constant:
+                continue
             readers = {u.name for u in self._readers(tensor)}
             if (
                 not readers <= set(group.places)
@@ -366,7 +379,11 @@ class _Module:
         sources = [n for n in chain if n.kind is Kind.PARAMETER]
         listed = "".join(f"\n        {self.parts.attribute(n.op)}," for n in sources)
         name = self._name
-        body = [f"{name(n.name)} = {self.parts.attribute(n.op)}.double()" for n in sources]
+        body = [
+            f"{name(n.name)} = {self.parts.attribute(n.op)}"
+            + (".double()" if n.dtype in FLOATS else "")
+            for n in sources
+        ]
         for node in chain:
             values = [name(a) if isinstance(a, str) else literal(a) for a in node.args]
             if node.kind is Kind.VIEW:
@@ -380,6 +397,9 @@ class _Module:
                 method = PYTHON_REDUCTIONS[node.op]
                 options = f"{list(node.dims)}, keepdim={keepdim}"
                 body.append(f"{name(node.name)} = {values[0]}.{method}({options})")
+            elif node.constant:
+                values = [self._as_in_reference(a) for a in node.inputs]
+                body.append(f"{name(node.name)} = {node.op.format(*values)}")
             elif node.kind is Kind.LIBRARY:
                 body.append(f"{name(node.name)} = {node.op.format(*values)}")
         values_text = ", ".join(
@@ -404,6 +424,15 @@ class _Module:
             f'        self.__dict__["{self.cache}"] = known',
             "    return known[1]",
         ]
+
+    def _as_in_reference(self, name: str) -> str:
+        """Return a prepared value in its own dtype; others are in fp64 until they are stored."""
+        node = self.graph.node(name)
+        if node.constant:
+            return self._name(name)
+        if node.kind is Kind.PARAMETER:
+            return self.parts.attribute(node.op)
+        return f"{self._name(name)}.to(torch.{node.dtype})"
 
 
 GLOBALS = frozenset(dir(builtins)) | {

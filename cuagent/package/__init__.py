@@ -2,7 +2,8 @@
 
 from cuagent.package.export import Figures, export
 from cuagent.package.folder import ExportError
+from cuagent.package.guarded import Captured
 from cuagent.package.hub import hub_repository
 from cuagent.package.rung import export_rung
 
-__all__ = ["ExportError", "Figures", "export", "export_rung", "hub_repository"]
+__all__ = ["Captured", "ExportError", "Figures", "export", "export_rung", "hub_repository"]

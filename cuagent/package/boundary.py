@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .forms import Form, form_of
 from .machine import namespace
+from .reads import Reads, recorded_reads
 
 Run = Callable[[tuple[Any, ...]], Any]
 
@@ -42,16 +43,23 @@ class Boundary:
     """The operators of one package, and the original that they compute gradients with."""
 
     def __init__(
-        self, folder: Path, forms: Any, original: nn.Module, make_kernel: Callable[[], nn.Module]
+        self,
+        folder: Path,
+        forms: Any,
+        original: nn.Module,
+        make_kernel: Callable[[], nn.Module],
+        lock: Any = None,
     ) -> None:
         self.original = original.eval()
         self.names, self.unique = state_names(original)
         self.forms = [form_of(tensor) for tensor in self.unique]
         self._forms, self._flat = forms, _tensor_forms(forms)
         self._make_kernel = make_kernel
-        self._lock = threading.RLock()
+        self._lock = lock or threading.RLock()  # packages with several shapes share the original
         self._known: dict[tuple[int, ...], weakref.ref[Any]] = {}
         self._foreign: dict[tuple[int, ...], tuple[list[weakref.ref[Tensor]], nn.Module]] = {}
+        self.read: Reads | None = None
+        """Attributes that a verified call reads; None if they are not known."""
         self.outputs = self._output_forms()
         self._library, self.call = self._register(folder)
 
@@ -81,7 +89,7 @@ class Boundary:
         """Run the original with this state; no output shares memory with an input."""
         given = {name: state[at] for name, at in self.names.items()}
         with self._lock:
-            out = torch.func.functional_call(self.original, given, self.arguments(inputs))
+            out = self._called(given, inputs)
         return _unaliased(pytree.tree_leaves(out), [*inputs, *state])
 
     def _output_forms(self) -> tuple[list[tuple[Any, ...]], Any]:
@@ -103,7 +111,9 @@ class Boundary:
                         for form in _tensor_forms(self._forms)
                     ]
                     given: dict[str, Tensor] = {n: fakes[at] for n, at in self.names.items()}
-                    out = torch.func.functional_call(self.original, given, self.arguments(inputs))
+                    with recorded_reads(self.original) as read:
+                        out = self._called(given, inputs)
+                        self.read = read if self._reads_with_gradients(given, inputs) else None
                     leaves, spec = pytree.tree_flatten(out)
                     if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
                         raise Unsuitable("its output holds other values than tensors")
@@ -117,6 +127,19 @@ class Boundary:
                 ) from error
         forms = [(tuple(t.shape), t.stride(), t.dtype) for t in leaves]
         return forms, None if isinstance(out, Tensor) else spec
+
+    def _called(self, given: dict[str, Tensor], inputs: Sequence[Tensor]) -> Any:
+        return torch.func.functional_call(self.original, given, self.arguments(inputs))
+
+    def _reads_with_gradients(self, given: dict[str, Tensor], inputs: Sequence[Tensor]) -> bool:
+        """Call the original once more with gradients, where it may take another path."""
+        trained = {n: t.detach().requires_grad_(t.is_floating_point()) for n, t in given.items()}
+        try:
+            with torch.enable_grad():
+                self._called(trained, inputs)
+        except Exception:  # noqa: BLE001  the user's module on fake tensors may raise any type
+            return False
+        return True
 
     # -- kernels
 

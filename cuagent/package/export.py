@@ -21,7 +21,7 @@ from cuagent.build.result import Build
 from cuagent.package import check
 from cuagent.package.check import INPUTS, REFERENCE
 from cuagent.package.folder import atomic_folder, package_name, pyproject, write_files
-from cuagent.package.guarded import FOLDER, guarded_files
+from cuagent.package.guarded import FOLDER, Captured, guarded_files
 from cuagent.package.inputs import inputs_text
 from cuagent.package.readme import readme
 from cuagent.package.vendor import LOADER, vendored
@@ -62,15 +62,17 @@ def export(
     *,
     builds: Sequence[Build] = (),
     measured: date | None = None,
+    captured: Captured | None = None,
 ) -> Path:
     """Write the package to `out` and return `out`.
 
     The package includes the compiled libraries of `builds`, each for one kind of machine.
+    `captured` names the module of a user's script that the task was captured from.
     `measured` is the date in the README; None stands for today.
     Raises ExportError if `out` is not empty or if the verified calls are not recorded.
     """
     with atomic_folder(out) as folder:
-        _write(attempt, task, figures, folder, builds, measured)
+        _write(attempt, task, figures, folder, builds, measured, captured)
     return out
 
 
@@ -81,9 +83,10 @@ def _write(
     out: Path,
     builds: Sequence[Build],
     measured: date | None,
+    captured: Captured | None,
 ) -> None:
     name = package_name(task)
-    files = guarded_files(attempt, task, figures.domain, REFERENCE)
+    files = guarded_files(attempt, task, figures.domain, REFERENCE, captured)
     inside = out / FOLDER
     files[f"{FOLDER}/{MODULE}"], uses_loader = vendored(dict(attempt.files)[MODULE])
     write_files(files, out)
@@ -103,7 +106,7 @@ def _write(
     (out / "task.json").write_text(json.dumps(facts, indent=2) + "\n")
     inner = [FOLDER, *([f"{FOLDER}.{LOADER}"] if uses_loader else [])]
     (out / "pyproject.toml").write_text(pyproject(name, inner))
-    (out / "README.md").write_text(readme(name, attempt, task, figures, measured))
+    (out / "README.md").write_text(readme(name, attempt, task, figures, measured, captured))
     for library in (library for build in builds for library in build.libraries):
         _prebuilt(library.path, (inside / library.source).parent)
 

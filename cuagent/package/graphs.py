@@ -27,17 +27,25 @@ def static_form(form: Any) -> tuple[Any, ...]:
     return ("value", form)
 
 
-def fits_in_graph(module: nn.Module, args: tuple[Any, ...], package: Any) -> bool:
-    """Return True for arguments of the verified forms and a module in eval mode."""
-    if len(args) != len(package.static) or torch.is_autocast_enabled(package.device):
-        return False
-    for inner in module.modules():
-        if inner.training:
-            return False
-    for value, form in zip(args, package.static, strict=True):
-        if not _matches(value, form, package.device):
-            return False
-    return True
+def shape_in_graph(module: nn.Module, args: tuple[Any, ...], package: Any) -> int:
+    """Return the number of the verified shape that the arguments have; -1 if they have none."""
+    on = torch.is_autocast_enabled(package.device)
+    if on != (package.autocast is not None):
+        return -1
+    if on and torch.get_autocast_dtype(package.device) != getattr(torch, package.autocast):
+        return -1
+    if package.mode_matters:
+        for inner in module.modules():
+            if inner.training:
+                return -1
+    for number, forms in enumerate(package.static):
+        if len(args) == len(forms) and _all_match(args, forms, package.device):
+            return number
+    return -1
+
+
+def _all_match(args: tuple[Any, ...], forms: tuple[Any, ...], device: str) -> bool:
+    return all(_matches(value, form, device) for value, form in zip(args, forms, strict=True))
 
 
 def _matches(value: Any, form: tuple[Any, ...], device: str) -> bool:

@@ -42,7 +42,13 @@ from .forms import (
 from .machine import slower_here
 from .modes import unverified_mode
 from .original import linked
-from .verified import kernel_class, original_class, read_verified, verified_text
+from .verified import (
+    by_position,
+    kernel_class,
+    original_class,
+    read_verified,
+    verified_text,
+)
 
 SHARED = (
     "_parameters",
@@ -179,13 +185,7 @@ class Guarded(nn.Module):
         self, args: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Move named arguments to their positions, and return them with those that have none."""
-        remaining = dict(named)
-        positional = list(args)
-        for name in self._facts()["names"][len(args) :]:
-            if name not in remaining:
-                break
-            positional.append(remaining.pop(name))
-        return tuple(positional), remaining
+        return by_position(self._facts()["names"], args, named)
 
     def _why(self, args: tuple[Any, ...], named: dict[str, Any]) -> str:
         """Return the first difference from the verified calls, as a message."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cuagent.attempt import ENTRY, MODULE, Attempt
 from cuagent.package.folder import ExportError
@@ -34,14 +36,35 @@ A word too many costs half a microsecond a call; a word too few would cost preci
 OLDEST_TORCH = (2, 6)
 """Oldest torch that an export runs with; `pyproject.toml` of cuagent has the same."""
 GUARD_FILES = (
-    *("boundary.py", "forms.py", "graphs.py", "guard.py", "likeness.py", "machine.py", "modes.py"),
-    *("original.py", "replace.py", "replacement.py", "verified.py", "watch.py"),
+    *("boundary.py", "callform.py", "forms.py", "graphs.py", "guard.py", "likeness.py"),
+    *("machine.py", "modes.py", "original.py", "reads.py", "replace.py", "replacement.py"),
+    *("verified.py", "watch.py"),
 )
 """Files of this package that are copied into every export; they do not import cuagent."""
 
 
+@dataclass(frozen=True)
+class Captured:
+    """The module of a user's script that a task was captured from."""
+
+    module: str
+    """Its name in the script, such as `model.layers.0.mlp`."""
+    kind: str
+    """Name of its class; the task's `Model` is a subclass of it."""
+    call: dict[str, Any] | None
+    """Arguments of the recorded calls (`cuagent.capture.callspec`); None if they hold objects."""
+    autocast: str | None = None
+    """The dtype of the autocast that it was called under."""
+    shapes: tuple[Domain, ...] = ()
+    """Further shapes that the attempt was accepted for."""
+
+
 def guarded_files(
-    attempt: Attempt, task: Task, domain: Domain | None, reference: str
+    attempt: Attempt,
+    task: Task,
+    domain: Domain | None,
+    reference: str,
+    captured: Captured | None = None,
 ) -> dict[str, str]:
     """Return path and text of each file; `reference` is the path for the original module's file.
 
@@ -58,15 +81,18 @@ def guarded_files(
         "__init__.py": f"{title}\n",
         **{name: (package / name).read_text(encoding="utf-8") for name in GUARD_FILES},
         Path(flags.__file__).name: Path(flags.__file__).read_text(encoding="utf-8"),
-        FACTS: json.dumps(verified_facts(task, domain, attempt), indent=1) + "\n",
+        FACTS: json.dumps(verified_facts(task, domain, attempt, captured), indent=1) + "\n",
         **dict(attempt.files),
         **_imports(task),
     }
     files = {f"{FOLDER}/{name}": text for name, text in inside.items()}
-    return {MODULE: entry_text(task, reference), reference: task.source} | files
+    text = entry_text(task, reference, task.entry if captured is None else captured.kind)
+    return {MODULE: text, reference: task.source} | files
 
 
-def verified_facts(task: Task, domain: Domain, attempt: Attempt) -> dict[str, object]:
+def verified_facts(
+    task: Task, domain: Domain, attempt: Attempt, captured: Captured | None = None
+) -> dict[str, object]:
     """Return the content of `verified.json`, which `verified.py` reads."""
     settings = recorded_settings(domain.settings, task.precision)
     return {
@@ -74,16 +100,32 @@ def verified_facts(task: Task, domain: Domain, attempt: Attempt) -> dict[str, ob
         "package": package_of(task.path)[1],
         "device": domain.device,
         "names": domain.names,
-        "nesting": json.loads(domain.nesting),
-        "tensors": [
-            {"dtype": form.dtype, "shape": form.shape, "stride": form.stride}
-            for form in domain.tensors
-        ],
+        **_shape(domain),
+        **({} if captured is None else _of_script(captured)),
         "init": json.loads(domain.init),
         "default_dtype": settings.default_dtype,
         "flags": settings.products(Device(domain.device)),
         "changes": _changes(attempt),
         "products": any(PRODUCTS.search(t) for n, t in attempt.files if n.endswith(".py")),
+    }
+
+
+def _shape(domain: Domain) -> dict[str, object]:
+    return {
+        "nesting": json.loads(domain.nesting),
+        "tensors": [
+            {"dtype": form.dtype, "shape": form.shape, "stride": form.stride}
+            for form in domain.tensors
+        ],
+    }
+
+
+def _of_script(captured: Captured) -> dict[str, object]:
+    return {
+        "class": captured.kind,
+        "call": captured.call,
+        "autocast": captured.autocast,
+        "more_shapes": [_shape(domain) for domain in captured.shapes],
     }
 
 
@@ -95,13 +137,12 @@ def _changes(attempt: Attempt) -> str:
     return "products" if any(word in text for word in SET_PRODUCTS) else ""
 
 
-def entry_text(task: Task, reference: str) -> str:
-    """Return the text of the `model_new.py` that users import."""
-    return f'''"""{task.entry} of {task.path.name} with verified kernels. Written by cuagent.
+def entry_text(task: Task, reference: str, kind: str) -> str:
+    """Return the text of the `model_new.py` that users import; `kind` names the user's class."""
+    return f'''"""{kind} of {task.path.name} with verified kernels. Written by cuagent.
 
-The kernel runs for the calls that {FOLDER}/{FACTS} lists, in eval mode and without
-gradients. For every other call the original module runs, with the same parameters, and a
-RuntimeWarning says why.
+The kernel runs for the calls that {FOLDER}/{FACTS} lists. For every other call the original
+module runs, with the same parameters, and a RuntimeWarning says why.
 """
 
 import sys
@@ -139,7 +180,7 @@ PACKAGE = replace.Package({ENTRY}.folder, {ENTRY}.reference)
 
 
 def optimize_(model, original=None):
-    """Let the {task.entry} modules in `model` run the kernel, in place; return `model`.
+    """Let the {kind} modules in `model` run the kernel, in place; return `model`.
 
     Parameters, state_dict and hooks stay. With gradients the backward pass is the original's.
     `original` names the class of the modules if its file is not the verified one.
@@ -148,7 +189,7 @@ def optimize_(model, original=None):
 
 
 def accelerate_(kind):
-    """Let each new object of the class {task.entry} run the kernel; return the class."""
+    """Let each new object of the class {kind} run the kernel; return the class."""
     return replace.accelerate_(kind, PACKAGE)
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from .boundary import state_names
+from .reads import Reads, reads
 
 KEY = "_cuagent_replacement"
 """Attribute of an optimized module with its replacement (`replace.py`)."""
@@ -26,8 +27,10 @@ ORIGINAL = "_cuagent_original"
 """Attribute of an optimized module's class with the original class."""
 ADDED = "_cuagent_added"
 """Attribute of a function that `accelerate_` set on a class: True if the class had none."""
-INTERNAL = frozenset((*nn.Module().__dict__, KEY, "_compiled_call_impl"))
-"""Attributes of every module, which are not compared."""
+FLAT = ("_flat_weights", "_flat_weight_refs")
+"""Attributes of recurrent modules that hold their parameters again."""
+INTERNAL = frozenset((*nn.Module().__dict__, KEY, "_compiled_call_impl", *FLAT))
+"""Attributes that are not compared: those of every module, and lists of parameters."""
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 DEPTH = 8
 """Levels of objects in attributes that are compared; deeper ones count as different."""
@@ -39,10 +42,19 @@ def original_of(module: nn.Module) -> type[nn.Module]:
     return kind
 
 
-def difference(module: nn.Module, template: nn.Module, *, any_class: bool = False) -> str:
+def difference(
+    module: nn.Module,
+    template: nn.Module,
+    *,
+    kind: type[nn.Module] | None = None,
+    any_class: bool = False,
+    read: Reads | None = None,
+) -> str:
     """Return how `module` differs from the verified original, as a message, or "".
 
-    With `any_class` the class of the module itself is not compared.
+    `kind` is the class that the module must have; by default the template's. With `any_class` the
+    class of the module itself is not compared. `read` are the attributes that a verified call
+    reads; the others may differ.
     """
     ours = dict(module.named_modules(remove_duplicate=False))
     theirs = dict(template.named_modules(remove_duplicate=False))
@@ -52,24 +64,26 @@ def difference(module: nn.Module, template: nn.Module, *, any_class: bool = Fals
     for path, inner in ours.items():
         where = path or "the module"
         one: Any = original_of(inner)
-        other: Any = type(theirs[path])
+        other: Any = (None if path else kind) or type(theirs[path])
         if (path or not any_class) and not same_class(one, other):
             return f"the source of {one.__name__} differs from the verified one"
         if path and (inner._forward_hooks or inner._forward_pre_hooks):
             return f"{where} has hooks"
         if "forward" in inner.__dict__:
             return f"the forward of {where} was replaced"
-        if name := _attribute_difference(inner, theirs[path]):
+        if name := _attribute_difference(inner, theirs[path], path, read):
             return f"attribute {name} of {where} differs from the verified one"
     if state_names(module)[0] != state_names(template)[0]:
         return "its parameters and buffers have other names or ties than the verified ones"
     return ""
 
 
-def _attribute_difference(module: nn.Module, template: nn.Module) -> str:
+def _attribute_difference(
+    module: nn.Module, template: nn.Module, path: str, read: Reads | None
+) -> str:
     ours, theirs = module.__dict__, template.__dict__
     for name in [*theirs, *(name for name in ours if name not in theirs and name[:1] != "_")]:
-        if name in INTERNAL:
+        if name in INTERNAL or not reads(read, path, name):
             continue
         if name not in ours or name not in theirs or not same_value(ours[name], theirs[name]):
             return name

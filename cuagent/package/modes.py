@@ -9,10 +9,18 @@ import torch
 from torch.autograd import forward_ad
 
 
-def unverified_mode(device: str) -> str:
-    """Return the active torch mode that would change a kernel's result, as a message, or ""."""
+def unverified_mode(device: str, autocast: str | None = None) -> str:
+    """Return the active torch mode that would change a kernel's result, as a message, or "".
+
+    `autocast` is the dtype of the autocast that the verified calls were under; None for none.
+    """
     if _any_autocast() and torch.is_autocast_enabled(device):
-        return "autocast is enabled"
+        if autocast is None:
+            return "autocast is enabled"
+        if torch.get_autocast_dtype(device) is not getattr(torch, autocast):
+            return f"autocast is not to {autocast}"
+    elif autocast is not None:
+        return f"the call is not under autocast to {autocast}, as the recorded ones were"
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "a transform of torch.func is active"
     if forward_ad._current_level >= 0:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from cuagent.attempt import ENTRY, Attempt
 from cuagent.package.check import REFERENCE
+from cuagent.package.guarded import Captured
 from cuagent.score import Score
 from cuagent.task import Spec, Task
 from cuagent.timing import Effort, Timing
@@ -25,17 +26,18 @@ def readme(
     task: Task,
     figures: Figures,
     measured: date | None,
+    captured: Captured | None = None,
 ) -> str:
     """Return the Markdown text; it states which figures were not measured."""
     verdict, timing, score, domain = figures.verdict, figures.timing, figures.score, figures.domain
     day = (measured or date.today()).isoformat()
+    kind = task.entry if captured is None else captured.kind
     kernels = ", ".join(f"`{source}`" for source in attempt.kernels) or "none"
     return "\n".join(
         [
             f"# {name}",
             "",
-            f"`{ENTRY}` replaces `{task.entry}` of `{task.path.name}`: same constructor, same "
-            f"state_dict, faster forward. Made and measured with cuagent on {day}.",
+            f"{_subject(task, captured)} Made and measured with cuagent on {day}.",
             f"Kernels: {kernels}; device: {task.device}.",
             "",
             "## Use",
@@ -47,7 +49,7 @@ def readme(
             "",
             "```python",
             f"import {name}",
-            f"{name}.optimize_(model)   # its {task.entry} modules run the kernel, in place",
+            f"{name}.optimize_(model)   # its {kind} modules run the kernel, in place",
             f"{name}.restore_(model)    # undo",
             "```",
             "",
@@ -60,7 +62,7 @@ def readme(
             "",
             "## Verified calls",
             "",
-            *_verified(task, verdict, domain),
+            *_verified(task, verdict, domain, captured),
             "",
             "## Build",
             "",
@@ -82,7 +84,22 @@ def readme(
     )
 
 
-def _verified(task: Task, verdict: Verdict | None, domain: Domain | None) -> list[str]:
+def _subject(task: Task, captured: Captured | None) -> str:
+    """Return the sentence that names what the package makes faster."""
+    if captured is None:
+        return (
+            f"`{ENTRY}` replaces `{task.entry}` of `{task.path.name}`: same constructor, same "
+            "state_dict, faster forward."
+        )
+    return (
+        f"Faster `{captured.kind}` modules, as `{captured.module}` of the captured script: same "
+        "objects, same parameters, same state_dict."
+    )
+
+
+def _verified(
+    task: Task, verdict: Verdict | None, domain: Domain | None, captured: Captured | None
+) -> list[str]:
     """Return the lines that list the verified calls."""
     if domain is None:
         return ["Not recorded."]
@@ -103,7 +120,11 @@ def _verified(task: Task, verdict: Verdict | None, domain: Domain | None) -> lis
             f"| {name} | `{_form(item, tensors)}` |"
             for name, item in zip(names, items, strict=False)
         ),
-        f"| constructor | `{task.entry}({', '.join(parts)})` |",
+        *(
+            [f"| constructor | `{task.entry}({', '.join(parts)})` |"]
+            if captured is None
+            else [_also(domain.names, other) for other in captured.shapes]
+        ),
         "",
         f"Every other call runs the original module (`{REFERENCE}`) with the same parameters, and "
         "a `RuntimeWarning` says why, once for each reason: another shape, dtype, stride or "
@@ -132,6 +153,14 @@ def _form(item: Spec, tensors: Iterator[TensorForm]) -> str:
         inner = [f"{key!r}: {text}" for key, text in zip(item["keys"], inner, strict=True)]
         return f"{{{', '.join(inner)}}}"
     return f"[{', '.join(inner)}]" if item["kind"] == "list" else f"({', '.join(inner)})"
+
+
+def _also(names: tuple[str, ...], domain: Domain) -> str:
+    """Return the row of one more shape of a captured module."""
+    tensors = iter(domain.tensors)
+    items = json.loads(domain.nesting)["items"]
+    pairs = zip([*names, *map(str, range(len(names), len(items)))], items, strict=False)
+    return f"| or | `{', '.join(f'{name}: {_form(item, tensors)}' for name, item in pairs)}` |"
 
 
 def _compiler(attempt: Attempt) -> str:

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .boundary import Unsuitable
-from .graphs import fits_in_graph
+from .boundary import Boundary, Unsuitable
+from .graphs import shape_in_graph
 from .likeness import ADDED, KEY, ORIGINAL, original_of
 from .machine import slower_here
 from .replacement import Package, Replacement
@@ -108,31 +108,29 @@ def _replaced_class(original: Any) -> Any:
     @functools.wraps(original.forward)
     def forward(self: Any, *args: Any, **named: Any) -> Any:
         replacement: Replacement = self.__dict__[KEY]
+        package = replacement.package
+        given = args
+        if named or package.call is not None:
+            given = package.inputs(args, named)
         if torch.compiler.is_compiling():
-            fits = not named and fits_in_graph(self, args, replacement.package)
-            if fits and not replacement.reason_in_graph():
-                return _call_operator(self, args, replacement)
+            at = -1 if given is None else shape_in_graph(self, given, package)
+            if at >= 0 and not replacement.reason_in_graph():
+                return _call_operator(self, given, replacement, replacement.boundaries[at])
             return original.forward(self, *args, **named)
-        if named:
-            args, named = _by_position(replacement.package.facts["names"], args, named)
-        if named or not replacement.fits(args):
-            replacement.package.warn(
-                f"arguments {', '.join(named)} were given by name"
-                if named
-                else replacement.why(args)
-            )
+        boundary = None if given is None else replacement.fitting(given)
+        if boundary is None:
+            package.warn(replacement.why(given))
             return original.forward(self, *args, **named)
         if not torch.is_grad_enabled():
-            return replacement.run(args)
-        if replacement.wants_gradients(args):
-            return replacement.run_with_gradients(args)
-        return replacement.run_without_gradients(args)
+            return replacement.run(given)
+        if replacement.wants_gradients(given):
+            return replacement.run_with_gradients(given, boundary)
+        return replacement.run_without_gradients(given)
 
     def why_original(self: Any, *args: Any, **named: Any) -> str:
         """Return the reason why this call would run the original; "" if it would run the kernel."""
         replacement: Replacement = self.__dict__[KEY]
-        args, named = _by_position(replacement.package.facts["names"], args, named)
-        return replacement.why(args) or (f"{', '.join(named)} by name" if named else "")
+        return replacement.why(replacement.package.inputs(args, named))
 
     return type(
         original.__name__,
@@ -150,8 +148,9 @@ def _replaced_class(original: Any) -> Any:
     )
 
 
-def _call_operator(module: nn.Module, args: tuple[Any, ...], replacement: Replacement) -> Any:
-    boundary = replacement.boundary
+def _call_operator(
+    module: nn.Module, args: tuple[Any, ...], replacement: Replacement, boundary: Boundary
+) -> Any:
     state = []
     for path, key in replacement.places:
         owner = module
@@ -159,18 +158,6 @@ def _call_operator(module: nn.Module, args: tuple[Any, ...], replacement: Replac
             owner = getattr(owner, part)
         state.append(getattr(owner, key))
     return boundary.result(boundary.call(boundary.tensors(args), state))
-
-
-def _by_position(
-    names: list[str], args: tuple[Any, ...], named: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Move named arguments to their positions, and return them with those that have none."""
-    remaining, positional = dict(named), list(args)
-    for name in names[len(args) :]:
-        if name not in remaining:
-            break
-        positional.append(remaining.pop(name))
-    return tuple(positional), remaining
 
 
 def _twin(module: nn.Module) -> nn.Module:

@@ -9,6 +9,7 @@ Invariant: a call that differs from the verified calls in a listed property does
 
 from __future__ import annotations
 
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,15 @@ from torch import nn
 from torch.compiler import assume_constant_result
 
 from .boundary import Boundary, Recomputed, Unsuitable, state_names
+from .callform import CallForm
 from .flags import flags_kept, flags_set, set_flags
 from .forms import Form, form_of, is_strided, matches, required_text, tensors_in
 from .forms import value_text as shown
 from .graphs import static_form
 from .likeness import difference
 from .modes import unverified_mode
-from .verified import kernel_class, original_class, read_verified
+from .reads import ALL, Reads, reads
+from .verified import by_position, kernel_class, original_class, read_verified
 from .watch import Watch
 
 FAKE = (torch._subclasses.FakeTensor, torch._subclasses.functional_tensor.FunctionalTensor)
@@ -37,12 +40,21 @@ class Package:
     def __init__(self, folder: Path, reference: Path) -> None:
         self.folder, self.reference = folder, reference
         self.facts = read_verified(folder / "verified.json")
-        self.entry: str = self.facts["entry"]
-        self.forms: Any = tuple(self.facts["forms"])
-        self.static = tuple(static_form(form) for form in self.forms)
+        self.entry: str = self.facts.get("class") or self.facts["entry"]
+        """Name of the class of the user's modules."""
+        self.shapes: list[Any] = [tuple(forms) for forms in self.facts["shapes"]]
+        """Verified arguments, one entry for each shape."""
+        self.static = tuple(tuple(map(static_form, forms)) for forms in self.shapes)
         self.device: str = self.facts["device"]
+        self.autocast: str | None = self.facts.get("autocast")
+        self.call: CallForm | None = None
+        self.mode_matters = True
+        """Whether a verified call of the original reads if it is in training mode."""
+        self.read: Reads | None = None
+        self.kind: Any = None
+        """The verified class of the user's modules; None until the original was imported."""
         self.warned: set[str] = set()
-        self._boundary: Boundary | None = None
+        self._boundaries: list[Boundary] = []
 
     def __deepcopy__(self, memo: object) -> Package:
         return self
@@ -66,16 +78,42 @@ class Package:
             raise Unsuitable("its ModelNew is not a plain torch.nn.Module")
         return made.eval()
 
-    def boundary(self, device: torch.device) -> Boundary:
-        """Return the operators; the first call registers them. Raises Unsuitable."""
-        if self._boundary is None:
-            try:
-                make = original_class(self.folder, self.reference, self.facts)
-            except RuntimeError as error:
-                raise Unsuitable(str(error)) from error
-            original = self._made(make).to(device)
-            self._boundary = Boundary(self.folder, self.forms, original, self.make_kernel)
-        return self._boundary
+    def boundaries(self, device: torch.device) -> list[Boundary]:
+        """Return the operators, one for each shape; the first call registers them.
+
+        Raises Unsuitable.
+        """
+        if self._boundaries:
+            return self._boundaries
+        if self.facts.get("class") and self.facts["call"] is None:
+            raise Unsuitable(
+                "its recorded calls pass or return objects other than tensors and constants"
+            )
+        try:
+            made = original_class(self.folder, self.reference, self.facts)
+        except RuntimeError as error:
+            raise Unsuitable(str(error)) from error
+        self.kind = made.__bases__[0] if self.facts.get("class") else made
+        if self.facts.get("class"):
+            self.call = CallForm(self.facts["call"], self.kind.forward)
+        original, lock = self._made(made).to(device), threading.RLock()
+        found = [
+            Boundary(self.folder, forms, original, self.make_kernel, lock) for forms in self.shapes
+        ]
+        known = [boundary.read for boundary in found if boundary.read is not None]
+        if len(known) == len(found):
+            self.read = set().union(*known)
+        read = self.read
+        self.mode_matters = read is None or any(n in ("training", ALL) for _, n in read)
+        self._boundaries = found
+        return found
+
+    def inputs(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...] | None:
+        """Return the inputs of the task by position; None if the call has another form."""
+        if self.call is not None:
+            return self.call.inputs(args, named)
+        args, named = by_position(self.facts["names"], args, named)
+        return None if named else args
 
     def _made(self, make: Any) -> Any:
         """Construct as it was verified, without a change of the random numbers of the process."""
@@ -96,40 +134,56 @@ class Replacement:
     def __init__(self, package: Package, module: nn.Module, any_class: bool = False) -> None:
         self.package, self.module, self._any_class = package, module, any_class
         device = next((t.device for t in state_names(module)[1]), torch.device(package.device))
-        self.boundary = package.boundary(device)
-        if why := difference(module, self.boundary.original, any_class=any_class):
+        self.boundaries = package.boundaries(device)
+        self.boundary = self.boundaries[0]
+        if why := self._structure_difference():
             raise Unsuitable(why)
         self.kernel = package.make_kernel()
         self.forward = self.kernel.forward
         self._changes = package.facts["changes"]
         products = package.facts.get("products", True)
         self._same_flags = package.facts["same_flags"] if products else _always
-        self._on, self._count = package.device, len(package.forms)
-        self._checks = [_check_of(form) for form in package.forms]
+        self._on, self._autocast = package.device, package.autocast
+        self._checks = [
+            (len(forms), [_check_of(form) for form in forms], boundary)
+            for forms, boundary in zip(package.shapes, self.boundaries, strict=True)
+        ]
         self.places = _places(module)
         self.structure = ""
         """Difference of the module from the verified original now, as a message, or ""."""
         self.state = ""
         """Difference of parameters or modes from the verified ones now, as a message, or ""."""
         self.check()
-        self.fits(())  # fail here, not in a call, if torch lacks a function
+        self.fitting(())  # fail here, not in a call, if torch lacks a function
 
     def check(self) -> None:
         """Compare the module with the verified original, and bind the kernel to it."""
-        module, boundary = self.module, self.boundary
+        module = self.module
         self.watch = Watch(module)
-        self.structure = difference(module, boundary.original, any_class=self._any_class)
+        self.structure = self._structure_difference()
         self.state = self.structure or self._state_difference()
         self.device = self.watch.tensors[0].device if self.watch.tensors else None
         self.trainable = [t for t in self.watch.tensors if t.is_floating_point() or t.is_complex()]
         if not self.structure:
             bind(self.kernel, module)
         if self.watch.plain:
-            boundary.know(self.watch.tensors, self)
+            for boundary in self.boundaries:
+                boundary.know(self.watch.tensors, self)
+
+    def _structure_difference(self) -> str:
+        package = self.package
+        return difference(
+            self.module,
+            self.boundary.original,
+            kind=package.kind,
+            any_class=self._any_class,
+            read=package.read,
+        )
 
     def _state_difference(self) -> str:
+        read = self.package.read
         for path, module in self.module.named_modules():
-            if module.training:
+            if module.training and reads(read, path, "training"):
                 return f"{path or 'the module'} is in training mode; call eval() to use the kernel"
         if not self.watch.plain:
             return "its parameters have no plain memory"
@@ -157,13 +211,26 @@ class Replacement:
             return self.structure
         return self.reason() and self.structure
 
-    def why(self, args: tuple[Any, ...]) -> str:
+    def why(self, args: tuple[Any, ...] | None) -> str:
         """Return why a call would run the original; "" if it would run the kernel."""
-        if self.fits(args):
+        if args is None:
+            return self._why_form()
+        if self.fitting(args):
             return ""
-        forms, device = self.package.forms, self.place()
-        if why := self.reason() or unverified_mode(self.package.device):
+        if why := self.reason() or unverified_mode(self.package.device, self._autocast):
             return why
+        reasons = [self._why_shape(args, forms) for forms in self.package.shapes]
+        if len(reasons) > 1:
+            return f"{reasons[0]}, and {len(reasons) - 1} other shapes"
+        return reasons[0]
+
+    def _why_form(self) -> str:
+        if self.package.call is None:
+            return "arguments were given by name that the verified call has not"
+        return "its arguments differ from the recorded ones in other things than tensors"
+
+    def _why_shape(self, args: tuple[Any, ...], forms: tuple[Any, ...]) -> str:
+        device = self.place()
         if len(args) != len(forms):
             return f"the call has {len(args)} arguments; verified were {len(forms)} by position"
         for number, (value, form) in enumerate(zip(args, forms, strict=True)):
@@ -180,22 +247,35 @@ class Replacement:
             return torch.device("cuda", torch.cuda.current_device())
         return torch.device(self.package.device)
 
-    def fits(self, args: tuple[Any, ...]) -> bool:
-        """Return True for a verified call, in a few microseconds; `why` explains a False."""
+    def fitting(self, args: tuple[Any, ...]) -> Boundary | None:
+        """Return the operators for a verified call, in a few microseconds; `why` explains a None.
+
+        Shapes are compared in the order of their calls in the recorded script.
+        """
         if not self.watch.unchanged():
             self.check()
-        if self.state or len(args) != self._count or unverified_mode(self._on):
-            return False
+        if self.state or unverified_mode(self._on, self._autocast):
+            return None
         device = self.device or self.place()
         if self._on == "cuda" and device.index != torch._C._cuda_getDevice():
-            return False
-        for value, check in zip(args, self._checks):  # noqa: B905, SIM110  0.1 us faster each
-            if not check(value, device):
-                return False
-        return True
+            return None
+        for count, checks, boundary in self._checks:
+            if len(args) == count:
+                for value, check in zip(args, checks):  # noqa: B905  0.1 us faster
+                    if not check(value, device):
+                        break
+                else:
+                    return boundary
+        return None
 
     def run(self, args: tuple[Any, ...]) -> Any:
         """Run the kernel under the flags that it was verified under."""
+        if self._autocast is not None:
+            with torch.autocast(self._on, enabled=False):
+                return self._run(args)
+        return self._run(args)
+
+    def _run(self, args: tuple[Any, ...]) -> Any:
         flags = self.package.facts["flags"]
         if self._changes == "all":
             with flags_kept():
@@ -231,13 +311,11 @@ class Replacement:
             return None
         return self.run_without_gradients(args)
 
-    def run_with_gradients(self, args: tuple[Any, ...]) -> Any:
+    def run_with_gradients(self, args: tuple[Any, ...], boundary: Boundary) -> Any:
         """Run the kernel; the backward pass is the original's."""
-        inputs = self.boundary.tensors(args)
-        flat = Recomputed.apply(
-            self.boundary, self.run, args, len(inputs), *inputs, *self.watch.tensors
-        )
-        return self.boundary.result(flat)
+        inputs = boundary.tensors(args)
+        flat = Recomputed.apply(boundary, self.run, args, len(inputs), *inputs, *self.watch.tensors)
+        return boundary.result(flat)
 
     def wants_gradients(self, args: tuple[Any, ...]) -> bool:
         """Return True if a tensor of the call requires a gradient; gradients are enabled."""

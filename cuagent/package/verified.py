@@ -24,11 +24,29 @@ def read_verified(path: Path) -> dict[str, Any]:
     """
     facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     tensors = iter(Form(**each) for each in facts["tensors"])
+    forms = nested(facts["nesting"], tensors)
+    shapes = [
+        nested(each["nesting"], iter([Form(**form) for form in each["tensors"]]))
+        for each in facts.get("more_shapes", ())
+    ]
     return facts | {
-        "forms": nested(facts["nesting"], tensors),
+        "forms": forms,
+        "shapes": [forms, *shapes],
         "init": nested(facts["init"], tensors),
         "same_flags": flags_test(facts["flags"]),
     }
+
+
+def by_position(
+    names: list[str], args: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Move named arguments to their positions, and return them with those that have none."""
+    remaining, positional = dict(named), list(args)
+    for name in names[len(args) :]:
+        if name not in remaining:
+            break
+        positional.append(remaining.pop(name))
+    return tuple(positional), remaining
 
 
 def verified_text(facts: dict[str, Any]) -> str:

@@ -70,7 +70,8 @@ class Processes:
     def _start(self) -> ForkServer:
         fork_server = ForkServer(
             packages=installed_imports(self.task.source),
-            compiler=self.task.device is Device.CPU,
+            compiler=True,
+            on_gpu=self.task.device is Device.CUDA,
         )
         self._ending.callback(fork_server.close)
         return fork_server

@@ -98,8 +98,7 @@ class ForkServer:
 
     `modules` are imported too, and their `warm_up(folder)` is called, so that no child has to.
     `packages` are installed modules of a task (`task.packages`), imported if they are safe to fork.
-    `compiler`: import torch.compile too while no request waits; for children on a CPU only, because
-    its import looks for a GPU, and children can then use none.
+    `compiler`: import torch.compile too, while no request waits. `on_gpu`: children use a GPU.
     """
 
     def __init__(
@@ -108,6 +107,7 @@ class ForkServer:
         packages: Sequence[str] = (),
         *,
         compiler: bool = False,
+        on_gpu: bool = False,
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="cuagent-"))
         """Parent of the sessions' folders. The fork server removes it when it ends, even if the
@@ -122,7 +122,7 @@ class ForkServer:
             f"import sys, socket; sys.path.append({str(_root())!r});"
             "from cuagent.worker.fork_server_main import main;"
             f"main(socket.socket(fileno={number}), {str(self.folder)!r}, {tuple(modules)!r}, "
-            f"{tuple(packages)!r}, compiler={compiler})"
+            f"{tuple(packages)!r}, compiler={compiler}, on_gpu={on_gpu})"
         )
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-B", "-c", program],

@@ -22,7 +22,6 @@ import select
 import signal
 import socket
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Sequence
@@ -34,17 +33,13 @@ from cuagent.sandbox.policy import policy_from_json
 from cuagent.worker.channel import receive_message, send_message
 from cuagent.worker.folder import remove
 from cuagent.worker.memory.heap import pin_allocator
+from cuagent.worker.preload import COMPILER, forget_folders, import_compiler, import_packages
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 DEFECT = 70
 """Exit code of a child whose program failed through a defect of ours, not of the code that it runs
 (EX_SOFTWARE)."""
-COMPILER = ("torch._dynamo",)
-"""Parts of torch.compile, imported after the first child was forked, while no request waits. They
-take seconds in each process of a compiled baseline. Their import may look for a GPU, and CUDA then
-refuses each later child (torch 2.11, H200). torch._inductor is not among them, because its import
-notes the folder of temporary files, which is another one in each sandbox."""
 IDLE_S = 0.05
 """Seconds without a request after which the next part is imported."""
 _KILL_TIMEOUT_S = 10.0
@@ -58,57 +53,23 @@ def main(
     packages: Sequence[str] = (),
     *,
     compiler: bool = False,
+    on_gpu: bool = False,
 ) -> None:
     """Serve until the referee closes the socket for any reason, then remove every child and
     `folder`.
 
     `modules` are imported before the first child is forked. If they have a `warm_up(folder)`, it is
     called; it must leave no thread. `packages` are imported as far as they are safe to fork; if one
-    is not, the program starts again without them. With `compiler`, torch.compile is imported while
-    no request waits.
+    is not, the program starts again without them. With `compiler`, torch.compile is imported after
+    the first fork, while no request waits. `on_gpu`: children use a GPU, so no import may start
+    CUDA.
     """
-    if packages and not _import_packages(packages):
+    if packages and not import_packages(packages, on_gpu=on_gpu):
         os.execv(sys.executable, _without_packages(sys.orig_argv, packages))
     try:
-        _serve(control, Path(folder), modules, COMPILER if compiler else ())
+        _serve(control, Path(folder), modules, COMPILER if compiler else (), on_gpu)
     finally:
         remove(Path(folder))
-
-
-def _import_packages(packages: Sequence[str]) -> bool:
-    """Import installed packages; return False if children could not use them or the GPU.
-
-    That is so if a package started a thread, or looked for a GPU: CUDA refuses children of a
-    process that did.
-
-    A package that cannot be imported is left out: the task's own process reports it.
-    """
-    gc.disable()
-    import numpy  # noqa: F401
-    import torch  # noqa: F401
-
-    before = _threads()
-    for entry in packages:
-        module, _, name = entry.partition(":")
-        with contextlib.suppress(Exception, SystemExit):
-            imported = importlib.import_module(module)
-            if name:
-                getattr(imported, name)  # a package may import its parts when they are asked for
-    return _threads() == before and _children_may_use_cuda()
-
-
-def _children_may_use_cuda() -> bool:
-    """Return False if CUDA refuses to start in a child of this process."""
-    import torch
-
-    pid = os.fork()
-    if pid == 0:
-        os._exit(int(torch.cuda._is_in_bad_fork()))
-    return os.waitpid(pid, 0)[1] == 0
-
-
-def _threads() -> int:
-    return len(list(Path("/proc/self/task").iterdir()))
 
 
 def _without_packages(command: Sequence[str], packages: Sequence[str]) -> list[str]:
@@ -117,7 +78,11 @@ def _without_packages(command: Sequence[str], packages: Sequence[str]) -> list[s
 
 
 def _serve(
-    control: socket.socket, folder: Path, modules: Sequence[str], later: Sequence[str]
+    control: socket.socket,
+    folder: Path,
+    modules: Sequence[str],
+    later: Sequence[str],
+    on_gpu: bool,
 ) -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the referee handles Ctrl-C
@@ -127,7 +92,7 @@ def _serve(
     waiting = list(later)
     while True:
         if waiting and children and not _is_readable(control, IDLE_S):
-            _import_compiler(waiting.pop(0))
+            import_compiler(waiting.pop(0), on_gpu=on_gpu)
             continue
         if (received := receive_message(control)) is None:
             break
@@ -152,15 +117,6 @@ def _serve(
 
 def _is_readable(control: socket.socket, seconds: float) -> bool:
     return bool(select.select([control], [], [], seconds)[0])
-
-
-def _import_compiler(module: str) -> None:
-    """Import a part of torch.compile, which each compiled baseline would otherwise import."""
-    gc.disable()
-    with contextlib.suppress(Exception):  # a baseline that needs it reports the failure
-        importlib.import_module(module)
-    gc.freeze()
-    gc.enable()
 
 
 def _warm_up(folder: Path, modules: Sequence[str]) -> int:
@@ -221,12 +177,12 @@ def _arrange(message: dict[str, Any], descriptors: list[int]) -> socket.socket:
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     os.environ.clear()
     os.environ.update(message["environment"])
-    tempfile.tempdir = None  # a module that was imported before the fork may have found /tmp
     os.chdir(message["folder"])
     random.seed()
     if message["policy"] is not None:
         _prefer_for_oom_kill()
         enter(policy_from_json(message["policy"]), Tier(message["tier"]))
+    forget_folders()  # the sandbox decides where temporary files may lie
     # Last, because a change of user id clears it.
     _die_with_parent()
     return socket.socket(fileno=3)

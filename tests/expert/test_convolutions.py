@@ -63,7 +63,35 @@ LAYERS = {
         "self.c(x) * 2",
         "torch.randn(4, 256, 300)",
     ),
+    "transposed 2-D, dilated": (
+        "nn.ConvTranspose2d(40, 48, 3, stride=4, padding=1, dilation=2)",
+        "self.c(x)",
+        "torch.randn(4, 40, 40, 41)",
+    ),
+    "2-D of few channels": (
+        "nn.Conv2d(3, 48, 7, stride=2, padding=3)",
+        "F.silu(self.c(x)) + self.s[0]",
+        "torch.randn(16, 3, 112, 112)",
+    ),
+    "3-D of few channels, softmax over the channels": (
+        "nn.Conv3d(5, 24, 3)",
+        "F.softmax(self.c(x), 1) * 2",
+        "torch.randn(8, 5, 20, 30, 30)",
+    ),
+    "transposed 3-D of few channels, log-sum-exp": (
+        "nn.ConvTranspose3d(3, 20, 3, stride=2, padding=1)",
+        "torch.logsumexp(self.c(x), 1, keepdim=True) - self.s[:1]",
+        "torch.randn(16, 3, 16, 32, 32)",
+    ),
+    "least over the channels": (
+        "nn.Conv2d(16, 40, 3)",
+        "torch.min(self.c(x), dim=1, keepdim=True)[0] * 2",
+        "torch.randn(8, 16, 64, 64)",
+    ),
 }
+COPIED = {"3-D, strided", "3-D, dilated", "transposed 3-D", "transposed 3-D, uneven",
+          "transposed 2-D", "transposed 2-D, dilated", "transposed 1-D with gaps"}  # fmt: skip
+"""Layers whose input is copied to channels-last layout."""
 
 
 def text_of(name: str, dtype: str = "torch.float32") -> str:
@@ -137,18 +165,19 @@ def sum_of_taps(
     stride=st.integers(1, 4),
     padding=st.integers(0, 3),
     extra=st.integers(0, 3),
+    dilation=st.integers(1, 4),
 )
 def test_phases_cover_every_output_of_a_transposed_convolution_once(
-    size, kernel, stride, padding, extra
+    size, kernel, stride, padding, extra, dilation
 ):
-    extra = min(extra, stride - 1)
-    outputs = (size - 1) * stride - 2 * padding + kernel + extra
+    extra = min(extra, max(stride, dilation) - 1)
+    outputs = (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1 + extra
     if outputs < 1:
         return
     x, weight = (torch.randint(-9, 9, (n,)).double() for n in (size, kernel))
-    axes = (Axis(size, outputs, kernel, stride, padding, 1),)
+    axes = (Axis(size, outputs, kernel, stride, padding, dilation),)
     expected = F.conv_transpose1d(
-        x[None, None], weight[None, None], None, stride, padding, extra
+        x[None, None], weight[None, None], None, stride, padding, extra, 1, dilation
     ).flatten()
     assert torch.equal(computed_by_phases(x, weight, axes, True), expected)
 
@@ -181,12 +210,11 @@ def test_phases_of_two_dimensions_are_all_pairs():
 def test_convolution_and_all_operations_behind_it_are_one_kernel(generate, name):
     candidate = generate(text_of(name))
     assert candidate is not None
-    assert len(candidate.kernels) == 1
     module = candidate.files["model_new.py"]
     forward = module[module.rindex("def forward") :]
-    assert module.count("@triton.jit") == 1
+    assert len(candidate.kernels) == module.count("@triton.jit") == 1 + (name in COPIED)
     assert "F.conv" not in forward
-    assert ("movedim" in forward) == ("pointwise" not in name)
+    assert any("copy" in kernel for kernel in candidate.kernels) == (name in COPIED)
     compile(module, "model_new.py", "exec")
 
 
@@ -204,7 +232,6 @@ def test_arithmetic_follows_the_settings_of_convolutions(generate, admitted, pre
     "layer",
     [
         "nn.ConvTranspose3d(32, 48, 3, stride=2, groups=2)",
-        "nn.ConvTranspose3d(32, 48, 3, dilation=2)",
         "nn.Conv3d(32, 48, 3, padding='same')",
         "nn.Conv3d(32, 48, 1, stride=2, groups=2)",
     ],
@@ -215,10 +242,48 @@ def test_other_convolutions_stay_with_the_library(generate, layer):
     assert candidate is None or "@triton.jit" not in candidate.files["model_new.py"]
 
 
-def test_convolution_with_few_channels_stays_with_the_library(generate):
-    text = text_of("3-D, strided").replace("Conv3d(32,", "Conv3d(3,").replace("(4, 32,", "(4, 3,")
+def test_two_dimensional_convolution_with_a_long_sum_stays_with_the_library(generate):
+    text = text_of("2-D of few channels").replace("Conv2d(3, 48, 7", "Conv2d(30, 48, 7")
+    candidate = generate(text.replace("(16, 3,", "(16, 30,"))
+    assert candidate is not None
+    assert "@triton.jit" not in candidate.files["model_new.py"]
+
+
+def test_transposed_convolution_without_settings_is_captured(generate):
+    text = text_of("transposed 3-D").replace(
+        LAYERS["transposed 3-D"][0], "nn.ConvTranspose3d(32, 48, 3, bias=False)"
+    )
     candidate = generate(text)
-    assert candidate is None or "@triton.jit" not in candidate.files["model_new.py"]
+    assert candidate is not None
+    assert candidate.kernels[-1] == "conv_transpose3d_relu_kernel"
+
+
+LONG_SUM = ("nn.Conv2d(64, 48, 3)", "F.relu(self.c(x)) + self.s[0]", "torch.randn(8, 64, 9, 9)")
+
+
+def test_kernel_behind_a_convolution_of_the_library_adds_its_bias(generate, monkeypatch):
+    monkeypatch.setitem(LAYERS, "long sum", LONG_SUM)
+    candidate = generate(text_of("long sum"))
+    forward = candidate.files["model_new.py"].rpartition("def forward")[2]
+    assert "F.conv2d(x, self.c.weight, stride" in forward or "F.conv2d(x, self.c.weight)" in forward
+    assert len(candidate.kernels) == 1
+
+
+@pytest.mark.parametrize("behind", ["F.relu(self.c(x)) + self.s[0]", "F.max_pool2d(self.c(x), 2)"])
+def test_channels_last_convolution_has_one_kernel_behind_it(generate, monkeypatch, behind):
+    monkeypatch.setitem(LAYERS, "long sum", (LONG_SUM[0], behind, LONG_SUM[2]))
+    candidate = generate(text_of("long sum"), options=Options(convolutions="channels_last"))
+    forward = candidate.files["model_new.py"].rpartition("def forward")[2]
+    assert "memory_format=torch.channels_last" in forward
+    assert "bias=" not in forward
+    assert candidate.kernels[0].startswith("conv2d_")
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_channels_last_convolution_agrees_with_fp64(generate, interpreted, monkeypatch):
+    monkeypatch.setitem(LAYERS, "long sum", (LONG_SUM[0], "F.softmax(self.c(x), 1)", LONG_SUM[2]))
+    candidate = generate(text_of("long sum"), options=Options(convolutions="channels_last"))
+    interpreted(candidate)
 
 
 @pytest.mark.slow

@@ -198,11 +198,13 @@ def test_background_stands_still_while_a_timing_runs(long_referee: Referee, tmp_
         while SLOW not in sessions:
             time.sleep(0.01)
         pid = sessions[SLOW].pid
-        with timer.nothing_opens():
-            before = cpu_ticks(pid)
-            time.sleep(0.5)
-            assert cpu_ticks(pid) == before
-        assert timer.still_opening((SLOW,), 60.0) == ()
+        for paused in (timer.nothing_opens(), timer.opening_paused(("eager",))):
+            with paused:
+                before = cpu_ticks(pid)
+                time.sleep(0.3)
+                assert cpu_ticks(pid) == before
+        with timer.opening_paused(("eager", SLOW)):
+            assert timer.still_opening((SLOW,), 60.0) == (), "what is needed opens"
         with timer.nothing_opens():
             pass
         found = time_rungs(long_referee, only=("eager", SLOW), cache=tmp_path, timer=timer)

@@ -7,13 +7,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from cuagent.task import load_task
 from cuagent.verify import Referee
 from cuagent.worker import ForkServer
 from cuagent.worker.channel import receive_message
+from cuagent.worker.preload import cuda_not_started, forget_folders
 
 ROOT = Path(__file__).parents[2]
 THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()\n"
@@ -71,6 +74,27 @@ def test_compiler_is_imported_while_no_request_waits(tmp_path: Path) -> None:
         server.end(child)
 
 
+def test_nothing_starts_cuda_before_the_fork() -> None:
+    real = torch.cuda._lazy_init
+    with cuda_not_started():
+        assert torch.cuda.is_available()
+        assert torch.cuda.device_count() == 1
+        with pytest.raises(RuntimeError, match="after the fork"):
+            torch.cuda._lazy_init()
+    assert torch.cuda._lazy_init is real
+
+
+def test_inductor_notes_the_childs_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = SimpleNamespace(_HEADER_DIR="/theirs", _HEADER_LOCK_DIR="/theirs/locks")
+    monkeypatch.setitem(sys.modules, "torch._inductor.codecache", noted)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    forget_folders()
+    assert Path(noted._HEADER_DIR).is_relative_to(tmp_path)
+    assert Path(noted._HEADER_LOCK_DIR).parent == Path(noted._HEADER_DIR)
+
+
 def memory_kb(file: Path) -> int:
     lines = file.read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Rss"))
@@ -80,8 +104,11 @@ def memory_kb(file: Path) -> int:
 def test_children_of_a_task_on_a_gpu_can_use_it(tmp_path: Path) -> None:
     task = load_task(written(tmp_path), device="cuda")
     with Referee(task) as referee:
-        time.sleep(10)  # in which a fork server of a CPU task imports torch.compile
-        assert referee.processes.reference("eager").close() is not None
+        time.sleep(15)  # in which the fork server imports torch.compile
+        for arm in ("eager", "compile"):
+            session = referee.processes.reference(arm)
+            assert not session.closed
+            session.close()
 
 
 def written(folder: Path) -> Path:

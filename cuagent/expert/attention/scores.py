@@ -14,7 +14,7 @@ from cuagent.expert.capture.editing import Edit, called
 from cuagent.expert.graph.graph import FLOATS
 from cuagent.expert.graph.lowering import argument, dtype_of, shape_of
 
-COPIES = {"clone", "alias", "detach", "contiguous", "_to_copy", "to", "lift_fresh_copy"}
+COPIES = {"clone", "alias", "detach", "contiguous", "_to_copy", "to", "lift_fresh_copy", "type_as"}
 HUGE = -1e9
 """A finite fill of at most this value removes a key from the softmax, as minus infinity does. It
 holds for rows with a score above the fill by more than 104, where exp is 0 in float32."""

@@ -1,9 +1,10 @@
 """Find convolutions that a generated kernel may compute faster than cuDNN.
 
-These are transposed, three-dimensional and pointwise ones, without groups, with at least 16 input
-channels. On an H200 the library stood at 4 to 17 times the floor on the first two, and pointwise
-kernels took 0.55 to 0.95 of cuDNN's time; two-dimensional ones with other windows were slower. The
-elementwise group that alone reads the result becomes the epilogue.
+These are transposed and three-dimensional ones, pointwise ones, and others with a short sum (few
+input channels), without groups. On an H200 the library stood at 4 to 17 times the floor on the
+first two, and pointwise kernels took 0.55 to 0.95 of cuDNN's time; two-dimensional ones with long
+sums were slower. The group that alone reads the result becomes the epilogue, if it is elementwise
+or reduces over the channels alone.
 """
 
 from __future__ import annotations
@@ -31,8 +32,22 @@ ROUNDED = "(({0}.float().view(torch.int32) + 4096) & -8192).view(torch.float32)"
 sign would add up over the sum."""
 PREPARATIONS |= {WEIGHT, TRANSPOSED_WEIGHT, ROUNDED}
 PREPARATIONS |= {call.format(ROUNDED) for call in (WEIGHT, TRANSPOSED_WEIGHT)}
+TRANSPOSED = "own F.conv of channels last"
+"""A result of the library in channels-last layout, plus its bias."""
+COPY = "own F.conv copy to channels last"
+"""An input as (samples, *places, channels), rounded to TF32 if that is admitted."""
 LEAST_CHANNELS = 16
-"""Input channels below which the tensor cores would multiply mostly zeros."""
+"""Input channels of a pointwise convolution, whose sum would be mostly zeros with fewer."""
+FEW_CHANNELS = 32
+"""Input channels below which taps and channels are one index of the sum, so that it has no gaps,
+and the input is read as it lies."""
+SHORT_SUM = 256
+"""Most terms of the sum of another convolution in one or two dimensions."""
+MOST_CHANNELS = 256
+"""Most output channels whose reduction is in the epilogue: one tile has all of them."""
+LARGE = 1 << 31
+"""Elements of a sample whose places have no 32-bit index."""
+REDUCTIONS = ("sum", "max", "min", "amax", "amin")
 LEAST_OPERATIONS = 1 << 26
 """Multiplications of a convolution below which the launches decide."""
 
@@ -62,7 +77,8 @@ class Convolution:
     left: Volume
     """Input. Its channels are adjacent, or its places are."""
     right: str
-    """Weight as (output channels, *taps, input channels)."""
+    """Weight as (output channels, *taps, input channels); "" if `left` is the result of the
+    library's convolution, without its bias."""
     bias: Volume | None
     epilogue: tuple[Node, ...]
     reads: dict[tuple[str, str], Volume]
@@ -70,6 +86,37 @@ class Convolution:
     places: dict[str, tuple[int, ...]]
     dtypes: dict[str, str]
     """Tensors that are read, with their dtypes, in order of first use."""
+    reduces: bool = False
+    """The epilogue reduces over the channels."""
+    copied: bool = False
+    """The input was copied, and rounded, by a kernel of our own."""
+
+    @property
+    def is_copy(self) -> bool:
+        """True if the kernel only copies an input to channels-last layout."""
+        return self.node.op == COPY
+
+    @property
+    def taps(self) -> int:
+        """Elements of the window."""
+        return math.prod(axis.kernel for axis in self.axes)
+
+    @property
+    def pair(self) -> int | None:
+        """Last dimension, if its two phases are computed together; else None."""
+        last = self.axes[-1]
+        return len(self.axes) - 1 if self.transposed and last.stride == 2 < last.outputs else None
+
+    @property
+    def rows(self) -> frozenset[str]:
+        """Nodes of the epilogue that have one value for each place."""
+        size = self.node.size // self.channels_out
+        return frozenset(n.name for n in self.epilogue if n.size == size and self.reduces)
+
+    @property
+    def merged(self) -> bool:
+        """True if taps and channels are one index of the sum."""
+        return self.taps > 1 and self.left.channel != 1
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -96,11 +143,15 @@ def copy_operands(graph: Graph, target: Target, keep: frozenset[str]) -> Graph:
         names, copies = [x.name, weight.name], []
         rounded = target.tf32_convolutions and weight.dtype == "float32"
         if not is_pointwise(node, weight):
+            copied = x.shape[1] >= FEW_CHANNELS or not _read_in_place(graph, x)
             call, moved = WEIGHT, (weight.shape[0], *weight.shape[2:], weight.shape[1])
             if node.op.startswith("F.conv_transpose"):
                 call, moved = TRANSPOSED_WEIGHT, (*weight.shape[1:], weight.shape[0])
-            names = [f"{node.name}_channels_last", f"{node.name}_taps"]
-            copies.append((names[0], CHANNELS_LAST, x, (x.shape[0], *x.shape[2:], x.shape[1])))
+            names[1] = f"{node.name}_taps"
+            if copied:
+                names[0] = f"{node.name}_channels_last"
+                shape = (x.shape[0], *x.shape[2:], x.shape[1])
+                copies.append((names[0], _copy_call(graph, x), x, shape))
             call = call.format(ROUNDED) if rounded else call
             copies.append((names[1], call, weight, moved))
         elif rounded:
@@ -111,6 +162,15 @@ def copy_operands(graph: Graph, target: Target, keep: frozenset[str]) -> Graph:
             nodes.append(replace(copy, origin=node.origin))
         nodes.append(replace(node, op=f"own {node.op}", args=(*names, *node.args[2:])))
     return replace(graph, nodes=tuple(nodes))
+
+
+def _copy_call(graph: Graph, x: Node) -> str:
+    """Return the call that copies an input: a kernel of our own if it has single strides."""
+    try:
+        volume_of(graph, x.name, x.shape)
+    except NestError:
+        return CHANNELS_LAST
+    return COPY
 
 
 def is_pointwise(node: Node, weight: Node) -> bool:
@@ -132,7 +192,7 @@ def with_convolutions(
     for step in steps:
         if not isinstance(step, Node) or not step.op.startswith("own F.conv"):
             continue
-        group = only_reader(step, steps, graph)
+        group = only_reader(step, steps, graph) or _reader_of_channels(step, steps, graph)
         found = _convolution(step, group, graph) if group is not None else None
         if found is not None and group is not None:
             result[result.index(group)] = found
@@ -143,14 +203,34 @@ def with_convolutions(
     return tuple(result)
 
 
-def _read_in_place(graph: Graph, x: Node, weight: Node) -> bool:
-    """Return True if places of the input and channels of the weight are adjacent in memory."""
+def _reader_of_channels(node: Node, steps: Sequence[Any], graph: Graph) -> Group | None:
+    """Return the group that alone reads a convolution and reduces over its channels alone."""
+    if node.name in graph.outputs or node.shape[1] > MOST_CHANNELS:
+        return None
+    readers = {user.name for user in graph.users()[node.name]}
+    span = (math.prod(node.shape[2:]), node.shape[1])
+    for step in steps:
+        if isinstance(step, Group) and readers <= set(step.places):
+            fits = step.family == "streaming" and step.reduced == (span,) and step.size == node.size
+            return step if fits else None
+    return None
+
+
+def _read_in_place(graph: Graph, x: Node) -> bool:
+    """Return True if places of the input are adjacent in memory."""
     try:
-        left = volume_of(graph, x.name, x.shape)
-        right = volume_of(graph, weight.name, weight.shape)
+        return volume_of(graph, x.name, x.shape).place == 1
     except NestError:
         return False
-    return left.place == 1 and (right.sample, right.channel, right.offset) == (x.shape[1], 1, 0)
+
+
+def _adjacent_channels(graph: Graph, weight: Node) -> bool:
+    """Return True if the weight of a pointwise convolution is a matrix with adjacent channels."""
+    try:
+        found = volume_of(graph, weight.name, weight.shape)
+    except NestError:
+        return False
+    return (found.sample, found.channel, found.offset) == (weight.shape[1], 1, 0)
 
 
 def _qualifies(graph: Graph, node: Node, target: Target) -> bool:
@@ -164,17 +244,17 @@ def _qualifies(graph: Graph, node: Node, target: Target) -> bool:
     whole = all(isinstance(v, list) for k, v in settings.items() if k != "groups")
     if not whole or len(x.shape) != len(node.shape):
         return False
-    if is_pointwise(node, weight):
-        if not _read_in_place(graph, x, weight):
-            return False
-    elif not transposed and not node.op.startswith("F.conv3d("):
-        return False
-    if settings["groups"] != 1 or (transposed and set(settings["dilation"]) != {1}):
+    if settings["groups"] != 1 or max(n.size // n.shape[0] for n in (x, node)) >= LARGE:
         return False
     taps = math.prod(weight.shape[2:])
     points = x.size // x.shape[1] if transposed else node.size // node.shape[1]
-    operations = points * taps * weight.shape[0] * weight.shape[1]
-    return x.shape[1] >= LEAST_CHANNELS and operations >= LEAST_OPERATIONS
+    if points * taps * weight.shape[0] * weight.shape[1] < LEAST_OPERATIONS:
+        return False
+    if is_pointwise(node, weight):
+        readable = _read_in_place(graph, x) and _adjacent_channels(graph, weight)
+        return x.shape[1] >= LEAST_CHANNELS and readable
+    short = taps * x.shape[1] <= SHORT_SUM and x.shape[1] < FEW_CHANNELS
+    return transposed or node.op.startswith("F.conv3d(") or short
 
 
 def settings_of(node: Node) -> dict[str, Any]:
@@ -197,34 +277,39 @@ def settings_of(node: Node) -> dict[str, Any]:
 
 def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution | None:
     """Return the convolution; None if its group cannot be the epilogue."""
-    x, weight, *bias = (graph.node(str(arg)) for arg in node.args)
+    x, *others = (graph.node(str(arg)) for arg in node.args)
+    weight, *bias = (None, *others) if node.op in (TRANSPOSED, COPY) else others
     transposed = node.op.startswith("own F.conv_transpose")
     epilogue = group.nodes if group is not None else ()
     outputs = group.outputs if group is not None else (node.name,)
     inner = {node.name, *(n.name for n in epilogue)}
-    if any(n.kind is not Kind.POINTWISE or n.op not in EXPRESSIONS for n in epilogue):
+    if not all(map(_has_text, epilogue)):
         return None
-    if any(graph.node(name).shape != node.shape for name in outputs):
+    sizes = (node.size, node.size // node.shape[1] if group is not None and group.reduced else 0)
+    if any(graph.node(name).size not in sizes for name in outputs):
         return None
     try:
         reads = {
-            (n.name, arg): volume_of(graph, arg, node.shape)
+            (n.name, arg): _read_by(graph, group, n, arg, node.shape)
             for n in epilogue
             for arg in n.inputs
-            if arg not in inner
+            if arg not in inner and group is not None
         }
     except NestError:
         return None
-    left, right, axes = _operands(graph, node, x, weight)
-    dtypes = {left.tensor: left.dtype, right.tensor: right.dtype}
+    if weight is None:
+        left, right, axes = *_given(graph, x, node), (_one_axis(node),)
+    else:
+        left, right, axes = _operands(graph, node, x, weight)
+    dtypes = {volume.tensor: volume.dtype for volume in (left, right) if volume.tensor}
     dtypes |= {n.name: n.dtype for n in bias}
     dtypes |= {volume.tensor: volume.dtype for volume in reads.values()}
     return Convolution(
         node,
         transposed,
         x.shape[0],
-        x.shape[-1] if x.op == CHANNELS_LAST else x.shape[1],
-        node.shape[1],
+        x.shape[-1] if _is_last(x) or node.op == TRANSPOSED else x.shape[1],
+        node.shape[-1 if node.op == COPY else 1],
         axes,
         left,
         right.tensor,
@@ -234,18 +319,47 @@ def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution |
         outputs,
         dict.fromkeys(inner, ()),
         dtypes,
+        any(n.kind is Kind.REDUCE for n in epilogue),
+        x.op == COPY,
     )
+
+
+def _given(graph: Graph, x: Node, node: Node) -> tuple[Volume, Volume]:
+    """Return the left operand of a kernel that only moves its elements, and no right one."""
+    right = Volume("", "", 0, 0, 0, 0)
+    if node.op == COPY:
+        return volume_of(graph, x.name, x.shape), right
+    return Volume(x.name, x.dtype, x.size // x.shape[0], 1, x.shape[-1], 0), right
+
+
+def _is_last(x: Node) -> bool:
+    return x.op in (CHANNELS_LAST, COPY)
+
+
+def _one_axis(node: Node) -> Axis:
+    """Return all places of a convolution whose rows need no coordinates as one axis."""
+    places = math.prod(node.shape[1:-1] if node.op == COPY else node.shape[2:])
+    return Axis(places, places, 1, 1, 0, 1)
+
+
+def _has_text(node: Node) -> bool:
+    """Return True if the epilogue can compute this node."""
+    match node.kind:
+        case Kind.POINTWISE:
+            return node.op in EXPRESSIONS
+        case Kind.REDUCE:
+            return node.op in REDUCTIONS
+    return node.kind is Kind.VIEW
 
 
 def _operands(
     graph: Graph, node: Node, x: Node, weight: Node
 ) -> tuple[Volume, Volume, tuple[Axis, ...]]:
     """Return input, weight and axes; all places of a pointwise convolution are one axis."""
-    copied = x.op == CHANNELS_LAST
+    copied = _is_last(x)
     if not copied and is_pointwise(node, weight):
-        places = math.prod(node.shape[2:])
         volumes = (volume_of(graph, n.name, n.shape) for n in (x, weight))
-        return *volumes, (Axis(places, places, 1, 1, 0, 1),)  # type: ignore[return-value]
+        return *volumes, (_one_axis(node),)  # type: ignore[return-value]
     settings = settings_of(node)
     axes = tuple(
         Axis(
@@ -284,3 +398,35 @@ def volume_of(graph: Graph, name: str, shape: tuple[int, ...]) -> Volume:
     if any(stride != place * step for stride, step, extent in pairs if extent > 1):
         raise NestError(f"{name} has no single stride from place to place")
     return Volume(base.name, base.dtype, padded[0], padded[1], place, offset)
+
+
+def _read_by(graph: Graph, group: Group, reader: Node, name: str, shape: tuple[int, ...]) -> Volume:
+    """Return a tensor as a node of the group reads it, over (samples, channels, *places).
+
+    Raises NestError if the tensor has no single stride along each of them.
+    """
+    node = graph.node(name)
+    if node.kind in (Kind.WINDOW, Kind.INSIDE, Kind.GATHER):
+        raise NestError(f"{name} is read under a condition")
+    base, strides, offset = storage(graph, node)
+    places = math.prod(shape[2:])
+    if places == 1:
+        raise NestError("one place for each sample")
+    domain = group.places[reader.name]
+    padded = (0,) * (len(reader.shape) - len(node.shape)) + tuple(
+        stride if extent > 1 else 0 for stride, extent in zip(strides, node.shape, strict=True)
+    )
+    found: dict[int, set[int]] = {places * shape[1]: set(), places: set(), 1: set()}
+    for extent, step, stride in zip(reader.shape, domain, padded, strict=True):
+        if extent == 1:
+            continue
+        unit = max(size for size in found if step >= size)
+        if unit != 1 and step != unit:
+            raise NestError(f"{name} is read in parts of a sample or of its channels")
+        if stride % step and unit == 1:
+            raise NestError(f"{name} has no single stride from place to place")
+        found[unit].add(stride // step if unit == 1 else stride)
+    if any(len(values) > 1 for values in found.values()):
+        raise NestError(f"{name} has no single stride")
+    sample, channel, place = (next(iter(values), 0) for values in found.values())
+    return Volume(base.name, base.dtype, sample, channel, place, offset)

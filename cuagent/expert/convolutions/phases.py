@@ -7,6 +7,7 @@ multiplication by an inserted zero remains.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -49,8 +50,12 @@ def phases(axes: tuple[Axis, ...], transposed: bool) -> Iterator[tuple[Phase, ..
 
     A phase without taps is yielded too: its outputs are the bias.
     """
-    split = _transposed_phases if transposed else _only_phase
-    yield from product(*(tuple(split(axis)) for axis in axes))
+    yield from product(*(axis_phases(axis, transposed) for axis in axes))
+
+
+def axis_phases(axis: Axis, transposed: bool) -> list[Phase]:
+    """Return the phases along one dimension."""
+    return list(_transposed_phases(axis) if transposed else _only_phase(axis))
 
 
 def _only_phase(axis: Axis) -> Iterator[Phase]:
@@ -60,16 +65,20 @@ def _only_phase(axis: Axis) -> Iterator[Phase]:
 
 
 def _transposed_phases(axis: Axis) -> Iterator[Phase]:
-    """Solve o + padding = stride * i + k for each remainder of the left side.
+    """Solve o + padding = stride * i + dilation * k for each first output `o`."""
+    for first in range(min(axis.stride, axis.outputs)):
+        yield transposed_phase(axis, first, len(range(first, axis.outputs, axis.stride)))
 
-    Requires a dilation of 1.
-    """
-    for remainder in range(axis.stride):
-        first = (remainder - axis.padding) % axis.stride
-        points = len(range(first, axis.outputs, axis.stride))
-        if points == 0:
-            continue
-        taps = len(range(remainder, axis.kernel, axis.stride))
-        # o = stride * t + first, and the quotient of o + padding by the stride is t + start.
-        start = (first + axis.padding) // axis.stride
-        yield Phase(points, taps, axis.stride, first, 1, -1, start, axis.stride, remainder)
+
+def transposed_phase(axis: Axis, first: int, points: int) -> Phase:
+    """Return the phase of the outputs `stride * t + first`."""
+    common = math.gcd(axis.stride, axis.dilation)
+    step, moved = axis.stride // common, axis.dilation // common
+    remainder = (first + axis.padding) % axis.stride
+    taps = start = source = 0
+    if remainder % common == 0:
+        # The taps k with dilation * k = remainder, modulo the stride.
+        start = remainder // common * pow(moved, -1, step) % step if step > 1 else 0
+        taps = len(range(start, axis.kernel, step))
+        source = (first + axis.padding - axis.dilation * start) // axis.stride
+    return Phase(points, taps, axis.stride, first, 1, -moved, source, step, start)

@@ -1,159 +1,263 @@
 """Write a convolution with its epilogue as a Triton kernel: an implicit matrix product.
 
 A row is one output point of one sample, a column one output channel, and the sum runs over taps and
-input channels. One launch computes one phase; its constants are arguments, so that all phases share
-one compiled kernel.
+input channels. Of a transposed convolution each program computes the points of one phase. A stride
+of 2 along the last dimension is an exception: a program computes both phases and stores them side
+by side, because stores to every second place would cost twice the memory traffic.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import astuple, fields
+from collections.abc import Callable, Iterator
+from dataclasses import fields
 
 from cuagent.expert.convolutions.match import Convolution, Volume
-from cuagent.expert.convolutions.phases import Phase, phases
+from cuagent.expert.convolutions.phases import Phase, axis_phases, transposed_phase
+from cuagent.expert.convolutions.tiles import phase_count
 from cuagent.expert.graph.graph import contiguous_strides
 from cuagent.expert.products.epilogue import epilogue, pointer, times, variable
 from cuagent.expert.products.tiles import Tile
 from cuagent.expert.products.triton import ELEMENTS
 from cuagent.expert.streaming.expressions import identifier
 
-SHALLOW = Tile(128, 128, 64, 8, 2, 1.0)
-"""Tile of a pointwise convolution whose channels are one step of the sum. On an H200 it was 1.4
-times as fast as 128 x 128 x 32 on 64 channels."""
-FIELDS = tuple(field.name for field in fields(Phase))
+VARYING = ("points", "taps", "output_start", "input_start", "kernel_start")
+"""Fields of a phase that differ between the phases of one dimension."""
 
 
 def render(name: str, conv: Convolution, dtype_of: Callable[[str], str], precision: str) -> str:
     """Return the text of the kernel. `precision` is that of `tl.dot` for float32 operands."""
     outputs = [f"{identifier(n)}_out" for n in conv.outputs]
-    rank = len(conv.axes)
-    given = [f"{field}_{d}" for d in range(rank) for field in FIELDS] if len(_all(conv)) > 1 else []
-    listed = ", ".join(f'"{word}"' for word in given)
     arguments = ", ".join([*outputs, *(pointer(n) for n in conv.tensors)])
-    places = math.prod(axis.outputs for axis in conv.axes)
-    inputs = conv.channels_in * math.prod(axis.inputs for axis in conv.axes)
-    wide = conv.samples * max(inputs, conv.channels_out * places) >= 1 << 31
     lines = [
-        f"@triton.jit(do_not_specialize=[{listed}])" if given else "@triton.jit",
+        "@triton.jit",
         f"def {name}(",
         f"    {arguments},",
-        *(
-            f"    {', '.join(given[k : k + len(FIELDS)])},"
-            for k in range(0, len(given), len(FIELDS))
-        ),
         "    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,",
         "):",
         f'    """{conv.samples} samples, {conv.channels_in} to {conv.channels_out} channels."""',
-        *([] if given else _constants_of(_all(conv)[0])),
-        f"    points = {_joined('points_{}', rank)}",
+        "    program = tl.program_id(0)",
         f"    across = tl.cdiv({conv.channels_out}, COLUMNS)",
-        "    row = tl.program_id(0) // across * ROWS + tl.arange(0, ROWS)",
-        "    n = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)",
-        f"    m = row % ({conv.samples} * points)",
-        f"    sample = {'(m // points).to(tl.int64)' if wide else 'm // points'}",
-        "    rest = m % points",
+        "    n = program % across * COLUMNS + tl.arange(0, COLUMNS)",
+        "    program = program // across",
+        *_phase(conv),
+        f"    points = {_joined('points_{}', len(conv.axes))}",
+        "    row = program * ROWS + tl.arange(0, ROWS)",
         *_points(conv),
-        *_sum(conv, precision),
-        *epilogue(conv.node.name, conv.bias, conv.epilogue, conv.reads, _address(conv)),
+        *_sums(conv, precision),
+        *_places(conv),
+        *epilogue(
+            conv.node.name, conv.bias, conv.epilogue, conv.reads, _address(conv), _reduction(conv)
+        ),
+        *_stores(conv, dtype_of),
     ]
-    lines.append(
-        f"    inside = (row[:, None] < {conv.samples} * points) "
-        f"& (n[None, :] < {conv.channels_out})"
-    )
-    start = f"sample[:, None] * {conv.channels_out * places}"
-    for output in conv.outputs:
-        value = f"{variable(output)}.to({ELEMENTS[dtype_of(output)]})"
-        target = f"{identifier(output)}_out + {start} + n[None, :] * {places} + place[:, None]"
-        lines.append(f"    tl.store({target}, {value}, mask=inside)")
     return "\n".join(lines)
 
 
-def _constants_of(phase: tuple[Phase, ...]) -> list[str]:
-    """Return the lines that define the constants of the only phase.
+def _phase(conv: Convolution) -> list[str]:
+    """Return the lines that define the constants of the program's phase.
 
-    Triton derives which addresses are adjacent from constants, not from arguments.
+    Triton derives which addresses are adjacent from constants, not from loaded numbers.
     """
-    return [
-        f"    {field}_{d} = {value}"
-        for d, axis in enumerate(phase)
-        for field, value in zip(FIELDS, astuple(axis), strict=True)
-    ]
+    count = phase_count(conv)
+    lines = []
+    if count > 1:
+        lines += [f"    phase = program % {count}", f"    program = program // {count}"]
+    for d, axis in enumerate(conv.axes):
+        found = axis_phases(axis, conv.transposed)
+        if d == conv.pair:
+            found = [_of_pair(conv, 0)]
+        if len(found) > 1:
+            lines.append(f"    first_{d} = phase % {len(found)}")
+            lines.append(f"    phase = phase // {len(found)}")
+        for field in (field.name for field in fields(Phase)):
+            values = [getattr(phase, field) for phase in found]
+            lines.append(f"    {field}_{d} = {_chosen(f'first_{d}', values)}")
+    return lines
+
+
+def _chosen(index: str, values: list[int]) -> str:
+    """Return the text of `values[index]`."""
+    if len(set(values)) == 1:
+        return str(values[0])
+    text = str(values[-1])
+    for k in reversed(range(len(values) - 1)):
+        text = f"tl.where({index} == {k}, {values[k]}, {text})"
+    return text
+
+
+def _of_pair(conv: Convolution, first: int) -> Phase:
+    """Return a phase of the last dimension whose points are those of the longer phase."""
+    axis = conv.axes[-1]
+    return transposed_phase(axis, first, -(-axis.outputs // 2))
 
 
 def _joined(pattern: str, rank: int) -> str:
     return " * ".join(pattern.format(d) for d in range(rank))
 
 
-def _points(conv: Convolution) -> list[str]:
-    """Return the lines that turn a row into its point, its output place and its first input."""
-    lines = []
-    strides = contiguous_strides(tuple(axis.outputs for axis in conv.axes))
+def _coordinates(conv: Convolution) -> list[str]:
+    """Return the lines that turn rows into samples and points."""
+    places = math.prod(axis.outputs for axis in conv.axes)
+    inputs = conv.channels_in * math.prod(axis.inputs for axis in conv.axes)
+    wide = conv.samples * max(inputs, conv.channels_out * places) >= 1 << 31
+    lines = [
+        f"    m = row % ({conv.samples} * points)",
+        f"    sample = {'(m // points).to(tl.int64)' if wide else 'm // points'}",
+        "    rest = m % points",
+    ]
     for d in reversed(range(len(conv.axes))):
-        lines.append(f"    t_{d} = rest % points_{d}")
-        lines.append(f"    rest = rest // points_{d}")
-    terms = [
-        f"(output_step_{d} * t_{d} + output_start_{d}){times(stride)}"
-        for d, stride in enumerate(strides)
-    ]
-    lines.append(f"    place = {' + '.join(terms)}")
-    lines += [
-        f"    i_{d} = input_step_{d} * t_{d} + input_start_{d}" for d in range(len(conv.axes))
-    ]
+        lines += [f"    t_{d} = rest % points_{d}", f"    rest = rest // points_{d}"]
     return lines
 
 
-def _sum(conv: Convolution, precision: str) -> list[str]:
-    """Return the loop over taps and blocks of input channels."""
-    rank, channels = len(conv.axes), conv.channels_in
-    sizes = tuple(axis.inputs for axis in conv.axes)
-    kernel = tuple(axis.kernel for axis in conv.axes)
-    taps = math.prod(kernel)
-    lines = [
-        f"    blocks = tl.cdiv({channels}, DEPTH)",
-        f"    columns = n % {conv.channels_out}",
-        "    total = tl.zeros((ROWS, COLUMNS), tl.float32)",
-    ]
-    if taps == 1:
-        lines.append("    for step in range(0, blocks):")
-        lines.append("        c = step * DEPTH + tl.arange(0, DEPTH)")
-    else:
-        lines.append(f"    for step in range(0, {_joined('taps_{}', rank)} * blocks):")
-        lines.append("        c = step % blocks * DEPTH + tl.arange(0, DEPTH)")
-        lines.append("        tap = step // blocks")
-        for d in reversed(range(rank)):
-            lines.append(f"        j_{d} = tap % taps_{d}")
-            lines.append(f"        tap = tap // taps_{d}")
-    inside = []
-    for d, axis in enumerate(conv.axes):
-        moved = f" + tap_step_{d} * j_{d}" if taps > 1 else ""
-        lines.append(f"        x_{d} = i_{d}{moved}")
-        if axis.inputs != axis.outputs or taps > 1:
-            inside.append(f"(x_{d} >= 0) & (x_{d} < {axis.inputs})")
-    source = _place("x_{0}", sizes)
-    weights = f"columns * {channels}"
-    if taps > 1:
-        element = _place("(kernel_step_{0} * j_{0} + kernel_start_{0})", kernel)
-        weights = f"(columns * {taps} + {element}) * {channels}"
-    left, right = conv.left, pointer(conv.right)
-    rows = f"sample{times(left.sample)} + ({source}){times(left.place)}"
-    masks = [f"({' & '.join(inside)})[:, None]"] if inside else []
-    right_mask = ""
-    if channels % 64 != 0:
-        masks.append(f"(c[None, :] < {channels})")
-        right_mask = f", mask=c[:, None] < {channels}, other=0.0"
-    left_mask = f", mask={' & '.join(masks)}, other=0.0" if masks else ""
-    tf32 = f', input_precision="{precision}"' if conv.node.dtype == "float32" else ""
-    start = f"{pointer(left.tensor)}{f' + {left.offset}' if left.offset else ''}"
+def _points(conv: Convolution) -> list[str]:
+    """Return the lines that find the first input of each row."""
+    rank = len(conv.axes)
+    lines = _coordinates(conv)
+    lines += [f"    i_{d} = input_step_{d} * t_{d} + input_start_{d}" for d in range(rank)]
+    if conv.pair is not None:
+        lines.append(f"    i_{conv.pair} = t_{conv.pair}")
+    source = _place("i_{0}", tuple(axis.inputs for axis in conv.axes))
+    source = f"({source}){times(conv.left.place)}" if conv.left.place != 1 else source
+    lines.append(f"    first = sample{times(conv.left.sample)} + {source}")
+    step = 1 if conv.transposed else conv.axes[-1].stride
+    if conv.left.place == 1 and conv.left.channel != 1 and step == 1:
+        lines.append("    first = tl.max_contiguous(first, ROWS)")
+    return lines
+
+
+def _sums(conv: Convolution, precision: str) -> list[str]:
+    """Return the lines that compute `total`; of a pair of phases, the rows of both in turn."""
+    if not conv.right:
+        return _given(conv, precision)
+    if conv.pair is None:
+        return _sum(conv, precision, "total")
+    lines, d = [], conv.pair
+    for first in (0, 1):
+        phase = _of_pair(conv, first)
+        lines += [
+            f"    {field}_{d} = {getattr(phase, field)}"
+            for field in ("taps", "kernel_start", "input_start")
+        ]
+        lines += _sum(conv, precision, f"total_{first}")
+    lines.append("    total = tl.join(total_0, total_1).permute(0, 2, 1)")
+    lines.append("    total = total.reshape(2 * ROWS, COLUMNS)")
+    return lines
+
+
+def _given(conv: Convolution, precision: str) -> list[str]:
+    """Return the lines that read a result of the library, or an input to copy."""
+    left = f"{pointer(conv.left.tensor)}{f' + {conv.left.offset}' if conv.left.offset else ''}"
+    left += f" + first[:, None] + n[None, :]{times(conv.left.channel)}"
+    mask = f"(row < {conv.samples} * points)[:, None] & (n[None, :] < {conv.channels_out})"
+    cast = ".to(tl.float32)" if conv.left.dtype != "float32" else ""
+    rounds = conv.is_copy and conv.left.dtype == "float32" and precision == "tf32"
     return [
-        *lines,
-        f"        left = {start} + ({rows})[:, None] + c[None, :]{times(left.channel)}",
-        f"        a = tl.load(left{left_mask})",
-        *(_rounded("a") if conv.node.dtype == "float32" and precision == "tf32" else []),
-        f"        b = tl.load({right} + ({weights})[None, :] + c[:, None]{right_mask})",
-        f"        total = tl.dot(a, b, total{tf32})",
+        f"    total = tl.load({left}, mask={mask}, other=0.0){cast}",
+        *(line.removeprefix("    ") for line in (_rounded("total") if rounds else [])),
     ]
+
+
+def _sum(conv: Convolution, precision: str, total: str) -> list[str]:
+    """Return the loop over taps and input channels."""
+    rank, channels = len(conv.axes), conv.channels_in
+    sizes = contiguous_strides(tuple(axis.inputs for axis in conv.axes))
+    kernel = tuple(axis.kernel for axis in conv.axes)
+    merged = conv.merged
+    lines = [f"    {total} = tl.zeros((ROWS, COLUMNS), tl.float32)"]
+    taps = _joined("taps_{}", rank)
+    if merged:
+        lines += [
+            f"    depth = {taps} * {channels}",
+            "    for step in range(0, tl.cdiv(depth, DEPTH)):",
+            "        k = step * DEPTH + tl.arange(0, DEPTH)",
+            f"        c = k % {channels}",
+            f"        tap = k // {channels}",
+        ]
+    else:
+        count = f"{taps} * blocks" if conv.taps > 1 else "blocks"
+        start = "step % blocks * DEPTH" if conv.taps > 1 else "step * DEPTH"
+        lines += [
+            f"    blocks = tl.cdiv({channels}, DEPTH)",
+            f"    for step in range(0, {count}):",
+            f"        c = {start} + tl.arange(0, DEPTH)",
+            *(["        tap = step // blocks"] if conv.taps > 1 else []),
+        ]
+    if conv.taps > 1:
+        for d in reversed(range(rank)):
+            last = d == 0
+            lines.append(f"        j_{d} = tap" if last else f"        j_{d} = tap % taps_{d}")
+            lines += [] if last else [f"        tap = tap // taps_{d}"]
+    moves = [
+        f"{f'({word})' if ' ' in word else word}{times(size)}"
+        for d, size in enumerate(sizes)
+        if (word := _moved(conv, d))
+    ]
+    source = " + ".join(moves)
+    if source and conv.left.place != 1:
+        source = f"({source}){times(conv.left.place)}"
+    channel = f"c{times(conv.left.channel)}"
+    source = f"({channel} + {source})" if source else f"({channel})"
+    element = f"columns * {channels * conv.taps}"
+    weight = "c"
+    if conv.taps > 1:
+        tap = _place("(kernel_step_{0} * j_{0} + kernel_start_{0})", kernel)
+        weight = f"({tap}){times(channels)} + c"
+    masks, end = _masks(conv), ""
+    if merged:
+        masks, end = [*masks, "(k[None, :] < depth)"], "k[:, None] < depth"
+    elif channels % 64 != 0:
+        masks, end = [*masks, f"(c[None, :] < {channels})"], f"c[:, None] < {channels}"
+    left_mask = f", mask={' & '.join(masks)}, other=0.0" if masks else ""
+    right_mask = f", mask={end}, other=0.0" if end else ""
+    float32 = conv.node.dtype == "float32"
+    tf32 = f', input_precision="{precision}"' if float32 else ""
+    left, right = pointer(conv.left.tensor), pointer(conv.right)
+    left += f" + {conv.left.offset}" if conv.left.offset else ""
+    return [
+        *(line for line in lines),
+        f"        a = tl.load({left} + first[:, None] + {source}[None, :]{left_mask})",
+        *(_rounded("a") if float32 and precision == "tf32" and not conv.copied else []),
+        f"        columns = n % {conv.channels_out}",
+        f"        b = tl.load({right} + ({element})[None, :] + ({weight})[:, None]{right_mask})",
+        f"        {total} = tl.dot(a, b, {total}{tf32})",
+    ]
+
+
+def _moved(conv: Convolution, d: int) -> str:
+    """Return the inputs along a dimension between a row's first one and the one of this tap."""
+    words = [f"tap_step_{d} * j_{d}"] if conv.taps > 1 and conv.axes[d].kernel > 1 else []
+    words += [f"input_start_{d}"] if d == conv.pair else []
+    return " + ".join(words)
+
+
+def _masks(conv: Convolution) -> list[str]:
+    """Return the conditions under which a tap reads inside of the input."""
+    tests = []
+    for d, axis in enumerate(conv.axes):
+        moved = _moved(conv, d)
+        vector = conv.merged and axis.kernel > 1
+        term = f"({moved}){'[None, :]' if vector else ''}" if moved else ""
+        where = f"(i_{d}[:, None]{f' + {term}' if term else ''})"
+        first, last = _reach(conv, d)
+        tests += [f"({where} >= 0)"] if first < 0 else []
+        tests += [f"({where} < {axis.inputs})"] if last >= axis.inputs else []
+    return tests
+
+
+def _reach(conv: Convolution, d: int) -> tuple[int, int]:
+    """Return the first and the last index that taps read along a dimension."""
+    found = axis_phases(conv.axes[d], conv.transposed)
+    if d == conv.pair:
+        found = [_of_pair(conv, first) for first in (0, 1)]
+    read = [
+        p.input_step * t + p.tap_step * j + p.input_start
+        for p in found
+        for t in (0, p.points - 1)
+        for j in (0, p.taps - 1)
+    ]
+    return min(read), max(read)
 
 
 def _rounded(word: str) -> list[str]:
@@ -163,6 +267,68 @@ def _rounded(word: str) -> list[str]:
         f"        nearest = ({bits}).to(tl.float32, bitcast=True)",
         f"        {word} = tl.where({word} == {word}, nearest, {word})",
     ]
+
+
+def _places(conv: Convolution) -> list[str]:
+    """Return the lines that find the output place of each row, and which rows exist."""
+    lines, count = [], "ROWS"
+    if conv.pair is not None:
+        count = "2 * ROWS"
+        lines = [
+            "    row = program * ROWS + tl.arange(0, 2 * ROWS) // 2",
+            "    side = tl.arange(0, 2 * ROWS) % 2",
+            *_coordinates(conv),
+        ]
+    strides = contiguous_strides(tuple(axis.outputs for axis in conv.axes))
+    terms = [
+        f"(output_step_{d} * t_{d} + {'side' if d == conv.pair else f'output_start_{d}'})"
+        f"{times(stride)}"
+        for d, stride in enumerate(strides)
+    ]
+    lines.append(f"    place = {' + '.join(terms)}")
+    adjacent = conv.pair is not None or not conv.transposed or conv.axes[-1].stride == 1
+    if len(conv.axes) == 1 and adjacent and conv.pair is None:
+        # A hint on an addition of 0 would be lost with it.
+        lines[-1] = "    place = m % points"
+    if adjacent:
+        lines.append(f"    place = tl.max_contiguous(place, {count})")
+    lines.append(f"    inside = row < {conv.samples} * points")
+    if conv.pair is not None and conv.axes[-1].outputs % 2:
+        last = f"output_step_{conv.pair} * t_{conv.pair} + side"
+        lines.append(f"    inside = inside & ({last} < {conv.axes[-1].outputs})")
+    return lines
+
+
+def _stores(conv: Convolution, dtype_of: Callable[[str], str]) -> Iterator[str]:
+    places = math.prod(axis.outputs for axis in conv.axes)
+    full = f"inside[:, None] & (n[None, :] < {conv.channels_out})"
+    for output in conv.outputs:
+        value = f"{variable(output)}.to({ELEMENTS[dtype_of(output)]})"
+        words, mask = [f"sample[:, None] * {conv.channels_out * places}"], full
+        if conv.is_copy:
+            words += [f"place[:, None] * {conv.channels_out}", "n[None, :]"]
+        elif output in conv.rows:
+            words, mask = [f"sample[:, None] * {places}", "place[:, None]"], "inside[:, None]"
+        else:
+            words += [f"n[None, :] * {places}", "place[:, None]"]
+        target = " + ".join([f"{identifier(output)}_out", *words])
+        yield f"    tl.store({target}, {value}, mask={mask})"
+
+
+def _reduction(conv: Convolution) -> Callable[[str, str], str]:
+    """Return the function that writes a reduction over the channels; NaN is the extreme."""
+
+    def reduction(op: str, word: str) -> str:
+        empty = {"sum": "0.0", "max": 'float("-inf")', "min": 'float("inf")'}[op.removeprefix("a")]
+        if conv.channels_out & (conv.channels_out - 1) or conv.channels_out < 16:
+            word = f"tl.where(n[None, :] < {conv.channels_out}, {word}, {empty})"
+        if op == "sum":
+            return f"tl.sum({word}, 1)[:, None]"
+        extreme = f"tl.{op.removeprefix('a')}({word}, 1)[:, None]"
+        unequal = f"tl.max(({word} != {word}).to(tl.int32), 1)[:, None]"
+        return f'tl.where({unequal} > 0, float("nan"), {extreme})'
+
+    return reduction
 
 
 def _place(pattern: str, sizes: tuple[int, ...]) -> str:
@@ -181,57 +347,27 @@ def _address(conv: Convolution) -> Callable[[Volume], str]:
         if volume.channel:
             text += f" + n[None, :] % {conv.channels_out}{times(volume.channel)}"
         if volume.place:
-            text += f" + place[:, None]{times(volume.place)}"
+            # A row of a pair past the end reads a place that exists.
+            places = math.prod(axis.outputs for axis in conv.axes)
+            odd = conv.pair is not None and conv.axes[-1].outputs % 2
+            word = f"(place % {places})" if odd else "place"
+            text += f" + {word}[:, None]{times(volume.place)}"
         return text
 
     return address
 
 
 def launches(name: str, conv: Convolution, tile: Tile, arguments: list[str]) -> list[str]:
-    """Return the lines of Python that launch the kernel, once for each phase."""
+    """Return the lines of Python that launch the kernel."""
     across = math.ceil(conv.channels_out / tile.columns)
-    sizes = f"{tile.rows}, {tile.columns}, {tile.depth}"
-    listed = [(_programs(conv, phase, tile) * across, _constants(phase)) for phase in _all(conv)]
-    if len(listed) == 1:
-        return [
-            f"{name}[({listed[0][0]},)](",
-            f"    {', '.join(arguments)},",
-            f"    {sizes}, num_warps={tile.warps}, num_stages={tile.stages},",
-            ")",
-        ]
+    points = math.prod(
+        max(p.points for p in axis_phases(axis, conv.transposed)) for axis in conv.axes
+    )
+    programs = math.ceil(conv.samples * points / tile.rows) * across * phase_count(conv)
     return [
-        "for programs, phase in (",
-        *(
-            f"    ({programs}, ({', '.join(map(str, constants))})),"
-            for programs, constants in listed
-        ),
-        "):",
-        f"    {name}[(programs,)](",
-        f"        {', '.join(arguments)},",
-        f"        *phase, {sizes}, num_warps={tile.warps}, num_stages={tile.stages},",
-        "    )",
+        f"{name}[({programs},)](",
+        f"    {', '.join(arguments)},",
+        f"    {tile.rows}, {tile.columns}, {tile.depth}, "
+        f"num_warps={tile.warps}, num_stages={tile.stages},",
+        ")",
     ]
-
-
-def _all(conv: Convolution) -> list[tuple[Phase, ...]]:
-    return list(phases(conv.axes, conv.transposed))
-
-
-def _programs(conv: Convolution, phase: tuple[Phase, ...], tile: Tile) -> int:
-    return math.ceil(conv.samples * math.prod(axis.points for axis in phase) / tile.rows)
-
-
-def _constants(phase: tuple[Phase, ...]) -> tuple[int, ...]:
-    return tuple(value for axis in phase for value in astuple(axis))
-
-
-def is_shallow(conv: Convolution) -> bool:
-    """Return True if the best tile known is `SHALLOW`."""
-    taps = math.prod(axis.kernel for axis in conv.axes)
-    float32 = conv.node.dtype == "float32"
-    return float32 and taps == 1 and conv.channels_in <= 64 < conv.channels_out
-
-
-def rows_of(conv: Convolution) -> int:
-    """Return the rows of the implicit product of one phase."""
-    return conv.samples * math.prod(axis.points for axis in _all(conv)[0])

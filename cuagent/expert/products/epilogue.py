@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from cuagent.expert.graph.graph import Node, Operand
-from cuagent.expert.products.expressions import EXPRESSIONS
+from cuagent.expert.graph.graph import Kind, Node, Operand
+from cuagent.expert.products.expressions import expression
 from cuagent.expert.streaming.expressions import identifier
 
 
@@ -30,10 +30,12 @@ def epilogue(
     nodes: Sequence[Node],
     reads: Mapping[tuple[str, str], Place],
     address: Callable[[Place], str],
+    reduction: Callable[[str, str], str] | None = None,
 ) -> list[str]:
     """Return the lines that compute `nodes` from the sum `total` of the product.
 
-    `address` returns the pointers to the tile of a tensor.
+    `address` returns the pointers to the tile of a tensor, `reduction` the text of a reduction over
+    the columns from its operator and its operand.
     """
     lines: list[str] = []
     loaded: dict[Place, str] = {}
@@ -56,7 +58,13 @@ def epilogue(
     shift = f" + {value(bias)}" if bias is not None else ""
     lines.append(f"    {variable(product)} = total{shift}")
     for node in nodes:
-        text = EXPRESSIONS[node.op].format(*(operand(node, arg) for arg in node.args))
+        words = [operand(node, arg) for arg in node.args]
+        if node.kind is Kind.VIEW:
+            text = words[0]
+        elif node.kind is Kind.REDUCE and reduction is not None:
+            text = reduction(node.op, words[0])
+        else:
+            text = expression(node.op, node.dtype, words)
         lines.append(f"    {variable(node.name)} = {text}")
     return lines
 

@@ -35,7 +35,8 @@ FLOAT32 = (
 """Three TF32 products for one of float32: operands of 4 bytes, split in registers."""
 HALF = (
     Tile(128, 256, 64, 8, 3, 1.0),
-    Tile(128, 128, 64, 8, 4, 0.9),
+    Tile(128, 128, 64, 4, 3, 0.97),
+    Tile(128, 128, 64, 8, 4, 0.85),
     Tile(64, 128, 64, 4, 4, 0.75),
     Tile(64, 64, 64, 4, 5, 0.55),
     Tile(64, 16, 128, 4, 5, 0.2),

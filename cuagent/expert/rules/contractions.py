@@ -50,7 +50,9 @@ def transposed_convolution(low: Lowering, fx: Any) -> str | None:
         return None
     name = str(fx.target).split(".")[1]
     keys = ("stride", "padding", "output_padding", "groups", "dilation")
-    words = "".join(f", {key}={fx.args[3 + k]!r}" for k, key in enumerate(keys[: len(fx.args) - 3]))
+    words = "".join(
+        f", {key}={fx.args[3 + k]!r}" for k, key in enumerate(keys[: max(len(fx.args) - 3, 0)])
+    )
     return contraction(low, fx, f"F.{name}({{0}}, {{1}}{words})", x, weight, bias)
 
 

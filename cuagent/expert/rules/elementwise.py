@@ -11,6 +11,7 @@ from cuagent.expert.graph.lowering import (
     dtype_of,
     floating,
     operand,
+    operator_name,
     rule,
     shape_of,
 )
@@ -59,6 +60,31 @@ def binary(low: Lowering, fx: Any) -> str | None:
     if alpha != 1:
         b = b * alpha if not isinstance(b, str) else low.pointwise("mul", b, alpha, hint="scaled")
     return low.pointwise(op, a, b, hint="", dtype=dtype_of(fx))
+
+
+BITWISE = {
+    "bitwise_and": "logical_and", "__and__": "logical_and",
+    "bitwise_or": "logical_or", "__or__": "logical_or",
+    "bitwise_xor": "ne", "__xor__": "ne",
+}  # fmt: skip
+
+
+@rule(*BITWISE)
+def bitwise(low: Lowering, fx: Any) -> str | None:
+    """Lower only masks; a bit operation on a mask is a logical one."""
+    a, b = operand(low, fx.args[0]), operand(low, fx.args[1])
+    masks = all(hasattr(arg, "meta") and dtype_of(arg) == "bool" for arg in fx.args[:2])
+    if not masks or not isinstance(a, str) or not isinstance(b, str):
+        return None
+    return low.pointwise(BITWISE[operator_name(fx)], a, b, hint="", dtype="bool")
+
+
+@rule("bitwise_not")
+def bitwise_not(low: Lowering, fx: Any) -> str | None:
+    x = operand(low, fx.args[0])
+    if not isinstance(x, str) or dtype_of(fx) != "bool":
+        return None
+    return low.pointwise("logical_not", x, hint="", dtype="bool")
 
 
 @rule("rsub")
@@ -143,10 +169,22 @@ def masked_fill(low: Lowering, fx: Any) -> str | None:
     return low.pointwise("where", mask, value, x, hint="")
 
 
-@rule("_to_copy", "to", "clone", "contiguous", "alias", "detach", "dropout", "lift_fresh_copy")
+@rule(
+    "_to_copy",
+    "to",
+    "clone",
+    "contiguous",
+    "alias",
+    "detach",
+    "dropout",
+    "lift_fresh_copy",
+    "type_as",
+)
 def identity(low: Lowering, fx: Any) -> str | None:
     """Drop a copy; a copy with another floating dtype or another layout becomes a cast."""
     x = operand(low, fx.args[0])
+    if floating(fx) and dtype_of(fx.args[0]) in NUMBERS and isinstance(x, str):
+        return _number(low, fx, x)
     cast = floating(fx) and floating(fx.args[0])
     if isinstance(x, str) and _keeps_layout(low, fx, x):
         return x
@@ -157,6 +195,22 @@ def identity(low: Lowering, fx: Any) -> str | None:
     if low.by_name[x].kind is Kind.STRIDED:
         return low.pointwise("cast", x, hint="", dtype=dtype_of(fx)) if floating(fx) else None
     return x if fx.args[0].meta["val"].is_contiguous() else None
+
+
+NUMBERS = ("bool", "int64", "int32")
+"""Types that are not floating and that a kernel can load."""
+
+
+def _number(low: Lowering, fx: Any, x: str) -> str | None:
+    """Lower the cast of a mask, or of integers to float32.
+
+    A large integer would be rounded twice on the way to a half type.
+    """
+    if not fx.meta["val"].is_contiguous() or "dropout" in str(fx.target):
+        return None
+    if dtype_of(fx.args[0]) == "bool":
+        return low.pointwise("where", x, 1.0, 0.0, hint="", dtype=dtype_of(fx))
+    return low.pointwise("cast", x, hint="") if dtype_of(fx) == "float32" else None
 
 
 def _keeps_layout(low: Lowering, fx: Any, x: str) -> bool:

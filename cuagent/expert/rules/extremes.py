@@ -26,6 +26,9 @@ MAX_INDEX = 1 << 24
 MOST_TOP = 8
 """Largest k of a topk in one kernel, which reads a row again for each of its elements."""
 
+MOST_READS = {"cpu": 1 << 13, "cuda": 1 << 27}
+"""Largest k times the elements of a row. torch selects in one pass, this kernel in 2 k."""
+
 
 @rule("argmax", "argmin")
 def arg_extreme(low: Lowering, fx: Any) -> str | None:
@@ -66,6 +69,8 @@ def topk(low: Lowering, fx: Any) -> str | None:
     shape = low.shape(x)
     dim = argument(fx, 2, "dim", -1) % len(shape)
     if not 0 < k <= MOST_TOP or shape[dim] > MAX_INDEX or k > shape[dim]:
+        return None
+    if k * shape[dim] > MOST_READS.get(fx.args[0].meta["val"].device.type, MAX_INDEX):
         return None
     largest = bool(argument(fx, 3, "largest", True))
     place = tuple(n if d == dim else 1 for d, n in enumerate(shape))

@@ -18,7 +18,7 @@ from cuagent.expert.graph.lowering import (
     target_of,
 )
 
-READERS = (Kind.POINTWISE, Kind.REDUCE, Kind.WINDOW)
+READERS = (Kind.POINTWISE, Kind.REDUCE, Kind.WINDOW, Kind.SCATTER)
 """Kinds of nodes whose kernels read through an index tensor."""
 
 
@@ -62,7 +62,9 @@ def embedding_bag(low: Lowering, fx: Any) -> str | None:
     if any(operator_name(user) != "getitem" or user.args[1] for user in fx.users):
         return None
     (count,), (extent, width) = shape_of(fx.args[1]), low.shape(table)
-    bags = low.view(places, (count // size, size), "bags")
+    bags = _bags(low, fx.args[1], (count // size, size))
+    if bags is None:
+        bags = low.view(places, (count // size, size), "bags")
     node = Node(
         low.unique_name("rows"),
         Kind.GATHER,
@@ -85,6 +87,21 @@ def embedding_bag(low: Lowering, fx: Any) -> str | None:
 
 BAGS = {0: "sum", 1: "mean"}
 """Reduction of each mode of an embedding bag."""
+
+
+def _bags(low: Lowering, places: Any, shape: tuple[int, int]) -> str | None:
+    """Return the matrix of indices that was copied and flattened, to read it where it lies."""
+    while target_of(places) in (
+        "view",
+        "reshape",
+        "_unsafe_view",
+        "clone",
+        "contiguous",
+        "flatten",
+    ):
+        places = places.args[0]
+    found = operand(low, places)
+    return found if isinstance(found, str) and low.shape(found) == shape else None
 
 
 def _bag_size(offsets: Any, indices: tuple[int, ...]) -> int:

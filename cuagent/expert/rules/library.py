@@ -9,8 +9,11 @@ from cuagent.expert.graph.graph import Kind, Node, Operand
 from cuagent.expert.graph.lowering import Lowering, dtype_of, operator_name, shape_of
 
 
-def library(low: Lowering, fx: Any) -> str:
-    """Add the operator as a call of torch; its result is one tensor or a tuple to index."""
+def library(low: Lowering, fx: Any, *, constant: bool = False) -> str:
+    """Add the operator as a call of torch; its result is one tensor or a tuple to index.
+
+    A constant is made once, and held as a contiguous tensor.
+    """
     args: list[Operand] = []
 
     def text(value: Any) -> str:
@@ -44,7 +47,8 @@ def library(low: Lowering, fx: Any) -> str:
             shape_of(fx) if tensor else (),
             dtype_of(fx) if tensor else "",
             origin=low.origin,
-            contiguous=not tensor or bool(value.is_contiguous()),
+            contiguous=not tensor or constant or bool(value.is_contiguous()),
+            constant=constant,
         )
     )
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from cuagent.expert.candidate import Candidate, Options, make_candidate
 from cuagent.expert.capture.subject import Subject
+from cuagent.expert.search.tuning import Memory
 from cuagent.timing import Ratio
 
 MAX_ATTEMPTS = 6
@@ -31,6 +32,9 @@ IDLE_TRIES = {"cpu": 1, "cuda": 3}
 CPU each costs more time than its choices have gained in the examples."""
 
 
+FEW_CONVOLUTIONS = 3
+"""Most convolutions for which other layouts are tried."""
+NO_MEMORY = Memory()
 COMPILE_MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 """Rungs whose names are modes of torch.compile."""
 
@@ -132,16 +136,24 @@ def best_of(outcomes: Sequence[Outcome]) -> Outcome | None:
 
 
 def propose(
-    subject: Subject, outcomes: Sequence[Outcome], bounds: Bounds = Bounds()
+    subject: Subject,
+    outcomes: Sequence[Outcome],
+    bounds: Bounds = Bounds(),
+    memory: Memory = NO_MEMORY,
 ) -> Proposal | None:
-    """Return the next candidate, or None if no further change should help."""
+    """Return the next candidate, or None if no further change should help.
+
+    `memory` has the choice that is tried first, and those that are left out.
+    """
     best = best_of(outcomes)
     if len(outcomes) >= MAX_ATTEMPTS or bounds.rung_is_optimal:
         return None
     if best is not None and (bounds.end_search(best) or _is_idle(subject, outcomes)):
         return None
     seen = {tuple(sorted(o.candidate.files.items())) for o in outcomes}
-    for options, why in _choices(subject, outcomes, bounds):
+    for options, why in _choices(subject, outcomes, bounds, memory):
+        if outcomes and options in memory.slower:
+            continue
         candidate = make_candidate(subject, options)
         if candidate is not None and tuple(sorted(candidate.files.items())) not in seen:
             return Proposal(candidate, why)
@@ -156,9 +168,11 @@ def _is_idle(subject: Subject, outcomes: Sequence[Outcome]) -> bool:
 
 
 def _choices(
-    subject: Subject, outcomes: Sequence[Outcome], bounds: Bounds
+    subject: Subject, outcomes: Sequence[Outcome], bounds: Bounds, memory: Memory
 ) -> Iterator[tuple[Options, str]]:
     if not outcomes:
+        if memory.first is not None:
+            yield memory.first, "start with the choice that won for an equal module before"
         yield Options(), "fold all operators that can be folded, and fuse the others"
         return
     best = best_of(outcomes)
@@ -166,11 +180,17 @@ def _choices(
         yield from _repairs(outcomes[-1])
         return
     options = best.candidate.options
+    if options.own_recurrences and best.candidate.has_recurrences and best.speedup < 1:
+        yield (
+            replace(options, own_recurrences=False),
+            "leave recurrent layers to the library, because the candidate is slower",
+        )
     if options.recurrences and best.candidate.library and best.speedup < 1:
         yield (
             replace(options, recurrences=False),
             "leave recurrences and loops to torch, because the candidate is slower",
         )
+    yield from _layouts(subject, best)
     if not options.compile and _rest_may_gain(best, bounds):
         mode = _compile_mode(bounds.rung)
         yield (
@@ -194,6 +214,20 @@ def _choices(
                 replace(options, keep=options.keep | origins),
                 f"leave out {name}, because torch may run its operators as fast",
             )
+
+
+def _layouts(subject: Subject, best: Outcome) -> Iterator[tuple[Options, str]]:
+    """Yield the other ways to compute few convolutions; in networks layouts change too often."""
+    options, count = best.candidate.options, best.candidate.convolutions
+    if subject.device != "cuda" or not 0 < count <= FEW_CONVOLUTIONS:
+        return
+    if options.convolutions == "own":
+        yield (
+            replace(options, convolutions="channels_last"),
+            "run convolutions in the library in channels-last layout",
+        )
+    if options.convolutions == "own" and not best.is_clear_gain:
+        yield replace(options, convolutions="library"), "leave convolutions to the library"
 
 
 def _compile_mode(rung: str) -> str:
@@ -241,9 +275,13 @@ def _repairs(failed: Outcome) -> Iterator[tuple[Options, str]]:
                 replace(options, keep=options.keep | origins),
                 f"leave the operators of {name} to torch, because it does not compile",
             )
+    if candidate.has_recurrences:
+        yield replace(options, own_recurrences=False), "leave recurrent layers to the library"
     if candidate.library:
         yield replace(options, attention=False), "leave attention as it is written"
         yield replace(options, recurrences=False), "leave recurrences to torch"
+    if candidate.constants:
+        yield replace(options, constants=False), "compute masks and tables in each call"
     if _is_wrong_result(failed.reason) and options.fold and candidate.folded:
         yield replace(options, fold=False), "keep the weights unfolded, for more precision"
     for name, origins in parts:

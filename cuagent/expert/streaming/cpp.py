@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from cuagent.expert.graph.graph import Node
 from cuagent.expert.kernel import KernelCall, Request
@@ -46,6 +47,8 @@ CHEAP = 8
 """Cost of an element, in additions, above which the additions do not wait for one another."""
 SHORT_ROW = 128
 """Elements of a row up to which expensive values of a row are computed for several rows at once."""
+MAX_SEGMENTS = 10
+"""Loops, and one more, that one dimension is cut into at the borders of concatenated parts."""
 ROW_TILE = 64
 """Such rows in one tile."""
 
@@ -162,6 +165,8 @@ class _Kernel(KernelText):
             for k in outer:
                 self._loop(k)
             first, last, block_loops = "0", str(extent), 0
+            if outer and len(segments := self._segments(inner)) > 1:
+                return self._segmented(stage, inner, segments)
         self._constants(stage, inner)
         if self.parallel and not outer and not block_loops:
             w.pragma("omp parallel for simd schedule(static)")
@@ -170,6 +175,33 @@ class _Kernel(KernelText):
         w.open(f"for (long i{inner} = {first}; i{inner} < {last}; ++i{inner})")
         self._body(stage)
         w.close(len(outer) + block_loops + 1)
+        return None
+
+    def _segments(self, inner: int) -> list[tuple[int, int]]:
+        """Return the parts of the innermost loop in which each of its conditions is constant."""
+        extent = self.nest.dimensions[inner].extent
+        edges = {0, extent}
+        for access in self.nest.reads.values():
+            for guard in access.guards:
+                step, *others = [s for s in guard.steps if s] or [0]
+                if guard.steps[inner] and not others:
+                    edges |= {-(-edge // step) for edge in (guard.low, guard.high)}
+        chain = sorted(edge for edge in edges if 0 <= edge <= extent)
+        return list(pairwise(chain)) if len(chain) <= MAX_SEGMENTS else []
+
+    def _segmented(self, stage: Stage, inner: int, segments: list[tuple[int, int]]) -> None:
+        """Write one loop for each part, so that only the values chosen there are computed."""
+        w = self.w
+        for start, end in segments:
+            self.segment = (inner, start, end)
+            w.open("")
+            self._constants(stage, inner)
+            w.pragma("omp simd")
+            w.open(f"for (long i{inner} = {start}; i{inner} < {end}; ++i{inner})")
+            self._body(stage)
+            w.close(2)
+        self.segment = None
+        w.close(inner)
 
     def _rows(self) -> None:
         w = self.w
@@ -380,6 +412,7 @@ class _Kernel(KernelText):
             self._column_identities(stage)
             for k in self.column_dims:
                 self._loop(k)
+            self._constants(stage, inner)
             w.pragma("omp simd")
             w.open("for (long k = 0; k < width; ++k)")
             w(f"const long i{inner} = start + k;")
@@ -421,6 +454,7 @@ class _Kernel(KernelText):
         w.open(f"for (long i{split} = first; i{split} < last; ++i{split})")
         for k in rest:
             self._loop(k)
+        self._constants(stage, inner)
         w.pragma("omp simd")
         w.open("for (long k = 0; k < width; ++k)")
         w(f"const long i{inner} = start + k;")

@@ -93,6 +93,8 @@ class Nest:
         return found
 
 
+SHORT_RUN = 8
+"""Elements of a run below which a loop over it is not worth a condition that is constant there."""
 Key = tuple[str, str] | str
 """Key of an access: (reader, argument) for a read, the node for a write."""
 Axis = tuple[int, int, int]
@@ -301,7 +303,7 @@ def _cuts(group: Group, placed: Iterable[_Placed]) -> list[int]:
         for edge in edges
         if 0 < edge < extent
     }
-    for border in sorted(borders):
+    for border in sorted(b for b in borders if b >= SHORT_RUN):
         wider = sorted({*chain, border})
         if not any(b % a for a, b in pairwise(wider)):
             chain = wider

@@ -101,6 +101,8 @@ class KernelText:
         self.starts: dict[str, tuple[str, str]] = {}
         """Variable with the place of the first element, and the step to the current one, of each
         access whose conditions are constant along the innermost loop."""
+        self.segment: tuple[int, int, int] | None = None
+        """Dimension, first index and end of a loop over a part of a dimension."""
 
     def _declare(self, node: Node, suffix: str) -> None:
         """Write the definition of a node's value."""
@@ -128,7 +130,10 @@ class KernelText:
             outside = f"{label} < 0 || {label} >= {node.dims[0]}"
             element = f"{self._pointer(matrix.tensor)}[{base} + ({outside} ? 0 : {label})]"
             return widened(element, matrix.dtype)
-        return expression(node, [self._operand(node, a) for a in node.args])
+        operands = [self._operand(node, a) for a in node.args]
+        if node.op == "where" and operands[0] in CONSTANTS:
+            return operands[1 + CONSTANTS.index(operands[0])]
+        return expression(node, operands)
 
     def _operand(self, node: Node, arg: Operand) -> str:
         if not isinstance(arg, str):
@@ -175,10 +180,9 @@ class KernelText:
             row = self._row(access)
             place = f"slice_or_first({row}) * {access.row.stride} + {self._index(access)}"
             value = widened(f"{self._pointer(access.tensor)}[{place}]", access.dtype)
-            value = f"or_bits({value}, {row}_nan)"
-            return f"({condition} ? {value} : 0)" if condition else value
+            return _chosen(condition, f"or_bits({value}, {row}_nan)")
         value = widened(f"{self._pointer(access.tensor)}[{self._index(access)}]", access.dtype)
-        return f"({condition} ? {value} : 0)" if condition else value
+        return _chosen(condition, value)
 
     def _row(self, access: Access) -> str:
         """Return the variable with the slice of a gather, which is negative if out of range."""
@@ -202,16 +206,27 @@ class KernelText:
         terms = []
         for guard in access.guards:
             index = self._sum(guard.steps)
-            extent = self._last(guard.steps)
-            if guard.low > 0:
+            first, last = self._range(guard.steps)
+            if guard.low > last or guard.high <= first:
+                return "false"
+            if guard.low > first:
                 terms.append(f"{index} >= {guard.low}")
-            if guard.high <= extent:
+            if guard.high <= last:
                 terms.append(f"{index} < {guard.high}")
         return f"({' && '.join(terms)})" if terms else "true" if access.guards else ""
 
     def _last(self, steps: Sequence[int]) -> int:
         """Return the largest value of the sum of the indices times `steps`."""
         return sum(s * (d.extent - 1) for s, d in zip(steps, self.nest.dimensions, strict=True))
+
+    def _range(self, steps: Sequence[int]) -> tuple[int, int]:
+        """Return the smallest and the largest value of the sum within the current segment."""
+        first, last = 0, self._last(steps)
+        if self.segment is not None:
+            k, start, end = self.segment
+            first += steps[k] * start
+            last -= steps[k] * (self.nest.dimensions[k].extent - end)
+        return first, last
 
     def _assign(self, name: str, value: str) -> str:
         """Return the statement that stores an output's element."""
@@ -233,3 +248,13 @@ class KernelText:
         if offset:
             terms.append(str(abs(offset)))
         return " + ".join(terms) if offset >= 0 else f"{' + '.join(terms[:-1])} - {terms[-1]}"
+
+
+CONSTANTS = ("true", "false")
+
+
+def _chosen(condition: str, value: str) -> str:
+    """Return the expression of an element that is 0 where its condition does not hold."""
+    if condition in ("", "true"):
+        return value
+    return "0" if condition == "false" else f"({condition} ? {value} : 0)"

@@ -121,6 +121,15 @@ class Baselines:
         with self._ahead.paused():
             yield
 
+    @contextmanager
+    def opening_paused(self, needed: Sequence[str]) -> Iterator[None]:
+        """Pause the background within the block, unless a `needed` baseline still opens there."""
+        if self._ahead is None or self._ahead.unfinished(needed, 0):
+            yield
+            return
+        with self._ahead.paused():
+            yield
+
     def batch_with_fresh_inputs(self) -> Batch:
         """Return the batch with new inputs for warming up, drawn after the attempt was frozen."""
         if self._batch is None:

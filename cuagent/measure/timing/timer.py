@@ -216,6 +216,11 @@ class Timer:
         """Return a context in which no baseline opens in the background."""
         return self._baselines.nothing_opens()
 
+    def opening_paused(self, needed: Sequence[str]) -> AbstractContextManager[None]:
+        """Return a context in which no baseline opens in the background, unless one of those that
+        are `needed` in it still does."""
+        return self._baselines.opening_paused(needed)
+
     def _open_baselines(self) -> None:
         """Open the baselines that stay open, without timing them.
 

@@ -1,0 +1,163 @@
+"""Print what the expert's first candidate computes for each problem of a folder, without a GPU.
+
+    python benchmarks/coverage.py FOLDER [--match WORD] [--calls]
+
+FOLDER holds problems in the format of KernelBench, in folders by level or directly. Each module is
+captured with tensors that have shapes only, and planned for an H200 under torch's default settings.
+A line for each problem: kernels by family, and heavy calls that stay with the library (products,
+convolutions, attention, recurrences), or `nothing`. Then totals by folder. Nothing is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cuagent.expert import candidate as candidates
+from cuagent.expert.candidate import Options, make_candidate
+from cuagent.expert.capture.subject import Target, open_subject
+from cuagent.task import load_task
+
+H200 = Target("cuda", (9, 0), 132, tf32=False, tf32_convolutions=True)
+LIMIT_S = 60
+"""Seconds for one problem."""
+HEAVY = re.compile(
+    r"F\.(linear|conv\w+|scaled_dot_product_attention)\(|torch\.(matmul|mm|bmm|addmm)\(|"
+    r"torch\.ops\.aten\.(\w*conv\w*|\w*mm|\w*matmul|einsum|lstm|gru|rnn\w*|cudnn\w+|"
+    r"scaled_dot_product_attention|max_pool\w*|topk|sort|cum\w+)\b"
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a candidate computes: kernels by family, and calls of torch by name."""
+
+    kernels: Counter[str]
+    library: Counter[str]
+    error: str = ""
+
+    @property
+    def kind(self) -> str:
+        """`error`, `nothing`, `kernels and library` or `kernels`."""
+        if self.error:
+            return "error"
+        if not self.kernels:
+            return "nothing"
+        return "kernels and library" if any(map(HEAVY.match, self.library)) else "kernels"
+
+
+def main() -> None:
+    """Print a line for each problem, and the totals."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--match", default="", help="only files whose name contains this")
+    parser.add_argument("--calls", action="store_true", help="all calls of the library, by name")
+    given = parser.parse_args()
+    paths = sorted(given.folder.rglob("*.py"), key=lambda path: (path.parent, _number(path)))
+    totals: dict[str, Counter[str]] = {}
+    for path in paths:
+        if given.match not in str(path):
+            continue
+        found = plan(path)
+        totals.setdefault(path.parent.name, Counter())[found.kind] += 1
+        kernels = ", ".join(f"{n} {name}" for name, n in found.kernels.items()) or "nothing"
+        names = [name for name in found.library if given.calls or HEAVY.match(name)]
+        calls = ", ".join(f"{found.library[name]} {name.rstrip('(')}" for name in names)
+        text = found.error or kernels + (f"; library: {calls}" if calls else "")
+        print(f"{path.parent.name:8} {path.stem[:44]:44} {text}", flush=True)
+    for name, counts in totals.items():
+        print(
+            f"{name}: {counts.total()} problems; "
+            + ", ".join(f"{n} {k}" for k, n in counts.items())
+        )
+
+
+def plan(path: Path) -> Plan:
+    """Return what the first candidate would compute."""
+    found: list[tuple[Any, ...]] = []
+    try:
+        with _limit(LIMIT_S), _meta_tensors(), _observed(found):
+            subject = replace(open_subject(load_task(f"{path}:Model", device="cpu")), target=H200)
+            made = make_candidate(subject, Options())
+    except Exception as error:  # noqa: BLE001 - the module is foreign code
+        return Plan(
+            Counter(), Counter(), f"{type(error).__name__}: {str(error).splitlines()[0][:90]}"
+        )
+    if made is None:
+        # The steps of the last plan still say which calls remain.
+        return Plan(Counter(), _calls(found[-1][4] if found else ()))
+    steps, calls = found[-1][4], found[-1][5]
+    return Plan(Counter(_family(steps[k]) for k in calls), _calls(steps))
+
+
+def _family(step: Any) -> str:
+    return str(getattr(step, "family", type(step).__name__.removesuffix("Step").lower()))
+
+
+def _calls(steps: Any) -> Counter[str]:
+    texts = (step.op for step in steps if getattr(step, "kind", "") == "library")
+    return Counter(match[0] for text in texts if (match := re.match(r"[\w.]+\(?", text)))
+
+
+@contextmanager
+def _observed(found: list[tuple[Any, ...]]) -> Iterator[None]:
+    """Record the arguments with which candidates are assembled."""
+    assemble: Callable[..., Any] = candidates._assemble
+
+    def record(*args: Any) -> Any:
+        found.append(args)
+        return assemble(*args)
+
+    candidates._assemble = record
+    try:
+        yield
+    finally:
+        candidates._assemble = assemble
+
+
+@contextmanager
+def _meta_tensors() -> Iterator[None]:
+    """Give new tensors a shape and a dtype, but no memory."""
+    from torch import nn
+    from torch._subclasses import FakeTensorMode
+
+    # A module cannot move parameters without memory; all of them are on one device here.
+    move = nn.Module.to
+    nn.Module.to = lambda model, *_, **__: model  # type: ignore[assignment]
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            yield
+    finally:
+        nn.Module.to = move  # type: ignore[method-assign]
+
+
+@contextmanager
+def _limit(seconds: int) -> Iterator[None]:
+    """Raise TimeoutError after so many seconds."""
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"not planned after {seconds} s")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
+def _number(path: Path) -> tuple[int, str]:
+    match = re.match(r"\d+", path.name)
+    return int(match[0]) if match else 0, path.name
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""Arrange the convolutions that stay with the library for the kernels behind them (CUDA).
+
+torch adds the bias of a convolution in a pass of its own; a kernel that reads the result adds it
+for nothing. In channels-last layout cuDNN needs no conversion of its own for the tensor cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from cuagent.expert.convolutions.match import LARGE, TRANSPOSED, settings_of
+from cuagent.expert.graph.graph import Graph, Kind, Node
+from cuagent.expert.rewrites import PREPARATIONS
+
+WEIGHT = "{0}.movedim(1, -1).contiguous()  "
+FORMATS = {4: "torch.channels_last", 5: "torch.channels_last_3d"}
+"""Memory formats by rank."""
+PREPARATIONS |= {WEIGHT}
+READERS = (Kind.POINTWISE, Kind.REDUCE, Kind.POOL)
+"""Kinds of nodes that a kernel computes."""
+
+
+def arrange(graph: Graph, device: str, keep: frozenset[str], channels_last: bool) -> Graph:
+    """Split biases from convolutions of the library, and run these in channels-last layout."""
+    if device != "cuda":
+        return graph
+    users = graph.users()
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        readers = users[node.name]
+        read = node.name not in graph.outputs and all(r.kind in READERS for r in readers)
+        if node.kind is not Kind.LIBRARY or not node.op.startswith("F.conv") or node.origin in keep:
+            nodes.append(node)
+        elif channels_last and _may_be_last(node):
+            nodes += _channels_last(graph, node)
+        else:
+            nodes += _without_bias(graph, node) if read and len(node.args) > 2 else [node]
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _may_be_last(node: Node) -> bool:
+    small = node.size // node.shape[0] < LARGE
+    ungrouped = settings_of(node)["groups"] == 1
+    return len(node.shape) in FORMATS and node.contiguous and ungrouped and small
+
+
+def _without_bias(graph: Graph, node: Node) -> Iterator[Node]:
+    """Yield a convolution without its bias, and the addition of the bias."""
+    bias = graph.node(str(node.args[2]))
+    shape = (bias.size, *(1,) * (len(node.shape) - 2))
+    name = f"{node.name}_sum"
+    call = node.op.replace(", bias={2}", "")
+    yield replace(node, name=name, op=call, args=node.args[:2])
+    if bias.shape == shape:
+        column = bias.name
+    else:
+        column = f"{node.name}_bias_column"
+        yield Node(column, Kind.VIEW, "view", (bias.name,), shape, bias.dtype, origin=node.origin)
+    yield Node(
+        node.name, Kind.POINTWISE, "add", (name, column), node.shape, node.dtype,
+        origin=node.origin,
+    )  # fmt: skip
+
+
+def _channels_last(graph: Graph, node: Node) -> Iterator[Node]:
+    """Yield a convolution in channels-last layout, and the kernel that transposes its result.
+
+    That kernel adds the bias, and computes what follows.
+    """
+    weight = graph.node(str(node.args[1]))
+    taps, last = f"{node.name}_channels_last_weight", f"{node.name}_channels_last"
+    shape = (weight.shape[0], *weight.shape[2:], weight.shape[1])
+    yield Node(taps, Kind.LIBRARY, WEIGHT, (weight.name,), shape, weight.dtype, origin=node.origin)
+    x = f"{{0}}.contiguous(memory_format={FORMATS[len(node.shape)]})"
+    call = node.op.replace(", bias={2}", "").replace("{1}", "{1}.movedim(-1, 1)", 1)
+    call = f"{call.replace('{0}', x, 1)}.movedim(1, -1).contiguous()"
+    shape = (node.shape[0], *node.shape[2:], node.shape[1])
+    yield replace(node, name=last, op=call, args=(node.args[0], taps), shape=shape)
+    yield replace(node, op=TRANSPOSED, args=(last, *node.args[2:]))

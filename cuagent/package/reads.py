@@ -1,0 +1,67 @@
+"""Record which attributes of its modules a call of the original reads.
+
+Travels with an exported or applied kernel, next to `replace.py`. Two modules of one class that
+agree in all attributes that a call reads take the same path through their code, so other attributes
+(the number of a layer, a name) may differ. If a call reads no `training`, its mode does not matter.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+ALL = "*"
+"""Stands for every attribute of a module, after code that reads its `__dict__`."""
+Reads = set[tuple[str, str]]
+"""Pairs of a module's path and an attribute's name."""
+_TORCH = str(Path(torch.__file__).parent)
+
+
+@contextmanager
+def recorded_reads(module: nn.Module) -> Iterator[Reads]:
+    """Yield a set that the reads of the body are added to; nothing else about `module` changes."""
+    paths: dict[int, list[str]] = {}
+    for path, inner in module.named_modules(remove_duplicate=False):
+        paths.setdefault(id(inner), []).append(path)
+    found: Reads = set()
+    kinds = [(inner, type(inner)) for inner in module.modules()]
+    try:
+        for inner, kind in kinds:
+            inner.__class__ = _recording(kind, paths[id(inner)], found)
+        yield found
+    finally:
+        for inner, kind in kinds:
+            inner.__class__ = kind
+
+
+def reads(found: Reads | None, path: str, name: str) -> bool:
+    """Return True if a call may read the attribute; None stands for unknown reads."""
+    return found is None or (path, name) in found or (path, ALL) in found
+
+
+def _recording(kind: Any, paths: list[str], found: Reads) -> Any:
+    def read(self: Any, name: str) -> Any:
+        if name == "__dict__":
+            # torch's own modules look up parameters there.
+            if not sys._getframe(1).f_code.co_filename.startswith(_TORCH):
+                found.update((path, ALL) for path in paths)
+        elif not (name == "training" and _never_drops(self)):
+            found.update((path, name) for path in paths)
+        return kind.__getattribute__(self, name)
+
+    body = {"__getattribute__": read, "__module__": kind.__module__}
+    return type(kind.__name__, (kind,), body | {"__qualname__": kind.__qualname__})
+
+
+def _never_drops(module: nn.Module) -> bool:
+    """Return True for a dropout or a recurrent module of rate 0, which has one mode."""
+    own = object.__getattribute__(module, "__dict__")
+    if isinstance(module, nn.RNNBase):
+        return bool(own.get("dropout") == 0)
+    return isinstance(module, nn.modules.dropout._DropoutNd) and own.get("p") == 0

@@ -1,0 +1,117 @@
+"""Look for data races between the threads of an accepted CPU candidate, before a claim.
+
+The sources are compiled again with a runtime that waits before some writes and reports a value that
+another thread changes meanwhile (`build/races.h`). A separate process makes a few calls on the
+task's own inputs. It finds mistakes and no cheats, as compute-sanitizer does on a GPU.
+
+Not covered: a read that races with a write; compiled code outside the attempt's sources. The
+verdict's own calls, with interrupted threads, find many of those (`worker/jitter.py`).
+Invariant: only a reported race rejects an attempt. A build or a call that fails becomes a note.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from cuagent.attempt import Attempt
+from cuagent.build import build
+from cuagent.build.races import can_watch, may_use_threads
+from cuagent.kernels.compiler import CompilerMissing, toolchain
+from cuagent.task import Device, TaskError
+from cuagent.verdict import Reason, Verdict
+from cuagent.verify.inputs.kinds import Inputs
+from cuagent.verify.inputs.seeds import Seeds
+from cuagent.verify.inputs.weights import Weights
+from cuagent.verify.oracle.client import OracleLost
+from cuagent.verify.referee import Referee
+from cuagent.worker import ForkServerError, Session, SessionEnded
+from cuagent.worker.memory.arena import POISONS
+
+DRAWS, CALLS = 2, 8
+"""Draws of inputs, and the largest number of calls on each; the worker repeats short calls too
+(`worker/jitter.py`)."""
+ENOUGH_S = 0.25
+"""Seconds of calls on one draw after which no further call starts."""
+LIMIT_S = 10.0
+"""Seconds that all calls may take together; the runtime makes a call some 20 times slower."""
+MARK = "cuagent: data race in "
+"""Start of the line that the runtime prints."""
+
+
+def gated(referee: Referee, attempt: Attempt, verdict: Verdict) -> Verdict:
+    """Return the verdict, rejected if a race was seen; with a note if the check could not run."""
+    if referee.task.device is not Device.CPU or not verdict.accepted:
+        return verdict
+    if not may_use_threads(attempt) or not any(s.endswith(".cpp") for s in attempt.kernels):
+        return verdict
+    found, failure = _found(referee, attempt)
+    if found:
+        return replace(
+            verdict,
+            accepted=False,
+            reason=Reason.MEMORY_FAULT,
+            detail=f"data race in {found}: two threads write to the same memory at the same time; "
+            "use a reduction, an atomic or a critical section",
+        )
+    if failure:
+        note = f"data races were not looked for: {failure}"
+        return replace(verdict, notes=(*verdict.notes, note))
+    return verdict
+
+
+def _found(referee: Referee, attempt: Attempt) -> tuple[str, str]:
+    """Return the source in which a race was seen, or "", and why the check ended early, or ""."""
+    try:
+        if not can_watch(toolchain("g++")):
+            return "", "the compiler is not g++"
+        built = build(attempt, referee.task.device, races=True)
+    except CompilerMissing as error:
+        return "", str(error)
+    if not built.ok:
+        return "", "a source does not compile with -fsanitize=thread"
+    context, seeds = referee.context, Seeds()
+    seed = seeds.draw()
+    printed, failure = "", ""
+    try:
+        with referee.processes.waiting(attempt, seed) as session:
+            session.import_model([library.path for library in built.libraries])
+            session.time_limit_s = LIMIT_S
+            for draw in range(DRAWS):
+                referee.ask(Weights.OWN, seed, Inputs.OWN, seeds.draw())
+                if not draw:
+                    session.load(context.weights)
+                printed = _printed(referee, session)
+                if MARK in printed:
+                    break
+    except SessionEnded as ended:
+        printed, failure = ended.output, ended.detail
+    except (ForkServerError, OracleLost, TaskError) as error:
+        failure = str(error)
+    finally:
+        referee.make_room()
+    _, _, rest = printed.partition(MARK)
+    named = rest.split("\n", 1)[0].removeprefix("./").strip()
+    source = next((s for s in attempt.kernels if s.endswith(f"/{named}")), "a kernel")
+    return (source if rest else ""), failure
+
+
+def _printed(referee: Referee, session: Session) -> str:
+    """Make calls on the inputs of the last draw. Return all text that the process printed.
+
+    Raises SessionEnded.
+    """
+    context, start = referee.context, time.monotonic()
+    for _ in range(CALLS):
+        context.lent.lay(context.inputs)
+        session.run(
+            context.lent,
+            context.outputs,
+            [(0, 0)],
+            deadline_s=LIMIT_S,
+            poison=POISONS[0],
+            lean=referee.large,
+        )
+        if MARK in session.output() or time.monotonic() - start > ENOUGH_S:
+            break
+    return session.output()
