@@ -279,7 +279,10 @@ def _join_products(edit: Edit, states: list[Any], outputs: Any) -> None:
         if called(user) != "linear" or user.args[0] is not states[0]:
             continue
         layers = [
-            next((u for u in s.users if u.target is user.target and u.args == (s, *user.args[1:])), None)
+            next(
+                (u for u in s.users if u.target is user.target and u.args == (s, *user.args[1:])),
+                None,
+            )
             for s in states
         ]
         if None in layers:

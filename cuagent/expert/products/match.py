@@ -189,7 +189,9 @@ def with_split_operands(product: Product, target: Target) -> Product:
     fits = whole and aligned and product.batch == 1 and product.node.dtype == "float32"
     reuse = rows * columns / (rows + columns)
     gains = reuse >= LEAST_SPLIT_REUSE and target.capability in SPLIT_BEFORE
-    return replace(product, split=True) if fits and gains and depth >= LEAST_SPLIT_DEPTH else product
+    return (
+        replace(product, split=True) if fits and gains and depth >= LEAST_SPLIT_DEPTH else product
+    )
 
 
 def is_large(rows: int, columns: int, depth: int, target: Target, batch: int = 1) -> bool:

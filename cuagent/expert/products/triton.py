@@ -116,7 +116,9 @@ def _split_step(product: Product, clean: list[str]) -> list[str]:
     for pointer_in in PARTS:
         part = pointer_in.removesuffix("_in")
         test = options[part.split("_")[0]]
-        loads.append(f"{part}_k = tl.load({part} + start{f', mask={test}, other=0.0' if test else ''})")
+        loads.append(
+            f"{part}_k = tl.load({part} + start{f', mask={test}, other=0.0' if test else ''})"
+        )
     lines = [
         *loads,
         'part = tl.dot(left_low_k, right_high_k, input_precision="tf32")',
