@@ -1,9 +1,9 @@
-"""Print what the expert's first candidate would compute for each problem of a folder, without a GPU.
+"""Print what the expert's first candidate computes for each problem of a folder, without a GPU.
 
     python benchmarks/coverage.py FOLDER [--match WORD] [--calls]
 
 FOLDER holds problems in the format of KernelBench, in folders by level or directly. Each module is
-captured with tensors that have shapes only, and planned for one H200 under torch's default settings.
+captured with tensors that have shapes only, and planned for an H200 under torch's default settings.
 A line for each problem: kernels by family, and heavy calls that stay with the library (products,
 convolutions, attention, recurrences), or `nothing`. Then totals by folder. Nothing is timed.
 """
@@ -87,7 +87,7 @@ def plan(path: Path) -> Plan:
         with _limit(LIMIT_S), _meta_tensors(), _observed(found):
             subject = replace(open_subject(load_task(f"{path}:Model", device="cpu")), target=H200)
             made = make_candidate(subject, Options())
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the module is foreign code
         return Plan(
             Counter(), Counter(), f"{type(error).__name__}: {str(error).splitlines()[0][:90]}"
         )

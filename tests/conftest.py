@@ -1,7 +1,7 @@
 """Shared by all tests: one cache, Ctrl-C that works, and GPU tests deselected where there is none.
 
 Slow and long tests are deselected, too, unless `-m slow` or `-m long` asks for them. `--share K/N`
-selects every N-th slow test of each file, from number K modulo N on, and those marked `always`.
+selects every N-th slow test of each file, others for each K, and those marked `always`.
 
 Deselected, never silently skipped: the closing line of pytest counts them.
 """
@@ -14,12 +14,12 @@ import importlib.util
 import json
 import os
 import signal
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from shares import in_share
 from warm_python import warm_python
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ COMMAND = ("cuagent.cli.main", "cuagent.judge", "cuagent.record", "pydantic", "t
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    explained = "every N-th slow test of each file, from number K modulo N on"
+    explained = "every N-th slow test of each file, others for each K"
     parser.addoption("--share", default="0/1", metavar="K/N", help=explained)
 
 
@@ -61,23 +61,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left := set(items) - set(selected):
         config.hook.pytest_deselected(items=list(left))
         items[:] = selected
-
-
-def in_share(items: list[pytest.Item], share: str) -> list[pytest.Item]:
-    """Return the tests of the share "K/N": every N-th slow test of each file, and all others.
-
-    The shares of N consecutive K have each slow test once.
-    """
-    first, count = map(int, share.split("/"))
-    seen: Counter[Path] = Counter()
-    selected = []
-    for item in items:
-        if "slow" in item.keywords and "always" not in item.keywords:
-            seen[item.path] += 1
-            if (seen[item.path] - 1 - first) % count:
-                continue
-        selected.append(item)
-    return selected
 
 
 @pytest.fixture(scope="session")

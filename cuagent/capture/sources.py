@@ -86,16 +86,21 @@ class Sources:
         elif not hasattr(builtins, name) or statements:
             self._add_value(module, name, value, statements)
 
-    def resolve(self, text: str, *, in_modules: bool = False) -> tuple[str, list[str]]:
+    def resolve(
+        self, text: str, *, in_modules: bool = False, of: str | None = None
+    ) -> tuple[str, list[str]]:
         """Replace the tokens of a text; return it with the imports that it needs.
 
-        `in_modules`: the user's definitions are in `_modules`, by the names of their modules.
+        `in_modules`: the user's definitions are in `_modules`, by the names of their modules. `of`
+        is the user's module that the text is part of.
         """
         imports: set[str] = set()
         modules = self.modules()
 
         def name(match: re.Match[str]) -> str:
             module, qualified = match.groups()
+            if module in modules and of not in (None, module):
+                return f'__import__("sys").modules["{module}"].{qualified}'
             if module in modules:
                 return f'_modules["{module}"].{qualified}' if in_modules else qualified
             imports.add(f"import {module}")
@@ -115,7 +120,9 @@ class Sources:
             return
         text = "\n".join(part for part in self._pieces[module].values())
         for other in self._pieces:
-            if re.search(rf"^\s*(from|import) {re.escape(other)}\b", text, re.MULTILINE):
+            imports = rf"^\s*(from|import) {re.escape(other)}\b"
+            named = f"\x00{other}\x01" in text and other != module
+            if named or re.search(imports, text, re.MULTILINE):
                 self._visit(other, order, [*path, module])
         order.append(module)
 
@@ -126,7 +133,7 @@ class Sources:
             f"\n\n{part}\n" if part.startswith(("class ", "def ", "@", "async ")) else part
             for part in parts
         )
-        body, imports = self.resolve(body)
+        body, imports = self.resolve(body, of=module)
         return "\n".join([*imports, re.sub(r"\n{4,}", "\n\n\n", body)]).strip("\n")
 
     def has_future_annotations(self, module: str) -> bool:

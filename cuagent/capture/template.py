@@ -99,16 +99,35 @@ def _plain(value):
 '''
 
 MODULES = '''
-def _module(name, text):
-    """Return a module of the script's project, reduced to what Model needs."""
-    made = sys.modules[name] = types.ModuleType(name)
-    above, _, last = name.rpartition(".")
-    while above and above not in sys.modules:
-        sys.modules[above] = types.ModuleType(above)
-        above = above.rpartition(".")[0]
-    made.__dict__.update(_HELPERS)
-    exec(compile(text, f"<{name}>", "exec"), made.__dict__)
-    return made
+def _loaded(texts):
+    """Return the modules of the script's project, reduced to what Model needs.
+
+    They import each other by their names, which mean the project's own modules again afterwards.
+    """
+    earlier, found = {}, {}
+    try:
+        for key, (name, text) in texts.items():
+            made = found[key] = types.ModuleType(f"{__name__}.{name}")
+            made.__file__ = f"<{made.__name__}>"
+            lines = text.splitlines(keepends=True)
+            linecache.cache[made.__file__] = (len(text), None, lines, made.__file__)
+            sys.modules[made.__name__] = made
+            earlier.setdefault(name, sys.modules.get(name))
+            sys.modules[name] = made
+            above = name.rpartition(".")[0]
+            while above and above not in sys.modules:
+                earlier.setdefault(above, None)
+                sys.modules[above] = types.ModuleType(above)
+                above = above.rpartition(".")[0]
+            made.__dict__.update(_HELPERS)
+            exec(compile(text, made.__file__, "exec"), made.__dict__)
+    finally:
+        for name, module in earlier.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
+    return found
 '''
 
 INPUTS = '''

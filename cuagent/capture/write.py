@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cuagent.capture.samples import Input
 
 RESERVED = ("Model", "get_inputs", "get_init_inputs", "torch", "nn")
-STANDARD = ("base64", "hashlib", "io", "pathlib", "pickle", "sys", "types", "zlib")
+STANDARD = ("base64", "hashlib", "io", "linecache", "pathlib", "pickle", "sys", "types", "zlib")
 """Modules of Python that the helpers of a task use."""
 PLACES = re.compile("\x03(\\d+)\x04")
 MOST_TEXT = 3 << 20
@@ -186,14 +186,14 @@ def _user_text(snapshot: Snapshot) -> str:
         return ""
     if not _in_modules(snapshot):
         return sources.text(modules[0])
-    lines = ["_modules = {"]
+    lines = ["_modules = _loaded({"]
     for module in modules:
         text = sources.text(module)
         if sources.has_future_annotations(module):
             text = f"from __future__ import annotations\n{text}"
         quoted = text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
-        lines.append(f'    "{module}": _module("{_safe(module)}", """\\\n{quoted}\n"""),')
-    return "\n".join([*lines, "}"])
+        lines.append(f'    "{module}": ("{_safe(module)}", """\\\n{quoted}\n"""),')
+    return "\n".join([*lines, "})"])
 
 
 def _safe(module: str) -> str:

@@ -20,6 +20,7 @@ from cuagent.expert.convolutions import library as library_convolutions
 from cuagent.expert.convolutions import match as convolutions
 from cuagent.expert.convolutions import triton as convolution
 from cuagent.expert.convolutions.match import Convolution, with_convolutions
+from cuagent.expert.convolutions.sums import sum_before_convolutions
 from cuagent.expert.convolutions.tiles import tiles as convolution_tiles
 from cuagent.expert.depthwise.match import with_depthwise
 from cuagent.expert.families import ANCHORS, generate
@@ -41,6 +42,9 @@ from cuagent.expert.sharing import shared
 from cuagent.expert.streaming.fuse import Group, fuse
 from cuagent.expert.streaming.nest import NestError
 from cuagent.expert.widening import widen_products, widens
+
+CONVOLUTIONS = ("F.conv", "own F.conv")
+"""Prefixes of the calls of convolutions, those of each channel by itself excepted."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,7 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
         constants = constant_values(captured) if options.constants else frozenset()
         before = share_equal(lower(captured, frozenset(keep), constants))
         graph = rewrite(before, fold=options.fold, merge=options.merge)
+        graph = sum_before_convolutions(graph) if options.fold else graph
         graph = with_depthwise(graph, subject.device, frozenset(keep))
         if widens(subject.device) if options.widen is None else options.widen:
             graph = widen_products(graph)
@@ -237,6 +242,7 @@ def _kernel_name(
     """Return a name from at most four captured operators, such as `linear_gelu_kernel`."""
     origins = [n.origin for n in group.nodes if n.origin] or ["cast"]
     words = list(dict.fromkeys(re.sub(r"_\d+$", "", origin) for origin in origins))
+    words += ["copy"] if isinstance(group, Convolution) and group.is_copy else []
     base = "_".join(words[:2] + words[-2:] if len(words) > 4 else words) + "_kernel"
     name, k = base, 2
     while name in taken:
@@ -282,6 +288,8 @@ def _triton(
 
 def _title(group: Group | Product | Convolution | AttentionStep) -> str:
     words = list(dict.fromkeys(n.origin for n in group.nodes if n.origin)) or ["cast"]
+    if isinstance(group, Convolution) and group.is_copy:
+        return f"Input of {words[0]} in channels-last layout."
     return f"{' -> '.join(words)} in one kernel."
 
 
@@ -363,7 +371,7 @@ def _assemble(
         library=tuple(name for group in library.values() for name in group),
         constants=_computed_once(graph),
         has_products=has_products,
-        convolutions=sum(n.op.startswith(("F.conv", "own F.conv")) for n in graph.nodes),
+        convolutions=len({n.origin for n in graph.nodes if n.op.startswith(CONVOLUTIONS)}),
         has_recurrences=any(
             k.group.family == "recurrences" and k.path.endswith(".cu") for k in kernels
         ),

@@ -27,8 +27,10 @@ ORIGINAL = "_cuagent_original"
 """Attribute of an optimized module's class with the original class."""
 ADDED = "_cuagent_added"
 """Attribute of a function that `accelerate_` set on a class: True if the class had none."""
-INTERNAL = frozenset((*nn.Module().__dict__, KEY, "_compiled_call_impl"))
-"""Attributes of every module, which are not compared."""
+FLAT = ("_flat_weights", "_flat_weight_refs")
+"""Attributes of recurrent modules that hold their parameters again."""
+INTERNAL = frozenset((*nn.Module().__dict__, KEY, "_compiled_call_impl", *FLAT))
+"""Attributes that are not compared: those of every module, and lists of parameters."""
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 DEPTH = 8
 """Levels of objects in attributes that are compared; deeper ones count as different."""

@@ -60,6 +60,8 @@ def _recording(kind: Any, paths: list[str], found: Reads) -> Any:
 
 
 def _never_drops(module: nn.Module) -> bool:
-    """Return True for a dropout of rate 0, which is the same in both modes."""
+    """Return True for a dropout or a recurrent module of rate 0, which has one mode."""
     own = object.__getattribute__(module, "__dict__")
+    if isinstance(module, nn.RNNBase):
+        return bool(own.get("dropout") == 0)
     return isinstance(module, nn.modules.dropout._DropoutNd) and own.get("p") == 0

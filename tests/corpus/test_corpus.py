@@ -57,7 +57,7 @@ def _parameter(candidate: Candidate) -> Any:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "candidate" in metafunc.fixturenames:
         first, share = map(int, metafunc.config.getoption("--share").split("/"))
-        metafunc.parametrize("candidate", map(_parameter, sample(first, share)))
+        metafunc.parametrize("candidate", [_parameter(c) for c in sample(first, share)])
 
 
 @pytest.fixture(scope="module")

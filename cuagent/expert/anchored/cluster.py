@@ -58,7 +58,8 @@ class _Cluster:
         self.graph, self.users, self.claimed, self.outside = graph, users, claimed, outside
         self.anchor = anchor
         self.members = {anchor.name}
-        self.limit = 1 << 30 if anchor.kind is Kind.SCAN else MAX_REPEATED_COST
+        once = anchor.kind in (Kind.SCAN, Kind.SCATTER)
+        self.limit = 1 << 30 if once else MAX_REPEATED_COST
         self._add_producers(anchor)
         grown = True
         while grown:

@@ -130,7 +130,7 @@ def _points(conv: Convolution) -> list[str]:
 def _sums(conv: Convolution, precision: str) -> list[str]:
     """Return the lines that compute `total`; of a pair of phases, the rows of both in turn."""
     if not conv.right:
-        return _given(conv)
+        return _given(conv, precision)
     if conv.pair is None:
         return _sum(conv, precision, "total")
     lines, d = [], conv.pair
@@ -146,12 +146,17 @@ def _sums(conv: Convolution, precision: str) -> list[str]:
     return lines
 
 
-def _given(conv: Convolution) -> list[str]:
-    """Return the line that reads a result of the library in channels-last layout."""
-    left = f"{pointer(conv.left.tensor)} + first[:, None] + n[None, :]"
+def _given(conv: Convolution, precision: str) -> list[str]:
+    """Return the lines that read a result of the library, or an input to copy."""
+    left = f"{pointer(conv.left.tensor)}{f' + {conv.left.offset}' if conv.left.offset else ''}"
+    left += f" + first[:, None] + n[None, :]{times(conv.left.channel)}"
     mask = f"(row < {conv.samples} * points)[:, None] & (n[None, :] < {conv.channels_out})"
     cast = ".to(tl.float32)" if conv.left.dtype != "float32" else ""
-    return [f"    total = tl.load({left}, mask={mask}, other=0.0){cast}"]
+    rounds = conv.is_copy and conv.left.dtype == "float32" and precision == "tf32"
+    return [
+        f"    total = tl.load({left}, mask={mask}, other=0.0){cast}",
+        *(line.removeprefix("    ") for line in (_rounded("total") if rounds else [])),
+    ]
 
 
 def _sum(conv: Convolution, precision: str, total: str) -> list[str]:
@@ -213,7 +218,7 @@ def _sum(conv: Convolution, precision: str, total: str) -> list[str]:
     return [
         *(line for line in lines),
         f"        a = tl.load({left} + first[:, None] + {source}[None, :]{left_mask})",
-        *(_rounded("a") if float32 and precision == "tf32" else []),
+        *(_rounded("a") if float32 and precision == "tf32" and not conv.copied else []),
         f"        columns = n % {conv.channels_out}",
         f"        b = tl.load({right} + ({element})[None, :] + ({weight})[:, None]{right_mask})",
         f"        {total} = tl.dot(a, b, {total}{tf32})",
@@ -282,6 +287,9 @@ def _places(conv: Convolution) -> list[str]:
     ]
     lines.append(f"    place = {' + '.join(terms)}")
     adjacent = conv.pair is not None or not conv.transposed or conv.axes[-1].stride == 1
+    if len(conv.axes) == 1 and adjacent and conv.pair is None:
+        # A hint on an addition of 0 would be lost with it.
+        lines[-1] = "    place = m % points"
     if adjacent:
         lines.append(f"    place = tl.max_contiguous(place, {count})")
     lines.append(f"    inside = row < {conv.samples} * points")
@@ -296,13 +304,14 @@ def _stores(conv: Convolution, dtype_of: Callable[[str], str]) -> Iterator[str]:
     full = f"inside[:, None] & (n[None, :] < {conv.channels_out})"
     for output in conv.outputs:
         value = f"{variable(output)}.to({ELEMENTS[dtype_of(output)]})"
-        start, mask = (
-            f"sample[:, None] * {conv.channels_out * places} + n[None, :] * {places}",
-            full,
-        )
-        if output in conv.rows:
-            start, mask = f"sample[:, None] * {places}", "inside[:, None]"
-        target = f"{identifier(output)}_out + {start} + place[:, None]"
+        words, mask = [f"sample[:, None] * {conv.channels_out * places}"], full
+        if conv.is_copy:
+            words += [f"place[:, None] * {conv.channels_out}", "n[None, :]"]
+        elif output in conv.rows:
+            words, mask = [f"sample[:, None] * {places}", "place[:, None]"], "inside[:, None]"
+        else:
+            words += [f"n[None, :] * {places}", "place[:, None]"]
+        target = " + ".join([f"{identifier(output)}_out", *words])
         yield f"    tl.store({target}, {value}, mask={mask})"
 
 

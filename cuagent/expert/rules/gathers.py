@@ -18,7 +18,7 @@ from cuagent.expert.graph.lowering import (
     target_of,
 )
 
-READERS = (Kind.POINTWISE, Kind.REDUCE, Kind.WINDOW)
+READERS = (Kind.POINTWISE, Kind.REDUCE, Kind.WINDOW, Kind.SCATTER)
 """Kinds of nodes whose kernels read through an index tensor."""
 
 

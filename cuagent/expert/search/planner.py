@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from cuagent.expert.candidate import Candidate, Options, make_candidate
 from cuagent.expert.capture.subject import Subject
+from cuagent.expert.search.tuning import Memory
 from cuagent.timing import Ratio
 
 MAX_ATTEMPTS = 6
@@ -33,6 +34,7 @@ CPU each costs more time than its choices have gained in the examples."""
 
 FEW_CONVOLUTIONS = 3
 """Most convolutions for which other layouts are tried."""
+NO_MEMORY = Memory()
 COMPILE_MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 """Rungs whose names are modes of torch.compile."""
 
@@ -134,16 +136,24 @@ def best_of(outcomes: Sequence[Outcome]) -> Outcome | None:
 
 
 def propose(
-    subject: Subject, outcomes: Sequence[Outcome], bounds: Bounds = Bounds()
+    subject: Subject,
+    outcomes: Sequence[Outcome],
+    bounds: Bounds = Bounds(),
+    memory: Memory = NO_MEMORY,
 ) -> Proposal | None:
-    """Return the next candidate, or None if no further change should help."""
+    """Return the next candidate, or None if no further change should help.
+
+    `memory` has the choice that is tried first, and those that are left out.
+    """
     best = best_of(outcomes)
     if len(outcomes) >= MAX_ATTEMPTS or bounds.rung_is_optimal:
         return None
     if best is not None and (bounds.end_search(best) or _is_idle(subject, outcomes)):
         return None
     seen = {tuple(sorted(o.candidate.files.items())) for o in outcomes}
-    for options, why in _choices(subject, outcomes, bounds):
+    for options, why in _choices(subject, outcomes, bounds, memory):
+        if outcomes and options in memory.slower:
+            continue
         candidate = make_candidate(subject, options)
         if candidate is not None and tuple(sorted(candidate.files.items())) not in seen:
             return Proposal(candidate, why)
@@ -158,9 +168,11 @@ def _is_idle(subject: Subject, outcomes: Sequence[Outcome]) -> bool:
 
 
 def _choices(
-    subject: Subject, outcomes: Sequence[Outcome], bounds: Bounds
+    subject: Subject, outcomes: Sequence[Outcome], bounds: Bounds, memory: Memory
 ) -> Iterator[tuple[Options, str]]:
     if not outcomes:
+        if memory.first is not None:
+            yield memory.first, "start with the choice that won for an equal module before"
         yield Options(), "fold all operators that can be folded, and fuse the others"
         return
     best = best_of(outcomes)
