@@ -223,6 +223,21 @@ def test_training_runs_the_kernel_with_the_gradients_of_the_original(
             close(one, other)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_without_gradients_of_the_package_training_is_the_users(
+    compiled: bool, package: ModuleType, gate: Callable[[int], Any]
+) -> None:
+    model = package.optimize_(gate(0), gradients=False).train()
+    call = torch.compile(model, backend="eager") if compiled else model
+    given, before = inputs(), kernel_ran(package)
+    call(*given, scale=2.0).sum().backward()
+    assert "gradients=False" in model.why_original(*given, scale=2.0)
+    assert kernel_ran(package) == before
+    with torch.no_grad():
+        call(*given, scale=2.0)
+    assert kernel_ran(package) == before + 1
+
+
 def test_a_dropout_that_drops_makes_training_the_users(
     place: Path, gate: Callable[[int], Any]
 ) -> None:

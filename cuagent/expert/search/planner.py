@@ -205,6 +205,7 @@ def _choices(
     if best.candidate.has_products:
         for rank in (1, 2):
             yield replace(options, tiles=rank), "use other tiles for the products"
+        yield replace(options, split=not options.split), "split operands of products in each tile"
     yield from _layouts(subject, best)
     yield (
         replace(options, merge=not options.merge),

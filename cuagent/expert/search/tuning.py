@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cuagent.expert.search.planner import Outcome
 
 FORMAT = 1
-"""Version of the keys and files; increase it when the generators change what an option means."""
+"""Version of the keys and files; increase it when an option gets another meaning."""
 
 
 @dataclass(frozen=True)
