@@ -1,9 +1,9 @@
-"""Print what the expert's first candidate would compute for each problem of a folder, without a GPU.
+"""Print the contents of the expert's first candidate for each problem of a folder, without a GPU.
 
     python benchmarks/coverage.py FOLDER [--match WORD] [--calls]
 
 FOLDER holds problems in the format of KernelBench, in folders by level or directly. Each module is
-captured with tensors that have shapes only, and planned for one H200 under torch's default settings.
+captured with tensors that have shapes only, and planned for an H200 under torch's default settings.
 A line for each problem: kernels by family, and heavy calls that stay with the library (products,
 convolutions, attention, recurrences), or `nothing`. Then totals by folder. Nothing is timed.
 """
@@ -38,7 +38,7 @@ HEAVY = re.compile(
 
 @dataclass(frozen=True)
 class Plan:
-    """What a candidate computes: kernels by family, and calls of torch by name."""
+    """Contents of a candidate: kernels by family, and calls of torch by name."""
 
     kernels: Counter[str]
     library: Counter[str]
@@ -81,13 +81,13 @@ def main() -> None:
 
 
 def plan(path: Path) -> Plan:
-    """Return what the first candidate would compute."""
+    """Return the contents of the first candidate."""
     found: list[tuple[Any, ...]] = []
     try:
         with _limit(LIMIT_S), _meta_tensors(), _observed(found):
             subject = replace(open_subject(load_task(f"{path}:Model", device="cpu")), target=H200)
             made = make_candidate(subject, Options())
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the module is foreign code
         return Plan(
             Counter(), Counter(), f"{type(error).__name__}: {str(error).splitlines()[0][:90]}"
         )
@@ -141,7 +141,7 @@ def _meta_tensors() -> Iterator[None]:
 
 @contextmanager
 def _limit(seconds: int) -> Iterator[None]:
-    """Raise TimeoutError after so many seconds."""
+    """Raise TimeoutError after this time."""
 
     def stop(*_: Any) -> None:
         raise TimeoutError(f"not planned after {seconds} s")

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils.benchmark import Timer
 
-from cuagent.expert.candidate import make_candidate
+from cuagent.expert.candidate import Options, make_candidate
 from cuagent.expert.capture.subject import open_subject
 from cuagent.task import load_task
 
@@ -94,7 +94,7 @@ def _line(case: str, device: str, folder: Path) -> str:
     torch.manual_seed(0)
     model = module.Model().eval().to(device)
     (x,) = (t.to(device) for t in module.get_inputs())
-    candidate = make_candidate(open_subject(load_task(f"{path}:Model", device=device)))
+    candidate = make_candidate(open_subject(load_task(f"{path}:Model", device=device)), Options())
     times = [_seconds(model, x), _seconds(torch.compile(model, dynamic=False), x)]
     if candidate is None:
         return " ".join(f"{t:10.3e}" for t in times) + "  no candidate"

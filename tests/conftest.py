@@ -1,13 +1,16 @@
 """Shared by all tests: one cache, Ctrl-C that works, and GPU tests deselected where there is none.
 
-Slow and long tests are deselected, too, unless `-m slow` or `-m long` asks for them.
+Slow and long tests are deselected, too, unless `-m slow` or `-m long` asks for them. `--share K/N`
+selects every N-th slow test of each file, others for each K, and those marked `always`.
 
 Deselected, never silently skipped: the closing line of pytest counts them.
 """
 
 from __future__ import annotations
 
+import compileall
 import fcntl
+import importlib.util
 import json
 import os
 import signal
@@ -16,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from shares import in_share
 from warm_python import warm_python
 
 if TYPE_CHECKING:
@@ -27,19 +31,36 @@ COMMAND = ("cuagent.cli.main", "cuagent.judge", "cuagent.record", "pydantic", "t
 """Modules that most commands import, besides torch."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    explained = "every N-th slow test of each file, others for each K"
+    parser.addoption("--share", default="0/1", metavar="K/N", help=explained)
+
+
 def pytest_configure() -> None:
-    """Restore Ctrl-C: processes that a shell starts in the background ignore it."""
+    """Restore Ctrl-C, which background processes of a shell ignore; compile torch's modules."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        _compile_torch()
+
+
+def _compile_torch() -> None:
+    """Write the bytecode of torch if pip did not: fork servers write none, and there are many."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None or not os.access(spec.origin, os.W_OK):
+        return
+    if not Path(importlib.util.cache_from_source(spec.origin)).exists():
+        compileall.compile_dir(Path(spec.origin).parent, maxlevels=20, quiet=2, workers=0)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     out = {mark for mark in ("slow", "long") if mark not in config.option.markexpr}
     if any("gpu" in item.keywords for item in items) and not _has_cuda():
         out.add("gpu")
-    left = [item for item in items if out & set(item.keywords)]
-    if left:
-        config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if not out & set(item.keywords)]
+    selected = [item for item in items if not out & set(item.keywords)]
+    selected = in_share(selected, config.option.share)
+    if left := set(items) - set(selected):
+        config.hook.pytest_deselected(items=list(left))
+        items[:] = selected
 
 
 @pytest.fixture(scope="session")

@@ -28,8 +28,9 @@ SMALL = 0.25
 """Largest difference of two figures in a coarse comparison, as a share of the bound."""
 BY_VALUE = (Reason.ACCEPTED, Reason.WRONG_VALUES, Reason.LESS_PRECISE, Reason.NOT_DETERMINISTIC)
 """Reasons whose detail contains figures of the draws."""
-SANITIZER_NOTES = ("compute-sanitizer", "data races")
-"""First words of notes from checks at record effort, which are not compared."""
+UNCOMPARED_NOTES = ("compute-sanitizer", "data races", "its text reads its surroundings")
+"""First words of notes that are not compared: they are of checks at record effort, or follow from
+the attempt's text."""
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
@@ -161,7 +162,7 @@ def _rule(name: str, said: RuleResult | None, found: RuleResult | None, coarse: 
 
 
 def _verifier_notes(verdict: Verdict) -> tuple[str, ...]:
-    return tuple(note for note in verdict.notes if not note.startswith(SANITIZER_NOTES))
+    return tuple(note for note in verdict.notes if not note.startswith(UNCOMPARED_NOTES))
 
 
 def _plausible(seconds: dict[str, float]) -> bool:

@@ -81,7 +81,8 @@ def optimize(
     if task is None and resumed is None:
         raise Refused("Missing argument 'TASK'; see cuagent optimize --help")
     given = {"model": model, "device": device, "precision": precision, "approval": approval}
-    given |= {"model_timeout": model_timeout}
+    kept_timeout = None if resumed is None else resumed.model_timeout
+    given |= {"model_timeout": model_timeout or kept_timeout}
     limits = {"max_steps": max_steps, "max_cost": max_cost, "max_time": max_time}
     settings = resolve_settings(given | limits | {"max_device_time": max_device_time}, trust)
     if module is not None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cuagent.task.task import Task
 
 
+MODEL_TIMEOUT = "--model-timeout"
 NEW_CONTRACT = "it began before torch's own settings became the baseline of its precision"
 
 
@@ -41,6 +42,8 @@ class ResumedRun:
     """Name of the model that answered last."""
     stop: str | None
     """Reason of the end; None if the log has no end."""
+    model_timeout: float | None = None
+    """Seconds that `--model-timeout` gave when the run began; None without that flag."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,17 @@ def find_resumable(name: str | None, run_dir: Path, *, trust: bool = False) -> R
         raise Refused(f"{task.path}: has changed since {folder.id} began; start a new run")
     model = next(r["model"] for r in reversed(records) if r["type"] in ("session", "resume"))
     end = end_record(records)
-    return ResumedRun(folder, task, model, end["stop"] if end else None)
+    return ResumedRun(
+        folder, task, model, end["stop"] if end else None, _model_timeout(records[0].get("config"))
+    )
+
+
+def _model_timeout(config: Any) -> float | None:
+    """Return the `--model-timeout` in the recorded settings of a run; None if it was not given."""
+    match config:
+        case {"model_timeout": int() | float() as seconds, "origins": {"model_timeout": origin}}:
+            return float(seconds) if origin == MODEL_TIMEOUT and seconds > 0 else None
+    return None
 
 
 def speaker(
@@ -139,7 +152,7 @@ def _stall(name: str, settings: Settings) -> float | None:
     """
     table = settings.endpoints.get(name.partition(":")[0], {})
     own = isinstance(table, Mapping) and "stall" in table
-    flag = settings.origins["model_timeout"] == "--model-timeout"
+    flag = settings.origins["model_timeout"] == MODEL_TIMEOUT
     return None if own and not flag else settings.model_timeout
 
 

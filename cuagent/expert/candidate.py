@@ -20,6 +20,8 @@ from cuagent.expert.convolutions import library as library_convolutions
 from cuagent.expert.convolutions import match as convolutions
 from cuagent.expert.convolutions import triton as convolution
 from cuagent.expert.convolutions.match import Convolution, with_convolutions
+from cuagent.expert.convolutions.pools import with_pools
+from cuagent.expert.convolutions.sums import sum_before_convolutions
 from cuagent.expert.convolutions.tiles import tiles as convolution_tiles
 from cuagent.expert.depthwise.match import with_depthwise
 from cuagent.expert.families import ANCHORS, generate
@@ -31,16 +33,19 @@ from cuagent.expert.lower import lower
 from cuagent.expert.module import FRESH, Call, ModuleText, Steps, TritonCall, render
 from cuagent.expert.products import operands as products
 from cuagent.expert.products import triton as matrix_product
-from cuagent.expert.products.match import Product, with_products
+from cuagent.expert.products.match import Product, with_products, with_split_operands
 from cuagent.expert.products.tiles import ranked
 from cuagent.expert.recurrences.groups import recurrence_groups
-from cuagent.expert.recurrences.match import with_recurrences
+from cuagent.expert.recurrences.match import with_layers, with_recurrences
 from cuagent.expert.rewrites import prepared_names, rewrite, share_equal
 from cuagent.expert.rules.gathers import settle_gathers
 from cuagent.expert.sharing import shared
 from cuagent.expert.streaming.fuse import Group, fuse
 from cuagent.expert.streaming.nest import NestError
 from cuagent.expert.widening import widen_products, widens
+
+CONVOLUTIONS = ("F.conv", "own F.conv")
+"""Prefixes of the calls of convolutions, those of each channel by itself excepted."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,8 @@ class Options:
     """CUDA: compute attention by own kernels also where the library has a call for it."""
     recurrences: bool = True
     """Compute loops over cells by one call; on the CPU also recurrent layers by own kernels."""
+    own_recurrences: bool = True
+    """CUDA: compute recurrent layers by own kernels where one fits."""
     merge: bool = False
     """Merge linear layers of the same input into one product."""
     constants: bool = True
@@ -66,6 +73,8 @@ class Options:
     convolutions: str = "own"
     """CUDA: compute convolutions by own kernels where they may be faster ("own"), or all by the
     library, in the layout as captured ("library") or in "channels_last"."""
+    split: bool = True
+    """CUDA: split the operands of large float32 products before the product."""
     tiles: int = 0
     """CUDA: rank of a product's tiles in the cost model."""
     compile: str = ""
@@ -102,6 +111,8 @@ class Candidate:
     """True if a kernel computes a matrix product or a convolution."""
     convolutions: int = 0
     """Convolutions, except those of each channel by itself."""
+    has_recurrences: bool = False
+    """True if a CUDA kernel computes all steps of a recurrent layer."""
 
 
 def make_candidate(subject: Subject, options: Options) -> Candidate | None:
@@ -114,6 +125,7 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
         constants = constant_values(captured) if options.constants else frozenset()
         before = share_equal(lower(captured, frozenset(keep), constants))
         graph = rewrite(before, fold=options.fold, merge=options.merge)
+        graph = sum_before_convolutions(graph) if options.fold else graph
         graph = with_depthwise(graph, subject.device, frozenset(keep))
         if widens(subject.device) if options.widen is None else options.widen:
             graph = widen_products(graph)
@@ -132,7 +144,9 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
         steps: Steps = fused
         if options.products:
             found = with_products(fused, graph, subject.target, frozenset(keep))
-            steps = with_kernels(with_convolutions(found, graph), graph, frozenset(keep))
+            steps = with_kernels(
+                with_pools(with_convolutions(found, graph), graph), graph, frozenset(keep)
+            )
         calls: dict[int, Call] = {}
         known: dict[str, KernelCall] = {}
         rejected: set[str] = set()
@@ -176,6 +190,9 @@ def _with_library_calls(
         found |= {"all steps of a recurrence in one call": names} if names else {}
         captured, names = with_loops(captured, subject.device, keep)
         found |= {"all steps of a loop in one kernel": names} if names else {}
+        if options.own_recurrences and subject.device == "cuda":
+            captured, names = with_layers(captured, subject.target)
+            found |= {"a kernel for all steps of each layer": names} if names else {}
     return captured, found
 
 
@@ -228,6 +245,7 @@ def _kernel_name(
     """Return a name from at most four captured operators, such as `linear_gelu_kernel`."""
     origins = [n.origin for n in group.nodes if n.origin] or ["cast"]
     words = list(dict.fromkeys(re.sub(r"_\d+$", "", origin) for origin in origins))
+    words += ["copy"] if isinstance(group, Convolution) and group.is_copy else []
     base = "_".join(words[:2] + words[-2:] if len(words) > 4 else words) + "_kernel"
     name, k = base, 2
     while name in taken:
@@ -258,9 +276,10 @@ def _triton(
         return graph.node(output).dtype
 
     if isinstance(step, Product):
+        step = with_split_operands(step, target) if options.split else step
         text = matrix_product.render(name, step, dtype_of)
         sizes = (step.rows, step.columns, step.node.dtype, target.processors, step.batch)
-        tiles = ranked(*sizes)
+        tiles = ranked(*sizes, step.split)
         tile = tiles[min(options.tiles, len(tiles) - 1)]
         return TritonCall(name, text, step, partial(matrix_product.launch, name, step, tile))
     found = convolution_tiles(step, target.processors)
@@ -272,6 +291,8 @@ def _triton(
 
 def _title(group: Group | Product | Convolution | AttentionStep) -> str:
     words = list(dict.fromkeys(n.origin for n in group.nodes if n.origin)) or ["cast"]
+    if isinstance(group, Convolution) and group.is_copy:
+        return f"Input of {words[0]} in channels-last layout."
     return f"{' -> '.join(words)} in one kernel."
 
 
@@ -353,5 +374,8 @@ def _assemble(
         library=tuple(name for group in library.values() for name in group),
         constants=_computed_once(graph),
         has_products=has_products,
-        convolutions=sum(n.op.startswith(("F.conv", "own F.conv")) for n in graph.nodes),
+        convolutions=len({n.origin for n in graph.nodes if n.op.startswith(CONVOLUTIONS)}),
+        has_recurrences=any(
+            k.group.family == "recurrences" and k.path.endswith(".cu") for k in kernels
+        ),
     )

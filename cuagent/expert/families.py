@@ -16,15 +16,17 @@ from cuagent.expert.kernel import KernelCall, Request
 FAMILIES = {
     "streaming": "elementwise operations and reductions, in one loop nest",
     "scans": "cumulative sums and products",
+    "scatters": "sums and extremes of rows by index (CPU)",
     "pooling": "extremes and means of windows; interpolation",
     "loops": "all steps of a loop that updates a state elementwise",
     "depthwise": "convolutions of each channel by itself",
-    "recurrences": "all steps of a recurrent cell (CPU)",
+    "recurrences": "all steps of a recurrent cell",
 }
 """Folders under `cuagent.expert`, with what their kernels compute."""
 
 ANCHORS = {
     Kind.SCAN: "scans",
+    Kind.SCATTER: "scatters",
     Kind.POOL: "pooling",
     Kind.RESAMPLE: "pooling",
     Kind.DEPTHWISE: "depthwise",

@@ -18,6 +18,7 @@ from cuagent.expert.attention.kernel import AttentionStep
 from cuagent.expert.convolutions.match import Convolution
 from cuagent.expert.graph.graph import FLOATS, ITEM_BYTES, Graph, Kind, Node
 from cuagent.expert.kernel import KernelCall
+from cuagent.expert.products.expressions import functions_of
 from cuagent.expert.products.match import Product
 from cuagent.expert.products.triton import HEADER
 from cuagent.expert.rules.library import literal
@@ -113,6 +114,7 @@ class _Module:
             *loads,
             "",
             "",
+            *functions_of(products),
             *(line for text in products for line in (*text.splitlines(), "", "")),
             *(self._compiled() if parts.compile else []),
             f"class ModelNew({base}):",
@@ -378,7 +380,8 @@ class _Module:
         listed = "".join(f"\n        {self.parts.attribute(n.op)}," for n in sources)
         name = self._name
         body = [
-            f"{name(n.name)} = {self.parts.attribute(n.op)}{'.double()' if n.dtype in FLOATS else ''}"
+            f"{name(n.name)} = {self.parts.attribute(n.op)}"
+            + (".double()" if n.dtype in FLOATS else "")
             for n in sources
         ]
         for node in chain:
@@ -421,7 +424,6 @@ class _Module:
             f'        self.__dict__["{self.cache}"] = known',
             "    return known[1]",
         ]
-
 
     def _as_in_reference(self, name: str) -> str:
         """Return a prepared value in its own dtype; others are in fp64 until they are stored."""

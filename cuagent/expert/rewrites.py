@@ -100,9 +100,15 @@ PREPARATIONS = {SUM_FEATURES, SUM_BIAS}
 """Library calls that rewrites apply to parameters."""
 
 
+GROUPED = re.compile(r"groups=(?!1\b)")
+"""Several groups of a convolution."""
+
+
 def is_contraction(node: Node) -> bool:
     """Return True for a linear layer or a convolution."""
     layers = ("F.linear(", "F.conv1d(", "F.conv2d(", "F.conv3d(")
+    if node.op.startswith("F.conv_transpose") and not GROUPED.search(node.op):
+        return node.kind is Kind.LIBRARY
     return node.kind is Kind.LIBRARY and node.op.startswith(layers)
 
 
@@ -255,6 +261,8 @@ def _folded(graph: Graph, layer: Node, user: Node, other: Operand) -> Graph:
         column = flat
         if isinstance(flat, str):
             shape = (size,) + (1,) * (len(weight.shape) - 1)
+            if layer.op.startswith("F.conv_transpose"):
+                shape = (1, size, *shape[2:])
             column = add("view", (flat,), shape, "factor_column")
         new_weight = add(user.op, (weight.name, column), weight.shape, "weight")
         if bias is not None:

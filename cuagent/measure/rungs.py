@@ -61,7 +61,7 @@ class Ladder:
     """The rungs of one task on one device."""
 
     task: str
-    """Digest."""
+    """Digest of the task."""
     precision: str
     device: str
     versions: dict[str, str]

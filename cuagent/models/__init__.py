@@ -107,8 +107,9 @@ def _served(
 
 
 def _expert(task: Task | None) -> Model:
+    from cuagent.expert.search.tuning import folder_of_user
     from cuagent.models.expert import ExpertModel
 
     if task is None:
         raise ModelError("the expert needs a task")
-    return ExpertModel(task)
+    return ExpertModel(task, folder_of_user())

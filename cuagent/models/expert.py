@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.expert.search.planner import Bounds, Outcome, Proposal, best_of, propose
 from cuagent.expert.search.progress import Progress, read_progress
+from cuagent.expert.search.tuning import Memory, recalled, remember
 from cuagent.models.model import Finish, Message, OnText, Reply, ToolCall, ToolSpec
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cuagent.expert.candidate import Candidate
     from cuagent.expert.capture.subject import Subject
     from cuagent.task import Task
@@ -35,8 +38,10 @@ class ExpertModel:
 
     name = "expert"
 
-    def __init__(self, task: Task) -> None:
-        self._task = task
+    def __init__(self, task: Task, tuning: Path | None = None) -> None:
+        """`tuning` is the folder with memories of earlier runs; without it nothing is kept."""
+        self._task, self._tuning = task, tuning
+        self._memory: Memory | None = None
         self._subject: Subject | None = None
         self._problem = ""
         self._proposals: dict[tuple[int, int], Proposal | None] = {}
@@ -50,6 +55,7 @@ class ExpertModel:
     ) -> Reply:
         """Return the next step of the plan; accept any result of a tool."""
         tool_names = {tool.name for tool in tools}
+        recorded = self._memory = _recorded(messages)
         text, calls = self._next(read_progress(messages, self._proposal), tool_names)
         for piece in re.findall(r"\S*\s|\S+", text):
             on_text(piece, "text")
@@ -60,14 +66,21 @@ class ExpertModel:
             if not tool_names or name in tool_names
         )
         finish = Finish.TOOL_CALLS if tool_calls else Finish.STOP
-        return Reply(Message("assistant", text, tool_calls, sampled=True), finish, cost=0.0)
+        # The memory is a part of the run, which a later one may change.
+        data = {"tuning": self._memory.to_json()} if self._memory and recorded is None else {}
+        message = Message("assistant", text, tool_calls, sampled=True, data=data)
+        return Reply(message, finish, cost=0.0)
 
     def _proposal(self, outcomes: Sequence[Outcome], bounds: Bounds) -> Proposal | None:
         # The planner is deterministic, outcomes are only appended, and profiles only added.
         key = len(outcomes), sum(o.own_share is not None for o in outcomes)
         if key not in self._proposals:
             subject = self._open()
-            self._proposals[key] = propose(subject, outcomes, bounds) if subject else None
+            if subject and self._memory is None:
+                self._memory = recalled(subject, self._tuning)
+            memory = self._memory or Memory()
+            found = propose(subject, outcomes, bounds, memory) if subject else None
+            self._proposals[key] = found
         return self._proposals[key]
 
     def _open(self) -> Subject | None:
@@ -105,6 +118,8 @@ class ExpertModel:
         return _try_proposal(proposal, progress)
 
     def _finish(self, progress: Progress) -> tuple[str, list[Call]]:
+        if self._subject:
+            remember(self._subject, self._tuning, progress.outcomes)
         best = best_of([o for o in progress.outcomes if o.attempt not in progress.refused])
         failure = f"I stop, because a tool failed ({progress.failure}). "
         prefix = failure if progress.failures else ""
@@ -123,6 +138,15 @@ class ExpertModel:
             text = f"Attempt {best.attempt} is the best: {figures}. I submit it."
             message = "; ".join([figures, *best.candidate.notes])
         return prefix + text, [("submit", {"attempt": best.attempt, "message": message})]
+
+
+def _recorded(messages: Sequence[Message]) -> Memory | None:
+    """Return the memory with which a run began; None before its first candidate."""
+    found = next((m.data["tuning"] for m in messages if "tuning" in m.data), None)
+    if found is not None:
+        return Memory.from_json(found)
+    begun = any(call.name == "compile" for m in messages for call in m.tool_calls)
+    return Memory() if begun else None
 
 
 def _try_proposal(proposal: Proposal, progress: Progress) -> tuple[str, list[Call]]:

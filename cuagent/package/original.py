@@ -87,7 +87,7 @@ def _carry_over(guarded: Any, original: nn.Module) -> None:
 
 
 def _construct(guarded: Any) -> nn.Module:
-    """Construct the original. Raises RuntimeError if its state has other forms than ours."""
+    """Construct the original. Raises RuntimeError if its state has other shapes."""
     args, named = guarded._arguments
     make = original_class(guarded.folder, guarded.reference, guarded._facts())
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()

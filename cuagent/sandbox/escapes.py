@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 Targets = dict[str, Any]
-"""Targets by name. secret, verifier, neighbour, readable, closed: files; shared: name in /dev/shm;
-tcp, udp: ports; abstract: socket name; socket, datagrams: socket files; parent: pid; uid; fd;
-most: processes; largest: bytes; scratch: the writable folder."""
+"""Targets by name. secret, verifier, neighbour, readable, closed: files; attribute: of secret;
+shared: name in /dev/shm; segment: number of a System V segment; queue: name; tcp, udp: ports;
+abstract: socket name; socket, datagrams: socket files; parent: pid; uid; fd; most: processes;
+largest: bytes; scratch: the writable folder."""
 
 
 def read_secret(t: Targets) -> str:
@@ -77,6 +78,29 @@ def change_owner(t: Targets) -> str:
 def set_attribute(t: Targets) -> str:
     os.setxattr(t["verifier"], "user.cuagent", b"was here")
     return "set"
+
+
+def read_attribute(t: Targets) -> str:
+    """Read an extended attribute, such as a download's address, of a file that is not readable."""
+    return os.getxattr(t["secret"], t["attribute"]).decode()
+
+
+def join_segment(t: Targets) -> str:
+    """Map a System V segment of the same user by its number, which it is easy to guess."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.shmat.restype = ctypes.c_void_p
+    address = libc.shmat(t["segment"], None, 0)
+    if address in (None, ctypes.c_void_p(-1).value):
+        raise OSError(ctypes.get_errno(), "shmat")
+    return ctypes.string_at(address).decode()
+
+
+def remove_queue(t: Targets) -> str:
+    """Remove a message queue of the same user by its name."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(241 if os.uname().machine == "x86_64" else 181, t["queue"].encode()):
+        raise OSError(ctypes.get_errno(), "mq_unlink")
+    return "removed"
 
 
 def change_library_mode(t: Targets) -> str:
@@ -327,6 +351,9 @@ ESCAPES: tuple[Callable[[Targets], str], ...] = (
     change_times,
     change_owner,
     set_attribute,
+    read_attribute,
+    join_segment,
+    remove_queue,
     change_library_mode,
     stat_closed,
     watch_tmp,

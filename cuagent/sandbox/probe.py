@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,6 +29,8 @@ PROCESSES, LARGEST = 32, 1 << 20
 WITHOUT_VIEW = frozenset({"stat_closed"})
 """Escapes that succeed if a process cannot get its own file system view. They reveal names outside
 the sandbox, but no content; the tier is still used, and its stamp states it."""
+ATTRIBUTE = "user.cuagent"
+"""Name of an extended attribute."""
 DEADLINE = 20.0
 """Seconds that a probe may take; it usually takes less than one."""
 
@@ -163,6 +165,7 @@ def _targets() -> Iterator[tuple[dict[str, object], Path, int]]:
             "abstract": outside.name,
             "socket": str(outside / "socket"),
             "datagrams": str(outside / "datagrams"),
+            **_objects(stack, files["secret"], outside.name),
             "fd": secret.fileno(),
             "parent": os.getpid(),
             "uid": os.getuid(),
@@ -170,3 +173,32 @@ def _targets() -> Iterator[tuple[dict[str, object], Path, int]]:
             "largest": LARGEST,
         }
         yield targets, scratch, secret.fileno()
+
+
+def _objects(stack: ExitStack, secret: Path, name: str) -> dict[str, object]:
+    """Create an extended attribute, a System V segment and a message queue, where this machine has
+    them."""
+    import ctypes
+
+    found: dict[str, object] = {}
+    with suppress(OSError):
+        os.setxattr(secret, ATTRIBUTE, b"attribute")
+        found["attribute"] = ATTRIBUTE
+    libc = ctypes.CDLL(None)
+    private, create, remove, owner_only = 0, 0o1000, 0, 0o600  # as in <sys/ipc.h>
+    libc.shmat.restype = ctypes.c_void_p
+    segment = libc.shmget(private, 4096, create | owner_only)
+    if segment >= 0:
+        stack.callback(libc.shmctl, segment, remove, None)
+        address = ctypes.c_void_p(libc.shmat(segment, None, 0))
+        ctypes.memmove(address, b"segment", 8)
+        libc.shmdt(address)
+        found["segment"] = segment
+    with suppress(OSError, AttributeError):
+        queues = ctypes.CDLL("librt.so.1")
+        queue = queues.mq_open(f"/{name}".encode(), os.O_CREAT, owner_only, None)
+        if queue >= 0:
+            os.close(queue)
+            stack.callback(queues.mq_unlink, f"/{name}".encode())
+            found["queue"] = name
+    return found

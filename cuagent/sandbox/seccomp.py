@@ -45,7 +45,16 @@ DENIED: dict[str, tuple[int, int | None, str]] = {
     "shmget": (29, 194, "System V objects outlive the process and are found by number"),
     "msgget": (68, 186, "as above"),
     "semget": (64, 190, "as above"),
+    "shmat": (30, 196, "the user's other processes have such objects; their numbers are small"),
+    "shmctl": (31, 195, "as above"),
+    "msgsnd": (69, 189, "as above"),
+    "msgrcv": (70, 188, "as above"),
+    "msgctl": (71, 187, "as above"),
+    "semop": (65, 193, "as above"),
+    "semtimedop": (220, 192, "as above"),
+    "semctl": (66, 191, "as above"),
     "mq_open": (240, 180, "message queues outlive the process"),
+    "mq_unlink": (241, 181, "removes another process's queue by name"),
     "mount": (165, 40, "changes what a path means"),
     "umount2": (166, 39, "as above"),
     "open_tree": (428, 428, "as above"),
@@ -110,10 +119,16 @@ METADATA: dict[str, tuple[int | None, int | None, int]] = {
     "lremovexattr": (198, 15, errno.EOPNOTSUPP),
     "fremovexattr": (199, 16, errno.EOPNOTSUPP),
     "removexattrat": (466, 466, errno.EOPNOTSUPP),
+    "getxattr": (191, 8, errno.EOPNOTSUPP),
+    "lgetxattr": (192, 9, errno.EOPNOTSUPP),
+    "getxattrat": (464, 464, errno.EOPNOTSUPP),
+    "listxattr": (194, 11, errno.EOPNOTSUPP),
+    "llistxattr": (195, 12, errno.EOPNOTSUPP),
+    "listxattrat": (465, 465, errno.EOPNOTSUPP),
     "file_setattr": (469, 469, errno.EOPNOTSUPP),
 }
-"""Changes of metadata. They are blocked if the process has no file system view, because Landlock
-does not restrict them and a filter cannot see which file is meant."""
+"""Changes of metadata, and reads of extended attributes. They are blocked if the process has no
+file system view: Landlock does not restrict them, and a filter cannot see which file is meant."""
 CLONE3 = 435
 CLONE, IOCTL, PRLIMIT, PRCTL = (56, 16, 302, 157) if X86 else (220, 29, 261, 167)
 SOCKET, CONNECT, SOCKETPAIR, FCNTL = (41, 42, 53, 72) if X86 else (198, 203, 199, 25)
@@ -136,7 +151,7 @@ def program(*, network: bool, gpu: bool = False, metadata: bool = False) -> byte
     """Return the filter as an array of `struct sock_filter`.
 
     `network` allows all sockets, `gpu` the sockets that CUDA needs to start, `metadata` changes of
-    modes, times, owners and attributes of files.
+    modes, times and owners of files, and their extended attributes.
     """
     code = [
         _op(LOAD, 4),

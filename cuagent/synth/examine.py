@@ -58,7 +58,7 @@ class Order:
     exact_labels: bool = True
     """False if operators that run may be missing from the labels."""
     solve: bool = True
-    """False to keep the batch size and to ignore the time."""
+    """True to choose the batch size by the measured time; False to keep it."""
 
     def write(self, folder: Path) -> None:
         (folder / ORDER).write_text(json.dumps(asdict(self)), encoding="utf-8")

@@ -77,7 +77,7 @@ def _left(
     glyphs: Glyphs,
     tick: int | None,
 ) -> list[Text]:
-    """Return the figures, then the current activity; exactly `height` lines."""
+    """Return the left column: the run's figures above its current activity, `height` lines."""
     figures = status.parts(seconds)
     activity = wrap(status.activity, width)[:2] if status.activity else []
     spin = "" if tick is None else glyphs.spinner[tick % len(glyphs.spinner)] + " "

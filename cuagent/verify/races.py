@@ -1,7 +1,7 @@
 """Look for data races between the threads of an accepted CPU candidate, before a claim.
 
 The sources are compiled again with a runtime that waits before some writes and reports a value that
-another thread changes meanwhile (`build/races.h`). A process of its own makes a few calls on the
+another thread changes meanwhile (`build/races.h`). A separate process makes a few calls on the
 task's own inputs. It finds mistakes and no cheats, as compute-sanitizer does on a GPU.
 
 Not covered: a read that races with a write; compiled code outside the attempt's sources. The
@@ -92,12 +92,12 @@ def _found(referee: Referee, attempt: Attempt) -> tuple[str, str]:
         referee.make_room()
     _, _, rest = printed.partition(MARK)
     named = rest.split("\n", 1)[0].removeprefix("./").strip()
-    source = next((s for s in attempt.kernels if s.endswith(f"/{named}")), named) if rest else ""
-    return source, failure
+    source = next((s for s in attempt.kernels if s.endswith(f"/{named}")), "a kernel")
+    return (source if rest else ""), failure
 
 
 def _printed(referee: Referee, session: Session) -> str:
-    """Make calls on the inputs of the last draw and return what the process printed so far.
+    """Make calls on the inputs of the last draw. Return all text that the process printed.
 
     Raises SessionEnded.
     """

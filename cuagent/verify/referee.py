@@ -26,6 +26,7 @@ from cuagent.sandbox import Policy, Tier, harden, probe_forked, stamp
 from cuagent.task import Device, Precision, Task, TaskError
 from cuagent.task.settings import baseline_settings
 from cuagent.verdict import Reason, RuleResult, Verdict
+from cuagent.verify import surroundings
 from cuagent.verify.batch import Batch
 from cuagent.verify.context import LOGIC_SPREAD_S, VerifyContext
 from cuagent.verify.domain import Domain, domain_of
@@ -226,7 +227,7 @@ class Referee:
             draws=tuple(tally.draws),
             tier=self._stamp(),
             seconds=dict(tally.seconds),
-            notes=tally.notes(),
+            notes=(*tally.notes(), *filter(None, [surroundings.note(attempt)])),
             seeds=tuple(seeds.drawn),
             perturbations=tuple(tally.perturbations),
             output=attempt.with_display_name(output),

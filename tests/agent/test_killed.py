@@ -93,6 +93,7 @@ def cut(run: Run, at: int, place: Path) -> tuple[RunFolder, list[dict[str, Any]]
 
 @settings(max_examples=CASES, deadline=None)
 @given(share=st.floats(0, 1))
+@pytest.mark.slow
 def test_log_cut_at_any_byte_can_be_resumed(whole: Run, share: float) -> None:
     at = int(share * whole.folder.log.stat().st_size)
     folder, before = cut(whole, at, whole.folder.path.parent / "cut")

@@ -133,6 +133,7 @@ def test_plan_puts_ours_before_and_after_each_other_tool() -> None:
     assert len(gates._plan(["loss", "mlp"], [], 2)) == 10
 
 
+@pytest.mark.slow
 def test_missing_tool_did_not_end(tmp_path: Path) -> None:
     example, attempt = (folder / "loss" for folder in (turnaround.EXAMPLES, turnaround.ATTEMPTS))
     row = peers.kernelbench(tmp_path, example.with_suffix(".py"), attempt)
@@ -206,6 +207,7 @@ def test_file_of_another_machine_is_left_unchanged(
     assert "gates.json" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_command_continues_a_file_and_hides_local_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from commands import Cuagent
 
 TASK = """
@@ -22,6 +23,7 @@ def get_init_inputs():
 """
 
 
+@pytest.mark.slow
 def test_a_verdict_holds_from_its_file_alone_and_a_file_that_lies_does_not(
     cuagent: Cuagent, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from cuagent.agent import TOOLS, Stop
 from cuagent.agent.tools import ToolError, ToolResult
 from cuagent.cli.approval import approved
 from cuagent.cli.interactive import to_the_end
+from cuagent.cli.session import find_resumable
 from cuagent.events import Phase, RunEnded
 
 pytestmark = pytest.mark.slow
@@ -244,6 +245,15 @@ def test_a_limit_says_how_to_go_on_with_a_wider_one(cuagent: Cuagent, folder: Pa
     assert done.returncode == 0
     assert "step limit; continue with: cuagent optimize --resume " in done.stderr
     assert done.stderr.rstrip().endswith("--max-steps 2")
+
+
+def test_continued_run_keeps_the_time_out_of_its_model(cuagent: Cuagent, folder: Path) -> None:
+    model = script(folder, bash("ls"), SUBMIT)
+    for flags, kept in ((["--model-timeout", "20m"], 1200.0), ([], None)):
+        done = cuagent("optimize", "task.py", "--model", model, "--max-steps", "1", *flags)
+        assert done.returncode == 0, done.stderr
+        newest = find_resumable(None, folder / ".cuagent" / "runs", trust=True)
+        assert newest.model_timeout == kept
 
 
 def test_command_needing_approval_is_rejected_without_a_user() -> None:

@@ -80,6 +80,7 @@ def test_a_bad_argument_gets_one_line_and_code_2(
     assert sorted(tmp_path.rglob("*")) == before, "something was left behind"
 
 
+@pytest.mark.slow
 def test_a_task_without_one_right_answer_is_refused_before_any_work(
     cuagent: Cuagent, tmp_path: Path
 ) -> None:

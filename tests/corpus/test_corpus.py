@@ -1,8 +1,9 @@
 """Judge exploits, honest candidates and seeded bugs with cuagent's own judge.
 
 This module runs a sample that takes minutes: every exploit that needs no timing, and a share of all
-others. `python benchmarks/corpus.py` runs all candidates. A known fault of the judge is an expected
-failure with its reason, and passes when the fault is fixed.
+others. With `--share K/N` the share is N times smaller, and another one for each K, so that a
+sequence of CI runs takes every candidate. `python benchmarks/corpus.py` runs all of them at once. A
+known fault of the judge is an expected failure with its reason, and passes when the fault is fixed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from math import lcm
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from judging import CorpusJudges, is_safe, open_judges, outcome_of
 
 from cuagent.arms import EAGER
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.always]
 
 STRIDES = {"timed": 4, "honest": 3, "bug": 20, "equivalent": 2}
 """One in this many candidates of each kind is in the sample; of other kinds, all are."""
@@ -34,14 +36,14 @@ def _kind(candidate: Candidate) -> str:
     return "equivalent" if equivalent else candidate.kind
 
 
-def _sample() -> list[Candidate]:
+def sample(first: int, share: int) -> list[Candidate]:
     """Choose candidates; they are counted over all tasks, so that the share is exact."""
     chosen, seen = [], dict.fromkeys(STRIDES, 0)
     for candidate in everything():
         kind = _kind(candidate)
         if kind in STRIDES:
             seen[kind] += 1
-            if seen[kind] % STRIDES[kind] != 1:
+            if (seen[kind] - 1 - first) % (STRIDES[kind] * share):
                 continue
         chosen.append(candidate)
     return chosen
@@ -52,7 +54,10 @@ def _parameter(candidate: Candidate) -> Any:
     return pytest.param(candidate, id=f"{candidate.kind}-{candidate.name}", marks=gpu_marks)
 
 
-CASES = _sample()
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "candidate" in metafunc.fixturenames:
+        first, share = map(int, metafunc.config.getoption("--share").split("/"))
+        metafunc.parametrize("candidate", [_parameter(c) for c in sample(first, share)])
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +66,6 @@ def opened() -> Iterator[CorpusJudges]:
         yield opened
 
 
-@pytest.mark.parametrize("candidate", [_parameter(candidate) for candidate in CASES])
 def test_candidate_gets_the_expected_outcome(
     opened: CorpusJudges, candidate: Candidate, python: list[str]
 ) -> None:
@@ -71,6 +75,14 @@ def test_candidate_gets_the_expected_outcome(
     if not outcome.right and candidate.open:
         pytest.xfail(candidate.open)
     assert outcome.right, f"{candidate.what} {outcome.word}: {outcome.detail}"
+
+
+def test_shares_have_each_candidate_equally_often() -> None:
+    shares = lcm(*STRIDES.values()) * 2
+    times = Counter(id(c) for first in range(shares) for c in sample(first, 2))
+    for candidate in everything():
+        expected = shares // (2 * stride) if (stride := STRIDES.get(_kind(candidate))) else shares
+        assert times[id(candidate)] == expected, candidate.name
 
 
 def test_corpora_have_the_promised_sizes() -> None:

@@ -1,4 +1,6 @@
 // CUDA on the CPU for tests: each thread of a block is a fiber, and blocks run one after another.
+// The blocks of a cluster run together and have one shared memory: it models arrays of which every
+// block writes the same elements to all blocks.
 // Covered: what generated kernels use (barriers of a block, shuffles of full warps, shared memory).
 #pragma once
 #include <ucontext.h>
@@ -13,13 +15,18 @@
 #define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(threads)
+#define __cluster_dims__(x, y, z)
+#ifndef CLUSTER_SIZE
+#define CLUSTER_SIZE 1
+#endif
 #define __shared__ static
 #define threadIdx (fibers[running].index)
-#define blockIdx block_index
+#define blockIdx (fibers[running].block)
 #define blockDim block_size
 typedef void* cudaStream_t;
 inline float reciprocal_root(float x) { return 1.f / std::sqrt(x); }
 #define rsqrt reciprocal_root
+#define __expf expf
 inline float __int_as_float(int bits) {
   float x;
   std::memcpy(&x, &bits, 4);
@@ -47,7 +54,7 @@ struct Barrier {
 struct Fiber {
   ucontext_t context;
   std::vector<char> stack;
-  dim3 index;
+  dim3 index, block;
   bool done;
 };
 
@@ -83,6 +90,11 @@ static float __shfl_up_sync(unsigned, float value, int step) {
   return exchange(value, lane < step ? lane : lane - step);
 }
 
+// The barrier of all threads that run together is that of the cluster.
+static void store_remote(float* to, int, float value) { *to = value; }
+static void cluster_arrive() {}
+static void cluster_wait() { wait_at(block); }
+
 static void run_thread() {
   thread_body();
   fibers[running].done = true;
@@ -92,8 +104,8 @@ static void run_thread() {
   }
   swapcontext(&fibers[running].context, &scheduler);
 }
-static void run_block() {
-  const int threads = block_size.x * block_size.y;
+static void run_blocks() {
+  const int each = block_size.x * block_size.y, threads = each * CLUSTER_SIZE;
   fibers.resize(threads);
   slots.assign(threads + 32, 0.f);
   warps.assign(threads / 32 + 1, Barrier());
@@ -101,7 +113,8 @@ static void run_block() {
   for (int t = 0; t < threads; ++t) {
     Fiber& fiber = fibers[t];
     fiber.done = false;
-    fiber.index = dim3(t % block_size.x, t / block_size.x, 0);
+    fiber.index = dim3(t % block_size.x, t % each / block_size.x, 0);
+    fiber.block = dim3(block_index.x + t / each, block_index.y, 0);
     fiber.stack.resize(1 << 16);
     getcontext(&fiber.context);
     fiber.context.uc_stack.ss_sp = fiber.stack.data();
@@ -120,9 +133,9 @@ static void launch(dim3 grid, dim3 size, std::function<void()> body) {
   thread_body = body;
   block_size = size;
   for (unsigned y = 0; y < grid.y; ++y) {
-    for (unsigned x = 0; x < grid.x; ++x) {
+    for (unsigned x = 0; x < grid.x; x += CLUSTER_SIZE) {
       block_index = dim3(x, y, 0);
-      run_block();
+      run_blocks();
     }
   }
 }

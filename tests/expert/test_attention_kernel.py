@@ -82,6 +82,7 @@ def generate(tmp_path: Path) -> Callable[..., Candidate | None]:
     return generate
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
 def test_attention_that_the_library_cannot_compute_is_a_kernel(generate, name):
     module = generate(text_of(KERNELS[name])).files["model_new.py"]
@@ -110,6 +111,7 @@ def test_few_rows_split_the_keys_and_many_do_not(generate):
     assert "_joined[" not in generate(text_of(KERNELS["softcap"])).files["model_new.py"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (12, 0)])
 def test_tiles_fit_into_shared_memory_of_the_device(generate, capability):
     inputs = ", ".join(["torch.randn(1, 8, 512, 128)"] * 3)
@@ -127,6 +129,7 @@ def test_other_tiles_are_other_candidates(generate):
     assert len(texts) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.parametrize("target", [HOPPER, SMALL], ids=["split", "whole"])
 @pytest.mark.parametrize("dtype", ["torch.float32", "torch.float16"])

@@ -94,6 +94,7 @@ def candidate_of(path, text: str, target: Target):
     return make_candidate(replace(subject, target=target), Options())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_convolution_and_all_around_it_are_one_kernel(tmp_path, name, device):

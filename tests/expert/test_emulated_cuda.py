@@ -16,6 +16,7 @@ import test_gathers as gathers  # type: ignore[import-not-found]
 import test_loops as loops  # type: ignore[import-not-found]
 import test_pooling as pooling  # type: ignore[import-not-found]
 import test_products as products  # type: ignore[import-not-found]
+import test_recurrences as recurrences  # type: ignore[import-not-found]
 import test_reductions as reductions  # type: ignore[import-not-found]
 import test_scans as scans  # type: ignore[import-not-found]
 import torch
@@ -36,10 +37,12 @@ LAUNCH = re.compile(r"(\w+)<<<(.*), 0, stream>>>\((.*)\);")
 def emulated(path: str) -> SimpleNamespace:
     """Load a `.cu` file relative to the caller, as a library for the CPU."""
     source = Path(sys._getframe(1).f_globals["__file__"]).parent / path
-    text = LAUNCH.sub(_launch, source.read_text())
+    text = LAUNCH.sub(_launch, source.read_text()).replace('#include "cluster_cuda.h"\n', "")
+    cluster = re.search(r"__cluster_dims__\((\d+)", text)
     target, library = source.with_suffix(".cpp"), source.with_suffix(".so")
     target.write_text(f'#include "{Path(__file__).parent / "emulated.h"}"\n{text}')
     options = ["-O1", "-w", "-std=c++17", "-fPIC", "-shared"]
+    options += [f"-DCLUSTER_SIZE={cluster[1]}"] if cluster else []
     command = ["g++", *options, "-o", str(library), str(target)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -110,12 +113,27 @@ def test_emulated_threads_of_a_channel_share_its_lanes(tmp_path, monkeypatch, wi
     assert f"WIDTH = {width}, ITEMS = {16 // width}" in text
 
 
-def check(tmp_path, monkeypatch, text, options):
+RECURRENCES = {
+    **recurrences.LOOPS,
+    **recurrences.LAYERS,
+    "wide gru": ("self.r = nn.GRU(6, 150)", "return self.r(x)[0]", "torch.randn(5, 9, 6)"),
+}
+
+
+@pytest.mark.parametrize("name", RECURRENCES)
+def test_emulated_recurrence_agrees_with_reference(tmp_path, monkeypatch, name):
+    text = recurrences.text_of(*RECURRENCES[name])
+    target = Target("cuda", (9, 0), 132)
+    candidate = check(tmp_path, monkeypatch, text, Options(products=False), target)
+    assert candidate.has_recurrences
+
+
+def check(tmp_path, monkeypatch, text, options, target=Target("cuda")):
     """Compare the emulated candidate of a task with its reference, and return it."""
     path = tmp_path / "task.py"
     path.write_text(text)
     subject = open_subject(load_task(f"{path}:Model", device="cpu"))
-    subject = replace(subject, target=Target("cuda"))
+    subject = replace(subject, target=target)
     candidate = make_candidate(subject, options)
     assert candidate is not None
     for file, content in candidate.files.items():

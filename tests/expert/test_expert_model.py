@@ -95,6 +95,7 @@ def test_expert_submits_fastest_accepted_attempt(task):
     assert names(acts)[:2] == ["profile", "write"]
 
 
+@pytest.mark.slow
 def test_resumed_run_equals_uninterrupted_run(task):
     verdicts = [accepted(1, 1.3), accepted(2, 1.6), accepted(3, 1.0)]
     uninterrupted = converse(task, answers_with(verdicts))
@@ -183,6 +184,7 @@ def test_failed_verify_call_is_repeated_once(task):
     assert acts[-1][1]["attempt"] == 1
 
 
+@pytest.mark.slow
 def test_run_submits_best_attempt_after_two_failed_verify_calls(task):
     def answer(tool, count):
         if tool == "verify" and count > 1:
@@ -277,6 +279,7 @@ def test_no_other_schedule_is_tried_far_from_the_best_rung(on_cuda):
     )
 
 
+@pytest.mark.slow
 def test_no_other_schedule_is_tried_if_the_time_is_in_libraries(on_cuda):
     verdict, bounds = accepted(1, 1.0), Bounds(**BOUNDS)
     assert tries(on_cuda, verdict, bounds, 0.01) < tries(on_cuda, verdict, bounds, 0.9)

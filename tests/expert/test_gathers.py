@@ -8,6 +8,8 @@ from agreement import assert_agrees  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options
 
+pytestmark = pytest.mark.slow
+
 BODIES = {
     "embedding and position": "return self.norm(self.tokens(ids) + self.places)",
     "scaled embedding": "return self.tokens(ids) * 3 + 1",
@@ -20,6 +22,7 @@ BODIES = {
     "bags": "return F.embedding_bag(ids, self.others.weight) * 2",
     "summed bags": "return self.norm(F.embedding_bag(ids, self.tokens.weight, mode='sum'))",
     "rows": "return x[ids].exp() * 2",
+    "indices as numbers": "return x[ids].exp() * (ids.float()[..., None, None] + 1)",
     "columns": "return x[:, ids[0]] * 2 + 1",
     "the last dimension": "return torch.index_select(x, 2, ids[0] % 4).tanh() + 1",
     "softmax of rows": "return torch.softmax(torch.index_select(x, 0, ids[0]) * 2, -1)",
@@ -96,3 +99,13 @@ def test_index_out_of_range_gives_nan_and_reads_nothing(make, name, wraps):
     assert wrong[1, 2]
     assert bool(wrong[3, 6]) is not wraps
     assert int(wrong.sum()) == (2 if wraps else 3)
+
+
+def test_bags_of_a_part_of_the_indices_are_read_in_place(make):
+    text = text_of("bags").replace(
+        BODIES["bags"],
+        "return F.embedding_bag(ids.view(2, 2, 7)[:, 1], self.others.weight, mode='sum') * 2",
+    )
+    made = make(text, "Model")
+    assert "clone" not in made.candidate.files["model_new.py"].split("class ModelNew")[1]
+    assert_agrees(made)

@@ -77,6 +77,7 @@ def _results(source: str, folder: Path) -> tuple[Any, Any, Any]:
         return reference(*inputs), new(*inputs), new
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source",
     [

@@ -17,6 +17,8 @@ CASES = {
     "hyperbolic_tangent": (torch.tanh, -12, 12, 3),
     "error_function": (torch.erf, -5, 5, 3),
     "sigmoid": (torch.sigmoid, -40, 40, 4),
+    "sine": (torch.sin, -1e7, 1e7, 2),
+    "cosine": (torch.cos, -1e7, 1e7, 2),
     "round_to_even": (torch.round, -40, 40, 0),
     "round_to_zero": (torch.trunc, -40, 40, 0),
 }
@@ -59,3 +61,19 @@ def test_function_agrees_with_torch_at_infinities_and_nan(kernels, name):
     y = torch.empty_like(x)
     getattr(kernels, f"apply_{name}")(y, x, x.numel())
     torch.testing.assert_close(y, CASES[name][0](x), equal_nan=True)
+
+
+@pytest.mark.parametrize(("name", "exact"), [("sine", torch.sin), ("cosine", torch.cos)])
+def test_angles_up_to_a_trillion_are_reduced_exactly(kernels, name, exact):
+    x = torch.logspace(0, 12, 100_001) * torch.tensor([1.0, -1.0]).repeat(50_001)[:100_001]
+    y = torch.empty_like(x)
+    getattr(kernels, f"apply_{name}")(y, x, x.numel())
+    assert (y.double() - exact(x.double())).abs().max() <= 1.2e-7
+
+
+@pytest.mark.parametrize("name", ["sine", "cosine"])
+def test_larger_angles_give_a_number_within_one(kernels, name):
+    x = torch.tensor([1e14, -1e20, 3e38])
+    y = torch.empty_like(x)
+    getattr(kernels, f"apply_{name}")(y, x, x.numel())
+    assert (y.abs() <= 1).all()

@@ -186,6 +186,12 @@ def test_topk_agrees_with_reference_on_cuda(make, name):
     assert_agrees(make(text_of(*TOPS[name]), "Model", device="cuda"), "cuda")
 
 
+def test_topk_of_long_rows_stays_with_torch_on_a_cpu(make):
+    made = make(text_of("v, i = (x.exp() + 1).topk(3); return v, i", "2, 4000"), "Model")
+    assert "topk.default(" in made.candidate.files["model_new.py"]
+    assert_agrees(made)
+
+
 def test_topk_takes_no_element_twice(make):
     made = make(text_of("return x.topk(3)[1]", "4, 7"), "Model")
     x, y = made.inputs()

@@ -38,6 +38,7 @@ def test_repeated_block_has_one_kernel_for_each_of_its_parts(make):
     assert_agrees(made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     [

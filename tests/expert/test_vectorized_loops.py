@@ -11,6 +11,8 @@ from agreement import assert_agrees  # type: ignore[import-not-found]
 
 from cuagent.kernels.toolchain import CPU_FLAGS
 
+pytestmark = pytest.mark.slow
+
 BODIES = {
     "a mask before a maximum": (
         "return (x / 8).masked_fill(m, -1e9).softmax(-1)",
@@ -19,6 +21,26 @@ BODIES = {
     "a mask as a factor": (
         "return (x * m).sum(-1) / m.float().sum(-1)",
         "torch.randn(40, 128), torch.rand(40, 128) > 0.1",
+    ),
+    "sines beside their angles": (
+        "return torch.cat([x, x.sin(), (x * 2).cos()], -1) + m",
+        "torch.randn(40, 36), torch.randn(108)",
+    ),
+    "a comparison as a number": (
+        "return ((m - (x < 0).float()).abs() * x).sum(1)",
+        "torch.randn(40, 8, 32), torch.rand(32)",
+    ),
+    "two comparisons as a number": (
+        "return ((x >= m) & ~(x > m + 1)).to(x.dtype) * 3 - 1",
+        "torch.randn(40, 128), torch.randn(128)",
+    ),
+    "sines of unequal parts": (
+        "return torch.cat([x[:, :3], x[:, 3:].sin(), (x * 2).cos()], -1) * 3 + m",
+        "torch.randn(40, 21), torch.randn(42)",
+    ),
+    "a mask of the type of another": (
+        "return (x.exp() > m).type_as(x) * x + 1",
+        "torch.randn(40, 128), torch.rand(128)",
     ),
     "a mask as a result": (
         "return x > m, x * 2 + 1",

@@ -53,6 +53,7 @@ def get_init_inputs(): return []
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BODIES)
 def test_candidate_agrees_with_reference(make, name):
     assert_agrees(make(text_of(BODIES[name]), "Model"))

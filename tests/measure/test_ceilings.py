@@ -22,6 +22,7 @@ def check(device: Device, folder: Path, copy: float, fp32: float) -> Ceilings:
     return first
 
 
+@pytest.mark.slow
 def test_cpu_ceilings_are_measured_once_and_again_after_damage(tmp_path: Path) -> None:
     first = check(Device.CPU, tmp_path, copy=5e8, fp32=1e9)
     assert first.rate("tf32") == first.fp32

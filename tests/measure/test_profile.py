@@ -71,6 +71,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.slow
 def test_reference_profile_rates_operators_against_ceilings(
     fork_server: ForkServer, folder: Path
 ) -> None:

@@ -52,6 +52,7 @@ def test_lines_report_a_busy_machine_and_fit_into_80_columns() -> None:
     assert max(map(len, lines)) <= 80
 
 
+@pytest.mark.slow
 def test_self_check_times_the_reference_against_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

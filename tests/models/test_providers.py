@@ -291,12 +291,14 @@ class TestFaults:
                 "no byte came for 1 s" in text and "--model-timeout" in text for _, text in pieces
             )
 
+    @pytest.mark.slow
     def test_keep_alive_bytes_prevent_the_time_out(self, make: Any) -> None:
         with serve({**self.ok, "alive": 1.5}) as p:
             reply, _ = ask(make(p))
         assert reply.message.content == "fine"
         assert len(p.requests) == 1, "the request must not be retried"
 
+    @pytest.mark.slow
     def test_long_thinking_is_awaited_within_the_time_out(self, make: Any) -> None:
         with serve({**self.ok, "silent": 1.5}, self.ok) as p:
             reply, _ = ask(make(p, stall=10.0))

@@ -132,6 +132,7 @@ def test_record_belongs_to_one_package_and_one_machine(tmp_path: Path) -> None:
     assert len(set(paths)) == 3
 
 
+@pytest.mark.slow
 def test_format_of_hugging_face_kernels(tmp_path: Path) -> None:
     export(ATTEMPT, TASK, MEASURED, tmp_path / "package")
     out = hub_repository(tmp_path / "package", tmp_path / "hub")
@@ -175,6 +176,7 @@ def test_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 def test_cubins_for_named_architectures_are_in_the_package(tmp_path: Path) -> None:
     builds = built_for(CUDA_ATTEMPT, ["80", "90a"])

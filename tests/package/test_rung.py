@@ -66,6 +66,7 @@ def exported(name: str, out: Path, task: Task = TASK) -> Path:
     return export_rung(found.best, found, task, out, measured=date(2026, 1, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["eager+channels_last", "eager+bf16", "eager+cuda_graph"])
 def test_check_of_exported_rung_accepts_original_module(
     name: str, tmp_path: Path, python: list[str]
@@ -195,6 +196,7 @@ def test_readme_contains_measured_ladder(tmp_path: Path) -> None:
     assert "on 2026-01-02." in text
 
 
+@pytest.mark.slow
 def test_exported_rung_installs_with_pip(tmp_path: Path, python: list[str]) -> None:
     folder = exported("eager+channels_last", tmp_path / "out")
     install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]

@@ -27,6 +27,10 @@ from cuagent.sandbox.probe import WITHOUT_VIEW, Escape, successful_escapes
 
 PREVENTED_WITHOUT_TIER = {
     "list_home",  # there may be no home
+    # A machine may lack what these take.
+    "read_attribute",
+    "join_segment",
+    "remove_queue",
     "inherited_descriptor",
     "inherited_environment",
     "become_root",

@@ -215,6 +215,17 @@ def test_choice_among_equals_excuses_only_elements_that_depend_on_it() -> None:
     assert not found.within_sensitivity
 
 
+def test_choice_that_changes_a_loss_by_little_is_excused_by_just_that_amount() -> None:
+    """One of 128 choices changes the loss by 4e-4 of its size."""
+    y = torch.tensor(1.787, dtype=torch.float64)
+    change = torch.full_like(y, 7e-4)
+    moved = Sensitivity([change], [0.0], [change], undecided=True)
+    expected = Expected([y.float()], [y], [torch.full_like(y, 1e-9)], sensitivity=moved)
+    for share, passes in ((1, True), (-1, True), (1.3, False)):
+        found = strict([(y - share * change).float()], expected, Inputs.FEW, Terms.of(24))
+        assert found.passed is passes, share
+
+
 def test_few_terms_are_assumed_only_with_enough_exact_results() -> None:
     for count, passes in ((1, True), (NO_LUCK - 1, True), (NO_LUCK, False), (64, False)):
         y = torch.full((count,), 1.5, dtype=torch.float64)

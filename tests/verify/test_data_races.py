@@ -126,7 +126,9 @@ WRONG = {
     "joined without a lock": PRIVATE.replace("#pragma omp critical", ""),
     "not atomic": ATOMIC.replace("#pragma omp atomic", ""),
     "counter of all threads": COUNT + EACH,
-    "threads of C++ without a mutex": MUTEX.replace("own[j] += square(i, j)", "out[j] += square(i, j)"),
+    "threads of C++ without a mutex": MUTEX.replace(
+        "own[j] += square(i, j)", "out[j] += square(i, j)"
+    ),
     "buffer that threads share": SCRATCH,
 }
 MODEL = """

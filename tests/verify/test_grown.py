@@ -73,6 +73,7 @@ MASKED = Regime(
 REGIMES = {"scores": SCORES, "temperature": TEMPERATURE, "masked": MASKED}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REGIMES)
 def test_kernels_that_ignore_parameters_or_buffers_are_rejected(
     name: str, regime_verdict: Callable[[Regime, str], Verdict]

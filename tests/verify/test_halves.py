@@ -67,6 +67,7 @@ REGIMES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REGIMES)
 def test_other_tie_rounding_is_rejected(
     name: str, regime_verdict: Callable[[Regime, str], Verdict]

@@ -56,6 +56,7 @@ REGIMES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REGIMES)
 def test_wrong_handling_of_nan_is_rejected(
     name: str, regime_verdict: Callable[[Regime, str], Verdict]

@@ -78,6 +78,7 @@ def test_oracle_stays_idle_without_a_sandbox(
     pending.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [0, 1 << 28])
 @pytest.mark.parametrize("body", [HONEST, "y = self.honest(x); y[5, 7] += 1e-3; return y"])
 def test_prefetching_does_not_change_results(
@@ -102,6 +103,7 @@ def test_build_of_another_attempt_is_rejected(task: Task, referee: Referee) -> N
     assert referee.fork_server.living == living
 
 
+@pytest.mark.slow
 def test_shared_judge_creates_no_unneeded_process(
     task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +144,7 @@ def test_shared_judge_creates_no_unneeded_process(
         assert processes(candidate(f"y = x\n{HONEST}")) > 2, "no process is warm"
 
 
+@pytest.mark.slow
 def test_timing_uses_the_processes_that_open_while_the_attempt_is_built(
     task: Task, fork_server: ForkServer
 ) -> None:

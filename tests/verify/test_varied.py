@@ -136,6 +136,7 @@ REGIMES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REGIMES)
 def test_kernels_that_ignore_fixed_integers_are_rejected(
     name: str, regime_verdict: Callable[[Regime, str], Verdict]

@@ -33,6 +33,7 @@ def test_packages_are_imported_before_the_first_fork() -> None:
         assert "pydantic_core" in Path(f"/proc/{server.pid}/maps").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "kept"), [("", True), (BROKEN, True), (THREAD, False), (LOOKS, False)]
 )
@@ -60,6 +61,7 @@ def test_package_that_is_unsafe_before_a_fork_is_left_out(
     assert process.wait(60) == 0
 
 
+@pytest.mark.slow
 def test_compiler_is_imported_while_no_request_waits(tmp_path: Path) -> None:
     with ForkServer(compiler=True) as server:
         maps = Path(f"/proc/{server.pid}/smaps_rollup")

@@ -52,10 +52,10 @@ def open_pool(config: DemoConfig, out: Path) -> Iterator[JudgePool | Rehearsal]:
 
 
 def fitting_judges_per_gpu(config: DemoConfig) -> int:
-    """Return the number of judging processes per GPU: at most `beside`.
+    """Return the number of judging processes per GPU, at most `config.beside`.
 
-    It is lower if the processes together could not keep all tasks open: opening a task again costs
-    more than a further process saves.
+    The number is lower if the memory of the GPU cannot keep all tasks open: to open a
+    task again costs more time than one more process saves.
     """
     if config.kernels is not Device.CUDA or config.beside == 1:
         return config.beside

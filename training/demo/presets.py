@@ -137,9 +137,9 @@ def preset(device: str, kernels: Device, seed: int) -> DemoConfig:
 def for_host(config: DemoConfig) -> DemoConfig:
     """Return settings for a GPU that trains 5 million parameters while CPU cores time C++ kernels.
 
-    There are many tasks, since few are memorized. The critic is pretrained well before PPO starts.
-    The actor warms up, since Adam's first steps are as long as its rate. One step can still ruin a
-    policy, so a collapsed run rewinds at half the rate.
+    There are many tasks, because a policy memorizes few. The critic is pretrained before PPO
+    starts. The actor's learning rate warms up, because Adam's first steps are as long as the rate.
+    A single step can still ruin the policy, so a collapsed run rewinds and halves the rate.
     """
     return replace(
         config,

@@ -19,7 +19,7 @@ MAX_REPEATED_COST = 8
 def clusters(
     graph: Graph, family_of: Mapping[Kind, str], outside: frozenset[str]
 ) -> tuple[Group, ...]:
-    """Return one group for each anchor; `family_of` has the kinds of the anchors."""
+    """Return one group for each anchor, a node whose kind is a key of `family_of`."""
     users = graph.users()
     claimed: dict[str, Group] = {}
     groups = []
@@ -58,7 +58,8 @@ class _Cluster:
         self.graph, self.users, self.claimed, self.outside = graph, users, claimed, outside
         self.anchor = anchor
         self.members = {anchor.name}
-        self.limit = 1 << 30 if anchor.kind is Kind.SCAN else MAX_REPEATED_COST
+        once = anchor.kind in (Kind.SCAN, Kind.SCATTER)
+        self.limit = 1 << 30 if once else MAX_REPEATED_COST
         self._add_producers(anchor)
         grown = True
         while grown:

@@ -77,4 +77,3 @@ def _repeatable(fx: Any) -> bool:
     size = value.numel() * value.element_size()
     undefined = operator_name(fx) in UNDEFINED
     return not random and not undefined and not fx.target._schema.is_mutable and size <= MAX_BYTES
-

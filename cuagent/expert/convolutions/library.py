@@ -1,7 +1,7 @@
 """Arrange the convolutions that stay with the library for the kernels behind them (CUDA).
 
-torch adds the bias of a convolution in a pass of its own; a kernel that reads the result adds it
-for nothing. In channels-last layout cuDNN needs no conversion of its own for the tensor cores.
+torch adds the bias of a convolution in an additional pass; a kernel that reads the result adds it
+for nothing. In channels-last layout cuDNN does not convert the operands for the tensor cores.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from cuagent.expert.convolutions.match import TRANSPOSED, settings_of
+from cuagent.expert.convolutions.match import LARGE, TRANSPOSED, settings_of
 from cuagent.expert.graph.graph import Graph, Kind, Node
 from cuagent.expert.rewrites import PREPARATIONS
 
@@ -40,7 +40,9 @@ def arrange(graph: Graph, device: str, keep: frozenset[str], channels_last: bool
 
 
 def _may_be_last(node: Node) -> bool:
-    return len(node.shape) in FORMATS and node.contiguous and settings_of(node)["groups"] == 1
+    small = node.size // node.shape[0] < LARGE
+    ungrouped = settings_of(node)["groups"] == 1
+    return len(node.shape) in FORMATS and node.contiguous and ungrouped and small
 
 
 def _without_bias(graph: Graph, node: Node) -> Iterator[Node]:

@@ -34,6 +34,8 @@ PREPARATIONS |= {WEIGHT, TRANSPOSED_WEIGHT, ROUNDED}
 PREPARATIONS |= {call.format(ROUNDED) for call in (WEIGHT, TRANSPOSED_WEIGHT)}
 TRANSPOSED = "own F.conv of channels last"
 """A result of the library in channels-last layout, plus its bias."""
+COPY = "own F.conv copy to channels last"
+"""An input as (samples, *places, channels), rounded to TF32 if that is admitted."""
 LEAST_CHANNELS = 16
 """Input channels of a pointwise convolution, whose sum would be mostly zeros with fewer."""
 FEW_CHANNELS = 32
@@ -41,8 +43,12 @@ FEW_CHANNELS = 32
 and the input is read as it lies."""
 SHORT_SUM = 256
 """Most terms of the sum of another convolution in one or two dimensions."""
+LONG_SUM = 0
+"""The same with more channels, for which the input is copied."""
 MOST_CHANNELS = 256
 """Most output channels whose reduction is in the epilogue: one tile has all of them."""
+LARGE = 1 << 31
+"""Elements of a sample whose places have no 32-bit index."""
 REDUCTIONS = ("sum", "max", "min", "amax", "amin")
 LEAST_OPERATIONS = 1 << 26
 """Multiplications of a convolution below which the launches decide."""
@@ -58,6 +64,24 @@ class Volume:
     channel: int
     place: int
     offset: int
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Windows side by side over the places of a convolution."""
+
+    anchor: Node
+    sizes: tuple[int, ...]
+    """Extents of a window."""
+    counts: tuple[int, ...]
+    """Windows along each dimension."""
+    after: tuple[Node, ...]
+    """Elementwise nodes behind the pool."""
+
+    @property
+    def elements(self) -> int:
+        """Elements of a window."""
+        return math.prod(self.sizes)
 
 
 @dataclass(frozen=True)
@@ -84,6 +108,15 @@ class Convolution:
     """Tensors that are read, with their dtypes, in order of first use."""
     reduces: bool = False
     """The epilogue reduces over the channels."""
+    copied: bool = False
+    """The input was copied, and rounded, by a kernel of our own."""
+    pool: Pool | None = None
+    """Pool behind the epilogue."""
+
+    @property
+    def is_copy(self) -> bool:
+        """True if the kernel only copies an input to channels-last layout."""
+        return self.node.op == COPY
 
     @property
     def taps(self) -> int:
@@ -110,7 +143,8 @@ class Convolution:
     @property
     def nodes(self) -> tuple[Node, ...]:
         """All nodes that the kernel computes."""
-        return (self.node, *self.epilogue)
+        pooled = (self.pool.anchor, *self.pool.after) if self.pool else ()
+        return (self.node, *self.epilogue, *pooled)
 
     @property
     def tensors(self) -> dict[str, str]:
@@ -140,7 +174,7 @@ def copy_operands(graph: Graph, target: Target, keep: frozenset[str]) -> Graph:
             if copied:
                 names[0] = f"{node.name}_channels_last"
                 shape = (x.shape[0], *x.shape[2:], x.shape[1])
-                copies.append((names[0], CHANNELS_LAST, x, shape))
+                copies.append((names[0], _copy_call(graph, x), x, shape))
             call = call.format(ROUNDED) if rounded else call
             copies.append((names[1], call, weight, moved))
         elif rounded:
@@ -151,6 +185,15 @@ def copy_operands(graph: Graph, target: Target, keep: frozenset[str]) -> Graph:
             nodes.append(replace(copy, origin=node.origin))
         nodes.append(replace(node, op=f"own {node.op}", args=(*names, *node.args[2:])))
     return replace(graph, nodes=tuple(nodes))
+
+
+def _copy_call(graph: Graph, x: Node) -> str:
+    """Return the call that copies an input: a kernel of our own if it has single strides."""
+    try:
+        volume_of(graph, x.name, x.shape)
+    except NestError:
+        return CHANNELS_LAST
+    return COPY
 
 
 def is_pointwise(node: Node, weight: Node) -> bool:
@@ -224,7 +267,7 @@ def _qualifies(graph: Graph, node: Node, target: Target) -> bool:
     whole = all(isinstance(v, list) for k, v in settings.items() if k != "groups")
     if not whole or len(x.shape) != len(node.shape):
         return False
-    if settings["groups"] != 1:
+    if settings["groups"] != 1 or max(n.size // n.shape[0] for n in (x, node)) >= LARGE:
         return False
     taps = math.prod(weight.shape[2:])
     points = x.size // x.shape[1] if transposed else node.size // node.shape[1]
@@ -233,7 +276,7 @@ def _qualifies(graph: Graph, node: Node, target: Target) -> bool:
     if is_pointwise(node, weight):
         readable = _read_in_place(graph, x) and _adjacent_channels(graph, weight)
         return x.shape[1] >= LEAST_CHANNELS and readable
-    short = taps * x.shape[1] <= SHORT_SUM and x.shape[1] < FEW_CHANNELS
+    short = taps * x.shape[1] <= (SHORT_SUM if x.shape[1] < FEW_CHANNELS else LONG_SUM)
     return transposed or node.op.startswith("F.conv3d(") or short
 
 
@@ -258,7 +301,8 @@ def settings_of(node: Node) -> dict[str, Any]:
 def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution | None:
     """Return the convolution; None if its group cannot be the epilogue."""
     x, *others = (graph.node(str(arg)) for arg in node.args)
-    weight, *bias = (None, *others) if node.op == TRANSPOSED else others
+    weight = None if node.op in (TRANSPOSED, COPY) else others[0]
+    bias = others if weight is None else others[1:]
     transposed = node.op.startswith("own F.conv_transpose")
     epilogue = group.nodes if group is not None else ()
     outputs = group.outputs if group is not None else (node.name,)
@@ -277,8 +321,9 @@ def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution |
         }
     except NestError:
         return None
+    axes: tuple[Axis, ...] = (_one_axis(node),)
     if weight is None:
-        left, right, axes = *_given(x), (_one_axis(node),)
+        left, right = _given(graph, x, node)
     else:
         left, right, axes = _operands(graph, node, x, weight)
     dtypes = {volume.tensor: volume.dtype for volume in (left, right) if volume.tensor}
@@ -288,8 +333,8 @@ def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution |
         node,
         transposed,
         x.shape[0],
-        x.shape[-1] if left.channel == 1 else x.shape[1],
-        node.shape[1],
+        x.shape[-1] if _is_last(x) or node.op == TRANSPOSED else x.shape[1],
+        node.shape[-1 if node.op == COPY else 1],
         axes,
         left,
         right.tensor,
@@ -300,18 +345,25 @@ def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution |
         dict.fromkeys(inner, ()),
         dtypes,
         any(n.kind is Kind.REDUCE for n in epilogue),
+        x.op == COPY,
     )
 
 
-def _given(x: Node) -> tuple[Volume, Volume]:
-    """Return a result of the library as the left operand, and no right one."""
-    size = x.size // x.shape[0]
-    return Volume(x.name, x.dtype, size, 1, x.shape[-1], 0), Volume("", "", 0, 0, 0, 0)
+def _given(graph: Graph, x: Node, node: Node) -> tuple[Volume, Volume]:
+    """Return the left operand of a kernel that only moves its elements, and no right one."""
+    right = Volume("", "", 0, 0, 0, 0)
+    if node.op == COPY:
+        return volume_of(graph, x.name, x.shape), right
+    return Volume(x.name, x.dtype, x.size // x.shape[0], 1, x.shape[-1], 0), right
+
+
+def _is_last(x: Node) -> bool:
+    return x.op in (CHANNELS_LAST, COPY)
 
 
 def _one_axis(node: Node) -> Axis:
     """Return all places of a convolution whose rows need no coordinates as one axis."""
-    places = math.prod(node.shape[2:])
+    places = math.prod(node.shape[1:-1] if node.op == COPY else node.shape[2:])
     return Axis(places, places, 1, 1, 0, 1)
 
 
@@ -329,7 +381,7 @@ def _operands(
     graph: Graph, node: Node, x: Node, weight: Node
 ) -> tuple[Volume, Volume, tuple[Axis, ...]]:
     """Return input, weight and axes; all places of a pointwise convolution are one axis."""
-    copied = x.op == CHANNELS_LAST
+    copied = _is_last(x)
     if not copied and is_pointwise(node, weight):
         volumes = (volume_of(graph, n.name, n.shape) for n in (x, weight))
         return *volumes, (_one_axis(node),)  # type: ignore[return-value]

@@ -1,10 +1,10 @@
 """Define the expert's intermediate representation: a list of nodes with static shapes.
 
-A node is one operation on whole tensors. Kernels are generated for `pointwise`,
-`reduce`, `scan`, `pool`, `resample` and `depthwise` nodes; every `library` node stays a call of
-torch. All floating tensors count as contiguous; a node with another layout in torch is a library
-call followed by a copy. A kernel computes in float32: the dtype of a float16 or bfloat16 node says
-how its value is stored, not how it is computed.
+A node is one operation on whole tensors. Kernels are generated for `pointwise`, `reduce`, `scan`,
+`scatter`, `pool`, `resample` and `depthwise` nodes; every `library` node stays a call of torch. All
+floating tensors count as contiguous; a node with another layout in torch is a library call followed
+by a copy. A kernel computes in float32: the dtype of a float16 or bfloat16 node says how its value
+is stored, not how it is computed.
 Invariant: a node's arguments come before it, and names are unique Python identifiers.
 """
 
@@ -34,6 +34,19 @@ class Gather:
 
     extent: int
     wraps: bool
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Destinations of a scatter, and the shape of its source.
+
+    A row with an index out of range is left out.
+    """
+
+    extent: int
+    source: tuple[int, ...]
+    wraps: bool
+    """Negative indices count from the end."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +121,9 @@ class Kind(StrEnum):
     GATHER = "gather"
     """Slices of `args[0]` along `dims[0]` that `args[1]` selects; `spec` is a `Gather`. `op` is its
     Python expression. Kernels read the slices in place."""
+    SCATTER = "scatter"
+    """`args[0]` with the rows of `args[2]` added to the rows that `args[1]` selects, or their
+    extremes; `spec` is a `Scatter`."""
     SCAN = "scan"
     """A cumulative sum or product of `args[0]` along `dims[0]`; `spec` is a `Scan`."""
     POOL = "pool"

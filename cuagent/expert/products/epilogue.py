@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from cuagent.expert.graph.graph import Kind, Node, Operand
-from cuagent.expert.products.expressions import EXPRESSIONS
+from cuagent.expert.products.expressions import expression
 from cuagent.expert.streaming.expressions import identifier
 
 
@@ -64,7 +64,7 @@ def epilogue(
         elif node.kind is Kind.REDUCE and reduction is not None:
             text = reduction(node.op, words[0])
         else:
-            text = EXPRESSIONS[node.op].format(*words)
+            text = expression(node.op, node.dtype, words)
         lines.append(f"    {variable(node.name)} = {text}")
     return lines
 

@@ -1,5 +1,9 @@
 """Write elementwise operations in Triton's language."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+
 ALL = "propagate_nan=tl.PropagateNan.ALL"
 EXPRESSIONS = {
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}",
@@ -15,11 +19,8 @@ EXPRESSIONS = {
     "reciprocal": "1.0 / {0}", "relu": "tl.where({0} < 0, 0.0, {0})",
     "sign": "tl.where({0} > 0, 1.0, 0.0) - tl.where({0} < 0, 1.0, 0.0)",
     "sigmoid": "1.0 / (1.0 + tl.exp(-{0}))", "silu": "{0} / (1.0 + tl.exp(-{0}))",
-    "gelu": "0.5 * {0} * (1.0 + tl.erf({0} * 0.70710678118654752))",
-    "gelu_tanh": (
-        "0.5 * {0} * (1.0 + libdevice.tanh(0.79788456080286536 * ({0} + 0.044715 * {0} * {0} * "
-        "{0})))"
-    ),
+    "gelu": "gelu_of_element({0})",
+    "gelu_tanh": "gelu_tanh_of_element({0})",
     "softplus": "tl.where({0} > 20.0, {0}, libdevice.log1p(tl.exp({0})))",
     "mish": "{0} * libdevice.tanh(tl.where({0} > 20.0, {0}, libdevice.log1p(tl.exp({0}))))",
     "elu": "tl.where({0} > 0, {0}, {1} * libdevice.expm1({0}))",
@@ -33,3 +34,60 @@ EXPRESSIONS = {
     "softsign": "{0} / (1.0 + tl.abs({0}))",
 }  # fmt: skip
 """Operations of an epilogue; operands are names or numbers."""
+
+OF_HALF = {"gelu": "gelu_of_half({0})"}
+"""Operations whose result has half precision and that need fewer instructions for it."""
+FUNCTIONS = {
+    "gelu_of_element": '''
+@triton.jit
+def gelu_of_element(x):
+    """Return x Phi(x), as in pointwise_cuda.h: within 2 ulp of |x|."""
+    t = tl.abs(x) * 0.707106781
+    c = tl.minimum(t, 4.25)
+    q = -7.23278917e-06 * c + 9.82887773e-05
+    q = q * c - 0.000558194027
+    q = q * c + 0.00151726979
+    q = q * c + 7.74439856e-06
+    q = q * c - 0.0192588227
+    q = q * c + 0.102813061
+    q = q * c + 0.636613978
+    q = q * c + 1.12837944
+    tail = 0.5 * tl.exp(-t * q)
+    return x * tl.where(x < 0, tail, 1.0 - tail)
+''',
+    "gelu_of_half": '''
+@triton.jit
+def gelu_of_half(x):
+    """Return x Phi(x), as in pointwise_cuda.h: within 4e-5 of the value, for half precision."""
+    t = tl.abs(x) * 0.707106781
+    c = tl.minimum(t, 4.0)
+    q = -0.000141628972 * c + 0.00255983806
+    q = q * c - 0.0206622532
+    q = q * c + 0.101788842
+    q = q * c + 0.638110143
+    q = q * c + 1.12796812
+    tail = 0.5 * tl.exp(-t * q)
+    return x * tl.where(x < 0, tail, 1.0 - tail)
+''',
+    "gelu_tanh_of_element": '''
+@triton.jit
+def gelu_tanh_of_element(x):
+    """Return x times the sigmoid of 2 u, with u as in the tanh form of GELU."""
+    u = 0.797884561 * (x + 0.044715 * x * x * x)
+    return x / (1.0 + tl.exp(-2.0 * u))
+''',
+}
+"""Texts of the functions that expressions call."""
+
+
+def expression(operator: str, dtype: str, operands: Sequence[str]) -> str:
+    """Return the text of an operation with a result of `dtype`."""
+    is_half = dtype in ("float16", "bfloat16")
+    text = OF_HALF.get(operator, "") if is_half else ""
+    return (text or EXPRESSIONS[operator]).format(*operands)
+
+
+def functions_of(kernels: Sequence[str]) -> list[str]:
+    """Return the lines of the functions that the texts of some kernels call."""
+    used = [text for name, text in FUNCTIONS.items() if any(f"{name}(" in k for k in kernels)]
+    return [line for text in used for line in (*text.strip().splitlines(), "", "")]

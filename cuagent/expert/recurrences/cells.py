@@ -30,6 +30,8 @@ class Recurrence:
     reverse: bool
     batch_first: bool
     """The projected inputs have the batch before the steps."""
+    processors: int = 0
+    """Multiprocessors of the GPU; 0 on a CPU, whose kernel reads the weights in panels."""
 
     @property
     def gates(self) -> int:
@@ -47,11 +49,12 @@ def recurrence(
     cell: str,
     reverse: bool = False,
     batch_first: bool = False,
+    processors: int = 0,
 ) -> tuple[Any, ...]:
     """Return h_t of all steps (steps, rows, hidden), and for an lstm the last c (rows, hidden).
 
     `x` is (steps, rows, features), or with `batch_first` (rows, steps, features). `states` has h
-    and for an lstm c before the first step.
+    and for an lstm c before the first step. `processors` chooses the kernel (`Recurrence`).
     """
     import torch
 

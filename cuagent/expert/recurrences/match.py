@@ -2,8 +2,8 @@
 
 A loop qualifies if the cells of all steps have one weight, each reads the state of the one before,
 and no input of a step depends on the loop. On the CPU the call is a kernel of our own, also for
-`nn.LSTM`, `nn.GRU` and `nn.RNN`, up to a hidden size of 256; otherwise it is the library's layer.
-Equal in exact arithmetic.
+`nn.LSTM`, `nn.GRU` and `nn.RNN`, up to a hidden size of 256; on a GPU it is the library's layer,
+which `with_layers` replaces by a kernel where one fits. Equal in exact arithmetic.
 Not covered: loops that feed a result back through other operators, projections of LSTM, dropout
 between layers in training, packed sequences.
 """
@@ -16,9 +16,11 @@ from typing import Any
 
 from cuagent.expert.capture.editing import Edit, called, is_item
 from cuagent.expert.capture.export import Captured
+from cuagent.expert.capture.subject import Target
 from cuagent.expert.graph.graph import FLOATS
 from cuagent.expert.graph.lowering import argument, dtype_of, shape_of
 from cuagent.expert.recurrences.cells import CELLS, GATES, recurrence
+from cuagent.expert.recurrences.cuda import has_kernel
 
 LEAST_STEPS = 2
 MOST_HIDDEN = 256
@@ -51,6 +53,29 @@ def with_recurrences(captured: Captured, device: str) -> tuple[Captured, tuple[s
             if called(node) in GATES and _layers(edit, node):
                 found.append(str(node.name))
     return (edit.result(), tuple(found)) if found else (captured, ())
+
+
+def with_layers(captured: Captured, target: Target) -> tuple[Captured, tuple[str, ...]]:
+    """Return the graph with a kernel for each recurrent layer that fits a GPU, and their names."""
+    edit = Edit(captured)
+    found = [
+        str(node.name)
+        for node in edit.nodes
+        if called(node) in GATES
+        and node.users
+        and _fits(node, target)
+        and _layers(edit, node, target)
+    ]
+    return (edit.result(), tuple(found)) if found else (captured, ())
+
+
+def _fits(node: Any, target: Target) -> bool:
+    x, hx, _, _, _, _, _, _, batch_first = node.args
+    first = hx[0] if called(node) == "lstm" else hx
+    if not isinstance(batch_first, bool) or len(shape_of(x)) != 3:
+        return False
+    rows = shape_of(x)[0 if batch_first else 1]
+    return has_kernel(called(node), rows, shape_of(first)[-1], dtype_of(x), target)
 
 
 def _weights(step: Any) -> tuple[Any, ...]:
@@ -165,6 +190,7 @@ def _whole(
     reverse: bool,
     batch_first: bool,
     own: bool,
+    processors: int = 0,
 ) -> Any:
     """Add the call of all steps: a kernel of our own, or the library's layer."""
     import torch
@@ -172,7 +198,9 @@ def _whole(
     steps, rows = shape_of(x)[:2][::-1] if batch_first else shape_of(x)[:2]
     hidden = shape_of(states[0])[-1]
     if own:
-        options = {"cell": cell, "reverse": reverse, "batch_first": batch_first}
+        options = {
+            "cell": cell, "reverse": reverse, "batch_first": batch_first, "processors": processors,
+        }  # fmt: skip
         call = edit.call(
             recurrence, (x, tuple(states), *weights), options, (steps, rows, hidden), x
         )
@@ -249,8 +277,11 @@ def _joins(node: Any, states: Sequence[Any], dim: int) -> bool:
     )
 
 
-def _layers(edit: Edit, node: Any) -> bool:
-    """Replace a recurrent layer of torch on the CPU; return False if a precondition fails."""
+def _layers(edit: Edit, node: Any, target: Target | None = None) -> bool:
+    """Replace a recurrent layer of torch by kernels; return False if a precondition fails.
+
+    Without a target the kernels are for the CPU.
+    """
     import torch
 
     cell, aten = called(node), torch.ops.aten
@@ -259,7 +290,8 @@ def _layers(edit: Edit, node: Any) -> bool:
     count = 4 if biased else 2
     first = hx if cell == "lstm" else [hx]
     plain = isinstance(batch_first, bool) and len(shape_of(x)) == 3 and dtype_of(x) in FLOATS
-    plain = plain and shape_of(first[0])[-1] <= MOST_HIDDEN
+    plain = plain and (target is not None or shape_of(first[0])[-1] <= MOST_HIDDEN)
+    processors = target.processors if target else 0
     if not plain or len(weights) != count * layers * directions:
         return False
     edit.graph.inserting_before(node)
@@ -272,7 +304,7 @@ def _layers(edit: Edit, node: Any) -> bool:
             own = [*weights[k * count : (k + 1) * count], None, None][:4]
             states = [edit.call(aten.select.int, (state, 0, k)) for state in first]
             reverse = direction == 1
-            call = _whole(edit, cell, x, states, own, reverse, batch_first, True)
+            call = _whole(edit, cell, x, states, own, reverse, batch_first, True, processors)
             call.name = f"{node.name}_{layer}" + ("_reverse" if reverse else "")
             result, last = _outputs(edit, cell, call, True)
             outputs.append(result)

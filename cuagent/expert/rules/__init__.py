@@ -13,5 +13,6 @@ from cuagent.expert.rules import (  # noqa: F401
     recurrences,
     reductions,
     scans,
+    scatters,
     views,
 )

@@ -169,7 +169,17 @@ def masked_fill(low: Lowering, fx: Any) -> str | None:
     return low.pointwise("where", mask, value, x, hint="")
 
 
-@rule("_to_copy", "to", "clone", "contiguous", "alias", "detach", "dropout", "lift_fresh_copy", "type_as")
+@rule(
+    "_to_copy",
+    "to",
+    "clone",
+    "contiguous",
+    "alias",
+    "detach",
+    "dropout",
+    "lift_fresh_copy",
+    "type_as",
+)
 def identity(low: Lowering, fx: Any) -> str | None:
     """Drop a copy; a copy with another floating dtype or another layout becomes a cast."""
     x = operand(low, fx.args[0])

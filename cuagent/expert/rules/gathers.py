@@ -18,7 +18,7 @@ from cuagent.expert.graph.lowering import (
     target_of,
 )
 
-READERS = (Kind.POINTWISE, Kind.REDUCE, Kind.WINDOW)
+READERS = (Kind.POINTWISE, Kind.REDUCE, Kind.WINDOW, Kind.SCATTER)
 """Kinds of nodes whose kernels read through an index tensor."""
 
 
@@ -91,7 +91,14 @@ BAGS = {0: "sum", 1: "mean"}
 
 def _bags(low: Lowering, places: Any, shape: tuple[int, int]) -> str | None:
     """Return the matrix of indices that was copied and flattened, to read it where it lies."""
-    while target_of(places) in ("view", "reshape", "_unsafe_view", "clone", "contiguous", "flatten"):
+    while target_of(places) in (
+        "view",
+        "reshape",
+        "_unsafe_view",
+        "clone",
+        "contiguous",
+        "flatten",
+    ):
         places = places.args[0]
     found = operand(low, places)
     return found if isinstance(found, str) and low.shape(found) == shape else None

@@ -1,6 +1,6 @@
 """Lower all steps of a cell: the inputs of all steps as one product, and the steps in one kernel.
 
-The weights of the state are stored in panels of 16 units (`cpp`), and computed in float32.
+On a CPU the weights of the state are stored in panels of 16 units (`cpp`), and computed in float32.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ def recurrence(low: Lowering, fx: Any) -> str | None:
     x, states, weight_ih, weight_hh, bias_ih, bias_hh = fx.args
     cell, value = fx.kwargs["cell"], fx.meta["val"][0]
     steps, rows, hidden = (int(n) for n in value.shape)
-    spec = Recurrence(cell, steps, rows, hidden, fx.kwargs["reverse"], fx.kwargs["batch_first"])
+    spec = Recurrence(
+        cell, steps, rows, hidden, **{k: v for k, v in fx.kwargs.items() if k != "cell"}
+    )
     names = [float32(low, operand(low, a)) for a in (x, weight_ih, weight_hh)]
     inputs = _projected(low, names[0], names[1], spec, bias_ih, shape_of(x))
-    args = [inputs, _panels(low, names[2], spec)]
+    on_cuda = spec.processors > 0
+    args = [inputs, names[2] if on_cuda else _panels(low, names[2], spec)]
     if bias_hh is not None:
-        args.append(_padded(low, float32(low, operand(low, bias_hh)), spec))
+        bias = float32(low, operand(low, bias_hh))
+        args.append(bias if on_cuda else _padded(low, bias, spec))
     args += [str(operand(low, state)) for state in states]
     dtype = dtype_of(fx)
     name = low.add(

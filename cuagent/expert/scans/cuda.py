@@ -16,7 +16,7 @@ from cuagent.expert.streaming.nest import NestError
 
 JOIN = {"sum": "Sum", "prod": "Product"}
 ITEMS = 4
-"""Elements of a thread in one chunk of a row."""
+"""Elements that one thread scans in each chunk of a row."""
 BATCH = 8
 """Elements that a thread loads before it adds the first of them."""
 ROW_THREADS = 128

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from cuagent.expert.candidate import Candidate, Options, make_candidate
 from cuagent.expert.capture.subject import Subject
+from cuagent.expert.search.tuning import Memory
 from cuagent.timing import Ratio
 
 MAX_ATTEMPTS = 6
@@ -33,6 +34,7 @@ CPU each costs more time than its choices have gained in the examples."""
 
 FEW_CONVOLUTIONS = 3
 """Most convolutions for which other layouts are tried."""
+NO_MEMORY = Memory()
 COMPILE_MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 """Rungs whose names are modes of torch.compile."""
 
@@ -134,16 +136,24 @@ def best_of(outcomes: Sequence[Outcome]) -> Outcome | None:
 
 
 def propose(
-    subject: Subject, outcomes: Sequence[Outcome], bounds: Bounds = Bounds()
+    subject: Subject,
+    outcomes: Sequence[Outcome],
+    bounds: Bounds = Bounds(),
+    memory: Memory = NO_MEMORY,
 ) -> Proposal | None:
-    """Return the next candidate, or None if no further change should help."""
+    """Return the next candidate, or None if no further change should help.
+
+    `memory` has the choice that is tried first, and those that are left out.
+    """
     best = best_of(outcomes)
     if len(outcomes) >= MAX_ATTEMPTS or bounds.rung_is_optimal:
         return None
     if best is not None and (bounds.end_search(best) or _is_idle(subject, outcomes)):
         return None
     seen = {tuple(sorted(o.candidate.files.items())) for o in outcomes}
-    for options, why in _choices(subject, outcomes, bounds):
+    for options, why in _choices(subject, outcomes, bounds, memory):
+        if outcomes and options in memory.slower:
+            continue
         candidate = make_candidate(subject, options)
         if candidate is not None and tuple(sorted(candidate.files.items())) not in seen:
             return Proposal(candidate, why)
@@ -158,22 +168,32 @@ def _is_idle(subject: Subject, outcomes: Sequence[Outcome]) -> bool:
 
 
 def _choices(
-    subject: Subject, outcomes: Sequence[Outcome], bounds: Bounds
+    subject: Subject, outcomes: Sequence[Outcome], bounds: Bounds, memory: Memory
 ) -> Iterator[tuple[Options, str]]:
     if not outcomes:
+        if memory.first is not None:
+            yield memory.first, "start with the choice that won for an equal module before"
         yield Options(), "fold all operators that can be folded, and fuse the others"
+        if subject.device == "cuda":
+            yield Options(convolutions="channels_last"), "run convolutions in channels-last layout"
         return
     best = best_of(outcomes)
     if best is None:
         yield from _repairs(outcomes[-1])
         return
     options = best.candidate.options
+    if options.own_recurrences and best.candidate.has_recurrences and best.speedup < 1:
+        yield (
+            replace(options, own_recurrences=False),
+            "leave recurrent layers to the library, because the candidate is slower",
+        )
     if options.recurrences and best.candidate.library and best.speedup < 1:
         yield (
             replace(options, recurrences=False),
             "leave recurrences and loops to torch, because the candidate is slower",
         )
-    yield from _layouts(subject, best)
+    if not best.is_clear_gain:
+        yield from _layouts(subject, best)
     if not options.compile and _rest_may_gain(best, bounds):
         mode = _compile_mode(bounds.rung)
         yield (
@@ -185,6 +205,8 @@ def _choices(
     if best.candidate.has_products:
         for rank in (1, 2):
             yield replace(options, tiles=rank), "use other tiles for the products"
+        yield replace(options, split=not options.split), "split operands of products in each tile"
+    yield from _layouts(subject, best)
     yield (
         replace(options, merge=not options.merge),
         "compute linear layers of the same input as one product with stacked weights",
@@ -258,6 +280,8 @@ def _repairs(failed: Outcome) -> Iterator[tuple[Options, str]]:
                 replace(options, keep=options.keep | origins),
                 f"leave the operators of {name} to torch, because it does not compile",
             )
+    if candidate.has_recurrences:
+        yield replace(options, own_recurrences=False), "leave recurrent layers to the library"
     if candidate.library:
         yield replace(options, attention=False), "leave attention as it is written"
         yield replace(options, recurrences=False), "leave recurrences to torch"

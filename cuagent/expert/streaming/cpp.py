@@ -160,13 +160,15 @@ class _Kernel(KernelText):
             w.open(f"for (long start = 0; start < {extent}; start += {BLOCK})")
             w(f"const long end = start + {BLOCK} < {extent} ? start + {BLOCK} : {extent};")
             first, last, block_loops = "start", "end", 1
+        elif outer and len(self._segments(inner)) > 1:
+            return self._segmented(stage, outer, inner, inner)
+        elif len(outer) > 1 and self._computes(stage) and len(self._segments(outer[-1])) > 1:
+            return self._segmented(stage, outer[:-1], outer[-1], inner)
         else:
             self._parallel(len(outer))
             for k in outer:
                 self._loop(k)
             first, last, block_loops = "0", str(extent), 0
-            if outer and len(segments := self._segments(inner)) > 1:
-                return self._segmented(stage, inner, segments)
         self._constants(stage, inner)
         if self.parallel and not outer and not block_loops:
             w.pragma("omp parallel for simd schedule(static)")
@@ -177,31 +179,45 @@ class _Kernel(KernelText):
         w.close(len(outer) + block_loops + 1)
         return None
 
-    def _segments(self, inner: int) -> list[tuple[int, int]]:
-        """Return the parts of the innermost loop in which each of its conditions is constant."""
-        extent = self.nest.dimensions[inner].extent
+    def _computes(self, stage: Stage) -> bool:
+        """Return True if a value is worth a loop of its own."""
+        return any(COST.get(node.op, 1) >= CHEAP for node in stage.compute)
+
+    def _segments(self, split: int) -> list[tuple[int, int]]:
+        """Return the parts of a dimension in which each condition on it is constant."""
+        extent = self.nest.dimensions[split].extent
         edges = {0, extent}
         for access in self.nest.reads.values():
             for guard in access.guards:
                 step, *others = [s for s in guard.steps if s] or [0]
-                if guard.steps[inner] and not others:
+                if guard.steps[split] and not others:
                     edges |= {-(-edge // step) for edge in (guard.low, guard.high)}
         chain = sorted(edge for edge in edges if 0 <= edge <= extent)
         return list(pairwise(chain)) if len(chain) <= MAX_SEGMENTS else []
 
-    def _segmented(self, stage: Stage, inner: int, segments: list[tuple[int, int]]) -> None:
-        """Write one loop for each part, so that only the values chosen there are computed."""
+    def _segmented(self, stage: Stage, outer: Sequence[int], split: int, inner: int) -> None:
+        """Write a loop for each part of `split`, so that only the values chosen there are computed.
+
+        `split` is the innermost dimension or the one around it.
+        """
         w = self.w
-        for start, end in segments:
-            self.segment = (inner, start, end)
-            w.open("")
+        self._parallel(len(outer))
+        for k in outer:
+            self._loop(k)
+        for start, end in self._segments(split):
+            self.segment = (split, start, end)
+            bounds = f"(long i{split} = {start}; i{split} < {end}; ++i{split})"
+            w.open("" if split == inner else f"for {bounds}")
             self._constants(stage, inner)
             w.pragma("omp simd")
-            w.open(f"for (long i{inner} = {start}; i{inner} < {end}; ++i{inner})")
+            if split == inner:
+                w.open(f"for {bounds}")
+            else:
+                self._loop(inner)
             self._body(stage)
             w.close(2)
         self.segment = None
-        w.close(inner)
+        w.close(len(outer))
 
     def _rows(self) -> None:
         w = self.w

@@ -24,6 +24,8 @@ FUNCTIONS = {
     "round": "round_to_even", "trunc": "round_to_zero",
     "sin": "sine", "cos": "cosine",
 }  # fmt: skip
+OF_HALF = ("gelu",)
+"""Operations with a function for results in half precision, which needs fewer instructions."""
 TYPES = {
     "float32": "float", "float16": "half", "bfloat16": "bf16", "bool": "bool", "int64": "int64_t",
     "int32": "int32_t",
@@ -34,7 +36,8 @@ IDENTITY = {
 }  # fmt: skip
 """First values of reductions. `amax` and `amin` keep a NaN, which `max` and `min` may drop."""
 RESERVED = {
-    "relu", "sigmoid", "silu", "gelu", "gelu_tanh", "softplus", "mish", "elu", "selu", "leaky_relu",
+    "relu", "sigmoid", "silu", "gelu", "gelu_half", "gelu_tanh", "softplus", "mish", "elu", "selu",
+    "leaky_relu",
     "relu6", "hardswish", "hardsigmoid", "softsign", "log_sigmoid", "sign", "rsqrt", "reciprocal",
     "maximum", "minimum", "xlogx", "exp", "log", "abs", "tanh", "sqrt", "floor", "ceil", "sin",
     "round", "trunc",
@@ -120,4 +123,7 @@ def expression(node: Node, operands: list[str]) -> str:
     """Return the C++ expression of a pointwise node."""
     if node.op in INFIX:
         return INFIX[node.op].format(*operands)
-    return f"{FUNCTIONS.get(node.op, node.op)}({', '.join(operands)})"
+    function = FUNCTIONS.get(node.op, node.op)
+    if node.op in OF_HALF and node.dtype in ("float16", "bfloat16"):
+        function += "_half"
+    return f"{function}({', '.join(operands)})"

@@ -200,6 +200,7 @@ POINTWISE float gelu(float x) {
   const float tail = 0.5f * exponential_of_nonpositive(-c * q - 20.f * (t - c));
   return x * (x < 0.f ? tail : 1.f - tail);
 }
+POINTWISE float gelu_half(float x) { return gelu(x); }
 // (1 + tanh u) / 2 is the sigmoid of 2u.
 POINTWISE float gelu_tanh(float x) {
   const float u = 0.797884561f * (x + 0.044715f * x * x * x);

@@ -52,9 +52,41 @@ POINTWISE float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
 POINTWISE float silu(float x) { return x / (1.f + expf(-x)); }
 POINTWISE float hyperbolic_tangent(float x) { return tanhf(x); }
 POINTWISE float error_function(float x) { return erff(x); }
-POINTWISE float gelu(float x) { return 0.5f * x * (1.f + erff(x * 0.707106781f)); }
+// x Phi(x) with Phi(-t sqrt 2) = erfc(t) / 2 = exp(-t Q(t)) / 2. Q was fitted up to 4.25 and is
+// constant from there on, where Phi is 0 or 1 for float. Within 2 ulp of |x|.
+POINTWISE float gelu(float x) {
+  const float t = fabsf(x) * 0.707106781f;
+  const float c = fminf(t, 4.25f);
+  float q = -7.23278917e-06f;
+  q = fmaf(q, c, 9.82887773e-05f);
+  q = fmaf(q, c, -0.000558194027f);
+  q = fmaf(q, c, 0.00151726979f);
+  q = fmaf(q, c, 7.74439856e-06f);
+  q = fmaf(q, c, -0.0192588227f);
+  q = fmaf(q, c, 0.102813061f);
+  q = fmaf(q, c, 0.636613978f);
+  q = fmaf(q, c, 1.12837944f);
+  const float tail = 0.5f * expf(-t * q);
+  return x * (x < 0.f ? tail : 1.f - tail);
+}
+// The same within 4e-5 of the value, for results in half precision; erff takes twice as many
+// instructions, which bound a kernel.
+POINTWISE float gelu_half(float x) {
+  const float t = fabsf(x) * 0.707106781f;
+  const float c = fminf(t, 4.f);
+  float q = -0.000141628972f;
+  q = fmaf(q, c, 0.00255983806f);
+  q = fmaf(q, c, -0.0206622532f);
+  q = fmaf(q, c, 0.101788842f);
+  q = fmaf(q, c, 0.638110143f);
+  q = fmaf(q, c, 1.12796812f);
+  const float tail = 0.5f * __expf(-t * q);
+  return x * (x < 0.f ? tail : 1.f - tail);
+}
+// (1 + tanh u) / 2 is the sigmoid of 2u.
 POINTWISE float gelu_tanh(float x) {
-  return 0.5f * x * (1.f + tanhf(0.797884561f * (x + 0.044715f * x * x * x)));
+  const float u = 0.797884561f * (x + 0.044715f * x * x * x);
+  return x / (1.f + expf(-2.f * u));
 }
 POINTWISE float softplus(float x) { return x > 20.f ? x : log1pf(expf(x)); }
 POINTWISE float log_sigmoid(float x) { return fminf(x, 0.f) - log1pf(expf(-fabsf(x))); }

@@ -63,7 +63,7 @@ class Described:
     """A task whose reference has run, with all that the oracle needs to answer."""
 
     reference: TwoPrecisions
-    """The reference, with the model of seed 0 so far."""
+    """The reference in both precisions; its weights are still those of seed 0."""
     coarsest: float
     """Unit roundoff of the coarsest output."""
     repertoire: Repertoire

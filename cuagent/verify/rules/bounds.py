@@ -208,7 +208,7 @@ def is_exact_probe(kind: Inputs, admitted: Precision) -> bool:
 
 
 def reach(signed: int, unit: float) -> float:
-    """Return the largest honest error of sums of `signed` terms, relative to their terms."""
+    """Return the largest error of an honest sum of `signed` terms, relative to a term."""
     return PRECISION_GATE * math.sqrt(signed) * UNIT + coarse(unit)
 
 

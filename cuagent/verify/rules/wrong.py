@@ -72,7 +72,8 @@ def describe(
     """Describe the wrong elements of output number `index`.
 
     `got`, `expected` and `wrong` (booleans) have the shape of the output; `worst` is the position
-    of the worst element in the flattened output. If no element is wrong, the rms error is.
+    of the worst element in the flattened output. If no element is wrong, the output was rejected
+    for its rms error, and the description says so.
     """
     shape = tuple(got.shape)
     total, count = wrong.numel(), int(wrong.count_nonzero())

@@ -178,7 +178,6 @@ BUGS: tuple[Bug, ...] = (
         "#pragma omp critical\n",
         "",
         "sums of threads are joined without a lock",
-        open="accepted in about half of the verdicts: the threads meet for 64 additions only",
     ),
     Bug(
         "bucket_sums_private",

@@ -25,6 +25,7 @@ from cuagent.training.policy.model import new_critic
 from cuagent.training.policy.optimize import AdamW
 
 
+@pytest.mark.slow
 def test_rft_value_pretraining_and_ppo_each_improve(tmp_path: Path) -> None:
     actor = small_actor()
     base = reward(actor)

@@ -1,7 +1,6 @@
 """Selects the first of equal shares, in C++.
 
 task: experts
-open: still rejected at times, on few numbers of one sign; the cause is not known
 """
 
 import torch

@@ -1,0 +1,345 @@
+"""Generate the CUDA kernel that computes all steps of a recurrent cell.
+
+A cluster of blocks has some rows of the batch for all steps, so that no step waits for the whole
+grid. The weights of the state stay in registers: a warp has all gates of some units, and each lane
+a part of the columns. After a step each unit is stored to the shared memory of every block of the
+cluster, and one barrier of the cluster follows.
+Not covered: GPUs without clusters, states whose weights do not fit into a cluster's registers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from cuagent.expert.capture.subject import Target
+from cuagent.expert.graph.graph import Graph, Kind, Node, contiguous_strides
+from cuagent.expert.kernel import KernelCall, Request, cuda_call
+from cuagent.expert.recurrences.cells import GATES, Recurrence
+from cuagent.expert.recurrences.groups import LAST
+from cuagent.expert.streaming.expressions import TYPES, identifier, narrowed, widened
+from cuagent.expert.streaming.nest import NestError, storage
+from cuagent.expert.streaming.text import Writer
+
+WARPS = 16
+"""Warps of a block; a thread then has up to 128 registers."""
+CLUSTERS = (1, 2, 4, 8)
+"""Blocks of a cluster that every GPU with clusters can run."""
+MOST_WEIGHTS = 64
+"""Weights in the registers of a thread."""
+MOST_PASSES = 4
+MOST_STATE = 48 << 10
+"""Bytes of static shared memory."""
+BARRIER, PASS = 900, 400
+"""Cycles of a step besides its products, and of each pass besides its products: estimates."""
+LANES = 32
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Parts of a recurrence for each cluster, block and warp."""
+
+    cluster: int
+    """Blocks of a cluster."""
+    units: int
+    """Units of a warp, a power of 2."""
+    slots: int
+    """Gates of a cell, rounded up to a power of 2."""
+    together: int
+    """Rows that a warp sums in one pass, a power of 2."""
+    passes: int
+    chunks: int
+    """Columns of a lane, in fours."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of a cluster."""
+        return self.together * self.passes
+
+    @property
+    def values(self) -> int:
+        """Sums of a warp in one pass; the lanes share them."""
+        return self.together * self.units * self.slots
+
+
+def layout(cell: str, rows: int, hidden: int, processors: int) -> Layout | None:
+    """Return the fastest layout by an estimate of the cycles; None if the weights do not fit."""
+    found = []
+    for cluster in CLUSTERS:
+        for shape in _layouts(cell, rows, hidden, cluster):
+            at_once = max(1, processors * 7 // 8 // cluster)
+            waves = math.ceil(math.ceil(rows / shape.rows) / at_once)
+            weights = GATES[cell] * shape.units * shape.chunks * 4
+            work = shape.passes * (PASS + shape.together * weights * WARPS // 4)
+            found.append((waves * (BARRIER + work), cluster, shape))
+    return min(found, key=lambda item: item[:2])[2] if found else None
+
+
+def _layouts(cell: str, rows: int, hidden: int, cluster: int) -> list[Layout]:
+    gates = GATES[cell]
+    slots, chunks = _power_of_2(gates), math.ceil(hidden / (4 * LANES))
+    units = _power_of_2(math.ceil(hidden / (cluster * WARPS)))
+    if gates * units * chunks * 4 > MOST_WEIGHTS or units * slots > LANES:
+        return []
+    shapes = []
+    for passes in range(1, MOST_PASSES + 1):
+        together = 1
+        while together * units * slots <= LANES and together < 2 * rows:
+            shape = Layout(cluster, units, slots, together, passes, chunks)
+            if 2 * shape.rows * chunks * 4 * LANES * 4 <= MOST_STATE:
+                shapes.append(shape)
+            together *= 2
+    return shapes
+
+
+def _power_of_2(count: int) -> int:
+    return 1 << (count - 1).bit_length()
+
+
+def has_kernel(cell: str, rows: int, hidden: int, dtype: str, target: Target) -> bool:
+    """Return True if a kernel of our own may compute this recurrence."""
+    if target.device != "cuda" or target.capability < (9, 0) or dtype != "float32":
+        return False
+    return layout(cell, rows, hidden, target.processors) is not None
+
+
+SUMS = """// Add the values of the lanes; lane k gets the sum of value k / (32 / COUNT).
+template <int COUNT>
+static __device__ __forceinline__ float scattered_sum(float (&values)[COUNT]) {
+  const int lane = threadIdx.x & 31;
+  int count = COUNT;
+#pragma unroll
+  for (int step = 16; step > 0; step >>= 1) {
+    if (count > 1) {
+      count >>= 1;
+#pragma unroll
+      for (int k = 0; k < COUNT / 2; ++k) {
+        if (k < count) {
+          const bool upper = lane & step;
+          const float given = upper ? values[k] : values[k + count];
+          const float kept = upper ? values[k + count] : values[k];
+          values[k] = kept + __shfl_xor_sync(0xffffffffu, given, step);
+        }
+      }
+    } else {
+      values[0] += __shfl_xor_sync(0xffffffffu, values[0], step);
+    }
+  }
+  return values[0];
+}"""
+EQUATIONS = {
+    "rnn_tanh": ["const float h = hyperbolic_tangent(x[pass][0] + s[0]);"],
+    "rnn_relu": ["const float h = relu(x[pass][0] + s[0]);"],
+    "gru": [
+        "const float reset = sigmoid(x[pass][0] + s[0]), keep = sigmoid(x[pass][1] + s[1]);",
+        "const float fresh = hyperbolic_tangent(x[pass][2] + reset * s[2]);",
+        "const float h = fresh + keep * (own[pass] - fresh);",
+        "own[pass] = h;",
+    ],
+    "lstm": [
+        "const float in = sigmoid(x[pass][0] + s[0]), forget = sigmoid(x[pass][1] + s[1]);",
+        "const float fresh = hyperbolic_tangent(x[pass][2] + s[2]), out = sigmoid(x[pass][3] + s[3]);",
+        "own[pass] = forget * own[pass] + in * fresh;",
+        "const float h = out * hyperbolic_tangent(own[pass]);",
+    ],
+}
+"""Equations over `x`, the projected inputs, `s`, the sums, and `own`, the state of this unit: h of
+a gru, c of an lstm."""
+
+
+def generate(request: Request) -> KernelCall:
+    """Return the kernel of a recurrence. Raises NestError if it does not fit."""
+    kernel = _Kernel(request)
+    text = kernel.text()
+    return cuda_call(request, text, kernel.tensors_read, ("pointwise_cuda.h", "cluster_cuda.h"))
+
+
+def _parameter(tensor: str) -> str:
+    return f"{identifier(tensor)}_in"
+
+
+def _operand(graph: Graph, name: str) -> tuple[Node, tuple[int, ...], int]:
+    """Return the tensor that the launcher takes, with the strides and the offset of its elements.
+
+    A slice of adjacent elements is a tensor of its own, so that layers can share a kernel.
+    """
+    node = graph.node(name)
+    if node.kind is Kind.STRIDED and node.strides == contiguous_strides(node.shape):
+        return node, node.strides, 0
+    return storage(graph, node)
+
+
+class _Kernel:
+    def __init__(self, request: Request) -> None:
+        self.request, self.w = request, Writer()
+        self.node = request.group.nodes[0]
+        self.spec: Recurrence = self.node.spec
+        found = layout(self.spec.cell, self.spec.rows, self.spec.hidden, self.spec.processors)
+        if found is None or self.node.dtype != "float32":
+            raise NestError(f"{request.name}: the weights do not fit into registers")
+        self.layout = found
+        self.states = 2 if self.spec.cell == "lstm" else 1
+        self.biased = len(self.node.args) == 2 + self.states + 1
+        self.operands = [_operand(request.graph, a) for a in self.node.inputs]
+        self.tensors_read = {base.name: base.dtype for base, _, _ in self.operands}
+
+    def text(self) -> str:
+        w, spec, form, name = self.w, self.spec, self.layout, self.request.name
+        w(f"// {self.request.title}")
+        w(f"// {spec.steps} steps of {spec.cell}: {spec.rows} rows, {spec.hidden} units.")
+        w(f"// Clusters of {form.cluster} blocks, each with {form.rows} rows.")
+        w('#include "pointwise_cuda.h"')
+        w('#include "cluster_cuda.h"')
+        w()
+        w.lines += SUMS.splitlines()
+        w()
+        results = [f"{TYPES[n.dtype]}* {self._result(n.op)}" for n in self.request.group.nodes]
+        reads = [f"const {TYPES[d]}* {_parameter(t)}" for t, d in self.tensors_read.items()]
+        parameters = [*results, *reads]
+        w(f"static __global__ void __cluster_dims__({form.cluster}, 1, 1)")
+        w.open(f"__launch_bounds__({WARPS * LANES}) {name}_device({', '.join(parameters)})")
+        self._constants()
+        self._place()
+        self._load()
+        self._steps()
+        w.close()
+        w()
+        w.open(f'extern "C" void {name}({", ".join(parameters)}, cudaStream_t stream)')
+        blocks = math.ceil(spec.rows / form.rows) * form.cluster
+        arguments = ", ".join(p.split()[-1] for p in parameters)
+        w(f"{name}_device<<<{blocks}, {WARPS * LANES}, 0, stream>>>({arguments});")
+        w.close()
+        return "\n".join(w.lines) + "\n"
+
+    def _result(self, op: str) -> str:
+        return "last" if op == LAST else "result"
+
+    def _constants(self) -> None:
+        w, spec, form = self.w, self.spec, self.layout
+        w(f"constexpr int STEPS = {spec.steps}, ROWS = {spec.rows}, HIDDEN = {spec.hidden};")
+        w(f"constexpr int GATES = {spec.gates}, SLOTS = {form.slots}, UNITS = {form.units};")
+        w(f"constexpr int TOGETHER = {form.together}, PASSES = {form.passes};")
+        w(f"constexpr int CHUNKS = {form.chunks}, CLUSTER = {form.cluster}, WARPS = {WARPS};")
+        w("constexpr int VALUES = TOGETHER * UNITS * SLOTS, WIDTH = CHUNKS * 128;")
+        w("constexpr int COPIES = 32 / VALUES, SHARE = COPIES * SLOTS;")
+
+    def _place(self) -> None:
+        """Write the rows and units of a lane."""
+        w = self.w
+        w("alignas(16) __shared__ float state[2][TOGETHER * PASSES][WIDTH];")
+        w("const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;")
+        w("const int first_unit = (blockIdx.x % CLUSTER * WARPS + warp) * UNITS;")
+        w("const int first_row = blockIdx.x / CLUSTER * (TOGETHER * PASSES);")
+        w("// After a sum, lanes with equal `item` have the gates of one unit and row.")
+        w("const int item = lane / SHARE, part = lane % SHARE;")
+        w("const int unit = first_unit + item % UNITS, turn = item / UNITS;")
+        w("const bool exists = unit < HIDDEN;")
+
+    def _load(self) -> None:
+        """Write the loads of weights, biases and first states."""
+        w, spec = self.w, self.spec
+        base, (outer, inner), offset = self.operands[1]
+        w("float weight[UNITS][SLOTS][CHUNKS][4];")
+        for name, extent in (("u", "UNITS"), ("g", "SLOTS"), ("j", "CHUNKS"), ("q", "4")):
+            w.pragma("unroll")
+            w.open(f"for (int {name} = 0; {name} < {extent}; ++{name})")
+        w("const int column = j * 128 + lane * 4 + q;")
+        w("const bool inside = g < GATES && first_unit + u < HIDDEN && column < HIDDEN;")
+        place = f"(g * HIDDEN + first_unit + u) * {outer} + column * {inner}"
+        w(f"weight[u][g][j][q] = inside ? {_parameter(base.name)}[{offset} + {place}] : 0.f;")
+        w.close(4)
+        w("float bias[GATES] = {};")
+        if self.biased:
+            base, (inner,), offset = self.operands[2]
+            w.pragma("unroll")
+            w("for (int g = 0; g < GATES; ++g)")
+            place = f"{offset} + (g * HIDDEN + unit) * {inner}"
+            w(f"  if (exists) bias[g] = {_parameter(base.name)}[{place}];")
+        states = self.operands[-self.states :]
+        base, strides, offset = states[0]
+        w(f"for (int k = threadIdx.x; k < TOGETHER * PASSES * WIDTH; k += {WARPS * LANES}) {{")
+        w("  const int row = first_row + k / WIDTH, column = k % WIDTH;")
+        place = f"{offset} + row * {strides[0]} + column * {strides[1]}"
+        value = widened(f"{_parameter(base.name)}[{place}]", base.dtype)
+        w("  const bool inside = row < ROWS && column < HIDDEN;")
+        w(f"  state[0][k / WIDTH][column] = inside ? {value} : 0.f;")
+        w("  state[1][k / WIDTH][column] = 0.f;")
+        w("}")
+        w("float x[PASSES][GATES], own[PASSES];")
+        base, strides, offset = states[-1]
+        w.pragma("unroll")
+        w.open("for (int pass = 0; pass < PASSES; ++pass)")
+        w("const int row = first_row + pass * TOGETHER + turn;")
+        place = f"{offset} + row * {strides[0]} + unit * {strides[1]}"
+        value = widened(f"{_parameter(base.name)}[{place}]", base.dtype)
+        w(f"own[pass] = exists && row < ROWS ? {value} : 0.f;")
+        w.close()
+        self._inputs("0")
+
+    def _inputs(self, step: str) -> None:
+        """Write the loads of the projected inputs of a step."""
+        w, spec = self.w, self.spec
+        base, (outer, inner, unit), offset = self.operands[0]
+        time, row = (inner, outer) if spec.batch_first else (outer, inner)
+        order = f"({spec.steps - 1} - {step})" if spec.reverse else step
+        w.pragma("unroll")
+        w.open("for (int pass = 0; pass < PASSES; ++pass)")
+        w("const int row = first_row + pass * TOGETHER + turn;")
+        w.pragma("unroll")
+        w.open("for (int g = 0; g < GATES; ++g)")
+        place = f"{offset}l + {order} * {time}l + row * {row}l + (g * HIDDEN + unit) * {unit}"
+        w(f"x[pass][g] = exists && row < ROWS ? {_parameter(base.name)}[{place}] : 0.f;")
+        w.close(2)
+
+    def _steps(self) -> None:
+        w, spec = self.w, self.spec
+        w("cluster_arrive();")
+        w("cluster_wait();")
+        w.open("for (int step = 0; step < STEPS; ++step)")
+        w.pragma("unroll")
+        w.open("for (int pass = 0; pass < PASSES; ++pass)")
+        self._sums()
+        w("float s[GATES];")
+        w.pragma("unroll")
+        w("for (int g = 0; g < GATES; ++g)")
+        w("  s[g] = __shfl_sync(0xffffffffu, sum, item * SHARE + g * COPIES) + bias[g];")
+        for line in EQUATIONS[spec.cell]:
+            w(line)
+        w("const int local = pass * TOGETHER + turn, row = first_row + local;")
+        w.open("if (exists)")
+        w.pragma("unroll")
+        w("for (int rank = part; rank < CLUSTER; rank += SHARE)")
+        w("  store_remote(&state[(step + 1) & 1][local][unit], rank, h);")
+        order = f"({spec.steps - 1}l - step)" if spec.reverse else "(long)step"
+        value = narrowed("h", self.node.dtype)
+        w(f"if (part == 0 && row < ROWS) result[({order} * ROWS + row) * HIDDEN + unit] = {value};")
+        w.close(2)
+        w("cluster_arrive();")
+        w.open("if (step + 1 < STEPS)")
+        self._inputs("(step + 1)")
+        w.close()
+        w("cluster_wait();")
+        w.close()
+        if len(self.request.group.nodes) == 2:
+            w.pragma("unroll")
+            w.open("for (int pass = 0; pass < PASSES; ++pass)")
+            w("const int row = first_row + pass * TOGETHER + turn;")
+            value = narrowed("own[pass]", self.node.dtype)
+            w(f"if (exists && part == 0 && row < ROWS) last[row * HIDDEN + unit] = {value};")
+            w.close()
+
+    def _sums(self) -> None:
+        """Write the products of the weights with the states of the rows of one pass."""
+        w = self.w
+        w("float sums[VALUES] = {};")
+        for name, extent in (("j", "CHUNKS"), ("r", "TOGETHER")):
+            w.pragma("unroll")
+            w.open(f"for (int {name} = 0; {name} < {extent}; ++{name})")
+        w("float h[4];")
+        w("load_vector(&state[step & 1][pass * TOGETHER + r][j * 128 + lane * 4], h);")
+        for name, extent in (("u", "UNITS"), ("g", "GATES"), ("q", "4")):
+            w.pragma("unroll")
+            w(f"for (int {name} = 0; {name} < {extent}; ++{name})")
+        w("  sums[(r * UNITS + u) * SLOTS + g] += weight[u][g][j][q] * h[q];")
+        w.close(2)
+        w("const float sum = scattered_sum(sums);")

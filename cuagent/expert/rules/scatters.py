@@ -1,0 +1,103 @@
+"""Lower sums and extremes of rows by index: `index_add`, `scatter_add`, `scatter_reduce`.
+
+Covered on the CPU: one index for each row of the source, which is float32. New tensors of one
+number (`zeros`, `ones_like`) are read as that number.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from cuagent.expert.graph.graph import Kind, Node, Operand, Scatter
+from cuagent.expert.graph.lowering import (
+    Lowering,
+    argument,
+    dtype_of,
+    operand,
+    operator_name,
+    rule,
+    shape_of,
+)
+
+REDUCTIONS = {"sum": "sum", "amax": "amax", "amin": "amin"}
+FILLS = {"zeros": 0.0, "zeros_like": 0.0, "new_zeros": 0.0} | {
+    "ones": 1.0, "ones_like": 1.0, "new_ones": 1.0
+}  # fmt: skip
+VALUES = {"full": 1, "full_like": 1, "new_full": 2}
+"""Position of the number with which an operator fills a new tensor."""
+COPIES = ("clone", "expand", "view", "reshape", "unsqueeze", "_to_copy", "alias", "detach")
+
+
+@rule("index_add")
+def index_add(low: Lowering, fx: Any) -> str | None:
+    base, dim, index, source = fx.args[:4]
+    if argument(fx, 4, "alpha", 1) != 1 or len(shape_of(index)) != 1:
+        return None
+    return _scatter(low, fx, base, dim, index, source, "sum", wraps=False)
+
+
+@rule("scatter_add", "scatter_reduce")
+def scatter_reduce(low: Lowering, fx: Any) -> str | None:
+    base, dim, index, source = fx.args[:4]
+    name = argument(fx, 4, "reduce", "sum") if "reduce" in str(fx.target) else "sum"
+    included = argument(fx, 5, "include_self", True)
+    if name not in REDUCTIONS or not included or shape_of(index) != shape_of(source):
+        return None
+    return _scatter(low, fx, base, dim, index, source, REDUCTIONS[name], wraps=False)
+
+
+@rule("index_put")
+def index_put(low: Lowering, fx: Any) -> str | None:
+    """Lower `x[index] += source` with one index of one dimension."""
+    base, indices, source = fx.args[:3]
+    if not argument(fx, 3, "accumulate", False) or len(indices) != 1 or indices[0] is None:
+        return None
+    rows = shape_of(indices[0])
+    if len(rows) != 1 or shape_of(source) != (*rows, *shape_of(base)[1:]):
+        return None
+    return _scatter(low, fx, base, 0, indices[0], source, "sum", wraps=True)
+
+
+def _scatter(
+    low: Lowering, fx: Any, base: Any, dim: int, index: Any, source: Any, op: str, *, wraps: bool
+) -> str | None:
+    shape, given = shape_of(fx), shape_of(source)
+    plain = all(dtype_of(x) == "float32" for x in (fx, base, source))
+    on_cpu = fx.meta["val"].device.type == "cpu"
+    if not plain or not on_cpu or not shape or dtype_of(index) not in ("int64", "int32"):
+        return None
+    dim %= len(shape)
+    places = operand(low, index)
+    if shape[:dim] + shape[dim + 1 :] != given[:dim] + given[dim + 1 :] or dim:
+        return None
+    first, rows = _fill(low, base), _fill(low, source)
+    if not isinstance(places, str) or first is None or rows is None:
+        return None
+    if not _is_by_row(low.by_name[places]):
+        return None
+    spec = Scatter(shape[dim], given, wraps)
+    args = (first, places, rows)
+    name = low.unique_name("")
+    return low.add(
+        Node(name, Kind.SCATTER, op, args, shape, "float32", (dim,), low.origin, spec=spec)
+    )
+
+
+def _is_by_row(index: Node) -> bool:
+    """Return True if an index varies along the first dimension only."""
+    if math.prod(index.shape[1:]) == 1:
+        return index.kind is not Kind.GATHER
+    return index.kind is Kind.STRIDED and not any(index.strides[1:])
+
+
+def _fill(low: Lowering, fx: Any) -> Operand | None:
+    """Return the number that fills a new tensor, else its node."""
+    new = fx
+    while operator_name(new) in COPIES and hasattr(new.args[0], "meta"):
+        new = new.args[0]
+    name = operator_name(new)
+    if name in FILLS and dtype_of(new) == "float32":
+        return FILLS[name]
+    value = new.args[VALUES[name]] if name in VALUES and dtype_of(new) == "float32" else None
+    return float(value) if isinstance(value, int | float) else operand(low, fx)

@@ -1,0 +1,143 @@
+"""Remember which choices won and lost for a captured module, for the next one that is equal.
+
+A module is known again by its operators, shapes, dtypes, device, and the versions of torch and
+of this package; the names of its parameters and its values do not matter. A memory
+changes the order of the search alone: the choice that won before is tried first, and choices that
+lost to it are left out. Every candidate is still verified and timed. Memories are files in the
+user's cache; one that cannot be read counts as none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cuagent.expert.candidate import Options
+
+if TYPE_CHECKING:
+    from cuagent.expert.capture.subject import Subject
+    from cuagent.expert.search.planner import Outcome
+
+FORMAT = 1
+"""Version of the keys and files; increase it when an option gets another meaning."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Choices of earlier runs of an equal module."""
+
+    first: Options | None = None
+    """The choice that won."""
+    slower: frozenset[Options] = frozenset()
+    """Choices that were refused, or surely slower than `first`."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "first": _plain(self.first) if self.first else None,
+            "slower": sorted((_plain(options) for options in self.slower), key=repr),
+        }
+
+    @staticmethod
+    def from_json(data: Any) -> Memory:
+        """Raise KeyError, TypeError or ValueError for other data."""
+        first = data["first"]
+        return Memory(
+            _options(first) if first else None, frozenset(_options(o) for o in data["slower"])
+        )
+
+
+def _plain(options: Options) -> dict[str, Any]:
+    return asdict(options) | {"keep": sorted(options.keep)}
+
+
+def _options(data: Mapping[str, Any]) -> Options:
+    if set(data) != {field.name for field in fields(Options)}:
+        raise ValueError("options of another version")
+    return Options(**{**data, "keep": frozenset(data["keep"])})
+
+
+def folder_of_user() -> Path:
+    """Return the folder of memories in the user's cache."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "cuagent" / "tuning"
+
+
+def recalled(subject: Subject, folder: Path | None) -> Memory:
+    """Return the memory of an equal module; an empty one if there is none."""
+    if folder is None:
+        return Memory()
+    try:
+        return Memory.from_json(json.loads(_file(subject, folder).read_text("utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return Memory()
+
+
+def remember(subject: Subject, folder: Path | None, outcomes: Sequence[Outcome]) -> None:
+    """Write the memory of a run; nothing if no candidate was accepted."""
+    from cuagent.expert.search.planner import best_of
+
+    best = best_of(outcomes)
+    if folder is None or best is None:
+        return
+    before = recalled(subject, folder)
+    slower = {
+        o.candidate.options for o in outcomes if not o.accepted or o.speedup < best.lower_limit
+    }
+    kept = (before.slower | slower) - {best.candidate.options}
+    memory = Memory(best.candidate.options, frozenset(kept))
+    file = _file(subject, folder)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(memory.to_json()), "utf-8")
+        partial.replace(file)
+    except OSError:
+        return  # the next run searches again
+
+
+def _file(subject: Subject, folder: Path) -> Path:
+    return folder / f"{key(subject)}.json"
+
+
+def key(subject: Subject) -> str:
+    """Return the key of a captured module on this machine."""
+    import torch
+
+    from cuagent import __version__
+    from cuagent.measure.roofline.ceilings import describe
+    from cuagent.task import Device
+
+    machine = describe(Device(subject.device))
+    about = (FORMAT, subject.target, machine, torch.__version__, __version__)
+    text = repr((about, graph_text(subject)))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def graph_text(subject: Subject) -> str:
+    """Return the captured operators with numbers in place of the names of values."""
+    captured, numbers = subject.captured, dict[str, str]()
+    lines = []
+
+    def word(value: Any) -> str:
+        if hasattr(value, "meta"):
+            return numbers.get(value.name, "?")
+        if isinstance(value, list | tuple):
+            return f"[{', '.join(map(word, value))}]"
+        return repr(value)
+
+    for fx in captured.nodes:
+        numbers[fx.name] = f"v{len(numbers)}"
+        value = fx.meta.get("val")
+        values = value if isinstance(value, list | tuple) else [value]
+        made = [f"{getattr(v, 'dtype', '')}{list(getattr(v, 'shape', ()))}" for v in values]
+        given = [word(arg) for arg in fx.args]
+        given += [f"{name}={word(arg)}" for name, arg in sorted(fx.kwargs.items())]
+        kind = "parameter" if fx.name in captured.parameters else fx.op
+        target = str(fx.target) if fx.op == "call_function" else ""
+        lines.append(f"{kind} {target}({', '.join(given)}) {' '.join(made)}")
+    return "\n".join(lines)

@@ -1,0 +1,77 @@
+"""Name what an attempt's text may learn about the process that runs it, as a note of its verdict.
+
+A verdict covers calls in the worker. Code that reads the environment, the clock, files or its
+caller can behave otherwise where it is installed, and no test in the worker shows that. This finds
+plain uses for a reader, and does not reject. Not covered: hidden ones (names built at run time,
+assembly, system calls by number, uninitialised memory, the number of calls).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from cuagent.attempt import Attempt
+
+NOTE = "its text reads its surroundings"
+"""Start of the note."""
+MODULES = frozenset(
+    (
+        *("os", "sys", "time", "datetime", "inspect", "socket", "subprocess"),
+        *("threading", "signal", "multiprocessing", "ctypes", "gc", "platform", "importlib"),
+        *("pathlib", "shutil", "atexit", "tempfile", "traceback", "resource", "pickle"),
+        *("marshal", "urllib", "http", "builtins", "glob", "io", "getpass"),
+        *("psutil", "requests"),
+    )
+)
+NAMES = frozenset({"open", "exec", "eval", "__import__", "__file__", "breakpoint"})
+KERNELS = "cuagent.kernels"
+_CALLS = re.compile(
+    r"\b((?:secure_)?getenv|environ|dlopen|dlsym|dladdr|popen|system|v?fork|exec[lv]p?e?|fopen"
+    r"|readlink|getp?pid|gettid|clock_gettime|gettimeofday|__rdtsc|syscall|isatty|getauxval|uname"
+    r"|getcwd|backtrace)\s*\(|\b(std::(?:chrono|filesystem|random_device)|[io]?fstream)\b"
+)
+_COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+
+
+def surroundings(attempt: Attempt) -> tuple[str, ...]:
+    """Return the modules, names and functions by which the attempt may learn where it runs."""
+    found: set[str] = set()
+    for name, text in attempt.files:
+        found |= _python(text) if name.endswith(".py") else _compiled(text)
+    return tuple(sorted(found))
+
+
+def note(attempt: Attempt) -> str:
+    """Return the note for a verdict, or "" if there is nothing to name."""
+    found = surroundings(attempt)
+    if not found:
+        return ""
+    return f"{NOTE} ({', '.join(found)}): read it before you install it (docs/concepts/trust.md)"
+
+
+def _python(text: str) -> set[str]:
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return set()
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                found.update(name.name for name in names if _is_outside(name.name))
+            case ast.ImportFrom(module=str(module)) if _is_outside(module):
+                found.add(module)
+            case ast.Name(id=name) if name in NAMES:
+                found.add(name)
+    return found
+
+
+def _is_outside(module: str) -> bool:
+    package = module.partition(".")[0]
+    return package in MODULES or (package == "cuagent" and module != KERNELS)
+
+
+def _compiled(text: str) -> set[str]:
+    plain = _COMMENTS.sub(" ", text)
+    return {match[1] or match[2] for match in _CALLS.finditer(plain)}
