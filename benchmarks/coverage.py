@@ -1,4 +1,4 @@
-"""Print what the expert's first candidate computes for each problem of a folder, without a GPU.
+"""Print the contents of the expert's first candidate for each problem of a folder, without a GPU.
 
     python benchmarks/coverage.py FOLDER [--match WORD] [--calls]
 
@@ -38,7 +38,7 @@ HEAVY = re.compile(
 
 @dataclass(frozen=True)
 class Plan:
-    """What a candidate computes: kernels by family, and calls of torch by name."""
+    """Contents of a candidate: kernels by family, and calls of torch by name."""
 
     kernels: Counter[str]
     library: Counter[str]
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def plan(path: Path) -> Plan:
-    """Return what the first candidate would compute."""
+    """Return the contents of the first candidate."""
     found: list[tuple[Any, ...]] = []
     try:
         with _limit(LIMIT_S), _meta_tensors(), _observed(found):
@@ -141,7 +141,7 @@ def _meta_tensors() -> Iterator[None]:
 
 @contextmanager
 def _limit(seconds: int) -> Iterator[None]:
-    """Raise TimeoutError after so many seconds."""
+    """Raise TimeoutError after this time."""
 
     def stop(*_: Any) -> None:
         raise TimeoutError(f"not planned after {seconds} s")

@@ -11,6 +11,7 @@ import typer
 from cuagent.cli import options, patch
 from cuagent.cli.exits import Refused, print_stderr
 from cuagent.cli.runs import RUNS, RunDir, attempt_in, chosen_attempt, read, readable
+from cuagent.cli.script import captured_of
 from cuagent.cli.trust import require_trusted_run
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ def apply(
         chosen = attempt_in(records, judgement.attempt)
     refuse_slower(judgement, force=force)
     if to is not None and (to.is_file() or to.suffix == ".py"):
-        patch.patch_file(to, task, chosen, judgement, yes=yes, force=force)
+        captured = captured_of(task, folder.path, judgement.attempt)
+        patch.patch_file(to, task, chosen, judgement, captured, yes=yes, force=force)
         return
     beside = task.path.parent
     if to is None and not made_here:

@@ -15,32 +15,45 @@ from cuagent.cli.trust import can_ask
 if TYPE_CHECKING:
     from cuagent.attempt import Attempt
     from cuagent.judgement import Judgement
+    from cuagent.package import Captured
     from cuagent.task import Task
 
 
 def patch_file(
-    path: Path, task: Task, attempt: Attempt, judgement: Judgement, *, yes: bool, force: bool
+    path: Path,
+    task: Task,
+    attempt: Attempt,
+    judgement: Judgement,
+    captured: Captured | None = None,
+    *,
+    yes: bool,
+    force: bool,
 ) -> None:
     """Show the change of `path` as a diff, ask, and write it with the folder that it imports.
 
     Raises Refused; then nothing was written.
     """
+    from cuagent.attempt import MODULE
     from cuagent.package import ExportError
     from cuagent.package.guarded import FOLDER, guarded_files
     from cuagent.package.patch import MANIFEST, class_text, folder_name, manifest, patched
+    from cuagent.package.vendor import loader_files
     from cuagent.record import write_file
     from cuagent.ui.console import say
 
     before = _text(path)
-    name = folder_name(path.stem, task.entry)
+    entry = task.entry if captured is None else captured.kind
+    name = folder_name(path.stem, entry)
     try:
-        if class_text(before, task.entry) != class_text(task.source, task.entry):
-            raise ExportError(f"its class {task.entry} is not the one that was verified")
+        if class_text(before, entry) != class_text(task.source, entry):
+            raise ExportError(f"its class {entry} is not the one that was verified")
         in_package = (path.parent / "__init__.py").is_file()
-        after = patched(before, task.entry, name, in_package=in_package)
-        texts = guarded_files(attempt, task, judgement.domain, f"{FOLDER}/reference.py")
+        after = patched(before, entry, name, in_package=in_package)
+        reference = f"{FOLDER}/reference.py"
+        texts = guarded_files(attempt, task, judgement.domain, reference, captured)
     except ExportError as error:
         raise Refused(f"{path}: {error}; nothing was written") from error
+    texts |= loader_files(FOLDER, texts[f"{FOLDER}/{MODULE}"])
     texts["__init__.py"] = "from .model_new import accelerate_\n\n__all__ = ['accelerate_']\n"
     files = {key: text.encode("utf-8", "backslashreplace") for key, text in texts.items()}
     folder = path.parent / name
@@ -64,7 +77,7 @@ def patch_file(
         if new:
             shutil.rmtree(folder, ignore_errors=True)
         raise Refused(f"{path}: cannot be written ({error.strerror or error})") from error
-    say(f"{task.entry} in {path} now runs the kernel; undo with: cuagent apply --undo {path}")
+    say(f"{entry} in {path} now runs the kernel; undo with: cuagent apply --undo {path}")
 
 
 def undo(path: Path) -> None:

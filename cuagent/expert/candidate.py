@@ -20,6 +20,7 @@ from cuagent.expert.convolutions import library as library_convolutions
 from cuagent.expert.convolutions import match as convolutions
 from cuagent.expert.convolutions import triton as convolution
 from cuagent.expert.convolutions.match import Convolution, with_convolutions
+from cuagent.expert.convolutions.pools import with_pools
 from cuagent.expert.convolutions.sums import sum_before_convolutions
 from cuagent.expert.convolutions.tiles import tiles as convolution_tiles
 from cuagent.expert.depthwise.match import with_depthwise
@@ -32,7 +33,7 @@ from cuagent.expert.lower import lower
 from cuagent.expert.module import FRESH, Call, ModuleText, Steps, TritonCall, render
 from cuagent.expert.products import operands as products
 from cuagent.expert.products import triton as matrix_product
-from cuagent.expert.products.match import Product, with_products
+from cuagent.expert.products.match import Product, with_products, with_split_operands
 from cuagent.expert.products.tiles import ranked
 from cuagent.expert.recurrences.groups import recurrence_groups
 from cuagent.expert.recurrences.match import with_layers, with_recurrences
@@ -72,6 +73,8 @@ class Options:
     convolutions: str = "own"
     """CUDA: compute convolutions by own kernels where they may be faster ("own"), or all by the
     library, in the layout as captured ("library") or in "channels_last"."""
+    split: bool = True
+    """CUDA: split the operands of large float32 products before the product."""
     tiles: int = 0
     """CUDA: rank of a product's tiles in the cost model."""
     compile: str = ""
@@ -141,7 +144,9 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
         steps: Steps = fused
         if options.products:
             found = with_products(fused, graph, subject.target, frozenset(keep))
-            steps = with_kernels(with_convolutions(found, graph), graph, frozenset(keep))
+            steps = with_kernels(
+                with_pools(with_convolutions(found, graph), graph), graph, frozenset(keep)
+            )
         calls: dict[int, Call] = {}
         known: dict[str, KernelCall] = {}
         rejected: set[str] = set()
@@ -271,9 +276,10 @@ def _triton(
         return graph.node(output).dtype
 
     if isinstance(step, Product):
+        step = with_split_operands(step, target) if options.split else step
         text = matrix_product.render(name, step, dtype_of)
         sizes = (step.rows, step.columns, step.node.dtype, target.processors, step.batch)
-        tiles = ranked(*sizes)
+        tiles = ranked(*sizes, step.split)
         tile = tiles[min(options.tiles, len(tiles) - 1)]
         return TritonCall(name, text, step, partial(matrix_product.launch, name, step, tile))
     found = convolution_tiles(step, target.processors)

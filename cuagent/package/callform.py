@@ -27,9 +27,14 @@ class CallForm:
         self._names, self._defaults = _parameters(forward)
         self._all = dict(zip(self._names, self._positional, strict=False)) | dict(self._named)
         self._by_name = len(self._positional) <= len(self._names)
+        forms = (*self._positional, *(form for _, form in self._named))
+        # Most calls pass nothing but different tensors, in the order of the task's inputs.
+        self._plain = forms == tuple(("tensor", number) for number in range(self.count))
 
     def inputs(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...] | None:
         """Return the tensors of a call in the task's order; None if the call has another form."""
+        if self._plain and len(args) == len(self._positional) and tuple(named) == self._keys:
+            return (*args, *named.values()) if named else args
         found: list[Any] = [None] * self.count
         if len(args) == len(self._positional) and tuple(named) == self._keys:
             for value, form in zip(args, self._positional, strict=True):

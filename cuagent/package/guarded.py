@@ -179,13 +179,14 @@ class {ENTRY}(guard.Guarded):
 PACKAGE = replace.Package({ENTRY}.folder, {ENTRY}.reference)
 
 
-def optimize_(model, original=None):
+def optimize_(model, original=None, gradients=True):
     """Let the {kind} modules in `model` run the kernel, in place; return `model`.
 
-    Parameters, state_dict and hooks stay. With gradients the backward pass is the original's.
+    Parameters, state_dict and hooks stay. With gradients the backward pass computes the original
+    again; a training step gets slower by that. gradients=False runs the original there.
     `original` names the class of the modules if its file is not the verified one.
     """
-    return replace.optimize_(model, PACKAGE, original)
+    return replace.optimize_(model, PACKAGE, original, gradients)
 
 
 def accelerate_(kind):

@@ -58,7 +58,9 @@ def readme(
             "kernel is slower on a machine, `--time` makes the package run the original there. "
             f"Without an installation, `from model_new import {ENTRY}` works with this folder on "
             "the path. Measured under `torch.no_grad()`. With gradients the kernel of an optimized "
-            "module computes the output, and the backward pass computes the original again.",
+            "module computes the output, and the backward pass computes the original again, which "
+            "makes training steps slower: `optimize_(model, gradients=False)` runs the original "
+            "where gradients are wanted.",
             "",
             "## Verified calls",
             "",

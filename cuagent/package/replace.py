@@ -29,45 +29,55 @@ from .machine import slower_here
 from .replacement import Package, Replacement
 
 
-def optimize_(model: nn.Module, package: Package, original: type[nn.Module] | None = None) -> Any:
+def optimize_(
+    model: nn.Module,
+    package: Package,
+    original: type[nn.Module] | None = None,
+    gradients: bool = True,
+) -> Any:
     """Let the modules in `model` that equal the verified original run the kernel; return `model`.
 
-    `original` names the class of the modules, if it is not the class of the verified file. Warns
-    about a module of that class that cannot be optimized.
+    `original` names the class of the modules, if it is not the class of the verified file. With
+    `gradients` false the original runs where gradients are wanted, because the backward pass of a
+    kernel computes the original again. Warns about a module of that class that cannot be optimized.
     """
     if why := slower_here(package.folder):
         package.warn(why)
         return model
-    found = 0
+    found, reasons = 0, []
     for module in list(model.modules()):
         kind = original_of(module)
         if kind is not original and (original or kind.__name__ != package.entry):
             continue
         found += 1
         if KEY not in module.__dict__:
-            replace_(module, package, any_class=original is not None)
+            why = replace_(module, package, any_class=original is not None, gradients=gradients)
+            reasons += [why] if why else []
+    for why in dict.fromkeys(reasons):
+        some = f"{found - len(reasons)} of {found} modules run the kernel; not the others"
+        package.warn(why, *([some] if len(reasons) < found else []))
     if not found:
         name = original.__name__ if original else package.entry
         package.warn(f"the model has no module of class {name}", "nothing was optimized")
     return model
 
 
-def replace_(module: nn.Module, package: Package, any_class: bool = False) -> bool:
-    """Let one module run the kernel. Returns False with a warning if it cannot."""
+def replace_(
+    module: nn.Module, package: Package, any_class: bool = False, gradients: bool = True
+) -> str:
+    """Let one module run the kernel. Returns the reason if it cannot, else ""."""
     try:
-        replacement = Replacement(package, module, any_class)
+        replacement = Replacement(package, module, any_class, gradients)
     except Unsuitable as why:
-        package.warn(str(why))
-        return False
+        return str(why)
     except Exception as error:  # noqa: BLE001  another version of torch must not end the program
         line = f"{type(error).__name__}: {error}".partition("\n")[0]
-        package.warn(f"the package does not work with torch {torch.__version__} ({line})")
-        return False
+        return f"the package does not work with torch {torch.__version__} ({line})"
     module.__dict__[KEY] = replacement
     kind: Any = type(module)
     module.__class__ = _replaced_class(kind)
     replacement.check()
-    return True
+    return ""
 
 
 def accelerate_(kind: Any, package: Package) -> Any:
@@ -81,11 +91,8 @@ def accelerate_(kind: Any, package: Package) -> Any:
     @functools.wraps(construct)
     def constructed(self: nn.Module, *args: Any, **named: Any) -> None:
         construct(self, *args, **named)
-        if type(self) is kind:
-            if why := slower_here(package.folder):
-                package.warn(why)
-            else:
-                replace_(self, package)
+        if type(self) is kind and (why := slower_here(package.folder) or replace_(self, package)):
+            package.warn(why)
 
     setattr(constructed, ADDED, inherited)
     kind.__init__ = constructed
@@ -108,22 +115,25 @@ def _replaced_class(original: Any) -> Any:
     @functools.wraps(original.forward)
     def forward(self: Any, *args: Any, **named: Any) -> Any:
         replacement: Replacement = self.__dict__[KEY]
-        package = replacement.package
-        given = args
-        if named or package.call is not None:
-            given = package.inputs(args, named)
+        given: tuple[Any, ...] | None = args
+        if named or replacement.call is not None:
+            given = replacement.package.inputs(args, named)
         if torch.compiler.is_compiling():
-            at = -1 if given is None else shape_in_graph(self, given, package)
-            if at >= 0 and not replacement.reason_in_graph():
+            at = -1
+            if given is not None and (replacement.gradients or not torch.is_grad_enabled()):
+                at = shape_in_graph(self, given, replacement.package)
+            if at >= 0 and given is not None and not replacement.reason_in_graph():
                 return _call_operator(self, given, replacement, replacement.boundaries[at])
             return original.forward(self, *args, **named)
         boundary = None if given is None else replacement.fitting(given)
-        if boundary is None:
-            package.warn(replacement.why(given))
+        if given is None or boundary is None:
+            replacement.package.warn(replacement.why(given))
             return original.forward(self, *args, **named)
         if not torch.is_grad_enabled():
             return replacement.run(given)
         if replacement.wants_gradients(given):
+            if not replacement.gradients:
+                return original.forward(self, *args, **named)
             return replacement.run_with_gradients(given, boundary)
         return replacement.run_without_gradients(given)
 
@@ -181,5 +191,7 @@ def _deep_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     made: nn.Module = copy.deepcopy(_twin(module), memo)
     memo[id(module)] = made
     replacement: Replacement = module.__dict__[KEY]
-    replace_(made, replacement.package, replacement._any_class)
+    package = replacement.package
+    if why := replace_(made, package, replacement._any_class, replacement.gradients):
+        package.warn(why)
     return made

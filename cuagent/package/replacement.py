@@ -21,7 +21,7 @@ from torch.compiler import assume_constant_result
 from .boundary import Boundary, Recomputed, Unsuitable, state_names
 from .callform import CallForm
 from .flags import flags_kept, flags_set, set_flags
-from .forms import Form, form_of, is_strided, matches, required_text, tensors_in
+from .forms import PLAIN, Form, form_of, is_strided, matches, required_text, tensors_in
 from .forms import value_text as shown
 from .graphs import static_form
 from .likeness import difference
@@ -131,11 +131,19 @@ class Package:
 class Replacement:
     """The kernel of one optimized module, and why the module cannot use it now."""
 
-    def __init__(self, package: Package, module: nn.Module, any_class: bool = False) -> None:
+    def __init__(
+        self,
+        package: Package,
+        module: nn.Module,
+        any_class: bool = False,
+        gradients: bool = True,
+    ) -> None:
         self.package, self.module, self._any_class = package, module, any_class
+        self.gradients = gradients
+        """False if the original runs where gradients are wanted."""
         device = next((t.device for t in state_names(module)[1]), torch.device(package.device))
         self.boundaries = package.boundaries(device)
-        self.boundary = self.boundaries[0]
+        self.boundary, self.call = self.boundaries[0], package.call
         if why := self._structure_difference():
             raise Unsuitable(why)
         self.kernel = package.make_kernel()
@@ -148,6 +156,9 @@ class Replacement:
             (len(forms), [_check_of(form) for form in forms], boundary)
             for forms, boundary in zip(package.shapes, self.boundaries, strict=True)
         ]
+        self.run = self._run if self._autocast is None else self._run_without_autocast
+        """Runs the kernel under the flags that it was verified under."""
+        self._by_shape = _by_first_shape(package.shapes, self._checks)
         self.places = _places(module)
         self.structure = ""
         """Difference of the module from the verified original now, as a message, or ""."""
@@ -216,7 +227,8 @@ class Replacement:
         if args is None:
             return self._why_form()
         if self.fitting(args):
-            return ""
+            wanted = torch.is_grad_enabled() and self.wants_gradients(args)
+            return "" if self.gradients or not wanted else "gradients=False was given to optimize_"
         if why := self.reason() or unverified_mode(self.package.device, self._autocast):
             return why
         reasons = [self._why_shape(args, forms) for forms in self.package.shapes]
@@ -248,10 +260,7 @@ class Replacement:
         return torch.device(self.package.device)
 
     def fitting(self, args: tuple[Any, ...]) -> Boundary | None:
-        """Return the operators for a verified call, in a few microseconds; `why` explains a None.
-
-        Shapes are compared in the order of their calls in the recorded script.
-        """
+        """Return the operators for a verified call, in microseconds; `why` explains a None."""
         if not self.watch.unchanged():
             self.check()
         if self.state or unverified_mode(self._on, self._autocast):
@@ -259,7 +268,10 @@ class Replacement:
         device = self.device or self.place()
         if self._on == "cuda" and device.index != torch._C._cuda_getDevice():
             return None
-        for count, checks, boundary in self._checks:
+        found = self._checks
+        if self._by_shape is not None and args and args[0].__class__ in PLAIN:
+            found = self._by_shape.get(args[0].shape, [])
+        for count, checks, boundary in found:
             if len(args) == count:
                 for value, check in zip(args, checks):  # noqa: B905  0.1 us faster
                     if not check(value, device):
@@ -268,12 +280,10 @@ class Replacement:
                     return boundary
         return None
 
-    def run(self, args: tuple[Any, ...]) -> Any:
-        """Run the kernel under the flags that it was verified under."""
-        if self._autocast is not None:
-            with torch.autocast(self._on, enabled=False):
-                return self._run(args)
-        return self._run(args)
+    def _run_without_autocast(self, args: tuple[Any, ...]) -> Any:
+        """Run the kernel of a module that was recorded under autocast, as it was verified."""
+        with torch.autocast(self._on, enabled=False):
+            return self._run(args)
 
     def _run(self, args: tuple[Any, ...]) -> Any:
         flags = self.package.facts["flags"]
@@ -322,6 +332,16 @@ class Replacement:
         return any(t.requires_grad for t in self.trainable) or any(
             t.requires_grad for t in tensors_in(args)
         )
+
+
+def _by_first_shape(shapes: list[Any], checks: list[Any]) -> dict[Any, list[Any]] | None:
+    """Return the checks by the shape of the first tensor; None if that needs no dictionary."""
+    if len(shapes) == 1 or not all(forms and forms[0].__class__ is Form for forms in shapes):
+        return None
+    found: dict[Any, list[Any]] = {}
+    for forms, check in zip(shapes, checks, strict=True):
+        found.setdefault(forms[0].shape, []).append(check)
+    return found
 
 
 def _always() -> bool:

@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import ast
+from pathlib import Path
+
+import cuagent.kernels
+from cuagent.attempt import MODULE
 
 LOADER = "_kernels"
 """Folder name of the copy, next to `model_new.py`."""
 ORIGINAL = "cuagent.kernels"
+
+
+def loader_files(folder: str, source: str) -> dict[str, str]:
+    """Return `model_new.py` with rewritten loader imports and the files of the copy, by path.
+
+    `folder` is the folder of both; `source` is the text of `model_new.py`.
+    """
+    text, used = vendored(source)
+    place = Path(cuagent.kernels.__file__).parent
+    copies = {f"{folder}/{LOADER}/{f.name}": f.read_text("utf-8") for f in place.glob("*.py")}
+    return {f"{folder}/{MODULE}": text} | (copies if used else {})
 
 
 def vendored(source: str) -> tuple[str, bool]:

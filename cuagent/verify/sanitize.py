@@ -23,35 +23,38 @@ notes.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import re
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cuagent.attempt import Attempt
-from cuagent.build import Build, environment
-from cuagent.sandbox import Policy, SandboxError, Tier, wrap
+from cuagent.build import Build
+from cuagent.sandbox import SandboxError, Tier
 from cuagent.task import Device
 from cuagent.task.memory import free
 from cuagent.verdict import Reason, Verdict
+from cuagent.verify.compute_sanitizer import (
+    LAUNCHES,
+    MAX_READ,
+    Outcome,
+    Report,
+    read,
+    run,
+    sandboxed,
+    sanitizer,
+)
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.inputs.weights import Weights
+from cuagent.verify.own_kernels import allocates, built_kernels, own_kernels
 from cuagent.verify.referee import Referee
-from cuagent.worker.fork_server import inherited_environment
 from cuagent.worker.single import REACHED
 
 if TYPE_CHECKING:
@@ -61,8 +64,6 @@ if TYPE_CHECKING:
 
 INITCHECK = "initcheck"
 TOOLS = ("memcheck", "racecheck", INITCHECK)
-LAUNCHES = 64
-"""Launches of an attempt's kernels that a tool checks, so that a recurrence ends in time."""
 LARGE_BYTES = 1 << 30
 """Size of all inputs from which the tools get fewer rows, because each process reads them from a
 file."""
@@ -72,65 +73,18 @@ CONTEXT_BYTES = 1 << 30
 """GPU memory of a process under a tool, without its tensors."""
 TAIL = 64
 """The number of rows is reduced by multiples of this, so that kernels keep their ragged ends."""
-FOUND = 99
-"""Exit code that the tool returns if it found an error."""
 BUDGET_S = 15.0
 """Seconds that all tools together may run."""
-POLL_S = 0.05
-"""Seconds between two checks for the end of the tool."""
-MAX_LINES = 12
-"""Number of lines of a report that are shown."""
-MAX_READ = 1 << 20
-"""Characters of a report that are read."""
-PROGRAM = Path(__file__).parents[1] / "worker" / "single.py"
 SHARED = "shared"
 """Folder with the files that all tools read."""
-TRAMPOLINE = "/usr/bin/env"
-"""Program that the tool starts. The tool calls access() first, which fails for an interpreter in a
-private home folder, although the sandbox's capability allows executing it."""
 UNCONFIRMED = (
     "a kernel reads memory that none of the attempt's kernels wrote; the check if a library's "
     "kernel wrote it exceeded its time limit"
 )
-INVALID = "Invalid __"
-"""Text of an access that the driver would reject, which is a fault in any kernel."""
 MISSING = (
     "compute-sanitizer is not installed: accesses outside memory that the candidate allocates are "
     "not checked"
 )
-
-_SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
-_BOUNDS = re.compile(r"__launch_bounds__\s*\([^()]*\)")
-_NAME = re.compile(r"(\w+)\s*\(")
-_TRITON = re.compile(r"@triton\.jit\b[^\n]*\n(?:@[^\n]*\n)*def (\w+)")
-_ALLOCATION = re.compile(
-    r"\b(?:cuda|cu)(?:Mem)?(?:Malloc|Alloc)|runtime\.malloc|allocator_alloc|raw_alloc"
-)
-_HEAD = 240
-"""Characters after `__global__` that are searched for a kernel's name."""
-
-
-class Outcome(StrEnum):
-    """Result of a tool."""
-
-    CLEAN = "clean"
-    FAULTY = "faulty"
-    """The report names a kernel that the attempt defines, or an access that is invalid in any
-    kernel."""
-    ELSEWHERE = "found an error outside the attempt's own kernels"
-    UNKNOWN = "could not run"
-
-
-@dataclass(frozen=True)
-class Report:
-    """Report of one tool."""
-
-    tool: str
-    outcome: Outcome
-    text: str = ""
-    """First findings in a few lines, or the reason why the tool could not run."""
-    reached: tuple[str, ...] = ()
-    """Functions of the attempt's libraries that the checked call ran."""
 
 
 @dataclass(frozen=True)
@@ -158,19 +112,6 @@ class Check:
             f"compute-sanitizer covered {', '.join(self.kernels)} (at most {LAUNCHES} launches on "
             f"{inputs}; no kernels of libraries) in {self.seconds:.0f} s{ran}"
         )
-
-
-def sanitizer() -> Path | None:
-    """Return the compute-sanitizer of the CUDA toolkit or of a PyPI package; None if there is
-    neither."""
-    if found := shutil.which("compute-sanitizer"):
-        return Path(found).resolve()
-    places = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin"]
-    package = importlib.util.find_spec("nvidia")
-    for root in package.submodule_search_locations or () if package else ():
-        places += sorted(Path(root).glob("*/compute-sanitizer"))
-    programs = [place / "compute-sanitizer" for place in places]
-    return next((p.resolve() for p in programs if os.access(p, os.X_OK)), None)
 
 
 def gated(referee: Referee, attempt: Attempt, build: Build, verdict: Verdict) -> Verdict:
@@ -344,90 +285,6 @@ def _cuts(inputs: Sequence[Tensor], outputs: Sequence[Leaf]) -> Iterator[tuple[i
     yield None
 
 
-def own_kernels(attempt: Attempt) -> frozenset[str]:
-    """Return the names of the kernels in the attempt's text: CUDA's, also in strings, and
-    Triton's."""
-    names: set[str] = set()
-    for _, text in attempt.files:
-        names.update(match[1] for match in _TRITON.finditer(text))
-        for match in re.finditer("__global__", text):
-            head = _BOUNDS.sub(" ", text[match.end() : match.end() + _HEAD])
-            if found := _NAME.search(head):
-                names.add(found[1])
-    return frozenset(names)
-
-
-def allocates(attempt: Attempt) -> bool:
-    """Return True if the attempt's text allocates memory of the GPU without torch.
-
-    Uninitialised memory of torch is filled with two patterns in the verdict's calls.
-    """
-    return any(_ALLOCATION.search(text) for _, text in attempt.files)
-
-
-def built_kernels(build: Build) -> frozenset[str]:
-    """Return the names of the kernels that the compiler reported, for names made by macros."""
-    names = (resource.name for library in build.libraries for resource in library.resources)
-    found = (re.search(r"(\w+)\s*(?:[<(]|$)", name) for name in names)
-    return frozenset(match[1] for match in found if match)
-
-
-def read(tool: str, status: int | None, text: str, own: Collection[str]) -> Report:
-    """Return the report for a tool's exit status (None after its time limit) and its text."""
-    if status is None:
-        return Report(tool, Outcome.UNKNOWN, "exceeded its time limit")
-    if status == FOUND:
-        named = not set(own).isdisjoint(re.findall(r"\w+", text))
-        outcome = Outcome.FAULTY if named or INVALID in text else Outcome.ELSEWHERE
-        return Report(tool, outcome, _shown(text))
-    summary = _SUMMARY.search(text)
-    # A tool that saw no kernel prints no summary, but may exit with 0.
-    if status == 0 and summary is not None and summary[1] == "0":
-        return Report(tool, Outcome.CLEAN)
-    return Report(tool, Outcome.UNKNOWN, _shown(text) or f"ended with exit status {status}")
-
-
-@cache
-def name_filter(program: Path) -> str:
-    """Return the option that limits a tool to kernels by name; it was renamed in 2023."""
-    shown = subprocess.run([program, "--help"], capture_output=True, text=True, check=False)
-    return "--kernel-name" if "--kernel-name " in shown.stdout else "--kernel-regex"
-
-
-def sandboxed(
-    program: Path,
-    tool: str,
-    folder: Path,
-    build: Build,
-    tier: Tier,
-    kernels: Collection[str] = (),
-) -> list[str]:
-    """Return the command that runs `single.py` on a folder under a tool, confined like a worker.
-
-    The tool instruments `kernels`, given by a part of their names; empty means all.
-    """
-    filters = (f"kns={name}" for name in sorted(kernels))
-    command = [
-        str(program),
-        *("--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20"),
-        # torch makes driver calls that fail on some machines, and handles the failure.
-        *(("--report-api-errors", "no") if tool == "memcheck" else ()),
-        *(word for kept in filters for word in (name_filter(program), kept)),
-        *(("--launch-count", str(LAUNCHES)) if kernels else ()),
-        *(TRAMPOLINE, sys.executable, "-I", "-B", str(PROGRAM), str(folder)),
-    ]
-    policy = Policy(
-        read=(program.parents[1], PROGRAM.parents[1], *(x.path for x in build.libraries)),
-        write=(folder,),
-        gpu=True,
-        children=True,
-        # The tool and the code that it injects communicate through a socket.
-        network=True,
-        environment=(*environment(build).items(), ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")),
-    )
-    return wrap(command, policy, Tier.NONE if tier is Tier.NONE else Tier.LANDLOCK)
-
-
 def write_debug_folder(
     referee: Referee,
     attempt: Attempt,
@@ -457,40 +314,6 @@ def write_debug_folder(
         name: [t.cpu() if t.is_cuda else t.clone() for t in many] for name, many in tensors.items()
     }
     torch.save(kept, target / "data.pt")
-
-
-def run(command: list[str], folder: Path, deadline_s: float) -> tuple[int | None, str]:
-    """Run a command and return its exit status (None after the time limit) and its printed text.
-
-    Ends the whole process group.
-    """
-    deadline = time.monotonic() + deadline_s
-    with tempfile.TemporaryFile("w+", dir=folder.parent, errors="replace") as report:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=inherited_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=report,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        exited = None
-        while exited is None and time.monotonic() < deadline:
-            time.sleep(POLL_S)
-            # Not reaped yet, so that the group's number stays reserved until it is killed.
-            exited = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-        os.killpg(process.pid, signal.SIGKILL)
-        status = process.wait()
-        report.seek(0)
-        return (status if exited else None), report.read(MAX_READ)
-
-
-def _shown(text: str) -> str:
-    """Return the findings without the tool's frame, or the last lines of the text."""
-    found = [line.removeprefix("=========").strip() for line in text.splitlines() if "====" in line]
-    lines = [line for line in found if line and line != "COMPUTE-SANITIZER"]
-    return "\n".join(lines[:MAX_LINES] or text.splitlines()[-MAX_LINES:])
 
 
 def _note(report: Report) -> str:

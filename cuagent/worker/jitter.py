@@ -20,7 +20,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,8 @@ SIGNAL = 44
 library's `usleep`, which receives the signal's number as its argument."""
 SIGNAL_INTERVAL_S, INTERVAL_GROWTH, MOST_AT_ONCE = 20e-6, 1.2, 4
 """Seconds between two signals at first, their growth per round, and threads signalled per round."""
+LIST_EVERY = 2
+"""Rounds of signals between two listings of the process's threads."""
 MIN_CALLS, MAX_CALLS, MIN_REPEAT_S = 4, 16, 1.5e-3
 """Least and largest number of repeated calls, and seconds after which the least number is
 enough."""
@@ -54,6 +56,8 @@ class Jitter:
     def __init__(self) -> None:
         self._counts = itertools.cycle(THREADS)
         self._libc = ctypes.CDLL(None, use_errno=True)
+        self._libraries: list[ctypes.CDLL] | None = None
+        self._loads: int | None = None
         self._tgkill = _TGKILL.get(os.uname().machine)
         if hasattr(self._libc, "usleep") and self._tgkill is not None:
             self._libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
@@ -65,7 +69,7 @@ class Jitter:
     @contextlib.contextmanager
     def interrupted(self) -> Iterator[None]:
         """Run the calls in this context with another number of threads and interrupt them."""
-        with _threads(next(self._counts)):
+        with _threads(self._openmp(), next(self._counts)):
             if self._tgkill is None:
                 yield
                 return
@@ -78,19 +82,30 @@ class Jitter:
                 ended.set()
                 sender.join()
 
+    def _openmp(self) -> list[ctypes.CDLL]:
+        """Return the OpenMP libraries of this process; look again only after libraries were
+        loaded."""
+        loads = _library_loads(self._libc)
+        if self._libraries is None or loads is None or loads != self._loads:
+            self._libraries, self._loads = _openmp_libraries(), loads
+        return self._libraries
+
     def _send(self, ended: threading.Event) -> None:
         """Signal some threads again and again, ever less often.
 
         On a busy machine a pause may take milliseconds, and all threads must make progress.
         """
         own, process = threading.get_native_id(), os.getpid()
-        interval = SIGNAL_INTERVAL_S
-        while not ended.is_set():
-            try:
-                names = [int(path.name) for path in Path("/proc/self/task").iterdir()]
-            except OSError:
-                return  # the sandbox hides the folder: no thread is interrupted
-            others = [name for name in names if name != own]
+        interval, others = SIGNAL_INTERVAL_S, list[int]()
+        for number in itertools.count():
+            if ended.is_set():
+                break
+            if number % LIST_EVERY == 0:
+                try:
+                    names = map(int, os.listdir("/proc/self/task"))  # noqa: PTH208  (often called)
+                except OSError:
+                    return  # the sandbox hides the folder: no thread is interrupted
+                others = [name for name in names if name != own]
             for thread in random.sample(others, min(len(others), MOST_AT_ONCE)):
                 self._libc.syscall(self._tgkill, process, thread, SIGNAL)
                 ended.wait(interval)
@@ -163,9 +178,9 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 
 @contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
+def _threads(libraries: Sequence[ctypes.CDLL], count: int) -> Iterator[None]:
     """Let OpenMP regions of this thread use `count` threads."""
-    before = [(library, library.omp_get_max_threads()) for library in _openmp_libraries()]
+    before = [(library, library.omp_get_max_threads()) for library in libraries]
     for library, _ in before:
         library.omp_set_num_threads(count)
     try:
@@ -190,3 +205,37 @@ def _openmp_libraries() -> list[ctypes.CDLL]:
             if hasattr(library, "omp_set_num_threads"):
                 found.append(library)
     return found
+
+
+class _LoadedObject(ctypes.Structure):
+    """`struct dl_phdr_info` of the dynamic linker."""
+
+    _fields_ = (
+        ("address", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("headers", ctypes.c_void_p),
+        ("count", ctypes.c_ushort),
+        ("adds", ctypes.c_ulonglong),
+    )
+
+
+_VISIT = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(_LoadedObject), ctypes.c_size_t, ctypes.c_void_p
+)
+
+
+def _library_loads(libc: ctypes.CDLL) -> int | None:
+    """Return how many libraries this process has loaded so far; None if it is not known.
+
+    Reading the memory map instead takes a millisecond, a tenth of a verdict's processor time.
+    """
+    if not hasattr(libc, "dl_iterate_phdr"):
+        return None
+    adds: list[int] = []
+
+    def first(info: Any, _size: int, _data: object) -> int:
+        adds.append(info.contents.adds)
+        return 1  # end the iteration: every object has the same count
+
+    libc.dl_iterate_phdr(_VISIT(first), None)
+    return adds[0] if adds else None

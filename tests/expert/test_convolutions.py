@@ -19,7 +19,9 @@ from cuagent.expert.candidate import Candidate, Options, make_candidate
 from cuagent.expert.capture.subject import Target, open_subject
 from cuagent.expert.convolutions import match
 from cuagent.expert.convolutions.phases import Axis, Phase, phases
+from cuagent.expert.search.planner import Outcome, propose
 from cuagent.task import load_task
+from cuagent.timing import Ratio
 
 HOPPER = Target("cuda", (9, 0), 132)
 LAYERS = {
@@ -88,9 +90,25 @@ LAYERS = {
         "torch.min(self.c(x), dim=1, keepdim=True)[0] * 2",
         "torch.randn(8, 16, 64, 64)",
     ),
+    "maxima of windows": (
+        "nn.Conv2d(8, 24, 3)",
+        "F.max_pool2d(F.relu(self.c(x)) * self.s[0], 2) * 2 + 0.5",
+        "torch.randn(8, 8, 91, 90)",
+    ),
+    "means of windows, 3-D": (
+        "nn.Conv3d(32, 48, 3, padding=1)",
+        "F.relu(F.avg_pool3d(torch.sigmoid(self.c(x)) * 2, (1, 4, 2)))",
+        "torch.randn(4, 32, 12, 13, 14)",
+    ),
+    "transposed, maxima of windows": (
+        "nn.ConvTranspose2d(40, 48, 3, padding=1, bias=False)",
+        "F.max_pool2d(self.c(x), 4)",
+        "torch.randn(4, 40, 40, 41)",
+    ),
 }
 COPIED = {"3-D, strided", "3-D, dilated", "transposed 3-D", "transposed 3-D, uneven",
-          "transposed 2-D", "transposed 2-D, dilated", "transposed 1-D with gaps"}  # fmt: skip
+          "transposed 2-D", "transposed 2-D, dilated", "transposed 1-D with gaps",
+          "means of windows, 3-D", "transposed, maxima of windows"}  # fmt: skip
 """Layers whose input is copied to channels-last layout."""
 
 
@@ -258,6 +276,23 @@ def test_transposed_convolution_without_settings_is_captured(generate):
     assert candidate.kernels[-1] == "conv_transpose3d_relu_kernel"
 
 
+@pytest.mark.parametrize(
+    "pool",
+    [
+        "F.max_pool2d(y, 3)",
+        "F.max_pool2d(y, 2, stride=1)",
+        "F.avg_pool2d(y, 2, padding=1)",
+        "F.max_pool2d(y, 2, dilation=2)",
+        "F.max_pool2d(y, 2) + y[:, :, :88:2, ::2]",
+    ],
+)
+def test_pool_of_other_windows_stays_a_kernel(generate, monkeypatch, pool):
+    layer, _, inputs = LAYERS["maxima of windows"]
+    monkeypatch.setitem(LAYERS, "other", (layer, f"(lambda y: {pool})(self.c(x))", inputs))
+    candidate = generate(text_of("other"))
+    assert len(candidate.kernels) == 2
+
+
 LONG_SUM = ("nn.Conv2d(64, 48, 3)", "F.relu(self.c(x)) + self.s[0]", "torch.randn(8, 64, 9, 9)")
 
 
@@ -279,6 +314,35 @@ def test_channels_last_convolution_has_one_kernel_behind_it(generate, monkeypatc
     assert candidate.kernels[0].startswith("conv2d_")
 
 
+def layouts_tried(path, layer, forward, inputs, speed):
+    """Return the layouts of all candidates, each of this speed relative to torch.compile."""
+    text = text_of("transposed 3-D")
+    for old, new in zip(LAYERS["transposed 3-D"], (layer, forward, inputs), strict=True):
+        text = text.replace(old, new)
+    (path / "task.py").write_text(text)
+    subject = replace(open_subject(load_task(f"{path / 'task.py'}:Model")), target=HOPPER)
+    outcomes: list[Outcome] = []
+    ratios = {"compile": Ratio(speed, speed * 0.99, speed * 1.01)}
+    while (proposal := propose(subject, outcomes)) is not None:
+        outcomes.append(Outcome(proposal.candidate, True, "accepted", 1, ratios))
+    return [outcome.candidate.options.convolutions for outcome in outcomes]
+
+
+def test_few_convolutions_are_tried_in_each_layout(tmp_path):
+    tried = layouts_tried(tmp_path, *LAYERS["transposed 2-D"], speed=1.0)
+    assert tried[:3] == ["own", "channels_last", "library"]
+
+
+def test_clear_gain_is_tuned_before_other_layouts(tmp_path):
+    tried = layouts_tried(tmp_path, *LAYERS["transposed 2-D"], speed=1.5)
+    assert tried[:2] == ["own", "own"]
+
+
+def test_single_convolution_of_the_library_is_tried_in_channels_last_layout(tmp_path):
+    layer = ("nn.Conv2d(64, 48, 3)", "self.c(x)", "torch.randn(8, 64, 9, 9)")
+    assert layouts_tried(tmp_path, *layer, speed=1.0)[:1] == ["channels_last"]
+
+
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 def test_channels_last_convolution_agrees_with_fp64(generate, interpreted, monkeypatch):
     monkeypatch.setitem(LAYERS, "long sum", (LONG_SUM[0], "F.softmax(self.c(x), 1)", LONG_SUM[2]))
@@ -294,7 +358,7 @@ def test_kernel_agrees_with_fp64_in_the_interpreter(generate, interpreted, monke
     monkeypatch.setattr(match, "LEAST_OPERATIONS", 0)
     *_, inputs = LAYERS[name]
     _, channels, *places = re.findall(r"\d+", inputs)
-    small = ", ".join(["2", channels, *(str(min(int(n), 7)) for n in places)])
+    small = ", ".join(["2", channels, *(str(min(int(n), 9)) for n in places)])
     text = text_of(name).replace(inputs, f"torch.randn({small})")
     text = text.replace("torch.randn(", "100 + torch.randn(") if tf32 else text
     interpreted(generate(text, replace(HOPPER, tf32_convolutions=tf32)), tf32)

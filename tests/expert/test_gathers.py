@@ -8,6 +8,8 @@ from agreement import assert_agrees  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options
 
+pytestmark = pytest.mark.slow
+
 BODIES = {
     "embedding and position": "return self.norm(self.tokens(ids) + self.places)",
     "scaled embedding": "return self.tokens(ids) * 3 + 1",
@@ -36,8 +38,6 @@ def text_of(name: str, dtype: str = "float32", ids: str = "torch.randint(0, 7, (
 import torch
 import torch.nn.functional as F
 from torch import nn
-
-pytestmark = pytest.mark.slow
 class Model(nn.Module):
     def __init__(self):
         super().__init__()

@@ -285,6 +285,16 @@ return torch.stack(ys, 1), h""",
         "torch.randn(9, 7, 6)",
     ),
 }
+JOINED = (
+    "self.i, self.o = nn.Linear(26, 20), nn.Linear(20, 3)",
+    """h = more[0]
+ys = []
+for t in range(x.shape[0]):
+    h = torch.tanh(self.i(torch.cat((x[t], h), dim=1)))
+    ys.append(self.o(h))
+return torch.stack(ys), h""",
+    "torch.randn(7, 4, 6), torch.randn(4, 20)",
+)
 PROJECTED = (
     "self.f, self.c = nn.Linear(6, 20), nn.Linear(6, 20)",
     """h = torch.zeros(x.shape[0], 20, dtype=x.dtype, device=x.device)
@@ -351,6 +361,20 @@ def test_equations_of_a_cell_of_torch_become_its_layer_on_a_gpu(tmp_path, name):
     assert f"aten.{name}.input" in names
     assert not any("sigmoid" in name or "tanh.default" in name for name in names)
     assert_equal_results(captured, model, inputs)
+
+
+def test_cell_of_joined_inputs_becomes_a_layer_on_a_gpu(tmp_path):
+    captured, model, inputs, found = rolled(tmp_path, JOINED, "cuda")
+    assert len(found) == 1
+    names = [str(n.target) for n in captured.nodes if n.op == "call_function"]
+    assert "aten.rnn_tanh.input" in names
+    assert names.count("aten.linear.default") == 1
+    assert not any("tanh.default" in name for name in names)
+    assert_equal_results(captured, model, inputs)
+
+
+def test_cell_of_joined_inputs_agrees_on_a_cpu(make):
+    assert_agrees(make(text_of(*JOINED), "Model"))
 
 
 @pytest.mark.parametrize(

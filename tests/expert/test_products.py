@@ -235,6 +235,68 @@ def test_kernel_agrees_with_fp64_in_the_interpreter(generate, any_size, interpre
     interpreted(generate(form_of(name)))
 
 
+SPLITS = {
+    "layer": "F.linear(x, y).relu() + x.mean()",
+    "operand that the epilogue reads too": "F.linear(x, y) * x[:, :50]",
+    "infinities": "F.linear(x, y).clamp(-100, 100)",
+    "numbers near the largest": "F.linear(x, y)",
+    "triangle": "torch.tril(x @ y.t(), 3)",
+}
+LARGE = {
+    "infinities": (
+        "torch.randn(40, 80).index_fill(1, torch.tensor(7), math.inf)",
+        "torch.randn(50, 80)",
+    ),
+    "numbers near the largest": (
+        "torch.randn(40, 80).sign() * 3.4e38",
+        "torch.randn(50, 80) * 1e-4",
+    ),
+}
+"""Operands whose TF32 parts are infinite."""
+
+
+def split_text(name: str) -> str:
+    text = form_of("einsum with rows").replace("torch.einsum('ij,kj->ik', x, y)", SPLITS[name])
+    text = text.replace("70", "80")
+    for old, new in zip(
+        ("torch.randn(40, 80)", "torch.randn(50, 80)"), LARGE.get(name, ()), strict=False
+    ):
+        text = text.replace(old, new)
+    return "import math\n" + text
+
+
+@pytest.fixture
+def split_small(monkeypatch, any_size):
+    """Lets the operands of products of all sizes be split beforehand."""
+    monkeypatch.setattr(match, "LEAST_SPLIT_REUSE", 0)
+    monkeypatch.setattr(match, "LEAST_SPLIT_DEPTH", 0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("name", SPLITS)
+def test_product_of_split_operands_agrees_with_fp64(generate, split_small, interpreted, name):
+    candidate = generate(split_text(name))
+    assert "_parts[" in module_of(candidate)
+    interpreted(candidate)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", SPLITS)
+def test_cuda_product_of_split_operands_agrees_with_reference(make, split_small, name):
+    assert_agrees(make(split_text(name), "Model", Options(), "cuda"), "cuda")
+
+
+def test_operands_of_large_float32_products_alone_are_split(generate):
+    large = (
+        form_of("einsum with rows").replace("40, 70", "2048, 1024").replace("50, 70", "2048, 1024")
+    )
+    assert "_parts[" in module_of(generate(large))
+    assert "_parts[" not in module_of(generate(large, options=Options(split=False)))
+    assert "_parts[" not in module_of(generate(large, Target("cuda", (8, 0), 108)))
+    assert "_parts[" not in module_of(generate(large.replace("2048, 1024", "512, 4096")))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", [*FORMS, *VECTORS])
 def test_cuda_candidate_of_other_forms_agrees_with_reference(make, any_size, name):

@@ -11,6 +11,8 @@ from agreement import assert_agrees  # type: ignore[import-not-found]
 
 from cuagent.kernels.toolchain import CPU_FLAGS
 
+pytestmark = pytest.mark.slow
+
 BODIES = {
     "a mask before a maximum": (
         "return (x / 8).masked_fill(m, -1e9).softmax(-1)",
@@ -73,8 +75,6 @@ def _made(make, name):
     text = f"""
 import torch
 import torch.nn.functional as F
-
-pytestmark = pytest.mark.slow
 class Model(torch.nn.Module):
     def forward(self, x, m):
         {lines}

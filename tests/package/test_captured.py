@@ -149,6 +149,16 @@ def test_a_module_that_differs_in_an_attribute_of_its_call_stays(
     assert "why_original" not in dir(model)
 
 
+def test_the_warning_counts_the_modules_that_run_the_kernel(
+    package: ModuleType, gate: Callable[[int], Any]
+) -> None:
+    model = nn.ModuleList([gate(0), gate(1), gate(2)])
+    model[2].slope = 0.125
+    importlib.import_module(f"{package.__name__}.model_new").PACKAGE.warned.clear()
+    with pytest.warns(RuntimeWarning, match="2 of 3 modules run the kernel; not the others"):
+        package.optimize_(model)
+
+
 @pytest.mark.parametrize(
     ("args", "named"),
     [
@@ -221,6 +231,21 @@ def test_training_runs_the_kernel_with_the_gradients_of_the_original(
             results.append([given[0].grad, given[1].grad, each.weight.grad])
         for one, other in zip(*results, strict=True):
             close(one, other)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_without_gradients_of_the_package_training_is_the_users(
+    compiled: bool, package: ModuleType, gate: Callable[[int], Any]
+) -> None:
+    model = package.optimize_(gate(0), gradients=False).train()
+    call = torch.compile(model, backend="eager") if compiled else model
+    given, before = inputs(), kernel_ran(package)
+    call(*given, scale=2.0).sum().backward()
+    assert "gradients=False" in model.why_original(*given, scale=2.0)
+    assert kernel_ran(package) == before
+    with torch.no_grad():
+        call(*given, scale=2.0)
+    assert kernel_ran(package) == before + 1
 
 
 def test_a_dropout_that_drops_makes_training_the_users(

@@ -12,7 +12,8 @@ from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.task import Precision, Task, load_task
 from cuagent.verify import Reason, Referee, Verdict
-from cuagent.verify.sanitize import BUDGET_S, Outcome, Report, gated, sanitize, sanitizer
+from cuagent.verify.compute_sanitizer import Outcome, Report, sanitizer
+from cuagent.verify.sanitize import BUDGET_S, gated, sanitize
 
 pytestmark = pytest.mark.gpu
 

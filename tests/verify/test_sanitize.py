@@ -17,21 +17,9 @@ from cuagent.build import build
 from cuagent.sandbox import Tier, probe
 from cuagent.task import Device
 from cuagent.verify import Referee, sanitize
-from cuagent.verify.sanitize import (
-    FOUND,
-    SHARED,
-    TOOLS,
-    Check,
-    Outcome,
-    allocates,
-    check,
-    name_filter,
-    own_kernels,
-    read,
-    run,
-    sandboxed,
-    write_debug_folder,
-)
+from cuagent.verify.compute_sanitizer import FOUND, Outcome, name_filter, read, run, sandboxed
+from cuagent.verify.own_kernels import allocates, own_kernels
+from cuagent.verify.sanitize import SHARED, TOOLS, Check, check, write_debug_folder
 
 pytestmark = pytest.mark.slow
 

@@ -1,7 +1,7 @@
 """Arrange the convolutions that stay with the library for the kernels behind them (CUDA).
 
-torch adds the bias of a convolution in a pass of its own; a kernel that reads the result adds it
-for nothing. In channels-last layout cuDNN needs no conversion of its own for the tensor cores.
+torch adds the bias of a convolution in an additional pass; a kernel that reads the result adds it
+for nothing. In channels-last layout cuDNN does not convert the operands for the tensor cores.
 """
 
 from __future__ import annotations

@@ -43,6 +43,8 @@ FEW_CHANNELS = 32
 and the input is read as it lies."""
 SHORT_SUM = 256
 """Most terms of the sum of another convolution in one or two dimensions."""
+LONG_SUM = 0
+"""The same with more channels, for which the input is copied."""
 MOST_CHANNELS = 256
 """Most output channels whose reduction is in the epilogue: one tile has all of them."""
 LARGE = 1 << 31
@@ -62,6 +64,24 @@ class Volume:
     channel: int
     place: int
     offset: int
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Windows side by side over the places of a convolution."""
+
+    anchor: Node
+    sizes: tuple[int, ...]
+    """Extents of a window."""
+    counts: tuple[int, ...]
+    """Windows along each dimension."""
+    after: tuple[Node, ...]
+    """Elementwise nodes behind the pool."""
+
+    @property
+    def elements(self) -> int:
+        """Elements of a window."""
+        return math.prod(self.sizes)
 
 
 @dataclass(frozen=True)
@@ -90,6 +110,8 @@ class Convolution:
     """The epilogue reduces over the channels."""
     copied: bool = False
     """The input was copied, and rounded, by a kernel of our own."""
+    pool: Pool | None = None
+    """Pool behind the epilogue."""
 
     @property
     def is_copy(self) -> bool:
@@ -121,7 +143,8 @@ class Convolution:
     @property
     def nodes(self) -> tuple[Node, ...]:
         """All nodes that the kernel computes."""
-        return (self.node, *self.epilogue)
+        pooled = (self.pool.anchor, *self.pool.after) if self.pool else ()
+        return (self.node, *self.epilogue, *pooled)
 
     @property
     def tensors(self) -> dict[str, str]:
@@ -253,7 +276,7 @@ def _qualifies(graph: Graph, node: Node, target: Target) -> bool:
     if is_pointwise(node, weight):
         readable = _read_in_place(graph, x) and _adjacent_channels(graph, weight)
         return x.shape[1] >= LEAST_CHANNELS and readable
-    short = taps * x.shape[1] <= SHORT_SUM and x.shape[1] < FEW_CHANNELS
+    short = taps * x.shape[1] <= (SHORT_SUM if x.shape[1] < FEW_CHANNELS else LONG_SUM)
     return transposed or node.op.startswith("F.conv3d(") or short
 
 
@@ -278,7 +301,8 @@ def settings_of(node: Node) -> dict[str, Any]:
 def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution | None:
     """Return the convolution; None if its group cannot be the epilogue."""
     x, *others = (graph.node(str(arg)) for arg in node.args)
-    weight, *bias = (None, *others) if node.op in (TRANSPOSED, COPY) else others
+    weight = None if node.op in (TRANSPOSED, COPY) else others[0]
+    bias = others if weight is None else others[1:]
     transposed = node.op.startswith("own F.conv_transpose")
     epilogue = group.nodes if group is not None else ()
     outputs = group.outputs if group is not None else (node.name,)
@@ -297,8 +321,9 @@ def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution |
         }
     except NestError:
         return None
+    axes: tuple[Axis, ...] = (_one_axis(node),)
     if weight is None:
-        left, right, axes = *_given(graph, x, node), (_one_axis(node),)
+        left, right = _given(graph, x, node)
     else:
         left, right, axes = _operands(graph, node, x, weight)
     dtypes = {volume.tensor: volume.dtype for volume in (left, right) if volume.tensor}

@@ -88,10 +88,15 @@ def _nodes(
     settings: dict[str, Any],
 ) -> Iterator[Node]:
     x, weight, *bias = (graph.node(str(arg)) for arg in conv.args)
-    rest = [d for d in range(len(x.shape) - 2) if d not in dims]
+    rank = len(x.shape) - 2
+    rest = [d for d in range(rank) if d not in dims]
+    if rest and len(total.shape) == len(conv.shape):
+        # The result keeps summed dimensions: windows of one element need no view of the result.
+        settings = _of_one(settings, dims)
+        rest = list(range(rank))
     name, origin = total.name, total.origin
     sums = []
-    small = (*x.shape[:2], *(x.shape[2 + d] for d in rest))
+    small = (*x.shape[:2], *(1 if d in dims else x.shape[2 + d] for d in rest))
     for k, box in enumerate(boxes):
         part = _part(f"{name}_part_{k}", x, dims, box)
         yield from [part] if part is not x else []
@@ -108,7 +113,7 @@ def _nodes(
     transposed = conv.op.startswith("F.conv_transpose")
     call = _weight_call(list(boxes.values()), dims, transposed, rest)
     channels = conv.shape[1]
-    taps = tuple(weight.shape[2 + d] for d in rest)
+    taps = tuple(1 if d in dims else weight.shape[2 + d] for d in rest)
     pair = (shape[1], channels) if transposed and rest else (channels, shape[1])
     yield Node(
         f"{name}_weights", Kind.LIBRARY, call, (weight.name,), (*pair, *taps), weight.dtype,
@@ -123,7 +128,7 @@ def _nodes(
             bias[0].dtype, origin=origin,
         )  # fmt: skip
         args += (f"{name}_biases",)
-    dense = (conv.shape[0], channels, *(conv.shape[2 + d] for d in rest))
+    dense = (conv.shape[0], channels, *(1 if d in dims else conv.shape[2 + d] for d in rest))
     keeps = dense == total.shape
     yield Node(
         name if keeps else f"{name}_product", Kind.LIBRARY,
@@ -133,6 +138,15 @@ def _nodes(
         yield Node(
             name, Kind.VIEW, "view", (f"{name}_product",), total.shape, conv.dtype, origin=origin
         )
+
+
+def _of_one(settings: dict[str, Any], dims: list[int]) -> dict[str, Any]:
+    """Return the settings with windows of one element along some dimensions."""
+    one = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1}
+    return settings | {
+        name: [value if d in dims else old for d, old in enumerate(settings[name])]
+        for name, value in one.items()
+    }
 
 
 def _part(name: str, x: Node, dims: list[int], box: tuple[Interval, ...]) -> Node:
@@ -163,7 +177,7 @@ def _weight_call(
         for tap in taps:
             index = [":"] * (2 + max(dims) + 1)
             for d, k in zip(dims, tap, strict=True):
-                index[2 + d] = str(k)
+                index[2 + d] = f"{k}:{k + 1}" if d in rest else str(k)
             words.append(f"{{0}}[{', '.join(index)}]")
         parts.append(" + ".join(words))
     call = f"torch.cat(({', '.join(parts)},), {0 if transposed else 1})"

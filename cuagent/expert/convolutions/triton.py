@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 
-from cuagent.expert.convolutions.match import Convolution, Volume
+from cuagent.expert.convolutions.match import Convolution, Pool, Volume
 from cuagent.expert.convolutions.phases import Phase, axis_phases, transposed_phase
 from cuagent.expert.convolutions.tiles import phase_count
 from cuagent.expert.graph.graph import contiguous_strides
@@ -49,9 +49,41 @@ def render(name: str, conv: Convolution, dtype_of: Callable[[str], str], precisi
         *epilogue(
             conv.node.name, conv.bias, conv.epilogue, conv.reads, _address(conv), _reduction(conv)
         ),
+        *(_pooled(conv, conv.pool) if conv.pool else []),
         *_stores(conv, dtype_of),
     ]
     return "\n".join(lines)
+
+
+def _pooled(conv: Convolution, pool: Pool) -> list[str]:
+    """Return the lines that join the rows of each window, and compute what follows."""
+    count = pool.elements
+    word = variable(str(pool.anchor.args[0]))
+    windows = f"tl.reshape({word}, (ROWS // {count}, {count}, COLUMNS))"
+    if pool.anchor.op == "mean":
+        lines = [f"    total = tl.sum({windows}, 1) * {1 / count!r}"]
+    else:
+        lines = [
+            f"    windows = {windows}",
+            "    unequal = tl.max((windows != windows).to(tl.int32), 1)",
+            '    total = tl.where(unequal > 0, float("nan"), tl.max(windows, 1))',
+        ]
+    return [
+        *lines,
+        f"    row = program * (ROWS // {count}) + tl.arange(0, ROWS // {count})",
+        f"    m = row % ({conv.samples} * points)",
+        f"    sample = {'(m // points).to(tl.int64)' if _is_wide(conv) else 'm // points'}",
+        f"    place = tl.max_contiguous(m % points, ROWS // {count})",
+        f"    inside = row < {conv.samples} * points",
+        *epilogue(pool.anchor.name, None, pool.after, conv.reads, _address(conv)),
+    ]
+
+
+def _is_wide(conv: Convolution) -> bool:
+    """Return True if offsets need 64 bits."""
+    places = math.prod(axis.outputs for axis in conv.axes)
+    inputs = conv.channels_in * math.prod(axis.inputs for axis in conv.axes)
+    return conv.samples * max(inputs, conv.channels_out * places) >= 1 << 31
 
 
 def _phase(conv: Convolution) -> list[str]:
@@ -72,6 +104,7 @@ def _phase(conv: Convolution) -> list[str]:
             lines.append(f"    phase = phase // {len(found)}")
         for field in (field.name for field in fields(Phase)):
             values = [getattr(phase, field) for phase in found]
+            values = [conv.pool.counts[d]] if conv.pool and field == "points" else values
             lines.append(f"    {field}_{d} = {_chosen(f'first_{d}', values)}")
     return lines
 
@@ -98,16 +131,18 @@ def _joined(pattern: str, rank: int) -> str:
 
 def _coordinates(conv: Convolution) -> list[str]:
     """Return the lines that turn rows into samples and points."""
-    places = math.prod(axis.outputs for axis in conv.axes)
-    inputs = conv.channels_in * math.prod(axis.inputs for axis in conv.axes)
-    wide = conv.samples * max(inputs, conv.channels_out * places) >= 1 << 31
+    elements = conv.pool.elements if conv.pool else 1
     lines = [
-        f"    m = row % ({conv.samples} * points)",
-        f"    sample = {'(m // points).to(tl.int64)' if wide else 'm // points'}",
+        f"    m = row{f' // {elements}' if conv.pool else ''} % ({conv.samples} * points)",
+        f"    sample = {'(m // points).to(tl.int64)' if _is_wide(conv) else 'm // points'}",
         "    rest = m % points",
+        *([f"    element = row % {elements}"] if conv.pool else []),
     ]
     for d in reversed(range(len(conv.axes))):
-        lines += [f"    t_{d} = rest % points_{d}", f"    rest = rest // points_{d}"]
+        size = conv.pool.sizes[d] if conv.pool else 1
+        inner = f" * {size} + element % {size}" if size > 1 else ""
+        lines += [f"    t_{d} = rest % points_{d}{inner}", f"    rest = rest // points_{d}"]
+        lines += [f"    element = element // {size}"] if size > 1 else []
     return lines
 
 
@@ -123,12 +158,13 @@ def _points(conv: Convolution) -> list[str]:
     lines.append(f"    first = sample{times(conv.left.sample)} + {source}")
     step = 1 if conv.transposed else conv.axes[-1].stride
     if conv.left.place == 1 and conv.left.channel != 1 and step == 1:
-        lines.append("    first = tl.max_contiguous(first, ROWS)")
+        adjacent = conv.pool.sizes[-1] if conv.pool else "ROWS"
+        lines.append(f"    first = tl.max_contiguous(first, {adjacent})")
     return lines
 
 
 def _sums(conv: Convolution, precision: str) -> list[str]:
-    """Return the lines that compute `total`; of a pair of phases, the rows of both in turn."""
+    """Return the lines that compute `total`; the rows of a pair of phases alternate."""
     if not conv.right:
         return _given(conv, precision)
     if conv.pair is None:
@@ -150,7 +186,8 @@ def _given(conv: Convolution, precision: str) -> list[str]:
     """Return the lines that read a result of the library, or an input to copy."""
     left = f"{pointer(conv.left.tensor)}{f' + {conv.left.offset}' if conv.left.offset else ''}"
     left += f" + first[:, None] + n[None, :]{times(conv.left.channel)}"
-    mask = f"(row < {conv.samples} * points)[:, None] & (n[None, :] < {conv.channels_out})"
+    rows = conv.samples * (conv.pool.elements if conv.pool else 1)
+    mask = f"(row < {rows} * points)[:, None] & (n[None, :] < {conv.channels_out})"
     cast = ".to(tl.float32)" if conv.left.dtype != "float32" else ""
     rounds = conv.is_copy and conv.left.dtype == "float32" and precision == "tf32"
     return [
@@ -287,10 +324,10 @@ def _places(conv: Convolution) -> list[str]:
     ]
     lines.append(f"    place = {' + '.join(terms)}")
     adjacent = conv.pair is not None or not conv.transposed or conv.axes[-1].stride == 1
-    if len(conv.axes) == 1 and adjacent and conv.pair is None:
+    if len(conv.axes) == 1 and adjacent and conv.pair is None and not conv.pool:
         # A hint on an addition of 0 would be lost with it.
         lines[-1] = "    place = m % points"
-    if adjacent:
+    if adjacent and not conv.pool:
         lines.append(f"    place = tl.max_contiguous(place, {count})")
     lines.append(f"    inside = row < {conv.samples} * points")
     if conv.pair is not None and conv.axes[-1].outputs % 2:
@@ -301,6 +338,7 @@ def _places(conv: Convolution) -> list[str]:
 
 def _stores(conv: Convolution, dtype_of: Callable[[str], str]) -> Iterator[str]:
     places = math.prod(axis.outputs for axis in conv.axes)
+    places = math.prod(conv.pool.counts) if conv.pool else places
     full = f"inside[:, None] & (n[None, :] < {conv.channels_out})"
     for output in conv.outputs:
         value = f"{variable(output)}.to({ELEMENTS[dtype_of(output)]})"
@@ -363,6 +401,8 @@ def launches(name: str, conv: Convolution, tile: Tile, arguments: list[str]) -> 
     points = math.prod(
         max(p.points for p in axis_phases(axis, conv.transposed)) for axis in conv.axes
     )
+    if conv.pool:
+        points = math.prod(conv.pool.counts) * conv.pool.elements
     programs = math.ceil(conv.samples * points / tile.rows) * across * phase_count(conv)
     return [
         f"{name}[({programs},)](",

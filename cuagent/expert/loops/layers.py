@@ -21,6 +21,8 @@ from cuagent.expert.loops.roll import Rolled
 from cuagent.expert.loops.slices import NoLoop
 
 ACTIVATIONS = ("sigmoid", "tanh", "relu")
+LEAST_CALLS = 4
+"""Calls of a layer from which it counts as part of a loop."""
 
 
 @dataclass
@@ -48,6 +50,49 @@ class Cell:
     negated: frozenset[int]
     """Gates whose argument has the other sign."""
     states: tuple[int, ...]
+
+
+def split_joined_inputs(edit: Edit) -> None:
+    """Write linear layers of joined tensors, as cells have them, as a sum of one for each tensor.
+
+    A layer qualifies if it is called several times, as in a loop. Equal in exact arithmetic.
+    """
+    import torch
+
+    aten = torch.ops.aten
+    calls: dict[Any, list[Any]] = {}
+    for node in edit.nodes:
+        if called(node) == "linear" and called(node.args[0]) == "cat" and _joins_columns(node):
+            calls.setdefault(node.args[1], []).append(node)
+    for weight, nodes in calls.items():
+        widths = {tuple(shape_of(part)[-1] for part in node.args[0].args[0]) for node in nodes}
+        if len(nodes) < LEAST_CALLS or len(widths) != 1:
+            continue
+        (columns,) = widths
+        # A node between the operators of the first step would hide that step from the loop.
+        edit.graph.inserting_before(next(n for n in edit.nodes if n.op == "call_function"))
+        ends = list(itertools.accumulate(columns, initial=0))
+        parts = [
+            edit.call(aten.slice.Tensor, (weight, 1, a, b)) for a, b in itertools.pairwise(ends)
+        ]
+        for node in nodes:
+            edit.graph.inserting_before(node)
+            first, *rest = node.args[0].args[0]
+            value = edit.call(aten.linear.default, (first, parts[0], *node.args[2:]))
+            for tensor, part in zip(rest, parts[1:], strict=True):
+                term = edit.call(aten.linear.default, (tensor, part))
+                value = edit.call(aten.add.Tensor, (value, term))
+            edit.replace(node, value)
+            joined = node.args[0]
+            edit.graph.erase_node(node)
+            if not joined.users:
+                edit.graph.erase_node(joined)
+
+
+def _joins_columns(node: Any) -> bool:
+    joined = node.args[0]
+    rank = len(shape_of(joined))
+    return rank == 2 and argument(joined, 1, "dim", 0) % rank == 1 and len(joined.args[0]) == 2
 
 
 def replaced_by_layer(edit: Edit, loop: Rolled) -> bool:
@@ -215,6 +260,7 @@ def _replaced(edit: Edit, loop: Rolled, body: Body, cell: Cell) -> bool:
     if dim == 1:
         outputs = edit.call(aten.transpose.int, (outputs, 0, 1))
     own = [step[cell.states[0]] for step in loop.steps]
+    _join_products(edit, own, outputs)
     _replace_stacks(edit, own, outputs)
     for k, node in enumerate(own):
         edit.replace(node, edit.call(aten.select.int, (outputs, 0, k)))
@@ -222,6 +268,30 @@ def _replaced(edit: Edit, loop: Rolled, body: Body, cell: Cell) -> bool:
         last = edit.call(operator.getitem, (call, 2))
         edit.replace(loop.steps[-1][cell.states[1]], edit.call(aten.select.int, (last, 0, 0)))
     return True
+
+
+def _join_products(edit: Edit, states: list[Any], outputs: Any) -> None:
+    """Compute linear layers of the states of all steps in one call each."""
+    import torch
+
+    aten = torch.ops.aten
+    for user in list(states[0].users):
+        if called(user) != "linear" or user.args[0] is not states[0]:
+            continue
+        layers = [
+            next(
+                (u for u in s.users if u.target is user.target and u.args == (s, *user.args[1:])),
+                None,
+            )
+            for s in states
+        ]
+        if None in layers:
+            continue
+        whole = edit.call(aten.linear.default, (outputs, *user.args[1:]))
+        _replace_stacks(edit, layers, whole)
+        for k, node in enumerate(layers):
+            if node.users:
+                edit.replace(node, edit.call(aten.select.int, (whole, 0, k)))
 
 
 def _replace_stacks(edit: Edit, states: list[Any], outputs: Any) -> None:

@@ -28,7 +28,7 @@ from cuagent.expert.graph.lowering import (
 from cuagent.expert.loops.body import Body
 from cuagent.expert.loops.elements import Elements
 from cuagent.expert.loops.hoist import AllSteps
-from cuagent.expert.loops.layers import replaced_by_layer
+from cuagent.expert.loops.layers import replaced_by_layer, split_joined_inputs
 from cuagent.expert.loops.periods import repeats
 from cuagent.expert.loops.roll import Local, Progression, Rolled, rolled
 from cuagent.expert.loops.slices import NoLoop, is_pointwise
@@ -61,6 +61,7 @@ def with_loops(
     Loops whose call has a name in `keep` stay as they are.
     """
     edit = Edit(captured)
+    split_joined_inputs(edit)
     nodes = [node for node in edit.nodes if node.op == "call_function"]
     items = [f"{node.target}{_shape_text(node)}" for node in nodes]
     taken: set[Any] = set()

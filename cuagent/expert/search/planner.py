@@ -174,6 +174,8 @@ def _choices(
         if memory.first is not None:
             yield memory.first, "start with the choice that won for an equal module before"
         yield Options(), "fold all operators that can be folded, and fuse the others"
+        if subject.device == "cuda":
+            yield Options(convolutions="channels_last"), "run convolutions in channels-last layout"
         return
     best = best_of(outcomes)
     if best is None:
@@ -190,7 +192,8 @@ def _choices(
             replace(options, recurrences=False),
             "leave recurrences and loops to torch, because the candidate is slower",
         )
-    yield from _layouts(subject, best)
+    if not best.is_clear_gain:
+        yield from _layouts(subject, best)
     if not options.compile and _rest_may_gain(best, bounds):
         mode = _compile_mode(bounds.rung)
         yield (
@@ -202,6 +205,8 @@ def _choices(
     if best.candidate.has_products:
         for rank in (1, 2):
             yield replace(options, tiles=rank), "use other tiles for the products"
+        yield replace(options, split=not options.split), "split operands of products in each tile"
+    yield from _layouts(subject, best)
     yield (
         replace(options, merge=not options.merge),
         "compute linear layers of the same input as one product with stacked weights",

@@ -1,0 +1,169 @@
+"""Run NVIDIA's compute-sanitizer on one call of a candidate, and read its report.
+
+The tool starts the program `worker/single.py` in the candidate's sandbox.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+
+from cuagent.build import Build, environment
+from cuagent.sandbox import Policy, Tier, wrap
+from cuagent.worker.fork_server import inherited_environment
+
+LAUNCHES = 64
+"""Launches of an attempt's kernels that a tool checks, so that a recurrence ends in time."""
+FOUND = 99
+"""Exit code that the tool returns if it found an error."""
+POLL_S = 0.05
+"""Seconds between two checks for the end of the tool."""
+MAX_LINES = 12
+"""Number of lines of a report that are shown."""
+MAX_READ = 1 << 20
+"""Characters of a report that are read."""
+PROGRAM = Path(__file__).parents[1] / "worker" / "single.py"
+TRAMPOLINE = "/usr/bin/env"
+"""Program that the tool starts. The tool calls access() first, which fails for an interpreter in a
+private home folder, although the sandbox's capability allows executing it."""
+INVALID = "Invalid __"
+"""Text of an access that the driver would reject, which is a fault in any kernel."""
+_SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
+
+
+class Outcome(StrEnum):
+    """Result of a tool."""
+
+    CLEAN = "clean"
+    FAULTY = "faulty"
+    """The report names a kernel that the attempt defines, or an access that is invalid in any
+    kernel."""
+    ELSEWHERE = "found an error outside the attempt's own kernels"
+    UNKNOWN = "could not run"
+
+
+@dataclass(frozen=True)
+class Report:
+    """Report of one tool."""
+
+    tool: str
+    outcome: Outcome
+    text: str = ""
+    """First findings in a few lines, or the reason why the tool could not run."""
+    reached: tuple[str, ...] = ()
+    """Functions of the attempt's libraries that the checked call ran."""
+
+
+def sanitizer() -> Path | None:
+    """Return the compute-sanitizer of the CUDA toolkit or of a PyPI package; None if there is
+    neither."""
+    if found := shutil.which("compute-sanitizer"):
+        return Path(found).resolve()
+    places = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin"]
+    package = importlib.util.find_spec("nvidia")
+    for root in package.submodule_search_locations or () if package else ():
+        places += sorted(Path(root).glob("*/compute-sanitizer"))
+    programs = [place / "compute-sanitizer" for place in places]
+    return next((p.resolve() for p in programs if os.access(p, os.X_OK)), None)
+
+
+@cache
+def name_filter(program: Path) -> str:
+    """Return the option that limits a tool to kernels by name; it was renamed in 2023."""
+    shown = subprocess.run([program, "--help"], capture_output=True, text=True, check=False)
+    return "--kernel-name" if "--kernel-name " in shown.stdout else "--kernel-regex"
+
+
+def sandboxed(
+    program: Path,
+    tool: str,
+    folder: Path,
+    build: Build,
+    tier: Tier,
+    kernels: Collection[str] = (),
+) -> list[str]:
+    """Return the command that runs `single.py` on a folder under a tool, confined like a worker.
+
+    The tool instruments `kernels`, given by a part of their names; empty means all.
+    """
+    filters = (f"kns={name}" for name in sorted(kernels))
+    command = [
+        str(program),
+        *("--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20"),
+        # torch makes driver calls that fail on some machines, and handles the failure.
+        *(("--report-api-errors", "no") if tool == "memcheck" else ()),
+        *(word for kept in filters for word in (name_filter(program), kept)),
+        *(("--launch-count", str(LAUNCHES)) if kernels else ()),
+        *(TRAMPOLINE, sys.executable, "-I", "-B", str(PROGRAM), str(folder)),
+    ]
+    policy = Policy(
+        read=(program.parents[1], PROGRAM.parents[1], *(x.path for x in build.libraries)),
+        write=(folder,),
+        gpu=True,
+        children=True,
+        # The tool and the code that it injects communicate through a socket.
+        network=True,
+        environment=(*environment(build).items(), ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")),
+    )
+    return wrap(command, policy, Tier.NONE if tier is Tier.NONE else Tier.LANDLOCK)
+
+
+def run(command: list[str], folder: Path, deadline_s: float) -> tuple[int | None, str]:
+    """Run a command and return its exit status (None after the time limit) and its printed text.
+
+    Ends the whole process group.
+    """
+    deadline = time.monotonic() + deadline_s
+    with tempfile.TemporaryFile("w+", dir=folder.parent, errors="replace") as report:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=inherited_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=report,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        exited = None
+        while exited is None and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+            # Not reaped yet, so that the group's number stays reserved until it is killed.
+            exited = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        os.killpg(process.pid, signal.SIGKILL)
+        status = process.wait()
+        report.seek(0)
+        return (status if exited else None), report.read(MAX_READ)
+
+
+def read(tool: str, status: int | None, text: str, own: Collection[str]) -> Report:
+    """Return the report for a tool's exit status (None after its time limit) and its text."""
+    if status is None:
+        return Report(tool, Outcome.UNKNOWN, "exceeded its time limit")
+    if status == FOUND:
+        named = not set(own).isdisjoint(re.findall(r"\w+", text))
+        outcome = Outcome.FAULTY if named or INVALID in text else Outcome.ELSEWHERE
+        return Report(tool, outcome, _shown(text))
+    summary = _SUMMARY.search(text)
+    # A tool that saw no kernel prints no summary, but may exit with 0.
+    if status == 0 and summary is not None and summary[1] == "0":
+        return Report(tool, Outcome.CLEAN)
+    return Report(tool, Outcome.UNKNOWN, _shown(text) or f"ended with exit status {status}")
+
+
+def _shown(text: str) -> str:
+    """Return the findings without the tool's frame, or the last lines of the text."""
+    found = [line.removeprefix("=========").strip() for line in text.splitlines() if "====" in line]
+    lines = [line for line in found if line and line != "COMPUTE-SANITIZER"]
+    return "\n".join(lines[:MAX_LINES] or text.splitlines()[-MAX_LINES:])

@@ -1,0 +1,45 @@
+"""Find the kernels that an attempt defines, by name, in its text and in the compiler's report."""
+
+from __future__ import annotations
+
+import re
+
+from cuagent.attempt import Attempt
+from cuagent.build import Build
+
+_BOUNDS = re.compile(r"__launch_bounds__\s*\([^()]*\)")
+_NAME = re.compile(r"(\w+)\s*\(")
+_TRITON = re.compile(r"@triton\.jit\b[^\n]*\n(?:@[^\n]*\n)*def (\w+)")
+_ALLOCATION = re.compile(
+    r"\b(?:cuda|cu)(?:Mem)?(?:Malloc|Alloc)|runtime\.malloc|allocator_alloc|raw_alloc"
+)
+_HEAD = 240
+"""Characters after `__global__` that are searched for a kernel's name."""
+
+
+def own_kernels(attempt: Attempt) -> frozenset[str]:
+    """Return the names of the kernels in the attempt's text: CUDA's, also in strings, and
+    Triton's."""
+    names: set[str] = set()
+    for _, text in attempt.files:
+        names.update(match[1] for match in _TRITON.finditer(text))
+        for match in re.finditer("__global__", text):
+            head = _BOUNDS.sub(" ", text[match.end() : match.end() + _HEAD])
+            if found := _NAME.search(head):
+                names.add(found[1])
+    return frozenset(names)
+
+
+def allocates(attempt: Attempt) -> bool:
+    """Return True if the attempt's text allocates memory of the GPU without torch.
+
+    Uninitialised memory of torch is filled with two patterns in the verdict's calls.
+    """
+    return any(_ALLOCATION.search(text) for _, text in attempt.files)
+
+
+def built_kernels(build: Build) -> frozenset[str]:
+    """Return the names of the kernels that the compiler reported, for names made by macros."""
+    names = (resource.name for library in build.libraries for resource in library.resources)
+    found = (re.search(r"(\w+)\s*(?:[<(]|$)", name) for name in names)
+    return frozenset(match[1] for match in found if match)
