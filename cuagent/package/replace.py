@@ -44,14 +44,18 @@ def optimize_(
     if why := slower_here(package.folder):
         package.warn(why)
         return model
-    found = 0
+    found, reasons = 0, []
     for module in list(model.modules()):
         kind = original_of(module)
         if kind is not original and (original or kind.__name__ != package.entry):
             continue
         found += 1
         if KEY not in module.__dict__:
-            replace_(module, package, any_class=original is not None, gradients=gradients)
+            why = replace_(module, package, any_class=original is not None, gradients=gradients)
+            reasons += [why] if why else []
+    for why in dict.fromkeys(reasons):
+        some = f"{found - len(reasons)} of {found} modules run the kernel; not the others"
+        package.warn(why, *([some] if len(reasons) < found else []))
     if not found:
         name = original.__name__ if original else package.entry
         package.warn(f"the model has no module of class {name}", "nothing was optimized")
@@ -60,22 +64,20 @@ def optimize_(
 
 def replace_(
     module: nn.Module, package: Package, any_class: bool = False, gradients: bool = True
-) -> bool:
-    """Let one module run the kernel. Returns False with a warning if it cannot."""
+) -> str:
+    """Let one module run the kernel. Returns the reason if it cannot, else ""."""
     try:
         replacement = Replacement(package, module, any_class, gradients)
     except Unsuitable as why:
-        package.warn(str(why))
-        return False
+        return str(why)
     except Exception as error:  # noqa: BLE001  another version of torch must not end the program
         line = f"{type(error).__name__}: {error}".partition("\n")[0]
-        package.warn(f"the package does not work with torch {torch.__version__} ({line})")
-        return False
+        return f"the package does not work with torch {torch.__version__} ({line})"
     module.__dict__[KEY] = replacement
     kind: Any = type(module)
     module.__class__ = _replaced_class(kind)
     replacement.check()
-    return True
+    return ""
 
 
 def accelerate_(kind: Any, package: Package) -> Any:
@@ -89,11 +91,8 @@ def accelerate_(kind: Any, package: Package) -> Any:
     @functools.wraps(construct)
     def constructed(self: nn.Module, *args: Any, **named: Any) -> None:
         construct(self, *args, **named)
-        if type(self) is kind:
-            if why := slower_here(package.folder):
-                package.warn(why)
-            else:
-                replace_(self, package)
+        if type(self) is kind and (why := slower_here(package.folder) or replace_(self, package)):
+            package.warn(why)
 
     setattr(constructed, ADDED, inherited)
     kind.__init__ = constructed
@@ -192,5 +191,7 @@ def _deep_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     made: nn.Module = copy.deepcopy(_twin(module), memo)
     memo[id(module)] = made
     replacement: Replacement = module.__dict__[KEY]
-    replace_(made, replacement.package, replacement._any_class, replacement.gradients)
+    package = replacement.package
+    if why := replace_(made, package, replacement._any_class, replacement.gradients):
+        package.warn(why)
     return made

@@ -19,7 +19,9 @@ from cuagent.expert.candidate import Candidate, Options, make_candidate
 from cuagent.expert.capture.subject import Target, open_subject
 from cuagent.expert.convolutions import match
 from cuagent.expert.convolutions.phases import Axis, Phase, phases
+from cuagent.expert.search.planner import Outcome, propose
 from cuagent.task import load_task
+from cuagent.timing import Ratio
 
 HOPPER = Target("cuda", (9, 0), 132)
 LAYERS = {
@@ -310,6 +312,35 @@ def test_channels_last_convolution_has_one_kernel_behind_it(generate, monkeypatc
     assert "memory_format=torch.channels_last" in forward
     assert "bias=" not in forward
     assert candidate.kernels[0].startswith("conv2d_")
+
+
+def layouts_tried(path, layer, forward, inputs, speed):
+    """Return the layouts of all candidates, each of this speed relative to torch.compile."""
+    text = text_of("transposed 3-D")
+    for old, new in zip(LAYERS["transposed 3-D"], (layer, forward, inputs), strict=True):
+        text = text.replace(old, new)
+    (path / "task.py").write_text(text)
+    subject = replace(open_subject(load_task(f"{path / 'task.py'}:Model")), target=HOPPER)
+    outcomes: list[Outcome] = []
+    ratios = {"compile": Ratio(speed, speed * 0.99, speed * 1.01)}
+    while (proposal := propose(subject, outcomes)) is not None:
+        outcomes.append(Outcome(proposal.candidate, True, "accepted", 1, ratios))
+    return [outcome.candidate.options.convolutions for outcome in outcomes]
+
+
+def test_few_convolutions_are_tried_in_each_layout(tmp_path):
+    tried = layouts_tried(tmp_path, *LAYERS["transposed 2-D"], speed=1.0)
+    assert tried[:3] == ["own", "channels_last", "library"]
+
+
+def test_clear_gain_is_tuned_before_other_layouts(tmp_path):
+    tried = layouts_tried(tmp_path, *LAYERS["transposed 2-D"], speed=1.5)
+    assert tried[:2] == ["own", "own"]
+
+
+def test_single_convolution_of_the_library_is_tried_in_channels_last_layout(tmp_path):
+    layer = ("nn.Conv2d(64, 48, 3)", "self.c(x)", "torch.randn(8, 64, 9, 9)")
+    assert layouts_tried(tmp_path, *layer, speed=1.0)[:1] == ["channels_last"]
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")

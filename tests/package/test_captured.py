@@ -149,6 +149,16 @@ def test_a_module_that_differs_in_an_attribute_of_its_call_stays(
     assert "why_original" not in dir(model)
 
 
+def test_the_warning_counts_the_modules_that_run_the_kernel(
+    package: ModuleType, gate: Callable[[int], Any]
+) -> None:
+    model = nn.ModuleList([gate(0), gate(1), gate(2)])
+    model[2].slope = 0.125
+    importlib.import_module(f"{package.__name__}.model_new").PACKAGE.warned.clear()
+    with pytest.warns(RuntimeWarning, match="2 of 3 modules run the kernel; not the others"):
+        package.optimize_(model)
+
+
 @pytest.mark.parametrize(
     ("args", "named"),
     [
