@@ -1,7 +1,8 @@
 """Write a matrix product with its epilogue as a Triton kernel.
 
 float32 operands are split into TF32 parts whose three products are added: in each tile (`tf32x3`),
-or by a kernel beforehand. Half types accumulate in float32. Offsets are constants of the text, except those of the tiles.
+or by a kernel beforehand. Half types accumulate in float32. Offsets are constants of the text,
+except those of the tiles.
 """
 
 from __future__ import annotations
