@@ -138,7 +138,8 @@ EQUATIONS = {
     ],
     "lstm": [
         "const float in = sigmoid(x[pass][0] + s[0]), forget = sigmoid(x[pass][1] + s[1]);",
-        "const float fresh = hyperbolic_tangent(x[pass][2] + s[2]), out = sigmoid(x[pass][3] + s[3]);",
+        "const float fresh = hyperbolic_tangent(x[pass][2] + s[2]);",
+        "const float out = sigmoid(x[pass][3] + s[3]);",
         "own[pass] = forget * own[pass] + in * fresh;",
         "const float h = out * hyperbolic_tangent(own[pass]);",
     ],
@@ -237,7 +238,7 @@ class _Kernel:
 
     def _load(self) -> None:
         """Write the loads of weights, biases and first states."""
-        w, spec = self.w, self.spec
+        w = self.w
         base, (outer, inner), offset = self.operands[1]
         w("float weight[UNITS][SLOTS][CHUNKS][4];")
         for name, extent in (("u", "UNITS"), ("g", "SLOTS"), ("j", "CHUNKS"), ("q", "4")):
