@@ -6,7 +6,7 @@ import importlib.resources
 import re
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from cuagent.expert.anchored.cluster import clusters
@@ -70,6 +70,8 @@ class Options:
     """Compute half-precision products in float32; None decides it from the processor."""
     products: bool = True
     """CUDA: compute matrix products, with the operations behind them, by own kernels."""
+    exact_convolutions: bool = False
+    """CUDA: compute float32 convolutions as in float32 also where TF32 is admitted."""
     convolutions: str = "own"
     """CUDA: compute convolutions by own kernels where they may be faster ("own"), or all by the
     library, in the layout as captured ("library") or in "channels_last"."""
@@ -117,6 +119,8 @@ class Candidate:
 
 def make_candidate(subject: Subject, options: Options) -> Candidate | None:
     """Return the candidate with these options; None if it would not differ from the reference."""
+    if options.exact_convolutions:
+        subject = replace(subject, target=replace(subject.target, tf32_convolutions=False))
     keep = set(options.keep)
     # A kernel is a name of the module, as helpers of the reference and its arguments are.
     taken = {*re.findall(r"\w+", subject.reference), *subject.captured.arguments}
@@ -284,7 +288,8 @@ def _triton(
         return TritonCall(name, text, step, partial(matrix_product.launch, name, step, tile))
     found = convolution_tiles(step, target.processors)
     tile = found[min(options.tiles, len(found) - 1)]
-    precision = "tf32" if target.tf32_convolutions else "tf32x3"
+    channels = step.channels_out if step.is_copy else step.channels_in
+    precision = "tf32" if convolutions.runs_in_tf32(target, channels) else "tf32x3"
     text = convolution.render(name, step, dtype_of, precision)
     return TritonCall(name, text, step, partial(convolution.launches, name, step, tile))
 

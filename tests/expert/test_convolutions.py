@@ -267,6 +267,53 @@ def test_two_dimensional_convolution_with_a_long_sum_stays_with_the_library(gene
     assert "@triton.jit" not in candidate.files["model_new.py"]
 
 
+GATE = """
+import torch
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up = nn.Conv2d(16, 48, 3), nn.Conv2d(16, 48, 3)
+    def forward(self, x):
+        return torch.sigmoid(self.gate(x)) * self.up(x)
+def get_inputs(): return [torch.randn(8, 16, 64, 64)]
+def get_init_inputs(): return []
+"""
+
+
+def test_one_convolution_of_a_gate_takes_the_epilogue(generate):
+    module = generate(GATE).files["model_new.py"]
+    assert module.count("@triton.jit") == 2
+    assert module.count("tl.sigmoid") + module.count("tl.exp(-") == 1
+
+
+@pytest.mark.parametrize(
+    ("channels", "exact", "precision"),
+    [(16, False, "tf32x3"), (24, False, "tf32"), (24, True, "tf32x3")],
+)
+def test_few_channels_and_exact_convolutions_keep_float32_where_tf32_is_admitted(
+    generate, channels, exact, precision
+):
+    text = GATE.replace("Conv2d(16", f"Conv2d({channels}").replace("(8, 16", f"(8, {channels}")
+    target = replace(HOPPER, tf32_convolutions=True)
+    candidate = generate(text, target, Options(exact_convolutions=exact))
+    module = candidate.files["model_new.py"]
+    assert f'input_precision="{precision}"' in module
+    assert ("4096) & -8192" in module) is (precision == "tf32"), "the rounded weight"
+
+
+def test_imprecise_convolutions_are_tried_again_as_in_float32(generate, tmp_path):
+    text = GATE.replace("Conv2d(16", "Conv2d(24").replace("(8, 16", "(8, 24")
+    candidate = generate(text, replace(HOPPER, tf32_convolutions=True))
+    path = tmp_path / "task.py"
+    subject = open_subject(load_task(f"{path}:Model"))
+    subject = replace(subject, target=replace(HOPPER, tf32_convolutions=True))
+    for reason in ("less precise than the task allows", "wrong while timed"):
+        proposal = propose(subject, [Outcome(candidate, False, reason)])
+        assert proposal is not None
+        assert proposal.candidate.options.exact_convolutions
+
+
 def test_transposed_convolution_without_settings_is_captured(generate):
     text = text_of("transposed 3-D").replace(
         LAYERS["transposed 3-D"][0], "nn.ConvTranspose3d(32, 48, 3, bias=False)"

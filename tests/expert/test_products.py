@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -138,6 +139,30 @@ def test_half_precision_product_with_epilogue_accumulates_in_float32(generate):
 def test_half_precision_product_alone_stays_with_the_library(generate):
     text = text_of("no epilogue", "torch.bfloat16")
     assert generate(text) is None
+
+
+GATE = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up = nn.Linear(520, 1000), nn.Linear(520, 1000)
+        self.to(torch.bfloat16)
+    def forward(self, x):
+        return F.silu(self.gate(x)) * self.up(x)
+def get_inputs(): return [torch.randn(1200, 520, dtype=torch.bfloat16)]
+def get_init_inputs(): return []
+"""
+
+
+def test_one_product_of_a_gate_takes_the_epilogue_and_reads_the_other(generate):
+    candidate = generate(GATE)
+    module = module_of(candidate)
+    assert candidate.kernels == ("linear_silu_mul_kernel",)
+    assert re.findall(r"(\w+) = F\.linear\(", module) == ["linear_1"]
+    assert re.search(r"linear_silu_mul_kernel\[.*\]\(\s*mul, x, .*linear_1,", module)
 
 
 @pytest.mark.parametrize(

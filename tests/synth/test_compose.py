@@ -48,10 +48,10 @@ def test_every_seed_of_the_catalogue_can_be_applied() -> None:
 def test_every_family_has_seeds_and_the_experts_families_are_among_them() -> None:
     assert all(seeds for family, seeds in catalogue().items() if family != "blocks")
     names = {seed.name for seeds in catalogue().values() for seed in seeds}
-    families = {"streaming", "scans", "pooling", "loops", "depthwise", "recurrences"}
+    families = {"streaming", "scans", "scatters", "pooling", "loops", "depthwise", "recurrences"}
     assert EXPERT_FAMILIES.keys() == families
     assert {"torch.exp", "torch.sum", "nn.LayerNorm", "torch.cumsum", "nn.MaxPool2d"} <= names
-    assert {"nn.LSTM", "nn.GRU", "nn.RNN"} <= names
+    assert {"nn.LSTM", "nn.GRU", "nn.RNN", "torch.index_add", "torch.scatter_add"} <= names
     assert {"nn.Linear", "nn.Conv2d", "F.embedding", "nn.Upsample", "torch.argmax"} <= names
 
 

@@ -41,6 +41,9 @@ LEAST_CHANNELS = 16
 FEW_CHANNELS = 32
 """Input channels below which taps and channels are one index of the sum, so that it has no gaps,
 and the input is read as it lies."""
+EXACT_CHANNELS = 16
+"""Most input channels of a convolution that is computed as in float32 also where TF32 is admitted.
+cuDNN computes many of these in float32, and a candidate has to be as precise."""
 SHORT_SUM = 256
 """Most terms of the sum of another convolution in one or two dimensions."""
 LONG_SUM = 0
@@ -164,7 +167,7 @@ def copy_operands(graph: Graph, target: Target, keep: frozenset[str]) -> Graph:
             continue
         x, weight = graph.node(str(node.args[0])), graph.node(str(node.args[1]))
         names, copies = [x.name, weight.name], []
-        rounded = target.tf32_convolutions and weight.dtype == "float32"
+        rounded = weight.dtype == "float32" and runs_in_tf32(target, x.shape[1])
         if not is_pointwise(node, weight):
             copied = x.shape[1] >= FEW_CHANNELS or not _read_in_place(graph, x)
             call, moved = WEIGHT, (weight.shape[0], *weight.shape[2:], weight.shape[1])
@@ -185,6 +188,11 @@ def copy_operands(graph: Graph, target: Target, keep: frozenset[str]) -> Graph:
             nodes.append(replace(copy, origin=node.origin))
         nodes.append(replace(node, op=f"own {node.op}", args=(*names, *node.args[2:])))
     return replace(graph, nodes=tuple(nodes))
+
+
+def runs_in_tf32(target: Target, channels_in: int) -> bool:
+    """Return True if the kernel of a float32 convolution may read its operands in TF32."""
+    return target.tf32_convolutions and channels_in > EXACT_CHANNELS
 
 
 def _copy_call(graph: Graph, x: Node) -> str:
@@ -216,6 +224,8 @@ def with_convolutions(
         if not isinstance(step, Node) or not step.op.startswith("own F.conv"):
             continue
         group = only_reader(step, steps, graph) or _reader_of_channels(step, steps, graph)
+        if group not in result:  # both convolutions of a gate are read by one group
+            group = None
         found = _convolution(step, group, graph) if group is not None else None
         if found is not None and group is not None:
             result[result.index(group)] = found

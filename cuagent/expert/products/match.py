@@ -118,6 +118,8 @@ def with_products(
         if not isinstance(step, Node) or step.origin in keep or not _qualifies(step, target):
             continue
         group = only_reader(step, steps, graph)
+        if id(group) in absorbed:  # both products of a gate are read by one group
+            group = None
         product = _product(step, group, graph) if group is not None else None
         if product is None:
             product, group = _product(step, None, graph), None
