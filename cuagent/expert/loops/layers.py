@@ -278,7 +278,7 @@ def _join_products(edit: Edit, states: list[Any], outputs: Any) -> None:
     for user in list(states[0].users):
         if called(user) != "linear" or user.args[0] is not states[0]:
             continue
-        layers = [
+        layers: list[Any] = [
             next(
                 (u for u in s.users if u.target is user.target and u.args == (s, *user.args[1:])),
                 None,

@@ -57,7 +57,7 @@ def ranked(
     rows: int, columns: int, dtype: str, processors: int, batch: int = 1, split: bool = False
 ) -> tuple[Tile, ...]:
     """Return the tiles for products of `rows` x `columns`, the best by the model first."""
-    tiles = FLOAT32 if dtype == "float32" else HALF
+    tiles: tuple[Tile, ...] = FLOAT32 if dtype == "float32" else HALF
     tiles = SPLIT if split else tiles
     return tuple(sorted(tiles, key=lambda t: -_score(t, rows, columns, processors, batch)))
 
