@@ -88,12 +88,16 @@ def shape_lines(manifest: dict[str, Any]) -> list[str]:
     """Return one line for each recorded shape, the most frequent first."""
     shapes: Sequence[dict[str, Any]] = sorted(manifest["shapes"], key=lambda s: -s["calls"])
     lines = []
+    modes = {bool(shape.get("training")) for shape in shapes}
     for shape in shapes:
+        mode = " (training)" if len(modes) > 1 and shape.get("training") else ""
         tensors = ", ".join(
             f"{known['name']} {known['dtype']}[{','.join(map(str, known['shape']))}]"
             for known in shape["inputs"]
         )
-        lines.append(f"{shape['calls']:>6} calls  {shape['task'] or 'original module'}: {tensors}")
+        lines.append(
+            f"{shape['calls']:>6} calls  {shape['task'] or 'original module'}: {tensors}{mode}"
+        )
     return lines
 
 

@@ -80,8 +80,8 @@ def optimize(
     _refuse_script_options(task, module, script_args, time_script=time_script)
     if task is None and resumed is None:
         raise Refused("Missing argument 'TASK'; see cuagent optimize --help")
-    given: dict[str, Any] = {"model": model, "device": device}
-    given |= {"precision": precision, "approval": approval}
+    named = {"model": model, "device": device, "precision": precision, "approval": approval}
+    given: dict[str, str | float | None] = {**named}
     kept_timeout = None if resumed is None else resumed.model_timeout
     given |= {"model_timeout": model_timeout or kept_timeout}
     limits = {"max_steps": max_steps, "max_cost": max_cost, "max_time": max_time}

@@ -87,7 +87,7 @@ def readme(
 
 
 def _subject(task: Task, captured: Captured | None) -> str:
-    """Return the sentence that names what the package makes faster."""
+    """Return the sentence on the modules of the package."""
     if captured is None:
         return (
             f"`{ENTRY}` replaces `{task.entry}` of `{task.path.name}`: same constructor, same "

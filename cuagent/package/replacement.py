@@ -49,7 +49,7 @@ class Package:
         self.autocast: str | None = self.facts.get("autocast")
         self.call: CallForm | None = None
         self.mode_matters = True
-        """Whether a verified call of the original reads if it is in training mode."""
+        """False if no verified call of the original reads `training`."""
         self.read: Reads | None = None
         self.kind: Any = None
         """The verified class of the user's modules; None until the original was imported."""
