@@ -199,3 +199,10 @@ def test_option_leaves_recurrences_to_torch(tmp_path):
     path.write_text(text_of(*LAYERS["lstm"]))
     subject = open_subject(load_task(f"{path}:Model", device="cpu"))
     assert make_candidate(subject, Options(recurrences=False)) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [*LOOPS, *LAYERS])
+def test_cuda_recurrence_agrees_with_reference(make, name):
+    text = text_of(*(LOOPS | LAYERS)[name])
+    assert_agrees(make(text, "Model", Options(), "cuda"), "cuda")

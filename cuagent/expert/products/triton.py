@@ -29,12 +29,12 @@ def {name}_parts(high_out, low_out, x_in, COUNT: tl.constexpr, SIZE: tl.constexp
     x = tl.load(x_in + place, mask=inside, other=0.0)
     bits = x.to(tl.int32, bitcast=True)
     rounded = ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
-    # A value that would round to infinity is truncated; infinity and NaN have no rest.
+    # A value that would round to infinity is truncated. The rest of infinity or NaN is NaN.
     truncated = (bits & -0x2000).to(tl.float32, bitcast=True)
     high = tl.where(tl.abs(rounded) < float("inf"), rounded, truncated)
-    finite = tl.abs(x) < float("inf")
-    tl.store(high_out + place, tl.where(finite, high, x), mask=inside)
-    tl.store(low_out + place, tl.where(finite, x - high, 0.0), mask=inside)
+    high = tl.where(tl.abs(x) < float("inf"), high, x)
+    tl.store(high_out + place, high, mask=inside)
+    tl.store(low_out + place, x - high, mask=inside)
 
 
 '''
@@ -96,7 +96,8 @@ def _pointers(product: Product) -> list[str]:
 def _split_loops(product: Product, end: str) -> list[str]:
     """Return the loop over K for split operands, and one that repeats a tile with NaN.
 
-    Infinity times a low part gives NaN in a small product, which the second loop replaces by 0.
+    Operands that are not finite have a low part of NaN. The second loop replaces the sums of small
+    products with NaN by 0, so that infinity gives what it gives in float32.
     """
     lines = [f"    for start in range(0, {end}, DEPTH):", *_split_step(product, [])]
     clean = ["part = tl.where(part == part, part, 0.0)"]
