@@ -132,16 +132,12 @@ def test_emulated_recurrence_agrees_with_reference(tmp_path, monkeypatch, name):
     assert candidate.has_recurrences
 
 
-<<<<<<< HEAD
-def check(tmp_path, monkeypatch, text, options, target=None):
-=======
 def check(tmp_path, monkeypatch, text, options, target=SMALL):
->>>>>>> prod
     """Compare the emulated candidate of a task with its reference, and return it."""
     path = tmp_path / "task.py"
     path.write_text(text)
     subject = open_subject(load_task(f"{path}:Model", device="cpu"))
-    subject = replace(subject, target=target or Target("cuda"))
+    subject = replace(subject, target=target)
     candidate = make_candidate(subject, options)
     assert candidate is not None
     for file, content in candidate.files.items():
