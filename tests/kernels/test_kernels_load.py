@@ -214,6 +214,7 @@ def run_python(
     return done.stdout
 
 
+@pytest.mark.slow
 def test_load_path_is_relative_to_calling_file(cache: Path, tmp_path: Path):
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "k.cpp").write_text(SCALE)
@@ -221,6 +222,7 @@ def test_load_path_is_relative_to_calling_file(cache: Path, tmp_path: Path):
     assert "k.cpp: scale, fail, fill" in out
 
 
+@pytest.mark.slow
 def test_load_without_compiler_finds_library_in_build_folder(kernels: Kernels, tmp_path: Path):
     (tmp_path / "scale.cpp").write_text(SCALE)
     out = run_python(

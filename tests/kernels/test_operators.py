@@ -50,6 +50,7 @@ def test_operator_keeps_its_contract_with_torch(source):
     torch.library.opcheck(scale, (torch.empty_like(x), x, 2.0, 8, False))
 
 
+@pytest.mark.slow
 def test_compiled_function_calls_the_operator_between_its_own_kernels(source):
     scale = load(source).operator("scale")
 

@@ -93,6 +93,7 @@ def test_threads_and_processes_of_a_candidate_stay_bound_and_suspended(
     referee.discard(batch)
 
 
+@pytest.mark.slow
 def test_arms_are_bound_to_one_processor_for_each_thread(
     referee: Referee, fork_server: ForkServer
 ) -> None:

@@ -101,6 +101,7 @@ def test_reference_profile_rates_operators_against_ceilings(
     assert json.loads(json.dumps(seen.to_json()))["bound"] in ("memory", "compute")
 
 
+@pytest.mark.slow
 def test_attempt_is_profiled_in_the_sandbox_with_its_own_kernel(
     fork_server: ForkServer, folder: Path
 ) -> None:

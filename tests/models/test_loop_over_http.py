@@ -69,6 +69,7 @@ def run_of(tmp_path: Path) -> Run:
 MODELS = {"openai": OpenAIModel, "responses": ResponsesModel, "anthropic": AnthropicModel}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", MODELS)
 def test_loop_over_http_gives_the_same_conversation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str

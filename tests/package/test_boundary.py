@@ -129,6 +129,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("gradients", [False, True])
 def test_operator_passes_opcheck(layout: str, gradients: bool, model: Any) -> None:
@@ -202,6 +203,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_ddp_averages_the_gradients(
     parent: Path,
     tmp_path: Path,

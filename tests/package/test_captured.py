@@ -95,11 +95,11 @@ def package_of(folder: Path, name: str, captured: Captured, task: str = TASK) ->
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("captured")
-    (folder / "captured_gates.py").write_text(SCRIPT)
+    (folder / "net_gates.py").write_text(SCRIPT)
     sys.path.insert(0, str(folder))
     yield folder
     sys.path.remove(str(folder))
-    sys.modules.pop("captured_gates", None)
+    sys.modules.pop("net_gates", None)
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def package(place: Path) -> ModuleType:
 @pytest.fixture
 def gate(place: Path) -> Callable[[int], Any]:
     torch.manual_seed(0)
-    kind = importlib.import_module("captured_gates").Gate
+    kind = importlib.import_module("net_gates").Gate
     return lambda number: kind(8, number)
 
 

@@ -278,6 +278,7 @@ def test_export_uses_prebuilt_library_without_compiler(tmp_path: Path, run: Run)
     assert done.stdout == OUTPUT, done.stderr
 
 
+@pytest.mark.slow
 def test_export_installs_with_pip(out: Path, without_cuagent, tmp_path: Path, run: Run):
     target = tmp_path / "site"
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]

@@ -160,6 +160,7 @@ def accepted(regime_referee: Callable[[Regime], Referee]) -> tuple[Referee, Verd
     return referee, replace(verdict, notes=())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HONEST)
 def test_synchronised_threads_are_accepted_without_a_note(
     name: str, accepted: tuple[Referee, Verdict]
@@ -168,6 +169,7 @@ def test_synchronised_threads_are_accepted_without_a_note(
     assert gated(referee, attempt_of(HONEST[name]), verdict) == verdict
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_unsynchronised_writes_are_rejected_at_every_check(
     name: str, accepted: tuple[Referee, Verdict]

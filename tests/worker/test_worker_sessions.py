@@ -214,6 +214,7 @@ def test_threads_may_share_a_fork_server(fork_server: ForkServer) -> None:
     assert fork_server.living == living
 
 
+@pytest.mark.slow
 def test_all_processes_end_when_the_referee_is_killed(tmp_path: Path) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
