@@ -197,7 +197,10 @@ def test_referee_releases_memory_for_a_large_task(
         assert judge(opened).accepted
         monkeypatch.setattr(Referee, "large", True)
         opened.make_room()
-        assert torch.cuda.memory_reserved() - torch.cuda.memory_allocated() < 4 << 20
+        # Parts of blocks that tensors of other referees share cannot be released.
+        shared = torch.cuda.memory_stats()["inactive_split_bytes.all.current"]
+        cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated() - shared
+        assert cached < 4 << 20
 
 
 def test_candidate_that_fills_gpu_memory_is_at_fault(referee: Referee) -> None:
