@@ -173,7 +173,9 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
             break
         keep |= rejected
     rewritten = _changed(before, graph)
-    if not calls and not rewritten and not library and not _computed_once(graph):
+    # A tensor of zeros is as quickly made again; what is computed from others is not.
+    saved = any(n.constant and n.inputs for n in graph.nodes)
+    if not calls and not rewritten and not library and not saved:
         return None
     return _assemble(subject, options, graph, prepared, steps, calls, rewritten, library)
 
