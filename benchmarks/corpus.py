@@ -2,13 +2,15 @@
 
     python benchmarks/corpus.py [--kernelbench PATH] [--cuda-agent PATH] [--json OUT] [--doc OUT]
                                 [--only REGEX] [--device cuda] [--precision fp32] [--jobs N]
+                                [--seconds S]
 
 The other projects are given as checkouts; `rules.py` runs their own functions. They do not run
 candidates that could harm the machine or that cheat a clock, nor, without a GPU, candidates for
 CUDA; cuagent runs the harmful ones in its sandbox. `--doc` replaces what follows
 `<!-- results -->` in a page. `--device cuda` judges every candidate without a C++ kernel on the
 GPU. `--precision fp32` judges candidates that name no precision under `fp32` instead of `match`.
-`--jobs N` judges the tasks in N processes, whose timings exclude each other.
+`--jobs N` judges the tasks in N processes, whose timings exclude each other. After `--seconds S` no
+further result is waited for: what is left counts as not run.
 Exit 1 if cuagent accepted an exploit or a bug, or rejected an honest candidate.
 """
 
@@ -26,7 +28,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -74,7 +76,8 @@ def main() -> int:
     if options.device == "cuda":
         candidates = [c if _stays(c) else moved_to_cuda(c) for c in candidates]
     checkouts = {"kernelbench": options.kernelbench, "cuda-agent": options.cuda_agent}
-    results = {OURS: _ours(candidates, options.device, options.jobs)}
+    ended = time.monotonic() + options.seconds
+    results = {OURS: _ours(candidates, options.device, options.jobs, ended)}
     for name, checkout in checkouts.items():
         if checkout is not None:
             results[name] = _theirs(name, checkout, candidates)
@@ -115,11 +118,14 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--precision", choices=("match", "fp32"), default="match")
     parser.add_argument("--jobs", type=int, default=1, help="number of processes that judge")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="time limit")
     return parser.parse_args()
 
 
-def _ours(candidates: list[Candidate], device: str, jobs: int) -> dict[str, dict[str, Any]]:
-    """Return cuagent's outcome for each candidate."""
+def _ours(
+    candidates: list[Candidate], device: str, jobs: int, ended: float
+) -> dict[str, dict[str, Any]]:
+    """Return cuagent's outcome for each candidate; none is waited for after `ended`."""
     outcomes: dict[str, Outcome] = {}
     groups: list[list[Candidate]] = []
     for _, group in groupby(sorted(candidates, key=judge_order), key=lambda c: judge_order(c)[:4]):
@@ -137,6 +143,11 @@ def _ours(candidates: list[Candidate], device: str, jobs: int) -> dict[str, dict
     for number, (candidate, outcome) in enumerate(judged, 1):
         outcomes[_key(candidate)] = outcome
         _report_progress(number, total, candidate)
+        if time.monotonic() > ended:
+            break
+    judged.close()
+    for candidate in candidates:
+        outcomes.setdefault(_key(candidate), not_run("out of time"))
     return {key: asdict(outcome) for key, outcome in outcomes.items()}
 
 
@@ -147,7 +158,7 @@ def _report_progress(number: int, total: int, candidate: Candidate) -> None:
         print(f"{number}/{total} {candidate.name}", file=sys.stderr, flush=True)
 
 
-def _judged_here(groups: list[list[Candidate]]) -> Iterator[tuple[Candidate, Outcome]]:
+def _judged_here(groups: list[list[Candidate]]) -> Generator[tuple[Candidate, Outcome]]:
     with open_judges() as opened:
         for group in groups:
             for candidate in group:
@@ -156,7 +167,7 @@ def _judged_here(groups: list[list[Candidate]]) -> Iterator[tuple[Candidate, Out
 
 def _judged_by_jobs(
     groups: list[list[Candidate]], jobs: int
-) -> Iterator[tuple[Candidate, Outcome]]:
+) -> Generator[tuple[Candidate, Outcome]]:
     """Judge in `jobs` processes; each takes the largest group that is left when it is free."""
     tasks: queue.SimpleQueue[list[Candidate]] = queue.SimpleQueue()
     outcomes: queue.SimpleQueue[tuple[Candidate, Outcome] | BaseException] = queue.SimpleQueue()

@@ -30,7 +30,8 @@ from cuagent.task import load_task
 MAX_STEP_S = 0.05
 """Seconds of overhead that the 95th percentile of the steps may have."""
 MAX_GROWTH = 64 << 10
-"""Bytes of memory that a step may add: enough for its messages in the conversation."""
+"""Largest number of bytes of memory that a step may add: enough for its messages in the
+conversation."""
 SOURCE = """\
 import torch
 

@@ -22,7 +22,7 @@ from typing import Any
 Row = dict[str, Any]
 Rows = Generator[Row, None, None]
 MOST_FAILED = 3
-"""Failures in a row after which the rest of a group is skipped."""
+"""Largest number of failures in a row after which the rest of a group is skipped."""
 DONE, MISSED, MORE, LACKING = range(4)
 """Exit codes: all gates hold; a gate is missed; steps remain; a part lacks a requirement."""
 

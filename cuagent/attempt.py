@@ -26,19 +26,19 @@ HEADERS = (".h", ".hpp", ".cuh")
 _NAMED = re.compile(r"""["']([\w./-]+\.(?:cu|cpp|h|hpp|cuh))["']""")
 """Matches the names of sources and headers in quotes."""
 LARGEST_FILE = 4 << 20
-"""Bytes of one file; a candidate is source text, not data."""
+"""Largest number of bytes of one file; a candidate is source text, not data."""
 LARGEST_ATTEMPT = 32 << 20
-"""Bytes of all files. The headers of CUTLASS have 15 MB."""
+"""Largest number of bytes of all files. The headers of CUTLASS have 15 MB."""
 MOST_FILES = 2_000
-"""Sources and headers in one attempt."""
+"""Largest number of sources and headers in one attempt."""
 MOST_ENTRIES = 10_000
-"""Files and folders that freezing visits below kernels/."""
+"""Largest number of files and folders that freezing visits below kernels/."""
 DEEPEST = 30
-"""Levels of folders below kernels/."""
+"""Largest number of nested folders below kernels/."""
 LONGEST_PART = 255
-"""Bytes of one component of a path; the limit of Linux."""
+"""Largest number of bytes of one component of a path; the limit of Linux."""
 LONGEST_PATH = 1_000
-"""Bytes of a path in an attempt."""
+"""Largest number of bytes of a path in an attempt."""
 
 
 class AttemptError(Exception):

@@ -89,7 +89,7 @@ class Settings:
     endpoints: Mapping[str, Any] = field(default_factory=dict)
     """Tables by the server's name; only from the user's file."""
     prices: Mapping[str, Any] = field(default_factory=dict)
-    """Tables by the model's name; only from the user's file."""
+    """Price tables by the model's name; only from the user's file."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """Origin of each value, by key: a flag, a variable, a file or "default"."""
     ignored: Mapping[str, str] = field(default_factory=dict)

@@ -11,10 +11,15 @@ exclusive lock gets it before any process that asks later.
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from cuagent.durations import Durations, Stage
+
+GiveWay = Callable[[], None]
+"""Gives up a shared device for a process that waits, and takes it again."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +32,37 @@ class DeviceLock:
     """
 
     lock: Path | None = None
+    durations: Durations = field(default_factory=Durations, compare=False)
+    """Seconds by stage of the judge that uses the lock; those of waiting are counted here."""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Return True if another process waits for the device, or is about to get it."""
+        if self.lock is None:
+            return False
+        with self.lock.with_suffix(".door").open("a") as queue:
+            try:
+                fcntl.flock(queue, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
 
     @contextmanager
-    def shared(self) -> Iterator[None]:
-        """Hold the device together with others, while no process holds it exclusively."""
-        with self._locked(fcntl.LOCK_SH):
-            yield
+    def shared(self) -> Iterator[GiveWay]:
+        """Hold the device together with others, while no process holds it exclusively.
+
+        The block gets a function that gives up the device and takes it again, if another process
+        waits. Call it only while no work of the block is on the device.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(self._locked(fcntl.LOCK_SH))
+
+            def give_way() -> None:
+                if self.is_awaited:
+                    stack.close()
+                    stack.enter_context(self._locked(fcntl.LOCK_SH))
+
+            yield give_way
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -49,7 +79,10 @@ class DeviceLock:
             # Every process queues here, and the first in the queue keeps it locked until it has the
             # device. Otherwise verifying processes could follow each other, and a timing could wait
             # forever.
-            with self.lock.with_suffix(".door").open("a") as queue:
+            with (
+                self.durations.of(Stage.WAITING),
+                self.lock.with_suffix(".door").open("a") as queue,
+            ):
                 fcntl.flock(queue, fcntl.LOCK_EX)
                 fcntl.flock(device, operation)
             yield

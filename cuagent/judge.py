@@ -10,9 +10,16 @@ acceptance.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    closing,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import replace
 from typing import Protocol
 
@@ -20,10 +27,12 @@ from cuagent.arms import CANDIDATE, COMPILE, EAGER
 from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.build import build as build_sources
-from cuagent.device_lock import DeviceLock
+from cuagent.device_lock import DeviceLock, GiveWay
+from cuagent.durations import Stage
 from cuagent.events import Emit, Phase, ignore
 from cuagent.judgement import Judgement
 from cuagent.measure.ladder import first_rungs, join_rungs, measure_ladder, time_rungs
+from cuagent.measure.precompile import precompile
 from cuagent.measure.profile.profile import Profile
 from cuagent.measure.profile.session import ProfileSession
 from cuagent.measure.roofline.ceilings import describe
@@ -41,6 +50,8 @@ from cuagent.verify.referee import Isolation, Referee
 from cuagent.verify.sanitize import gated
 from cuagent.worker import ForkServer, ForkServerError
 
+COMPILED_AHEAD_S = 120.0
+"""Seconds that rungs may compile before a record timing on a shared device."""
 JOINED_RUNGS = 2
 """Number of rungs that a record timing may time for the first time."""
 
@@ -94,6 +105,7 @@ class LocalJudge:
     for judges of several processes on one device. `fresh` measures the ladder even if it is cached.
     Attempts are timed against `baselines` until the ladder is measured.
     With `kernels_only` a candidate's torch operators may not compute (`worker/operators.py`).
+    `timed`: some attempt may be timed, so torch.compile is imported in advance.
     """
 
     def __init__(
@@ -107,13 +119,20 @@ class LocalJudge:
         fresh: bool = False,
         baselines: Sequence[str] = BASELINES,
         kernels_only: bool = False,
+        timed: bool = True,
     ):
         self.task = task
         self.emit = emit
         self.device_lock = device_lock or DeviceLock()
-        with self.device_lock.shared():
+        self.durations = self.device_lock.durations
+        """Seconds by stage so far."""
+        with self.durations.of(Stage.OPENING), self.device_lock.shared():
             self.referee = Referee(
-                task, isolation, fork_server=fork_server, kernels_only=kernels_only
+                task,
+                isolation,
+                fork_server=fork_server,
+                kernels_only=kernels_only,
+                compiler=timed,
             )
         shared = self.device_lock.lock is not None
         self.overlap = Overlap.on(
@@ -126,7 +145,7 @@ class LocalJudge:
         self.ladder: Ladder | None = None
         """Ladder that attempts are compared with, once it is measured."""
         self._default_baselines = tuple(baselines)
-        self._timer = Timer(self.referee, baselines, emit, shared_device=shared)
+        self._timer = Timer(self.referee, baselines, emit, device_lock=self.device_lock)
         self._unopened: tuple[str, ...] = ()
         """Rungs that the record timing adds, before they open in the background."""
         self._next_profile: ProfileSession | None = None
@@ -136,7 +155,8 @@ class LocalJudge:
 
     def admission(self) -> Admission:
         """Check if the task can be certified; call it before any other work."""
-        return admit(self.referee)
+        with self.durations.of(Stage.OPENING), self.device_lock.shared():
+            return admit(self.referee)
 
     def start_ladder(self) -> None:
         """Begin to compile in the background what every timing needs, before any other work."""
@@ -144,9 +164,7 @@ class LocalJudge:
         if self.overlap.prewarm_profile:
             # A run usually profiles the reference first.
             with suppress(ForkServerError):
-                self._reference_profile = ProfileSession(
-                    self.task, self.referee.fork_server, with_candidate=False
-                )
+                self._reference_profile = self._started_profile(with_candidate=False)
 
     def measure_ladder(self, *, whole: bool = False, wait_s: float | None = None) -> Ladder:
         """Return the ladder: the rungs that open quickly, or all admitted rungs if `whole`.
@@ -160,19 +178,20 @@ class LocalJudge:
         if later and wait_s is not None:
             late = self._timer.still_opening(later, wait_s)
             later = tuple(name for name in later if name not in late)
+        if later and self.device_lock.lock is not None:
+            later = self._compile_ahead(later)
         if self.ladder is None or later:
             self._await_profiles()
-            with self.device_lock.exclusive():
-                try:
-                    if self.ladder is not None and len(later) <= JOINED_RUNGS and is_hurried:
-                        found = join_rungs(self._timer, self.ladder, later)
-                    else:
-                        found = measure_ladder(
-                            self._timer, whole=whole, wait_s=wait_s, fresh=self._fresh
-                        )
-                    self._use_ladder(found)
-                finally:
-                    self._timer.release(self._baselines())
+            try:
+                if self.ladder is not None and len(later) <= JOINED_RUNGS and is_hurried:
+                    found = join_rungs(self._timer, self.ladder, later)
+                else:
+                    found = measure_ladder(
+                        self._timer, whole=whole, wait_s=wait_s, fresh=self._fresh
+                    )
+                self._use_ladder(found)
+            finally:
+                self._timer.release(self._baselines())
             self._fresh = self._fresh and bool(found.later)
             self._timer.open_ahead(found.baselines)
             self._unopened = found.later
@@ -211,28 +230,40 @@ class LocalJudge:
     def confirm_rung(self) -> Ladder:
         """Time the rungs that may be the best again, at record effort."""
         names, record = self.measure_ladder().proposed, Effort.RECORD
-        with self.device_lock.exclusive():
-            try:
-                self.ladder = time_rungs(self.referee, effort=record, only=names, timer=self._timer)
-            finally:
-                self._timer.release(self._baselines())
+        try:
+            self.ladder = time_rungs(self.referee, effort=record, only=names, timer=self._timer)
+        finally:
+            self._timer.release(self._baselines())
         return self.ladder
 
     def open(self) -> None:
         """Open the baselines that take long to prepare, before the first attempt."""
-        with self.device_lock.shared():
+        with self._timer.opening():
             self._timer.prewarm(None, self._baselines())()
 
     def prepare_ladder(self) -> None:
         """Compile the rungs that the ladder begins with; on a device that no other judge shares,
         `measure_ladder` does it."""
         if self.ladder is None and self.device_lock.lock is not None:
-            with self.device_lock.shared():
-                self._timer.prewarm(None, first_rungs(self.referee))()
+            self.emit(Phase("compiling the rungs"))
+            with self._timer.opening():  # counting the task's work calls the reference once
+                names = first_rungs(self.referee)
+            self._compile_ahead(names)
+            self.emit(Phase("opening the rungs"))
+            with self._timer.opening():
+                self._timer.prewarm(None, names)()
+
+    def _compile_ahead(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Compile rungs while others may time; return those that open in seconds afterwards."""
+        if self.referee.large:
+            return names
+        fork_server, limit_s = self.referee.fork_server, COMPILED_AHEAD_S
+        return tuple(precompile(self.task, names, fork_server, self.device_lock, limit_s))
 
     def build(self, attempt: Attempt) -> Build:
         """Compile the attempt's sources; unchanged sources come from the cache."""
-        return build_sources(attempt, self.task.device)
+        with self.durations.of(Stage.BUILDING):
+            return build_sources(attempt, self.task.device)
 
     def judge(self, attempt: Attempt, effort: Effort | None = Effort.QUICK) -> Judgement:
         """Build, verify and score an attempt; time it if it is accepted and `effort` is given."""
@@ -240,8 +271,9 @@ class LocalJudge:
         paused: AbstractContextManager[None] = nullcontext()
         if not self.overlap.open_while_verifying:
             paused = self._timer.opening_paused(self._baselines(effort))
-        with self.device_lock.shared(), paused:
-            build, verdict = self._verified(attempt, effort)
+        build = None if self.overlap.begin_while_building else self._built(attempt)
+        with self.durations.of(Stage.VERIFYING), self.device_lock.shared() as give_way, paused:
+            build, verdict = self._verified(attempt, effort, build, give_way)
             if verdict.reason is Reason.INFRASTRUCTURE:
                 self._timer.close()  # its processes may hold the memory that was missing
             elif not verdict.accepted:
@@ -261,27 +293,34 @@ class LocalJudge:
             return self._default_baselines
         return self.ladder.proposed if effort is Effort.RECORD else self.ladder.baselines
 
-    def _verified(self, attempt: Attempt, effort: Effort | None) -> tuple[Build, Verdict]:
-        """Build and verify an attempt; open the processes of its timing when the policy says so."""
-        prewarm = self.overlap.prewarm if effort is not None else Prewarm.WHEN_TIMED
+    def _built(self, attempt: Attempt) -> Build:
         self.emit(Phase("building", passing=True))
-        if self.overlap.begin_while_building:
-            prewarmed = effort if prewarm is Prewarm.WHILE_BUILDING else None
-            build, pending = self._built_and_begun(attempt, prewarmed)
+        return self.build(attempt)
+
+    def _verified(
+        self,
+        attempt: Attempt,
+        effort: Effort | None,
+        build: Build | None,
+        give_way: GiveWay = lambda: None,
+    ) -> tuple[Build, Verdict]:
+        """Verify an attempt; build it too, while its processes open, unless it was built before."""
+        if build is None:
+            self.emit(Phase("building", passing=True))
+            prewarms = effort is not None and self.overlap.prewarm is Prewarm.WHILE_BUILDING
+            build, pending = self._built_and_begun(attempt, effort if prewarms else None)
             self.emit(Phase("verifying on secret inputs", passing=True))
             verdict = self.referee.complete(pending, build)
         else:
-            build = self.build(attempt)
             if not build.ok:
                 return build, self.referee.refuse(attempt, build)
             self.emit(Phase("verifying on secret inputs", passing=True))
-            verdict = self.referee.verify(attempt, build)
-        if effort is Effort.RECORD:
-            verdict = self._gated(attempt, build, verdict)
-        if effort is not Effort.QUICK:
-            verdict = races.gated(self.referee, attempt, verdict)
-        if verdict.accepted and prewarm is Prewarm.WHEN_ACCEPTED:
-            self._timer.prewarm(attempt, self._baselines(effort))()
+            verdict = self.referee.verify(attempt, build, give_way=give_way)
+        with self.durations.of(Stage.SANITIZING):
+            if effort is Effort.RECORD:
+                verdict = self._gated(attempt, build, verdict)
+            if effort is not Effort.QUICK:
+                verdict = races.gated(self.referee, attempt, verdict)
         return build, verdict
 
     def _built_and_begun(
@@ -313,17 +352,16 @@ class LocalJudge:
     def _timed(
         self, attempt: Attempt, build: Build, verdict: Verdict, effort: Effort
     ) -> tuple[Timing, Verdict]:
-        """Time an accepted attempt while no other judge uses the device."""
+        """Time an accepted attempt; samples are taken while no other judge uses the device."""
         self._await_profiles()
-        with self.device_lock.exclusive():
-            try:
-                timing = self._timer.time(attempt, build, effort, self._baselines(effort))
-                verdict = _after_timing(verdict, timing)
-                if self.ladder is not None and verdict.accepted:
-                    # A record timing decides which rung is the best, and so the kernel's gain.
-                    self.ladder = with_record_timing(self.ladder, timing)
-            finally:
-                self._timer.release(self._baselines())
+        try:
+            timing = self._timer.time(attempt, build, effort, self._baselines(effort))
+            verdict = _after_timing(verdict, timing)
+            if self.ladder is not None and verdict.accepted:
+                # A record timing decides which rung is the best, and so the kernel's gain.
+                self.ladder = with_record_timing(self.ladder, timing)
+        finally:
+            self._timer.release(self._baselines())
         return timing, verdict
 
     def profile(self, attempt: Attempt | None = None, *, counters: bool = False) -> Profile:
@@ -336,20 +374,28 @@ class LocalJudge:
         if session is not None and not session.alive:
             session.close()
             session = None
-        fork_server, with_candidate = self.referee.fork_server, attempt is not None
-        with (
-            self.device_lock.exclusive(),
-            self._timer.nothing_opens(),
-            closing(
-                session or ProfileSession(self.task, fork_server, with_candidate=with_candidate)
-            ) as opened,
-        ):
-            found = opened.finish(attempt, build, counters=counters)
+        with_candidate = attempt is not None
+        with self.durations.of(Stage.PROFILING), ExitStack() as stack:
+            if session is None:
+                with self.device_lock.shared():
+                    session = self._started_profile(with_candidate=with_candidate)
+                    session.await_opened()
+            opened = stack.enter_context(closing(session))
+            found = opened.finish(attempt, build, counters=counters, alone=self._alone)
         self._open_later_rungs()
         if with_candidate and self.overlap.prewarm_profile:
             with suppress(ForkServerError):  # the next call of `profile` reports it
-                self._next_profile = ProfileSession(self.task, fork_server, with_candidate=True)
+                self._next_profile = self._started_profile(with_candidate=True)
         return found
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the device exclusively; nothing opens in the background."""
+        with self.device_lock.exclusive(), self._timer.nothing_opens():
+            yield
+
+    def _started_profile(self, *, with_candidate: bool) -> ProfileSession:
+        return ProfileSession(self.task, self.referee.fork_server, with_candidate=with_candidate)
 
     def _await_profiles(self) -> None:
         """Wait until the prewarmed profiles are idle, so that they do not disturb a timing."""

@@ -5,6 +5,7 @@ Pure data; `judge.py` makes it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -12,7 +13,7 @@ from cuagent.arms import COMPILE, EAGER
 from cuagent.build import Build
 from cuagent.measure.rungs import Gain, Ladder
 from cuagent.score import Score
-from cuagent.timing import Ratio, Standing, Timing
+from cuagent.timing import MARGIN, Ratio, Standing, Timing
 from cuagent.verdict import Verdict
 from cuagent.verify.domain import Domain
 
@@ -60,6 +61,25 @@ class Judgement:
         names = (EAGER, self.gain.rung if self.gain is not None else COMPILE)
         slower = (n for n in names if n in ratios and ratios[n].standing is Standing.SLOWER)
         return next(slower, "")
+
+    @property
+    def loses_to(self) -> str:
+        """Return the baseline that surely or very likely is faster: eager, else the best rung.
+
+        Very likely: half of the upper part of the interval, on a log scale, reaches no gain. Such
+        an attempt is not timed for the record; it may lose a gain, but never claim one.
+        """
+        ratios = self.timing.ratios if self.timing is not None else {}
+        names = (EAGER, self.gain.rung if self.gain is not None else COMPILE)
+        found = ((name, ratios[name]) for name in names if name in ratios)
+        likely = (name for name, r in found if math.sqrt(r.value * r.high) < 1 - MARGIN)
+        return self.slower_than or next(likely, "")
+
+    def exceeds(self, other: Judgement) -> bool:
+        """Return True if the lower limit of the gain over eager is above the gain of `other`."""
+        both = [j.timing.ratios.get(EAGER) if j.timing else None for j in (self, other)]
+        ours, theirs = both
+        return ours is not None and (theirs is None or ours.low > theirs.value)
 
     @property
     def rank(self) -> tuple[int, float]:

@@ -22,8 +22,6 @@ class Prewarm(StrEnum):
     """Moment at which the processes of a timing open."""
 
     WHILE_BUILDING = "while building"
-    WHEN_ACCEPTED = "when accepted"
-    """Under the shared lock: under the exclusive one all other judges would wait."""
     WHEN_TIMED = "when timed"
 
 
@@ -32,13 +30,14 @@ class Overlap:
     """Steps of a judgement that run in parallel."""
 
     begin_while_building: bool
-    """Open the verification's processes while the sources are compiled."""
+    """True to open the verification's processes while the sources are compiled."""
     prewarm: Prewarm
     prewarm_profile: bool
-    """Open the next profile's process after a profile: an agent often profiles its next attempt."""
+    """True to open the next profile's process after a profile: an agent often profiles its next
+    attempt."""
     open_while_verifying: bool
-    """Open rungs for a later timing during a verification too. Autotuning shares a busy GPU with
-    it: a verification of tensors of 2 GB took 68 s instead of 5 s (H200)."""
+    """True to open rungs for a later timing during a verification too. Autotuning shares a busy GPU
+    with it: a verification of tensors of 2 GB took 68 s instead of 5 s (H200)."""
 
     @staticmethod
     def on(device: Device, *, shared: bool, large: bool, bytes_per_call: int) -> Overlap:
@@ -48,9 +47,7 @@ class Overlap:
         memory leaves no room for idle processes (`Referee.large`). `bytes_per_call`: bytes of the
         inputs and outputs of one call.
         """
-        if shared:
-            prewarm = Prewarm.WHEN_ACCEPTED
-        elif device is Device.CUDA:
+        if device is Device.CUDA and not shared:
             prewarm = Prewarm.WHILE_BUILDING
         else:  # a prewarming process would use the processors that the compiler needs
             prewarm = Prewarm.WHEN_TIMED

@@ -57,7 +57,8 @@ class Arm:
 class Ratio:
     """Baseline time over candidate time: above 1 is faster.
 
-    The limits are 95 %, or 99 % for a quick timing on the CPU, which other processes disturb.
+    The limits are 98 % over all looks of a record timing, 95 % of a quick one on a GPU, and 99 % of
+    a quick one on the CPU, which other processes disturb.
     """
 
     value: float
@@ -85,7 +86,7 @@ class Floor:
     machine make the bound unreliable."""
 
     def share(self, seconds: float) -> float:
-        """Return the floor over a time: 1 is at the floor."""
+        """Return the floor divided by a measured time; 1 means that the time equals the floor."""
         return self.seconds / seconds
 
 

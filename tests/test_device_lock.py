@@ -7,9 +7,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from cuagent.device_lock import DeviceLock
+from cuagent.durations import Stage
 from cuagent.task import Device
 
 HOLDS = """
@@ -92,7 +93,7 @@ def test_lock_of_a_killed_process_is_free(tmp_path: Path, mode: str) -> None:
     waiting.end()
 
 
-def test_judges_verify_together_and_time_exclusively(
+def test_judges_verify_together_and_hold_no_lock_when_the_timer_takes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from cuagent import judge as module
@@ -102,10 +103,14 @@ def test_judges_verify_together_and_time_exclusively(
     both_verify = threading.Barrier(2, timeout=10)
 
     class Timer:
+        def __init__(self, device_lock: DeviceLock) -> None:
+            self.device_lock = device_lock
+
         def time(self, *_: Any) -> Any:
-            log.append("timing")
-            time.sleep(0.1)
-            log.append("timed")
+            with self.device_lock.exclusive():  # waits forever if the judge still holds the device
+                log.append("timing")
+                time.sleep(0.1)
+                log.append("timed")
 
         def release(self, *_: Any) -> None:
             log.append("released")
@@ -116,9 +121,16 @@ def test_judges_verify_together_and_time_exclusively(
         def __init__(self, device_lock: DeviceLock) -> None:
             self.device_lock, self.ladder, self._next_profile = device_lock, None, None
             self._reference_profile, self._default_baselines, self._unopened = None, (), ()
-            self._timer: Any = Timer()
+            self._timer: Any = Timer(device_lock)
+            self.durations = device_lock.durations
             self.referee: Any = SimpleNamespace(domain=None)
-            self.overlap: Any = SimpleNamespace(open_while_verifying=True)
+            self.overlap: Any = SimpleNamespace(
+                open_while_verifying=True, begin_while_building=False
+            )
+
+        def build(self, *_: Any) -> Any: ...
+
+        def emit(self, *_: Any) -> None: ...
 
         def _verified(self, *_: Any) -> Any:
             both_verify.wait()
@@ -136,7 +148,9 @@ def test_judges_verify_together_and_time_exclusively(
         for done in [threads.submit(judge.judge, attempt) for judge in judges]:
             done.result()
     assert sorted(log[:2]) == ["verified"] * 2
-    assert log[2:] == ["timing", "timed", "released"] * 2
+    assert log.count("released") == 2
+    timed = [entry for entry in log[2:] if entry != "released"]
+    assert timed == ["timing", "timed"] * 2
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -156,9 +170,14 @@ def test_judge_opens_shared_and_profiles_exclusively(
 
     class ProfileSession:
         def __init__(self, *_: Any, **__: Any) -> None:
-            modes["profiling"] = mode_of(device_lock)
+            modes["opening a profile"] = mode_of(device_lock)
 
-        def finish(self, *_: Any, **__: Any) -> None: ...
+        def await_opened(self) -> None: ...
+
+        def finish(self, *_: Any, alone: Any, **__: Any) -> None:
+            modes["preparing a profile"] = mode_of(device_lock)
+            with alone():
+                modes["profiling"] = mode_of(device_lock)
 
         def close(self) -> None: ...
 
@@ -166,8 +185,13 @@ def test_judge_opens_shared_and_profiles_exclusively(
     monkeypatch.setattr(module, "ProfileSession", ProfileSession)
 
     class Timer:
-        def __init__(self, *_: Any, shared_device: bool) -> None:
-            assert shared_device, "otherwise the first timing counts under the exclusive lock"
+        def __init__(self, *_: Any, device_lock: DeviceLock) -> None:
+            self.device_lock = device_lock
+
+        @contextmanager
+        def opening(self) -> Iterator[None]:
+            with self.device_lock.shared():
+                yield
 
         def prewarm(self, *_: Any) -> Any:
             return lambda: modes.update({"opening baselines": mode_of(device_lock)})
@@ -184,10 +208,43 @@ def test_judge_opens_shared_and_profiles_exclusively(
     judge = module.LocalJudge(task, device_lock=device_lock)
     judge.open()
     judge.profile(attempt)
-    shared = dict.fromkeys(("opening", "opening baselines"), "shared")
-    assert modes == {**shared, "profiling": "exclusive"}, (
-        "a profile was prewarmed on a shared device"
-    )
+    opened = ("opening", "opening baselines", "opening a profile")
+    alone = {"preparing a profile": "free", "profiling": "exclusive"}
+    assert modes == dict.fromkeys(opened, "shared") | alone
+
+
+def test_a_shared_holder_gives_way_to_a_timing_that_waits(tmp_path: Path) -> None:
+    ours, theirs = DeviceLock(tmp_path / "gpu-0"), DeviceLock(tmp_path / "gpu-0")
+    with ours.shared() as give_way:
+        give_way()
+        assert mode_of(ours) == "shared", "the device was given up though nobody waited"
+        timing = Holder(theirs.exclusive)
+        deadline = time.monotonic() + 5
+        while not ours.is_awaited and time.monotonic() < deadline:
+            time.sleep(0.01)
+        threading.Timer(SOON, timing.end).start()
+        give_way()  # returns when the timing has ended
+        assert timing.holding.is_set()
+        assert mode_of(ours) == "shared"
+    assert mode_of(ours) == "free"
+
+
+def test_waiting_process_is_noticed_and_waiting_is_counted(tmp_path: Path) -> None:
+    device_lock = DeviceLock(tmp_path / "gpu-0")
+    other = DeviceLock(tmp_path / "gpu-0")
+    with device_lock.exclusive():
+        assert not device_lock.is_awaited
+        waiting = Holder(other.shared)
+        deadline = time.monotonic() + 5
+        while not device_lock.is_awaited and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert device_lock.is_awaited
+        time.sleep(SOON)
+    assert waiting.holding.wait(5)
+    waiting.end()
+    assert other.durations.seconds(Stage.WAITING) > SOON
+    assert device_lock.durations.seconds(Stage.WAITING) < SOON
+    assert not DeviceLock().is_awaited
 
 
 def mode_of(device_lock: DeviceLock) -> str:

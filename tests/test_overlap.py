@@ -16,7 +16,7 @@ def test_shared_device_opens_no_process_before_the_step_that_needs_it(
     overlap = Overlap.on(device, shared=True, large=large, bytes_per_call=1)
     assert not overlap.begin_while_building
     assert not overlap.prewarm_profile
-    assert overlap.prewarm is (Prewarm.WHEN_TIMED if large else Prewarm.WHEN_ACCEPTED)
+    assert overlap.prewarm is Prewarm.WHEN_TIMED
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from shares import in_share
 
 
 class Item:
-    """What a share depends on: the file and the marks of a test."""
+    """Stand-in for a collected test: a share depends on its file and its marks alone."""
 
     def __init__(self, name: str, file: str, *marks: str) -> None:
         self.name, self.path, self.keywords = name, Path(file), dict.fromkeys(marks)

@@ -47,7 +47,7 @@ class PlayConfig:
     """Share of the live episodes for which the engine waits. Use less than 1 only if the judging
     devices do not sample, and 0 for engines that batch by themselves (a server, `continuous`)."""
     timed: bool = True
-    """False gives rewards -1 and 1 only."""
+    """True to time the kernels; false gives rewards -1 and 1 only."""
     gpus: tuple[int, ...] = (0,)
     """Devices that judge."""
     at_once: int = 256

@@ -16,6 +16,7 @@ from cuagent.agent.prompt import opening, skill, skill_digest
 from cuagent.agent.run import REFERENCE, Run, Tried, tokens_of
 from cuagent.agent.seen import recall_seen
 from cuagent.agent.stop import Budget, Stop
+from cuagent.durations import Durations
 from cuagent.events import Emit, ignore
 from cuagent.message import Message, Usage
 from cuagent.models.model import ToolSpec
@@ -76,6 +77,7 @@ def start_run(
         config=config,
     )
     run = Run(task, folder, log, judge, budget, emit, tools=tuple(tools))
+    run.durations = _durations_of(judge)
     _prepare(run)
     _open(run, project)
     return run
@@ -101,6 +103,7 @@ def resume_run(
         records = read_records(folder)
         _fits(folder, records, task)
         run = Run(task, folder, log, judge, budget or Budget(), emit, tools=tuple(tools))
+        run.durations = _durations_of(judge)
         run.messages = [message_of(record) for record in branch_of(records)]
         run.context_tokens = tokens_of(run.messages)
         _recall(run, records)
@@ -113,6 +116,12 @@ def resume_run(
         log.close()
         raise
     return run
+
+
+def _durations_of(judge: Judge) -> Durations:
+    """Return the judge's seconds by stage, to which the run adds; a pool's judge has none."""
+    found = getattr(judge, "durations", None)
+    return found if isinstance(found, Durations) else Durations()
 
 
 def _fits(folder: RunFolder, records: Sequence[Record], task: Task) -> None:

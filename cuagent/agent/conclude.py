@@ -2,7 +2,7 @@
 
 The measurements that selected an attempt are never its result, because the best of many noisy
 measurements is biased upwards. If no kernel beats the best free option, the best rung is the
-result. An attempt that surely loses is not judged again.
+result. An attempt that surely or very likely loses is not judged again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ UNSETTLED = (Stop.INTERRUPTED, Stop.ANSWERED, Stop.JUDGE_FAILED)
 """Stops that do not judge the best attempt again: the run may continue, or the judge failed."""
 
 MOST_AFRESH = 3
-"""Attempts judged for the record at the end: if one turns out worse, the next best is judged."""
+"""Largest number of attempts judged for the record at the end: if one turns out worse, the next
+best is judged."""
 
 
 def conclude(run: Run, emit: Emit) -> None:
@@ -109,12 +110,13 @@ def _settle(run: Run, emit: Emit) -> None:
     """Judge the result again: the best attempt, or else the best free option."""
     try:
         for _ in range(1 if run.stop in HURRIED else MOST_AFRESH):
-            best = run.result
-            if best is None or best.n in run.settled or best.judgement.slower_than:
+            best = run.next_to_settle
+            if best is None or best.judgement.loses_to:
                 break
             measure_remaining_rungs(run)
             _judge_best(run, best, emit)
-        if _has_no_kernel(run) and run.ladder is not None and run.stop not in UNSCORED:
+        no_kernel = run.settles_rung and _has_no_kernel(run)
+        if no_kernel and run.ladder is not None and run.stop not in UNSCORED:
             measure_remaining_rungs(run)
             found = run.ladder
             is_open = found.undecided or found.untimed or result_of(None, found) is Result.RUNG
@@ -129,7 +131,7 @@ def _settle(run: Run, emit: Emit) -> None:
 def _has_no_kernel(run: Run) -> bool:
     """Return True if no attempt can be the result: none is accepted, or the best surely loses."""
     best = run.result
-    return best is None or (best.n not in run.settled and bool(best.judgement.slower_than))
+    return best is None or (best.n not in run.settled and bool(best.judgement.loses_to))
 
 
 def _judge_best(run: Run, best: Tried, emit: Emit) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cuagent.agent.run import Run
 from cuagent.agent.stop import Stop
 from cuagent.agent.wording import ladder_text
+from cuagent.durations import Stage
 from cuagent.events import Phase
 from cuagent.message import Message
 from cuagent.models.model import Model
@@ -33,14 +34,15 @@ def start_at_ladder(run: Run, model: Model) -> None:
         return
     if (prepare := getattr(model, "prepare", None)) is not None:
         run.emit(Phase(f"preparing {model.name} while torch.compile works"))
-        prepare()
+        with run.durations.of(Stage.GENERATION):
+            prepare()
     run.emit(Phase("timing the ladder: the options that need no kernel"))
     ladder = measure_ladder(run)
     run.add(Message("user", ladder_text(ladder), data=_data(ladder)))
 
 
 def _data(ladder: Ladder) -> dict[str, Any]:
-    """Return the figures that bound what a kernel can gain, for the expert."""
+    """Return the figures by which the expert bounds the gain of a kernel."""
     best = ladder.best
     figures = {"rung": best.name, "rung_seconds": best.seconds} if best is not None else {}
     return {"from": "ladder", "bounds": figures | {"floor": ladder.certain_floor}}

@@ -22,6 +22,7 @@ from cuagent.agent.shield import shielded
 from cuagent.agent.stop import FINISHED, Stop
 from cuagent.agent.tools import TOOLS
 from cuagent.agent.tools.tool import Context, Tool, execute
+from cuagent.durations import Stage
 from cuagent.events import (
     Emit,
     Notice,
@@ -154,7 +155,10 @@ def ask(run: Run, model: Model, emit: Emit) -> tuple[Reply, float]:
     limit = run.budget.seconds
     deadline = None if limit is None else start + max(0.0, limit - run.seconds) + GRACE
     try:
-        reply = attend(lambda: model.query(messages, run.tools, on_text), run.cancelled, deadline)
+        with run.durations.of(Stage.GENERATION):
+            reply = attend(
+                lambda: model.query(messages, run.tools, on_text), run.cancelled, deadline
+            )
     finally:
         abandoned.set()
     return reply, time.monotonic() - start

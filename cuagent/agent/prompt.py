@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cuagent.message import Message
+from cuagent.task.step import Step
 
 if TYPE_CHECKING:
     from cuagent.task import Task
@@ -34,7 +35,7 @@ ADMITTED = {
 LONGEST_RULES = 32 << 10
 """Limit in bytes on all AGENTS.md files together."""
 LONGEST_SOURCE = 24_000
-"""Characters of the reference in the prompt; the rest is in reference.py."""
+"""Largest number of characters of the reference in the prompt; the rest is in reference.py."""
 
 
 def opening(task: Task, project: Path | None = None) -> list[Message]:
@@ -113,6 +114,8 @@ def _assignment(task: Task) -> str:
         f"Machine: {_machine(task.device == 'cuda')}",
         f"Precision: {task.precision} ({ADMITTED[task.precision]})",
     ]
+    if (step := Step.of(task)) is not None:
+        given.append(_training(step))
     if task.init is not None:
         given.append(f"Constructor arguments: {task.init}")
     if task.inputs is not None:
@@ -121,6 +124,16 @@ def _assignment(task: Task) -> str:
     return (
         f"Make this PyTorch module faster.\n\n{facts}\n\n"
         f"reference.py:\n\n```python\n{source.rstrip()}\n```\n"
+    )
+
+
+def _training(step: Step) -> str:
+    """Return the line on a training step."""
+    wanted = [f"input tensor {k}" for k in step.inputs] + [f"`{n}`" for n in step.parameters]
+    return (
+        f"Training step: write `ModelNew` with the constructor of `{step.entry}`, its `forward` of "
+        f"{step.arguments} arguments, and `backward(*arguments, *cotangents)`, which returns a "
+        f"tuple with the gradients of {', '.join(wanted)}. Both are judged and timed together."
     )
 
 

@@ -21,6 +21,7 @@ from cuagent.agent.attended import attend
 from cuagent.agent.shield import shielded
 from cuagent.agent.stop import Budget, Stop
 from cuagent.attempt import Attempt
+from cuagent.durations import Durations
 from cuagent.events import Emit, Judged, LadderMeasured, Notice, Spent, ignore
 from cuagent.message import Message, Reply, Usage
 from cuagent.models.model import ToolSpec
@@ -119,6 +120,11 @@ class Run:
     """SHA-256 of each file of the work folder that the model has read or written, by name."""
     files: dict[str, FileState] = field(default_factory=dict)
     """Files of the work folder at the last snapshot, by name."""
+    settles_rung: bool = True
+    """True if rungs need a timing of record, false if they need none unless a kernel is compared
+    with them."""
+    durations: Durations = field(default_factory=Durations)
+    """Seconds by stage; the judge counts in the same object."""
     outputs: int = 0
     """Number of output files created so far; it numbers the next one."""
     _judging: threading.Lock = field(default_factory=threading.Lock)
@@ -145,9 +151,25 @@ class Run:
 
     @property
     def result(self) -> Tried | None:
-        """The best accepted attempt, by the judgements of record where they exist."""
-        latest = (self.settled.get(t.n, t) for t in self.tried)
-        return max((t for t in latest if t.accepted), key=lambda t: t.rank, default=None)
+        """The best attempt by the judgements of record; before the first one, `best`.
+
+        Limits for the record are wider, so the two kinds are never compared by rank.
+        """
+        return self.final or self.best
+
+    @property
+    def next_to_settle(self) -> Tried | None:
+        """The best attempt without a judgement of record, if it may be better than `final`.
+
+        It may if it earns more, or if the lower limit of its gain is above the gain of `final`.
+        """
+        open_ones = (t for t in self.tried if t.accepted and t.n not in self.settled)
+        best, final = max(open_ones, key=lambda t: t.rank, default=None), self.final
+        if best is None or final is None:
+            return best
+        seen, known = best.judgement, final.judgement
+        earns_more = seen.score.reward > known.score.reward
+        return best if earns_more or seen.exceeds(known) else None
 
     def spent(self) -> Spent:
         """Return the totals so far, for the views."""
@@ -326,6 +348,7 @@ class Run:
             cost=self.cost,
             seconds=round(self.seconds, 3),
             device_seconds=round(self.device_seconds, 3),
+            stages=self.durations.to_json(),
         )
 
     def _judged(self, tried: Tried, effort: str) -> None:

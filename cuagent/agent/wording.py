@@ -20,7 +20,7 @@ NAMES = {"eager": "eager", "compile": "torch.compile"}
 MOST_DIAGNOSTICS = 8
 """Compiler diagnostics shown for one build."""
 LONGEST_OUTPUT = 12
-"""Lines shown of the candidate's output."""
+"""Largest number of lines shown of the candidate's output."""
 HINTS = {
     Reason.BUILD_FAILED: "correct the source, then call compile.",
     Reason.IMPORT_FAILED: "model_new.py must import cleanly; paths to kernels are relative to it.",

@@ -140,7 +140,7 @@ def _agrees(part: str, then: Draw, now: Draw, coarse: bool) -> bool:
 
 
 def _near(a: float, b: float, bound: float, coarse: bool) -> bool:
-    """True if two figures agree. In a coarse comparison, SMALL times `bound` is no difference."""
+    """Return True if two figures agree; a coarse comparison allows SMALL times `bound`."""
     if a == b or (math.isnan(a) and math.isnan(b)):
         return True
     if not coarse:

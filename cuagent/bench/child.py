@@ -1,48 +1,84 @@
-"""Run one problem in a process: `python -m cuagent.bench.child`.
+"""Run one problem in a process that the benchmark's fork server forked (`engines.py`).
 
-It reads an order from its first line of stdin, and writes progress and the record to stdout, one
-JSON object a line. Output of the user's module goes to stderr, which the benchmark keeps in a
-file. The process ends when stdin closes, so that a killed benchmark leaves nothing behind.
+The process has imported torch and torch.compile already. It gets its order, forks its own fork
+server, and only then gets the user's environment, which may hold keys: the processes of candidates
+come from that fork server. It sends progress and the record. What the user's module prints goes to
+the log of the problem. The fork server ends the process with the benchmark.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
-import threading
+import socket
 from pathlib import Path
 from typing import Any
 
 from cuagent.bench.order import Order
+from cuagent.worker import ForkServer
+from cuagent.worker.channel import receive_message, send_message
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+COMPILERS = "TORCHINDUCTOR_COMPILE_THREADS"
 INTERRUPTED = 130
 """Exit code of a problem without a record."""
+NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
+WARM = (
+    "cuagent.bench.examine",
+    "cuagent.bench.memory",
+    "cuagent.bench.solve",
+    "cuagent.expert.capture.subject",
+    "cuagent.expert.search.planner",
+    "cuagent.measure.precompile",
+    "cuagent.models.expert",
+    "cuagent.verify.oracle.server",
+)
+"""Modules that most problems need."""
 
 
-def main() -> int:
-    """Do the problem that stdin names."""
-    answers = os.dup(1)
-    os.dup2(2, 1)
-    order = Order.from_json(json.loads(_first_line()))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+def serve(channel: socket.socket, folder: Path) -> None:
+    """Run the problem that the first message names."""
+    if (received := receive_message(channel)) is None:
+        return
+    request = received[0]
+    order = Order.from_json(request["order"])
+    _print_to(request["log"])
+    prepare(order)
+    on_gpu = order.settings.device == "cuda"
+    with ForkServer(
+        packages=_packages(order), compiler=True, on_gpu=on_gpu, parent=folder, forked=True
+    ) as fork_server:
+        send_message(channel, {"forked": True})
+        if (received := receive_message(channel)) is None:
+            return
+        code = _solve(channel, order, received[0], fork_server)
+    if code:
+        os._exit(code)
 
-    def send(message: dict[str, Any]) -> None:
-        try:
-            os.write(answers, json.dumps(message, allow_nan=False).encode() + b"\n")
-        except BrokenPipeError:
-            os._exit(INTERRUPTED)
 
-    lock_path = prepare(order)
+def _solve(
+    channel: socket.socket, order: Order, here: dict[str, Any], fork_server: ForkServer
+) -> int:
+    """Solve the problem in the benchmark's environment and working folder."""
     from cuagent.bench.held_lock import HeldLock
     from cuagent.bench.solve import Interrupted, solve
     from cuagent.record import plain
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(here["environment"])
+    os.chdir(here["cwd"])
+    lock_path = prepare(order)
+
+    def send(message: dict[str, Any]) -> None:
+        try:
+            send_message(channel, message)
+        except BrokenPipeError:
+            os._exit(INTERRUPTED)
+
     try:
-        record = solve(order, HeldLock(lock_path), send)
+        record = solve(order, HeldLock(lock_path), send, fork_server)
     except (KeyboardInterrupt, Interrupted):
         return INTERRUPTED
     send({"record": plain(record)})
@@ -57,32 +93,34 @@ def prepare(order: Order) -> Path | None:
     from cuagent.bench.held_lock import lock_file
 
     if order.cores:
+        import torch
+
         os.sched_setaffinity(0, order.cores)
         os.environ["OMP_NUM_THREADS"] = str(len(order.cores))
-        os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(len(order.cores))
+        os.environ[COMPILERS] = str(len(order.cores))
+        torch.set_num_threads(len(order.cores))  # OpenMP has read the variable already
     if order.settings.device != "cuda":
         return None
     if order.gpu is not None:
         os.environ[VISIBLE] = order.gpu
     # One compiler process for each core and problem would make a thousand processes.
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")
+    os.environ.setdefault(COMPILERS, "4")
     return lock_file(os.environ.get(VISIBLE, "0"))
 
 
-def _first_line() -> bytes:
-    """Read stdin to the end of its first line, unbuffered, since a thread waits for its end."""
-    line = b""
-    while not line.endswith(b"\n") and (piece := os.read(0, 1 << 16)):
-        line += piece
-    return line
+def _packages(order: Order) -> tuple[str, ...]:
+    """Return the installed packages that the problem's file imports."""
+    from cuagent.task.packages import installed_imports
+
+    try:
+        return installed_imports(Path(order.path).read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return ()
 
 
-def _end_with_parent() -> None:
-    """Wait until stdin closes, then end this process; its children end with it."""
-    while os.read(0, 1):
-        pass
-    os._exit(INTERRUPTED)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def _print_to(log: str) -> None:
+    """Append what this process prints to the problem's log, which exists."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | NO_LINK)
+    for number in (1, 2):
+        os.dup2(descriptor, number)
+    os.close(descriptor)

@@ -15,9 +15,11 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from cuagent.bench.results import Record
+from cuagent.durations import Stage
 
 RULES = ("lax", "strict", "clean")
 BASELINES = ("eager", "compile", "best_rung")
@@ -25,6 +27,8 @@ THRESHOLDS = (0.0, 1.0, 1.05, 2.0)
 OVERALL = "overall"
 RESAMPLES = 2000
 CONFIDENCE = 0.95
+SHOWN_S = 0.05
+"""Median seconds from which a stage is shown."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,24 @@ def device_seconds(records: Sequence[Record]) -> list[float]:
     """Return the seconds for which each problem held its device alone."""
     held: list[Any] = [record.get("seconds", {}).get("timing_s") for record in records]
     return [float(seconds) for seconds in held if seconds is not None]
+
+
+def stage_seconds(records: Sequence[Record]) -> dict[str, float]:
+    """Return the median over problems of the seconds in each stage, the longest first.
+
+    A stage that a problem did not have counts as zero.
+    """
+    tables = [stages for record in records if isinstance(stages := record.get("stages"), dict)]
+    found = {
+        stage: median([_seconds(table.get(f"{stage}_s")) for table in tables])
+        for stage in (Stage if tables else ())
+    }
+    longest = sorted(found, key=found.__getitem__, reverse=True)
+    return {str(stage): found[stage] for stage in longest if found[stage] >= SHOWN_S}
+
+
+def _seconds(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _share(found: Sequence[bool]) -> float:

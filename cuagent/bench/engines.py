@@ -6,28 +6,33 @@ EngineLost if the process gave none. Not covered: which problem runs when (`sche
 
 from __future__ import annotations
 
-import json
 import os
+import select
 import signal
-import subprocess
-import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
-from cuagent.bench.child import INTERRUPTED
+from cuagent.bench.child import INTERRUPTED, WARM
 from cuagent.bench.order import Order
 from cuagent.bench.problems import BenchError
 from cuagent.bench.results import Record
+from cuagent.worker import ForkServer, ForkServerError
+from cuagent.worker.channel import receive_message, send_message
+from cuagent.worker.folder import remove
+from cuagent.worker.fork_server import Child
 
 Report = Callable[[dict[str, Any]], None]
 CERTIFY_S = 300.0
 """Seconds that certificates and opening may take, in addition to a problem's time."""
 GRACE_S = 10.0
 """Seconds that an interrupted process has to end its own processes."""
+ENDING_S = 5.0
+"""Seconds from the end of a process's channel to its own end."""
 
 
 class EngineLost(Exception):
@@ -49,6 +54,10 @@ class Engine(Protocol):
         """End all problems in progress; later calls of `run` raise Cancelled."""
         ...
 
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
 
 def limit_s(order: Order) -> float:
     """Return the seconds after which a problem's process is ended.
@@ -59,101 +68,137 @@ def limit_s(order: Order) -> float:
 
 
 class LocalEngine:
-    """Runs each problem in a process of this machine."""
+    """Runs each problem in a process of this machine, forked from one that has imported torch.
 
-    def __init__(self, logs: Path) -> None:
-        self.logs = logs
+    The first problem, or a `with` block, starts the fork server; `close` ends it.
+    """
+
+    def __init__(self, logs: Path, *, on_gpu: bool = False) -> None:
+        self.logs = logs.resolve()
         """Folder for what each process prints."""
-        self._lock = threading.Lock()
-        self._processes: set[subprocess.Popen[bytes]] = set()
+        self._on_gpu = on_gpu
+        self._changed = threading.Condition()
+        self._children: set[Child] = set()
+        self._server: ForkServer | None = None
         self._cancelled = False
 
     def run(self, order: Order, report: Report) -> Record:
         self.logs.mkdir(parents=True, exist_ok=True)
         log = self.logs / f"{order.problem.replace('/', '_').replace(' ', '_')}.log"
         log.unlink(missing_ok=True)  # it may be a link to a file of the user
-        with log.open("xb") as errors:
-            process = self._start(errors)
-            timer = threading.Timer(limit_s(order), _end, [process])
-            timer.start()
-            try:
-                record = _record_of(process, order, report)
-            finally:
-                over_time = not timer.is_alive()
-                timer.cancel()
-                with self._lock:
-                    self._processes.discard(process)
-                _end(process)
+        log.open("xb").close()
+        server, folder, child = self._start()
+        timer = threading.Timer(limit_s(order), _signal, [child, signal.SIGKILL])
+        timer.start()
+        try:
+            record = _record_of(child, order, log, report)
+        finally:
+            over_time = not timer.is_alive()
+            timer.cancel()
+            code = self._end(server, child, folder)
         if record is not None:
             return record
         if self._cancelled:
             raise Cancelled
         if over_time:
             raise EngineLost(f"not done in {limit_s(order):.0f} s")
-        raise EngineLost(_why(process.returncode, log))
+        raise EngineLost(_why(code, log))
 
-    def _start(self, errors: Any) -> subprocess.Popen[bytes]:
-        with self._lock:
+    def _start(self) -> tuple[ForkServer, Path, Child]:
+        """Fork the process of a problem. Raises Cancelled and EngineLost."""
+        try:
+            server = self._ready_server()
+            folder = Path(tempfile.mkdtemp(prefix="problem-", dir=server.folder))
+            folder.chmod(0o755)  # a worker under another user id must be able to pass through
+            child = server.fork("cuagent.bench.child", folder, {})
+        except (ForkServerError, OSError) as error:
+            raise EngineLost(f"{type(error).__name__}: {error}") from error
+        with self._changed:
+            self._children.add(child)
+            if self._cancelled:  # `cancel` did not know this child yet
+                _signal(child, signal.SIGKILL)
+        return server, folder, child
+
+    def _ready_server(self) -> ForkServer:
+        """Return the fork server; start it if there is none or it has died."""
+        with self._changed:
             if self._cancelled:
                 raise Cancelled
-            # A new session, so that Ctrl-C in the terminal reaches only the benchmark.
-            process = subprocess.Popen(
-                [sys.executable, "-m", "cuagent.bench.child"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                start_new_session=True,
-            )
-            self._processes.add(process)
-        return process
+            if self._server is not None and not self._server.alive:
+                self._server.close()
+                self._server = None
+            if self._server is None:
+                self._server = ForkServer(WARM, compiler=True, on_gpu=self._on_gpu, eager=True)
+            return self._server
+
+    def _end(self, server: ForkServer, child: Child, folder: Path) -> int | None:
+        """End a process and all that it started; return its exit code, if it had ended itself."""
+        if child.pidfd is not None:  # its channel closes a moment before it ends
+            select.select([child.pidfd], [], [], ENDING_S)
+        with self._changed:
+            self._children.discard(child)
+            self._changed.notify_all()
+        try:
+            status = server.end(child)
+        except ForkServerError:
+            status = None
+        remove(folder)
+        return None if status is None else os.waitstatus_to_exitcode(status)
 
     def cancel(self) -> None:
-        with self._lock:
+        with self._changed:
             self._cancelled = True
-            processes = list(self._processes)
-        for process in processes:
-            with suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
-        for process in processes:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(GRACE_S)
-            _end(process)
+            for child in self._children:
+                _signal(child, signal.SIGTERM)
+            self._changed.wait_for(lambda: not self._children, GRACE_S)
+            for child in self._children:
+                _signal(child, signal.SIGKILL)
+
+    def close(self) -> None:
+        with self._changed:
+            server, self._server = self._server, None
+        if server is not None:
+            server.close()
+
+    def __enter__(self) -> Self:
+        self._ready_server()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
-def _record_of(process: subprocess.Popen[bytes], order: Order, report: Report) -> Record | None:
+def _record_of(child: Child, order: Order, log: Path, report: Report) -> Record | None:
     """Send the order, pass on the progress, and return the record; None if there is none."""
-    assert process.stdin is not None
-    assert process.stdout is not None
     record: Record | None = None
-    with suppress(BrokenPipeError):
-        process.stdin.write(json.dumps(order.to_json()).encode() + b"\n")
-        process.stdin.flush()
-    for line in process.stdout:
-        with suppress(ValueError):
-            message = json.loads(line)
-            if "record" in message:
+    here = {"environment": dict(os.environ), "cwd": str(Path.cwd())}
+    with suppress(OSError):
+        send_message(child.channel, {"order": order.to_json(), "log": str(log)})
+        while (received := receive_message(child.channel)) is not None:
+            message = received[0]
+            if "forked" in message:
+                send_message(child.channel, here)
+            elif "record" in message:
                 record = message["record"]
             else:
                 report(message)
     return record
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and its group if it still runs, and close its pipes."""
-    if process.poll() is None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    with suppress(BrokenPipeError, OSError):
-        if process.stdin is not None:
-            process.stdin.close()
-    process.wait()
+def _signal(child: Child, number: int) -> None:
+    """Send a signal to a process that the fork server has not ended."""
+    with suppress(ProcessLookupError):
+        os.kill(child.pid, number)
 
 
-def _why(code: int, log: Path) -> str:
+def _why(code: int | None, log: Path) -> str:
     """Return why a process ended, with the last line that it printed."""
     if code == INTERRUPTED:
         return "its process was interrupted"
-    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    if code is None:
+        how = "an unknown exit code"
+    else:
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     lines = log.read_text(errors="replace").strip().splitlines()
     return f"its process died with {how}" + (f": {lines[-1][:200]}" if lines else "")
 
@@ -221,10 +266,18 @@ class RayEngine:
         for asked in running:
             self._ray.cancel(asked, force=True)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """The cluster stays: it may be the user's."""
+
 
 def _in_ray(order: dict[str, Any], logs: str) -> dict[str, Any]:
     """Run a problem in a process of this Ray worker's machine; Ray has chosen the GPU."""
+    asked = Order.from_json(order)
     try:
-        return {"record": LocalEngine(Path(logs)).run(Order.from_json(order), lambda _: None)}
+        with LocalEngine(Path(logs), on_gpu=asked.settings.device == "cuda") as engine:
+            return {"record": engine.run(asked, lambda _: None)}
     except EngineLost as error:
         return {"lost": str(error)}

@@ -293,7 +293,7 @@ class Examination:
 
 
 def passes(output: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-    """Apply the lax rule."""
+    """Return True if an output passes the lax rule."""
     import torch
 
     if [t.shape for t in output] != [t.shape for t in expected]:

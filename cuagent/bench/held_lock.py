@@ -1,4 +1,4 @@
-"""A device lock that counts the seconds for which a problem held or awaited its device.
+"""A device lock that counts the seconds for which a problem held its device.
 
 All benchmarks of one user on one machine share the locks, so two of them never time on one GPU at
 the same time.
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cuagent.device_lock import DeviceLock
+from cuagent.device_lock import DeviceLock, GiveWay
 
 
 @dataclass
@@ -24,42 +24,41 @@ class Held:
     exclusive_s: float = 0.0
     """Seconds of exclusive use, which is timing."""
     shared_s: float = 0.0
-    """Seconds of shared use: opening, compiling and verifying."""
-    waiting_s: float = 0.0
+    """Seconds of shared use: opening and verifying."""
 
 
 @dataclass(frozen=True)
 class HeldLock(DeviceLock):
-    """`DeviceLock` that adds up its times in `held`."""
+    """`DeviceLock` that adds up the seconds of its use in `held`."""
 
     held: Held = field(default_factory=Held)
 
     @contextmanager
-    def shared(self) -> Iterator[None]:
+    def shared(self) -> Iterator[GiveWay]:
         """Hold the device together with others; count the time."""
-        asked = time.monotonic()
-        with super().shared():
-            began = self._began(asked)
+        with super().shared() as give_way:
+            began, waited = time.monotonic(), 0.0
+
+            def counted() -> None:
+                nonlocal waited
+                asked = time.monotonic()
+                give_way()
+                waited += time.monotonic() - asked
+
             try:
-                yield
+                yield counted
             finally:
-                self.held.shared_s += time.monotonic() - began
+                self.held.shared_s += time.monotonic() - began - waited
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Hold the device alone; count the time."""
-        asked = time.monotonic()
         with super().exclusive():
-            began = self._began(asked)
+            began = time.monotonic()
             try:
                 yield
             finally:
                 self.held.exclusive_s += time.monotonic() - began
-
-    def _began(self, asked: float) -> float:
-        now = time.monotonic()
-        self.held.waiting_s += now - asked
-        return now
 
 
 def lock_file(gpu: str) -> Path:

@@ -49,7 +49,7 @@ class Size:
     """Size of a problem on its GPU, in bytes."""
 
     call: int | None
-    """Inputs, weights and outputs of one call; None if the reference does not run on fake
+    """Bytes of inputs, weights and outputs of one call; None if the reference does not run on fake
     tensors."""
     total: int
     """Memory of the GPU."""

@@ -36,7 +36,17 @@ RESULTS, LOCK, LOGS, RUNS, PAGE = "results.jsonl", ".lock", "logs", "runs", "rep
 NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 TEXTS = ("problem", "key", "title", "group", "status", "reason", "cuagent", "time")
 """Fields of every record that are texts."""
-TABLES = ("certification", "ratios", "times", "seconds", "versions", "lax", "strict", "parts")
+TABLES = (
+    "certification",
+    "ratios",
+    "times",
+    "seconds",
+    "stages",
+    "versions",
+    "lax",
+    "strict",
+    "parts",
+)
 """Fields that are tables of figures or None, if a record has them."""
 SOURCES = ("*.py", "*.md", "*.cu", "*.cpp", "*.h")
 """Files of the package that can change a result."""
@@ -112,7 +122,7 @@ class ResultFile:
         self.records.append(record)
 
     def set_aside(self) -> None:
-        """Rename the file, so that every problem is done again."""
+        """Rename the file of results, so that every problem is solved again."""
         if self.records or self.foreign:
             self.path.rename(self.path.with_suffix(f".{int(time.time())}.jsonl"))
             self.records, self.foreign = [], 0

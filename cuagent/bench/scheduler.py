@@ -37,7 +37,7 @@ POLL_S = 0.2
 
 @dataclass(frozen=True)
 class Started:
-    """A slot began a problem."""
+    """Event: a slot began a problem."""
 
     problem: str
     slot: int

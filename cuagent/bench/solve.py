@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +21,10 @@ from cuagent.bench.figures import arithmetic_seconds, figures
 from cuagent.bench.held_lock import HeldLock
 from cuagent.bench.memory import claimed, size_of
 from cuagent.bench.order import Order, Rules
-from cuagent.bench.precompile import precompile
 from cuagent.bench.results import FORMAT, Record, tool_version
+from cuagent.durations import Stage
 from cuagent.events import Emit, Judged, LadderMeasured, Notice, Phase
 from cuagent.judge import LocalJudge
-from cuagent.measure.ladder import first_rungs
 from cuagent.models import ModelError, endpoints_of, make_model, prices_of
 from cuagent.record import RecordError
 from cuagent.sandbox import SandboxError, Tier, probe
@@ -56,8 +55,13 @@ class Status:
     reason: str
 
 
-def solve(order: Order, lock: HeldLock, report: Report) -> Record:
-    """Return the record of one problem. Raises Interrupted."""
+def solve(
+    order: Order, lock: HeldLock, report: Report, fork_server: ForkServer | None = None
+) -> Record:
+    """Return the record of one problem. Raises Interrupted.
+
+    A given `fork_server` is not closed; by default one is started.
+    """
     started = time.monotonic()
     about: Record = {
         "format": FORMAT,
@@ -71,27 +75,48 @@ def solve(order: Order, lock: HeldLock, report: Report) -> Record:
     }
     found: Record = {}
     try:
-        status = _solved(order, lock, report, found)
+        status = _solved(order, lock, report, found, fork_server)
     except Interrupted:
         raise
-    except (TaskError, RecordError, ModelError) as error:
-        status = Status("failed", str(error))
-    except (ForkServerError, OracleLost, SandboxError, CudaMemoryError) as error:
-        status = Status("failed", f"{type(error).__name__}: {error}")
-    except Exception as error:  # noqa: BLE001 - the process boundary: no problem ends the benchmark
-        status = Status("failed", f"internal error: {type(error).__name__}: {error}")
+    except Exception as error:
+        if _was_interrupted(error):
+            raise Interrupted from error
+        status = Status("failed", _failure(error))
     seconds = {
         "total_s": time.monotonic() - started,
         "timing_s": lock.held.exclusive_s,
         "shared_s": lock.held.shared_s,
-        "waiting_s": lock.held.waiting_s,
+        "waiting_s": lock.durations.seconds(Stage.WAITING),
     }
+    stages = lock.durations.to_json()
     rounded = {name: round(value, 3) for name, value in seconds.items()}
     reason = " ".join(status.reason.split())[:500]
-    return about | found | {"status": status.name, "reason": reason, "seconds": rounded}
+    return (
+        about
+        | found
+        | {"status": status.name, "reason": reason, "seconds": rounded}
+        | {"stages": stages}
+    )
 
 
-def _solved(order: Order, lock: HeldLock, report: Report, found: Record) -> Status:
+def _was_interrupted(error: BaseException) -> bool:
+    """Return True if an error was raised while processes were ended after an interruption."""
+    context = error.__context__
+    return context is not None and (isinstance(context, Interrupted) or _was_interrupted(context))
+
+
+def _failure(error: Exception) -> str:
+    """Return the reason in a record."""
+    if isinstance(error, TaskError | RecordError | ModelError):
+        return str(error)
+    text = f"{type(error).__name__}: {error}"
+    expected = ForkServerError | OracleLost | SandboxError | CudaMemoryError
+    return text if isinstance(error, expected) else f"internal error: {text}"
+
+
+def _solved(
+    order: Order, lock: HeldLock, report: Report, found: Record, given: ForkServer | None
+) -> Status:
     """Fill `found` as parts of the record are known, and return the status."""
     settings = order.settings
     task = load_task(order.path, device=settings.device, precision=settings.precision)
@@ -99,13 +124,11 @@ def _solved(order: Order, lock: HeldLock, report: Report, found: Record) -> Stat
     kernels_only = settings.rules is Rules.KERNELS_ONLY
     emit = _reporter(report)
     with (
-        ForkServer(
-            packages=installed_imports(task.source), compiler=True, on_gpu=task.device == "cuda"
-        ) as fork_server,
+        _started(task) if given is None else nullcontext(given) as fork_server,
         _memory(task, fork_server, lock, emit),
     ):
         emit(Phase("certifying"))
-        with lock.shared():
+        with lock.durations.of(Stage.CERTIFYING), lock.shared():
             try:
                 certification = certify(task, fork_server)
             except TaskError as error:  # the judge reports a reference that cannot run
@@ -120,18 +143,16 @@ def _solved(order: Order, lock: HeldLock, report: Report, found: Record) -> Stat
             device_lock=lock,
             kernels_only=kernels_only,
         ) as judge:
-            with lock.shared():
-                admission = judge.admission()
+            admission = judge.admission()
             if not admission.certifiable:
                 return Status("not certifiable", admission.refusal)
-            if lock.lock is not None:
-                emit(Phase("compiling the rungs"))
-                with lock.shared():  # counting the task's work calls the reference once
-                    rungs = first_rungs(judge.referee)
-                precompile(task, rungs, fork_server, lock)
-                emit(Phase("opening the rungs"))
-                judge.prepare_ladder()
+            judge.prepare_ladder()
             return _optimized(order, task, judge, emit, found, certification)
+
+
+def _started(task: Task) -> ForkServer:
+    packages = installed_imports(task.source)
+    return ForkServer(packages=packages, compiler=True, on_gpu=task.device == "cuda")
 
 
 @contextmanager
@@ -140,9 +161,12 @@ def _memory(task: Task, fork_server: ForkServer, lock: HeldLock, emit: Emit) -> 
     if lock.lock is None:
         yield
         return
-    size = size_of(task, fork_server)
+    with lock.durations.of(Stage.OPENING):
+        size = size_of(task, fork_server)
     emit(Phase("waiting for GPU memory"))
+    asked = time.monotonic()
     with claimed(lock.lock.with_suffix(".memory"), size):
+        lock.durations.add(Stage.WAITING, time.monotonic() - asked)
         yield
 
 
@@ -172,6 +196,7 @@ def _optimized(
         emit=emit,
         config=settings.to_json(),
     )
+    run.settles_rung = False
     with run.log:
         stop = run_agent(run, model, tools, (start_at_ladder, *HOOKS), emit)
     if stop is Stop.INTERRUPTED:

@@ -100,7 +100,7 @@ def decades(values: Iterable[float]) -> tuple[int, int]:
 
 
 def empty() -> str:
-    """Return a chart that says that there is no result."""
+    """Return a chart with the text that no result exists yet."""
     return svg([label(WIDTH / 2, HEIGHT / 2, "no timed result yet", "middle")])
 
 

@@ -29,7 +29,7 @@ from cuagent.kernels import compiler, dependencies, prototypes
 from cuagent.task.task import Device
 
 MOST_SOURCES = 100
-"""Sources that are compiled for one attempt."""
+"""Largest number of sources that are compiled for one attempt."""
 
 
 def build(

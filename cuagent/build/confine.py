@@ -17,9 +17,9 @@ from cuagent.kernels import compiler, dependencies
 from cuagent.sandbox import Policy, probe, wrap
 
 LARGEST_OUTPUT = 256 << 20
-"""Bytes of any one file that a compiler may write."""
+"""Largest number of bytes of any one file that a compiler may write."""
 MOST_MEMORY = 12 << 30
-"""Bytes of address space of a compiler's process."""
+"""Largest number of bytes of address space of a compiler's process."""
 TOTAL_SECONDS = 600.0
 """Seconds to compile all sources of one attempt together."""
 

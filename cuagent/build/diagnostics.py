@@ -20,9 +20,9 @@ from cuagent.build.result import Diagnostic
 MOST_ERRORS = 5
 MOST_WARNINGS = 3
 MOST_FOUND = 200
-"""Messages that are collected before the first few are chosen."""
+"""Largest number of messages that are collected before the first few are chosen."""
 LONGEST = 300
-"""Characters of one message."""
+"""Largest number of characters of one message."""
 MOST_LINES, LONGEST_LINE = 20_000, 2_000
 """Lines, and characters of a line, that are read; a source can make a compiler print any amount."""
 

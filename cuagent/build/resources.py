@@ -15,7 +15,8 @@ _USED = re.compile(r"Used (\d+) registers(.*)")
 _SHARED = re.compile(r"(\d+) bytes smem")
 
 LONGEST_NAME = 1_000
-"""Characters of a name to demangle; the demangler recurses over names that a source chooses."""
+"""Largest number of characters of a name to demangle; the demangler recurses over names that a
+source chooses."""
 
 
 def resources(output: str) -> tuple[KernelResources, ...]:

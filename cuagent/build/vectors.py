@@ -21,7 +21,7 @@ from cuagent.build.result import Library
 from cuagent.kernels import compiler
 
 MOST_TEXT = 4 << 20
-"""Characters of a report that are read; inlined headers make reports long."""
+"""Largest number of characters of a report that are read; inlined headers make reports long."""
 _LINE = re.compile(r"^(?P<file>[^:\n]+):(?P<line>\d+):\d+: (?P<kind>\w+):\s+(?P<text>.*)$")
 _BYTES = re.compile(r"loop vectorized using (\d+) byte vectors")
 _LOOP = re.compile(r"\b(?:for|while|do)\b")

@@ -10,7 +10,7 @@ LEAST_SHARE = 0.01
 """Share below which a module deeper than the first level is left out."""
 
 MOST_SHARE = 0.99
-"""Share above which the limit of a gain means nothing."""
+"""Share of the time above which the limit 1 / (1 - share) is not shown, since noise decides it."""
 
 
 def amdahl(share: float, speedup: float) -> float:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 MOST_EXAMPLES = 4
-"""Forms of calls of which one call is kept whole."""
+"""Largest number of forms of calls of which one call is kept whole."""
 MOST_SHAPES = 64
 """Number of forms that are recorded separately; calls of further forms are only counted."""
 

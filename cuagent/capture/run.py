@@ -27,7 +27,7 @@ class CaptureRefused(Exception):
 
 
 class ScriptFailed(Exception):
-    """The script failed before anything was recorded. One line."""
+    """Error of a script before anything was recorded; its text is one line."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ SAMPLED = 8192
 MASK_VALUES = 4
 """Distinct values up to which a floating tensor of more elements is a mask."""
 KEPT = 4
-"""Calls of which integer and mask tensors are kept."""
+"""Number of calls whose integer and mask tensors are kept."""
 
 
 class TooLarge(Exception):

@@ -37,7 +37,7 @@ class Structure:
 
 
 def describe_module(model: nn.Module, encode: Encoder) -> Structure:
-    """Return the table of a module. Raises Unsupported with one line."""
+    """Return the rows that rebuild a module. Raises Unsupported with one line."""
     found = Structure()
     _visit(model, "", found, encode, {}, {})
     return found

@@ -15,34 +15,41 @@ from cuagent.cli.script import captured_of
 from cuagent.cli.trust import require_trusted_run
 
 if TYPE_CHECKING:
+    from cuagent.attempt import Attempt
     from cuagent.judgement import Judgement
     from cuagent.record import RunFolder
+    from cuagent.task.task import Task
+
+
+Place = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PLACE",
+        help="A folder, default: that of the task's module; or a file with the class, which "
+        "is changed after its diff was shown.",
+    ),
+]
+Undo = Annotated[
+    Path | None,
+    typer.Option("--undo", metavar="FILE", help="Take the change of --to FILE out again."),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Change the file without a question.")]
+AppliedAttempt = Annotated[
+    int | None, typer.Option(metavar="N", help="Accepted attempt to apply; default: the best.")
+]
+Force = Annotated[
+    bool,
+    typer.Option("--force", "-f", help="Replace files that differ; install a slower kernel."),
+]
 
 
 def apply(
     run: options.RunName = "latest",
-    to: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PLACE",
-            help="A folder, default: that of the task's module; or a file with the class, which "
-            "is changed after its diff was shown.",
-        ),
-    ] = None,
-    undo: Annotated[
-        Path | None,
-        typer.Option("--undo", metavar="FILE", help="Take the change of --to FILE out again."),
-    ] = None,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Change the file without a question.")
-    ] = False,
-    attempt: Annotated[
-        int | None, typer.Option(metavar="N", help="Accepted attempt to apply; default: the best.")
-    ] = None,
-    force: Annotated[
-        bool,
-        typer.Option("--force", "-f", help="Replace files that differ; install a slower kernel."),
-    ] = False,
+    to: Place = None,
+    undo: Undo = None,
+    yes: Yes = False,
+    attempt: AppliedAttempt = None,
+    force: Force = False,
     trust: options.Trust = False,
     run_dir: RunDir = RUNS,
 ) -> None:
@@ -57,9 +64,6 @@ def apply(
     if undo is not None:
         patch.undo(undo)
         return
-    from cuagent.config import resolve
-    from cuagent.package import ExportError
-    from cuagent.package.guarded import FOLDER, guarded_files
     from cuagent.record.revive import task_of
 
     folder, records = read(run, run_dir)
@@ -73,31 +77,43 @@ def apply(
         captured = captured_of(task, folder.path, judgement.attempt)
         patch.patch_file(to, task, chosen, judgement, captured, yes=yes, force=force)
         return
-    beside = task.path.parent
     if to is None and not made_here:
-        _refuse_elsewhere(beside, folder)
-    try:
-        files = guarded_files(chosen, task, judgement.domain, f"{FOLDER}/reference.py")
-    except ExportError as error:
-        raise Refused(f"{folder.id}: {error}") from error
-    place = (beside if to is None else to).resolve()
-    differing = [name for name, text in files.items() if _differs(place, name, text)]
-    if differing and not force:
-        raise Refused(
-            f"{place}: {', '.join(differing)} would be replaced; read the change with "
-            f"cuagent show {folder.id}, then give --force, or --to DIR"
-        )
-    if resolve().approval == "ask" and not _agreed(files, place):
-        raise Refused("nothing was written")
-    from cuagent.ui.console import say
-
-    _put(files, place)
-    for name in files:
-        say(str(place / name))
+        _refuse_elsewhere(task.path.parent, folder)
+    place = (task.path.parent if to is None else to).resolve()
+    _install(_guarded(chosen, task, judgement, folder.id), place, folder.id, force=force)
     if not judgement.beats_best_rung:
         rung = judgement.gain.rung if judgement.gain is not None else "eager"
         print_stderr(f"note: the kernel was not measured to be surely faster than {rung}")
     print("use it with: from model_new import ModelNew")
+
+
+def _guarded(attempt: Attempt, task: Task, judgement: Judgement, run: str) -> dict[str, str]:
+    """Return the files that run the kernel for verified calls. Raises Refused."""
+    from cuagent.package import ExportError
+    from cuagent.package.guarded import FOLDER, guarded_files
+
+    try:
+        return guarded_files(attempt, task, judgement.domain, f"{FOLDER}/reference.py")
+    except ExportError as error:
+        raise Refused(f"{run}: {error}") from error
+
+
+def _install(files: Mapping[str, str], place: Path, run: str, *, force: bool) -> None:
+    """Write the files into a folder and name them. Raises Refused if the user does not agree."""
+    from cuagent.config import resolve
+    from cuagent.ui.console import say
+
+    differing = [name for name, text in files.items() if _differs(place, name, text)]
+    if differing and not force:
+        raise Refused(
+            f"{place}: {', '.join(differing)} would be replaced; read the change with "
+            f"cuagent show {run}, then give --force, or --to DIR"
+        )
+    if resolve().approval == "ask" and not _agreed(files, place):
+        raise Refused("nothing was written")
+    _put(files, place)
+    for name in files:
+        say(str(place / name))
 
 
 def refuse_slower(judgement: Judgement, *, force: bool) -> None:

@@ -39,6 +39,7 @@ def baseline(
     init: options.Init = None,
     device: options.Device = None,
     precision: options.Precision = None,
+    backward: options.Backward = False,
     rungs: Annotated[
         str, typer.Option(metavar="NAMES", help="Time only these, e.g. eager,compile,compile+tf32.")
     ] = "",
@@ -63,14 +64,14 @@ def baseline(
         options.refuse_full(out)
     only = _named(rungs)
     settings = resolve_settings({"device": device, "precision": precision}, trust)
-    opened = options.open_task(task, inputs, init, settings)
+    opened = options.open_task(task, inputs, init, settings, backward=backward)
     from cuagent.measure.ladder import time_rungs
     from cuagent.timing import Effort
     from cuagent.verify.referee import Referee
 
     with (
         options.activity(f"timing {opened.name} on {opened.device}", silent=json) as emit,
-        Referee(opened, settings.isolation) as referee,
+        Referee(opened, settings.isolation, compiler=True) as referee,
     ):
         effort = Effort.RECORD if record else Effort.QUICK
         found = time_rungs(referee, effort=effort, only=only, fresh=fresh, emit=emit)

@@ -186,7 +186,7 @@ def _run(
         if not resume:
             results.set_aside()
         try:
-            with BenchView(sys.stdout, len(orders)) as view:
+            with engine, BenchView(sys.stdout, len(orders)) as view:
                 run_orders(orders, engine, slots, results, view.observe)
         except KeyboardInterrupt:
             print_stderr(f"interrupted; the same command resumes; results are in {out}")
@@ -203,9 +203,9 @@ def _engine(placed: tuple[str, int, int | None], device: str, out: Path) -> tupl
     from cuagent.bench.scheduler import CORES_PER_JOB, JOBS_PER_GPU, Slots, slots_for
 
     name, gpus, jobs = placed
-    if name == "local":
-        return LocalEngine(out / "logs"), slots_for(device, jobs, gpus)
     on_gpu = device == "cuda"
+    if name == "local":
+        return LocalEngine(out / "logs", on_gpu=on_gpu), slots_for(device, jobs, gpus)
     ray = RayEngine(out / "logs", JOBS_PER_GPU, on_gpu, CORES_PER_JOB if on_gpu else 1)
     return ray, Slots((None,) * (jobs or ray.slots))
 

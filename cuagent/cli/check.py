@@ -20,6 +20,7 @@ def check(
     init: options.Init = None,
     device: options.Device = None,
     precision: options.Precision = None,
+    backward: options.Backward = False,
     trust: options.Trust = False,
     json: options.Json = False,
 ) -> None:
@@ -28,7 +29,7 @@ def check(
     Exit code 0 if it can be certified, 1 if not, 2 usage, 3 infrastructure.
     """
     settings = resolve_settings({"device": device, "precision": precision}, trust)
-    opened = options.open_task(task, inputs, init, settings)
+    opened = options.open_task(task, inputs, init, settings, backward=backward)
     from cuagent.verify.admission import admit
     from cuagent.verify.referee import Referee
 

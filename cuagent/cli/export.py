@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,29 +32,36 @@ class Form(StrEnum):
     HF_KERNELS = "hf-kernels"
 
 
+Out = Annotated[
+    Path, typer.Option(metavar="DIR", help="The folder to write; it must be empty or new.")
+]
+ExportedAttempt = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Accepted attempt to export; default: the result."),
+]
+Architectures = Annotated[
+    str,
+    typer.Option(
+        metavar="LIST",
+        help="Compile ahead of time for these GPUs, such as sm_80,sm_90; others compile at "
+        "first use.",
+    ),
+]
+Format = Annotated[
+    Form, typer.Option("--format", help="A package for pip, or a Hugging Face kernels folder.")
+]
+Force = Annotated[
+    bool, typer.Option("--force", "-f", help="Export a kernel that was measured to be slower.")
+]
+
+
 def export(
     run: options.RunName,
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="The folder to write; it must be empty or new.")
-    ],
-    attempt: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Accepted attempt to export; default: the result."),
-    ] = None,
-    arch: Annotated[
-        str,
-        typer.Option(
-            metavar="LIST",
-            help="Compile ahead of time for these GPUs, such as sm_80,sm_90; others compile at "
-            "first use.",
-        ),
-    ] = "",
-    form: Annotated[
-        Form, typer.Option("--format", help="A package for pip, or a Hugging Face kernels folder.")
-    ] = Form.PACKAGE,
-    force: Annotated[
-        bool, typer.Option("--force", "-f", help="Export a kernel that was measured to be slower.")
-    ] = False,
+    out: Out,
+    attempt: ExportedAttempt = None,
+    arch: Architectures = "",
+    form: Format = Form.PACKAGE,
+    force: Force = False,
     trust: options.Trust = False,
     run_dir: RunDir = RUNS,
 ) -> None:
@@ -69,10 +76,8 @@ def export(
         raise Refused(f"{out}: already exists; name an empty or new folder")
     folder, records = read(run, run_dir)
     require_trusted_run(folder, f"What it holds would be written to {out} to be run", trust)
-    from cuagent.package import export as write_package
     from cuagent.record import ladder_of
     from cuagent.record.revive import task_of
-    from cuagent.ui.console import say
     from cuagent.ui.recorded import best_of
 
     with readable(folder):
@@ -88,25 +93,43 @@ def export(
 
     def write(to: Path) -> str:
         if best is not None and (attempt is not None or force):
-            builds = built_for(attempts[best.attempt], names)
-            captured = captured_of(task, folder.path, best.attempt)
-            made = write_package(
-                attempts[best.attempt], task, best, to, builds=builds, captured=captured
-            )
-            return f"exported to {made}"
+            return _write_attempt(task, best, attempts[best.attempt], to, names, folder.path)
         return write_result(task, best, found, attempts, to, names, folder.path)
+
+    _write_as(form, out, write)
+
+
+def _write_as(form: Form, out: Path, write: Callable[[Path], str]) -> None:
+    """Call `write` with the folder of a package, convert it to `form`, and say what was written."""
+    from tempfile import TemporaryDirectory
+
+    from cuagent.package import hub_repository
+    from cuagent.ui.console import say
 
     if form is Form.PACKAGE:
         say(write(out))
         return
-    from tempfile import TemporaryDirectory
-
-    from cuagent.package import hub_repository
-
     with TemporaryDirectory(prefix="cuagent-export-") as scratch:
         write(Path(scratch) / "package")
         hub_repository(Path(scratch) / "package", out)
     say(f"exported to {out} in the format of Hugging Face kernels")
+
+
+def _write_attempt(
+    task: Task,
+    judged: Judgement,
+    attempt: Attempt,
+    out: Path,
+    names: Sequence[str],
+    run: Path | None,
+) -> str:
+    """Export an attempt and return a line that names its folder."""
+    from cuagent.package import export as write_package
+
+    builds = built_for(attempt, names)
+    captured = None if run is None else captured_of(task, run, judged.attempt)
+    made = write_package(attempt, task, judged, out, builds=builds, captured=captured)
+    return f"exported to {made}"
 
 
 def capabilities(names: str) -> list[str]:
@@ -154,7 +177,6 @@ def write_result(
     if no ladder was measured. `attempts` maps digests. Raises Refused without a result.
     """
     from cuagent.judgement import Result, free_of, result_of
-    from cuagent.package import export as write_package
     from cuagent.package import export_rung
     from cuagent.timing import Standing
     from cuagent.ui.summary import full_name
@@ -162,12 +184,7 @@ def write_result(
     result = result_of(best, found)
     if best is not None and (result is Result.KERNEL or found is None):
         refuse_slower(best, force=False)
-        builds = built_for(attempts[best.attempt], names)
-        captured = None if run is None else captured_of(task, run, best.attempt)
-        made = write_package(
-            attempts[best.attempt], task, best, out, builds=builds, captured=captured
-        )
-        return f"exported to {made}"
+        return _write_attempt(task, best, attempts[best.attempt], out, names, run)
     if result is Result.RUNG and found is not None and found.best is not None:
         rung = found.best
         made = export_rung(rung, found, task, out, free=free_of(best, found))

@@ -8,53 +8,17 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from cuagent.cli import (
-    apply,
-    audit,
-    baseline,
-    bench,
-    capture,
-    check,
-    config,
-    doctor,
-    export,
-    mcp,
-    optimize,
-    profile,
-    report,
-    runs,
-    synth,
-    verify,
-)
+from cuagent.cli.commands import Commands
 from cuagent.cli.exits import Exit, crashes_to, exit_for, print_stderr
-from cuagent.training import cli as train
 
 # Plain help: rich's takes longer to load than everything else together.
 app = typer.Typer(
     name="cuagent",
+    cls=Commands,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-app.command()(optimize.optimize)
-app.command()(verify.verify)
-app.command()(audit.audit)
-app.command()(check.check)
-app.command()(baseline.baseline)
-app.command()(profile.profile)
-app.command()(bench.bench)
-app.command()(apply.apply)
-app.command(context_settings=capture.SETTINGS)(capture.capture)
-app.command()(export.export)
-app.command()(report.report)
-app.command()(doctor.doctor)
-app.command()(runs.runs)
-app.command()(runs.show)
-app.command()(runs.replay)
-app.command()(mcp.mcp)
-app.add_typer(config.app, name="config")
-app.add_typer(synth.app, name="synth")
-app.add_typer(train.app, name="train")
 
 
 @app.callback(

@@ -48,6 +48,7 @@ def optimize(
     seed_kernel: options.SeedKernel = None,
     device: options.Device = None,
     precision: options.Precision = None,
+    backward: options.Backward = False,
     model: options.Model = None,
     model_timeout: options.ModelTimeout = None,
     max_steps: options.MaxSteps = None,
@@ -80,49 +81,39 @@ def optimize(
     _refuse_script_options(task, module, script_args, time_script=time_script)
     if task is None and resumed is None:
         raise Refused("Missing argument 'TASK'; see cuagent optimize --help")
-    named = {"model": model, "device": device, "precision": precision, "approval": approval}
-    given: dict[str, str | float | None] = {**named}
     kept_timeout = None if resumed is None else resumed.model_timeout
-    given |= {"model_timeout": model_timeout or kept_timeout}
+    flags = {"model": model, "device": device, "precision": precision, "approval": approval}
     limits = {"max_steps": max_steps, "max_cost": max_cost, "max_time": max_time}
-    settings = resolve_settings(given | limits | {"max_device_time": max_device_time}, trust)
+    limits |= {"max_device_time": max_device_time, "model_timeout": model_timeout or kept_timeout}
+    settings = resolve_settings(flags | limits, trust)
     if module is not None:
         from cuagent.cli.capture import capture_for_run
 
         task = str(capture_for_run(str(task), module, script_args))
-    opening = _task(task, inputs, init, settings, resumed)
+    opening = _task(task, inputs, init, settings, resumed, backward=backward)
     chosen = speaker(_name(settings, resumed), opening, settings, trust=trust)
     plan = Plan(
-        opening,
-        chosen,
-        settings,
-        run_dir,
-        resumed,
-        message,
-        output_format,
-        headless,
-        fresh,
-        seed,
+        opening, chosen, settings, run_dir, resumed, message, output_format, headless, fresh, seed
     )
-    is_interactive = _is_interactive(interactive, plan)
-    _refuse_unpriced(plan)
-    if seed is not None and seed.attempt is None and chosen.name.startswith("expert"):
-        raise Refused(
-            f"--seed-kernel {seed_kernel}: the expert writes whole modules and cannot call a bare "
-            "source file; give a folder with model_new.py, or use a language model"
-        )
-    if is_interactive:
-        from cuagent.cli.interactive import run_session
-
-        run, stop = run_session(plan)
-    else:
-        _refuse_finished(plan)
-        run, stop = _run_unattended(plan)
+    _refuse_bare_source(plan, seed_kernel)
+    run, stop = _run(plan, interactive)
     if run.result is not None:
         report_on_script(run, settings, time_script=time_script)
     if out is not None:  # it names the shapes that were judged
         _export(run, out)
     raise typer.Exit(_code(run, stop, run_dir))
+
+
+def _run(plan: Plan, interactive: bool | None) -> tuple[Run, Stop]:
+    """Run the plan, in a session if it is interactive. Raises Refused."""
+    is_interactive = _is_interactive(interactive, plan)
+    _refuse_unpriced(plan)
+    if is_interactive:
+        from cuagent.cli.interactive import run_session
+
+        return run_session(plan)
+    _refuse_finished(plan)
+    return _run_unattended(plan)
 
 
 def _refuse_early(output_format: str, out: Path | None, message: str | None) -> None:
@@ -162,6 +153,16 @@ def _seed(path: Path | None, resumed: ResumedRun | None) -> Seed | None:
     from cuagent.agent import read_seed
 
     return read_seed(path)
+
+
+def _refuse_bare_source(plan: Plan, path: Path | None) -> None:
+    """Raise Refused if the expert is given a kernel without a module that calls it."""
+    seed = plan.seed
+    if seed is not None and seed.attempt is None and plan.model.name.startswith("expert"):
+        raise Refused(
+            f"--seed-kernel {path}: the expert writes whole modules and cannot call a bare "
+            "source file; give a folder with model_new.py, or use a language model"
+        )
 
 
 def _refuse_unpriced(plan: Plan) -> None:
@@ -237,9 +238,11 @@ def _task(
     init: str | None,
     settings: Settings,
     resumed: ResumedRun | None,
+    *,
+    backward: bool,
 ) -> Task:
     if task is not None:
-        return options.open_task(task, inputs, init, settings)
+        return options.open_task(task, inputs, init, settings, backward=backward)
     assert resumed is not None
     return resumed.task
 

@@ -53,6 +53,12 @@ Precision = Annotated[
         f"others: admitted besides.  [default: {Settings.precision}]",
     ),
 ]
+Backward = Annotated[
+    bool,
+    typer.Option(
+        "--backward", help="Judge a training step: outputs and gradients, forward and backward."
+    ),
+]
 Timing = Annotated[
     str, typer.Option(metavar="none|quick|record", help="Also time it, if it is accepted.")
 ]
@@ -186,13 +192,25 @@ OutputFormat = Annotated[
 ]
 
 
-def open_task(spec: str, inputs: str | None, init: str | None, settings: Settings) -> Task:
-    """Load the task with these settings. Raises TaskError."""
+def open_task(
+    spec: str,
+    inputs: str | None,
+    init: str | None,
+    settings: Settings,
+    *,
+    backward: bool = False,
+) -> Task:
+    """Load the task with these settings, or its training step. Raises TaskError."""
     from cuagent.task import load_task
 
-    return load_task(
+    task = load_task(
         spec, inputs=inputs, init=init, device=settings.device, precision=settings.precision
     )
+    if not backward:
+        return task
+    from cuagent.task.step import training_step
+
+    return training_step(task)
 
 
 def effort(text: str) -> Effort | None:

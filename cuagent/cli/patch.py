@@ -39,13 +39,14 @@ def patch_file(
     from cuagent.package.patch import MANIFEST, class_text, folder_name, manifest, patched
     from cuagent.package.vendor import loader_files
     from cuagent.record import write_file
+    from cuagent.task.step import forward_task
     from cuagent.ui.console import say
 
-    before = _text(path)
-    entry = task.entry if captured is None else captured.kind
+    before, own = _text(path), forward_task(task)
+    entry = own.entry if captured is None else captured.kind
     name = folder_name(path.stem, entry)
     try:
-        if class_text(before, entry) != class_text(task.source, entry):
+        if class_text(before, entry) != class_text(own.source, entry):
             raise ExportError(f"its class {entry} is not the one that was verified")
         in_package = (path.parent / "__init__.py").is_file()
         after = patched(before, entry, name, in_package=in_package)
@@ -81,7 +82,7 @@ def patch_file(
 
 
 def undo(path: Path) -> None:
-    """Take all blocks out of `path` and delete their folders. Raises Refused."""
+    """Remove the lines that `apply` added to a file, and the kernels' folders. Raises Refused."""
     from cuagent.package.patch import MANIFEST, unchanged, unpatched
     from cuagent.record import write_file
     from cuagent.ui.console import say

@@ -11,7 +11,6 @@ import typer
 
 from cuagent.cli import options
 from cuagent.cli.trust import resolve_settings
-from cuagent.task.packages import installed_imports
 
 WIDTH = 500
 """Columns of a file or a pipe, wide enough to cut nothing."""
@@ -27,6 +26,7 @@ def profile(
     init: options.Init = None,
     device: options.Device = None,
     precision: options.Precision = None,
+    backward: options.Backward = False,
     counters: Annotated[
         bool,
         typer.Option(
@@ -45,11 +45,12 @@ def profile(
     """
     options.refuse_nowhere(svg)
     settings = resolve_settings({"device": device, "precision": precision}, trust)
-    opened = options.open_task(task, inputs, init, settings)
+    opened = options.open_task(task, inputs, init, settings, backward=backward)
     attempt = options.open_candidate(candidate) if candidate is not None else None
     from cuagent.build import build
     from cuagent.measure.profile.session import profile as profile_task
     from cuagent.measure.roofline.count import count
+    from cuagent.task.packages import installed_imports
     from cuagent.ui.roofline_chart import roofline
     from cuagent.ui.roofline_chart import svg as chart
     from cuagent.worker import ForkServer

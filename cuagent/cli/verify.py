@@ -31,6 +31,7 @@ def verify(
     init: options.Init = None,
     device: options.Device = None,
     precision: options.Precision = None,
+    backward: options.Backward = False,
     timing: options.Timing = "none",
     evidence: Annotated[
         Path | None,
@@ -46,7 +47,7 @@ def verify(
     effort = options.effort(timing)
     options.refuse_nowhere(evidence)
     settings = resolve_settings({"device": device, "precision": precision}, trust)
-    opened = options.open_task(task, inputs, init, settings)
+    opened = options.open_task(task, inputs, init, settings, backward=backward)
     attempt = options.open_candidate(candidate)
     from cuagent.events import Notice
     from cuagent.judge import LocalJudge
@@ -54,7 +55,7 @@ def verify(
     started = time.monotonic()
     with (
         options.activity(f"judging {candidate} on {opened.device}", silent=json) as emit,
-        LocalJudge(opened, settings.isolation, emit) as judge,
+        LocalJudge(opened, settings.isolation, emit, timed=effort is not None) as judge,
     ):
         if note := judge.referee.facts.training:
             emit(Notice(note, "warning"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import re
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -26,26 +26,27 @@ from cuagent.expert.convolutions.tiles import tiles as convolution_tiles
 from cuagent.expert.depthwise.match import with_depthwise
 from cuagent.expert.families import ANCHORS, generate
 from cuagent.expert.graph.graph import Graph, Kind, Node
+from cuagent.expert.graph.layouts import with_layouts
 from cuagent.expert.kernel import KernelCall, Request
 from cuagent.expert.loops.groups import loop_groups
 from cuagent.expert.loops.match import with_loops
 from cuagent.expert.lower import lower
-from cuagent.expert.module import FRESH, Call, ModuleText, Steps, TritonCall, render
+from cuagent.expert.module import FRESH, Call, Method, ModuleText, Steps, TritonCall, render
 from cuagent.expert.products import operands as products
 from cuagent.expert.products import triton as matrix_product
-from cuagent.expert.products.match import Product, with_products, with_split_operands
+from cuagent.expert.products.match import Product, with_products
 from cuagent.expert.products.tiles import ranked
 from cuagent.expert.recurrences.groups import recurrence_groups
 from cuagent.expert.recurrences.match import with_layers, with_recurrences
 from cuagent.expert.rewrites import prepared_names, rewrite, share_equal
 from cuagent.expert.rules.gathers import settle_gathers
-from cuagent.expert.sharing import shared
+from cuagent.expert.sharing import shared, shared_triton
 from cuagent.expert.streaming.fuse import Group, fuse
 from cuagent.expert.streaming.nest import NestError
 from cuagent.expert.widening import widen_products, widens
 
 CONVOLUTIONS = ("F.conv", "own F.conv")
-"""Prefixes of the calls of convolutions, those of each channel by itself excepted."""
+"""Prefixes of the calls of convolutions, except depthwise ones."""
 
 
 @dataclass(frozen=True)
@@ -53,30 +54,33 @@ class Options:
     """One point of the search: rewrites, fusions and schedule."""
 
     fold: bool = True
-    """Fold per-channel arithmetic into the weights of the layer before it."""
+    """True to fold per-channel arithmetic into the weights of the layer before it."""
     attention: bool = True
-    """Compute attention that is written as products and a softmax by the library's fused call."""
+    """True to compute attention that is written as products and a softmax by the library's fused
+    call."""
     own_attention: bool = False
-    """CUDA: compute attention by own kernels also where the library has a call for it."""
+    """CUDA: true to compute attention by own kernels also where the library has a call for it."""
     recurrences: bool = True
-    """Compute loops over cells by one call; on the CPU also recurrent layers by own kernels."""
+    """True to compute loops over cells by one call; on the CPU also recurrent layers by own
+    kernels."""
     own_recurrences: bool = True
-    """CUDA: compute recurrent layers by own kernels where one fits."""
+    """CUDA: true to compute recurrent layers by own kernels where one fits."""
     merge: bool = False
-    """Merge linear layers of the same input into one product."""
+    """True to merge linear layers of the same input into one product."""
     constants: bool = True
-    """Compute values that depend on parameters alone once, such as masks and position biases."""
+    """True to compute values that depend on parameters alone once, such as masks and position
+    biases."""
     widen: bool | None = None
     """Compute half-precision products in float32; None decides it from the processor."""
     products: bool = True
-    """CUDA: compute matrix products, with the operations behind them, by own kernels."""
+    """CUDA: true to compute matrix products, with the operations behind them, by own kernels."""
     exact_convolutions: bool = False
-    """CUDA: compute float32 convolutions as in float32 also where TF32 is admitted."""
+    """CUDA: true to compute float32 convolutions as in float32 also where TF32 is admitted."""
     convolutions: str = "own"
     """CUDA: compute convolutions by own kernels where they may be faster ("own"), or all by the
     library, in the layout as captured ("library") or in "channels_last"."""
     split: bool = True
-    """CUDA: split the operands of large float32 products before the product."""
+    """CUDA: true to split the operands of large float32 products before the product."""
     tiles: int = 0
     """CUDA: rank of a product's tiles in the cost model."""
     compile: str = ""
@@ -88,7 +92,7 @@ class Options:
     threads: int = 0
     """CUDA threads per row; 0 chooses them from the row length."""
     vector: bool = True
-    """CUDA: use 16-byte accesses if the shape allows them."""
+    """CUDA: true to use 16-byte accesses if the shape allows them."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ class Candidate:
     has_products: bool = False
     """True if a kernel computes a matrix product or a convolution."""
     convolutions: int = 0
-    """Convolutions, except those of each channel by itself."""
+    """Number of convolutions, except depthwise ones."""
     has_recurrences: bool = False
     """True if a CUDA kernel computes all steps of a recurrent layer."""
 
@@ -121,9 +125,48 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
     """Return the candidate with these options; None if it would not differ from the reference."""
     if options.exact_convolutions:
         subject = replace(subject, target=replace(subject.target, tf32_convolutions=False))
-    keep = set(options.keep)
     # A kernel is a name of the module, as helpers of the reference and its arguments are.
     taken = {*re.findall(r"\w+", subject.reference), *subject.captured.arguments}
+    forward = _planned(subject, options, taken)
+    if subject.backward is None:
+        return _assemble(subject, options, [forward]) if forward.gains else None
+    taken |= {*subject.backward.arguments, *(call.name for call in forward.calls.values())}
+    # Its captured operators have other names, which `keep` does not mean.
+    other = replace(subject, captured=subject.backward, backward=None)
+    second = _planned(other, replace(options, compile="", keep=_of_backward(options.keep)), taken)
+    return _assemble(subject, options, [forward, second]) if second.gains else None
+
+
+BACKWARD = "backward: "
+"""Prefix of the operators of the backward pass in `Options.keep` and `Candidate.origins`."""
+
+
+def _of_backward(keep: frozenset[str]) -> frozenset[str]:
+    return frozenset(n.removeprefix(BACKWARD) for n in keep if n.startswith(BACKWARD))
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A captured graph after all rewrites, its steps, and the calls that compute them."""
+
+    subject: Subject
+    graph: Graph
+    prepared: frozenset[str]
+    steps: Steps
+    calls: dict[int, Call]
+    rewritten: tuple[str, ...]
+    library: dict[str, tuple[str, ...]]
+
+    @property
+    def gains(self) -> bool:
+        """Return False if it would compute as the reference does."""
+        # A tensor of zeros is as quickly made again; what is computed from others is not.
+        saved = any(n.constant and n.inputs for n in self.graph.nodes)
+        return bool(self.calls or self.rewritten or self.library or saved)
+
+
+def _planned(subject: Subject, options: Options, taken: set[str]) -> _Planned:
+    keep = set(options.keep)
     while True:
         captured, library = _with_library_calls(subject, options, frozenset(keep))
         constants = constant_values(captured) if options.constants else frozenset()
@@ -136,28 +179,31 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
         graph = settle_gathers(graph)
         if options.products:
             graph = products.as_reductions(graph, subject.target, frozenset(keep))
-            graph = products.copy_operands(graph, subject.target)
+            graph = products.copy_operands(graph, subject.target, frozenset(keep), options.split)
         if options.products and options.convolutions == "own":
             graph = convolutions.copy_operands(graph, subject.target, frozenset(keep))
         channels_last = options.convolutions == "channels_last"
         graph = library_convolutions.arrange(graph, subject.device, frozenset(keep), channels_last)
+        graph = with_layouts(graph)
         prepared = prepared_names(graph)
         own = (*recurrence_groups(graph), *loop_groups(graph))
         claimed = (*clusters(graph, ANCHORS, prepared), *own)
         fused = fuse(graph, outside=prepared, claimed=claimed)
         steps: Steps = fused
         if options.products:
-            found = with_products(fused, graph, subject.target, frozenset(keep))
+            found = with_products(fused, graph, subject.target, frozenset(keep), options.split)
             steps = with_kernels(
                 with_pools(with_convolutions(found, graph), graph), graph, frozenset(keep)
             )
         calls: dict[int, Call] = {}
         known: dict[str, KernelCall] = {}
+        known_triton: dict[str, TritonCall] = {}
         rejected: set[str] = set()
         for position, step in enumerate(steps):
             if isinstance(step, Product | Convolution | AttentionStep):
                 name = _kernel_name(step, {*taken, *(c.name for c in calls.values())})
-                calls[position] = _triton(name, step, graph, subject.target, options)
+                made = _triton(name, step, graph, subject.target, options)
+                calls[position] = shared_triton(made, known_triton)
             if not isinstance(step, Group):
                 continue
             origins = _origins(step)
@@ -173,11 +219,7 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
             break
         keep |= rejected
     rewritten = _changed(before, graph)
-    # A tensor of zeros is as quickly made again; what is computed from others is not.
-    saved = any(n.constant and n.inputs for n in graph.nodes)
-    if not calls and not rewritten and not library and not saved:
-        return None
-    return _assemble(subject, options, graph, prepared, steps, calls, rewritten, library)
+    return _Planned(subject, graph, prepared, steps, calls, rewritten, library)
 
 
 def _with_library_calls(
@@ -276,24 +318,23 @@ def _triton(
     if isinstance(step, AttentionStep):
         block = blocks(step, target, options.tiles)
         text = fused_attention.render(name, step, block.splits)
-        return TritonCall(name, text, step, partial(fused_attention.launch, name, step, block))
+        return TritonCall(name, text, step, partial(fused_attention.launch, step=step, tile=block))
 
     def dtype_of(output: str) -> str:
         return graph.node(output).dtype
 
     if isinstance(step, Product):
-        step = with_split_operands(step, target) if options.split else step
         text = matrix_product.render(name, step, dtype_of)
         sizes = (step.rows, step.columns, step.node.dtype, target.processors, step.batch)
         tiles = ranked(*sizes, step.split)
         tile = tiles[min(options.tiles, len(tiles) - 1)]
-        return TritonCall(name, text, step, partial(matrix_product.launch, name, step, tile))
+        return TritonCall(name, text, step, partial(matrix_product.launch, product=step, tile=tile))
     found = convolution_tiles(step, target.processors)
     tile = found[min(options.tiles, len(found) - 1)]
     channels = step.channels_out if step.is_copy else step.channels_in
     precision = "tf32" if convolutions.runs_in_tf32(target, channels) else "tf32x3"
     text = convolution.render(name, step, dtype_of, precision)
-    return TritonCall(name, text, step, partial(convolution.launches, name, step, tile))
+    return TritonCall(name, text, step, partial(convolution.launches, conv=step, tile=tile))
 
 
 def _title(group: Group | Product | Convolution | AttentionStep) -> str:
@@ -326,63 +367,71 @@ def _computed_once(graph: Graph) -> tuple[str, ...]:
     )
 
 
-def _assemble(
-    subject: Subject,
-    options: Options,
-    graph: Graph,
-    prepared: frozenset[str],
-    steps: Steps,
-    calls: dict[int, Call],
-    rewritten: tuple[str, ...],
-    library: dict[str, tuple[str, ...]],
-) -> Candidate:
-    origins: dict[str, frozenset[str]] = {}
-    titles: dict[str, str] = {}
-    for position, call in calls.items():
-        step = steps[position]
-        if not isinstance(step, Node):
-            origins[call.name] = origins.get(call.name, frozenset()) | _origins(step)
-            titles.setdefault(call.name, _title(step)[:-1])
-    uses = Counter(call.name for call in calls.values())
-    notes = [
-        f"{name}: {title}" + (f", used {uses[name]} times" if uses[name] > 1 else "")
-        for name, title in titles.items()
-    ]
-    if rewritten:
-        notes.insert(0, f"merged into other operators: {', '.join(rewritten)}")
-    if once := _computed_once(graph):
-        notes.insert(0, f"computed once, because no input changes them: {', '.join(once)}")
-    notes[:0] = [f"{call}, in place of {', '.join(names)}" for call, names in library.items()]
-    parts = ModuleText(
-        graph,
-        prepared,
-        subject.reference,
-        subject.entry,
-        subject.captured.arguments,
-        subject.attribute,
-        notes,
-        options.compile,
-    )
-    files = {"model_new.py": render(parts, steps, calls)}
-    kernels = [call for call in calls.values() if isinstance(call, KernelCall)]
+def _assemble(subject: Subject, options: Options, plans: Sequence[_Planned]) -> Candidate:
+    """Return the candidate of a forward, or of a forward and a backward."""
+    found = [_method(plan, options, is_second=k > 0) for k, plan in enumerate(plans)]
+    files = {"model_new.py": render(*(method for method, _ in found))}
+    all_calls = [call for plan in plans for call in plan.calls.values()]
+    kernels = [call for call in all_calls if isinstance(call, KernelCall)]
     for kernel in kernels:
         files[kernel.path] = kernel.text
     for header in dict.fromkeys(header for kernel in kernels for header in kernel.headers):
         text = importlib.resources.files("cuagent.expert.streaming") / header
         files[f"kernels/{header}"] = text.read_text("utf-8")
-    has_products = len(kernels) < len(calls)
+    origins = {name: names for _, own in found for name, names in own.items()}
     return Candidate(
         options,
         files,
         kernels=tuple(origins),
         origins=tuple(origins.values()),
-        notes=tuple(notes),
-        folded=rewritten,
-        library=tuple(name for group in library.values() for name in group),
-        constants=_computed_once(graph),
-        has_products=has_products,
-        convolutions=len({n.origin for n in graph.nodes if n.op.startswith(CONVOLUTIONS)}),
+        notes=tuple(note for method, _ in found for note in method.parts.notes),
+        folded=tuple(name for plan in plans for name in plan.rewritten),
+        library=tuple(n for plan in plans for group in plan.library.values() for n in group),
+        constants=tuple(name for plan in plans for name in _computed_once(plan.graph)),
+        has_products=len(kernels) < len(all_calls),
+        convolutions=len(
+            {n.origin for plan in plans for n in plan.graph.nodes if n.op.startswith(CONVOLUTIONS)}
+        ),
         has_recurrences=any(
             k.group.family == "recurrences" and k.path.endswith(".cu") for k in kernels
         ),
     )
+
+
+def _method(
+    plan: _Planned, options: Options, *, is_second: bool
+) -> tuple[Method, dict[str, frozenset[str]]]:
+    """Return the method of a plan, and the captured operators of each kernel."""
+    origins: dict[str, frozenset[str]] = {}
+    titles: dict[str, str] = {}
+    for position, call in plan.calls.items():
+        step = plan.steps[position]
+        if not isinstance(step, Node):
+            origins[call.name] = origins.get(call.name, frozenset()) | _origins(step)
+            titles.setdefault(call.name, _title(step)[:-1])
+    uses = Counter(call.name for call in plan.calls.values())
+    notes = [
+        f"{name}: {title}" + (f", used {uses[name]} times" if uses[name] > 1 else "")
+        for name, title in titles.items()
+    ]
+    if plan.rewritten:
+        notes.insert(0, f"merged into other operators: {', '.join(plan.rewritten)}")
+    if once := _computed_once(plan.graph):
+        notes.insert(0, f"computed once, because no input changes them: {', '.join(once)}")
+    notes[:0] = [f"{call}, in place of {', '.join(names)}" for call, names in plan.library.items()]
+    if is_second:
+        notes = [f"{BACKWARD}{note}" for note in notes]
+        origins = {k: frozenset(f"{BACKWARD}{n}" for n in names) for k, names in origins.items()}
+    subject = plan.subject
+    parts = ModuleText(
+        plan.graph,
+        plan.prepared,
+        subject.reference,
+        subject.entry,
+        subject.captured.arguments,
+        subject.attribute,
+        notes,
+        "" if is_second else options.compile,
+        "backward" if is_second else "forward",
+    )
+    return Method(parts, plan.steps, plan.calls), origins

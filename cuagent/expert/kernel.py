@@ -45,7 +45,7 @@ class Request:
     threads: int = 0
     """CUDA threads per row; 0 chooses them from the row length."""
     vector: bool = True
-    """CUDA: use 16-byte accesses if the shape allows them."""
+    """CUDA: true to use 16-byte accesses if the shape allows them."""
 
 
 def cpp_call(request: Request, text: str, tensors_read: dict[str, str]) -> KernelCall:

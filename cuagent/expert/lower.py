@@ -15,6 +15,7 @@ from typing import Any
 
 from cuagent.expert.capture.export import Captured, CaptureError
 from cuagent.expert.graph.graph import ITEM_BYTES, Graph, Kind, Node
+from cuagent.expert.graph.layouts import has_layouts, order_of_value
 from cuagent.expert.graph.lowering import (
     LOWERINGS,
     Lowering,
@@ -26,7 +27,7 @@ from cuagent.expert.graph.lowering import (
 from cuagent.expert.rules.library import doubled, library, literal
 
 MAX_CONSTANT = 64
-"""Elements of a tensor constant that is written into the text of the module."""
+"""Largest number of elements of a tensor constant that the module's text contains."""
 
 
 def lower(
@@ -36,7 +37,7 @@ def lower(
 
     So do the values in `constants`, which are computed once.
     """
-    low = Lowering()
+    low = Lowering(layouts=has_layouts(captured.nodes))
     for fx in captured.nodes:
         if fx.op == "placeholder":
             _placeholder(low, captured, fx)
@@ -46,7 +47,8 @@ def lower(
                 low.values[fx.name] = library(low, fx, constant=True)
                 continue
             rule = LOWERINGS.get(operator_name(fx))
-            usable = low.origin not in keep and _loadable(fx) and _contiguous_output(captured, fx)
+            usable = low.origin not in keep and _loadable(fx)
+            usable = usable and _contiguous_output(captured, fx, low.layouts)
             lowered = rule(low, fx) if rule and usable else None
             if lowered is None:
                 low.values[fx.name] = library(low, fx)
@@ -54,19 +56,21 @@ def lower(
                 low.values[fx.name] = low.stored_as(lowered, dtype_of(fx))
     names: list[str] = []
     words: list[str] = []
+    orders = []
     for value in captured.outputs:
         is_node = hasattr(value, "name")
         operand = low.values[value.name] if is_node else value
         if is_node and isinstance(operand, str):
             words.append(f"{{{len(names)}}}")
             names.append(operand)
+            orders.append(order_of_value(value.meta.get("val")) if low.layouts else ())
         else:
             words.append(doubled(literal(operand)))
     inputs = {
         str(low.values[n]): e for n, e in captured.inputs.items() if n not in captured.literals
     }
     template = _filled(captured.template, words)
-    return Graph(tuple(low.nodes), tuple(names), inputs, template).live()
+    return Graph(tuple(low.nodes), tuple(names), inputs, template, tuple(orders)).live()
 
 
 def _filled(template: str, words: Sequence[str]) -> str:
@@ -94,11 +98,12 @@ def _loadable(fx: Any) -> bool:
 VIEWS = {"permute", "transpose", "t", "slice", "select", "expand", "view", "squeeze", "unsqueeze"}
 
 
-def _contiguous_output(captured: Captured, fx: Any) -> bool:
+def _contiguous_output(captured: Captured, fx: Any, layouts: bool) -> bool:
     """Return False for an output that torch computes with another layout than a kernel would."""
     if not any(fx is value for value in captured.outputs) or operator_name(fx) in VIEWS:
         return True
-    return bool(value_of(fx).is_contiguous())
+    value = value_of(fx)
+    return bool(value.is_contiguous() or (layouts and order_of_value(value)))
 
 
 def _placeholder(low: Lowering, captured: Captured, fx: Any) -> None:
@@ -116,7 +121,8 @@ def _placeholder(low: Lowering, captured: Captured, fx: Any) -> None:
     elif name in captured.constants:
         kind, op = Kind.CONSTANT, _constant(name, captured.constants[name])
     name = low.readable_name(name)
-    low.values[fx.name] = low.add(Node(name, kind, op, (), shape_of(fx), dtype_of(fx)))
+    order = order_of_value(fx.meta["val"]) if low.layouts and kind is Kind.INPUT else ()
+    low.values[fx.name] = low.add(Node(name, kind, op, (), shape_of(fx), dtype_of(fx), order=order))
 
 
 def _constant(name: str, tensor: Any) -> str:

@@ -1,7 +1,7 @@
-"""Share one kernel file among groups whose kernels differ in names only.
+"""Share one kernel among groups whose kernels differ in names only.
 
 A network repeats its blocks, so most of its kernels differ only in the names of their tensors.
-Each is compiled and measured once. Not covered: Triton kernels.
+Each is compiled and measured once.
 """
 
 from __future__ import annotations
@@ -10,10 +10,15 @@ import re
 from dataclasses import replace
 
 from cuagent.expert.kernel import KernelCall
+from cuagent.expert.module import TritonCall
 from cuagent.expert.streaming.expressions import identifier
 
 WORD = re.compile(r"\b[A-Za-z_]\w*(?!\w)(?!\s*\()")
 """A word that is not called as a function: a node may have the name of a function."""
+
+
+TRITON_WORD = re.compile(r"\b([A-Za-z_]\w*)_(?:in|out|v|\d+)\b")
+"""A parameter or variable of a Triton kernel that may have the name of a tensor."""
 
 
 def shared(call: KernelCall, known: dict[str, KernelCall]) -> KernelCall:
@@ -26,14 +31,25 @@ def shared(call: KernelCall, known: dict[str, KernelCall]) -> KernelCall:
     return replace(call, name=first.name, path=first.path, text=first.text)
 
 
-def text_without_names(call: KernelCall) -> str:
+def shared_triton(call: TritonCall, known: dict[str, TritonCall]) -> TritonCall:
+    """Return the call of a Triton kernel with the text of an equal one in `known`, as above.
+
+    Each text is compiled by itself, which takes seconds.
+    """
+    first = known.setdefault(text_without_names(call), call)
+    return replace(call, name=first.name, text=first.text)
+
+
+def text_without_names(call: KernelCall | TritonCall) -> str:
     """Return the kernel with comments removed and numbers in place of the names of its tensors."""
-    nodes = call.group.nodes
+    nodes = call.group.nodes if isinstance(call, KernelCall) else call.step.nodes
     names = {identifier(n) for node in nodes for n in (node.name, *node.inputs)}
     names |= {identifier(name) for name in call.tensors_read}
     numbers: dict[str, str] = {}
     lines = [line for line in call.text.splitlines() if not line.startswith("//")]
     text = re.sub(rf"\b{call.name}(?=\w*\b)", "kernel", "\n".join(lines))
+    if isinstance(call, TritonCall):
+        return TRITON_WORD.sub(lambda match: _numbered(match[0], names & {match[1]}, numbers), text)
     return WORD.sub(lambda match: _numbered(match[0], names, numbers), text)
 
 

@@ -22,8 +22,17 @@ from typing import Any
 
 from .compiler import CompileFailed, CompilerMissing, read_recipe, shared_library
 from .prototypes import PrototypeError, parse
+from .sources import unchanged, watch
 
-__all__ = ["CompileFailed", "CompilerMissing", "Kernels", "PrototypeError", "load"]
+__all__ = [
+    "CompileFailed",
+    "CompilerMissing",
+    "Kernels",
+    "PrototypeError",
+    "load",
+    "unchanged",
+    "watch",
+]
 
 
 class Kernels:

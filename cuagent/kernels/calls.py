@@ -61,8 +61,10 @@ class Launcher:
             self._error_name = library[ERROR_NAME]
             self._error_name.restype = ctypes.c_char_p
 
+        self._quick = quick_arguments(prototype, on_cuda)
+
     def __call__(self, *arguments: Any) -> None:
-        values, device = self._checked(arguments)
+        values, device = self._quick(*arguments) or self._checked(arguments)
         if not self.on_cuda:
             status = self._function(*values)
             if status:
@@ -139,6 +141,47 @@ class CheckedArguments:
         )
 
 
+def quick_arguments(prototype: Prototype, on_cuda: bool) -> Callable[..., Any]:
+    """Return a function from the arguments of a usual call to their C values and the device.
+
+    It returns None for every other call, which `CheckedArguments` converts or refuses: numbers of
+    other types, null pointers, empty tensors, mistakes. Its text has no loop, which halves the
+    time of a call.
+    """
+    import torch
+
+    names = [f"a{k}" for k in range(len(prototype.parameters))]
+    scope: dict[str, Any] = {"Tensor": torch.Tensor}
+    tests, values, device = [], [], "-1"
+    for name, parameter in zip(names, prototype.parameters, strict=True):
+        if parameter.pointer:
+            tests.append(f"isinstance({name}, Tensor) and {name}.is_contiguous()")
+            dtype = _tensor_dtype(parameter.type)
+            if dtype is not None:
+                scope[f"t_{name}"] = dtype
+                tests.append(f"{name}.dtype is t_{name}")
+            place = f"(device := {name}.get_device())" if device == "-1" else f"{name}.get_device()"
+            wanted = "device" if device == "device" else "0"
+            tests.append(f"{place} {'>=' if on_cuda and wanted == '0' else '=='} {wanted}")
+            if not on_cuda:
+                tests[-1] = f"{name}.get_device() < 0"
+            device = "device" if on_cuda else "-1"
+            tests.append(f"(p_{name} := {name}.data_ptr())")
+            values.append(f"p_{name}")
+        elif parameter.type in ("float", "double"):
+            tests.append(f"type({name}) is float")
+            values.append(name)
+        else:
+            return lambda *arguments: None
+    condition = " and ".join(tests) or "True"
+    given = [f"{name}=None" for name in names]
+    text = f"def quick({', '.join([*given, '*more'])}):\n    if not more and {condition}:\n"
+    text += f"        return [{', '.join(values)}], {device}\n    return None\n"
+    exec(text, scope)
+    quick: Callable[..., Any] = scope["quick"]
+    return quick
+
+
 def c_type(parameter: Parameter) -> Any:
     """Return the ctypes class of a parameter."""
     return ctypes.c_void_p if parameter.pointer else CTYPES[parameter.type]
@@ -163,12 +206,18 @@ def _converter(function: str, index: int, parameter: Parameter) -> Convert:
     return _integer(where, low, (1 << bits - signed) - 1)
 
 
+def _tensor_dtype(element: str) -> Any:
+    """Return the dtype of a pointer's tensor; None for any."""
+    import torch
+
+    dtypes: dict[str, Any] = {"float": torch.float32, "double": torch.float64, "half": torch.half}
+    return None if element == "void" else dtypes.get(element) or getattr(torch, element)
+
+
 def _pointer(where: str, element: str) -> Convert:
     import torch
 
-    tensor_type = torch.Tensor
-    dtypes: dict[str, Any] = {"float": torch.float32, "double": torch.float64, "half": torch.half}
-    dtype = None if element == "void" else dtypes.get(element) or getattr(torch, element)
+    tensor_type, dtype = torch.Tensor, _tensor_dtype(element)
 
     def convert(value: Any) -> Any:
         if not isinstance(value, tensor_type):

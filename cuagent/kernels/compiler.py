@@ -64,11 +64,11 @@ BUILD = "CUAGENT_BUILD"
 TIME_LIMIT_S = 300.0
 """Seconds that one run of a compiler may take."""
 MAX_OUTPUT = 4 << 20
-"""Bytes of a compiler's messages that are read."""
+"""Largest number of bytes of a compiler's messages that are read."""
 MAX_FLAGS = 64
-"""Flags that one source may request."""
+"""Largest number of flags that one source may request."""
 MAX_FLAG_LENGTH = 200
-"""Characters of one flag. Linux accepts 128 KiB in one argument of a command."""
+"""Largest number of characters of one flag. Linux accepts 128 KiB in one argument of a command."""
 FIXED = {"LC_ALL": "C", "SOURCE_DATE_EPOCH": "0"}
 """Environment of every compiler: messages in English, the same `__DATE__` every day."""
 SETTINGS = (

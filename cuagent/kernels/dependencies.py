@@ -27,9 +27,11 @@ SUFFIXES = (
 )
 """Suffixes of the sources and headers in a tree."""
 MAX_ENTRIES = 10_000
-"""Files in the folder of a tree. In a larger one the key covers the source only."""
+"""Largest number of files in the folder of a tree. In a larger one the key covers the source
+only."""
 MAX_BYTES = 64 << 20
-"""Bytes of sources and headers in a tree. In a larger one the key covers the source only."""
+"""Largest number of bytes of sources and headers in a tree. In a larger one the key covers the
+source only."""
 PSEUDO = ("/proc", "/sys", "/dev")
 """Folders without source files: some files block when opened, others change when read."""
 

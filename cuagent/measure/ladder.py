@@ -126,8 +126,7 @@ def measure_ladder(
 def join_rungs(timer: Timer, found: Ladder, names: Sequence[str]) -> Ladder:
     """Return the ladder with these rungs opened and checked, but not timed.
 
-    A record timing follows and times them beside the others, so no timing is made twice. Raises
-    ForkServerError.
+    The record timing that follows includes them, so no rung is timed twice. Raises ForkServerError.
     """
     timed_arms = timer.open_untimed(names)
     errors, failed = _errors_of(timer, timed_arms), timer.failed
@@ -256,17 +255,18 @@ def _count_that_fits(referee: Referee, wanted: int) -> int:
 def _errors_of(timer: Timer, timed_arms: dict[str, TimedArm]) -> dict[str, tuple[float, bool]]:
     """Return each rung's relative error and the strict rule's result, on the same fresh inputs."""
     referee, batch, slot = timer.referee, timer.batch, 0
-    referee.refill(batch, [slot])
     found = {}
-    for name, timed_arm in timed_arms.items():
-        batch.lay_out(name, [slot])
-        try:
-            timed_arm.session.block(batch.lent, batch.outputs, [(slot, slot)], deadline_s=120.0)
-        except SessionEnded:
-            continue
-        passed = referee.check(batch, slot).passed
-        right = referee.context.expected().precise
-        found[name] = relative_error(batch.outputs.tensors(slot), right), passed
+    with timer.opening():
+        referee.refill(batch, [slot])
+        for name, timed_arm in timed_arms.items():
+            batch.lay_out(name, [slot])
+            try:
+                timed_arm.session.block(batch.lent, batch.outputs, [(slot, slot)], deadline_s=120.0)
+            except SessionEnded:
+                continue
+            passed = referee.check(batch, slot).passed
+            right = referee.context.expected().precise
+            found[name] = relative_error(batch.outputs.tensors(slot), right), passed
     return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Iterable
@@ -22,6 +23,8 @@ from cuagent.timing import Effort
 FORMAT = 7
 """Format of the cache entries. Increase it when the measurement changes: older entries are then
 ignored."""
+LARGEST_FILE = 4 << 20
+"""Largest number of bytes of an entry that are read."""
 
 
 def cached(
@@ -58,10 +61,20 @@ def _file(task: Task, effort: Effort, names: tuple[str, ...], cache: Path | None
 
 
 def _read(file: Path) -> Ladder | None:
+    """Return the ladder of a file; None if it cannot be read or holds other values."""
     try:
-        return Ladder.from_json(json.loads(file.read_text()))
-    except (OSError, ValueError, KeyError, TypeError):
+        with file.open("rb") as opened:
+            found = Ladder.from_json(json.loads(opened.read(LARGEST_FILE)))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+    ratios = [rung.over_eager for rung in found.rungs if rung.over_eager is not None]
+    numbers = [value for ratio in ratios for value in (ratio.value, ratio.low, ratio.high)]
+    # A rung that was not timed has no seconds: NaN.
+    numbers += [rung.seconds for rung in found.rungs if rung.seconds == rung.seconds]
+    sound = all(type(n) in (float, int) and 0 < n < math.inf for n in numbers)
+    named = all(isinstance(rung.name, str) for rung in found.rungs)
+    plain = isinstance(found.when, float | int) and isinstance(found.busy, float | int)
+    return found if sound and named and plain else None
 
 
 def write(

@@ -136,7 +136,7 @@ class Ladder:
 
     @property
     def undecided(self) -> Rung | None:
-        """Return the fastest rung that may be a gain or not, if no rung certainly is a gain."""
+        """The fastest rung whose interval leaves open if it is a gain; None if a rung surely is."""
         best = self.best
         if best is None or best.name != EAGER:
             return None

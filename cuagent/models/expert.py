@@ -117,6 +117,13 @@ class ExpertModel:
             return text, [("profile", {"what": "candidate"})]
         return _try_proposal(proposal, progress)
 
+    def _why_no_candidate(self) -> str:
+        nodes = self._subject.captured.nodes if self._subject else ()
+        dtypes = {str(getattr(node.meta.get("val"), "dtype", "")) for node in nodes}
+        if "torch.float64" in dtypes:
+            return "it computes in float64, for which I write no kernels"
+        return "all its work is in library calls, which I cannot make faster"
+
     def _finish(self, progress: Progress) -> tuple[str, list[Call]]:
         if self._subject:
             remember(self._subject, self._tuning, progress.outcomes)
@@ -129,7 +136,7 @@ class ExpertModel:
             elif progress.outcomes:
                 why = f"no gain: none of {len(progress.outcomes)} candidates was accepted"
             else:
-                why = "no gain: all its work is in library calls, which I cannot make faster"
+                why = f"no gain: {self._why_no_candidate()}"
             return _give_up(progress, why)
         figures = _figures(best)
         if best.is_slower or best.is_slower_than(progress.bounds.rung):

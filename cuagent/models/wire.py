@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 LONGEST_NAME = 64
-"""Characters of a tool name or call id that all providers accept."""
+"""Largest number of characters of a tool name or call id that all providers accept."""
 
 
 def clean(text: str) -> str:

@@ -6,8 +6,9 @@ operator in its own namespace, `call(Tensor[] inputs, Tensor[] state) -> Tensor[
 kernel for a verified call and the original for every other, so its fake implementation and its
 gradients are those of the original. torch.compile and torch.export keep it as one node.
 
-Gradients: the backward pass computes the original again from the saved inputs and parameters, and
-differentiates it. It can be differentiated twice. A kernel needs no backward pass.
+Gradients: the kernel's own backward pass, if one was verified (`gradients.py`). Otherwise the
+backward pass computes the original again from the saved inputs and parameters, and differentiates
+it. So do second derivatives.
 Not covered: vmap and forward-mode differentiation of the operator, modules without any tensor.
 """
 
@@ -26,13 +27,15 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .forms import Form, form_of
+from .gradients import OwnBackward
 from .machine import namespace
 from .reads import Reads, recorded_reads
 
 Run = Callable[[tuple[Any, ...]], Any]
 
 MAX_FOREIGN = 256
-"""Kernels that are kept for parameters of no known module, as those of a loaded torch.export."""
+"""Largest number of kernels that are kept for parameters of no known module, as those of a loaded
+torch.export."""
 
 
 class Unsuitable(Exception):
@@ -49,6 +52,7 @@ class Boundary:
         original: nn.Module,
         make_kernel: Callable[[], nn.Module],
         lock: Any = None,
+        backward: dict[str, Any] | None = None,
     ) -> None:
         self.original = original.eval()
         self.names, self.unique = state_names(original)
@@ -60,6 +64,10 @@ class Boundary:
         self._foreign: dict[tuple[int, ...], tuple[list[weakref.ref[Tensor]], nn.Module]] = {}
         self.read: Reads | None = None
         """Attributes that a verified call reads; None if they are not known."""
+        self.own: OwnBackward | None = None
+        """The kernel's own backward, if one was verified."""
+        if backward is not None:
+            self.own = OwnBackward(backward, self.names, len(self._flat))
         self.outputs = self._output_forms()
         self._library, self.call = self._register(folder)
 
@@ -171,10 +179,13 @@ class Boundary:
             )
         return [_laid_out(*pair) for pair in zip(leaves, self.outputs[0], strict=True)]
 
-    def _kernel_for(self, state: Sequence[Tensor]) -> Run | None:
+    def _kernel_for(
+        self, state: Sequence[Tensor], run_in_graph: str = "run_in_graph", method: str = "forward"
+    ) -> Run | None:
         pointers = _pointers(state)
         if (known := self._known.get(pointers)) is not None and (owner := known()) is not None:
-            return owner.run_in_graph
+            found_run: Run = getattr(owner, run_in_graph)
+            return found_run
         with self._lock:
             found = self._foreign.get(pointers)
             if found is None or any(
@@ -193,7 +204,7 @@ class Boundary:
 
         def run(args: tuple[Any, ...]) -> Any:
             with torch.no_grad():
-                return kernel(*args)
+                return getattr(kernel, method)(*args)
 
         return run
 
@@ -206,14 +217,62 @@ class Boundary:
         library = torch.library.Library(name, "FRAGMENT")
         library.define("call(Tensor[] inputs, Tensor[] state) -> Tensor[]")
         library.impl("call", self.run, "CompositeExplicitAutograd")
+        library.define("backward(Tensor[] inputs, Tensor[] state, Tensor[] gradients) -> Tensor[]")
+        library.impl("backward", self.run_backward, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{name}::backward", self._fake_backward, lib=library)
+        self.backward = getattr(torch.ops, name).backward.default
         torch.library.register_fake(f"{name}::call", self.compute, lib=library)
         torch.library.register_autograd(
             f"{name}::call", self._backward, setup_context=_save_for_backward, lib=library
         )
         return library, getattr(torch.ops, name).call.default
 
+    def run_backward(
+        self, inputs: Sequence[Tensor], state: Sequence[Tensor], gradients: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """Implement the operator of the own backward: one gradient for each of its places."""
+        assert self.own is not None
+        saved = [*inputs, *state]
+        run = self._kernel_for(state, "run_backward_in_graph", "backward")
+        found = self.own_gradients(run, saved, len(inputs), gradients)
+        if found is None:
+            needed = [k in self.own.places for k in range(len(saved))]
+            found = self.gradients(saved, len(inputs), needed, gradients)
+        pairs = ((found[k], saved[k]) for k in self.own.places)
+        return [torch.zeros_like(t) if g is None else g.contiguous() for g, t in pairs]
+
+    def _fake_backward(
+        self, inputs: Sequence[Tensor], state: Sequence[Tensor], gradients: Sequence[Tensor]
+    ) -> list[Tensor]:
+        assert self.own is not None
+        saved = [*inputs, *state]
+        return [saved[k].new_empty(saved[k].shape) for k in self.own.places]
+
+    def own_gradients(
+        self,
+        backward: Callable[[tuple[Any, ...]], Any] | None,
+        saved: Sequence[Tensor],
+        count: int,
+        gradients: Sequence[Tensor | None],
+    ) -> list[Tensor | None] | None:
+        """Return the gradients by the kernel's own backward; None where it cannot compute them."""
+        if self.own is None or backward is None or torch.is_grad_enabled():
+            return None
+        cotangents = self.own.cotangents(gradients)
+        if cotangents is None:
+            return None
+        args = self.arguments(saved[:count])
+        return self.own.gradients(lambda *given: backward(given), args, saved, cotangents)
+
     def _backward(self, ctx: Any, gradients: Sequence[Tensor | None]) -> Any:
         count = ctx.inputs
+        if self.own is not None and not torch.is_grad_enabled() and None not in gradients:
+            saved = ctx.saved_tensors
+            flat = self.backward(list(saved[:count]), list(saved[count:]), list(gradients))
+            each: list[Tensor | None] = [None] * len(saved)
+            for place, gradient in zip(self.own.places, flat, strict=True):
+                each[place] = gradient if ctx.needed[place] else None
+            return each[:count], each[count:]
         found = self.gradients(ctx.saved_tensors, count, ctx.needed, gradients)
         return found[:count], found[count:]
 
@@ -266,21 +325,32 @@ def _save_for_backward(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 class Recomputed(torch.autograd.Function):
-    """The kernel with the original's backward, for calls outside of graphs."""
+    """The kernel with its own backward or the original's, for calls outside of graphs."""
 
     @staticmethod
     def forward(
-        ctx: Any, boundary: Boundary, run: Run, args: tuple[Any, ...], count: int, *tensors: Tensor
+        ctx: Any,
+        boundary: Boundary,
+        run: Run,
+        backward: Run | None,
+        args: tuple[Any, ...],
+        count: int,
+        *tensors: Tensor,
     ) -> Any:
-        ctx.boundary, ctx.inputs = boundary, count
-        ctx.needed = ctx.needs_input_grad[4:]
+        ctx.boundary, ctx.inputs, ctx.own = boundary, count, backward
+        ctx.needed = ctx.needs_input_grad[5:]
         ctx.save_for_backward(*tensors)
         return tuple(boundary.normalised(run(args), tensors[:count], tensors[count:]))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        found = ctx.boundary.gradients(ctx.saved_tensors, ctx.inputs, ctx.needed, gradients)
-        return None, None, None, None, *found
+        boundary, saved = ctx.boundary, ctx.saved_tensors
+        found = boundary.own_gradients(ctx.own, saved, ctx.inputs, gradients)
+        if found is None:
+            found = boundary.gradients(saved, ctx.inputs, ctx.needed, gradients)
+        else:
+            found = [g if need else None for g, need in zip(found, ctx.needed, strict=True)]
+        return None, None, None, None, None, *found
 
 
 def state_names(module: nn.Module) -> tuple[dict[str, int], list[Tensor]]:

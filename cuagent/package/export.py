@@ -20,12 +20,14 @@ from cuagent.attempt import ENTRY, MODULE, Attempt
 from cuagent.build.result import Build
 from cuagent.package import check
 from cuagent.package.check import INPUTS, REFERENCE
-from cuagent.package.folder import atomic_folder, package_name, pyproject, write_files
+from cuagent.package.folder import atomic_folder, package_name, write_files, write_project
 from cuagent.package.guarded import FOLDER, Captured, guarded_files
 from cuagent.package.inputs import inputs_text
+from cuagent.package.names import quoted_name
 from cuagent.package.readme import readme
 from cuagent.package.vendor import LOADER, vendored
 from cuagent.score import Score
+from cuagent.task.step import forward_task
 from cuagent.task.task import Task
 from cuagent.timing import Timing
 from cuagent.verdict import Verdict
@@ -85,8 +87,10 @@ def _write(
     measured: date | None,
     captured: Captured | None,
 ) -> None:
-    name = package_name(task)
+    name = package_name(forward_task(task))
     files = guarded_files(attempt, task, figures.domain, REFERENCE, captured)
+    text = readme(name, attempt, task, figures, measured, captured)
+    task = forward_task(task)
     inside = out / FOLDER
     files[f"{FOLDER}/{MODULE}"], uses_loader = vendored(dict(attempt.files)[MODULE])
     write_files(files, out)
@@ -97,16 +101,15 @@ def _write(
         shutil.copytree(loader, inside / LOADER, ignore=shutil.ignore_patterns("__pycache__"))
     (out / "NOTICE").write_text(NOTICE)
     (out / "__init__.py").write_text(
-        f'"""{task.entry} of {task.path.name}, made faster with custom kernels."""\n\n'
+        f'"""{task.entry} of {quoted_name(task.path)}, made faster with custom kernels."""\n\n'
         f"from .{MODULE.removesuffix('.py')} import {ENTRY}, optimize_, restore_\n\n"
         f'__all__ = ["{ENTRY}", "optimize_", "restore_"]\n'
     )
     shutil.copy(check.__file__, out / "check.py")
     facts = {"name": name, "entry": task.entry, "device": task.device, "task": task.digest}
     (out / "task.json").write_text(json.dumps(facts, indent=2) + "\n")
-    inner = [FOLDER, *([f"{FOLDER}.{LOADER}"] if uses_loader else [])]
-    (out / "pyproject.toml").write_text(pyproject(name, inner))
-    (out / "README.md").write_text(readme(name, attempt, task, figures, measured, captured))
+    write_project(name, out)
+    (out / "README.md").write_text(text)
     for library in (library for build in builds for library in build.libraries):
         _prebuilt(library.path, (inside / library.source).parent)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from cuagent.package import cuagent_build
 from cuagent.package.check import INPUTS, REFERENCE
 from cuagent.package.inputs import inputs_text
 from cuagent.task.task import Task
@@ -43,7 +43,7 @@ def atomic_folder(out: Path) -> Iterator[Path]:
 
 def package_name(task: Task) -> str:
     """Return the name of the exported package, a Python identifier such as `rms_norm_fast`."""
-    slug = re.sub(r"\W+", "_", task.name.lower()).strip("_") or "model"
+    slug = re.sub(r"[^a-z0-9_]+", "_", task.name.lower()).strip("_") or "model"
     return f"{'m_' if slug[0].isdigit() else ''}{slug}_fast"
 
 
@@ -62,28 +62,22 @@ def write_original(task: Task, folder: Path) -> None:
         (folder / INPUTS).write_text(text)
 
 
-def pyproject(name: str, inner: Sequence[str] = ()) -> str:
-    """Return the text of pyproject.toml for the package in its folder, with `inner` packages."""
-    packages = [name, *(f"{name}.{package}" for package in inner)]
-    paths = {p: p.removeprefix(name).lstrip(".").replace(".", "/") or "." for p in packages}
-    folders = ", ".join(f'"{package}" = "{path}"' for package, path in paths.items())
-    data = "".join(
-        f'"{package}" = ["kernels/**/*", "imports/**/*", "*.json"]\n' for package in packages[1:2]
-    )
+def write_project(name: str, folder: Path) -> None:
+    """Write pyproject.toml and the build backend, which needs no network and no setuptools."""
+    (folder / "pyproject.toml").write_text(pyproject(name))
+    shutil.copy(cuagent_build.__file__, folder)
+
+
+def pyproject(name: str) -> str:
+    """Return the text of pyproject.toml for the package in its folder."""
     return f"""[build-system]
-requires = ["setuptools>=68"]
-build-backend = "setuptools.build_meta"
+requires = []
+build-backend = "{cuagent_build.__name__.rpartition(".")[2]}"
+backend-path = ["."]
 
 [project]
 name = "{name.replace("_", "-")}"
 version = "0.1.0"
 requires-python = ">=3.11"
 dependencies = ["torch>=2.6"]
-
-[tool.setuptools]
-packages = {json.dumps(packages)}
-package-dir = {{ {folders} }}
-
-[tool.setuptools.package-data]
-{name} = ["README.md", "NOTICE", "task.json"]
-{data}"""
+"""

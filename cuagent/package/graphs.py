@@ -44,6 +44,16 @@ def shape_in_graph(module: nn.Module, args: tuple[Any, ...], package: Any) -> in
     return -1
 
 
+def wants_gradients_in_graph(module: nn.Module, args: tuple[Any, ...]) -> bool:
+    """Return True if a tensor of the call or of the module requires a gradient."""
+    if not torch.is_grad_enabled():
+        return False
+    for tensor in module.parameters():
+        if tensor.requires_grad:
+            return True
+    return any(isinstance(value, Tensor) and value.requires_grad for value in args)
+
+
 def _all_match(args: tuple[Any, ...], forms: tuple[Any, ...], device: str) -> bool:
     return all(_matches(value, form, device) for value, form in zip(args, forms, strict=True))
 

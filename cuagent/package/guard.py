@@ -80,7 +80,7 @@ class Guarded(nn.Module):
     """Flags that the import of the kernel's module changed."""
     _was_imported: ClassVar[bool] = False
     _unloadable: ClassVar[str] = ""
-    """Why the kernel cannot be used in this process, such as a missing compiler."""
+    """Reason why the kernel cannot be used in this process, such as a missing compiler."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__()

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cuagent.attempt import ENTRY, MODULE, Attempt
+from cuagent.attempt import ENTRY, KERNELS, MODULE, Attempt
 from cuagent.package.folder import ExportError
+from cuagent.package.names import quoted_name
 from cuagent.task import Device, Task, flags
 from cuagent.task.imports import imported_digest, imported_texts, package_of
 from cuagent.task.settings import recorded_settings
+from cuagent.task.step import Step, forward_task
+from cuagent.task.tree import count
 from cuagent.verify.domain import Domain
 
 FOLDER = "model_new_verified"
@@ -36,7 +39,8 @@ A word too many costs half a microsecond a call; a word too few would cost preci
 OLDEST_TORCH = (2, 6)
 """Oldest torch that an export runs with; `pyproject.toml` of cuagent has the same."""
 GUARD_FILES = (
-    *("boundary.py", "callform.py", "forms.py", "graphs.py", "guard.py", "likeness.py"),
+    *("boundary.py", "callform.py", "forms.py", "gradients.py", "graphs.py", "guard.py"),
+    "likeness.py",
     *("machine.py", "modes.py", "original.py", "reads.py", "replace.py", "replacement.py"),
     *("verified.py", "watch.py"),
 )
@@ -48,7 +52,7 @@ class Captured:
     """The module of a user's script that a task was captured from."""
 
     module: str
-    """Its name in the script, such as `model.layers.0.mlp`."""
+    """Name of the module in the script, such as `model.layers.0.mlp`."""
     kind: str
     """Name of its class; the task's `Model` is a subclass of it."""
     call: dict[str, Any] | None
@@ -75,13 +79,22 @@ def guarded_files(
             "this record was written by an earlier version of cuagent and does not say which calls "
             "the kernel was verified for; run cuagent optimize --resume or cuagent verify again"
         )
+    backward = backward_facts(task, domain)
+    task, domain = forward_task(task), forward_domain(task, domain)
+    for name, _ in attempt.files:
+        if name != MODULE and not name.startswith(f"{KERNELS}/"):
+            raise ExportError(f"{name}: no part of an attempt, so no verdict covers it")
+    for name in (task.entry, task.entry if captured is None else captured.kind):
+        if not name.isidentifier():
+            raise ExportError(f"{name[:80]!a} is not the name of a class")
     package = Path(__file__).parent
     title = f'"""{ENTRY} as it was verified; {MODULE} in the parent folder decides when it runs."""'
     inside = {
         "__init__.py": f"{title}\n",
         **{name: (package / name).read_text(encoding="utf-8") for name in GUARD_FILES},
         Path(flags.__file__).name: Path(flags.__file__).read_text(encoding="utf-8"),
-        FACTS: json.dumps(verified_facts(task, domain, attempt, captured), indent=1) + "\n",
+        FACTS: json.dumps(verified_facts(task, domain, attempt, captured, backward), indent=1)
+        + "\n",
         **dict(attempt.files),
         **_imports(task),
     }
@@ -90,10 +103,46 @@ def guarded_files(
     return {MODULE: text, reference: task.source} | files
 
 
+def forward_domain(task: Task, domain: Domain) -> Domain:
+    """Return the calls of forward that a verdict covers, also one on a training step."""
+    step = Step.of(task)
+    if step is None:
+        return domain
+    nesting = json.loads(domain.nesting)
+    nesting["items"] = nesting["items"][: step.arguments]
+    return replace(
+        domain,
+        names=domain.names[: step.arguments],
+        nesting=json.dumps(nesting),
+        tensors=domain.tensors[: count(nesting)],
+    )
+
+
+def backward_facts(task: Task, domain: Domain) -> dict[str, object] | None:
+    """Return which gradients a verdict on a training step covers; None for another task."""
+    step = Step.of(task)
+    if step is None:
+        return None
+    cotangents = domain.tensors[len(forward_domain(task, domain).tensors) :]
+    return {
+        "inputs": step.inputs,
+        "parameters": step.parameters,
+        "outputs": step.outputs,
+        "tensors": [asdict(form) for form in cotangents],
+    }
+
+
 def verified_facts(
-    task: Task, domain: Domain, attempt: Attempt, captured: Captured | None = None
+    task: Task,
+    domain: Domain,
+    attempt: Attempt,
+    captured: Captured | None = None,
+    backward: dict[str, object] | None = None,
 ) -> dict[str, object]:
-    """Return the content of `verified.json`, which `verified.py` reads."""
+    """Return the content of `verified.json`, which `verified.py` reads.
+
+    `backward` names the gradients that the attempt's own backward computes.
+    """
     settings = recorded_settings(domain.settings, task.precision)
     return {
         "entry": task.entry,
@@ -102,6 +151,7 @@ def verified_facts(
         "names": domain.names,
         **_shape(domain),
         **({} if captured is None else _of_script(captured)),
+        **({} if backward is None else {"backward": backward}),
         "init": json.loads(domain.init),
         "default_dtype": settings.default_dtype,
         "flags": settings.products(Device(domain.device)),
@@ -139,7 +189,7 @@ def _changes(attempt: Attempt) -> str:
 
 def entry_text(task: Task, reference: str, kind: str) -> str:
     """Return the text of the `model_new.py` that users import; `kind` names the user's class."""
-    return f'''"""{kind} of {task.path.name} with verified kernels. Written by cuagent.
+    return f'''"""{kind} of {quoted_name(task.path)} with verified kernels. Written by cuagent.
 
 The kernel runs for the calls that {FOLDER}/{FACTS} lists. For every other call the original
 module runs, with the same parameters, and a RuntimeWarning says why.
@@ -179,11 +229,12 @@ class {ENTRY}(guard.Guarded):
 PACKAGE = replace.Package({ENTRY}.folder, {ENTRY}.reference)
 
 
-def optimize_(model, original=None, gradients=True):
+def optimize_(model, original=None, gradients=None):
     """Let the {kind} modules in `model` run the kernel, in place; return `model`.
 
-    Parameters, state_dict and hooks stay. With gradients the backward pass computes the original
-    again; a training step gets slower by that. gradients=False runs the original there.
+    Parameters, state_dict and hooks stay. Where gradients are wanted, the kernel runs if its own
+    backward was verified; else the original. gradients=True runs the kernel there all the same, and
+    the backward pass computes the original again; gradients=False never runs it there.
     `original` names the class of the modules if its file is not the verified one.
     """
     return replace.optimize_(model, PACKAGE, original, gradients)

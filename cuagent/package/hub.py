@@ -34,7 +34,9 @@ def hub_repository(package: Path, out: Path) -> Path:
         raise ExportError("the result has no kernel, so there is nothing for --format hf-kernels")
     with atomic_folder(out) as folder:
         variant = folder / "build" / f"torch-{facts['device']}"
-        shutil.copytree(package, variant, ignore=shutil.ignore_patterns("pyproject.toml"))
+        shutil.copytree(
+            package, variant, ignore=shutil.ignore_patterns("pyproject.toml", "cuagent_build.py")
+        )
         shutil.move(variant / "README.md", folder / "README.md")
         older = variant / facts["name"]
         older.mkdir()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cuagent.package.names import quoted_name
 from cuagent.task.spec import UNBOUNDED_INTEGERS, TensorSpec, parse_init, parse_inputs
 from cuagent.task.task import Task
 
@@ -28,7 +29,7 @@ def inputs_text(task: Task) -> str | None:
         parts.append(f"def get_init_inputs():\n    return {[list(args), named]!r}\n")
     if not parts:
         return None
-    title = f'"""Inputs and constructor arguments of {task.entry} in {task.path.name}."""'
+    title = f'"""Inputs and constructor arguments of {task.entry} in {quoted_name(task.path)}."""'
     return "\n\n".join([f"{title}\n\nimport torch\n", *parts])
 
 

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 from cuagent.attempt import ENTRY, Attempt
 from cuagent.package.check import REFERENCE
-from cuagent.package.guarded import Captured
+from cuagent.package.guarded import Captured, forward_domain
+from cuagent.package.names import quoted_name
 from cuagent.score import Score
 from cuagent.task import Spec, Task
+from cuagent.task.step import forward_task
 from cuagent.timing import Effort, Timing
 from cuagent.verdict import Verdict
 from cuagent.verify.domain import Domain, TensorForm, packed
@@ -30,6 +32,8 @@ def readme(
 ) -> str:
     """Return the Markdown text; it states which figures were not measured."""
     verdict, timing, score, domain = figures.verdict, figures.timing, figures.score, figures.domain
+    domain = None if domain is None else forward_domain(task, domain)
+    task, trains = forward_task(task), bool(task.step)
     day = (measured or date.today()).isoformat()
     kind = task.entry if captured is None else captured.kind
     kernels = ", ".join(f"`{source}`" for source in attempt.kernels) or "none"
@@ -57,14 +61,21 @@ def readme(
             "`check.py` uses `reference.py`, the original, or the file that it is given; if the "
             "kernel is slower on a machine, `--time` makes the package run the original there. "
             f"Without an installation, `from model_new import {ENTRY}` works with this folder on "
-            "the path. Measured under `torch.no_grad()`. With gradients the kernel of an optimized "
-            "module computes the output, and the backward pass computes the original again, which "
-            "makes training steps slower: `optimize_(model, gradients=False)` runs the original "
-            "where gradients are wanted.",
+            f"the path. {_TRAINED if trains else _NOT_TRAINED}",
             "",
             "## Verified calls",
             "",
             *_verified(task, verdict, domain, captured),
+            "",
+            "## Trust",
+            "",
+            "The verdict says that the kernel computed the right values in a sandboxed process, on "
+            f"{figures.timing.device if figures.timing else 'the machine that judged it'}. It does "
+            "not say that its code is harmless, or right on another model of processor or GPU. "
+            "The Python and C++ in `model_new_verified/` that is not part of cuagent (`NOTICE`) "
+            "runs with the rights of your process, from import on: read it first. `pip install` "
+            "runs none of it. A package does not check its own files: compiled libraries in "
+            "`prebuilt/` are used as they are, and a changed source is compiled as it is.",
             "",
             "## Build",
             "",
@@ -86,12 +97,24 @@ def readme(
     )
 
 
+_TRAINED = (
+    "Measured and verified were training steps: forward and backward together. The kernel has its "
+    "own backward pass, whose gradients were compared with those in fp64. Second derivatives are "
+    "the original's."
+)
+_NOT_TRAINED = (
+    "Measured under `torch.no_grad()`. Where gradients are wanted the original runs, so training "
+    "loses no time. `optimize_(model, gradients=True)` runs the kernel there too; the backward "
+    "pass then computes the original again, which takes less memory and more time."
+)
+
+
 def _subject(task: Task, captured: Captured | None) -> str:
     """Return the sentence on the modules of the package."""
     if captured is None:
         return (
-            f"`{ENTRY}` replaces `{task.entry}` of `{task.path.name}`: same constructor, same "
-            "state_dict, faster forward."
+            f"`{ENTRY}` replaces `{task.entry}` of `{quoted_name(task.path)}`: same constructor, "
+            "same state_dict, faster forward."
         )
     return (
         f"Faster `{captured.kind}` modules, as `{captured.module}` of the captured script: same "

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from .boundary import Boundary, Unsuitable
-from .graphs import shape_in_graph
+from .graphs import shape_in_graph, wants_gradients_in_graph
 from .likeness import ADDED, KEY, ORIGINAL, original_of
 from .machine import slower_here
 from .replacement import Package, Replacement
@@ -33,13 +33,15 @@ def optimize_(
     model: nn.Module,
     package: Package,
     original: type[nn.Module] | None = None,
-    gradients: bool = True,
+    gradients: bool | None = None,
 ) -> Any:
     """Let the modules in `model` that equal the verified original run the kernel; return `model`.
 
-    `original` names the class of the modules, if it is not the class of the verified file. With
-    `gradients` false the original runs where gradients are wanted, because the backward pass of a
-    kernel computes the original again. Warns about a module of that class that cannot be optimized.
+    `original` names the class of the modules, if it is not the class of the verified file. Where
+    gradients are wanted, the kernel runs if its own backward was verified; else the original runs,
+    because a backward pass that computes the original again would make training slower. With
+    `gradients` true the kernel runs there all the same, which saves memory; with false never.
+    Warns about a module of that class that cannot be optimized.
     """
     if why := slower_here(package.folder):
         package.warn(why)
@@ -63,7 +65,7 @@ def optimize_(
 
 
 def replace_(
-    module: nn.Module, package: Package, any_class: bool = False, gradients: bool = True
+    module: nn.Module, package: Package, any_class: bool = False, gradients: bool | None = None
 ) -> str:
     """Let one module run the kernel. Returns the reason if it cannot, else ""."""
     try:
@@ -120,8 +122,10 @@ def _replaced_class(original: Any) -> Any:
             given = replacement.package.inputs(args, named)
         if torch.compiler.is_compiling():
             at = -1
-            if given is not None and (replacement.gradients or not torch.is_grad_enabled()):
+            if given is not None:
                 at = shape_in_graph(self, given, replacement.package)
+            if given is not None and at >= 0 and not replacement.trains[at]:
+                at = -1 if wants_gradients_in_graph(self, given) else at
             if at >= 0 and given is not None and not replacement.reason_in_graph():
                 return _call_operator(self, given, replacement, replacement.boundaries[at])
             return original.forward(self, *args, **named)
@@ -132,7 +136,7 @@ def _replaced_class(original: Any) -> Any:
         if not torch.is_grad_enabled():
             return replacement.run(given)
         if replacement.wants_gradients(given):
-            if not replacement.gradients:
+            if not replacement.may_train(boundary):
                 return original.forward(self, *args, **named)
             return replacement.run_with_gradients(given, boundary)
         return replacement.run_without_gradients(given)
@@ -192,6 +196,6 @@ def _deep_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     memo[id(module)] = made
     replacement: Replacement = module.__dict__[KEY]
     package = replacement.package
-    if why := replace_(made, package, replacement._any_class, replacement.gradients):
+    if why := replace_(made, package, replacement._any_class, replacement.given):
         package.warn(why)
     return made

@@ -2,7 +2,7 @@
 
 Travels with an exported or applied kernel, next to `replace.py`. Each call compares
 properties that may change later with those found when the module was optimized (`watch.py`). With
-gradients the kernel computes the output, and the backward pass is the original's (`boundary.py`).
+gradients the original runs, unless the kernel's own backward was verified (`boundary.py`).
 
 Invariant: a call that differs from the verified calls in a listed property does not fit.
 """
@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.compiler import assume_constant_result
 
 from .boundary import Boundary, Recomputed, Unsuitable, state_names
@@ -47,6 +48,8 @@ class Package:
         self.static = tuple(tuple(map(static_form, forms)) for forms in self.shapes)
         self.device: str = self.facts["device"]
         self.autocast: str | None = self.facts.get("autocast")
+        self.backward: dict[str, Any] | None = self.facts.get("backward")
+        """Gradients that the kernel's own backward computes; None without one."""
         self.call: CallForm | None = None
         self.mode_matters = True
         """False if no verified call of the original reads `training`."""
@@ -98,7 +101,12 @@ class Package:
             self.call = CallForm(self.facts["call"], self.kind.forward)
         original, lock = self._made(made).to(device), threading.RLock()
         found = [
-            Boundary(self.folder, forms, original, self.make_kernel, lock) for forms in self.shapes
+            # The gradients were verified for the first shape, the task's own.
+            Boundary(
+                *(self.folder, forms, original, self.make_kernel, lock),
+                backward=None if number else self.backward,
+            )
+            for number, forms in enumerate(self.shapes)
         ]
         known = [boundary.read for boundary in found if boundary.read is not None]
         if len(known) == len(found):
@@ -136,14 +144,17 @@ class Replacement:
         package: Package,
         module: nn.Module,
         any_class: bool = False,
-        gradients: bool = True,
+        gradients: bool | None = None,
     ) -> None:
         self.package, self.module, self._any_class = package, module, any_class
-        self.gradients = gradients
-        """False if the original runs where gradients are wanted."""
+        self.given = gradients
         device = next((t.device for t in state_names(module)[1]), torch.device(package.device))
         self.boundaries = package.boundaries(device)
         self.boundary, self.call = self.boundaries[0], package.call
+        self.trains = tuple(
+            b.own is not None if gradients is None else gradients for b in self.boundaries
+        )
+        """For each shape, if the kernel runs where gradients are wanted."""
         if why := self._structure_difference():
             raise Unsuitable(why)
         self.kernel = package.make_kernel()
@@ -217,7 +228,7 @@ class Replacement:
 
     @assume_constant_result
     def reason_in_graph(self) -> str:
-        """Return the same while a graph is traced, where parameters may be without memory."""
+        """Return the reason while a graph is traced, when parameters may have no memory."""
         if any(t.__class__ in FAKE for t in state_names(self.module)[1]):
             return self.structure
         return self.reason() and self.structure
@@ -226,9 +237,13 @@ class Replacement:
         """Return why a call would run the original; "" if it would run the kernel."""
         if args is None:
             return self._why_form()
-        if self.fitting(args):
+        if boundary := self.fitting(args):
             wanted = torch.is_grad_enabled() and self.wants_gradients(args)
-            return "" if self.gradients or not wanted else "gradients=False was given to optimize_"
+            if not wanted or self.may_train(boundary):
+                return ""
+            if self.given is None:
+                return "gradients are wanted, and no backward of the kernel was verified"
+            return "gradients=False was given to optimize_"
         if why := self.reason() or unverified_mode(self.package.device, self._autocast):
             return why
         reasons = [self._why_shape(args, forms) for forms in self.package.shapes]
@@ -285,6 +300,16 @@ class Replacement:
         with torch.autocast(self._on, enabled=False):
             return self._run(args)
 
+    def run_backward(self, args: tuple[Any, ...]) -> Any:
+        """Run the kernel's own backward as it was verified; `args` end with the cotangents."""
+        with torch.no_grad(), torch.autocast(self._on, enabled=False), flags_kept():
+            set_flags(self.package.facts["flags"])
+            return self.kernel.backward(*args)  # type: ignore[operator]
+
+    def run_backward_in_graph(self, args: tuple[Any, ...]) -> Any:
+        """Run the kernel's own backward for a compiled graph."""
+        return self.run_backward(args)
+
     def _run(self, args: tuple[Any, ...]) -> Any:
         flags = self.package.facts["flags"]
         if self._changes == "all":
@@ -322,10 +347,28 @@ class Replacement:
         return self.run_without_gradients(args)
 
     def run_with_gradients(self, args: tuple[Any, ...], boundary: Boundary) -> Any:
-        """Run the kernel; the backward pass is the original's."""
-        inputs = boundary.tensors(args)
-        flat = Recomputed.apply(boundary, self.run, args, len(inputs), *inputs, *self.watch.tensors)
+        """Run the kernel; the backward pass is its own if one was verified, else the original's."""
+        inputs, state = boundary.tensors(args), self.watch.tensors
+        own = None if boundary.own is None else self._backward_of(state)
+        flat = Recomputed.apply(boundary, self.run, own, args, len(inputs), *inputs, *state)
         return boundary.result(flat)
+
+    def _backward_of(self, state: list[Tensor]) -> Callable[[tuple[Any, ...]], Any]:
+        """Return the own backward of a call; it refuses if the module has other parameters then."""
+
+        def backward(args: tuple[Any, ...]) -> Any:
+            if self.reason() or any(a is not b for a, b in zip(self.watch.tensors, state)):  # noqa: B905
+                raise RuntimeError(
+                    f"{self.package.entry} was changed between forward and backward "
+                    f"({self.state or 'other parameters'})"
+                )
+            return self.run_backward(args)
+
+        return backward
+
+    def may_train(self, boundary: Boundary) -> bool:
+        """Return True if the kernel of a shape runs where gradients are wanted."""
+        return boundary.own is not None if self.given is None else self.given
 
     def wants_gradients(self, args: tuple[Any, ...]) -> bool:
         """Return True if a tensor of the call requires a gradient; gradients are enabled."""

@@ -18,7 +18,13 @@ from pathlib import Path
 from cuagent.arms import BENCHMARK, COMPILE, EAGER, GRAPH
 from cuagent.measure.rungs import Ladder, Rung
 from cuagent.package import check
-from cuagent.package.folder import atomic_folder, package_name, pyproject, write_original
+from cuagent.package.folder import (
+    atomic_folder,
+    package_name,
+    write_original,
+    write_project,
+)
+from cuagent.package.names import quoted_name
 from cuagent.package.readme import time_text, versions_text
 from cuagent.task import TorchSettings, flags
 from cuagent.task.settings import arm_settings, recorded_settings
@@ -53,14 +59,15 @@ def export_rung(
             source = importlib.resources.files("cuagent.worker") / "cuda_graph.py"
             (folder / "cuda_graph.py").write_text(source.read_text("utf-8"))
         (folder / "__init__.py").write_text(
-            f'"""{task.entry} of {task.path.name}, with the fastest measured settings."""\n\n'
+            f'"""{task.entry} of {quoted_name(task.path)}, with the fastest measured settings."""'
+            "\n\n"
             f'from .{MODULE.removesuffix(".py")} import {ENTRY}\n\n__all__ = ["{ENTRY}"]\n'
         )
         shutil.copy(check.__file__, folder / "check.py")
         facts = {"name": name, "entry": task.entry, "device": task.device, "task": task.digest}
         (folder / "task.json").write_text(json.dumps(facts | {"rung": rung.name}, indent=2) + "\n")
         write_original(task, folder)
-        (folder / "pyproject.toml").write_text(pyproject(name))
+        write_project(name, folder)
         text = "\n".join(_readme(name, rung, ladder, task, free or rung.over_eager, measured))
         (folder / "README.md").write_text(text)
     return out
@@ -177,13 +184,13 @@ def _readme(
     yield f"# {name}"
     yield ""
     yield (
-        f"`{ENTRY}(module)` makes `{task.entry}` of `{task.path.name}` run with the fastest "
-        f"settings measured on {task.device} without a kernel: {_settings(rung.name)}. Measured "
-        f"with cuagent on {day}."
+        f"`{ENTRY}(module)` makes `{task.entry}` of `{quoted_name(task.path)}` run with the "
+        f"fastest settings measured on {task.device} without a kernel: {_settings(rung.name)}. "
+        f"Measured with cuagent on {day}."
     )
     yield from ["", "## Use", "", "```"]
     yield f"pip install .     # then: from {name} import {ENTRY}; module = {ENTRY}(module)"
-    yield f"python check.py {task.path.name}   # compares it with the original module"
+    yield f"python check.py {quoted_name(task.path)}   # compares it with the original module"
     yield from ["```", ""]
     yield "Without an argument `check.py` uses `reference.py`, the original module."
     yield "Measured under `torch.no_grad()`."

@@ -40,7 +40,7 @@ def read_verified(path: Path) -> dict[str, Any]:
 def by_position(
     names: list[str], args: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Move named arguments to their positions, and return them with those that have none."""
+    """Return the arguments by position, and the named ones that have no position."""
     remaining, positional = dict(named), list(args)
     for name in names[len(args) :]:
         if name not in remaining:

@@ -19,7 +19,7 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 MAX_DEPTH = 64
-"""Levels of nested folders that `files_below` visits; it ignores deeper ones."""
+"""Largest number of levels of nested folders that `files_below` visits; it ignores deeper ones."""
 
 
 class RecordError(Exception):

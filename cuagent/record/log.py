@@ -33,7 +33,8 @@ MAX_INLINE = 8 << 10
 """Longest value in a line, in characters of JSON; longer strings and lists become blobs."""
 BLOB = "$blob"
 MOST_BLOB_BYTES = 1 << 30
-"""Bytes of all values in blobs that one log may refer to, counted once for each reference."""
+"""Largest number of bytes of all values in blobs that one log may refer to, counted once for each
+reference."""
 
 
 class RunLog:

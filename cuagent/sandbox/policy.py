@@ -14,6 +14,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from cuagent.library_folders import VARIABLE, library_folders
+
 TASKS = 64 + 4 * (os.cpu_count() or 1)
 """Processes and threads: enough for an OpenMP pool on each core, too few for a fork bomb."""
 
@@ -48,7 +50,7 @@ class Policy:
     """True to allow /dev/nvidia*."""
     network: bool = False
     interpreter: bool = True
-    """True to make this Python and its site-packages readable."""
+    """True to make this Python, its site-packages and `library_folders` readable."""
     children: bool = False
     """True to allow /proc to child processes too, as CUDA needs it. They can then read names and
     command lines of other processes, but not their memory and environment."""
@@ -111,6 +113,7 @@ def readable(policy: Policy) -> list[Path]:
     if policy.interpreter:
         names += [sys.prefix, sys.base_prefix, sys.exec_prefix]
         names += [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+        names += library_folders()
     if home := os.environ.get("CUDA_HOME"):
         names.append(home)
     found = {Path(name) for name in names} | set(policy.read)
@@ -128,6 +131,8 @@ def environment(policy: Policy) -> dict[str, str]:
     """Return the variables of an untrusted process; none can carry a secret."""
     variables = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     variables |= {"USER": "cuagent", "LOGNAME": "cuagent", "PYTHONDONTWRITEBYTECODE": "1"}
+    if policy.interpreter and (folders := library_folders()):
+        variables |= {VARIABLE: os.pathsep.join(folders)}
     if policy.write:
         home = str(policy.write[0])
         variables |= {"HOME": home, "TMPDIR": home, "TORCHINDUCTOR_CACHE_DIR": f"{home}/inductor"}

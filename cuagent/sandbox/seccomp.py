@@ -135,7 +135,8 @@ SOCKET, CONNECT, SOCKETPAIR, FCNTL = (41, 42, 53, 72) if X86 else (198, 203, 199
 SENDMSG, SENDMMSG = (46, 307) if X86 else (211, 269)
 AF_UNIX, SOCKET_KIND, SOCK_STREAM, SOCK_SEQPACKET = 1, 0xF, 1, 5
 WATCHES = (1024, 1026)
-"""F_SETLEASE delays other processes that open a file; F_NOTIFY reports their actions."""
+"""Refused commands of fcntl that act on other processes: F_SETLEASE delays their opening of a file,
+F_NOTIFY reports their actions."""
 FILE_FLAGS = (0x40086602, 0x40046602, 0x401C5820, 0x40087602)
 """FS_IOC_SETFLAGS in both widths, FS_IOC_FSSETXATTR, FS_IOC_SETVERSION: they change metadata."""
 NEW_NAMESPACES = 0x7E020000

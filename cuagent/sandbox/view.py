@@ -44,7 +44,7 @@ STREAMS = {
     "/dev/stderr": "/proc/self/fd/2",
 }
 MOST_LINKS = 40
-"""Links that are followed for one path; the limit of Linux."""
+"""Largest number of links that are followed for one path; the limit of Linux."""
 
 
 class Access(IntEnum):

@@ -32,7 +32,9 @@ FAMILIES = {
     "gathers": 6.0,
     "losses": 10.0,
     "recurrent": 1.5,
+    "scatters": 2.0,
     "blocks": 2.0,
+    "loops": 3.0,
 }
 """Default weight of each family when an operator is drawn. A convolution or a pooling fits fewer
 values than an elementwise operator, so its weight is higher."""
@@ -176,6 +178,22 @@ LISTED: dict[str, tuple[tuple[str, str], ...]] = {
         ("... d", "torch.scatter_add({x}, -1, {index[...; d]}, {like})"),
         ("... d", "torch.index_add({x}, -1, {index[d; d]}, {like})"),
         ("n d", "torch.add({x}, F.embedding({index[n; vocabulary]}, {weight[vocabulary, d]}))"),
+    ),
+    "scatters": (
+        ("n d", "torch.index_add({weight[vocabulary, d]}, 0, {index[n; vocabulary]}, {x})"),
+        (
+            "n d",
+            "torch.index_put({weight[vocabulary, d]}, ({index[n; vocabulary]},), {x}, "
+            "accumulate=True)",
+        ),
+        (
+            "n d",
+            "torch.scatter_add({weight[vocabulary, d]}, 0, {index[n, d; vocabulary]}, {x})",
+        ),
+        (
+            "n d",
+            "torch.index_reduce({weight[vocabulary, d]}, 0, {index[n; vocabulary]}, {x}, 'amax')",
+        ),
     ),
     "losses": (
         ("...", "F.mse_loss({x}, {scaled[...]})"),

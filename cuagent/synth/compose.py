@@ -30,6 +30,8 @@ SIZES: dict[int, tuple[tuple[int, ...], ...]] = {
     5: ((2, 3, 4, 8), (4, 5, 6, 8), (6, 7, 8, 10), (6, 8, 9, 10)),
 }
 """Sizes after the batch, by number of dimensions."""
+WHOLE = ("blocks", "loops")
+"""Families whose candidates are whole tasks."""
 FIRST_BATCH = 8
 """Batch size of a composed candidate; the filter solves for another one."""
 
@@ -68,13 +70,19 @@ class Candidate:
 def candidate(seed: int, index: int, grammar: Grammar) -> Candidate | None:
     """Return the candidate of an index; None if no seeds fit together."""
     draw = random.Random(f"{seed}/{index}")
-    wanted = _draw(draw, grammar.counts)
-    if draw.random() * sum(grammar.families.values()) < grammar.families.get("blocks", 0):
+    wanted = drawn(draw, grammar.counts)
+    at = draw.random() * sum(grammar.families.values())
+    blocks, loops = (grammar.families.get(name, 0) for name in WHOLE)
+    if at < blocks:
         from cuagent.synth.blocks import block_candidate
 
         if (found := block_candidate(draw, index)) is not None:
             return found
-    draft = Draft(draw, _draw(draw, grammar.dtypes))
+    elif at < blocks + loops:
+        from cuagent.synth.loops import loop_candidate
+
+        return loop_candidate(draw, index, grammar.dtypes)
+    draft = Draft(draw, drawn(draw, grammar.dtypes))
     if not _begin(draft, grammar, wanted):
         return None
     while (left := wanted - _count(draft)) > 0:
@@ -157,7 +165,7 @@ def _outputs(draft: Draft) -> tuple[str, ...]:
 
 
 def _seed(draw: random.Random, grammar: Grammar) -> Seed | None:
-    family = _draw(draw, grammar.families)
+    family = drawn(draw, grammar.families)
     seeds = catalogue().get(family, ())
     return draw.choice(seeds) if seeds else None
 
@@ -177,6 +185,7 @@ def _layout(draw: random.Random, rank: int) -> str:
     return draw.choice(("channels_last", "transposed") if rank == 4 else ("transposed",))
 
 
-def _draw(draw: random.Random, shares: Mapping[Any, float]) -> Any:
+def drawn(draw: random.Random, shares: Mapping[Any, float]) -> Any:
+    """Draw a name with the given shares."""
     names: Sequence[Any] = list(shares)
     return draw.choices(names, [shares[name] for name in names])[0]

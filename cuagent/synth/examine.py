@@ -23,7 +23,7 @@ from cuagent.synth.sizes import (
     predicted_batch,
     solve,
 )
-from cuagent.synth.source import BATCH_LINE, with_batch
+from cuagent.synth.source import BATCH_LINE, has_loop, with_batch
 from cuagent.task import TaskError, check_runs, flatten, load_task, open_reference
 from cuagent.worker.channel import send_message
 
@@ -155,7 +155,8 @@ class Examined:
         except TaskError as error:
             raise Rejected(Reason.FAILS, str(error)) from error
         run = traced(self.reference.model(0), self.reference.inputs(0))
-        if wrong := differences(self.order.labels, run, self.order.exact_labels):
+        repeated = has_loop(self.code)
+        if wrong := differences(self.order.labels, run, self.order.exact_labels, repeated):
             raise Rejected(Reason.LABEL, wrong)
 
     def sizes(self) -> tuple[int, float, Cost]:

@@ -65,13 +65,18 @@ def traced(model: Any, inputs: Sequence[Any]) -> list[str]:
     return found
 
 
-def differences(labels: Sequence[str], run: Sequence[str], exact: bool = True) -> str:
+def differences(
+    labels: Sequence[str], run: Sequence[str], exact: bool = True, repeated: bool = False
+) -> str:
     """Return what differs between labels and traced names as text; "" if nothing does.
 
-    Unless `exact`, only labels that did not run at all count.
+    Unless `exact`, only labels that did not run at all count. `repeated` is for a forward with a
+    loop, which has a label for each call in its text: numbers of calls are not compared.
     """
     declared = Counter(tail(label) for label in labels)
     ran = Counter(tail(name) for name in run)
+    if repeated:
+        declared, ran = Counter(set(declared)), Counter(set(ran))
     missing, extra = declared - ran, ran - declared
     if not exact:
         missing, extra = Counter(set(declared) - set(ran)), Counter()

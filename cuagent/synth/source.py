@@ -108,6 +108,11 @@ def labels(parsed: Parsed) -> list[str]:
     return found
 
 
+def has_loop(code: str) -> bool:
+    """Return True if forward has a loop, so that a call in its text may run several times."""
+    return any(isinstance(node, ast.For | ast.While) for node in ast.walk(parse(code).forward))
+
+
 def _labels(node: ast.AST, parsed: Parsed) -> list[str]:
     inner = [name for child in ast.iter_child_nodes(node) for name in _labels(child, parsed)]
     own = _label(node, parsed)
@@ -185,7 +190,7 @@ def graph_of(parsed: Parsed) -> str:
     values: dict[str, str] = {
         argument.arg: f"in{n}" for n, argument in enumerate(parsed.forward.args.args[1:])
     }
-    result = "none"
+    result, others = "none", ""
     for statement in parsed.forward.body:
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
@@ -193,8 +198,8 @@ def graph_of(parsed: Parsed) -> str:
             case ast.Return(value=value) if value is not None:
                 result = _flow(value, values, parsed)
             case _:
-                result += _digest(_sizeless(statement))
-    return _digest(f"{parsed.inputs} {result}")
+                others += _digest(_sizeless(statement))
+    return _digest(f"{parsed.inputs} {others}{result}")
 
 
 def _flow(node: ast.expr, values: dict[str, str], parsed: Parsed) -> str:

@@ -74,7 +74,7 @@ def load_task(
 
 
 def in_folder(path: Path) -> Path:
-    """Return the task's file in a captured folder; any other path unchanged."""
+    """Return the task file inside a captured folder; return any other path unchanged."""
     captured = (path / MANIFEST).is_file() and (path / FOLDER_FILE).is_file()
     return path / FOLDER_FILE if captured else path
 
@@ -107,8 +107,7 @@ class _Names:
         self._collect(tree.body)
 
     def may_hold(self, name: str) -> bool:
-        """Return True if the module defines `name`, or only running it could tell (`from x import
-        *`)."""
+        """Return True if the module's text defines `name`, or may by `from x import *`."""
         return self._open or name in self.classes or name in self._others
 
     def _collect(self, body: list[ast.stmt]) -> None:

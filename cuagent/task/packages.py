@@ -14,6 +14,8 @@ import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
 
+from cuagent.library_folders import library_folders
+
 IMPORTED = frozenset({"torch", "numpy", "cuagent"})
 """Packages that the fork server imports in any case."""
 
@@ -38,7 +40,7 @@ def installed_imports(source: str) -> tuple[str, ...]:
 
 
 def _is_installed(module: str) -> bool:
-    """Return True if a module's package is installed (site-packages), and no local file."""
+    """Return True if a module's package is installed, and no local file."""
     package = module.partition(".")[0]
     if package in IMPORTED or package in sys.stdlib_module_names:
         return False
@@ -48,5 +50,6 @@ def _is_installed(module: str) -> bool:
         return False
     if spec is None or spec.origin is None:
         return False
-    places = {Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib")}
-    return any(place in Path(spec.origin).resolve().parents for place in places)
+    folders = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *library_folders())
+    places = {Path(folder).resolve() for folder in folders}
+    return not places.isdisjoint(Path(spec.origin).resolve().parents)

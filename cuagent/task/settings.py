@@ -40,7 +40,7 @@ class TorchSettings:
     conv: str = "tf32"
     rnn: str = "tf32"
     cpu_matmul: str = "none"
-    """The same on a CPU, where `bf16` is possible too."""
+    """Precision of matrix products on a CPU, where `bf16` is possible too."""
     cpu_conv: str = "none"
     cpu_rnn: str = "none"
     fp16_reduction: tuple[bool, ...] = (True, True)

@@ -71,6 +71,8 @@ class Task:
     settings: str = ""
     """`CONTRACT` and the environment's variables that change torch's settings; empty in a record of
     an earlier version (`recorded_precision`)."""
+    step: str = ""
+    """JSON of `cuagent.task.step.Step` if the task is a training step of the user's module."""
 
     @property
     def name(self) -> str:
@@ -89,4 +91,5 @@ class Task:
         parts = [self.source, self.entry, self.inputs, self.init, self.device, precision]
         parts += [self.imported] if self.imported else []
         parts += [f"settings {self.settings}"] if self.settings and not same else []
+        parts += [f"step {self.step}"] if self.step else []
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

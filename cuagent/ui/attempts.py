@@ -33,7 +33,7 @@ RECORD_TITLE = "record timing, in fresh processes"
 """Title of the table if its attempt was timed for the record."""
 ALL_TITLE = "all attempts, each by its latest timing"
 MOST_ROWS = 12
-"""Attempts in the table at the end."""
+"""Largest number of attempts in the table at the end."""
 MOST_BARS = 40
 _COLOURS = {Standing.FASTER: "green", Standing.SLOWER: "red", Standing.INCONCLUSIVE: "yellow"}
 _UNJUDGED = (Reason.INFRASTRUCTURE, Reason.NOT_CERTIFIABLE)

@@ -26,6 +26,7 @@ from cuagent.bench.columns import (
     family_of,
     group_of,
     rows_by,
+    stage_seconds,
     statuses,
 )
 from cuagent.bench.scheduler import Finished, Progressed, Started
@@ -146,6 +147,9 @@ def result_tables(records: Sequence[Record], width: int) -> Iterator[Any]:
     yield Text(f"{len(records)} problems: {found}")
     if held := device_seconds(records):
         yield Text(f"device held alone: median {statistics.median(held):.1f} s a problem")
+    if stages := stage_seconds(records):
+        parts = (f"{name.replace('_', ' ')} {seconds:.1f}" for name, seconds in stages.items())
+        yield Text(f"seconds a problem by stage, medians: {', '.join(parts)}")
     yield Text(
         "lax: 5 inputs, atol = rtol = 1e-2, ratio of medians; strict: cuagent's rule, faster if "
         "the lower limit is above the threshold; clean: strict without degenerate and "

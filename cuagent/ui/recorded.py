@@ -25,6 +25,7 @@ from cuagent.events import (
 )
 from cuagent.message import Message, ToolCall
 from cuagent.record import RunFolder, judgement_of, judgements_of, ladder_of, message_of
+from cuagent.timing import Effort
 
 if TYPE_CHECKING:
     from cuagent.judgement import Judgement
@@ -100,9 +101,10 @@ def _started(call: ToolCall) -> ToolStarted:
 
 
 def best_of(records: Records) -> Judgement | None:
-    """Return the best accepted attempt's judgement; a record judgement replaces a quick one."""
+    """Return the best accepted attempt's judgement: of those for the record, if there is one."""
     accepted = [j for j in judgements_of(records).values() if j.verdict.accepted]
-    return max(accepted, key=lambda judgement: judgement.rank, default=None)
+    settled = [j for j in accepted if j.timing is not None and j.timing.effort is Effort.RECORD]
+    return max(settled or accepted, key=lambda judgement: judgement.rank, default=None)
 
 
 def _is_from_user(record: Mapping[str, Any]) -> bool:

@@ -49,7 +49,7 @@ class Status:
         """At most `width` columns; `tick` turns the spinner, None leaves it out."""
         figures = self.parts(seconds)
         dot = f" {glyphs.dot} "
-        # While nothing moves, what the user can do counts more than tokens and cost.
+        # While nothing moves, the keys that the user can press count more than tokens and cost.
         activity = [self.activity] if self.activity else []
         while tick is None and len(figures) > 2 and _width([*figures, *activity], dot) > width:
             figures.pop()

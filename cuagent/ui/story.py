@@ -37,7 +37,7 @@ from cuagent.ui.text import UNICODE, Glyphs, clean, clock, count, fold, money, o
 HEAD, TAIL = 60, 20
 """Lines kept of a tool's output."""
 WIDEST = 120
-"""Columns of a rule."""
+"""Largest number of columns of a rule."""
 CODE = 400
 """Lines shown of a file that was written."""
 _DIFF = {"+": "green", "-": "red", "@": "cyan"}

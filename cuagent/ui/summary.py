@@ -160,13 +160,23 @@ def _gain_rows(best: Judgement, found: Ladder | None, width: int) -> list[tuple[
     if unsure is not None and unsure.over_eager is not None:
         free = ("free", f"nothing sure: {full_name(unsure.name)} {_ratio_text(unsure.over_eager)}")
     label = KERNEL_LABEL if width >= NARROW else KERNEL_LABEL_SHORT
+    kernel = _ratio_text(gain.kernel)
     if gain.rung != EAGER:
         free = ("free", f"{_ratio_text(gain.free)}: {full_name(gain.rung)}, no kernel")
+    elif unsure is not None and (over := _lower_ratio(best, gain.kernel, unsure.name)) is not None:
+        kernel = f"{_ratio_text(over)}, over {full_name(unsure.name)}"
     return [
         free,
-        (label, _ratio_text(gain.kernel)),
+        (label, kernel),
         ("end to end", _ratio_text(gain.end_to_end)),
     ]
+
+
+def _lower_ratio(best: Judgement, over_eager: Ratio, rung: str) -> Ratio | None:
+    """Return the attempt's ratio over a rung that may be the best; None if eager is harder to
+    beat."""
+    over = best.timing.ratios.get(rung) if best.timing is not None else None
+    return over if over is not None and over.value < over_eager.value else None
 
 
 def _free_rows(best: Judgement | None, found: Ladder) -> list[tuple[str, str]]:

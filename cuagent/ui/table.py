@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cuagent.judgement import Judgement
 
 WIDEST = 120
-"""Columns; no more small print is put on a line, even of a file."""
+"""Largest number of columns; no more small print is put on a line, even of a file."""
 NARROW = 50
 """Columns; below it names are short and nothing is indented."""
 SHOWN_DIAGNOSTICS = SHOWN_DRAWS = 3

@@ -1,7 +1,7 @@
 """Input sets for timed calls and the buffers for their outputs, in the referee's memory.
 
-This module decides who may see them: the oracle's draws and the outputs of trusted arms are lent to
-no candidate. The referee draws inputs and judges outputs (`referee.py`).
+This module decides who may see them: no candidate gets access to the oracle's draws and to the
+outputs of trusted arms. The referee draws inputs and judges outputs (`referee.py`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class Batch:
     """Input sets for timed calls and output buffers for them."""
 
     inputs: Arena
-    """Original inputs as the oracle drew them; no candidate is ever lent these."""
+    """Original inputs as the oracle drew them; no candidate ever gets access to them."""
     lent: Arena
     """Inputs that arms are called on, copied from the originals for each arm."""
     outputs: Arena
-    """Outputs of trusted arms. They are right, so no candidate is ever lent them."""
+    """Outputs of trusted arms. They hold right values, so no candidate ever gets access to them."""
     untrusted: Arena
     """Outputs of the candidate."""
     lean: bool = False

@@ -33,7 +33,7 @@ POLL_S = 0.05
 MAX_LINES = 12
 """Number of lines of a report that are shown."""
 MAX_READ = 1 << 20
-"""Characters of a report that are read."""
+"""Largest number of characters of a report that are read."""
 PROGRAM = Path(__file__).parents[1] / "worker" / "single.py"
 TRAMPOLINE = "/usr/bin/env"
 """Program that the tool starts. The tool calls access() first, which fails for an interpreter in a

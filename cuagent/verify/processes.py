@@ -20,6 +20,7 @@ from cuagent.sandbox import Tier, memory_bound
 from cuagent.task import Device, Task
 from cuagent.task.packages import installed_imports
 from cuagent.task.settings import arm_settings, candidate_settings
+from cuagent.task.step import Step
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.memory_plan import MemoryPlan
@@ -32,7 +33,8 @@ from cuagent.worker.open_timeout import OPEN_S
 class Processes:
     """The processes of `task`; `close` ends them. Raises TaskError, ForkServerError, OracleLost.
 
-    A given `fork_server` is shared and not closed; by default one is started. Call
+    A given `fork_server` is shared and not closed; by default one is started, which imports
+    torch.compile while it is idle if `compiler`. Call
     `load_timed_weights` before the first timed session.
     """
 
@@ -43,9 +45,13 @@ class Processes:
         fork_server: ForkServer | None = None,
         budget: int | None = None,
         kernels_only: bool = False,
+        compiler: bool = True,
     ) -> None:
         self.task = task
+        step = Step.of(task)
+        self._arguments = 0 if step is None else step.arguments
         self.kernels_only = kernels_only
+        self._compiler = compiler
         self._budget = budget
         self.room: MemoryPlan | None = None
         """Plan of the task's memory, from which a candidate's limit follows."""
@@ -70,7 +76,7 @@ class Processes:
     def _start(self) -> ForkServer:
         fork_server = ForkServer(
             packages=installed_imports(self.task.source),
-            compiler=True,
+            compiler=self._compiler,
             on_gpu=self.task.device is Device.CUDA,
         )
         self._ending.callback(fork_server.close)
@@ -169,6 +175,7 @@ class Processes:
             settings=candidate_settings(own, precision)
             if arm == CANDIDATE
             else arm_settings(own, precision, arm.split("+")[1:]),
+            step=self._arguments if arm == CANDIDATE else 0,
             kernels_only=self.kernels_only and arm == CANDIDATE,
         )
 

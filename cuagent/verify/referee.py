@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -75,7 +75,8 @@ class Referee:
 
     `isolation`: "auto" is the strongest tier that this machine supports. `fork_server` may be
     shared by several referees and is not closed by them; by default the referee starts one.
-    `budget` limits the bytes of the device's memory that the task may take. Raises TaskError
+    `budget` limits the bytes of the device's memory that the task may take. With `compiler` its own
+    fork server imports torch.compile, which only timing needs. Raises TaskError
     (TooLarge if a verdict does not fit in the device's memory), ForkServerError,
     OracleLost.
     """
@@ -89,6 +90,7 @@ class Referee:
         fork_server: ForkServer | None = None,
         budget: int | None = None,
         kernels_only: bool = False,
+        compiler: bool = False,
     ):
         self.task = task
         self.budget = budget
@@ -97,7 +99,7 @@ class Referee:
         if self.tier is not Tier.NONE and os.geteuid() != 0 and task.device is Device.CPU:
             harden()  # a worker under the same user id must not read the seeds from /proc
         self._closed = False
-        self.processes = Processes(task, self.tier, fork_server, budget, kernels_only)
+        self.processes = Processes(task, self.tier, fork_server, budget, kernels_only, compiler)
         try:
             self._open()
         except BaseException:
@@ -147,13 +149,21 @@ class Referee:
 
     # -- verdicts
 
-    def verify(self, attempt: Attempt, build: Build, *, again: Verdict | None = None) -> Verdict:
+    def verify(
+        self,
+        attempt: Attempt,
+        build: Build,
+        *,
+        again: Verdict | None = None,
+        give_way: Callable[[], None] = lambda: None,
+    ) -> Verdict:
         """Judge one frozen attempt. Raises no error for a candidate's fault, and never hangs.
 
         `again` is an earlier verdict to repeat with its seeds; by default seeds are drawn from
-        os.urandom.
+        os.urandom. `give_way` is called between two groups of draws, while nothing of this verdict
+        computes on a GPU.
         """
-        return self.complete(self.begin(attempt, again=again), build)
+        return self.complete(self.begin(attempt, again=again), build, give_way)
 
     def begin(self, attempt: Attempt, *, again: Verdict | None = None) -> PendingVerdict:
         """Start a verdict while a compiler builds the libraries.
@@ -193,7 +203,9 @@ class Referee:
         assert not build.ok, "the build succeeded; verify it instead"
         return self.complete(PendingVerdict(attempt, Seeds()), build)
 
-    def complete(self, pending: PendingVerdict, build: Build) -> Verdict:
+    def complete(
+        self, pending: PendingVerdict, build: Build, give_way: Callable[[], None] = lambda: None
+    ) -> Verdict:
         """Return the verdict. Raises ValueError if the build is of another attempt than
         `pending`."""
         attempt, again, seeds = pending.attempt, pending.again, pending.seeds
@@ -206,7 +218,7 @@ class Referee:
         try:
             if not build.ok:
                 raise build_failure(build)
-            output = self._judge(pending, build, tally)
+            output = self._judge(pending, build, tally, give_way)
             reason, detail = tally.conclusion()
         except FORESEEN as failure:
             reason, detail, output = explain(failure)
@@ -300,7 +312,9 @@ class Referee:
             arena.give_back()
         give_back(self.task.device.value)
 
-    def _judge(self, pending: PendingVerdict, build: Build, tally: Tally) -> str:
+    def _judge(
+        self, pending: PendingVerdict, build: Build, tally: Tally, give_way: Callable[[], None]
+    ) -> str:
         """Run all rounds and return the candidate's printed text. Raises Rejected, SessionEnded."""
         if pending.failure is not None:
             raise pending.failure
@@ -314,7 +328,7 @@ class Referee:
             session.time_limit_s = self.time_limit_s(call_count(self.facts.sweep_counts))
             call_s = max(self.call_s, SLOWER * self.facts.call_s)
             VerificationRun(
-                self.context, pending.prefetcher, session, tally, call_s, pending.seeds
+                self.context, pending.prefetcher, session, tally, call_s, pending.seeds, give_way
             ).run()
             return session.output()
 

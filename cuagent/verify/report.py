@@ -20,7 +20,7 @@ FORESEEN = (Rejected, SessionEnded, TaskError, *MACHINE)
 MAX_MESSAGES = 5
 """Number of compiler messages in a verdict."""
 MAX_CHARACTERS = 300
-"""Characters of a machine fault's message."""
+"""Largest number of characters of a machine fault's message."""
 REASONS = {
     Status.IMPORT_FAILED: Reason.IMPORT_FAILED,
     Status.CONSTRUCT_FAILED: Reason.CONSTRUCT_FAILED,

@@ -10,7 +10,7 @@ timed. They alternate in which comes first. The referee opens and closes all obj
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -28,7 +28,7 @@ from cuagent.verify.rules.tolerance import constants
 from cuagent.verify.rules.types import Expected, Finding
 from cuagent.verify.tally import Rejected, Tally, Trial, When
 from cuagent.worker import Session
-from cuagent.worker.memory.arena import POISONS, STRETCH, same_bytes
+from cuagent.worker.memory.arena import POISONS, STRETCH, same_bytes, settle
 from cuagent.worker.memory.fingerprint import Fingerprint
 
 if TYPE_CHECKING:
@@ -112,8 +112,11 @@ class VerificationRun:
         tally: Tally,
         call_s: float,
         seeds: Seeds,
+        give_way: Callable[[], None] = lambda: None,
     ) -> None:
-        """`seeds` are the plan's, for draws that the plan does not hold."""
+        """`seeds` are the plan's, for draws that the plan does not hold. `give_way` is called
+        between groups of draws."""
+        self._give_way = give_way
         self.context = context
         self.prefetcher = prefetcher
         self.seeds = seeds
@@ -166,7 +169,10 @@ class VerificationRun:
     def _groups(self, trials: Sequence[Trial]) -> Iterator[Sequence[Trial]]:
         """Yield the trials whose calls are made in one block."""
         size = self.context.lent.count
-        return (trials[start : start + size] for start in range(0, len(trials), size))
+        for start in range(0, len(trials), size):
+            settle(self.context.outputs.device)
+            self._give_way()
+            yield trials[start : start + size]
 
     def _sweep(self, trials: Sequence[Trial]) -> None:
         """Run the draws of a sweep until one fails."""
@@ -213,7 +219,8 @@ class VerificationRun:
         distinct = [[a] if _equal(a, b) else [a, b] for a, b in zip(single, block, strict=True)]
         del block
         for slot, trial in enumerate(trials):
-            self._compare(trial, distinct[slot], poisons[slot])
+            later = [outputs[-1] for outputs in distinct[slot + 1 :]]
+            self._compare(trial, distinct[slot], poisons[slot], later=later)
         return single
 
     def _repeat(self, trials: Sequence[Trial], before: Sequence[_Kept]) -> None:
@@ -295,14 +302,27 @@ class VerificationRun:
                 deadline_s=self.call_s * len(trials),
                 flush=FLUSH if context.task.device is Device.CUDA else 0,
                 lean=context.facts.large,
+                # The last output but one exists during a call anyway, so it takes no more memory.
+                keep=1 if context.facts.large else len(trials),
             )
             snapshots = [self._taken(slot, others[slot] if others else None) for slot in slots]
         for slot, trial in enumerate(trials):
             self._check_memory(trial, slot)
         return snapshots
 
-    def _compare(self, trial: Trial, distinct: Sequence[Sequence[Tensor]], poison: int) -> None:
-        """Judge the outputs of one draw's calls. `poison` filled the output memory of the first."""
+    def _compare(
+        self,
+        trial: Trial,
+        distinct: Sequence[Sequence[Tensor]],
+        poison: int,
+        *,
+        later: Sequence[Sequence[Tensor]] = (),
+    ) -> None:
+        """Judge the outputs of one draw's calls.
+
+        `poison` filled the output memory of the first. Raises Rejected if the output of the block
+        is wrong and equals one of the `later` outputs of the block.
+        """
         count = next(self.tally.recorded_counts, 0)
         # A constant must fail despite the spread, so the spread is needed until one has failed.
         spread = count > 0 or self.tally.constant_passes or self.context.needs_spread(trial.kind)
@@ -311,6 +331,10 @@ class VerificationRun:
             result = self._judge(trial, distinct, count, spread=True)
         self.tally.perturbations.append(result.perturbations)
         defer = result.steep and not self._in_extra_draws and not self.tally.failed
+        wrong = _wrong_in_block(result.findings)
+        if wrong and any(_equal(distinct[-1], answer) for answer in later):
+            detail = "a later call changed an earlier output: each call must return new memory"
+            raise Rejected(Reason.WRONG_VALUES, detail, self.session.output())
         if result.findings:
             with self.tally.clock("compare"):
                 self._add_to_tally(trial, distinct, result.deferred() if defer else result, poison)
@@ -343,8 +367,7 @@ class VerificationRun:
         if trial.kind in LENIENT and (difference := nonfinite_differences(outputs[0], expected)):
             self.tally.add_note(f"{trial.kind}: {difference}")
         unwritten = not findings[0].passed and _poisoned(outputs[0], poison)
-        timed = findings[0].passed and not findings[-1].passed
-        recorded = replace(trial, when=When.TIMED) if timed else trial
+        recorded = replace(trial, when=When.TIMED) if _wrong_in_block(findings) else trial
         self.tally.add(recorded, outputs, expected, findings, unwritten)
         if self.tally.constant_passes:
             if self.tally.constants is None:
@@ -411,6 +434,11 @@ class VerificationRun:
             raise Rejected(
                 Reason.WROTE_OUTSIDE, "wrote outside an output tensor", self.session.output()
             )
+
+
+def _wrong_in_block(findings: Sequence[Finding]) -> bool:
+    """Return True if a single call was right, and the call in the timed block was not."""
+    return bool(findings) and findings[0].passed and not findings[-1].passed
 
 
 def _equal(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:

@@ -250,7 +250,7 @@ def _missed(reports: Sequence[Report], build: Build) -> bool:
 def _reached(folder: Path) -> tuple[str, ...]:
     """Return the functions that the call ran, as the process wrote them.
 
-    The attempt's code shares that process, so this is no evidence.
+    The attempt's code shares that process, so the list proves nothing.
     """
     try:
         names = json.loads((folder / REACHED).read_text()[:MAX_READ])

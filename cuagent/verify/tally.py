@@ -104,8 +104,11 @@ OPPOSITES = {Inputs.EDGES: Inputs.OTHER_EDGES, Inputs.CORNERS: Inputs.OTHER_CORN
 
 
 def rounds_of(*, large: bool, weights: bool) -> tuple[Round, ...]:
-    """Return the rounds of a task: fewer draws of a large one, each with as many numbers as many
-    draws of a small one. `weights`: True if the model has any."""
+    """Return the rounds of a task; `weights` is true if the model has any.
+
+    A large task has fewer draws, since one of them holds as many numbers as many draws of a small
+    task.
+    """
     if not large:
         return ROUNDS
     found = []

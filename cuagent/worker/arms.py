@@ -21,6 +21,7 @@ from cuagent.arms import CANDIDATE, COMPILE, EAGER, GRAPH
 from cuagent.attempt import ENTRY, MODULE
 from cuagent.task import Device, Precision, Task, TorchSettings, open_reference, unflatten
 from cuagent.task.plain import task_from_json, task_to_json
+from cuagent.task.step import as_step
 from cuagent.worker.operators import refuse_computing_operators
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class ModelSpec:
     """Bytes of GPU memory that it may hold between calls."""
     settings: TorchSettings | None = None
     """torch's settings of the process; None keeps those that the task's file makes."""
+    step: int = 0
+    """Arguments of forward if a training step is judged, whose gradients `backward` returns."""
     kernels_only: bool = False
     """True if no torch operator of a candidate may compute (`operators.py`)."""
 
@@ -117,6 +120,8 @@ def _constructed(cls: Any, model_spec: ModelSpec) -> nn.Module:
     model = cls(*args, **named)
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"{ENTRY} is not a torch.nn.Module")
+    if model_spec.step:
+        return as_step(model, model_spec.step).eval().to(model_spec.device.value)
     if model_spec.inputs:  # empty in a profile, which does not know the form of the inputs
         given = [spec["kind"] for spec in model_spec.inputs["items"]]
         _check_call(

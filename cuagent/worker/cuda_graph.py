@@ -22,7 +22,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 MAX_GRAPHS = 8
-"""Forms of calls with a graph; each holds the memory of one call."""
+"""Largest number of forms of calls with a graph; each holds the memory of one call."""
 WARM_UP_CALLS = 2
 """Calls on the stream of the capture, in which libraries allocate their workspaces."""
 CONSTANTS = (type(None), bool, int, float, str)

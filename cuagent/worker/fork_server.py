@@ -8,12 +8,10 @@ process of the fork server remains.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import select
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -22,11 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cuagent.library_folders import VARIABLE, library_folders
 from cuagent.sandbox import Policy, Tier
 from cuagent.task.settings import VARIABLES
 from cuagent.worker import suspend
 from cuagent.worker.channel import receive_message, send_message, socket_pair
 from cuagent.worker.folder import remove
+from cuagent.worker.forked import Serving, command, fork_process
 
 # PATH and the rest are for compilers that run in a child (load_inline, triton, inductor).
 _INHERITED = (
@@ -98,7 +98,11 @@ class ForkServer:
 
     `modules` are imported too, and their `warm_up(folder)` is called, so that no child has to.
     `packages` are installed modules of a task (`task.packages`), imported if they are safe to fork.
-    `compiler`: import torch.compile too, while no request waits. `on_gpu`: children use a GPU.
+    `compiler`: import torch.compile too, while no request waits, or with `eager` before the first
+    fork. `on_gpu`: children use a GPU. `parent` is where `folder` is created.
+
+    `forked`: fork the process from the calling one, with all that it has imported, instead of
+    starting Python. The calling process must hold no secret, and have neither threads nor CUDA.
     """
 
     def __init__(
@@ -108,32 +112,20 @@ class ForkServer:
         *,
         compiler: bool = False,
         on_gpu: bool = False,
+        eager: bool = False,
+        parent: Path | None = None,
+        forked: bool = False,
     ) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="cuagent-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="cuagent-", dir=parent))
         """Parent of the sessions' folders. The fork server removes it when it ends, even if the
         referee is killed."""
         # A worker under another user id must be able to pass through.
         self.folder.chmod(0o755)
         self._control, theirs = socket_pair()
-        number = theirs.fileno()
-        # -I: no PYTHONPATH, no user site, no current directory, so that nothing can be shadowed.
-        # The folder that holds cuagent comes last, after the standard library and torch.
-        program = (
-            f"import sys, socket; sys.path.append({str(_root())!r});"
-            "from cuagent.worker.fork_server_main import main;"
-            f"main(socket.socket(fileno={number}), {str(self.folder)!r}, {tuple(modules)!r}, "
-            f"{tuple(packages)!r}, compiler={compiler}, on_gpu={on_gpu})"
+        serving = Serving(
+            str(self.folder), tuple(modules), tuple(packages), compiler, on_gpu, eager
         )
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-B", "-c", program],
-            pass_fds=[number],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env=inherited_environment(),
-            cwd="/",
-            start_new_session=True,
-        )
+        self._process = fork_process(theirs, serving) if forked else _started(theirs, serving)
         theirs.close()
         self._lock = threading.RLock()
         self._ready = False
@@ -274,18 +266,23 @@ class ForkServer:
         return lines[-1] if lines else f"exit status {self._process.poll()}"
 
 
+def _started(theirs: socket.socket, serving: Serving) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command(theirs.fileno(), serving),
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=inherited_environment(),
+        cwd="/",
+        start_new_session=True,
+    )
+
+
 def inherited_environment() -> dict[str, str]:
     """Return the environment variables that a child may see; never a key or a token."""
-    return _SPINS | {
-        name: os.environ[name] for name in (*_INHERITED, *_SPINS) if name in os.environ
-    }
-
-
-def _root() -> Path:
-    spec = importlib.util.find_spec("cuagent")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parents[1]
+    passed_on = {name: os.environ[name] for name in (*_INHERITED, *_SPINS) if name in os.environ}
+    return _SPINS | passed_on | {VARIABLE: os.pathsep.join(library_folders())}
 
 
 def _pidfd(pid: int) -> int | None:

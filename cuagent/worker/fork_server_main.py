@@ -33,7 +33,7 @@ from cuagent.sandbox.policy import policy_from_json
 from cuagent.worker.channel import receive_message, send_message
 from cuagent.worker.folder import remove
 from cuagent.worker.memory.heap import pin_allocator
-from cuagent.worker.preload import COMPILER, forget_folders, import_compiler, import_packages
+from cuagent.worker.preload import Step, compiler_steps, forget_folders, import_packages
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -54,6 +54,8 @@ def main(
     *,
     compiler: bool = False,
     on_gpu: bool = False,
+    eager: bool = False,
+    without_packages: Sequence[str] = (),
 ) -> None:
     """Serve until the referee closes the socket for any reason, then remove every child and
     `folder`.
@@ -61,13 +63,17 @@ def main(
     `modules` are imported before the first child is forked. If they have a `warm_up(folder)`, it is
     called; it must leave no thread. `packages` are imported as far as they are safe to fork; if one
     is not, the program starts again without them. With `compiler`, torch.compile is imported after
-    the first fork, while no request waits. `on_gpu`: children use a GPU, so no import may start
-    CUDA.
+    the first fork, while no request waits, or with `eager` before it. `on_gpu`: children use a GPU,
+    so no import may start CUDA. `without_packages` is the program's command without packages.
     """
     if packages and not import_packages(packages, on_gpu=on_gpu):
-        os.execv(sys.executable, _without_packages(sys.orig_argv, packages))
+        command = without_packages or _without_packages(sys.orig_argv, packages)
+        os.execv(sys.executable, command)
     try:
-        _serve(control, Path(folder), modules, COMPILER if compiler else (), on_gpu)
+        later = compiler_steps(on_gpu=on_gpu) if compiler else []
+        while eager and later:
+            later.pop(0)()
+        _serve(control, Path(folder), modules, later)
     finally:
         remove(Path(folder))
 
@@ -81,18 +87,16 @@ def _serve(
     control: socket.socket,
     folder: Path,
     modules: Sequence[str],
-    later: Sequence[str],
-    on_gpu: bool,
+    waiting: list[Step],
 ) -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the referee handles Ctrl-C
     pin_allocator()
     send_message(control, {"ready": os.getpid(), "threads": _warm_up(folder, modules)})
     children: set[int] = set()
-    waiting = list(later)
     while True:
         if waiting and children and not _is_readable(control, IDLE_S):
-            import_compiler(waiting.pop(0), on_gpu=on_gpu)
+            waiting.pop(0)()
             continue
         if (received := receive_message(control)) is None:
             break
@@ -168,7 +172,7 @@ def _arrange(message: dict[str, Any], descriptors: list[int]) -> socket.socket:
     devnull = os.open(os.devnull, os.O_RDONLY)
     channel, output = descriptors
     # Move the sources above the targets first, so that no dup2 overwrites a needed source.
-    channel, output, devnull = (_move_up(fd) for fd in (channel, output, devnull))
+    channel, output, devnull = (move_up(fd) for fd in (channel, output, devnull))
     for source, target in ((devnull, 0), (output, 1), (output, 2), (channel, 3)):
         os.dup2(source, target, inheritable=target < 3)
     os.closerange(4, os.sysconf("SC_OPEN_MAX"))
@@ -194,7 +198,8 @@ def _prefer_for_oom_kill() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-def _move_up(descriptor: int) -> int:
+def move_up(descriptor: int) -> int:
+    """Return a copy of a descriptor with a number above those that `dup2` assigns."""
     import fcntl
 
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD, 16)

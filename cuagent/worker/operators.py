@@ -133,7 +133,7 @@ def _refuse_dynamo() -> None:
         raise RuntimeError("rule kernels-only: torch.compile writes the kernels; write your own")
 
     def only_off(callback: Any) -> None:
-        # torch switches the compiler off around some calls of its own; it is always off here.
+        # torch itself switches the compiler off around some calls; it is always off here.
         if callback is not None:
             refused()
 

@@ -8,30 +8,40 @@ in children then), and notes nothing that is different in the child (`forget_fol
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-COMPILER = ("torch._dynamo", "torch._inductor.compile_fx")
-"""Parts of torch.compile."""
+COMPILER = (
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
+    "torch._dynamo.backends.inductor",
+    "torch.distributed.tensor.experimental._func_map",
+    "torch.utils.cpp_extension",
+    "torch.export",
+)
+"""Parts of torch.compile, with those that it imports at the first call."""
+Step = Callable[[], None]
 
 
 def import_packages(packages: Sequence[str], *, on_gpu: bool) -> bool:
     """Import installed packages, given as `module` or `module:name`.
 
-    Returns False if children could not use them or the GPU: a package started a thread or CUDA. A
-    package that cannot be imported is left out: the task's own process reports it.
+    Returns False if children could not use them or the GPU: a package started a thread that a fork
+    does not end, or CUDA. A package that cannot be imported is left out: the task's own process
+    reports it.
     """
     gc.disable()  # imports create no garbage, and collecting makes them a tenth slower
     import numpy  # noqa: F401
     import torch  # noqa: F401
 
-    before = _threads()
+    before = _threads_after_fork()
     with cuda_not_started() if on_gpu else contextlib.nullcontext():
         for entry in packages:
             module, _, name = entry.partition(":")
@@ -39,10 +49,16 @@ def import_packages(packages: Sequence[str], *, on_gpu: bool) -> bool:
                 imported = importlib.import_module(module)
                 if name:
                     getattr(imported, name)  # a package may import its parts when asked for them
-    return _threads() == before and _children_may_use_cuda()
+    return _children_may_use_cuda() and _threads_after_fork() <= before
 
 
-def import_compiler(module: str, *, on_gpu: bool) -> None:
+def compiler_steps(*, on_gpu: bool) -> list[Step]:
+    """Return the steps that make torch.compile ready, each of at most some seconds."""
+    modules: list[Step] = [functools.partial(_import_compiler, m, on_gpu) for m in COMPILER]
+    return [*modules, _note_sources]
+
+
+def _import_compiler(module: str, on_gpu: bool) -> None:
     """Import a part of torch.compile."""
     gc.disable()
     shield = cuda_not_started() if on_gpu else contextlib.nullcontext()
@@ -50,6 +66,22 @@ def import_compiler(module: str, *, on_gpu: bool) -> None:
         importlib.import_module(module)
     gc.freeze()
     gc.enable()
+
+
+def _note_sources() -> None:
+    """Hash the sources of torch and Triton, which their caches of compiled code take as a version.
+
+    Otherwise each process that compiles or loads a kernel reads them: 0.25 s and 0.9 s.
+    """
+    with contextlib.suppress(Exception):
+        from torch._inductor.codecache import torch_key
+
+        torch_key()
+    with contextlib.suppress(Exception):
+        from torch._inductor.runtime.triton_compat import HAS_TRITON, triton_key
+
+        if HAS_TRITON:
+            triton_key()
 
 
 @contextlib.contextmanager
@@ -100,5 +132,14 @@ def _children_may_use_cuda() -> bool:
     return os.waitpid(pid, 0)[1] == 0
 
 
-def _threads() -> int:
+def _threads_after_fork() -> int:
+    """Return the number of threads of this process that survive a fork in it.
+
+    OpenBLAS, which transformers imports through scipy and scikit-learn if they are installed, ends
+    its threads before a fork and starts them again when they are needed.
+    """
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
     return len(list(Path("/proc/self/task").iterdir()))

@@ -18,6 +18,7 @@ import socket
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,6 +150,7 @@ class _Worker:
         with torch.no_grad(), _user_code(Status.RAISED), allocations, filled:
             if scratch is not None:
                 torch.cuda._sleep(message["lead"])
+            kept: deque[tuple[Any, int]] = deque()
             for source, target in message["slots"]:
                 arguments = unflatten(inputs_of(source), self.model_spec.inputs)
                 if scratch is not None:
@@ -159,7 +161,12 @@ class _Worker:
                     watch.stop()
                 else:
                     output = self._interrupted(arguments, watch, jitter, lean=message["lean"])
-                self._deliver(output, targets.tensors(target))
+                kept.append((output, target))
+                # An output that a later call overwrites is wrong: its caller may still need it.
+                while len(kept) > message["keep"]:
+                    self._deliver(*kept.popleft(), targets)
+            while kept:
+                self._deliver(*kept.popleft(), targets)
             claims = watch.nanoseconds()
         if message["lean"]:
             del output, arguments
@@ -197,7 +204,9 @@ class _Worker:
         finally:
             heap.fill(0)
 
-    def _deliver(self, output: Any, views: list[Tensor]) -> None:
+    def _deliver(self, output: Any, target: int, targets: Arena) -> None:
+        """Copy an output to a slot. Raises Refusal if it has another form."""
+        views = targets.tensors(target)
         try:
             leaves, spec = flatten(output, "output")
         except TreeError as error:

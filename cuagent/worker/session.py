@@ -235,6 +235,7 @@ class Session:
         own: bool = False,
         lead: int = LEAD,
         lean: bool = False,
+        keep: int = 0,
     ) -> Block:
         """Call forward on each (input slot, output slot) in order, timed together. Raises
         SessionEnded.
@@ -245,7 +246,8 @@ class Session:
         number of cycles that the GPU then waits before the first call. With `own` each call's
         inputs are first copied to the worker's own memory, also outside the claims. With `lean` the
         worker then releases what it allocated for the calls, and makes no repeated calls that need
-        copies of their outputs. The caller poisons the outputs before and compares them after.
+        copies of their outputs. An output is copied to its slot after `keep` further calls, or
+        after the last one. The caller poisons the outputs before and compares them after.
         """
         message = {
             "do": "run",
@@ -257,6 +259,7 @@ class Session:
             "own": own,
             "lead": lead,
             "lean": lean,
+            "keep": keep,
         }
         settle(outputs.device)
         records, wall = self._exchange(message, (), len(slots), deadline_s)
@@ -271,6 +274,7 @@ class Session:
         deadline_s: float,
         flush: int = 0,
         lean: bool = False,
+        keep: int = 0,
     ) -> Block:
         """Call `run` for timing: no poison, and no check in the worker except of the output's form.
 
@@ -279,7 +283,12 @@ class Session:
         """
         own = inputs.device != "cpu"
         return self.run(
-            inputs, outputs, slots, deadline_s=deadline_s, flush=flush, own=own, lean=lean
+            *(inputs, outputs, slots),
+            deadline_s=deadline_s,
+            flush=flush,
+            own=own,
+            lean=lean,
+            keep=keep,
         )
 
     def pause(self) -> None:

@@ -21,10 +21,12 @@ REACHED = "reached.json"
 def main(folder: Path) -> None:
     import torch
 
+    from cuagent.library_folders import library_folders
     from cuagent.task import unflatten
     from cuagent.worker.arms import ModelSpec, import_arm
     from cuagent.worker.memory.arena import settle
 
+    sys.path += library_folders()
     model_spec = ModelSpec.from_json(json.loads((folder / "order.json").read_text()))
     data = torch.load(folder / "data.pt", map_location=model_spec.device.value, weights_only=True)
     if model_spec.settings is not None:

@@ -1,4 +1,4 @@
-"""Limits of compaction, what a model is sent for a summary, and what replaces the conversation."""
+"""Limits of compaction, the request for a summary, and the text that replaces the conversation."""
 
 from __future__ import annotations
 

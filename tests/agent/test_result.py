@@ -88,6 +88,22 @@ def test_better_attempt_is_judged_for_the_record(run: Run, monkeypatch: pytest.M
     assert "attempt 1, 3.90x over eager" in summarize(run)
 
 
+def test_attempt_that_may_not_exceed_the_result_is_not_judged_again(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run.register(FAST, judged(FAST, 4.5, Effort.QUICK))
+    run.register(SLOW, judged(SLOW, 4.3, Effort.QUICK))
+    wide = judged(FAST, 4.2, Effort.RECORD)
+    assert wide.timing is not None
+    wide.timing.ratios["eager"] = Ratio(4.2, 2.0, 8.8)  # below the quick lower limit of the other
+    run.settle(first, wide)
+    monkeypatch.setattr(run, "measured", None)
+    run.stop = Stop.SUBMITTED
+    conclude(run, ignore)
+    assert run.result is not None
+    assert run.result.n == 1, "a quick timing is no result if there is one of record"
+
+
 def test_attempt_rejected_for_the_record_is_no_result(run: Run) -> None:
     first = run.register(FAST, judged(FAST, 4.0, Effort.QUICK))
     run.settle(first, judged(FAST, 4.2, Effort.RECORD))

@@ -48,6 +48,7 @@ def solved(problem: str, over_compile: float = 1.5, **more: Any) -> Record:
         "suspect": "",
         "algebra_only": False,
         "seconds": {"total_s": 12.0, "timing_s": 3.0, "shared_s": 4.0, "waiting_s": 0.0},
+        "stages": {"opening_s": 4.0, "quick_timing_s": 2.25},
     }
     return record | more
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -110,20 +111,28 @@ def test_under_kernels_only_a_candidate_that_calls_torch_is_refused(tmp_path: Pa
     assert accepted.verdict.accepted, accepted.verdict.detail
 
 
-def test_a_killed_benchmark_leaves_no_process(tmp_path: Path) -> None:
+def test_a_killed_benchmark_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
     tasks, out = tmp_path / "tasks", tmp_path / "out"
     write_task(tasks / "chain.py", "return x.exp() + 1", "torch.randn(512, 256)")
     process = subprocess.Popen(
-        command(tasks, "--out", out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command(tasks, "--out", out),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     child = _await_child(process.pid)
-    time.sleep(5)  # torch is imported, and judging processes may be there
+    deadline = time.monotonic() + 60
+    while len(_below(child)) < 3 and time.monotonic() < deadline:
+        time.sleep(0.2)  # its fork server, and a process of that one
+    started = _below(child)
+    assert len(started) >= 3
     process.kill()
     process.wait()
     deadline = time.monotonic() + 30
-    while _session_of(child) and time.monotonic() < deadline:
+    while _living(started) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert not _session_of(child)
+    assert not _living(started)
+    assert not list(tmp_path.glob("cuagent-*/"))
 
 
 def test_an_interrupt_ends_with_130_and_the_same_command_resumes(tmp_path: Path) -> None:
@@ -197,27 +206,26 @@ def test_an_order_survives_json() -> None:
 
 
 def _await_child(pid: int) -> int:
-    """Return the process of the first problem."""
+    """Return the process of the first problem, which the benchmark's fork server forked."""
     deadline = time.monotonic() + 60
-    listed = Path(f"/proc/{pid}/task/{pid}/children")
     while time.monotonic() < deadline:
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            for child in (thread / "children").read_text().split():
-                words = Path(f"/proc/{child}/cmdline").read_bytes()
-                if b"cuagent.bench.child" in words:
-                    return int(child)
+        for server in _children(pid):
+            if b"fork_server_main" in Path(f"/proc/{server}/cmdline").read_bytes():
+                for child in _children(server):
+                    return child
         time.sleep(0.05)
-    raise AssertionError(f"no problem was started: {listed.read_text()}")
+    raise AssertionError("no problem was started")
 
 
-def _session_of(leader: int) -> list[int]:
-    """Return the processes below `leader`, which all hold its environment's marks or session."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if os.getsid(int(entry.name)) == leader:
-                    found.append(int(entry.name))
-            except (ProcessLookupError, PermissionError):
-                continue
-    return found
+def _children(pid: int) -> list[int]:
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for t in threads for child in (t / "children").read_text().split()]
+
+
+def _below(leader: int) -> list[int]:
+    """Return a process and all that it has started."""
+    return [leader, *(found for child in _children(leader) for found in _below(child))]
+
+
+def _living(pids: Iterable[int]) -> list[int]:
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]

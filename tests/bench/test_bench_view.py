@@ -89,6 +89,7 @@ def test_results_name_rules_and_baselines() -> None:
     assert all(word in text for word in ("lax", "strict", "clean", "fast_1.05", "best rung"))
     assert "3 problems: 2 kernel, 1 no kernel" in text
     assert "device held alone: median 3.0 s a problem" in text
+    assert "by stage, medians: opening 4.0, quick timing 2.2" in " ".join(text.split())
 
 
 def test_a_comparison_lists_its_changes() -> None:

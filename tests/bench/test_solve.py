@@ -1,4 +1,4 @@
-"""Solve one problem on a device that it shares: it compiles ahead, and counts what it holds."""
+"""Solve one problem on a shared device: compile ahead, and count the memory that it holds."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from cuagent.bench.held_lock import HeldLock
 from cuagent.bench.order import BenchSettings
 from cuagent.bench.problems import Problem
 from cuagent.bench.scheduler import orders_for
-from cuagent.bench.solve import solve
+from cuagent.bench.solve import Interrupted, solve
+from cuagent.judge import LocalJudge
 from cuagent.measure.timing import timer
 from cuagent.timing import Effort
+from cuagent.worker.memory.cuda_ipc import CudaMemoryError
 
 pytestmark = pytest.mark.slow
 
@@ -30,6 +32,14 @@ def test_a_problem_on_a_shared_device(tmp_path: Path, monkeypatch: pytest.Monkey
     phases = [message.get("phase") for message in seen]
     assert phases.index("compiling the rungs") < phases.index("opening the rungs")
     held = record["seconds"]
+    stages = record["stages"]
+    for stage in ("certifying", "opening", "generation", "building", "verifying", "waiting"):
+        assert stages[f"{stage}_s"] >= 0, stage
+    for stage in ("opening_arms", "ladder", "quick_timing", "record_timing", "compiling_ahead"):
+        assert stages[f"{stage}_s"] > 0, stage
+    assert sum(stages.values()) < held["total_s"] + 1, "a second counted twice"
+    sampled = sum(stages[f"{stage}_s"] for stage in ("ladder", "quick_timing", "record_timing"))
+    assert held["timing_s"] < sampled + stages["profiling_s"] + 5, "the device was held for longer"
     assert held["timing_s"] > 0
     assert held["shared_s"] > 0
     assert held["timing_s"] + held["shared_s"] + held["waiting_s"] < held["total_s"]
@@ -43,3 +53,27 @@ def test_a_missing_file_is_a_failure_with_its_reason(tmp_path: Path) -> None:
     record = solve(order, HeldLock(), lambda _: None)
     assert record["status"] == "failed"
     assert "no such file" in record["reason"]
+
+
+def test_an_interrupted_problem_has_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record would count as the problem's result, and the problem would not be done again."""
+    path = write_task(tmp_path / "task.py", "return torch.tanh(x * 2 + 1)", "torch.randn(256, 64)")
+    (order,) = orders_for(
+        [Problem("L1/1", path, "level 1")], BenchSettings(max_time_s=300), "a device", tmp_path
+    )
+
+    def interrupt(message: dict[str, Any]) -> None:
+        if str(message.get("phase")).startswith("timing"):  # of the ladder
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted):
+        solve(order, HeldLock(), interrupt)
+
+    def fail(*_: Any) -> None:
+        raise CudaMemoryError("the context is lost")
+
+    monkeypatch.setattr(LocalJudge, "__exit__", fail)
+    with pytest.raises(Interrupted):  # an error while processes end hides no interruption
+        solve(order, HeldLock(), interrupt)

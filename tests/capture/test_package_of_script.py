@@ -47,7 +47,7 @@ PRINTS = """
 """
 APPLIED = """    model = Net()
     import block_fast
-    block_fast.optimize_(model)
+    block_fast.optimize_(model, gradients=True)
 """
 COUNTS = """
     import block_fast.model_new_verified.model_new as verified

@@ -23,8 +23,12 @@ class Imported:
     inputs: Callable[[], list[Any]]
 
 
-def assert_agrees(made: Imported, device: str = "cpu", seed: int = 0) -> torch.nn.Module:
+def assert_agrees(
+    made: Imported, device: str = "cpu", seed: int = 0, step: float = 0.0
+) -> torch.nn.Module:
     """Check form and error of the candidate's outputs, and return the candidate.
+
+    Parameters are random; with `step` they are multiples of it, which TF32 represents exactly.
 
     Shape, dtype and strides equal those of the reference; the error against fp64 is at most 4 times
     the reference's error plus 4e-7. Inputs stay unchanged.
@@ -34,7 +38,9 @@ def assert_agrees(made: Imported, device: str = "cpu", seed: int = 0) -> torch.n
     with torch.no_grad():
         for tensor in [*reference.parameters(), *reference.buffers()]:
             if tensor.is_floating_point():
-                tensor.copy_(torch.rand_like(tensor) + 0.25)
+                numbers = torch.rand_like(tensor)
+                numbers = (numbers / step).round() * step if step else numbers
+                tensor.copy_(numbers + 0.25)
     new = made.cls().eval().to(device)
     new.load_state_dict(reference.state_dict(), strict=True)
     inputs = modules.mapped(lambda t: t.to(device), made.inputs())

@@ -39,6 +39,8 @@ BODIES = {
         "w = self.places.weight[self.index[0]]; p = w @ w.mT; return p, (p + x.mean()).tanh()"
     ),
 }
+QUICK = ("positions", "a causal mask", "rotary angles", "a result that no input changes")
+"""Bodies outside of the slow suite."""
 
 
 def text_of(name: str, dtype: str = "float32") -> str:
@@ -61,13 +63,16 @@ def get_init_inputs(): return []
 """
 
 
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in BODIES]
+)
 def test_candidate_agrees_with_reference(make, name):
     made = make(text_of(name), "Model")
     assert made.candidate.constants
     assert_agrees(made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["positions", "a bias from a table", "rotary angles"])
 def test_candidate_agrees_with_reference_in_half_precision(make, name):
     assert_agrees(make(text_of(name, "bfloat16"), "Model"))

@@ -230,7 +230,8 @@ def test_convolution_and_all_operations_behind_it_are_one_kernel(generate, name)
     assert candidate is not None
     module = candidate.files["model_new.py"]
     forward = module[module.rindex("def forward") :]
-    assert len(candidate.kernels) == module.count("@triton.jit") == 1 + (name in COPIED)
+    kernels = module.count("@triton.jit") - module.count("_of_element(x):")
+    assert len(candidate.kernels) == kernels == 1 + (name in COPIED)
     assert "F.conv" not in forward
     assert any("copy" in kernel for kernel in candidate.kernels) == (name in COPIED)
     compile(module, "model_new.py", "exec")
@@ -292,8 +293,9 @@ def test_one_convolution_of_a_gate_takes_the_epilogue(generate):
     [(16, False, "tf32x3"), (24, False, "tf32"), (24, True, "tf32x3")],
 )
 def test_few_channels_and_exact_convolutions_keep_float32_where_tf32_is_admitted(
-    generate, channels, exact, precision
+    generate, monkeypatch, channels, exact, precision
 ):
+    monkeypatch.setattr(match, "SHORT_EXACT_SUM", 256)
     text = GATE.replace("Conv2d(16", f"Conv2d({channels}").replace("(8, 16", f"(8, {channels}")
     target = replace(HOPPER, tf32_convolutions=True)
     candidate = generate(text, target, Options(exact_convolutions=exact))
@@ -347,7 +349,8 @@ def test_kernel_behind_a_convolution_of_the_library_adds_its_bias(generate, monk
     monkeypatch.setitem(LAYERS, "long sum", LONG_SUM)
     candidate = generate(text_of("long sum"))
     forward = candidate.files["model_new.py"].rpartition("def forward")[2]
-    assert "F.conv2d(x, self.c.weight, stride" in forward or "F.conv2d(x, self.c.weight)" in forward
+    call = "F.conv2d(x, self._modules['c'].weight"
+    assert f"{call}, stride" in forward or f"{call})" in forward
     assert len(candidate.kernels) == 1
 
 
@@ -402,6 +405,7 @@ def test_channels_last_convolution_agrees_with_fp64(generate, interpreted, monke
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("tf32", [False, True], ids=["float32", "TF32 on inputs far from 0"])
 def test_kernel_agrees_with_fp64_in_the_interpreter(generate, interpreted, monkeypatch, name, tf32):
+    monkeypatch.setattr(match, "SHORT_EXACT_SUM", match.SHORT_SUM)
     monkeypatch.setattr(match, "LEAST_OPERATIONS", 0)
     *_, inputs = LAYERS[name]
     _, channels, *places = re.findall(r"\d+", inputs)
@@ -417,3 +421,86 @@ def test_kernel_agrees_with_fp64_in_the_interpreter(generate, interpreted, monke
 @pytest.mark.parametrize("name", LAYERS)
 def test_cuda_candidate_agrees_with_reference(make, name, dtype, tiles):
     assert_agrees(make(text_of(name, dtype), "Model", Options(tiles=tiles), "cuda"), "cuda")
+
+
+WIDE = {
+    "3x3": ("nn.Conv2d(40, 24, 3, padding=1)", "self.c(x).relu() + 1", "2, 40, 9, 11"),
+    "strided and dilated": (
+        "nn.Conv2d(33, 20, (3, 2), stride=2, padding=2, dilation=(2, 1), bias=False)",
+        "self.c(x)", "2, 33, 13, 12",
+    ),
+    "1-D": ("nn.Conv1d(64, 40, 5, padding=2)", "self.c(x) * 2", "3, 64, 50"),
+    "transposed": (
+        "nn.ConvTranspose2d(48, 20, 4, stride=2, padding=1)", "self.c(x).abs()", "2, 48, 6, 7",
+    ),
+    "least channel": ("nn.Conv2d(32, 20, 3)", "self.c(x).amin(1, keepdim=True)", "2, 32, 9, 10"),
+    "pooled": ("nn.Conv2d(32, 20, 3)", "F.max_pool2d(self.c(x).relu(), 2)", "2, 32, 10, 10"),
+}  # fmt: skip
+NUMBERS = {
+    "usual": "x",
+    "small": "x * 2.0**-30",
+    "of all sizes": "x * 2.0 ** torch.randint(-60, 20, (x.shape[0], 1, *x.shape[2:]))",
+    "zeros": "x * (torch.rand(x.shape[0], 1, *x.shape[2:]) > 0.5)",
+    "an infinity": "x.flatten().index_fill(0, torch.tensor(5), math.inf).view(x.shape)",
+}
+
+
+@pytest.fixture
+def any_size(monkeypatch):
+    """Lets convolutions of all sizes be kernels."""
+    monkeypatch.setattr(match, "LEAST_OPERATIONS", 0)
+
+
+def wide_text(layer: str, numbers: str = "usual") -> str:
+    init, body, shape = WIDE[layer]
+    body = f"({body}).clamp(-100, 100)" if numbers == "an infinity" else body
+    return f"""
+import math
+import torch
+import torch.nn.functional as F
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c = {init}
+        with torch.no_grad():
+            # Numbers of TF32.
+            self.c.weight.copy_(((self.c.weight * 1024).floor() + 0.5) / 1024)
+    def forward(self, x):
+        return {body}
+def get_inputs():
+    x = torch.randint(-1000, 1000, ({shape})) / 512
+    return [{NUMBERS[numbers]}]
+def get_init_inputs(): return []
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("layer", WIDE)
+def test_convolution_in_scaled_float16_is_exact_for_numbers_of_tf32(
+    generate, any_size, interpreted, layer
+):
+    candidate = generate(wide_text(layer), replace(HOPPER, tf32_convolutions=True))
+    assert candidate is not None
+    assert "tl.float16" in candidate.files["model_new.py"]
+    interpreted(candidate)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("numbers", [name for name in NUMBERS if name != "usual"])
+@pytest.mark.parametrize("layer", ["3x3", "transposed", "pooled"])
+def test_what_float16_cannot_represent_is_computed_in_tf32(
+    generate, any_size, interpreted, layer, numbers
+):
+    interpreted(generate(wide_text(layer, numbers), replace(HOPPER, tf32_convolutions=True)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("numbers", NUMBERS)
+@pytest.mark.parametrize("layer", WIDE)
+def test_cuda_convolution_in_scaled_float16_agrees_with_reference(make, any_size, layer, numbers):
+    """For small layers cuDNN computes in float32, so the weights have the bits of TF32 too."""
+    made = make(wide_text(layer, numbers), "Model", Options(), "cuda")
+    assert_agrees(made, "cuda", step=2.0**-9)

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import test_depthwise as depthwise  # type: ignore[import-not-found]
 import test_gathers as gathers  # type: ignore[import-not-found]
+import test_layouts as layouts  # type: ignore[import-not-found]
 import test_loops as loops  # type: ignore[import-not-found]
 import test_pooling as pooling  # type: ignore[import-not-found]
 import test_products as products  # type: ignore[import-not-found]
@@ -72,6 +73,7 @@ TASKS = {
     "max pool": pooling.text_of("max between elementwise operations"),
     "mean pool": pooling.text_of("mean inside with ceil mode"),
     "adaptive mean": pooling.text_of("adaptive mean"),
+    **{f"channels-last: {n}": layouts.text_of(n) for n in ("kept sums", "group norm", "max pool")},
     "bilinear": pooling.text_of("bilinear between corners"),
     **{f"depthwise: {name}": depthwise.text_of(name) for name in depthwise.EMULATED},
     **{name: products.form_of(name) for name in products.VECTORS},

@@ -303,6 +303,8 @@ def test_attempt_behind_a_compiled_rung_leaves_the_rest_to_torch_compile(task, r
     second = propose(subject, [outcome], Bounds(rung=rung))
     assert second.candidate.options.compile == mode
     assert second.candidate.kernels == first.candidate.kernels
+    copies = ".clone()" in second.candidate.files["model_new.py"]
+    assert copies is (mode == "reduce-overhead"), "graphs return the same memory at each call"
 
 
 def test_attempt_clearly_ahead_of_torch_compile_stays_eager(task):
@@ -343,3 +345,17 @@ def test_expert_takes_over_files_that_another_model_wrote(task):
     acts = converse(task, answer)
     assert len(refused) == 2
     assert "verify" in names(acts)
+
+
+def test_float64_is_named_as_the_reason_why_no_kernel_is_written(tmp_path):
+    path = tmp_path / "wide.py"
+    path.write_text(
+        "import torch\n"
+        "class Model(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return torch.tanh(x) * torch.sigmoid(x)\n"
+        "def get_inputs():\n"
+        "    return [torch.randn(4, 8, dtype=torch.float64)]\n"
+    )
+    acts = converse(load_task(path, device="cpu"), lambda *_: {})
+    assert "float64" in json.dumps(acts[-1])

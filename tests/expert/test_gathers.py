@@ -7,6 +7,7 @@ import torch
 from agreement import assert_agrees  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options
+from cuagent.expert.streaming.cpp import PREFETCHED_TABLE
 
 pytestmark = pytest.mark.slow
 
@@ -109,3 +110,38 @@ def test_bags_of_a_part_of_the_indices_are_read_in_place(make):
     made = make(text, "Model")
     assert "clone" not in made.candidate.files["model_new.py"].split("class ModelNew")[1]
     assert_agrees(made)
+
+
+LARGE = """
+import torch
+import torch.nn.functional as F
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.randn(3000, {width}).to(torch.{dtype}))
+    def forward(self, ids):
+        return {body}
+def get_inputs(): return [torch.randint(0, 3000, (9, 13))]
+def get_init_inputs(): return []
+"""
+LARGE_BODIES = {
+    "bags": "F.embedding_bag(ids, self.table, mode='sum')",
+    "lookups": "F.embedding(ids, self.table).tanh() * 2",
+    "rows from the end": "(self.table[ids - 3000] * 2).sum(-1)",
+    "lookups of every second index": "F.embedding(ids[:, ::2], self.table) * 2 + 1",
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("width", [48, 200])
+@pytest.mark.parametrize("name", LARGE_BODIES)
+def test_slices_of_a_large_table_are_fetched_in_advance(make, name, width, dtype):
+    made = make(LARGE.format(width=width, dtype=dtype, body=LARGE_BODIES[name]), "Model")
+    is_large = 3000 * width * (4 if dtype == "float32" else 2) >= PREFETCHED_TABLE
+    texts = [text for path, text in made.candidate.files.items() if path.endswith(".cpp")]
+    assert any("prefetch<" in text for text in texts) == is_large
+    new = assert_agrees(made)
+    (ids,) = made.inputs()
+    ids[-1, -1] = 9000
+    with torch.no_grad():
+        assert new(ids).isnan().any()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.resources
+import subprocess
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from cuagent.kernels import load
+from cuagent.kernels.toolchain import CPU_FLAGS
 
 CASES = {
     "exponential": (torch.exp, -87, 88, 2),
@@ -17,6 +20,8 @@ CASES = {
     "hyperbolic_tangent": (torch.tanh, -12, 12, 3),
     "error_function": (torch.erf, -5, 5, 3),
     "sigmoid": (torch.sigmoid, -40, 40, 4),
+    "softplus": (F.softplus, -87, 40, 4),
+    "log_sigmoid": (F.logsigmoid, -40, 87, 4),
     "sine": (torch.sin, -1e7, 1e7, 2),
     "cosine": (torch.cos, -1e7, 1e7, 2),
     "round_to_even": (torch.round, -40, 40, 0),
@@ -77,3 +82,51 @@ def test_larger_angles_give_a_number_within_one(kernels, name):
     y = torch.empty_like(x)
     getattr(kernels, f"apply_{name}")(y, x, x.numel())
     assert (y.abs() <= 1).all()
+
+
+CHAINS = {
+    "log of a clamped value": "logarithm(minimum(maximum(x[i], 1e-6f), 0.5f))",
+    "clamped log": "relu6(logarithm(x[i]))",
+    "log of one plus a clamped value": "logarithm_one_plus(relu6(x[i]))",
+    "log of a softplus": "logarithm(softplus(x[i]) + 1e-3f)",
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_chain_of_functions_with_choices_is_vectorized(tmp_path, name):
+    header = importlib.resources.files("cuagent.expert.streaming").joinpath("pointwise.h")
+    (tmp_path / "pointwise.h").write_text(header.read_text())
+    source = tmp_path / "chain.cpp"
+    source.write_text(
+        '#include "pointwise.h"\n'
+        'extern "C" void chain(float* y, const float* x, long n) {\n'
+        "#pragma omp simd\n"
+        f"  for (long i = 0; i < n; ++i) y[i] = {CHAINS[name]};\n}}\n"
+    )
+    flags = [*CPU_FLAGS, "-fopt-info-vec-optimized", "-o", str(tmp_path / "chain.so")]
+    done = subprocess.run(["g++", *flags, str(source)], capture_output=True, text=True, check=True)
+    if "optimized:" not in done.stderr and "clang" in _version():
+        pytest.skip("this compiler does not report its vectorized loops")
+    assert "loop vectorized" in done.stderr
+
+
+def _version() -> str:
+    return subprocess.run(["g++", "--version"], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("maximum", torch.maximum), ("minimum", torch.minimum)]
+)
+def test_extreme_of_two_keeps_nan_and_infinities(tmp_path, name, expected):
+    header = importlib.resources.files("cuagent.expert.streaming").joinpath("pointwise.h")
+    (tmp_path / "pointwise.h").write_text(header.read_text())
+    (tmp_path / "extreme.cpp").write_text(
+        '#include "pointwise.h"\n'
+        'extern "C" void extreme(float* y, const float* a, const float* b, long n) {\n'
+        f"  for (long i = 0; i < n; ++i) y[i] = {name}(a[i], b[i]);\n}}\n"
+    )
+    special = torch.tensor([float("nan"), float("inf"), -float("inf"), -2.0, 0.0, 3.5, 1e-40])
+    a, b = (t.flatten().contiguous() for t in torch.meshgrid(special, special, indexing="ij"))
+    y = torch.empty_like(a)
+    load(tmp_path / "extreme.cpp").extreme(y, a, b, a.numel())
+    torch.testing.assert_close(y, expected(a, b), rtol=0, atol=0, equal_nan=True)

@@ -13,7 +13,7 @@ from agreement import assert_agrees  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Candidate, Options, make_candidate
 from cuagent.expert.capture.subject import Target, open_subject
-from cuagent.expert.products import match, operands
+from cuagent.expert.products import halves, match, operands
 from cuagent.expert.products.tiles import FLOAT32, HALF, ranked
 from cuagent.task import load_task
 
@@ -122,7 +122,7 @@ def test_product_and_all_operations_behind_it_are_one_kernel(generate, name):
     candidate = generate(text_of(name))
     module = module_of(candidate)
     assert len(candidate.kernels) == 1
-    assert module.count("@triton.jit") == 1
+    assert module.count("@triton.jit") - module.count("_of_element(x):") == 1
     assert 'input_precision="tf32x3"' in module
     forward = module[module.rindex("def forward") :]
     assert "F.linear" not in forward
@@ -265,9 +265,24 @@ SPLITS = {
     "operand that the epilogue reads too": "F.linear(x, y) * x[:, :50]",
     "infinities": "F.linear(x, y).clamp(-100, 100)",
     "numbers near the largest": "F.linear(x, y)",
+    "numbers of all sizes": "F.linear(x, y)",
+    "rows of zeros": "F.linear(x, y) + 1",
     "triangle": "torch.tril(x @ y.t(), 3)",
+    "row-major right operand": "x @ y.view(80, 50).sin()",
+    "part of a wider tensor": "F.linear(x[:, 7:], y[:, 7:]).relu()",
+    "both transposed": "x.t() @ y[:40].relu()",
+    "batched": "torch.bmm(x.view(4, 10, 80), y[:40].view(4, 80, 10)).relu()",
+    "batched, transposed": "torch.bmm(x.view(4, 10, 80).mT, y[:40].view(4, 10, 80))",
 }
 LARGE = {
+    "numbers of all sizes": (
+        "torch.randn(40, 80) * 10.0 ** torch.randint(-12, 12, (40, 80))",
+        "torch.randn(50, 80)",
+    ),
+    "rows of zeros": (
+        "torch.randn(40, 80).relu().index_fill(0, torch.tensor([3, 5]), 0)",
+        "torch.randn(50, 80).index_fill(0, torch.tensor(7), 0)",
+    ),
     "infinities": (
         "torch.randn(40, 80).index_fill(1, torch.tensor(7), math.inf)",
         "torch.randn(50, 80)",
@@ -277,7 +292,7 @@ LARGE = {
         "torch.randn(50, 80) * 1e-4",
     ),
 }
-"""Operands whose TF32 parts are infinite."""
+"""Operands that float16 parts cannot represent, and special ones that they can."""
 
 
 def split_text(name: str) -> str:
@@ -293,22 +308,82 @@ def split_text(name: str) -> str:
 @pytest.fixture
 def split_small(monkeypatch, any_size):
     """Lets the operands of products of all sizes be split beforehand."""
+    monkeypatch.setattr(match, "LEAST_SPLIT_OPERATIONS", 0)
     monkeypatch.setattr(match, "LEAST_SPLIT_REUSE", 0)
     monkeypatch.setattr(match, "LEAST_SPLIT_DEPTH", 0)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("in_blocks", [False, True], ids=["by pointers", "in blocks"])
 @pytest.mark.parametrize("name", SPLITS)
-def test_product_of_split_operands_agrees_with_fp64(generate, split_small, interpreted, name):
+def test_product_of_split_operands_agrees_with_fp64(
+    generate, split_small, interpreted, monkeypatch, name, in_blocks
+):
+    monkeypatch.setattr(halves, "LEAST_IN_BLOCKS", 0 if in_blocks else 1 << 62)
     candidate = generate(split_text(name))
-    assert "_parts[" in module_of(candidate)
+    module = module_of(candidate)
+    assert "_parts[" in module
+    assert ("TensorDescriptor" in module) == in_blocks
+    interpreted(candidate)
+
+
+WEIGHTS = {
+    "layer": ("nn.Linear(80, 50)", "self.l(x).relu() * 2"),
+    "row-major weight": ("nn.ParameterList([torch.randn(80, 50)])", "x @ self.l[0] + 1"),
+    "odd weight": ("nn.Linear(75, 50, bias=False)", "self.l(x[:, 2:77]) * x[:, :50]"),
+    "weight of all sizes": (
+        "nn.ParameterList([torch.randn(50, 80) * 10.0 ** torch.randint(-12, 12, (50, 80))])",
+        "F.linear(x, self.l[0])",
+    ),
+    "weight with rows of zeros": (
+        "nn.ParameterList([torch.randn(50, 80) * (torch.arange(50) % 7 != 3)[:, None]])",
+        "F.linear(x, self.l[0])",
+    ),
+}
+
+
+def weight_text(name: str) -> str:
+    init, body = WEIGHTS[name]
+    return f"""
+import torch
+import torch.nn.functional as F
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.l = {init}
+    def forward(self, x):
+        return {body}
+def get_inputs(): return [torch.randn(40, 80)]
+def get_init_inputs(): return []
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weight_of_split_product_is_split_once(generate, split_small, interpreted, name):
+    candidate = generate(weight_text(name))
+    module = module_of(candidate)
+    forward = module[module.rindex("def forward") : module.index("def _prepare")]
+    assert forward.count("_parts[") == 1
     interpreted(candidate)
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_cuda_product_with_split_weight_agrees_with_reference(make, split_small, name):
+    assert_agrees(make(weight_text(name), "Model", Options(), "cuda"), "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("in_blocks", [False, True], ids=["by pointers", "in blocks"])
 @pytest.mark.parametrize("name", SPLITS)
-def test_cuda_product_of_split_operands_agrees_with_reference(make, split_small, name):
+def test_cuda_product_of_split_operands_agrees_with_reference(
+    make, split_small, monkeypatch, name, in_blocks
+):
+    monkeypatch.setattr(halves, "LEAST_IN_BLOCKS", 0 if in_blocks else 1 << 62)
     assert_agrees(make(split_text(name), "Model", Options(), "cuda"), "cuda")
 
 
@@ -319,7 +394,7 @@ def test_operands_of_large_float32_products_alone_are_split(generate):
     assert "_parts[" in module_of(generate(large))
     assert "_parts[" not in module_of(generate(large, options=Options(split=False)))
     assert "_parts[" not in module_of(generate(large, Target("cuda", (8, 0), 108)))
-    assert "_parts[" not in module_of(generate(large.replace("2048, 1024", "512, 4096")))
+    assert "_parts[" not in module_of(generate(large.replace("2048, 1024", "256, 4096")))
 
 
 @pytest.mark.gpu
@@ -361,3 +436,17 @@ def get_init_inputs(): return []
 
 def _is_store(name: ast.Name) -> bool:
     return isinstance(name.ctx, ast.Store)
+
+
+def test_equal_layers_share_the_text_of_their_kernel(generate, monkeypatch):
+    init = "self.a, self.b, self.c = nn.Linear(520, 520), nn.Linear(520, 520), nn.Linear(520, 300)"
+    text = text_of("an activation").replace("self.l = nn.Linear(520, 1000)", init)
+    monkeypatch.setattr(match, "LEAST_SPLIT_OPERATIONS", 0)
+    text = text.replace("F.gelu(self.l(x)) * 2", "self.c(self.b(self.a(x).relu()).relu()).relu()")
+    candidate = generate(text)
+    module = module_of(candidate)
+    definitions = module.count("@triton.jit") - module.count("_parts(\n    high_out")
+    assert definitions == len(candidate.kernels) == 1
+    first = candidate.kernels[0]
+    assert module[module.rindex("def forward") :].count(f"{first}[(") == 2
+    assert {"relu", "relu_1"} <= candidate.origins[0], "both uses are left out together"

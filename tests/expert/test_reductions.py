@@ -24,6 +24,13 @@ BODIES = {
         "m = x.amax((1, 3), keepdim=True)\n"
         "        return (x - m).exp().sum((1, 3), keepdim=True).log() + m"
     ),
+    "sums of each pair of rows": (
+        "s = (x * y).flatten(1).sum(-1)\n"
+        "        return torch.relu(s[:, None] + (x - y).flatten(1).sum(-1)[None])"
+    ),
+    "sums of each pair of rows by channel": (
+        "s = (x * y).flatten(2).sum(-1)\n        return (s[:, None] + s[None]).softmax(1)"
+    ),
     "two results": "h = x * y; return h.sum((0, 2)), h.amin((0, 2)), h.tanh()",
 }
 SHAPES = {

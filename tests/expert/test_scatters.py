@@ -43,6 +43,8 @@ BODIES = {
         "return torch.zeros(7, 5, dtype=t).index_add(0, strided[:, 1], m)"
     ),
 }
+QUICK = ("index_add", "the largest", "index_put", "messages of edges")
+"""Bodies outside of the slow suite."""
 LEFT = {
     "another dimension": "return x.index_add(1, pair[0, :5] % 5, m[:7])",
     "an index for each element": "return x.scatter_add(0, strided[:, :1].repeat(1, 5), m)",
@@ -73,13 +75,16 @@ def is_scattered(made) -> bool:
     return any("destinations" in text for text in made.candidate.files.values())
 
 
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in BODIES]
+)
 def test_candidate_agrees_with_reference(make, name):
     made = make(text_of(BODIES[name]), "Model")
     assert is_scattered(made)
     assert_agrees(made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LEFT)
 def test_other_forms_stay_with_torch(make, name):
     made = make(text_of(LEFT[name].replace("return ", "y = ") + "; return (y * 2).tanh()"), "Model")

@@ -45,3 +45,43 @@ def get_init_inputs(): return []
     made = make(text, "Model")
     torch.manual_seed(0)
     assert_agrees(made)
+
+
+OVERLAPPING = """
+import torch
+import torch.nn.functional as F
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn({width}, 16))
+        self.scale = torch.nn.Parameter(torch.rand(7, 1))
+    def forward(self, x, y):
+        return {body}
+def get_inputs(): return [torch.randn(7, 16), torch.randn(7, {width})]
+def get_init_inputs(): return []
+"""
+
+
+@pytest.mark.parametrize("width", [9, 15, 17, 30, 255])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "torch.tanh(y * self.scale) + y",
+        "torch.tanh(F.linear(x, self.weight) * self.scale)",
+        "torch.cat([torch.sin(y), torch.cos(y), y], 1)",
+    ],
+)
+def test_last_vector_of_a_short_row_overlaps_the_others(make, body, width):
+    made = make(OVERLAPPING.format(body=body, width=width), "Model")
+    loop = f"< {width - width % 8}; ++i"
+    (text,) = [text for path, text in made.candidate.files.items() if path.endswith(".cpp")]
+    assert loop in text
+    assert_agrees(made)
+
+
+def test_map_without_a_rest_is_one_loop_and_may_be_in_place(make):
+    body = "torch.tanh(F.linear(x, self.weight) * self.scale)"
+    made = make(OVERLAPPING.format(body=body, width=32), "Model")
+    assert "# in place" in made.candidate.files["model_new.py"]
+    made = make(OVERLAPPING.format(body=body, width=30), "Model")
+    assert "# in place" not in made.candidate.files["model_new.py"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import pytest
 from agreement import assert_agrees  # type: ignore[import-not-found]
 
@@ -45,6 +48,13 @@ OTHERS = {
     ),
     "sum over channels": ("nn.ConvTranspose2d(5, 7, 3)", "self.c(x).sum(1)", "2, 5, 9, 8"),
 }  # fmt: skip
+QUICK = ("all places, parts", "width of a strided one", "groups", "two readers")
+"""Cases outside of the slow suite."""
+
+
+def selected(names: Iterable[str]) -> list[Any]:
+    """Return the parameters of a test; all but the quick cases are slow."""
+    return [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in names]
 
 
 def text_of(layer: str, forward: str, shape: str) -> str:
@@ -67,7 +77,7 @@ def forward_of(made) -> str:
     return made.candidate.files["model_new.py"].rpartition("def forward")[2]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", selected(CASES))
 def test_sum_of_a_convolution_is_computed_from_sums_of_its_input(make, name):
     layer, forward, shape, count = CASES[name]
     made = make(text_of(layer, forward, shape), "Model")
@@ -78,7 +88,7 @@ def test_sum_of_a_convolution_is_computed_from_sums_of_its_input(make, name):
     assert_agrees(made)
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", selected(OTHERS))
 def test_other_sums_stay_behind_the_convolution(make, name):
     layer, forward, shape = OTHERS[name]
     try:

@@ -49,7 +49,9 @@ def test_a_module_with_other_names_is_known_again(tmp_path):
     assert key(subject_of(tmp_path, entry="Net", name="down", x="value")) == first
 
 
-@pytest.mark.parametrize("change", [{"width": 7}, {"factor": 3}, {"rows": 5}])
+@pytest.mark.parametrize(
+    "change", [{"width": 7}, {"factor": 3}, pytest.param({"rows": 5}, marks=pytest.mark.slow)]
+)
 def test_a_module_with_other_shapes_or_numbers_is_not(tmp_path, change):
     assert key(subject_of(tmp_path)) != key(subject_of(tmp_path, **change))
 
@@ -116,3 +118,34 @@ def test_a_resumed_run_keeps_the_memory_it_began_with(tmp_path):
         file.unlink()
     again = ExpertModel(task, folder).query(messages, tools, lambda *_: None)
     assert [call.name for call in again.message.tool_calls] == ["verify"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("compile", 'max-autotune"); import os; os.system("id'),
+        ("convolutions", "own\n"),
+        ("tile", "64; }"),
+        ("tile", -1),
+        ("tile", True),
+        ("threads", 1 << 40),
+        ("fold", "yes"),
+        ("widen", 1),
+        ("keep", [1]),
+    ],
+)
+def test_a_memory_with_values_that_no_option_has_counts_as_none(tmp_path, name, value):
+    subject = subject_of(tmp_path)
+    remember(subject, tmp_path, [outcome(subject, Options(), 1.5)])
+    file = tmp_path / f"{key(subject)}.json"
+    assert recalled(subject, tmp_path).first == Options()
+    data = json.loads(file.read_text())
+    data["first"][name] = value
+    file.write_text(json.dumps(data))
+    assert recalled(subject, tmp_path) == Memory()
+
+
+def test_a_deeply_nested_memory_counts_as_none(tmp_path):
+    subject = subject_of(tmp_path)
+    (tmp_path / f"{key(subject)}.json").write_text("[" * 200_000)
+    assert recalled(subject, tmp_path) == Memory()

@@ -86,3 +86,27 @@ def test_window_at_a_divisor_has_a_condition_outside_the_inner_loop(make):
 def test_output_keeps_the_layout_that_torch_gives_it(make):
     made = make(text_of("return (x * 2).exp() + y, (x.transpose(1, 2) * 2).exp()"), "Model")
     assert_agrees(made)
+
+
+ENCODED = """
+import torch
+import torch.nn.functional as F
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(15, 12)
+        self.second = torch.nn.Linear(27, 4)
+    def forward(self, x):
+        e = torch.cat([x, torch.sin(x * 3), torch.cos(x * 3)], -1)
+        return self.second(torch.cat([e, F.relu(self.first(e))], -1))
+def get_inputs(): return [torch.randn(9, 5)]
+def get_init_inputs(): return []
+"""
+
+
+def test_expensive_part_that_a_product_reads_is_computed_once(make):
+    made = make(ENCODED, "Model")
+    texts = "".join(text for path, text in made.candidate.files.items() if path.endswith(".cpp"))
+    assert texts.count("= sine(") == 1
+    assert len(made.candidate.kernels) >= 1
+    assert_agrees(made)

@@ -64,6 +64,7 @@ def test_compiled_function_calls_the_operator_between_its_own_kernels(source):
     assert torch.allclose(compiled(x), (x * 6).relu() + 1)
 
 
+@pytest.mark.slow
 def test_transposed_argument_arrives_contiguous_in_a_compiled_function(source):
     scale = load(source).operator("scale")
 

@@ -31,6 +31,7 @@ def test_cpu_ceilings_are_measured_once_and_again_after_damage(tmp_path: Path) -
     assert ceilings(Device.CPU, cache=tmp_path).copy > 1
 
 
+@pytest.mark.slow
 def test_streaming_stores_count_for_the_copy_rate_of_a_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -38,6 +39,7 @@ def test_streaming_stores_count_for_the_copy_rate_of_a_cpu(
     assert ceilings(Device.CPU, cache=tmp_path).copy > 5e8
 
 
+@pytest.mark.slow
 def test_without_a_compiler_the_ceiling_is_torchs_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from cuagent.measure import ladder_cache
 from cuagent.measure.ladder import (
     admitted,
     join_rungs,
@@ -241,6 +242,30 @@ def test_cached_ladder_states_its_age_and_fresh_measures_again(
         notes = measure_ladder(timer, whole=False, cache=tmp_path).notes
         assert notes[-1] == "measured 30 min ago; --fresh measures again"
         assert measure_ladder(timer, whole=False, fresh=True, cache=tmp_path).age() == ""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seconds": "fast"},
+        {"seconds": -1.0},
+        {"name": 3},
+        {"over_eager": {"value": 1e400, "low": 1.0, "high": 2.0}},
+        {"over_eager": {"value": "9", "low": 1.0, "high": 2.0}},
+        None,
+    ],
+)
+def test_cached_ladder_with_values_that_no_timing_gives_is_measured_again(
+    tmp_path: Path, change: dict[str, object] | None
+) -> None:
+    file = tmp_path / "ladder.json"
+    data = replace(made(rung("eager", 4e-3, 1.0)), when=time.time()).to_json()
+    file.write_text(json.dumps(data))
+    assert ladder_cache._read(file) is not None
+    data = json.loads(json.dumps(data))
+    data["rungs"][0] |= change or {}
+    file.write_text(json.dumps(data) if change else "[" * 200_000)
+    assert ladder_cache._read(file) is None
 
 
 def test_proposed_includes_rungs_that_a_quick_timing_leaves_open() -> None:

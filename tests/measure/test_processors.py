@@ -110,6 +110,8 @@ def test_arms_are_bound_to_one_processor_for_each_thread(
     assert len(held) == min(fork_server.threads, len(PROCESSORS))
 
 
+@pytest.mark.slow
+@pytest.mark.always
 @pytest.mark.skipif(len(PROCESSORS) < 2, reason="needs a second processor")
 def test_candidate_that_leaves_its_processors_has_no_ratio(
     referee: Referee, monkeypatch: pytest.MonkeyPatch

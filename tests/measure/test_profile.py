@@ -152,6 +152,8 @@ def test_build_failure_is_the_compilers_line(fork_server: ForkServer, folder: Pa
         profile(task, broken, built, fork_server=fork_server, cache=folder)
 
 
+@pytest.mark.slow
+@pytest.mark.always
 def test_attempt_that_exits_is_an_error(fork_server: ForkServer, folder: Path) -> None:
     gone = Attempt((("model_new.py", "import os\nos._exit(0)"),))
     task = load_task(folder / "task.py", device="cpu")
@@ -159,6 +161,8 @@ def test_attempt_that_exits_is_an_error(fork_server: ForkServer, folder: Path) -
         profile(task, gone, fork_server=fork_server, cache=folder)
 
 
+@pytest.mark.slow
+@pytest.mark.always
 def test_forged_profile_is_an_error(fork_server: ForkServer, folder: Path) -> None:
     forger = Attempt(
         (

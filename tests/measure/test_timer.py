@@ -24,7 +24,7 @@ from cuagent.build import Build, build
 from cuagent.events import Event, Phase
 from cuagent.measure.roofline import count as count_module
 from cuagent.measure.roofline.ceilings import Ceilings
-from cuagent.measure.timing import repeats
+from cuagent.measure.timing import repeats, task_floor
 from cuagent.measure.timing import timer as timer_module
 from cuagent.measure.timing.rounds import Round
 from cuagent.measure.timing.timed_arm import BlockTime, TimedArm
@@ -259,7 +259,7 @@ def test_charge_on_a_gpu_counts_after_confirmation_in_fresh_processes(
         with Timer(referee, (EAGER,)) as timer:
             timer.device = Device.CUDA
             monkeypatch.setattr(timer, "_round", lambda *_: left.pop(0))
-            monkeypatch.setattr(timer, "_floor", lambda *_: None)
+            monkeypatch.setattr(timer._floor, "of", lambda _: None)
             timing = timer.time(*attempt(HONEST.format(seconds=0.01)))
         assert not left
         return timing.ratios[EAGER].value
@@ -288,7 +288,7 @@ def test_delayed_baseline_is_recognised_from_earlier_timings(
     with Timer(referee, (EAGER, COMPILE)) as timer:
         timer.device = Device.CUDA
         monkeypatch.setattr(timer, "_round", lambda *_: left.pop(0))
-        monkeypatch.setattr(timer, "_floor", lambda *_: None)
+        monkeypatch.setattr(timer._floor, "of", lambda _: None)
         monkeypatch.setattr(timer._baselines, "end", ended.append)
         timings = [timer.time(*attempt(HONEST.format(seconds=0.01))) for _ in range(3)]
     assert not left
@@ -312,10 +312,10 @@ def test_ceilings_are_measured_again_before_a_candidate_is_suspect(
         remeasured.append(remeasure)
         return Ceilings("here", 1.0 if len(remeasured) < 3 else 1e12, 1e12, 0.0, 0.0)
 
-    monkeypatch.setattr(timer_module, "ceilings", measured)
+    monkeypatch.setattr(task_floor, "ceilings", measured)
     arm = Arm(EAGER, 1e-3, (1e-3,))
     with Timer(referee, (EAGER,)) as timer:
-        floors = [timer._floor([arm]) for _ in range(3)]
+        floors = [timer._floor.of([arm]) for _ in range(3)]
     assert [floor is not None and floor.memory > arm.median for floor in floors] == [
         True,
         False,
@@ -348,9 +348,9 @@ def test_failed_count_is_repeated_by_the_first_timing(
             raise TaskError("out of memory")
         return count_module.count(task, fork_server)
 
-    monkeypatch.setattr(timer_module, "count", count)
+    monkeypatch.setattr(task_floor, "count", count)
     with Timer(referee, (EAGER,)) as timer:
-        assert timer._count() is None
+        assert timer._floor.count() is None
         for _ in range(2):
             timing = timed(timer, HONEST.format(seconds=0.005))
             assert (timing.floor is not None) == known
@@ -423,9 +423,9 @@ def test_record_takes_fresh_processes_and_at_least_three_rounds(referee: Referee
     assert phases[:3] == [
         "timing: opening eager",
         "timing: opening the attempt",
-        "timing 2 interleaved models: round 1 of at most 5",
+        "timing 2 interleaved models: round 1 of at most 6",
     ]
-    assert "timing 2 interleaved models: round 3 of at most 5" in phases
+    assert "timing 2 interleaved models: round 3 of at most 6" in phases
     assert timing.effort is Effort.RECORD
     assert timing.ratios["eager"].high > 1.7
     arm = timing.arm("candidate")

@@ -57,5 +57,5 @@ def original(parent: Path) -> Any:
 @pytest.fixture
 def model(original: Any, package: ModuleType, silent: None) -> Any:
     made = nn.Sequential(copy.deepcopy(original), nn.Identity()).eval()
-    assert package.optimize_(made) is made
+    assert package.optimize_(made, gradients=True) is made
     return made

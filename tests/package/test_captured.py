@@ -129,7 +129,7 @@ def test_all_modules_of_the_class_run_the_kernel_though_unread_attributes_differ
 ) -> None:
     model = nn.ModuleList([gate(0), gate(1)])
     plain = copy.deepcopy(model)
-    package.optimize_(model)
+    package.optimize_(model, gradients=True)
     x, y = inputs()
     before = kernel_ran(package)
     for one, other in zip(model, plain, strict=True):
@@ -145,7 +145,7 @@ def test_a_module_that_differs_in_an_attribute_of_its_call_stays(
     model = gate(0)
     model.slope = 0.25
     with pytest.warns(RuntimeWarning, match="attribute slope of the module differs"):
-        package.optimize_(model)
+        package.optimize_(model, gradients=True)
     assert "why_original" not in dir(model)
 
 
@@ -156,7 +156,7 @@ def test_the_warning_counts_the_modules_that_run_the_kernel(
     model[2].slope = 0.125
     importlib.import_module(f"{package.__name__}.model_new").PACKAGE.warned.clear()
     with pytest.warns(RuntimeWarning, match="2 of 3 modules run the kernel; not the others"):
-        package.optimize_(model)
+        package.optimize_(model, gradients=True)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_the_recorded_call_in_any_spelling_runs_the_kernel(
     package: ModuleType,
     gate: Callable[[int], Any],
 ) -> None:
-    model = package.optimize_(gate(0))
+    model = package.optimize_(gate(0), gradients=True)
     given = inputs()
     tensor = lambda item: given[item] if type(item) is int else item  # noqa: E731
     args, named = tuple(map(tensor, args)), {k: tensor(v) for k, v in named.items()}
@@ -191,7 +191,7 @@ def test_a_call_with_other_constants_is_the_users(
     named: dict[str, Any], package: ModuleType, gate: Callable[[int], Any]
 ) -> None:
     plain = gate(0)
-    model = package.optimize_(copy.deepcopy(plain))
+    model = package.optimize_(copy.deepcopy(plain), gradients=True)
     x, y = inputs()
     before = kernel_ran(package)
     with warnings.catch_warnings():
@@ -205,7 +205,7 @@ def test_each_accepted_shape_runs_the_kernel_and_others_the_original(
     compiled: bool, package: ModuleType, gate: Callable[[int], Any]
 ) -> None:
     plain = gate(0)
-    model = package.optimize_(copy.deepcopy(plain))
+    model = package.optimize_(copy.deepcopy(plain), gradients=True)
     call = torch.compile(model, backend="eager", fullgraph=True) if compiled else model
     for rows, runs in ((4, 1), (6, 1), (5, 0)):
         x, y = inputs(rows)
@@ -220,7 +220,7 @@ def test_training_runs_the_kernel_with_the_gradients_of_the_original(
     package: ModuleType, gate: Callable[[int], Any]
 ) -> None:
     plain = gate(0)
-    model = package.optimize_(copy.deepcopy(plain)).train()
+    model = package.optimize_(copy.deepcopy(plain), gradients=True).train()
     for rows in (4, 6):
         x, y = inputs(rows)
         results = []
@@ -256,7 +256,7 @@ def test_a_dropout_that_drops_makes_training_the_users(
     package = package_of(place, "drop_fast", Captured("net", "Gate", CALL), drops)
     model = importlib.import_module("drops").Gate(8, 0)
     with pytest.warns(RuntimeWarning, match="drop is in training mode"):
-        package.optimize_(model)(*inputs(), scale=2.0)
+        package.optimize_(model, gradients=True)(*inputs(), scale=2.0)
     assert model.eval().why_original(*inputs(), scale=2.0) == ""
 
 
@@ -281,4 +281,4 @@ def test_a_call_that_holds_objects_leaves_the_original(
 ) -> None:
     package = package_of(place, "object_fast", Captured("net", "Gate", None))
     with pytest.warns(RuntimeWarning, match="objects other than tensors and constants"):
-        package.optimize_(gate(0))
+        package.optimize_(gate(0), gradients=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from cuagent import kernels
 from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.package import ExportError, export
@@ -282,7 +285,7 @@ def test_export_uses_prebuilt_library_without_compiler(tmp_path: Path, run: Run)
 def test_export_installs_with_pip(out: Path, without_cuagent, tmp_path: Path, run: Run):
     target = tmp_path / "site"
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
-    options = ["--no-build-isolation", "--disable-pip-version-check", "--target", str(target)]
+    options = ["--disable-pip-version-check", "--target", str(target)]
     subprocess.run([*command, *options, str(out)], check=True, capture_output=True)
     program = f"sys.path.insert(0, {str(target)!r}); from affine_task_fast import ModelNew\n{USE}"
     done = run(program, tmp_path, without_cuagent)
@@ -311,3 +314,53 @@ def test_vendored_rewrites_every_form_of_loader_import(line: str, package: str):
 
 def test_vendored_keeps_model_without_loader_import():
     assert vendored("import torch\n") == ("import torch\n", False)
+
+
+SHARED_LINES = """\
+# a page break \x0c and a separator \u2028 are no ends of lines
+import sys; from cuagent.kernels import load; loaded = load.__name__
+def inner(): from cuagent.kernels import load as other; return other.__name__
+import cuagent.kernels as ck, math
+é = "é"; from cuagent import kernels as again; after = math.pi
+text = '''
+from cuagent.kernels import load
+'''
+"""
+
+
+def test_vendored_keeps_other_statements_of_a_line(tmp_path: Path):
+    text, changed = vendored(SHARED_LINES)
+    assert changed
+    package = tmp_path / "package"
+    shutil.copytree(Path(kernels.__file__).parent, package / "_kernels")
+    (package / "__init__.py").write_text("")
+    (package / "model_new.py").write_text(text)
+    program = (
+        "from package import model_new as m; import sys; "
+        "assert not any(name.startswith('cuagent') for name in sys.modules); "
+        "print(m.loaded, m.inner(), m.ck.load.__name__, m.again.load.__name__, m.after, m.text)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout.startswith("load load load load 3.14"), done.stderr
+    assert done.stdout.endswith("from cuagent.kernels import load\n\n")
+
+
+def test_name_of_the_task_file_is_no_code(tmp_path: Path):
+    name = '"""\nimport os; os.environ["INJECTED"] = "1"\n"""\\N.py'
+    out = export(ATTEMPT, replace(TASK, path=Path(name)), MEASURED, tmp_path / "out")
+    for file in ("__init__.py", "model_new.py"):
+        tree = ast.parse((out / file).read_text())
+        assert not any(isinstance(n, ast.Name) and n.id == "os" for n in ast.walk(tree))
+    (project,) = [
+        line for line in (out / "pyproject.toml").read_text().splitlines() if "name =" in line
+    ]
+    assert re.fullmatch(r'name = "[a-z0-9-]+"', project)
+
+
+def test_export_refuses_files_that_no_verdict_covers(tmp_path: Path):
+    files = (("guard.py", "raise SystemExit"), *ATTEMPT.files)
+    with pytest.raises(ExportError, match="no verdict covers it"):
+        export(Attempt(files), TASK, MEASURED, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -35,7 +35,7 @@ def get_init_inputs():
 )
 TIMED_TASK = replace(TASK, source=WITH_INPUTS)
 MEASURED = Measured(domain=DOMAIN)
-PIP = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
+PIP = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
 
 USE = """
 import importlib.util, json, pathlib, sys, warnings
@@ -64,8 +64,6 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (site,) = folder.glob("lib/python*/site-packages")
     libraries = Path(torch.__file__).resolve().parents[1]
     (site / "torch.pth").write_text(f"{libraries}\n")
-    for old in site.glob("setuptools*"):  # torch's environment has a newer one
-        shutil.rmtree(old)
     out = folder / "package"
     export(ATTEMPT, TIMED_TASK, MEASURED, out)
     install = [str(folder / "bin" / "python"), *PIP, str(out)]

@@ -26,7 +26,7 @@ def test_optimized_module_is_the_same_object_and_runs_the_kernel(
 ) -> None:
     module = copy.deepcopy(original)
     inner, names = module.fc, list(module.state_dict())
-    package.optimize_(module)
+    package.optimize_(module, gradients=True)
     assert isinstance(module, type(original))
     assert module.fc is inner
     assert list(module.state_dict()) == names
@@ -43,7 +43,7 @@ def test_restore_gives_the_original_class_back(
     assert package.restore_(model) is model
     assert type(model[0]) is type(original)
     assert model[0].__dict__.keys() == original.__dict__.keys()
-    package.optimize_(model)
+    package.optimize_(model, gradients=True)
     with torch.no_grad():
         close(model(X), original(X))
     assert ran(model) == 1
@@ -246,7 +246,7 @@ def test_named_class_is_optimized_though_its_source_differs(
     (parent / "copied.py").write_text(USERS.replace("class Block", "class Copied"))
     made = importlib.import_module("copied").Copied(8).eval()
     made.load_state_dict(original.state_dict())
-    package.optimize_(made, original=type(made))
+    package.optimize_(made, original=type(made), gradients=True)
     with torch.no_grad():
         close(made(X), original(X))
     assert made.why_original(X) == ""
@@ -306,3 +306,13 @@ def test_torch_that_is_too_old_is_named(parent: Path, monkeypatch: pytest.Monkey
         patch.setattr(torch, "__version__", "2.5.1+cu124")
         with pytest.raises(ImportError, match=r"needs torch 2.6 or newer; found 2.5.1\+cu124"):
             importlib.import_module("old_fast")
+
+
+def test_without_a_verified_backward_training_is_the_users(package: Any, original: Any) -> None:
+    model = package.optimize_(nn.Sequential(copy.deepcopy(original)))
+    assert "no backward of the kernel was verified" in model[0].why_original(X)
+    model(X).sum().backward()
+    assert ran(model) == 0, "a kernel whose backward is the original's only adds its own time"
+    with torch.no_grad():
+        model(X)
+    assert ran(model) == 1

@@ -123,10 +123,10 @@ def test_module_text_applies_every_rung(
 @pytest.mark.parametrize(
     "name",
     [
-        "eager",
-        "eager+tf32",
+        pytest.param("eager", marks=pytest.mark.slow),
+        pytest.param("eager+tf32", marks=pytest.mark.slow),
         "eager+bf16+tf32",
-        "compile+tf32",
+        pytest.param("compile+tf32", marks=pytest.mark.slow),
         "eager+cudnn_benchmark",
         "eager+cuda_graph",
     ],
@@ -199,7 +199,7 @@ def test_readme_contains_measured_ladder(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_exported_rung_installs_with_pip(tmp_path: Path, python: list[str]) -> None:
     folder = exported("eager+channels_last", tmp_path / "out")
-    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
+    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index"]
     target = tmp_path / "site"
     done = subprocess.run(
         [*install, "--target", str(target), str(folder)],

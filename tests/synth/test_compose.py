@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -11,10 +12,12 @@ from cuagent.expert.families import FAMILIES as EXPERT_FAMILIES
 from cuagent.synth.blocks import blocks
 from cuagent.synth.card import PAPER_COUNTS, entropy
 from cuagent.synth.catalogue import FAMILIES, catalogue
-from cuagent.synth.compose import Candidate, Grammar, _shape, candidate
+from cuagent.synth.compose import WHOLE, Candidate, Grammar, _shape, candidate
 from cuagent.synth.draft import Draft
+from cuagent.synth.labelled import differences, traced
+from cuagent.synth.loops import loop_candidate
 from cuagent.synth.seeds import Domain, Seed
-from cuagent.synth.source import labels, parse
+from cuagent.synth.source import graph_of, labels, parse
 from cuagent.synth.templates import BATCH, Unfit
 
 WITHOUT_BLOCKS = Grammar(families={**FAMILIES, "blocks": 0.0})
@@ -47,12 +50,12 @@ def test_every_seed_of_the_catalogue_can_be_applied() -> None:
 
 
 def test_every_family_has_seeds_and_the_experts_families_are_among_them() -> None:
-    assert all(seeds for family, seeds in catalogue().items() if family != "blocks")
+    assert all(seeds for family, seeds in catalogue().items() if family not in WHOLE)
     names = {seed.name for seeds in catalogue().values() for seed in seeds}
     families = {"streaming", "scans", "pooling", "loops", "depthwise", "recurrences", "scatters"}
     assert EXPERT_FAMILIES.keys() == families
     assert {"torch.exp", "torch.sum", "nn.LayerNorm", "torch.cumsum", "nn.MaxPool2d"} <= names
-    assert {"nn.LSTM", "nn.GRU", "nn.RNN"} <= names
+    assert {"nn.LSTM", "nn.GRU", "nn.RNN", "torch.index_add"} <= names
     assert {"nn.Linear", "nn.Conv2d", "F.embedding", "nn.Upsample", "torch.argmax"} <= names
 
 
@@ -121,3 +124,21 @@ def test_blocks_of_different_models_have_different_texts() -> None:
     norms = [name for name in names if name.endswith("RMSNorm")]
     assert "LlamaRMSNorm" not in norms  # an earlier family has the same text
     assert {"CohereMLP", "T5LayerNorm"} <= set(names)
+
+
+@pytest.mark.parametrize("index", range(12))
+def test_loop_is_unrolled_into_the_operators_of_its_labels(index: int) -> None:
+    made = loop_candidate(random.Random(index), index, {"float32": 1.0})
+    assert made.families == ("loops",)
+    assert made.source == "loop"
+    space: dict[str, Any] = {}
+    exec(made.code, space)
+    model, inputs = space["Model"]().eval(), space["get_inputs"]()
+    run = traced(model, inputs)
+    assert differences(made.ops, run, repeated=True) == ""
+    assert len(run) > len(made.ops)
+
+
+def test_loops_with_other_updates_have_other_graphs() -> None:
+    candidates = [loop_candidate(random.Random(k), k, {"float32": 1.0}) for k in range(40)]
+    assert len({graph_of(parse(made.code)) for made in candidates}) > 30

@@ -185,7 +185,7 @@ DEEPSEEK_V3 = """\
 {%- endfor -%}
 {%- if add_generation_prompt and messages[-1].role != 'tool' -%}<｜Assistant｜>{%- endif -%}
 """
-"""The policy goes on right behind the results of tools, without a header of its own."""
+"""The policy continues right behind the results of tools, without another header."""
 DEEPSEEK_V31 = (
     DEEPSEEK_V3.replace("<｜Assistant｜>", "<｜Assistant｜></think>")
     .replace("{%- if before != 'tool' -%}<｜tool▁outputs▁begin｜>{%- endif -%}\n", "")

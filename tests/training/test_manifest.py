@@ -61,6 +61,7 @@ def test_folder_without_manifest_is_resumed(tmp_path: Path) -> None:
     assert json.loads((tmp_path / MANIFEST).read_text())["policy"] == "p"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("other", "said"),
     [
@@ -76,6 +77,7 @@ def test_demo_refuses_folder_of_other_settings(other: DemoConfig, said: str, dem
     assert {p.stat().st_mtime_ns for p in demo.rglob("*")} == before
 
 
+@pytest.mark.slow
 def test_trial_accepts_new_seeds_and_arms(demo: Path, tmp_path: Path) -> None:
     out = tmp_path / "trial"
     open_seeds_manifest(out, replace(SMALL, more_rounds=0))

@@ -156,6 +156,22 @@ def unsure_rung(rung: Rung) -> Rung:
     return replace(rung, over_eager=Ratio(1.2, 0.9, 1.7))
 
 
+def test_a_rung_that_may_be_the_best_is_named_as_the_kernels_opponent() -> None:
+    """The ratio is over that rung: over eager alone it would hide that torch.compile may win."""
+    found = replace(LADDER, rungs=(*LADDER.rungs[:1], unsure_rung(LADDER.rungs[1])), later=())
+    timing = ON_TOP.timing
+    assert timing is not None
+    ratios = {"eager": Ratio(2.13, 1.26, 3.6), "compile": Ratio(0.78, 0.04, 14.2)}
+    unsure = replace(timing, ratios=ratios)
+    said_words = said(replace(ON_TOP, timing=unsure, gain=gain_of(unsure, found)), found).split()
+    text = " ".join(said_words)
+    assert "option 0.78x [0.04, 14.2] (inconclusive), over torch.compile" in text
+    assert "end to end 2.13x [1.26, 3.60]" in text
+    sure = replace(timing, ratios=ratios | {"compile": Ratio(2.5, 2.4, 2.6)})
+    text = said(replace(ON_TOP, timing=sure, gain=gain_of(sure, found)), found)
+    assert "option  2.13x [1.26, 3.60]\n" in text
+
+
 def test_a_suspect_time_is_no_gain() -> None:
     timing = GAIN.timing
     assert timing is not None

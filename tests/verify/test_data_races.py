@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
+import column_sums
 import pytest
 from regimes import Regime
 
-from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.build.races import may_use_threads
 from cuagent.verdict import Verdict
@@ -131,24 +132,7 @@ WRONG = {
     ),
     "buffer that threads share": SCRATCH,
 }
-MODEL = """
-import torch
-from cuagent.kernels import load
-
-kernel = load("kernels/columns.cpp")
-
-
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        out = torch.empty(x.shape[1])
-        kernel.columns(out, x, x.shape[0], x.shape[1])
-        return out
-"""
-
-
-def attempt_of(body: str, more: str = "") -> Attempt:
-    source = HEAD + body + "}\n" + more
-    return Attempt((("kernels/columns.cpp", source), ("model_new.py", MODEL)))
+attempt_of = partial(column_sums.attempt_of, HEAD)
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +185,6 @@ def test_source_may_use_names_of_the_system(accepted: tuple[Referee, Verdict]) -
 
 def test_source_without_threads_is_not_checked() -> None:
     serial = EACH.replace("#pragma omp parallel for", "").replace("<thread>", "<vector>")
-    text = HEAD.replace("#include <thread>\n", "") + serial + "}\n"
-    assert not may_use_threads(Attempt((("kernels/columns.cpp", text), ("model_new.py", MODEL))))
+    text = HEAD.replace("#include <thread>\n", "") + serial
+    assert not may_use_threads(column_sums.attempt_of("", text))
     assert may_use_threads(attempt_of(EACH))

@@ -103,29 +103,46 @@ def test_build_of_another_attempt_is_rejected(task: Task, referee: Referee) -> N
     assert referee.fork_server.living == living
 
 
+def test_a_verdict_gives_way_while_no_process_of_it_computes(
+    task: Task, referee: Referee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions: list[Session] = []
+    import_model = Session.import_model
+
+    def noted(self: Session, *arguments: Any) -> None:
+        sessions.append(self)
+        import_model(self, *arguments)
+
+    def give_way() -> None:
+        computing.append(any(session._in_command for session in sessions))
+
+    computing: list[bool] = []
+    monkeypatch.setattr(Session, "import_model", noted)
+    attempt = candidate(HONEST)
+    verdict = referee.verify(attempt, build(attempt, task.device), give_way=give_way)
+    assert verdict.accepted
+    assert sessions
+    assert len(computing) > 5, "a timing would wait for the whole verdict"
+    assert not any(computing)
+
+
 @pytest.mark.slow
 def test_shared_judge_creates_no_unneeded_process(
     task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device_lock, made = DeviceLock(tmp_path / "gpu-0"), list[str]()
-    fork, await_ready = ForkServer.fork, Session.await_ready
+    fork = ForkServer.fork
 
     def noted(self: ForkServer, program: str, *arguments: Any) -> Any:
         made.append(turn_of(device_lock))
         return fork(self, program, *arguments)
 
-    def awaited(self: Session) -> None:
-        await_ready(self)
-        made.append(f"ready, {turn_of(device_lock)}")
-
     def processes(attempt: Attempt) -> int:
         """Return the number of new processes, all created while others may verify."""
         made.clear()
-        found = judge.judge(attempt, Effort.GLANCE)
+        judge.judge(attempt, Effort.GLANCE)
         assert "exclusive" not in made, "no process may be created under the exclusive lock"
-        ready = made.count("ready, shared")
-        assert ready == found.verdict.accepted, "sessions must be ready before the exclusive lock"
-        return len(made) - ready
+        return len(made)
 
     broken = Attempt((*candidate(HONEST).files, ("kernels/no.cpp", "int main( {")))
     # Without torch.compile, to keep the test quick.
@@ -133,7 +150,6 @@ def test_shared_judge_creates_no_unneeded_process(
         timer = judge._timer
         judge.open()
         monkeypatch.setattr(ForkServer, "fork", noted)
-        monkeypatch.setattr(Session, "await_ready", awaited)
         assert processes(broken) == 0
         assert processes(candidate("return self.honest(x) + 1")) == 1
         assert processes(candidate(HONEST)) > 2, "an accepted attempt is timed in a new process"

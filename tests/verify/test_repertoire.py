@@ -144,3 +144,39 @@ def test_calls_that_stall_do_not_shorten_the_sweeps(first: int, tmp_path: Path) 
     with torch.no_grad():
         found = describe(open_reference(load_task(str(tmp_path / "task.py"), device="cpu")))
     assert found.facts.sweep_counts[Inputs.MOVING] == SweepCount(15, 15)
+
+
+BOUNDED = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, score, share):
+        return torch.nn.functional.softplus(score) * torch.log1p(-share)
+
+def get_inputs():
+    return [torch.randn(8, 16), torch.rand(8, 16) * 0.9]
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_inputs_of_a_limited_domain_do_not_keep_others_from_unusual_sizes(tmp_path: Path) -> None:
+    path = tmp_path / "bounded.py"
+    path.write_text(BOUNDED)
+    found = describe(open_reference(load_task(str(path), device="cpu"))).repertoire
+    own = [torch.randn(8, 16), torch.rand(8, 16) * 0.9]
+    for kind in (Inputs.MIXED, Inputs.OFFSET, Inputs.LARGE):
+        assert kind in found.kinds
+        score, share = found.drawn(kind, own, seed=5)
+        assert share is own[1]
+        assert score.abs().max() > 100
+
+
+def test_references_that_shift_along_two_axes_get_no_numbers_past_a_million() -> None:
+    def steps(x: torch.Tensor) -> torch.Tensor:
+        return (x - x.logsumexp(1, keepdim=True)).softmax(2)
+
+    x = torch.randn(2, 8, 8)
+    assert {Inputs.LARGE, Inputs.HUGE}.isdisjoint(suited(steps, x).kinds)
+    assert Inputs.LARGE in suited(lambda x: x.softmax(2), x).kinds

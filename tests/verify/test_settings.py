@@ -246,7 +246,7 @@ def get_inputs():
     ],
 )
 def test_tf32_convolution_is_right_where_the_users_own_runs_in_tf32(
-    precision: str, tf32: bool, more: str, accepted: bool, tmp_path: Path, referee: Referee
+    precision: str, tf32: bool, more: str, accepted: bool, tmp_path: Path
 ) -> None:
     path = tmp_path / "convolution.py"
     text = CONVOLUTION.replace("        torch.backends.cudnn.allow_tf32 = {tf32}\n", "")
@@ -254,7 +254,7 @@ def test_tf32_convolution_is_right_where_the_users_own_runs_in_tf32(
     task = load_task(str(path), device="cuda", precision=precision)
     given = CONVOLUTION.format(name="ModelNew", tf32=tf32, more=more)
     attempt = Attempt((("model_new.py", given),))
-    with Referee(task, call_s=5.0, fork_server=referee.fork_server) as made:
+    with Referee(task, call_s=5.0) as made:
         assert made.facts.terms.unit == (2.0**-24 if precision == "fp32" else 2.0**-11)
         verdict = made.verify(attempt, build(attempt, Device.CUDA))
     assert verdict.accepted is accepted, verdict

@@ -1,4 +1,4 @@
-"""The note of a verdict that names what an attempt may learn about its process."""
+"""The note of a verdict on calls by which an attempt can learn about its process."""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from column_sums import attempt_of
 from regimes import Regime
 
-from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.task import load_task
 from cuagent.verify import Reason, Referee
@@ -87,21 +87,6 @@ WRONG = {
   for (long j = 0; j < width; j++) out[j] = sums[j];
 """,
 }
-MODEL = """
-import torch
-from cuagent.kernels import load
-
-kernel = load("kernels/columns.cpp")
-
-
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        out = torch.empty(x.shape[1])
-        kernel.columns(out, x, x.shape[0], x.shape[1])
-        return out
-"""
-
-
 UNDISTURBED = """
 import threading
 import torch
@@ -128,8 +113,7 @@ def test_calls_are_also_repeated_with_the_usual_threads(
     regime_referee: Callable[[Regime], Referee],
 ) -> None:
     referee = regime_referee(SUM)
-    source = HEAD + HONEST["each column by itself"] + "}\n"
-    attempt = Attempt((("kernels/columns.cpp", source), ("model_new.py", UNDISTURBED)))
+    attempt = attempt_of(HEAD, HONEST["each column by itself"], model=UNDISTURBED)
     verdict = referee.verify(attempt, build(attempt, referee.task.device))
     assert verdict.reason in (Reason.WRONG_VALUES, Reason.NOT_DETERMINISTIC), verdict.detail
 
@@ -139,9 +123,7 @@ def test_races_and_uninitialised_memory_are_detected(
     name: str, regime_referee: Callable[[Regime], Referee], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     referee = regime_referee(SUM)
-    body = (HONEST | WRONG)[name]
-    files = (("kernels/columns.cpp", HEAD + body + "}\n"), ("model_new.py", MODEL))
-    attempt = Attempt(tuple(sorted(files)))
+    attempt = attempt_of(HEAD, (HONEST | WRONG)[name])
     verdict = referee.verify(attempt, build(attempt, referee.task.device))
     assert verdict.accepted is (name in HONEST), verdict.detail
 
@@ -154,11 +136,7 @@ def test_threads_of_a_large_task_are_interrupted_too(name: str, tmp_path: Path) 
         "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        "
         f"{SUM.reference}\ndef get_inputs(): return [torch.randn(1024, 700)]\n"
     )
-    files = (
-        ("kernels/columns.cpp", HEAD + (HONEST | WRONG)[name] + "}\n"),
-        ("model_new.py", MODEL),
-    )
-    attempt = Attempt(tuple(sorted(files)))
+    attempt = attempt_of(HEAD, (HONEST | WRONG)[name])
     with Referee(load_task(str(path), device="cpu"), call_s=60, budget=15 << 20) as referee:
         assert referee.large
         verdict = referee.verify(attempt, build(attempt, referee.task.device))

@@ -11,7 +11,7 @@ import torch
 from cuagent.task import Precision
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.rules.tolerance import lax, strict
-from cuagent.verify.rules.types import Expected
+from cuagent.verify.rules.types import Expected, Sensitivity
 from cuagent.verify.tensors import UNIT
 from cuagent.verify.trace.reductions import Terms, terms
 
@@ -102,7 +102,10 @@ def test_nan_and_inf_must_be_where_the_reference_has_them() -> None:
     for index, value in ((0, math.nan), (1, 1.0), (2, 3e38), (2, -math.inf), (3, math.nan)):
         output = y.float()
         output[index] = value
-        assert not strict([output], expected, Inputs.OWN, Terms.of(1)).passed, (index, value)
+        found = strict([output], expected, Inputs.OWN, Terms.of(1))
+        assert not found.passed, (index, value)
+        said = f"got {value:.4g}, expected {float(y[index]):.4g}; "
+        assert found.note.startswith(f"output 0, element ({index},) of shape (4,): {said}")
 
 
 def test_integer_outputs_must_equal_either_reference() -> None:
@@ -210,3 +213,22 @@ def test_each_output_needs_an_expected_one() -> None:
     expected = Expected([y.float()], [y], [torch.zeros(3)])
     with pytest.raises(ValueError, match="zip"):
         strict([y.float(), y.float()], expected, Inputs.OWN, Terms.of(1))
+
+
+def test_lax_rule_refuses_errors_beyond_its_tolerance() -> None:
+    for error, passes in ((0.0099, True), (0.015, False)):
+        found = lax([torch.tensor([error])], [torch.tensor([0.0])])
+        assert found.passed is passes
+        assert found.worst == pytest.approx(error / 1e-2)
+
+
+def test_error_within_the_sensitivity_is_marked_and_not_excused() -> None:
+    """Elements move in proportion to their spread, by more or by less than the error."""
+    y = torch.linspace(-1, 1, 1000, dtype=torch.float64)
+    gate = 8 * math.sqrt(64) * 1e-7
+    for share, within in ((3.0, True), (0.1, False)):
+        moved = Sensitivity([share * gate * torch.ones_like(y)], [0.0])
+        expected = Expected([y], [y], [torch.full_like(y, 1e-7)], sensitivity=moved)
+        found = strict([y + 2 * gate], expected, Inputs.NORMAL, Terms.of(64))
+        assert not found.passed
+        assert found.within_sensitivity is within

@@ -243,6 +243,25 @@ def test_output_of_wrong_nesting_is_reported_with_the_expected_nesting(judged: J
     assert judged("return {'y': (x,)}").detail.startswith("forward returns {'y': (a tensor,)};")
 
 
+KEPT = """
+if not hasattr(self, "kept"):
+    self.kept = [torch.empty(64, 96) for _ in range({count})]
+    self.turn = 0
+self.turn = (self.turn + 1) % {count}
+return self.kept[self.turn].copy_(self.honest(x))
+"""
+
+
+def test_memory_that_calls_share_is_named(judged: Judged) -> None:
+    verdict = judged(KEPT.format(count=1))
+    assert verdict.reason is Reason.WRONG_VALUES
+    assert "a later call changed an earlier output" in verdict.detail
+
+
+def test_two_outputs_in_turn_are_refused(judged: Judged) -> None:
+    assert judged(KEPT.format(count=2)).reason is Reason.WRONG_VALUES
+
+
 def test_crash_names_its_signal(judged: Judged) -> None:
     assert judged("import ctypes; ctypes.string_at(0)").detail == "killed by SIGSEGV"
 

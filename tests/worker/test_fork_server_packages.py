@@ -24,6 +24,25 @@ LEAST_KB = 20_000
 """Memory that torch.compile's modules take at least."""
 LOOKS = "import torch\ntorch.cuda._is_in_bad_fork = lambda: True\n"
 """A package that looks for a GPU, which the real function reports in children."""
+POOL = """
+import ctypes, pathlib, subprocess
+source = pathlib.Path(__file__).with_name("pool.c")
+source.write_text('''
+#include <pthread.h>
+#include <semaphore.h>
+static pthread_t thread; static sem_t end; static int runs;
+static void *wait_for_end(void *_) { sem_wait(&end); return 0; }
+static void stop(void) { if (runs) { sem_post(&end); pthread_join(thread, 0); runs = 0; } }
+void start(void) {
+  sem_init(&end, 0, 0); pthread_create(&thread, 0, wait_for_end, 0); runs = 1;
+  pthread_atfork(stop, 0, 0);
+}
+''')
+library = str(source.with_suffix(".so"))
+subprocess.run(["cc", "-shared", "-fPIC", "-pthread", "-o", library, str(source)], check=True)
+ctypes.CDLL(library).start()
+"""
+"""A package with a pool of threads that it ends before a fork, as OpenBLAS does."""
 BROKEN = "raise ValueError('broken')\n"
 
 
@@ -35,7 +54,8 @@ def test_packages_are_imported_before_the_first_fork() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("text", "kept"), [("", True), (BROKEN, True), (THREAD, False), (LOOKS, False)]
+    ("text", "kept"),
+    [("", True), (BROKEN, True), (POOL, True), (THREAD, False), (LOOKS, False)],
 )
 def test_package_that_is_unsafe_before_a_fork_is_left_out(
     text: str, kept: bool, tmp_path: Path

@@ -29,7 +29,7 @@ class Curriculum:
     memory: int = 32
     """Number of newest outcomes of a task that count."""
     floor: float = 0.05
-    """Smallest weight of a task; the largest is 0.25 plus this."""
+    """Smallest weight of a task; the largest weight is `floor` + 0.25."""
     spread: float = 6.0
     """Difference in log odds between the easiest and the hardest difficulty, 0 and 1."""
     known: float = 4.0

@@ -57,7 +57,7 @@ class PpoConfig:
     alpha: float = 0.05
     reward: Reward = Reward.MILESTONE
     naive_gae: bool = False
-    """Ablation only: count tool tokens as steps too."""
+    """True to count tool tokens as steps too; for the ablation only."""
     importance_cap: float | None = 2.0
     """Cap of truncated importance sampling between sampler and trainer; None assumes that they
     agree."""

@@ -29,7 +29,7 @@ class RecordError(Exception):
 
 
 class Kind(StrEnum):
-    """The writer of a token."""
+    """Kind of a segment, by the writer of its tokens."""
 
     PROMPT = "prompt"
     """System prompt, tools and task."""

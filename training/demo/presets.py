@@ -56,7 +56,8 @@ class DemoConfig:
     kernels: Device = Device.CPU
     """Device of the kernels; a GPU can train a policy that writes kernels for the CPU."""
     timed: bool = False
-    """False gives rewards -1 and 1 only: verifying takes a fifth of a second, timing more."""
+    """True to time the kernels; false gives rewards -1 and 1 only: verifying takes a fifth of a
+    second, timing more."""
     gpus: tuple[int, ...] = (0,)
     """Devices that judge. Seeds train on the others, or share these under a lock if there
     are none."""
@@ -65,7 +66,7 @@ class DemoConfig:
     cores: int = 0
     """Cores that judge CPU kernels, one process each; 0 means one process that is not pinned."""
     rehearsal: bool = False
-    """Judge by a rule on the text, without compiler, verifier and clock, to try settings in
+    """True to judge by a rule on the text, without compiler, verifier and clock, to try settings in
     minutes."""
     judgements: str | None = None
     """Path of the judgement cache; seeds on one machine may share it, one after another."""
@@ -116,7 +117,7 @@ class DemoConfig:
     evaluation_episodes: int = 8
     """Number of episodes for each held-out task, after each stage."""
     audited: bool = True
-    """Judge PPO's last evaluation again without the cache; for several seeds."""
+    """True to judge PPO's last evaluation again without the cache; for several seeds."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "turns", "reply", "rft_episodes", "value_episodes", "ppo_episodes")

@@ -145,7 +145,7 @@ class Teacher:
         return [*opening, self.query(opening, (), lambda text, kind: None).message]
 
     def attempt(self, initial_files: Mapping[str, str]) -> Attempt:
-        """Return the attempt that it would write now, without an agent."""
+        """Return the teacher's next attempt without running an agent."""
         written = {
             a["path"]: a["text"] for name, a in self._write(careful=False) if name == "write"
         }

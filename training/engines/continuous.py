@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from importlib.util import find_spec
 from itertools import count
 from typing import Any
 
@@ -29,9 +30,13 @@ MEMORY_SHARE = 0.4
 PAGE = 256
 """Tokens of a page. It is transformers' own value, whose name differs between versions."""
 MAX_BATCH_TOKENS = 512
-"""Tokens computed in one pass without flash attention."""
+"""Largest number of tokens computed in one pass without flash attention."""
 MAX_FLASH_TOKENS = 8192
-"""Tokens computed in one pass with flash attention."""
+"""Largest number of tokens computed in one pass with flash attention."""
+
+
+FLASH = ("flash_attn", "flash_attn_interface", "kernels")
+"""Packages from which transformers takes flash attention; the last downloads it."""
 
 
 class ContinuousEngine:
@@ -111,9 +116,9 @@ class ContinuousEngine:
             eos_token_id=self.end,
         )
         options: dict[str, Any] = {"num_blocks": pages, "max_memory_percent": MEMORY_SHARE}
-        if self.actor.device.type != "cuda" or self.actor.dtype is torch.float32:
-            # Flash attention has no fp32, and without it each token of a pass attends to the keys
-            # of all conversations, so passes are short.
+        if not uses_flash(self.actor):
+            # Without flash attention a pass has a mask of its tokens by the keys of all
+            # conversations, so passes are short.
             options["max_batch_tokens"] = MAX_BATCH_TOKENS
             if hasattr(ContinuousBatchingConfig, "auto_switch_to_flash"):
                 options["auto_switch_to_flash"] = False
@@ -168,3 +173,9 @@ class ContinuousEngine:
             raise EngineError(f"continuous batching failed ({found.error})")
         ids = tuple(found.generated_tokens)
         return Sampled(ids, tuple(found.logprobs), ids[-1:] != (self.end,))
+
+
+def uses_flash(actor: Any) -> bool:
+    """Return True if the actor samples by flash attention: a half type, on a GPU, installed."""
+    half = actor.device.type == "cuda" and actor.dtype is not torch.float32
+    return half and any(find_spec(name) is not None for name in FLASH)

@@ -34,8 +34,8 @@ class Lora:
     targets: str | tuple[str, ...] = "all-linear"
     """Names of linear layers; `all-linear` means all but the head."""
     shared: bool = False
-    """PPO keeps one frozen backbone for actor and critic. The critic then continues the adapter
-    of value pretraining; otherwise that is merged and a new one begins."""
+    """True if PPO keeps one frozen backbone for actor and critic. The critic then continues the
+    adapter of value pretraining; otherwise that is merged and a new one begins."""
 
     def __post_init__(self) -> None:
         at_least(0, self, "rank", "alpha")

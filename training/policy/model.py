@@ -9,6 +9,7 @@ Not covered: sampling (`engine.py`), devices and sharding (`placement.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,9 @@ def new_critic(actor: Any, from_actor: bool = True) -> Any:
     config.num_labels = 1
     for dropout in ("classifier_dropout", "hidden_dropout", "attention_dropout"):
         setattr(config, dropout, 0.0)
-    critic = AutoModelForTokenClassification.from_config(config, attn_implementation="sdpa")
+    # These numbers are replaced, but drawing some billions of them takes long on a processor.
+    with actor.device if from_actor else nullcontext():
+        critic = AutoModelForTokenClassification.from_config(config, attn_implementation="sdpa")
     critic.to(actor.dtype)
     if from_actor:
         critic.base_model.load_state_dict(actor.base_model.state_dict())

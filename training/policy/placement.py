@@ -36,14 +36,16 @@ class Placement:
     """The layout of a model for training."""
 
     sharded: bool = False
-    """Divide weights, gradients and optimizer over the processes, for models that fit no GPU."""
+    """True to divide weights, gradients and optimizer over the processes, for models that fit no
+    GPU."""
     compute: Dtype = Dtype.FP32
     """Type of matrix products. bfloat16 with fp32 weights loses no small update, unlike bf16
     weights."""
     recompute: bool = False
-    """Compute a layer's activations again in the backward pass instead of storing them."""
+    """True to recompute a layer's activations in the backward pass instead of storing them."""
     packed: bool = True
-    """Train on rows packed one after the other, without padding; models that cannot are padded."""
+    """True to train on rows packed one after the other, without padding; models that cannot are
+    padded."""
 
 
 def place(model: Any, placement: Placement, device: str | torch.device) -> Any:

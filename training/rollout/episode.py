@@ -63,7 +63,7 @@ class Play:
     initial_files: Callable[[Task], Mapping[str, str]] = lambda task: {}
     """Files in the work folder at the start, in addition to reference.py."""
     ladder: bool = False
-    """Measure the ladder at the start and show it, as `cuagent optimize` does."""
+    """True to measure the ladder at the start and show it, as `cuagent optimize` does."""
     together: float = 1.0
     """Share of the live episodes that must wait before the engine starts. With 1 nothing is judged
     while the engine runs, as required if one GPU samples and times. With less, for separate GPUs,

@@ -34,7 +34,8 @@ MOST_STREAMED = 64 << 10
 MOST_JOBS = 4
 """Background commands that may run at the same time."""
 DRAIN_SECONDS = 0.2
-"""Seconds without output after the command's end until a pipe that a child holds is left."""
+"""Seconds without output after which reading stops, if the command has ended but a child process
+still holds its pipe open."""
 ENDED, TIMED_OUT, INTERRUPTED = "ended", "timed out", "interrupted"
 
 

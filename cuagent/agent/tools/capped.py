@@ -18,7 +18,8 @@ from cuagent.agent.tools.tool import ToolError
 from cuagent.sandbox.beneath import create, make_folders
 
 LONGEST = 12_000
-"""Characters of an output that the model gets: a third from its head, the rest from its tail."""
+"""Largest number of characters of an output that the model gets: a third from its head, the rest
+from its tail."""
 LARGEST_KEPT = 64 << 20
 """Limit in bytes on the file of one output."""
 OUTPUTS = ".outputs"

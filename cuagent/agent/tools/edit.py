@@ -17,7 +17,7 @@ from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schem
 CONTEXT_LINES = 3
 """Lines shown before and after a change."""
 MOST_SHOWN = 40
-"""Lines shown of one region."""
+"""Largest number of lines shown of one region."""
 LONGEST_SEARCH = 4000
 """Lines of a file that are searched for the most similar region."""
 SEARCH_SECONDS = 2.0

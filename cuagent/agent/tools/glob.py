@@ -9,7 +9,7 @@ from cuagent.agent.tools.files import listed
 from cuagent.agent.tools.tool import Context, Tool, ToolResult, schema
 
 MOST = 200
-"""Files listed."""
+"""Largest number of files in a listing."""
 
 
 def glob(context: Context, arguments: Mapping[str, Any]) -> ToolResult:

@@ -10,7 +10,7 @@ from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schem
 
 DEFAULT_LINES = 600
 LONGEST_LINE = 1000
-"""Characters shown of one line."""
+"""Largest number of characters shown of one line."""
 LONGEST = 48_000
 """Characters of one result, exceeded by at most one line."""
 

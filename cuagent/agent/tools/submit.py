@@ -23,10 +23,11 @@ def submit(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
         run.stop = Stop.NO_GAIN
         text = "The run ends without a kernel: no attempt was accepted."
         return ToolResult(text, {"ended": True, "attempt": None, "message": message})
-    if loss := chosen.judgement.slower_than:
+    if loss := chosen.judgement.loses_to:
         run.stop = Stop.SUBMITTED if chosen.judgement.is_faster else Stop.NO_GAIN
+        sure = "surely" if chosen.judgement.slower_than else "very likely"
         text = (
-            f"Attempt {chosen.n} is surely slower than {NAMES.get(loss, loss)}, so it is not timed "
+            f"Attempt {chosen.n} is {sure} slower than {NAMES.get(loss, loss)}, so it is not timed "
             f"again. The run ends: {run.stop}."
         )
         return ToolResult(text, figures(chosen) | {"ended": True, "message": message})

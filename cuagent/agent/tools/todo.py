@@ -9,7 +9,7 @@ from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schem
 
 STATES = {"open": "[ ]", "doing": "[>]", "done": "[x]", "dropped": "[-]"}
 MOST = 40
-"""Items of one list."""
+"""Largest number of items of one list."""
 
 
 def todo(context: Context, arguments: Mapping[str, Any]) -> ToolResult:

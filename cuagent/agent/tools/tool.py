@@ -30,7 +30,7 @@ TYPES: Mapping[str, tuple[type, ...]] = {
     "object": (dict,),
 }
 LONGEST_SUMMARY = 100
-"""Characters of the line that shows a call to a person."""
+"""Largest number of characters of the line that shows a call to a person."""
 
 
 class ToolError(Exception):

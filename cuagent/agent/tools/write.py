@@ -10,9 +10,9 @@ from cuagent.agent.tools.files import confined, require_seen, save, text_if_ther
 from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
 
 LARGEST_COMPARED = 200_000
-"""Characters of both texts together; a longer comparison takes too long."""
+"""Largest number of characters of both texts together; a longer comparison takes too long."""
 LONGEST_DIFF = 2_000
-"""Lines of a diff that the log and the views get."""
+"""Largest number of lines of a diff that the log and the views get."""
 
 
 def write(context: Context, arguments: Mapping[str, Any]) -> ToolResult:

@@ -59,7 +59,7 @@ class AttentionStep:
 
     @property
     def spec(self) -> Scored:
-        """The operations on the scores."""
+        """Operations on the scores: scale, bias, mask, softmax."""
         found: Scored = self.node.spec
         return found
 

@@ -24,11 +24,11 @@ class Mask:
     tensor: Any = None
     """True at kept keys, or added to the scores; None without a mask."""
     causal: bool = False
-    """A query sees the keys up to its own place; no other mask applies."""
+    """True if a query sees the keys up to its own place; no other mask applies."""
     empty: Any = None
     """True at queries without a key; None if there is none."""
     finite: bool = False
-    """The fill of those queries is finite."""
+    """True if the fill of those queries is finite."""
 
 
 def mask_of(edit: Edit, scores: Scores, rank: int, dtype: str) -> Mask | None:

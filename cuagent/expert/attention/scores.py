@@ -39,7 +39,7 @@ or ("tanh", None)."""
 class Scores:
     """scale * factors * (queries keys^T) + biases, with fills.
 
-    These fields hold only if `simple`; `steps` has all operations behind the product, in order.
+    The fields describe the scores only if `simple`; `steps` lists all operations after the product.
     """
 
     product: BatchedProduct
@@ -51,7 +51,7 @@ class Scores:
     fills: tuple[Fill, ...] = ()
     steps: tuple[Step, ...] = ()
     simple: bool = True
-    """The library's attention can compute these scores."""
+    """True if the library's attention can compute these scores."""
 
     def then(self, *step: Any, simple: bool = True) -> Scores:
         """Return the scores after one more operation."""

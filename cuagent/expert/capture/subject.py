@@ -5,9 +5,10 @@ from __future__ import annotations
 import keyword
 import unicodedata
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from cuagent.expert.capture.backward import capture_backward
 from cuagent.expert.capture.export import Captured, CaptureError, capture
 from cuagent.expert.capture.reference_text import (
     needed_definitions,
@@ -16,6 +17,7 @@ from cuagent.expert.capture.reference_text import (
 )
 from cuagent.task import Device, Task, open_reference
 from cuagent.task.settings import candidate_settings, read_settings
+from cuagent.task.step import Step
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +53,8 @@ class Subject:
     attribute: Callable[[str], str]
     """Function from a state_dict name to its expression from `self`."""
     target: Target
+    backward: Captured | None = None
+    """The gradients, if the task is a training step."""
 
     @property
     def device(self) -> str:
@@ -63,9 +67,11 @@ def open_subject(task: Task) -> Subject:
 
     Raises CaptureError if the module cannot be captured, TaskError if it cannot run.
     """
-    if task.entry == "ModelNew":
+    step = Step.of(task)
+    entry = task.entry if step is None else step.entry
+    if entry == "ModelNew":
         raise CaptureError("the reference class has the name ModelNew; rename it")
-    text = needed_definitions(task.source, task.entry)
+    text = needed_definitions(task.source, entry)
     if siblings := sibling_imports(text, task.path.parent):
         raise CaptureError(
             f"{task.path.name} imports {', '.join(siblings)} from its folder, which a candidate "
@@ -74,11 +80,17 @@ def open_subject(task: Task) -> Subject:
     if names := ", ".join(sorted(rebound(text) & OURS)):
         raise CaptureError(f"{task.path.name} gives {names} another meaning; rename it")
     reference = open_reference(task)
+    arguments = reference.inputs(0)
+    backward = None
+    if step is not None:
+        reference = replace(reference, cls=getattr(reference.module, step.entry))
+        backward = capture_backward(reference.model(0), step, arguments)
+        arguments = arguments[: step.arguments]
     model = reference.model(0)
-    captured = capture(model, reference.inputs(0))
+    captured = capture(model, arguments)
     if names := ", ".join(sorted(OURS & set(captured.arguments))):
         raise CaptureError(f"forward has an argument {names}, which hides a module; rename it")
-    return Subject(captured, text, task.entry, attribute_of(model), target_of(task))
+    return Subject(captured, text, entry, attribute_of(model), target_of(task), backward)
 
 
 def target_of(task: Task) -> Target:

@@ -30,6 +30,14 @@ TRANSPOSED_WEIGHT = "{0}.movedim(0, -1).contiguous()"
 ROUNDED = "(({0}.float().view(torch.int32) + 4096) & -8192).view(torch.float32)"
 """The nearest number of TF32. Tensor cores drop the last 13 bits of an operand, and errors of one
 sign would add up over the sum."""
+SCALE = (
+    "(lambda most: torch.where((most < 2.0**63) & ((most >= 2.0**-63) | (most == 0)),"
+    " torch.exp2(most.log2().floor().clamp(min=-63) - 14), torch.nan))"
+    "({0}.abs().transpose(0, OUT).flatten(1).amax(1))"
+)
+"""Scale of each output channel of a weight; OUT is that dimension. NaN for numbers out of range."""
+HALVES = "({0} / {1}.nan_to_num(1.0).view(SHAPE)).to(torch.float16)"
+"""A weight divided by the scales: 11 significant bits, as a number of TF32 has."""
 PREPARATIONS |= {WEIGHT, TRANSPOSED_WEIGHT, ROUNDED}
 PREPARATIONS |= {call.format(ROUNDED) for call in (WEIGHT, TRANSPOSED_WEIGHT)}
 TRANSPOSED = "own F.conv of channels last"
@@ -45,9 +53,13 @@ EXACT_CHANNELS = 16
 """Most input channels of a convolution that is computed as in float32 also where TF32 is admitted.
 cuDNN computes many of these in float32, and a candidate has to be as precise."""
 SHORT_SUM = 256
-"""Most terms of the sum of another convolution in one or two dimensions."""
+"""Most terms of the sum of another convolution in one or two dimensions whose input is not copied
+to float16. Scaled float16 took 0.4 of cuDNN's time in TF32 on 3x3 layers of 64 to 512 channels."""
+SHORT_EXACT_SUM = 64
+"""`SHORT_SUM` of a convolution that has to be as in float32 where TF32 is admitted: 16 channels in
+3x3 windows took 1.76 times the time of cuDNN, which computed them in TF32."""
 LONG_SUM = 0
-"""The same with more channels, for which the input is copied."""
+"""`SHORT_SUM` of a convolution with more channels, for which the input is copied."""
 MOST_CHANNELS = 256
 """Most output channels whose reduction is in the epilogue: one tile has all of them."""
 LARGE = 1 << 31
@@ -110,9 +122,13 @@ class Convolution:
     dtypes: dict[str, str]
     """Tensors that are read, with their dtypes, in order of first use."""
     reduces: bool = False
-    """The epilogue reduces over the channels."""
+    """True if the epilogue reduces over the channels."""
     copied: bool = False
-    """The input was copied, and rounded, by a kernel of our own."""
+    """True if the input was copied, and rounded, by a kernel of our own."""
+    scale: str = ""
+    """Scales of the output channels, if the sum has scaled float16 operands in place of TF32."""
+    again: tuple[Volume, str] | None = None
+    """Float32 operands of a sum in float16. Tiles that contain NaN are computed again from them."""
     pool: Pool | None = None
     """Pool behind the epilogue."""
 
@@ -166,10 +182,13 @@ def copy_operands(graph: Graph, target: Target, keep: frozenset[str]) -> Graph:
             nodes.append(node)
             continue
         x, weight = graph.node(str(node.args[0])), graph.node(str(node.args[1]))
-        names, copies = [x.name, weight.name], []
+        names = [x.name, weight.name]
+        copies: list[tuple[Any, ...]] = []
         rounded = weight.dtype == "float32" and runs_in_tf32(target, x.shape[1])
+        extra: list[str] = []
         if not is_pointwise(node, weight):
             copied = x.shape[1] >= FEW_CHANNELS or not _read_in_place(graph, x)
+            halves = rounded and runs_in_halves(graph, x, target)
             call, moved = WEIGHT, (weight.shape[0], *weight.shape[2:], weight.shape[1])
             if node.op.startswith("F.conv_transpose"):
                 call, moved = TRANSPOSED_WEIGHT, (*weight.shape[1:], weight.shape[0])
@@ -178,16 +197,46 @@ def copy_operands(graph: Graph, target: Target, keep: frozenset[str]) -> Graph:
                 names[0] = f"{node.name}_channels_last"
                 shape = (x.shape[0], *x.shape[2:], x.shape[1])
                 copies.append((names[0], _copy_call(graph, x), x, shape))
-            call = call.format(ROUNDED) if rounded else call
-            copies.append((names[1], call, weight, moved))
+            if halves:
+                copies[0] = (*copies[0], "float16")
+                extra = [x.name, f"{node.name}_exact_taps", f"{node.name}_scale"]
+                copies += _halves(node, weight, names[1], extra[2], call, moved)
+                copies.append((extra[1], call.format(ROUNDED), weight, moved))
+            else:
+                call = call.format(ROUNDED) if rounded else call
+                copies.append((names[1], call, weight, moved))
         elif rounded:
             names[1] = f"{node.name}_taps"
             copies.append((names[1], ROUNDED, weight, weight.shape))
-        for name, text, source, shape in copies:
-            copy = Node(name, Kind.LIBRARY, text, (source.name,), shape, source.dtype)
+        for name, text, source, shape, *types in copies:
+            args = (source.name, extra[2]) if "{1}" in text else (source.name,)
+            copy = Node(name, Kind.LIBRARY, text, args, shape, (*types, source.dtype)[0])
             nodes.append(replace(copy, origin=node.origin))
-        nodes.append(replace(node, op=f"own {node.op}", args=(*names, *node.args[2:])))
+        nodes.append(replace(node, op=f"own {node.op}", args=(*names, *node.args[2:], *extra)))
     return replace(graph, nodes=tuple(nodes))
+
+
+def runs_in_halves(graph: Graph, x: Node, target: Target) -> bool:
+    """Return True if a copy of the input of a TF32 convolution is scaled to float16."""
+    own = x.dtype == "float32" and _copy_call(graph, x) == COPY
+    return own and x.shape[1] >= FEW_CHANNELS and runs_in_tf32(target, x.shape[1])
+
+
+def _halves(
+    node: Node, weight: Node, name: str, scale: str, call: str, moved: tuple[int, ...]
+) -> list[tuple[Any, ...]]:
+    """Return the nodes of a weight in float16 and of its scales: name, text, source, shape, dtype.
+
+    They are computed once, in float64.
+    """
+    out = int(node.op.startswith("F.conv_transpose"))
+    shape = ", ".join("-1" if d == out else "1" for d in range(len(weight.shape)))
+    texts = SCALE.replace("OUT", str(out)), call.format(HALVES.replace("SHAPE", shape))
+    PREPARATIONS.update(texts)
+    return [
+        (scale, texts[0], weight, (weight.shape[out],), "float32"),
+        (name, texts[1], weight, moved, "float16"),
+    ]
 
 
 def runs_in_tf32(target: Target, channels_in: int) -> bool:
@@ -286,7 +335,10 @@ def _qualifies(graph: Graph, node: Node, target: Target) -> bool:
     if is_pointwise(node, weight):
         readable = _read_in_place(graph, x) and _adjacent_channels(graph, weight)
         return x.shape[1] >= LEAST_CHANNELS and readable
-    short = taps * x.shape[1] <= (SHORT_SUM if x.shape[1] < FEW_CHANNELS else LONG_SUM)
+    exact = target.tf32_convolutions and x.dtype == "float32" and x.shape[1] <= EXACT_CHANNELS
+    few = SHORT_EXACT_SUM if exact else SHORT_SUM
+    short = taps * x.shape[1] <= (few if x.shape[1] < FEW_CHANNELS else LONG_SUM)
+    short = short or runs_in_halves(graph, x, target)
     return transposed or node.op.startswith("F.conv3d(") or short
 
 
@@ -313,6 +365,8 @@ def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution |
     x, *others = (graph.node(str(arg)) for arg in node.args)
     weight = None if node.op in (TRANSPOSED, COPY) else others[0]
     bias = others if weight is None else others[1:]
+    halves = bias[-3:] if weight is not None and weight.dtype != node.dtype else []
+    bias = bias[: len(bias) - len(halves)]
     transposed = node.op.startswith("own F.conv_transpose")
     epilogue = group.nodes if group is not None else ()
     outputs = group.outputs if group is not None else (node.name,)
@@ -339,6 +393,11 @@ def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution |
     dtypes = {volume.tensor: volume.dtype for volume in (left, right) if volume.tensor}
     dtypes |= {n.name: n.dtype for n in bias}
     dtypes |= {volume.tensor: volume.dtype for volume in reads.values()}
+    again = None
+    if halves:
+        given = volume_of(graph, halves[0].name, halves[0].shape)
+        again = given, halves[1].name
+        dtypes |= {given.tensor: given.dtype} | {n.name: n.dtype for n in halves[1:]}
     return Convolution(
         node,
         transposed,
@@ -356,6 +415,8 @@ def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution |
         dtypes,
         any(n.kind is Kind.REDUCE for n in epilogue),
         x.op == COPY,
+        halves[2].name if halves else "",
+        again,
     )
 
 

@@ -18,7 +18,7 @@ from cuagent.expert.streaming.fuse import Group
 from cuagent.expert.streaming.nest import NestError
 
 MOST_ELEMENTS = 16
-"""Elements of a window."""
+"""Largest number of elements of a window."""
 OPERATIONS = ("max", "mean")
 
 

@@ -9,8 +9,9 @@ by side, because stores to every second place would cost twice the memory traffi
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from cuagent.expert.convolutions.match import Convolution, Pool, Volume
 from cuagent.expert.convolutions.phases import Phase, axis_phases, transposed_phase
@@ -23,6 +24,18 @@ from cuagent.expert.streaming.expressions import identifier
 
 VARYING = ("points", "taps", "output_start", "input_start", "kernel_start")
 """Fields of a phase that differ between the phases of one dimension."""
+
+
+INPUT_SCALE = 16.0
+"""Factor of inputs in float16."""
+SCALED = f"""\
+    most = tl.max(total.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
+    fits = ((most >= 0x38800000) & (most < 0x45000000)) | (most == 0)
+    total = tl.where(fits[:, None], total * {INPUT_SCALE!r}, float("nan"))""".splitlines()
+"""Lines that scale the channels of a place for float16: NaN unless the largest is in [2^-14, 2^11).
+
+Smaller channels then have an error below 2^-15 of the largest one.
+"""
 
 
 def render(name: str, conv: Convolution, dtype_of: Callable[[str], str], precision: str) -> str:
@@ -153,9 +166,14 @@ def _points(conv: Convolution) -> list[str]:
     lines += [f"    i_{d} = input_step_{d} * t_{d} + input_start_{d}" for d in range(rank)]
     if conv.pair is not None:
         lines.append(f"    i_{conv.pair} = t_{conv.pair}")
+    return [*lines, *_first(conv)]
+
+
+def _first(conv: Convolution) -> list[str]:
+    """Return the lines that find the place of each row's first input in memory."""
     source = _place("i_{0}", tuple(axis.inputs for axis in conv.axes))
     source = f"({source}){times(conv.left.place)}" if conv.left.place != 1 else source
-    lines.append(f"    first = sample{times(conv.left.sample)} + {source}")
+    lines = [f"    first = sample{times(conv.left.sample)} + {source}"]
     step = 1 if conv.transposed else conv.axes[-1].stride
     if conv.left.place == 1 and conv.left.channel != 1 and step == 1:
         adjacent = conv.pool.sizes[-1] if conv.pool else "ROWS"
@@ -167,6 +185,8 @@ def _sums(conv: Convolution, precision: str) -> list[str]:
     """Return the lines that compute `total`; the rows of a pair of phases alternate."""
     if not conv.right:
         return _given(conv, precision)
+    if conv.again:
+        return _sums_of_halves(conv, conv.again, precision)
     if conv.pair is None:
         return _sum(conv, precision, "total")
     lines, d = [], conv.pair
@@ -182,6 +202,22 @@ def _sums(conv: Convolution, precision: str) -> list[str]:
     return lines
 
 
+def _sums_of_halves(conv: Convolution, again: tuple[Volume, str], precision: str) -> list[str]:
+    """Return the lines that compute `total` from scaled operands, and again where that is NaN."""
+    left, right = again
+    exact = replace(conv, left=left, right=right, scale="", again=None, copied=False)
+    scale = f"tl.load({pointer(conv.scale)} + n % {conv.channels_out})"
+    lines = [*_first(exact), *_sums(exact, precision)]
+    # One stage, so that this loop needs no more shared memory than the first one.
+    lines = [re.sub(r"in range\((.*)\):$", r"in tl.range(\1, num_stages=1):", li) for li in lines]
+    return [
+        *_sums(replace(conv, again=None), precision),
+        f"    total *= {scale}[None, :] * {1 / INPUT_SCALE!r}",
+        "    if tl.sum((total != total).to(tl.int32)) > 0:",
+        *(f"    {line}" for line in lines),
+    ]
+
+
 def _given(conv: Convolution, precision: str) -> list[str]:
     """Return the lines that read a result of the library, or an input to copy."""
     left = f"{pointer(conv.left.tensor)}{f' + {conv.left.offset}' if conv.left.offset else ''}"
@@ -190,6 +226,8 @@ def _given(conv: Convolution, precision: str) -> list[str]:
     mask = f"(row < {rows} * points)[:, None] & (n[None, :] < {conv.channels_out})"
     cast = ".to(tl.float32)" if conv.left.dtype != "float32" else ""
     rounds = conv.is_copy and conv.left.dtype == "float32" and precision == "tf32"
+    if conv.is_copy and conv.node.dtype != conv.left.dtype:
+        return [f"    total = tl.load({left}, mask={mask}, other=0.0)", *SCALED]
     return [
         f"    total = tl.load({left}, mask={mask}, other=0.0){cast}",
         *(line.removeprefix("    ") for line in (_rounded("total") if rounds else [])),
@@ -248,7 +286,7 @@ def _sum(conv: Convolution, precision: str, total: str) -> list[str]:
         masks, end = [*masks, f"(c[None, :] < {channels})"], f"c[:, None] < {channels}"
     left_mask = f", mask={' & '.join(masks)}, other=0.0" if masks else ""
     right_mask = f", mask={end}, other=0.0" if end else ""
-    float32 = conv.node.dtype == "float32"
+    float32 = conv.node.dtype == "float32" and not conv.scale
     tf32 = f', input_precision="{precision}"' if float32 else ""
     left, right = pointer(conv.left.tensor), pointer(conv.right)
     left += f" + {conv.left.offset}" if conv.left.offset else ""

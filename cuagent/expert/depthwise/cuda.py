@@ -17,7 +17,7 @@ from cuagent.expert.anchored.values import address
 from cuagent.expert.depthwise.match import DepthwiseText, place
 from cuagent.expert.graph.graph import ITEM_BYTES, Kind, Window, contiguous_strides
 from cuagent.expert.kernel import KernelCall, Request, cuda_call
-from cuagent.expert.streaming.cuda import headers_of
+from cuagent.expert.streaming.cuda_text import headers_of
 from cuagent.expert.streaming.expressions import computed_type, identifier
 from cuagent.expert.streaming.nest import NestError, storage
 

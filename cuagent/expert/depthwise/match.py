@@ -16,7 +16,8 @@ from cuagent.expert.kernel import Request
 from cuagent.expert.streaming.text import Writer
 
 MAX_TAPS = {"cuda": 128, "cpu": 25}
-"""Weights of one channel. On a CPU with AVX2 oneDNN was twice as fast as this family with 49 and
+"""Largest number of weights of one channel. On a CPU with AVX2 oneDNN was twice as fast as this
+family with 49 and
 at most as fast with 9. On a GPU a window of more is cheaper as a product."""
 CALLS = ("F.conv1d(", "F.conv2d(", "F.conv3d(")
 

@@ -46,7 +46,7 @@ class Scatter:
     extent: int
     source: tuple[int, ...]
     wraps: bool
-    """Negative indices count from the end."""
+    """True if negative indices count from the end."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Window:
     dilation: int = 1
     adaptive: bool = False
     include_padding: bool = True
-    """Padding counts in the divisor of a mean."""
+    """True if padding counts in the divisor of a mean."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Scale:
     factor: float
     """Elements of the argument for each element of the result."""
     centred: bool
-    """Positions are those of centres of pixels, not of corners."""
+    """True if positions are those of centres of pixels, not of corners."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +168,9 @@ class Node:
     """True for a library call that depends on parameters alone and is made once."""
     spec: Any = None
     """Options of a scan, a pool or a resample."""
+    order: tuple[int, ...] = ()
+    """Dimensions of an input or of a library call's result as memory has them, outermost first; ()
+    if it is contiguous. `graph.layouts` gives such a node the shape that memory has."""
 
     @property
     def size(self) -> int:
@@ -187,6 +190,8 @@ class Graph:
     inputs: dict[str, str] = field(default_factory=dict)
     template: str = "{0}"
     """The expression that forward returns, over the outputs."""
+    orders: tuple[tuple[int, ...], ...] = ()
+    """Order of each output's dimensions in the reference's result; () if all are contiguous."""
 
     def node(self, name: str) -> Node:
         return self._index[name]

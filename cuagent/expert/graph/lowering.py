@@ -28,6 +28,8 @@ class Lowering:
     origin: str = ""
     """Name of the captured operator that is being lowered."""
     origins: set[str] = field(default_factory=set)
+    layouts: bool = False
+    """True if some values are permuted in memory: `graph.layouts` arranges the graph afterwards."""
 
     def add(self, node: Node) -> str:
         """Append a node and return its name."""

@@ -22,7 +22,7 @@ WIDE_BLOCK = 256
 """Channels in a block without lanes."""
 LEAST_BLOCK = 16
 MOST_TASKS = 64
-"""Tasks from which smaller blocks bring no better balance between threads."""
+"""Number of tasks from which smaller blocks bring no better balance between threads."""
 PARALLEL_ELEMENTS = 1 << 14
 """Updates of state elements below which a parallel region costs more than it saves."""
 

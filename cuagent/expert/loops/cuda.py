@@ -17,11 +17,11 @@ from cuagent.expert.kernel import KernelCall, Request, cuda_call
 from cuagent.expert.loops.elements import Target
 from cuagent.expert.loops.spec import Result
 from cuagent.expert.loops.text import LoopText
-from cuagent.expert.streaming.cuda import headers_of
+from cuagent.expert.streaming.cuda_text import headers_of
 from cuagent.expert.streaming.nest import NestError
 
 MOST_ITEMS = 16
-"""Lanes of one thread: their states are in registers."""
+"""Largest number of lanes of one thread: their states are in registers."""
 THREADS = 128
 """Threads in a block."""
 BUSY_THREADS = 132 * 192

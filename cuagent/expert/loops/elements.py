@@ -16,7 +16,7 @@ from cuagent.expert.loops.spec import Loop
 from cuagent.expert.streaming.nest import NestError
 
 MOST_LANES = 512
-"""Elements of a channel's state."""
+"""Largest number of elements of a channel's state."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Element:
     """Positions of the operands in the list of elements; floats are numbers."""
     axes: frozenset[int] = frozenset()
     timed: bool = False
-    """The value differs between steps."""
+    """True if the value differs between steps."""
     stage: int = 0
     """Sums of this step that come before: 0 for none, 1 for a value of sums of stage 0."""
     carried: bool = False
-    """The value depends on a state."""
+    """True if the value depends on a state."""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ FAILURES = (NoLoop, NestError, RuntimeError, TypeError, ValueError, IndexError)
 """Errors of a loop that is not covered; torch raises the last four for slices of operands that an
 operator does not take. Each single replacement is right, so that those made before stay."""
 MOST_LEAVES = 16
-"""Tensors that one loop may read."""
+"""Largest number of tensors that one loop may read."""
 
 
 @dataclass

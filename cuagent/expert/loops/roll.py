@@ -86,7 +86,7 @@ def _starts(repeat: Repeat) -> Iterator[int]:
 
 
 def _matched(steps: tuple[tuple[Any, ...], ...]) -> tuple[Rolled | None, int]:
-    """Return the loop of the first steps, and their number."""
+    """Return the loop of the longest run of equal steps at the start, and its number of steps."""
     from torch.utils import _pytree as pytree
 
     place = {node: (k, q) for k, step in enumerate(steps) for q, node in enumerate(step)}

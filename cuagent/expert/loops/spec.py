@@ -24,7 +24,7 @@ class Slot:
     """Dimension of the tensor along which the steps lie; None for a tensor that all steps read."""
     first: int = 0
     stride: int = 1
-    """Step k reads the index `first + k * stride`."""
+    """Distance between the indices of adjacent steps: step k reads `first + k * stride`."""
     state: bool = False
     number: float = 0.0
     """First value of a state without a tensor."""
@@ -37,7 +37,7 @@ class Result:
     dim: int | None
     """Dimension of the steps in the result; None for the value of the last step alone."""
     reverse: bool = False
-    """The last step comes first."""
+    """True if the last step comes first."""
 
 
 @dataclass(frozen=True)

@@ -169,6 +169,6 @@ class LoopText:
         return f"out_{k}[{self._sum(terms, 0)}] = {narrowed(value, node.dtype)};"
 
     def guards(self, target: Target) -> str:
-        """Return the condition under which a channel writes a result that lacks channel axes."""
+        """Return the condition for the one channel that writes a result without channel axes."""
         own = {p.axis for p in target.index}
         return " && ".join(f"{self.axis(a)} == 0" for a in self.channels if a not in own)

@@ -18,7 +18,7 @@ from cuagent.expert.streaming.nest import NestError
 LONG_ROW = 4096
 """Results in one part of a longer row."""
 MAX_TOGETHER = 16
-"""Elements of a window along the innermost dimension that one loop joins."""
+"""Largest number of elements of a window along the innermost dimension that one loop joins."""
 MAX_SOURCE = 1 << 14
 """Elements of the longest row that is blended in the cache."""
 PARALLEL_OPERATIONS = 1 << 14
@@ -70,6 +70,8 @@ class _Pool(PoolText):
 
     def _pool(self) -> None:
         w, parts = self.w, self.width > LONG_ROW
+        if self.inner not in self.sides:
+            return self._channels()
         side = self.sides[self.inner]
         if not self.rows and not side.adaptive and side.kernel <= MAX_TOGETHER:
             return self._line(side)
@@ -99,6 +101,24 @@ class _Pool(PoolText):
         self.values.stores(self.index())
         w.close(2 if parts else 1)
         return None
+
+    def _channels(self) -> None:
+        """Write the loops of a pool whose innermost dimension is not pooled (channels-last)."""
+        w = self.w
+        w(f"alignas(64) float joined[{self.width}];")
+        self._vector_loop("0", str(self.width))
+        w(f"joined[{self._slot()}] = {START[self.op]};")
+        w.close()
+        for k in self.rows:
+            self._open_window(k, self.sides[k])
+        self._vector_loop("0", str(self.width))
+        element = self.element({k: f"p{k}" for k in self.rows})
+        w(self.joined(f"joined[{self._slot()}]", element))
+        w.close(1 + len(self.rows))
+        self._vector_loop("0", str(self.width))
+        w(f"const float result = {self.divided(f'joined[{self._slot()}]')};")
+        self.values.stores(self.index())
+        w.close()
 
     def _computed(self) -> bool:
         """Return True if an element of the argument takes more than a load."""
@@ -224,6 +244,12 @@ class _Pool(PoolText):
     def _nearest(self) -> None:
         w, k = self.w, self.inner
         places = {d: self.nearest(d) for d in self.rows}
+        if k not in self.sides:
+            self._vector_loop("0", str(self.width))
+            self.values.result = self.element(places)
+            self.values.stores(self.index())
+            w.close()
+            return
         repeats = whole_repeats(self.sides[k])
         if not repeats:
             self._vector_loop("0", str(self.width))
@@ -242,6 +268,8 @@ class _Pool(PoolText):
 
     def _linear(self) -> None:
         """Blend the rows around the result's row, then adjacent elements of the blended row."""
+        if self.inner not in self.sides:
+            return self._linear_channels()
         w, k, extent = self.w, self.inner, self.sides[self.inner].extent
         if extent > MAX_SOURCE:
             raise NestError(f"{self.request.name}: rows of {extent} elements do not fit the cache")
@@ -250,15 +278,7 @@ class _Pool(PoolText):
         w.pragma("omp simd")
         w.open(f"for (long p = 0; p < {extent}; ++p)")
         self.values.fresh()
-        terms = []
-        for corner in itertools.product((0, 1), repeat=len(self.rows)):
-            places = {d: blends[d][c] for d, c in zip(self.rows, corner, strict=True)}
-            weights = [
-                blends[d][2] if c else f"(1.f - {blends[d][2]})"
-                for d, c in zip(self.rows, corner, strict=True)
-            ]
-            terms.append(" * ".join([*weights, self.element({**places, k: "p"})]))
-        w(f"blended[p] = {' + '.join(terms)};")
+        w(f"blended[p] = {self._blend(blends, {k: 'p'})};")
         w.close()
         self._vector_loop("0", str(self.width))
         left, right, weight = self.linear(k)
@@ -266,6 +286,27 @@ class _Pool(PoolText):
         w(f"const float result = {blend};")
         self.values.stores(self.index())
         w.close()
+        return None
+
+    def _linear_channels(self) -> None:
+        """Blend the corners around each result for adjacent channels."""
+        blends = {d: self.linear(d) for d in self.rows}
+        self._vector_loop("0", str(self.width))
+        self.w(f"const float result = {self._blend(blends, {})};")
+        self.values.stores(self.index())
+        self.w.close()
+
+    def _blend(self, blends: dict[int, tuple[str, str, str]], inner: dict[int, str]) -> str:
+        """Return the weighted sum of the elements around a place in the outer dimensions."""
+        terms = []
+        for corner in itertools.product((0, 1), repeat=len(self.rows)):
+            places = {d: blends[d][c] for d, c in zip(self.rows, corner, strict=True)}
+            weights = [
+                blends[d][2] if c else f"(1.f - {blends[d][2]})"
+                for d, c in zip(self.rows, corner, strict=True)
+            ]
+            terms.append(" * ".join([*weights, self.element({**places, **inner})]))
+        return " + ".join(terms)
 
 
 def results_of(side: Window, tap: int) -> tuple[int, int]:

@@ -12,11 +12,11 @@ import math
 from cuagent.expert.graph.graph import Kind, Window
 from cuagent.expert.kernel import KernelCall, Request, cuda_call
 from cuagent.expert.pooling.positions import START, PoolText, adaptive_bounds
-from cuagent.expert.streaming.cuda import headers_of
+from cuagent.expert.streaming.cuda_text import headers_of
 
 THREADS = 256
 MAX_UNROLLED = 32
-"""Elements of a window up to which its loops are unrolled."""
+"""Largest number of elements of a window up to which its loops are unrolled."""
 
 
 def generate(request: Request) -> KernelCall:
@@ -29,8 +29,8 @@ class _Pool(PoolText):
     def __init__(self, request: Request) -> None:
         super().__init__(request)
         self.includes = headers_of(request.group, self.values.tensors_read)
-        given = math.prod(self.shape[: self.anchor.dims[0]]) * math.prod(
-            side.extent for side in self.sides.values()
+        given = math.prod(
+            self.sides[k].extent if k in self.sides else n for k, n in enumerate(self.shape)
         )
         self.integer = "long" if max(given, self.anchor.size) >= 1 << 30 else "int"
 

@@ -12,7 +12,7 @@ from cuagent.expert.streaming.expressions import identifier
 
 
 class Read(Protocol):
-    """A tensor in the index space of a kernel."""
+    """A tensor that an epilogue reads: its name in the kernel's text, and its dtype."""
 
     @property
     def tensor(self) -> str: ...

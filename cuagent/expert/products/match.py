@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from cuagent.expert.capture.subject import Target
@@ -27,7 +28,10 @@ SPLIT_CAPABILITIES = {(8, 0), (9, 0), (10, 0), (10, 3)}
 arithmetic. Elsewhere three TF32 products are no faster than one of float32."""
 SPLIT_BEFORE = {(9, 0), (10, 0), (10, 3)}
 """Compute capabilities whose shared memory holds three stages of both parts of the operands."""
-LEAST_SPLIT_REUSE, LEAST_SPLIT_DEPTH = 600, 256
+LEAST_SPLIT_OPERATIONS = 1 << 30
+"""Multiplications of a product below which the launches that split its operands cost too much: on
+an H200 1024 cubed took 0.033 ms and cuBLAS 0.060, 512 x 512 x 2048 0.034 and 0.036."""
+LEAST_SPLIT_REUSE, LEAST_SPLIT_DEPTH = 200, 256
 """Least rows x columns / (rows + columns), and least K, from which split operands are faster: an
 estimate from the rates of both products and the bytes that a split moves."""
 LEAST_OPERATIONS = 1 << 28
@@ -68,9 +72,9 @@ class Product:
     columns: int
     depth: int
     left: Matrix
-    """Row stride and stride along K."""
+    """Left operand: its strides along the rows of the result, and along K."""
     right: Matrix
-    """Stride from column to column of the result, and along K."""
+    """Right operand: its strides along the columns of the result, and along K."""
     bias: Matrix | None
     epilogue: tuple[Node, ...]
     """Elementwise nodes behind the product, in order."""
@@ -82,7 +86,9 @@ class Product:
     batch: int = 1
     """Number of products with operands of their own."""
     split: bool = False
-    """Both float32 operands are split into two TF32 parts before the product."""
+    """True if both float32 operands are split into two float16 parts before the product."""
+    parts: tuple[str, ...] = ()
+    """Names of the right operand's two parts and scales, if they were computed once."""
     triangle: Node | None = None
     """Call of torch that keeps one triangle of the product; the other is not computed."""
 
@@ -102,16 +108,19 @@ class Product:
         """dtype of each tensor that is read, in order of first use."""
         bias = [self.bias] if self.bias is not None else []
         read = [self.left, self.right, *bias, *self.reads.values()]
-        return {matrix.tensor: matrix.dtype for matrix in read}
+        types = ("float16", "float16", "float32")
+        return {m.tensor: m.dtype for m in read} | dict(zip(self.parts, types, strict=False))
 
 
 def with_products(
-    steps: Sequence[Step], graph: Graph, target: Target, keep: frozenset[str]
+    steps: Sequence[Step], graph: Graph, target: Target, keep: frozenset[str], split: bool = True
 ) -> tuple[Step | Product, ...]:
     """Replace each qualifying product, and its epilogue group, by one step.
 
-    Products whose captured operator is in `keep` stay library calls.
+    Products whose captured operator is in `keep` stay library calls. Operands of float32 products
+    are split beforehand only with `split`.
     """
+    made = partial(_product, graph=graph, target=target if split else None)
     found: dict[str, Product] = {}
     absorbed: set[int] = set()
     for step in steps:
@@ -120,9 +129,9 @@ def with_products(
         group = only_reader(step, steps, graph)
         if id(group) in absorbed:  # both products of a gate are read by one group
             group = None
-        product = _product(step, group, graph) if group is not None else None
+        product = made(step, group) if group is not None else None
         if product is None:
-            product, group = _product(step, None, graph), None
+            product, group = made(step, None), None
             product = _with_triangle(product, graph) if product is not None else None
         if product is not None and _may_gain(product, target):
             found[step.name] = product
@@ -176,24 +185,20 @@ def _may_gain(product: Product, target: Target) -> bool:
     return bool(product.triangle or (product.epilogue and batch == 1 and depth <= MOST_DEPTH))
 
 
-def with_split_operands(product: Product, target: Target) -> Product:
-    """Return the product with its operands split beforehand, if that is faster.
+def splits(
+    rows: int, columns: int, depth: int, target: Target, batch: int = 1, *, prepared: bool = False
+) -> bool:
+    """Return True if the operands of a float32 product are split into float16 parts beforehand.
 
-    On an H200 such a product of 4096 cubed took 1.35 ms with the split of one operand, one that
-    splits them in each tile 1.77 ms, cuBLAS 2.74 ms. The parts of both operands must be written.
+    The parts of both operands must be written and read again, except those of a weight, which are
+    computed once (`prepared`).
     """
-    rows, columns, depth = product.rows, product.columns, product.depth
-    whole = all(
-        (m.row, m.column, m.offset, m.sample) == (depth, 1, 0, 0)
-        for m in (product.left, product.right)
-    )
-    aligned = depth % 16 == 0
-    fits = whole and aligned and product.batch == 1 and product.node.dtype == "float32"
-    reuse = rows * columns / (rows + columns)
-    gains = reuse >= LEAST_SPLIT_REUSE and target.capability in SPLIT_BEFORE
-    return (
-        replace(product, split=True) if fits and gains and depth >= LEAST_SPLIT_DEPTH else product
-    )
+    if target.capability not in SPLIT_BEFORE or target.tf32:
+        return False
+    reuse = columns if prepared else rows * columns / (rows + columns)
+    if batch * rows * columns * depth < LEAST_SPLIT_OPERATIONS:
+        return False
+    return depth >= LEAST_SPLIT_DEPTH and reuse >= LEAST_SPLIT_REUSE
 
 
 def is_large(rows: int, columns: int, depth: int, target: Target, batch: int = 1) -> bool:
@@ -217,9 +222,12 @@ def only_reader(node: Node, steps: Sequence[Any], graph: Graph) -> Group | None:
     return None
 
 
-def _product(node: Node, group: Group | None, graph: Graph) -> Product | None:
+def _product(
+    node: Node, group: Group | None, graph: Graph, target: Target | None
+) -> Product | None:
     """Return the product with `group` as its epilogue; without one if `group` is None.
 
+    Its operands are split beforehand if that is faster on `target`.
     Return None if Triton has no expression for an operator of the group, an output has another
     shape, or a tensor has no single row and column stride.
     """
@@ -247,14 +255,27 @@ def _product(node: Node, group: Group | None, graph: Graph) -> Product | None:
     except NestError:
         return None
     adjacent = left.column == right.column == 1
-    if not adjacent and (node.dtype == "float32" or {left.column, left.row}.isdisjoint({1})):
+    rows = math.prod(node.shape) // (batch * columns)
+    known = {n.name for n in graph.nodes}
+    parts = tuple(name for name in parts_of(node) if name in known)
+    float32 = node.dtype == "float32"
+    split = (
+        float32
+        and target is not None
+        and splits(rows, columns, depth, target, batch, prepared=bool(parts))
+    )
+    if not adjacent and not split and (float32 or {left.column, left.row}.isdisjoint({1})):
         return None
     places: dict[str, tuple[int, ...]] = dict.fromkeys(inner, ())
-    rows = math.prod(node.shape) // (batch * columns)
     return Product(
         node, rows, columns, depth, left, right, bias[0] if bias else None, nodes, reads, outputs,
-        places, batch,
+        places, batch, split, parts if split else (),
     )  # fmt: skip
+
+
+def parts_of(node: Node) -> tuple[str, str, str]:
+    """Return the names of both parts and the scales of the weight of a product."""
+    return f"{node.name}_right_high", f"{node.name}_right_low", f"{node.name}_right_scale"
 
 
 def batch_of(graph: Graph, node: Node) -> int:

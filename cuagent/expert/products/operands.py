@@ -1,4 +1,4 @@
-"""Copy the operands of a product so that their elements along K are adjacent.
+"""Prepare the operands of a product: copies with adjacent elements along K, parts of weights.
 
 The tensor cores of sm_90 read TF32 operands from shared memory along K only. Triton's three TF32
 products reached 81 TFLOP/s with such operands on an H200, 55 with a row-major right operand, and
@@ -12,38 +12,70 @@ from dataclasses import replace
 
 from cuagent.expert.capture.subject import Target
 from cuagent.expert.graph.graph import Graph, Kind, Node
-from cuagent.expert.products.match import SPLIT_CAPABILITIES, is_large
-from cuagent.expert.rewrites import PREPARATIONS
+from cuagent.expert.products.halves import HIGH, LOW, SCALE, padded
+from cuagent.expert.products.match import SPLIT_CAPABILITIES, is_large, parts_of, splits
+from cuagent.expert.rewrites import PREPARATIONS, prepared_names
 
 TRANSPOSED = "{0}.t().contiguous()"
 COPIED = "{0}.contiguous()"
-PREPARATIONS |= {TRANSPOSED}
+PREPARATIONS |= {TRANSPOSED, SCALE, SCALE.replace("{0}", "{0}.t()")}
 CALLS = ("torch.matmul({0}, {1})", "torch.mm({0}, {1})", "torch.bmm({0}, {1})")
 LEAST_REUSE = 256
 """Least number of products that read an element, from which its copy costs little."""
 
 
-def copy_operands(graph: Graph, target: Target) -> Graph:
-    """Turn `matmul(a, b)` of a matrix b into a linear layer with the transpose of b."""
+def copy_operands(graph: Graph, target: Target, keep: frozenset[str], split: bool) -> Graph:
+    """Turn `matmul(a, b)` of a matrix b into a linear layer with the transpose of b.
+
+    A product whose operands are split reads them as they lie. With `split`, weights of such
+    products are split once.
+    """
     if target.capability not in SPLIT_CAPABILITIES or target.tf32:
         return graph
+    prepared = prepared_names(graph)
     nodes: list[Node] = []
     for node in graph.nodes:
-        nodes += _linear(graph, node) if _gains(graph, node, target) else [node]
+        sizes = None if node.origin in keep else _sizes(graph, node)
+        if sizes is None or not is_large(*sizes, target):
+            nodes.append(node)
+            continue
+        weight = str(node.args[1])
+        if split and weight in prepared and splits(*sizes, target, prepared=True):
+            nodes += [*_parts(node, graph.node(weight), sizes), node]
+        elif node.op in CALLS and min(sizes[:2]) >= LEAST_REUSE:
+            nodes += [node] if split and splits(*sizes, target) else _linear(graph, node)
+        else:
+            nodes.append(node)
     return replace(graph, nodes=tuple(nodes))
 
 
-def _gains(graph: Graph, node: Node, target: Target) -> bool:
-    if node.kind is not Kind.LIBRARY or node.op not in CALLS or node.dtype != "float32":
-        return False
-    left, right = (graph.node(str(arg)) for arg in node.args)
-    if left.dtype != "float32" or right.dtype != "float32":
-        return False
+def _sizes(graph: Graph, node: Node) -> tuple[int, int, int] | None:
+    """Return rows, columns and K of a float32 product with a matrix, else None."""
+    linear = node.op.startswith("F.linear(")
+    if node.kind is not Kind.LIBRARY or not (linear or node.op in CALLS) or not node.contiguous:
+        return None
+    left, right = (graph.node(str(arg)) for arg in node.args[:2])
+    if {node.dtype, left.dtype, right.dtype} != {"float32"}:
+        return None
     if len(left.shape) < 2 or len(right.shape) != 2:
-        return False
-    rows, columns = math.prod(left.shape[:-1]), right.shape[1]
-    large = is_large(rows, columns, left.shape[-1], target)
-    return large and min(rows, columns) >= LEAST_REUSE
+        return None
+    return math.prod(left.shape[:-1]), right.shape[0 if linear else 1], left.shape[-1]
+
+
+def _parts(node: Node, weight: Node, sizes: tuple[int, int, int]) -> list[Node]:
+    """Return the nodes that split a weight into scaled parts, once."""
+    _, columns, depth = sizes
+    w = "{0}" if node.op.startswith("F.linear(") else "{0}.t()"
+    high, low, scale = parts_of(node)
+    shape = (columns, padded(depth))
+    texts = [text.format(w, "{1}", padded(depth) - depth) for text in (HIGH, LOW)]
+    PREPARATIONS.update(texts)
+    scales = Node(scale, Kind.LIBRARY, SCALE.replace("{0}", w), (weight.name,), (columns,))
+    made = [replace(scales, dtype="float32")]
+    for name, text in zip((high, low), texts, strict=True):
+        args = (weight.name, scale)
+        made.append(Node(name, Kind.LIBRARY, text, args, shape, "float16"))
+    return [replace(n, origin=node.origin) for n in made]
 
 
 def as_reductions(graph: Graph, target: Target, keep: frozenset[str]) -> Graph:

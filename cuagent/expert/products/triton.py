@@ -1,16 +1,18 @@
 """Write a matrix product with its epilogue as a Triton kernel.
 
-float32 operands are split into TF32 parts whose three products are added: in each tile (`tf32x3`),
-or by a kernel beforehand. Half types accumulate in float32. Offsets are constants of the text,
-except those of the tiles.
+float32 operands are split into parts whose three products are added: in each tile (`tf32x3`), or
+into float16 parts by a kernel beforehand (see `halves`). Half types accumulate in float32. Offsets
+are constants of the text, except those of the tiles.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from cuagent.expert.products import halves
 from cuagent.expert.products.epilogue import epilogue, pointer, times, variable
+from cuagent.expert.products.halves import PARTS, PARTS_KERNEL
 from cuagent.expert.products.match import Matrix, Product
 from cuagent.expert.products.tiles import GROUP, Tile
 from cuagent.expert.streaming.expressions import identifier
@@ -19,34 +21,20 @@ HEADER = """import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 """
-PARTS = ["left_high_in", "left_low_in", "right_high_in", "right_low_in"]
-"""Parameters of a kernel whose operands are split beforehand."""
-PARTS_KERNEL = '''@triton.jit
-def {name}_parts(high_out, low_out, x_in, COUNT: tl.constexpr, SIZE: tl.constexpr):
-    """Split float32 values into a TF32 value, rounded to nearest, and the rest."""
-    place = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
-    inside = place < COUNT
-    x = tl.load(x_in + place, mask=inside, other=0.0)
-    bits = x.to(tl.int32, bitcast=True)
-    rounded = ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
-    # A value that would round to infinity is truncated. The rest of infinity or NaN is NaN.
-    truncated = (bits & -0x2000).to(tl.float32, bitcast=True)
-    high = tl.where(tl.abs(rounded) < float("inf"), rounded, truncated)
-    high = tl.where(tl.abs(x) < float("inf"), high, x)
-    tl.store(high_out + place, high, mask=inside)
-    tl.store(low_out + place, x - high, mask=inside)
-
-
-'''
-PARTS_SIZE = 4096
-"""Elements that one program splits."""
 ELEMENTS = {"float16": "tl.float16", "bfloat16": "tl.bfloat16", "float32": "tl.float32"}
+
+
+def header(texts: Sequence[str]) -> list[str]:
+    """Return the lines that import what the texts of some kernels and their launches use."""
+    blocks = ["from triton.tools.tensor_descriptor import TensorDescriptor"]
+    return HEADER.splitlines() + (blocks if any("_in.load([" in text for text in texts) else [])
 
 
 def render(name: str, product: Product, dtype_of: Callable[[str], str]) -> str:
     """Return the text of the kernel. `dtype_of` gives the stored dtype of an output."""
     outputs = [f"{identifier(n)}_out" for n in product.outputs]
     tensors = [pointer(n) for n in product.tensors]
+    tensors = [t for t in tensors if t not in map(pointer, product.parts)]
     tensors += PARTS if product.split else []
     rows, columns, depth = product.rows, product.columns, product.depth
     head = f'    """{rows} x {columns} x {depth}, {product.node.dtype}: '
@@ -61,13 +49,13 @@ def render(name: str, product: Product, dtype_of: Callable[[str], str]) -> str:
         head,
         *_tile(product),
         "    k = tl.arange(0, DEPTH)",
-        *_pointers(product),
+        *(halves.pointers(product) if product.split else _pointers(product)),
         "    total = tl.zeros((ROWS, COLUMNS), tl.float32)",
     ]
     end = "end" if product.triangle else f"{depth}"
     lines += _triangle(product)
     if product.split:
-        lines += _split_loops(product, end)
+        lines += halves.loop(product, end)
     else:
         lines += [f"    for start in range(0, {end}, DEPTH):", *_step(product)]
     return "\n".join([*lines, *_end(product, dtype_of)])
@@ -76,60 +64,12 @@ def render(name: str, product: Product, dtype_of: Callable[[str], str]) -> str:
 def _pointers(product: Product) -> list[str]:
     """Return the lines that point to the first elements of both operands along K."""
     rows, columns = product.rows, product.columns
-    if product.split:
-        inner = [
-            f"m[:, None] % {rows}{times(product.left.row)} + k[None, :]",
-            f"n[None, :] % {columns}{times(product.right.row)} + k[:, None]",
-        ]
-        return [
-            f"    {part} = {part}_in + {inner[part.startswith('right')]}"
-            for part in (p.removesuffix("_in") for p in PARTS)
-        ]
     return [
         f"    left = {_operand(product.left, 'm', rows)}[:, None] + k[None, :]"
         f"{times(product.left.column)}",
         f"    right = {_operand(product.right, 'n', columns)}[None, :] + k[:, None]"
         f"{times(product.right.column)}",
     ]
-
-
-def _split_loops(product: Product, end: str) -> list[str]:
-    """Return the loop over K for split operands, and one that repeats a tile with NaN.
-
-    Operands that are not finite have a low part of NaN. The second loop replaces the sums of small
-    products with NaN by 0, so that infinity gives what it gives in float32.
-    """
-    lines = [f"    for start in range(0, {end}, DEPTH):", *_split_step(product, [])]
-    clean = ["part = tl.where(part == part, part, 0.0)"]
-    return [
-        *lines,
-        "    if tl.sum((total != total).to(tl.int32)) > 0:",
-        "        total = tl.zeros((ROWS, COLUMNS), tl.float32)",
-        f"        for start in tl.range(0, {end}, DEPTH, num_stages=1):",
-        *(f"    {line}" for line in _split_step(product, clean)),
-    ]
-
-
-def _split_step(product: Product, clean: list[str]) -> list[str]:
-    mask = "" if product.depth % 128 == 0 else f"k[None, :] < {product.depth} - start"
-    other = mask.replace("k[None, :]", "k[:, None]")
-    options = {"left": mask, "right": other}
-    loads = []
-    for pointer_in in PARTS:
-        part = pointer_in.removesuffix("_in")
-        test = options[part.split("_")[0]]
-        loads.append(
-            f"{part}_k = tl.load({part} + start{f', mask={test}, other=0.0' if test else ''})"
-        )
-    lines = [
-        *loads,
-        'part = tl.dot(left_low_k, right_high_k, input_precision="tf32")',
-        'part = tl.dot(left_high_k, right_low_k, part, input_precision="tf32")',
-        *clean,
-        'part = tl.dot(left_high_k, right_high_k, part, input_precision="tf32")',
-        "total += part",
-    ]
-    return [f"        {line}" for line in lines]
 
 
 def _triangle(product: Product) -> list[str]:
@@ -144,7 +84,7 @@ def _triangle(product: Product) -> list[str]:
 
 def _tile(product: Product) -> list[str]:
     """Return the lines that find the rows and columns of a program."""
-    rows, columns, depth = product.rows, product.columns, product.depth
+    rows, columns, depth = product.rows, product.columns, halves.padded(product.depth)
     wide = product.batch * max(rows * depth, columns * depth, rows * columns) >= 1 << 31
     lines = [
         "    tile = tl.program_id(0)",
@@ -225,22 +165,9 @@ def launch(name: str, product: Product, tile: Tile, arguments: list[str]) -> lis
     count = math.ceil(product.rows / tile.rows) * math.ceil(product.columns / tile.columns)
     sizes = f"{tile.rows}, {tile.columns}, {tile.depth}"
     grid = f"{count}, {product.batch}" if product.batch > 1 else f"{count},"
-    lines = []
+    lines: list[str] = []
     if product.split:
-        tensors = list(product.tensors)
-        for side, matrix, extent in (
-            ("left", product.left, product.rows), ("right", product.right, product.columns),
-        ):  # fmt: skip
-            tensor = arguments[len(product.outputs) + tensors.index(matrix.tensor)]
-            size = extent * product.depth
-            parts = [f"{name}_{side}_{part}" for part in ("high", "low")]
-            lines += [
-                *(f"{part} = torch.empty_like({tensor})" for part in parts),
-                f"{name}_parts[({math.ceil(size / PARTS_SIZE)},)](",
-                f"    {', '.join(parts)}, {tensor}, {size}, {PARTS_SIZE}, num_warps=8",
-                ")",
-            ]
-            arguments = [*arguments, *parts]
+        lines, arguments = halves.launches(name, product, tile, arguments)
     return [
         *lines,
         f"{name}[({grid})](",

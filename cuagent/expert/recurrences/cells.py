@@ -29,7 +29,7 @@ class Recurrence:
     hidden: int
     reverse: bool
     batch_first: bool
-    """The projected inputs have the batch before the steps."""
+    """True if the projected inputs have the batch before the steps."""
     processors: int = 0
     """Multiprocessors of the GPU; 0 on a CPU, whose kernel reads the weights in panels."""
 

@@ -26,10 +26,10 @@ WARPS = 16
 CLUSTERS = (1, 2, 4, 8)
 """Blocks of a cluster that every GPU with clusters can run."""
 MOST_WEIGHTS = 64
-"""Weights in the registers of a thread."""
+"""Largest number of weights in the registers of a thread."""
 MOST_PASSES = 4
 MOST_STATE = 48 << 10
-"""Bytes of static shared memory."""
+"""Largest number of bytes of static shared memory."""
 BARRIER, PASS = 900, 400
 """Cycles of a step besides its products, and of each pass besides its products: estimates."""
 LANES = 32

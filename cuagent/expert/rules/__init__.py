@@ -2,6 +2,7 @@
 
 from cuagent.expert.rules import (  # noqa: F401
     attention,
+    composed,
     contractions,
     elementwise,
     extremes,

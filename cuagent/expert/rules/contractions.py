@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from cuagent.expert.graph.graph import Kind, Node, Operand, contiguous_strides
+from cuagent.expert.graph.layouts import order_of_value
 from cuagent.expert.graph.lowering import (
     Lowering,
     argument,
@@ -74,6 +75,7 @@ def contraction(
             dtype_of(fx),
             origin=low.origin,
             contiguous=contiguous,
+            order=order_of_value(fx.meta["val"]) if low.layouts else (),
         )
     )
 

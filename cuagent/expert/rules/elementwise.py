@@ -188,13 +188,14 @@ def identity(low: Lowering, fx: Any) -> str | None:
     cast = floating(fx) and floating(fx.args[0])
     if isinstance(x, str) and _keeps_layout(low, fx, x):
         return x
-    same = (cast or dtype_of(fx) == dtype_of(fx.args[0])) and fx.meta["val"].is_contiguous()
+    same = cast or dtype_of(fx) == dtype_of(fx.args[0])
+    same = same and (low.layouts or fx.meta["val"].is_contiguous())
     eval_mode = "dropout" not in str(fx.target) or fx.args[2] is False
     if not isinstance(x, str) or not same or not eval_mode:
         return None
     if low.by_name[x].kind is Kind.STRIDED:
         return low.pointwise("cast", x, hint="", dtype=dtype_of(fx)) if floating(fx) else None
-    return x if fx.args[0].meta["val"].is_contiguous() else None
+    return x if low.layouts or fx.args[0].meta["val"].is_contiguous() else None
 
 
 NUMBERS = ("bool", "int64", "int32")

@@ -44,7 +44,7 @@ def arg_extreme(low: Lowering, fx: Any) -> str | None:
 
 @rule("max", "min")
 def extreme(low: Lowering, fx: Any) -> str | None:
-    """Lower the extreme of a tensor, of each row with its index, or of two tensors."""
+    """Lower a maximum or minimum: of a tensor, of rows with indices, or of two tensors."""
     x, (_, name, form) = operand(low, fx.args[0]), str(fx.target).split(".")
     if not isinstance(x, str) or not _comparable(low, fx.args[0], x):
         return None

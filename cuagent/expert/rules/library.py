@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from cuagent.expert.graph.graph import Kind, Node, Operand
+from cuagent.expert.graph.layouts import order_of_value
 from cuagent.expert.graph.lowering import Lowering, dtype_of, operator_name, shape_of
 
 
@@ -49,6 +50,7 @@ def library(low: Lowering, fx: Any, *, constant: bool = False) -> str:
             origin=low.origin,
             contiguous=not tensor or constant or bool(value.is_contiguous()),
             constant=constant,
+            order=order_of_value(value) if low.layouts and tensor and not constant else (),
         )
     )
 
@@ -79,7 +81,7 @@ def _readable(fx: Any) -> bool:
 
 
 def literal(value: Any) -> str:
-    """Return the Python expression of a plain value; `inf` and `nan` are no names in Python."""
+    """Return the Python expression of a plain value; Python has no names `inf` and `nan`."""
     if isinstance(value, list | tuple):
         inner = "".join(f"{literal(item)}, " for item in value)
         return f"[{inner}]" if isinstance(value, list) else f"({inner})"
@@ -91,5 +93,5 @@ def literal(value: Any) -> str:
 
 
 def doubled(text: str) -> str:
-    """Return text for a template of `str.format`: a brace in a string is no placeholder."""
+    """Return text for a template of `str.format`: braces of a string stay literal."""
     return text.replace("{", "{{").replace("}", "}}")

@@ -105,10 +105,14 @@ def _grouped(
 ) -> str | None:
     """Lower a norm over groups of channels; `positions` are those of the weight and bias."""
     shape = low.shape(x)
-    if not fx.args[0].meta["val"].is_contiguous():
+    if not fx.args[0].meta["val"].is_contiguous() and not low.layouts:
         return None
-    rows = low.view(x, (shape[0], groups, math.prod(shape[1:]) // groups), "groups")
-    y = low.view(normalised(low, rows, [-1], eps), shape, "ungrouped")
+    # With permuted dimensions, channels and positions of a group are not adjacent.
+    group: tuple[int, ...] = (math.prod(shape[1:]) // groups,)
+    if low.layouts:
+        group = (shape[1] // groups, *shape[2:])
+    rows = low.view(x, (shape[0], groups, *group), "groups")
+    y = low.view(normalised(low, rows, list(range(-len(group), 0)), eps), shape, "ungrouped")
     over_channels = (shape[1],) + (1,) * (len(shape) - 2)
     weight, bias = (operand(low, argument(fx, k, "")) for k in positions)
     weight, bias = (

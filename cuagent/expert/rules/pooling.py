@@ -20,7 +20,7 @@ from cuagent.expert.graph.lowering import (
 )
 
 MAX_TAPS = 1 << 10
-"""Elements of a window; torch has better algorithms for larger ones."""
+"""Largest number of elements of a window; torch has better algorithms for larger ones."""
 
 
 @rule("max_pool1d", "max_pool2d", "max_pool3d")
@@ -35,7 +35,7 @@ def max_pool(low: Lowering, fx: Any) -> str | None:
 
 @rule("max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices")
 def max_pool_of_pair(low: Lowering, fx: Any) -> str | None:
-    """Lower the maxima; None if the indices are read too."""
+    """Lower the maxima of a pool that also returns indices; None if the indices are used."""
     if _reads_indices(fx):
         return None
     rank = int(re.sub(r"\D", "", target_of(fx)))
@@ -47,7 +47,7 @@ def max_pool_of_pair(low: Lowering, fx: Any) -> str | None:
 
 @rule("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
 def adaptive_max(low: Lowering, fx: Any) -> str | None:
-    """Lower the maxima; None if the indices are read too."""
+    """Lower the maxima of a pool that also returns indices; None if the indices are used."""
     rank = int(target_of(fx)[-2])
     return None if _reads_indices(fx) else _pair(low, fx, _adaptive_sides(fx, rank))
 

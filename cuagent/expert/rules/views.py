@@ -18,12 +18,16 @@ from cuagent.expert.graph.lowering import (
     dtype_of,
     floating,
     operand,
+    operator_name,
     rule,
     shape_of,
 )
+from cuagent.expert.streaming.stages import COST, EXPENSIVE
 
 MAX_PARTS = 8
-"""Parts of a concatenation in one kernel."""
+"""Largest number of parts of a concatenation in one kernel."""
+PRODUCTS = {"linear", "matmul", "mm", "bmm", "addmm", "conv1d", "conv2d", "conv3d", "convolution"}
+"""Operators that read their arguments from memory."""
 
 
 def strided(
@@ -71,6 +75,11 @@ def slice_(low: Lowering, fx: Any) -> str | None:
     if x is None:
         return None
     return _sliced(low, x, dim, start, end, step)
+
+
+def narrowed(low: Lowering, x: str, dim: int, start: int, end: int) -> str:
+    """Return the slices `start` to `end` of a node along a dimension."""
+    return _sliced(low, x, dim, start, end)
 
 
 def _sliced(low: Lowering, x: str, dim: int, start: int, end: int | None, step: int = 1) -> str:
@@ -203,7 +212,7 @@ def view(low: Lowering, fx: Any) -> str | None:
         return None
     if low.by_name[x].kind is not Kind.STRIDED:
         flat = fx.args[0].meta["val"].is_contiguous() and fx.meta["val"].is_contiguous()
-        return low.view(x, shape, "") if flat else None
+        return low.view(x, shape, "") if flat or low.layouts else None
     strides = reshaped(*layout(low, x), shape)
     if strides is None:
         return None
@@ -224,18 +233,39 @@ def cat(low: Lowering, fx: Any) -> str | None:
         names = [low.view(part, (*shape[:dim], 1, *shape[dim + 1 :]), "part") for part in names]
     if any(len(low.shape(part)) != len(shape) for part in names):
         return None  # torch ignores empty tensors of one dimension
-    return _joined(low, names, dim, shape)
+    stored = [_is_stored(low, *pair) for pair in zip(fx.args[0], names, strict=True)]
+    return _joined(low, names, dim, shape, stored)
 
 
-def _joined(low: Lowering, parts: Sequence[str], dim: int, shape: Shape) -> str:
-    """Add the choice by index among adjacent parts along `dim`."""
+def _is_stored(low: Lowering, part: Any, name: str) -> bool:
+    """Return True for an expensive part that a product or convolution reads too.
+
+    It is in memory then, so that it need not be computed twice.
+    """
+    others = {operator_name(user) for user in part.users}
+    return bool(others & PRODUCTS) and _cost(low, name) >= EXPENSIVE
+
+
+def _cost(low: Lowering, name: str) -> int:
+    """Return the cost of an element from tensors in memory; of a choice, the dearest part."""
+    node = low.by_name[name]
+    if node.kind is not Kind.POINTWISE:
+        return 0
+    costs = [_cost(low, arg) for arg in node.inputs]
+    return COST.get(node.op, 1) + (max(costs, default=0) if node.op == "where" else sum(costs))
+
+
+def _joined(
+    low: Lowering, parts: Sequence[str], dim: int, shape: Shape, stored: Sequence[bool]
+) -> str:
+    """Add the choice by index among adjacent parts along `dim`. Those `stored` are not moved."""
     ends: list[int] = []
     for part in parts:
         ends.append((ends[-1] if ends else 0) + low.shape(part)[dim])
     starts = [0, *ends[:-1]]
     moved = [
-        windowed(low, part, dim, start, shape[dim])
-        for part, start in zip(parts, starts, strict=True)
+        (_window if in_memory else windowed)(low, part, dim, start, shape[dim])
+        for part, start, in_memory in zip(parts, starts, stored, strict=True)
     ]
     value = moved[-1]
     for k in reversed(range(len(parts) - 1)):
@@ -285,6 +315,13 @@ def windowed(low: Lowering, name: str, dim: int, start: int, extent: int) -> str
             node, name=low.unique_name("moved"), args=tuple(args), shape=shape, origin=low.origin
         )
         return low.add(moved)
+    return _window(low, name, dim, start, extent)
+
+
+def _window(low: Lowering, name: str, dim: int, start: int, extent: int) -> str:
+    """Add `name` as a range of a longer tensor, read where it lies in memory."""
+    node = low.by_name[name]
+    shape = (*node.shape[:dim], extent, *node.shape[dim + 1 :])
     return low.add(
         Node(
             low.unique_name("window"),

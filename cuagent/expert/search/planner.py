@@ -19,7 +19,7 @@ from cuagent.expert.search.tuning import Memory
 from cuagent.timing import Ratio
 
 MAX_ATTEMPTS = 6
-"""Candidates in one run."""
+"""Largest number of candidates in one run."""
 CLEAR_GAIN = 1.05
 """Smallest lower limit of a candidate's ratios from which its gain counts as clear."""
 SCHEDULE_REACH = 2.0
@@ -88,7 +88,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Measurements of the ladder that bound what a kernel can still gain."""
+    """Measurements of the ladder that bound the gain of a kernel."""
 
     rung: str = ""
     """Name of the ladder's best rung; "" without a ladder."""

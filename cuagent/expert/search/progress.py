@@ -40,7 +40,7 @@ class Progress:
     failures: int = 0
     """Calls since the last outcome that failed for reasons other than the candidate."""
     failure: str = ""
-    """First line of the last such failure."""
+    """First line of the last failure that `failures` counts."""
     refused: set[int] = field(default_factory=set)
     """Attempts that `submit` did not accept."""
     empty_submit: bool = False

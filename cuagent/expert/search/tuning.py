@@ -12,12 +12,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuagent.expert.candidate import Options
+from cuagent.expert.capture.export import Captured
 
 if TYPE_CHECKING:
     from cuagent.expert.capture.subject import Subject
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 """Version of the keys and files; increase it when an option gets another meaning."""
+LARGEST_FILE = 1 << 20
+"""Largest number of bytes of a memory that are read."""
+LARGEST_OPTION = 1 << 16
+"""Largest number that an option can have."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,23 @@ def _plain(options: Options) -> dict[str, Any]:
 def _options(data: Mapping[str, Any]) -> Options:
     if set(data) != {field.name for field in fields(Options)}:
         raise ValueError("options of another version")
+    for each in fields(Options):
+        if not _is_valid(each.name, data[each.name], each.default):
+            raise ValueError(f"{each.name}: not a value of this option")
     return Options(**{**data, "keep": frozenset(data["keep"])})
+
+
+def _is_valid(name: str, value: Any, default: Any) -> bool:
+    """Return True if `value` has the type of an option. Options become part of generated code."""
+    if name == "keep":
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    if isinstance(value, str):
+        return isinstance(default, str) and re.fullmatch(r"[\w-]*", value, re.ASCII) is not None
+    if isinstance(value, bool):
+        return default is None or isinstance(default, bool)
+    if value is None:
+        return default is None
+    return type(default) is int and type(value) is int and 0 <= value <= LARGEST_OPTION
 
 
 def folder_of_user() -> Path:
@@ -72,8 +94,9 @@ def recalled(subject: Subject, folder: Path | None) -> Memory:
     if folder is None:
         return Memory()
     try:
-        return Memory.from_json(json.loads(_file(subject, folder).read_text("utf-8")))
-    except (OSError, ValueError, KeyError, TypeError):
+        with _file(subject, folder).open("rb") as file:
+            return Memory.from_json(json.loads(file.read(LARGEST_FILE)))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return Memory()
 
 
@@ -120,7 +143,12 @@ def key(subject: Subject) -> str:
 
 def graph_text(subject: Subject) -> str:
     """Return the captured operators with numbers in place of the names of values."""
-    captured, numbers = subject.captured, dict[str, str]()
+    parts = [part for part in (subject.captured, subject.backward) if part is not None]
+    return "\n".join(map(_graph_text, parts))
+
+
+def _graph_text(captured: Captured) -> str:
+    numbers: dict[str, str] = {}
     lines = []
 
     def word(value: Any) -> str:

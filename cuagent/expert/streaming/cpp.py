@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from cuagent.expert.graph.graph import Node
+from cuagent.expert.graph.graph import ITEM_BYTES, Kind, Node
 from cuagent.expert.kernel import KernelCall, Request
 from cuagent.expert.streaming.expressions import IDENTITY, TYPES, computed_type, identifier
 from cuagent.expert.streaming.fuse import LONG_ROW
@@ -36,9 +36,9 @@ FEW_TILES = 8
 COLUMN_BLOCK = 1 << 15
 """Elements in one block of rows that are far apart."""
 MAX_PARTS = 256
-"""Blocks of such rows, each of which has one partial sum per row on the stack."""
+"""Largest number of blocks of such rows, each of which has one partial sum per row on the stack."""
 MAX_BLOCKS = 8192
-"""Blocks of one row, each of which has one partial sum on the stack."""
+"""Largest number of blocks of one row, each of which has one partial sum on the stack."""
 PARTS = (4, 2)
 """Parts of a row that are reduced side by side, because each addition waits for the one before."""
 PART_ELEMENTS = 64
@@ -48,9 +48,25 @@ CHEAP = 8
 SHORT_ROW = 128
 """Elements of a row up to which expensive values of a row are computed for several rows at once."""
 MAX_SEGMENTS = 10
-"""Loops, and one more, that one dimension is cut into at the borders of concatenated parts."""
+"""Largest number of loops, and one more, that one dimension is cut into at the borders of
+concatenated parts."""
 ROW_TILE = 64
 """Such rows in one tile."""
+FEW_COLUMNS = 16
+"""Elements of a row up to which rows are the lanes of a vector, if elements are expensive; twice as
+many if they fill no vectors."""
+FEW_COLUMNS_WORK = 4
+"""Operations on each element from which they are."""
+VECTOR = 8
+"""Elements of a vector; the rest of a loop is computed one by one."""
+SHORT_LOOP = 256
+"""Elements of a loop up to which that rest takes much of its time."""
+PREFETCH_AHEAD = 8
+"""Slices of a gather between the one that is read and the one that is fetched."""
+PREFETCHED_TABLE = 1 << 18
+"""Bytes of the smallest table whose slices are fetched in advance: one that leaves the cache."""
+PREFETCHED_BYTES = 512
+"""Most bytes of a slice that are fetched; then the processor foresees the rest."""
 
 
 def generate(request: Request) -> KernelCall:
@@ -65,7 +81,7 @@ def generate(request: Request) -> KernelCall:
         request.group,
         nest.tensors_read,
         ("pointwise.h",),
-        kernel.plan.in_place(),
+        frozenset() if kernel.overlaps else kernel.plan.in_place(),
     )
 
 
@@ -77,7 +93,15 @@ def render(name: str, nest: Nest, title: str, *, tile: int = 64, parallel: bool 
 class _Kernel(KernelText):
     def __init__(self, name: str, nest: Nest, title: str, tile: int, parallel: bool) -> None:
         self.tile = min(tile, nest.dimensions[-1].extent)
-        self.columns_schedule = bool(nest.group.reduced) and not nest.dimensions[-1].reduced
+        self.columns_schedule = bool(nest.group.reduced) and (
+            not nest.dimensions[-1].reduced or _has_few_columns(nest)
+        )
+        self.transposes = self.columns_schedule and nest.dimensions[-1].reduced
+        """True if the rows of a tile are copied, so that adjacent rows are adjacent in memory."""
+        self.staged: dict[str, str] = {}
+        """Array with the copy of each element that is read from such rows."""
+        if self.transposes:
+            self.tile = min(tile, [d.extent for d in nest.dimensions if not d.reduced][-1])
         saved = nest.group.columns * (self.tile if self.columns_schedule else 1) * 4
         may_save = bool(nest.group.reduced) and saved <= SAVED_BYTES
         plan = Plan(nest, may_save=may_save, expensive=EXPENSIVE, load=1)
@@ -85,6 +109,8 @@ class _Kernel(KernelText):
         self.row_suffix = "[k]" if self.columns_schedule else ""
         self.parallel = parallel and plan.operations > PARALLEL_WORK
         self.constants = 0
+        self.overlaps = False
+        """True if an element may be computed twice."""
         self.part = ""
         """Suffix of the results of reductions that are being computed."""
         self.scratch = self._scratch()
@@ -170,17 +196,37 @@ class _Kernel(KernelText):
                 self._loop(k)
             first, last, block_loops = "0", str(extent), 0
         self._constants(stage, inner)
-        if self.parallel and not outer and not block_loops:
-            w.pragma("omp parallel for simd schedule(static)")
+        if outer and not block_loops:
+            self._vector_loops(stage, inner, 0, extent)
         else:
-            w.pragma("omp simd")
-        w.open(f"for (long i{inner} = {first}; i{inner} < {last}; ++i{inner})")
-        self._body(stage)
-        w.close(len(outer) + block_loops + 1)
+            threads = self.parallel and not outer and not block_loops
+            w.pragma("omp parallel for simd schedule(static)" if threads else "omp simd")
+            w.open(f"for (long i{inner} = {first}; i{inner} < {last}; ++i{inner})")
+            self._body(stage)
+            w.close()
+        w.close(len(outer) + block_loops)
         return None
 
+    def _vector_loops(self, stage: Stage, inner: int, first: int, last: int) -> None:
+        """Write the innermost loop over elements that are stored and not reduced.
+
+        In a short loop of expensive elements the last vector starts before the end of the others,
+        and some elements are computed twice. So no element is read after it was written in place.
+        """
+        w, extent = self.w, last - first
+        cost = sum(COST.get(node.op, 1) for node in stage.compute)
+        ranges = [(first, last)]
+        if VECTOR < extent < SHORT_LOOP and extent % VECTOR and cost >= CHEAP and not stage.save:
+            ranges = [(first, last - extent % VECTOR), (last - VECTOR, last)]
+            self.overlaps = True
+        for start, end in ranges:
+            w.pragma("omp simd")
+            w.open(f"for (long i{inner} = {start}; i{inner} < {end}; ++i{inner})")
+            self._body(stage)
+            w.close()
+
     def _computes(self, stage: Stage) -> bool:
-        """Return True if a value is worth a loop of its own."""
+        """Return True if a value is expensive enough for a separate loop."""
         return any(COST.get(node.op, 1) >= CHEAP for node in stage.compute)
 
     def _segments(self, split: int) -> list[tuple[int, int]]:
@@ -209,13 +255,9 @@ class _Kernel(KernelText):
             bounds = f"(long i{split} = {start}; i{split} < {end}; ++i{split})"
             w.open("" if split == inner else f"for {bounds}")
             self._constants(stage, inner)
-            w.pragma("omp simd")
-            if split == inner:
-                w.open(f"for {bounds}")
-            else:
-                self._loop(inner)
-            self._body(stage)
-            w.close(2)
+            whole = (0, self.nest.dimensions[inner].extent)
+            self._vector_loops(stage, inner, *((start, end) if split == inner else whole))
+            w.close()
         self.segment = None
         w.close(len(outer))
 
@@ -421,6 +463,8 @@ class _Kernel(KernelText):
         w.open(f"for (long start = 0; start < {extent}; start += {tile})")
         w(f"const long width = {_width(tile, extent)};")
         self._open_scratch(self.nest.group.columns * tile)
+        if self.transposes:
+            self._stage_rows(inner)
         for stage in self.plan.stages:
             self._column_rows(stage, inner, tile)
             if not stage.loops:
@@ -434,8 +478,55 @@ class _Kernel(KernelText):
             w(f"const long i{inner} = start + k;")
             self._body(stage)
             w.close(len(self.column_dims) + 1)
+        if self.transposes:
+            self._store_staged(inner)
         self._column_stores(inner)
         w.close(len(outer) + 1)
+
+    def _stage_rows(self, inner: int) -> None:
+        """Copy the elements of a tile of short rows, and declare arrays for those it stores."""
+        w, size = self.w, self.nest.group.columns * self.tile
+        found: dict[str, Access] = {}
+        for access in self.nest.reads.values():
+            plain = access.tensor and not access.guards and access.row is None
+            varies = any(access.strides[k] for k in self.column_dims)
+            if plain and varies and access.strides[inner] not in (0, 1):
+                found.setdefault(self._element(access), access)
+        for n, access in enumerate(found.values()):
+            w(f"alignas(64) {computed_type(access.dtype)} staged_{n}[{size}];")
+        if found:
+            self._open_elements(inner)
+            for n, access in enumerate(found.values()):
+                w(f"staged_{n}[{self._position()}] = {self._load(access)};")
+            w.close(len(self.column_dims) + 1)
+        self.staged = {key: f"staged_{n}" for n, key in enumerate(found)}
+        for name in self._element_outputs():
+            dtype = computed_type(self.nest.writes[name].dtype)
+            w(f"alignas(64) {dtype} {identifier(name)}_tile[{size}];")
+
+    def _store_staged(self, inner: int) -> None:
+        names = self._element_outputs()
+        if names:
+            self._open_elements(inner)
+            for name in names:
+                value = f"{identifier(name)}_tile[{self._position()}]"
+                self.w(self._assign(name, value))
+            self.w.close(len(self.column_dims) + 1)
+
+    def _element_outputs(self) -> list[str]:
+        rows = self._row_outputs()
+        return [name for name in self.nest.group.outputs if name not in rows]
+
+    def _open_elements(self, inner: int) -> None:
+        """Open the loops over all elements of a tile, row by row."""
+        self.w.open("for (long k = 0; k < width; ++k)")
+        self.w(f"const long i{inner} = start + k;")
+        for k in self.column_dims:
+            self._loop(k)
+
+    def _load(self, access: Access) -> str:
+        array = self.staged.get(self._element(access)) if self.staged else None
+        return f"{array}[{self._position()}]" if array else super()._load(access)
 
     def _few_long_columns(self) -> bool:
         """Return True if the tiles of adjacent rows are too few to share among threads."""
@@ -536,8 +627,9 @@ class _Kernel(KernelText):
                     continue
                 conditional = any(guard.steps[inner] for guard in access.guards)
                 constant = access.row and not access.row.index.strides[inner]
-                if constant and not conditional:
-                    self.slices.setdefault(self._element(access), self._row(access))
+                if constant and not conditional and self._element(access) not in self.slices:
+                    self.slices[self._element(access)] = self._row(access)
+                    self._prefetch(access, inner)
                 if access.varies(inner) and not conditional:
                     self._start(access, inner)
                 if access.varies(inner) or conditional:
@@ -548,6 +640,32 @@ class _Kernel(KernelText):
                     self.constants += 1
                     self.w(f"const {computed_type(access.dtype)} {word} = {self._load(access)};")
                     self.defined[key] = word
+
+    def _prefetch(self, access: Access, inner: int) -> None:
+        """Fetch the slice that a loop over a gather's indices reads some steps later.
+
+        A processor does not foresee slices in any order, and waits for memory at each of them.
+        """
+        row, dims = access.row, self.nest.dimensions
+        assert row is not None
+        at, item = row.index, ITEM_BYTES[access.dtype]
+        steps = [step for step in at.strides if step]
+        table = row.extent * row.stride * item
+        if access.guards or at.guards or access.strides[inner] != 1 or table < PREFETCHED_TABLE:
+            return
+        if not steps or min(steps) < 0:
+            return
+        last = at.offset + self._last(at.strides)
+        ahead = f"{self._index(at)} + {PREFETCH_AHEAD * min(steps)}"
+        outer = tuple(0 if k == inner else step for k, step in enumerate(access.strides))
+        place = self._sum(outer, access.offset)
+        place += " + start" if self.columns_schedule else ""
+        size = min(self.tile if self.columns_schedule else dims[inner].extent, row.stride) * item
+        index = f"{self._pointer(at.tensor)}[{ahead} <= {last} ? {ahead} : {last}]"
+        wraps = "true" if row.wraps else "false"
+        slice_ = f"slice_or_first(checked_slice<{row.extent}, {wraps}>({index}))"
+        element = f"{self._pointer(access.tensor)} + {slice_} * {row.stride} + {place}"
+        self.w(f"prefetch<{min(size, PREFETCHED_BYTES)}>({element});")
 
     def _forget(self) -> None:
         """Forget the variables of a loop that has ended."""
@@ -601,17 +719,37 @@ class _Kernel(KernelText):
             self._store(name)
 
     def _slot(self, name: str) -> str:
+        return f"{self.scratch[name]}[{self._position()}]"
+
+    def _position(self) -> str:
+        """Return the place of an element in an array of the elements of a row or tile."""
         position, step = [], 1
         for k in reversed(self.column_dims):
             position.append(f"i{k}" if step == 1 else f"i{k} * {step}")
             step *= self.nest.dimensions[k].extent
         text = " + ".join(reversed(position))
-        if self.columns_schedule:
-            text = f"({text}) * {self.tile} + k"
-        return f"{self.scratch[name]}[{text}]"
+        return f"({text}) * {self.tile} + k" if self.columns_schedule else text
 
     def _store(self, name: str) -> None:
-        self.w(self._assign(name, self._variable(self.plan.source(name))))
+        value = self._variable(self.plan.source(name))
+        if self.transposes and name not in self._row_outputs():
+            self.w(f"{identifier(name)}_tile[{self._position()}] = {value};")
+        else:
+            self.w(self._assign(name, value))
+
+
+def _has_few_columns(nest: Nest) -> bool:
+    """Return True if rows are shorter than some vectors and their elements are expensive.
+
+    Adjacent rows are then the elements of a vector: joining the lanes of a vector for each
+    reduction of a row would take longer than the reductions.
+    """
+    rows = [d.extent for d in nest.dimensions if not d.reduced]
+    nodes = [n for n in nest.group.nodes if n.kind is not Kind.VIEW and n.name not in nest.by_row]
+    work = sum(COST.get(n.op, 1) for n in nodes)
+    columns = nest.group.columns
+    short = columns <= FEW_COLUMNS or (columns < 2 * FEW_COLUMNS and columns % VECTOR)
+    return bool(short and rows and rows[-1] >= FEW_COLUMNS and work >= FEW_COLUMNS_WORK)
 
 
 def _joined(op: str, word: str, value: str) -> str:

@@ -64,7 +64,7 @@ PYTHON = {
 }  # fmt: skip
 """Operations that torch may apply once, in advance, if all their operands are parameters."""
 PYTHON_REDUCTIONS = {"sum": "sum", "max": "amax", "amax": "amax", "min": "amin", "amin": "amin"}
-"""The same for reductions: methods of a tensor."""
+"""Python's names of reductions: methods of a tensor."""
 
 
 def on_parameters(node: Node, values: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from cuagent.expert.graph.graph import Graph, Kind, Node, Shape, contiguous_strides, reshaped
 
@@ -21,7 +22,7 @@ LONG_ROW = 1 << 16
 """Elements of a long row. A reduction over fewer than FEW_ROWS long rows is split over threads, and
 its group may not contain element-wise nodes that read its result."""
 MAX_LEAVES = 12
-"""Tensors that one group may read."""
+"""Largest number of tensors that one group may read."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,11 @@ class _Fuser:
             if all(p in (None, 0, s) for p, s in zip(place, natural, strict=True)):
                 return tuple(s if n > 1 else 0 for n, s in zip(shape, natural, strict=True))
             return None
-        return None if None in place else tuple(place)  # type: ignore[arg-type]
+        if None in place:
+            return None
+        found = tuple(p for p in place if p is not None)
+        # Two axes over the same part of the domain are an outer product, which has more elements.
+        return found if overlapping(shape, found) is None else None
 
     def _view(self, draft: _Draft, node: Node) -> tuple[int, ...] | None:
         (arg,) = node.inputs
@@ -324,6 +329,20 @@ def leaves_and_returns(
                     return True
                 stack.append(user.name)
     return False
+
+
+def overlapping(shape: Shape, place: tuple[int, ...]) -> tuple[int, int] | None:
+    """Return two axes of a node that run over the same part of the domain; None if there are none.
+
+    `place` has the domain stride of each axis.
+    """
+    spans = sorted(
+        (p, p * n, k) for k, (n, p) in enumerate(zip(shape, place, strict=True)) if n > 1
+    )
+    for (_, end, before), (start, _, after) in pairwise(spans):
+        if start < end:
+            return before, after
+    return None
 
 
 def _aligned(

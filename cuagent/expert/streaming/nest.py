@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from cuagent.expert.graph.graph import Graph, Kind, Node, Shape, contiguous_strides
-from cuagent.expert.streaming.fuse import Group, levels_of
+from cuagent.expert.streaming.fuse import Group, levels_of, overlapping
 
 
 class NestError(Exception):
@@ -74,7 +74,7 @@ class Row:
 class Nest:
     group: Group
     dimensions: tuple[Dimension, ...]
-    """Outermost first."""
+    """Dimensions of the loops, outermost first."""
     reads: dict[tuple[str, str], Access]
     """Reads by (reader, argument)."""
     writes: dict[str, Access]
@@ -117,6 +117,9 @@ class _Placed:
 
 def nest_of(group: Group, graph: Graph) -> Nest:
     """Return the loop nest of a group. Raises NestError if no common nest exists."""
+    for node in group.nodes:
+        if axes := overlapping(node.shape, group.places[node.name]):
+            raise NestError(f"dimensions {axes} of {node.name} are one loop of the group")
     reads = {
         (node.name, arg): _read(group, graph, node, arg)
         for node in group.nodes

@@ -13,7 +13,8 @@ import shutil
 import socket
 import sys
 import tempfile
-from contextlib import closing, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from cuagent.measure.roofline.model import Roofline, Work
 from cuagent.measure.system_load import cpu_times, others_share
 from cuagent.sandbox import Policy, SandboxError, Tier, probe_forked, wrap
 from cuagent.task import Device, Task, TaskError
+from cuagent.task.step import Step
 from cuagent.verify.report import build_failure
 from cuagent.worker import ForkServer, ForkServerError, ModelSpec
 from cuagent.worker.channel import send_message
@@ -49,6 +51,7 @@ LIBRARIES = "libraries"
 KERNELS = Path(kernels.__file__).parent
 """Folder of the kernel loader, the only part of cuagent that an attempt may read."""
 PACKAGE = KERNELS.parent
+Alone = Callable[[], AbstractContextManager[None]]
 TOOLS = (Path("/opt/nvidia"), Path("/usr/local/cuda"))
 """Folders in which Nsight Compute may be installed."""
 NCU_PROGRAM = """
@@ -60,6 +63,8 @@ spec = spec_from_file_location(
 )
 sys.modules["cuagent"] = module_from_spec(spec)
 spec.loader.exec_module(sys.modules["cuagent"])
+from cuagent.library_folders import library_folders
+sys.path += library_folders()
 from cuagent.measure.profile.child import once
 once(Path("{folder}"))
 """
@@ -140,11 +145,13 @@ class ProfileSession:
         cache: Path | None = None,
         counters: bool = False,
         time_limit_s: float = TIME_LIMIT_S,
+        alone: Alone = nullcontext,
     ) -> Profile:
         """Run the model and return its profile. Raises ProfileError or ForkServerError.
 
         A session started for an attempt needs `attempt`, with the libraries of `build`; one started
-        for the reference needs None.
+        for the reference needs None. `alone` returns a context in which no other process uses the
+        device; only what is measured runs in it.
         """
         assert self._with_candidate is (attempt is not None)
         if build is not None and not build.ok:
@@ -155,16 +162,19 @@ class ProfileSession:
             shutil.copy(library.path, self.folder / LIBRARIES)
         work = _work(self.task, self._fork_server)
         before = cpu_times()
-        measured = self._figures(time_limit_s)
-        busy = others_share(before, cpu_times())
-        launches, missing = self._read_counters() if counters else ((), "")
         subject = self.task.name if attempt is None else f"attempt {attempt.digest[:8]}"
         device = self.task.device
+        with alone():
+            measured = self._figures(time_limit_s)
+            busy = others_share(before, cpu_times())
+            launches, missing = self._read_counters() if counters else ((), "")
+            limits = ceilings(device, cache=cache)
         try:
-            roof = Roofline(work[0], ceilings(device, cache=cache), work[1])
+            roof = Roofline(work[0], limits, work[1])
             found = _profile(subject, measured, roof, self.task, build)
             if found.roofline.beaten(found.seconds):
-                limits = ceilings(device, cache=cache, remeasure=True)
+                with alone():
+                    limits = ceilings(device, cache=cache, remeasure=True)
                 found = replace(found, roofline=replace(found.roofline, ceilings=limits))
             found = replace(found, counters=launches, missing=missing, others=busy)
             return replace(found, loops=_loops(attempt, build))
@@ -233,7 +243,9 @@ class ProfileSession:
 
 def _request(task: Task, arm: str) -> ModelSpec:
     """Return the request of a model. Its specs are empty, because the child opens the task."""
-    return ModelSpec(arm, task.device, task.precision, {}, {}, (), {}, 0, task)
+    step = Step.of(task)
+    arguments = 0 if step is None else step.arguments
+    return ModelSpec(arm, task.device, task.precision, {}, {}, (), {}, 0, task, step=arguments)
 
 
 def _policy(task: Task, folder: Path, environment: dict[str, str]) -> Policy:

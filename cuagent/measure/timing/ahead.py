@@ -25,12 +25,17 @@ Begin = Callable[[str], Session]
 FirstCall = Callable[[Session], None]
 """Load the model and call it once. Raises SessionEnded."""
 
+Opened = Callable[[str, float], None]
+"""Receives the name of a baseline that opened or failed, and its seconds."""
+
 
 class OpenedAhead:
     """Baselines that open in the background. `end` ends those that were not taken."""
 
-    def __init__(self, begin: Begin, first_call: FirstCall, workers: int) -> None:
-        self._begin, self._first_call = begin, first_call
+    def __init__(
+        self, begin: Begin, first_call: FirstCall, workers: int, opened: Opened = lambda *_: None
+    ) -> None:
+        self._begin, self._first_call, self._opened = begin, first_call, opened
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="cuagent-opening")
         self._futures: dict[str, Future[TimedArm]] = {}
         self._sessions: dict[str, Session] = {}
@@ -55,6 +60,11 @@ class OpenedAhead:
         opening = {name: self._futures[name] for name in names if name in self._futures}
         wait(opening.values(), timeout=seconds)
         return tuple(name for name, future in opening.items() if not future.done())
+
+    @property
+    def is_opening(self) -> bool:
+        """Return True if a process opens now, or waits for its turn."""
+        return any(not future.done() for future in self._futures.values())
 
     def take(self, name: str) -> TimedArm:
         """Wait for a baseline and return it; the caller then owns its session.
@@ -113,6 +123,9 @@ class OpenedAhead:
                     session = self._begin(name)
                     self._sessions[name] = session
                     break
-        self._first_call(session)
-        seconds = time.perf_counter() - begun - (self._paused_s - paused)
+        try:
+            self._first_call(session)
+        finally:
+            seconds = time.perf_counter() - begun - (self._paused_s - paused)
+            self._opened(name, seconds)
         return TimedArm(name, session, seconds)

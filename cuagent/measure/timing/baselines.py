@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from cuagent.arms import EAGER
+from cuagent.durations import Durations, Stage
 from cuagent.events import Emit, Phase
 from cuagent.measure.timing.ahead import OpenedAhead
 from cuagent.measure.timing.repeats import clock
@@ -29,6 +31,10 @@ limit is higher so that eager is always below it: other processes may make it op
 slowly."""
 COMPILE_S = 900.0
 """Time limit of the first call in seconds; torch.compile compiles in it."""
+DRAIN_S = 0.3
+"""Seconds after which a GPU has done what a stopped process had queued: autotuning queues 0.1 s."""
+AUTOTUNED = "max-autotune"
+"""Part of the names of rungs that torch autotunes."""
 OPENED_AT_ONCE = {Device.CPU: 1, Device.CUDA: 4}
 """Number of baselines that open in the background at the same time."""
 
@@ -36,8 +42,11 @@ OPENED_AT_ONCE = {Device.CPU: 1, Device.CUDA: 4}
 class Baselines:
     """Processes of the baselines, opened when they are needed. `close` ends them."""
 
-    def __init__(self, referee: Referee, names: Sequence[str], emit: Emit) -> None:
+    def __init__(
+        self, referee: Referee, names: Sequence[str], emit: Emit, durations: Durations
+    ) -> None:
         self.referee = referee
+        self.durations = durations
         self.names = tuple(names)
         self.device = referee.task.device
         self.cores = cores_of(referee)
@@ -91,8 +100,14 @@ class Baselines:
                 self.referee.processes.finish_reference(session, COMPILE_S)
                 session.block(batch.lent, batch.outputs, call, deadline_s=COMPILE_S)
 
-            self._ahead = OpenedAhead(self._fork, first_call, OPENED_AT_ONCE[self.device])
+            self._ahead = OpenedAhead(
+                self._fork, first_call, OPENED_AT_ONCE[self.device], self._count_opening
+            )
         self._ahead.start([n for n in names if n not in self._warm and n not in self.failed])
+
+    def _count_opening(self, name: str, seconds: float) -> None:
+        tunes = AUTOTUNED in name
+        self.durations.add(Stage.AUTOTUNING if tunes else Stage.COMPILING_AHEAD, seconds)
 
     def open_together(self) -> None:
         """Begin to open the missing baselines at the same time, if the device is a GPU.
@@ -108,17 +123,23 @@ class Baselines:
         """Return the baselines that the background has not opened after `seconds`."""
         return self._ahead.unfinished(names, seconds) if self._ahead is not None else ()
 
+    def await_opening(self) -> None:
+        """Wait until the baselines to time that open in the background have opened."""
+        ahead = self._ahead
+        for name in self.names if ahead is not None else ():
+            if ahead is not None and name in ahead:
+                self._emit(Phase(f"timing: opening {name}"))
+                ahead.unfinished([name], COMPILE_S)
+
     @contextmanager
-    def nothing_opens(self) -> Iterator[None]:
-        """Pause the background within the block, after the baselines to time have opened."""
+    def paused(self) -> Iterator[None]:
+        """Let no process that opens in the background compute within the block."""
         if self._ahead is None:
             yield
             return
-        for name in self.names:
-            if name in self._ahead:
-                self._emit(Phase(f"timing: opening {name}"))
-                self._ahead.unfinished([name], COMPILE_S)
         with self._ahead.paused():
+            if self._ahead.is_opening and self.device is Device.CUDA:
+                time.sleep(DRAIN_S)
             yield
 
     @contextmanager
@@ -145,6 +166,7 @@ class Baselines:
         names = self.names
         if self.device is Device.CPU and EAGER in names:
             names = (*names, TWIN)
+        self._open_in_parallel(batch)
         for name in names:
             if name in self.failed:
                 continue
@@ -210,6 +232,38 @@ class Baselines:
                     self.failed[name] = str(error)
                     break
         return None
+
+    def _open_in_parallel(self, batch: Batch) -> None:
+        """Open the missing baselines at the same time on a GPU, without warming them up.
+
+        A process takes one to three seconds to open, and every round of a record timing opens some.
+        One that fails here is tried again, and its failure reported, by `_open_and_warm`.
+        """
+        ahead = self._ahead or ()
+        missing = [
+            n for n in self.names if n not in self._warm and n not in self.failed and n not in ahead
+        ]
+        if self.device is not Device.CUDA or self.referee.large or len(missing) < 2:
+            return
+        with ThreadPoolExecutor(len(missing)) as threads:
+            opening = {name: threads.submit(self._opened, name, batch) for name in missing}
+        for name, future in opening.items():
+            if future.exception() is None:
+                self._warm[name] = future.result()
+
+    def _opened(self, name: str, batch: Batch) -> TimedArm:
+        """Open a process and make its first call."""
+        begun = time.perf_counter()
+        session = self._fork(name)
+        try:
+            self.referee.processes.finish_reference(session)
+            slot = batch.inputs.count - 1
+            outputs = batch.outputs_of(name)
+            session.block(batch.lent, outputs, [(slot, slot)], deadline_s=COMPILE_S)
+        except BaseException:
+            session.close()
+            raise
+        return TimedArm(name, session, time.perf_counter() - begun)
 
     def _fork(self, name: str) -> Session:
         arm, graphs = EAGER if name == TWIN else name, compiled_graphs()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -41,14 +41,14 @@ BLOCK_S = {Device.CPU: 0.005, Device.CUDA: 0.01}
 """Approximate seconds of the slowest arm's block. Short on the CPU, because a shorter block is less
 likely to be interrupted."""
 GLANCE_S = BLOCK_S | {Device.CPU: 0.001}
-"""The same for `Effort.GLANCE`, which has no repeats to lose. It is within a time slice of the
-scheduler, because many judges keep a machine busy."""
+"""Seconds of a block of `Effort.GLANCE`, which has no repeats to lose. It is within a time slice of
+the scheduler, because many judges keep a machine busy."""
 REPEATS = {Device.CPU: (15, 60), Device.CUDA: (5, 10)}
 """Smallest and largest number of repeats of a round. On a GPU more would not narrow an interval
 that the variation between processes has widened already: in 242 runs the first 10 repeats give the
 same as 15, to 0.02 % of the width."""
 GLANCE_REPEATS = {Device.CPU: (4 * GROUPS, 4 * GROUPS), Device.CUDA: (2 * GROUPS, 2 * GROUPS)}
-"""The same for `Effort.GLANCE`."""
+"""Least and largest number of repeats of `Effort.GLANCE`."""
 DRAWING_S = 0.05
 """Seconds that drawing the inputs of one repeat may take, unless one call's inputs take longer. The
 number of calls is reduced to fit."""
@@ -63,7 +63,7 @@ CHECK_EVERY = 5
 """Number of repeats in a stretch. A check with other kinds of inputs precedes one of them, chosen
 at random."""
 CERTAIN_CHECKS = 3
-"""Number of such checks in a round that always run. Later ones run only while judging is within
+"""Number of checks in a round that always run. Later ones run only while judging is within
 `JUDGING_SHARE`."""
 JUDGED_CALLS = 4
 """Number of calls of a check that are judged."""
@@ -99,8 +99,8 @@ class Repeats:
         self._next_check = self.random.randrange(CHECK_EVERY)
         self._states: list[system_load.GpuState | None] = []
 
-    def run(self, budget_s: float) -> str:
-        """Run repeats until the budget is spent.
+    def run(self, budget_s: float, give_way: Callable[[], None] = lambda: None) -> str:
+        """Run repeats until the budget is spent; call `give_way` between two of them.
 
         Returns a message if an output of the candidate was wrong, else "".
         """
@@ -123,6 +123,9 @@ class Repeats:
                 discarded += 1
                 for timed_arm in self.timed_arms.values():
                     del timed_arm.blocks[-1:], timed_arm.single_calls[-1:]
+            given_up = time.perf_counter()
+            give_way()
+            started += time.perf_counter() - given_up
         return ""
 
     def _plan(self) -> tuple[int, int, int]:

@@ -8,11 +8,11 @@ how blocks are measured (`repeats.py`) and how their times are audited (`timed_a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from cuagent.arms import CANDIDATE, EAGER
+from cuagent.arms import CANDIDATE, COMPILE, EAGER
 from cuagent.measure.statistics import (
     Looks,
     log_ratios,
@@ -27,8 +27,13 @@ from cuagent.measure.timing.timed_arm import GROUPS, LEAST_S, TimedArm
 from cuagent.task import Device
 from cuagent.timing import MARGIN, Arm, Effort, Ratio, Standing
 
-LOOKS = Looks((3, 5))
-"""Numbers of rounds after which a record timing may stop."""
+LOOKS = Looks((4, 6), confidence=0.98)
+"""Numbers of rounds after which a record timing may stop. Both looks together call equal modules
+faster in at most 1 % of timings, however much processes differ: each limit has 1 %."""
+HOPELESS = 0.05
+"""Log ratio by which a baseline must beat the candidate in every round to end a record timing."""
+LEAVES = 0.1
+"""Share by which the fastest rung must beat another one that leaves a record timing."""
 QUICK_CONFIDENCE = {Device.CPU: 0.99, Device.CUDA: 0.95}
 BETWEEN_PROCESSES = {Device.CPU: 0.03, Device.CUDA: 0.004}
 """Standard deviation of a log ratio from one set of processes to the next. Measured on a GPU. On
@@ -176,6 +181,27 @@ class Rounds:
         return worst, slower[worst]
 
 
+def ratios(
+    rounds: Sequence[Round],
+    baselines: Sequence[str],
+    effort: Effort,
+    device: Device,
+    twin_ratios: Sequence[float],
+    *,
+    alone: bool,
+) -> dict[str, Ratio]:
+    """Return the time of each baseline over the candidate's. If the baselines are `alone`, return
+    eager's time over that of each other baseline.
+
+    Baselines that were not timed in every round have no ratio.
+    """
+    valid = [n for n in baselines if rounds and all(taken.counted.get(n) for taken in rounds)]
+    if not alone:
+        return {n: ratio(rounds, n, CANDIDATE, effort, device, twin_ratios) for n in valid}
+    others = [n for n in valid if n != EAGER] if EAGER in valid else []
+    return {n: ratio(rounds, EAGER, n, effort, device, twin_ratios) for n in others}
+
+
 def ratio(
     rounds: Sequence[Round],
     baseline: str,
@@ -224,6 +250,50 @@ def may_stop(rounds: int, ratios: Iterable[Ratio]) -> bool:
         return False
     return rounds == LOOKS.rounds[-1] or all(
         ratio.standing is not Standing.INCONCLUSIVE for ratio in ratios
+    )
+
+
+def is_hopeless(rounds: Sequence[Round], baselines: Iterable[str], device: Device) -> bool:
+    """Return True if one baseline beat the candidate clearly in every round.
+
+    A timing that stops for this reason claims no gain, so it needs no share of alpha.
+    """
+    return any(
+        all(
+            median(log_ratios(levels(taken, name, device), levels(taken, CANDIDATE, device)))
+            < -HOPELESS
+            for taken in rounds
+        )
+        for name in baselines
+    )
+
+
+def leaving(
+    taken: Round,
+    baselines: Iterable[str],
+    device: Device,
+    times: Mapping[str, Sequence[float]],
+    twin_ratios: Sequence[float] = (),
+) -> tuple[str, ...]:
+    """Return the rungs that cannot be the best one, so that later rounds need not time them.
+
+    Eager and torch.compile stay, since scores name them. Another rung leaves if the fastest beats
+    it by `LEAVES` with the confidence of a quick timing, and if it was slower by as much in every
+    timing so far (`times`, seconds by rung) of which there are two at least: a process that was
+    delayed once must not remove the best rung.
+    """
+    timed = {n: median(levels(taken, n, device)) for n in baselines if taken.counted.get(n)}
+    if not timed:
+        return ()
+    best = min(timed, key=timed.__getitem__)
+    others = (name for name in timed if name not in (EAGER, COMPILE, best))
+    limit = 1 + LEAVES
+    return tuple(
+        name
+        for name in others
+        if len(times.get(name, ())) > 1
+        and min(times[name]) > limit * timed[best]
+        and ratio([taken], name, best, Effort.QUICK, device, twin_ratios).low > limit
     )
 
 

@@ -13,27 +13,39 @@ honest candidate is refused because the machine is busy.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 
 from cuagent.arms import CANDIDATE, COMPILE, EAGER
 from cuagent.attempt import Attempt
 from cuagent.build import Build
+from cuagent.device_lock import DeviceLock
+from cuagent.durations import Stage
 from cuagent.events import Emit, Phase, ignore
 from cuagent.measure import system_load
-from cuagent.measure.roofline.ceilings import ceilings, describe
-from cuagent.measure.roofline.count import count
-from cuagent.measure.roofline.model import Roofline, Work
+from cuagent.measure.roofline.ceilings import describe
 from cuagent.measure.timing.baselines import FRESH_IF_OPENED_IN_S, Baselines, warmed
 from cuagent.measure.timing.parts import is_final, merge, parts_of
 from cuagent.measure.timing.repeats import Repeats
-from cuagent.measure.timing.rounds import LOOKS, TWIN, Round, Rounds, arm_of, may_stop, ratio, twins
+from cuagent.measure.timing.rounds import (
+    LOOKS,
+    TWIN,
+    Round,
+    Rounds,
+    arm_of,
+    is_hopeless,
+    leaving,
+    may_stop,
+    ratios,
+    twins,
+)
+from cuagent.measure.timing.slices import Slices
 from cuagent.measure.timing.surroundings import MAX_SLOTS, one_thread, versions
+from cuagent.measure.timing.task_floor import TaskFloor
 from cuagent.measure.timing.timed_arm import TimedArm, contradiction_of, counted
-from cuagent.task import Device, TaskError
-from cuagent.timing import Arm, Effort, Floor, Ratio, Timing
+from cuagent.task import Device
+from cuagent.timing import Effort, Ratio, Timing
 from cuagent.verify.batch import Batch
 from cuagent.verify.oracle.client import OracleLost
 from cuagent.verify.referee import Referee
@@ -81,26 +93,25 @@ class Timer:
         baselines: Sequence[str] = BASELINES,
         emit: Emit = ignore,
         *,
-        shared_device: bool = False,
+        device_lock: DeviceLock | None = None,
     ) -> None:
-        """Create a timer; `shared_device`: True if judges of other processes use the device."""
+        """Create a timer. `device_lock` is for judges of other processes that use the device; the
+        timer takes it itself, so its caller must not hold it."""
         self.referee = referee
         self.emit = emit
-        self.shared_device = shared_device
+        self.device_lock = device_lock or DeviceLock()
+        self.shared_device = self.device_lock.lock is not None
         self.device = referee.task.device
-        self._baselines = Baselines(referee, baselines, emit)
+        self._baselines = Baselines(referee, baselines, emit, self.device_lock.durations)
+        lock = self.device_lock
+        self._floor = TaskFloor(referee.task, referee.fork_server, self.opening, lock.exclusive)
         self._baselines_fresh = False
         self._prewarmed: tuple[Attempt, Session] | None = None
         """Process of an attempt that may be timed and has not begun."""
         self._twin_ratios: list[float] = []
         """Log ratio of twins in each timing so far."""
-        self._work: Work | None = None
-        self._unit = ""
         self._baseline_times: dict[str, list[float]] = {}
         """Seconds of each baseline in each round so far."""
-        self._count_failed = False
-        self._roofline: Roofline | None = None
-        self._ceilings_remeasured = False
 
     def time(
         self,
@@ -134,10 +145,6 @@ class Timer:
         them again and reports it. Nothing opens before the first timing: torch.compile may take
         long, and a compiler's error would have to wait for it.
 
-        On a shared device the function opens and draws all that a timing needs, and waits until the
-        attempt's process has its device, so that nothing opens while the device is held
-        exclusively.
-
         Without an attempt the function opens the baselines that stay open, for instance compiled
         ones, but not eager, whose process is as new as the candidate's in every timing. It raises
         OracleLost or ForkServerError. Nothing is prewarmed for a large task.
@@ -147,8 +154,6 @@ class Timer:
         self._set_baselines(baselines)
         if attempt is None:
             return self._open_baselines
-        if self.shared_device:
-            return partial(self._open_and_wait, attempt)
         if not self._baselines.were_opened:
             return _open_nothing
         self._draw_inputs()
@@ -198,10 +203,17 @@ class Timer:
         self._set_baselines(baselines)
         self.keep((*before, *baselines))
         try:
-            with self.nothing_opens():
+            self._baselines.await_opening()
+            with self.opening():
                 return self._baselines.timed_arms(self._baselines.batch_with_fresh_inputs())
         finally:
             self._set_baselines(before)
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """Share the device within the block, in which processes open or outputs are judged."""
+        with self.device_lock.durations.of(Stage.OPENING_ARMS), self.device_lock.shared():
+            yield
 
     @property
     def failed(self) -> dict[str, str]:
@@ -213,8 +225,10 @@ class Timer:
         return self._baselines.still_opening(baselines, seconds)
 
     def nothing_opens(self) -> AbstractContextManager[None]:
-        """Return a context in which no baseline opens in the background."""
-        return self._baselines.nothing_opens()
+        """Return a context in which no baseline opens in the background, after those to time have
+        opened. Take a device lock first: a process that is paused may hold it."""
+        self._baselines.await_opening()
+        return self._baselines.paused()
 
     def opening_paused(self, needed: Sequence[str]) -> AbstractContextManager[None]:
         """Return a context in which no baseline opens in the background, unless one of those that
@@ -235,18 +249,11 @@ class Timer:
         finally:
             self._set_baselines(every_baseline)
         if self.shared_device:
-            self._count()
+            self._floor.count()
 
     def _draw_inputs(self) -> None:
         with suppress(OracleLost):
             self._baselines.batch_with_fresh_inputs()
-
-    def _open_and_wait(self, attempt: Attempt) -> None:
-        if not self._baselines.were_opened:
-            self._open_baselines()
-        self._draw_inputs()
-        self._open_prewarmed(attempt)
-        self._await_prewarmed()
 
     def _open_prewarmed(self, attempt: Attempt) -> None:
         baselines = self._baselines
@@ -260,25 +267,6 @@ class Timer:
                 baselines.renew(_opening_limit_s(self.device, Effort.QUICK, 0.0))
                 baselines.timed_arms(baselines.batch)
                 self._baselines_fresh = True
-
-    def _await_prewarmed(self) -> None:
-        """Wait until the attempt's process has opened its device."""
-        if self._prewarmed is not None:
-            try:
-                self._prewarmed[1].await_ready()
-            except SessionEnded:
-                self._discard_prewarmed()  # if a new process fails too, `time` reports it
-
-    def _count(self) -> Work | None:
-        """Return the task's work, counted once; None if counting failed.
-
-        Counting runs in a separate process for some seconds. It may fail because other users of the
-        device hold memory. The first timing counts if nothing did before.
-        """
-        if self._work is None:
-            with suppress(TaskError):
-                self._work, self._unit = count(self.referee.task, self.referee.fork_server)
-        return self._work
 
     def opened(self) -> dict[str, TimedArm]:
         """Return the baselines with a warm process."""
@@ -294,7 +282,9 @@ class Timer:
                 self._set_baselines(part)
                 if not self.referee.large:
                     self._baselines.open_together()
-                with self.nothing_opens():
+                with self.device_lock.durations.of(Stage.OPENING_ARMS):
+                    self._baselines.await_opening()
+                with self._baselines.paused() if self._pauses_whole else nullcontext():
                     timings.append(self._time(subject, effort))
                 if is_final(timings[-1]):
                     break
@@ -302,11 +292,17 @@ class Timer:
             self._set_baselines(every_baseline)
         return merge(timings)
 
+    @property
+    def _pauses_whole(self) -> bool:
+        """True if nothing opens in the background from the start of a timing to its end: on a CPU
+        it would take the processors of the processes that open for the timing."""
+        return self.device is Device.CPU and not self.shared_device
+
     def _time(self, subject: Subject | None, effort: Effort) -> Timing:
         started = time.perf_counter()
         self._assure_room(subject)
         rounds = Rounds(self.device, self._baseline_times)
-        failed, done = "", False
+        failed, done, every_baseline = "", False, self.baselines
         try:
             while not done:
                 self._renew_baselines(effort, time.perf_counter() - started)
@@ -315,11 +311,20 @@ class Timer:
                     self._twin_ratios += twins(taken, self.device)
                     elapsed = time.perf_counter() - started
                     done = rounds.refused or self._may_stop(rounds.valid, subject, effort, elapsed)
+                    if effort is Effort.RECORD and not done:
+                        self._drop_slow_rungs(taken)
                 if rounds.process_to_replace:
                     self._baselines.end(rounds.process_to_replace)
         except SessionEnded as ended:
             failed = str(ended)
-        return self._timing(rounds, subject, effort, failed, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        return self._timing(rounds, subject, effort, failed, seconds, every_baseline)
+
+    def _drop_slow_rungs(self, taken: Round) -> None:
+        """Stop timing the rungs that cannot be the best one; `_in_parts` restores them."""
+        slow = leaving(taken, self.baselines, self.device, self._baseline_times, self._twin_ratios)
+        if slow:
+            self._set_baselines([name for name in self.baselines if name not in slow])
 
     def _assure_room(self, subject: Subject | None) -> None:
         """Raise TooLarge if the free memory does not hold all arms at the same time."""
@@ -334,10 +339,19 @@ class Timer:
         self._baselines_fresh = False
 
     def _timing(
-        self, rounds: Rounds, subject: Subject | None, effort: Effort, failed: str, seconds: float
+        self,
+        rounds: Rounds,
+        subject: Subject | None,
+        effort: Effort,
+        failed: str,
+        seconds: float,
+        baselines: Sequence[str],
     ) -> Timing:
-        """Return the timing of all rounds; `failed` is why the candidate did not finish."""
-        names = self.baselines if subject is None else (CANDIDATE, *self.baselines)
+        """Return the timing of all rounds; `failed` is why the candidate did not finish.
+
+        `baselines` are those of the first round. One that left has an arm but no ratio.
+        """
+        names = baselines if subject is None else (CANDIDATE, *baselines)
         why = self._baselines.failed | {CANDIDATE: failed}
         arms = tuple(arm_of(name, rounds.valid, why.get(name, ""), self.device) for name in names)
         valid = [] if failed or rounds.refused else rounds.valid
@@ -351,29 +365,11 @@ class Timer:
             wrong=rounds.wrong,
             versions=versions(),
             busy=rounds.busy,
-            floor=self._floor(arms),
+            floor=self._floor.of(arms),
             notes=rounds.notes,
             free=self._ratios(valid, None, effort) if subject is not None else {},
             apart=tuple(self._twin_ratios),
         )
-
-    def _floor(self, arms: Sequence[Arm]) -> Floor | None:
-        """Return the task's floor; measure its ceilings again if an arm is below it."""
-        if self._roofline is None and not self._count_failed:
-            if (work := self._count()) is None:
-                self._count_failed = True
-            else:
-                self._roofline = Roofline(work, ceilings(self.device), self._unit)
-        if self._roofline is None:
-            return None
-        quickest = min((arm.median for arm in arms if arm.samples), default=float("inf"))
-        beaten = self._roofline.beaten(quickest) and not self._ceilings_remeasured
-        # A candidate is not suspected because of ceilings measured while the memory was slow.
-        if beaten or self._roofline.suspect(quickest):
-            self._ceilings_remeasured = True
-            ceilings_again = ceilings(self.device, remeasure=True)
-            self._roofline = replace(self._roofline, ceilings=ceilings_again)
-        return self._roofline.timing_floor
 
     @property
     def batch(self) -> Batch:
@@ -396,17 +392,22 @@ class Timer:
 
     def _round(self, subject: Subject | None, effort: Effort, rounds_done: int) -> Round | None:
         """Time one round. None if a trusted process was lost: the round is then repeated."""
-        batch = self._baselines.batch_with_fresh_inputs()
-        timed_arms = self._baselines.timed_arms(batch)
-        if subject is not None:
-            self.emit(Phase("timing: opening the attempt", passing=True))
-        session = None if subject is None else self._candidate(*subject)
+        session = None
         before = system_load.cpu_times()
         try:
-            if session is not None:
-                session.time_limit_s = self.referee.time_limit_s(MAX_CALLS)
-                timed_arm = warmed(CANDIDATE, session, batch, time.perf_counter())
-                timed_arms = {CANDIDATE: timed_arm, **timed_arms}
+            with self.opening():
+                batch = self._baselines.batch_with_fresh_inputs()
+                if subject is not None:
+                    self._begin_candidate(subject[0])
+                timed_arms = self._baselines.timed_arms(batch)
+                if subject is not None:
+                    self.emit(Phase("timing: opening the attempt", passing=True))
+                    session = self._candidate(*subject)
+                before = system_load.cpu_times()
+                if session is not None:
+                    session.time_limit_s = self.referee.time_limit_s(MAX_CALLS)
+                    timed_arm = warmed(CANDIDATE, session, batch, time.perf_counter())
+                    timed_arms = {CANDIDATE: timed_arm, **timed_arms}
             self.emit(
                 Phase(_progress(effort, rounds_done, len(timed_arms.keys() - {TWIN})), passing=True)
             )
@@ -437,6 +438,13 @@ class Timer:
             slowed,
         )
 
+    def _begin_candidate(self, attempt: Attempt) -> None:
+        """Fork the candidate's process on a GPU, so that it opens its device while the baselines
+        open."""
+        if self._prewarmed is None and self.device is Device.CUDA and not self.referee.large:
+            waiting = self.referee.processes.waiting(attempt, cores=self._baselines.cores)
+            self._prewarmed = attempt, waiting
+
     def _candidate(self, attempt: Attempt, build: Build) -> Session:
         """Return the candidate's session: the prewarmed process of this attempt, else a new one."""
         prewarmed = None
@@ -459,29 +467,15 @@ class Timer:
     ) -> bool:
         if effort is not Effort.RECORD or len(rounds) < LOOKS.rounds[0]:
             return effort is not Effort.RECORD
-        ratios = self._ratios(rounds, subject, effort).values()
-        return may_stop(len(rounds), ratios) or elapsed > BUDGET_S[effort]
+        found = self._ratios(rounds, subject, effort)
+        hopeless = subject is not None and is_hopeless(rounds, found, self.device)
+        return hopeless or may_stop(len(rounds), found.values()) or elapsed > BUDGET_S[effort]
 
     def _ratios(
         self, rounds: Sequence[Round], subject: Subject | None, effort: Effort
     ) -> dict[str, Ratio]:
-        """Return the ratio of each baseline to the candidate; without a candidate, of eager to each
-        baseline."""
-        valid = [
-            name
-            for name in self.baselines
-            if rounds and all(taken.counted.get(name) for taken in rounds)
-        ]
-        if subject is not None:
-            return {
-                n: ratio(rounds, n, CANDIDATE, effort, self.device, self._twin_ratios)
-                for n in valid
-            }
-        return {
-            n: ratio(rounds, EAGER, n, effort, self.device, self._twin_ratios)
-            for n in valid
-            if EAGER in valid and n != EAGER
-        }
+        alone, twin_ratios = subject is None, self._twin_ratios
+        return ratios(rounds, self.baselines, effort, self.device, twin_ratios, alone=alone)
 
     def _repeats(
         self, timed_arms: Mapping[str, TimedArm], batch: Batch, effort: Effort
@@ -498,7 +492,17 @@ class Timer:
             budget = min(budget / 10, ROUND_S)
         draw_s, glance = self._baselines.draw_s, effort is Effort.GLANCE
         repeats = Repeats(self.referee, batch, timed_arms, slots, draw_s, glance)
-        return repeats.run(budget), repeats.slowed
+        slices = Slices(
+            self.device_lock, nullcontext if self._pauses_whole else self._baselines.paused
+        )
+        with slices.held(_stage(timed_arms, effort)):
+            return repeats.run(budget, slices.give_way), repeats.slowed
+
+
+def _stage(timed_arms: Mapping[str, TimedArm], effort: Effort) -> Stage:
+    if CANDIDATE not in timed_arms:
+        return Stage.LADDER
+    return Stage.RECORD_TIMING if effort is Effort.RECORD else Stage.QUICK_TIMING
 
 
 def _progress(effort: Effort, rounds_done: int, models: int) -> str:

@@ -42,7 +42,7 @@ COUNTER_VALUES = (100, 1_000, 10_000, 10_080)
 """Values that counters are advanced to: common thresholds and multiples. They stay small, since a
 module may loop that often."""
 LIST_LENGTHS = (100, 1_000)
-"""Lengths that growing lists are extended to."""
+"""Lengths to which a growing list of the module is extended, to see if the answer changes."""
 ROUNDING = 4.0
 """Admitted difference of equal calls, in eps of the dtype relative to the largest value."""
 NOISES = 10.0

@@ -38,7 +38,7 @@ FAR_OFFSET = 5e4
 
 
 class Inputs(StrEnum):
-    """Kinds of inputs. Logs and documents contain their values."""
+    """Kinds of inputs. Logs and documents use the values as names, so they must not change."""
 
     OWN = "own"
     """Inputs from the task's get_inputs or --inputs."""
@@ -114,7 +114,7 @@ class Inputs(StrEnum):
     EXTREMES = "extreme indices"
     """Integers are mostly the least or the largest that the task draws."""
     ALIKE = "one index throughout"
-    """Integers are all the least that the task draws, which may mark padding."""
+    """All integers equal the smallest one that the task draws, which may mark padding."""
     MASKS = "full and empty masks"
     """Rows of booleans are all set or all clear."""
     EMPTY = "empty masks"

@@ -55,7 +55,7 @@ MOST_BRINKS = 24
 FEW_HALVES, MOST_HALVES = 8, 24
 """Draws between two whole multiples: least number on slow tasks, largest number on fast ones."""
 MOST_VARIED = 8
-"""Draws of changed fixed integers, unless there are more changes than this."""
+"""Largest number of draws of changed fixed integers, unless there are more changes than this."""
 HUGE_MARGIN = 2.0**40
 """Factor beyond huge numbers that the reference must accept. A reference that squares fails there,
 and an honest kernel may then square something else."""
@@ -86,7 +86,7 @@ class Repertoire:
     kinds: tuple[Inputs, ...]
     sweep_counts: dict[Inputs, SweepCount]
     extreme_size: float = FAR_EXTREME_SIZE
-    """Size of moving extremes."""
+    """Size of the extremes that the draws of a sweep move along an axis."""
     thresholds: tuple[float, ...] = ()
     """Numbers that the reference compares with."""
     edges: tuple[float, ...] = ()
@@ -105,12 +105,14 @@ class Repertoire:
     uniform_scale: bool = False
     """True if output integers are computed from indices. If sizes then differed from row to row, a
     sum in another order could absorb the numbers that decide."""
+    kept_domains: frozenset[Inputs] = frozenset()
+    """Kinds on which tensors with a limited domain keep their own numbers."""
     fraction_bits: int = 23
     """Bits behind the point that the reference's products keep."""
 
     def drawn(self, kind: Inputs, own: Sequence[Tensor], seed: int, step: int = 0) -> list[Tensor]:
         """Return inputs of `kind` with the shapes and dtypes of the task's own."""
-        return derive(
+        drawn = derive(
             kind,
             own,
             seed,
@@ -128,8 +130,18 @@ class Repertoire:
             uniform_scale=self.uniform_scale,
             fraction_bits=self.fraction_bits,
         )
+        if kind not in self.kept_domains:
+            return drawn
+        return [x if of else y for x, y, of in zip(own, drawn, self.ends, strict=True)]
 
 
+SIZED = (
+    *(Inputs.MIXED, Inputs.OFFSET, Inputs.BELOW, Inputs.LARGE, Inputs.LEVELS, Inputs.FLAT),
+    *(Inputs.EDGES, Inputs.OTHER_EDGES, Inputs.FAR_EDGES, Inputs.CORNERS, Inputs.OTHER_CORNERS),
+)
+"""Kinds of numbers of unusual size or order. If a reference refuses one of them for all inputs,
+tensors with a limited domain (probabilities, positive numbers) keep their own numbers in it. Kinds
+that judge precision are not among them."""
 SQUARING = ("var", "std", "norm", "dist", "hypot", "complex abs")
 """Parts of the names of operators whose formula squares."""
 
@@ -179,7 +191,11 @@ def repertoire(
         uniform_scale=_computes_with_indices(trace),
         fraction_bits=fraction_bits,
     )
-
+    if any(ends) and not all(of for of, x in zip(ends, own, strict=True) if _is_float(x)):
+        kept = replace(all_kinds, kept_domains=frozenset(Inputs))
+        refused = [kind for kind in SIZED if not _is_answered(runs, all_kinds, kind, own)]
+        kept_domains = frozenset(kind for kind in refused if _is_answered(runs, kept, kind, own))
+        all_kinds = replace(all_kinds, kept_domains=kept_domains)
     if not _is_answered(runs, all_kinds, Inputs.MOVING, own):
         all_kinds = replace(all_kinds, extreme_size=EXTREME_SIZE)
     discrete = runs.discrete or bool(trace.thresholds)
@@ -193,6 +209,7 @@ def repertoire(
         and not (kind is Inputs.MISSING and not trace.handles_nan)
         and not (kind is Inputs.ENDS and not any(ends))
         and not (kind in (Inputs.TINY, Inputs.FAINT) and all_kinds.uniform_scale)
+        and not (kind in (Inputs.LARGE, Inputs.HUGE) and _shifts_along_axes(selections))
         and not (kind is Inputs.HUGE and _squares(trace.names))
         and (kind is Inputs.OWN or _is_answered(runs, all_kinds, kind, own, selects=selects))
     )
@@ -359,6 +376,19 @@ def _computes_with_indices(trace: ReferenceTrace) -> bool:
         not is_inexact(output) and not boolean(output) and traced is None
         for output, traced in outputs
     )
+
+
+def _shifts_along_axes(selections: Iterable[Selection]) -> bool:
+    """Return True if the reference shifts by maxima along several axes of one shape.
+
+    The steps of a Sinkhorn normalisation do. A kernel that keeps the sums of rows and of columns
+    instead of the matrix is honest, but among numbers of 1e6 it loses the logarithms of counts.
+    """
+    found: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
+    for chosen in selections:
+        if chosen.name in SHIFTED:
+            found.setdefault(tuple(chosen.operand.shape), set()).add(tuple(chosen.dims))
+    return any(len(dims) > 1 for dims in found.values())
 
 
 def _squares(names: Iterable[str]) -> bool:

@@ -122,7 +122,7 @@ class Fixed:
         low, high = int(own.min()), int(own.max())
         match change:
             case Change.NUMBER:
-                # Own draws have the number itself. The least one is often a case of its own.
+                # Own draws have the number itself. The least one is often a special case.
                 drawn = _integers(own, 1, max(high, 2), generator)
                 drawn = drawn.fill_(1) if step % 2 else drawn
             case Change.SHORTER:
@@ -303,7 +303,7 @@ def _integers(like: Tensor, low: int, high: int, generator: Generator) -> Tensor
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """Return lines along the last axis, or the whole tensor as one line if that has length 1."""
+    """Return the lines along the last axis; the whole tensor if its length is 1."""
     if tensor.dim() and tensor.shape[-1] > 1:
         return tensor.reshape(-1, tensor.shape[-1])
     return tensor.reshape(1, -1)

@@ -344,8 +344,8 @@ def _own_samples(
     """Return own draws that show the ranges of inputs; at most two if only floating inputs without
     ends.
 
-    Of a large task it is one draw, and the integers of a second: so many numbers show the ends of
-    their domain at once, and memory has no room for eight draws.
+    Of a large task it is one draw, and the integers of a second. One draw of so many numbers shows
+    the ends of their domain, and memory has no room for eight.
     """
     if is_large:
         if all(map(is_inexact, inputs)):

@@ -33,7 +33,7 @@ class Layouts:
     places: Layout
     """The elements that traced indices were chosen from."""
     tied: Layout
-    """The same as `moved` if operators choose among elements, else empty."""
+    """Layout of `moved` if operators choose among elements, else empty."""
     reordered: Layout
     """The outputs in their own precision if operators choose among elements, else empty."""
     state: Layout

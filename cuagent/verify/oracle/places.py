@@ -98,9 +98,9 @@ class NearTies:
     ) -> list[Places]:
         """Return the elements from which each traced index was chosen.
 
-        Write to `spread`, for every other integer output, its largest change over the runs. It is 0
-        if the numbers that decide them are equal in both precisions, and so
-        exact, and each chosen index is guaranteed to be the first of equal elements.
+        For every other integer output, write its largest change over the runs to `spread`. The
+        change is 0 if two things hold: the numbers that decide the output are equal in both
+        precisions, so they are exact; and each chosen index is surely the first of equal elements.
         """
         import torch
 

@@ -248,7 +248,8 @@ class _Oracle:
         is used instead. Draws of a sweep, which go through all values of one kind, share the other
         inputs.
         """
-        if kind not in AMONG_OWN and all(tensor.is_floating_point() for tensor in target):
+        keeps_own = kind in AMONG_OWN or kind in self.description.repertoire.kept_domains
+        if not keeps_own and all(tensor.is_floating_point() for tensor in target):
             return target
         if kind in SWEEPS:
             seed = sweep_seed(seed, step)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def joined_parts(
     slicing: Slicing, reference: PerturbedReference, target: Sequence[Tensor]
 ) -> Iterator[tuple[PerturbedReference, list[Tensor]]]:
-    """Yield the reference on each slice, and the slice of the target."""
+    """Yield, for each slice, the reference restricted to it and the target's slice."""
     assert reference.declared_on is not None
     for begin, end in slicing.ranges():
         inputs = slicing.of_inputs(reference.inputs, begin, end)

@@ -42,8 +42,8 @@ ORDERS = tuple(TieOrder(start / 8, sign) for start in range(8) for sign in (1, -
 def ordered(order: TieOrder, slack: float = 0.0) -> AbstractContextManager[Any]:
     """Return a context in which operators choose by `order` among equal elements.
 
-    Elements nearer than `slack` times the largest of their line, apart from mask fills, count as
-    equal.
+    Elements count as equal if they differ by less than `slack` times the largest element of their
+    line. Mask fills are left out.
     """
 
     def call(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:

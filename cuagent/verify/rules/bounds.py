@@ -44,7 +44,7 @@ LOCAL = 5.0
 MAX_SEQUENTIAL = 1e-4
 """Largest relative error of a sum of one sign, at any length."""
 MAX_BIASED = 1e-3
-"""The same on kinds of inputs whose rounding errors add up (`BIASED`)."""
+"""`MAX_SEQUENTIAL` on kinds of inputs whose rounding errors add up (`BIASED`)."""
 LANES = 4
 """Divisor of the worst case u K of a biased sum: it assumes at least this many partial sums, or
 halves of a rounding. 94,000 nearly equal terms in one lane of 16 erred by 1.8e-3; u K is 5.6e-3."""
@@ -58,12 +58,15 @@ LOGIC_FACTOR = 12.5
 """Ratio of the gate of draws that judge logic to that of draws that judge precision."""
 USUAL = (Inputs.OWN, Inputs.ONE_SIGNED, Inputs.TAILS)
 USUAL_FACTOR = 1.5
-"""The same ratio for kinds like the task's own inputs, on which 136 honest candidates reach 0.6 of
+"""`LOGIC_FACTOR` for kinds like the task's own inputs, on which 136 honest candidates reach 0.6 of
 the narrow gate. It refuses coarse factors that only work for numbers of one sign."""
 FORGIVEN = 0.05
 """Share of the output's variation that `LOGIC_FACTOR` and `USUAL_FACTOR` may forgive at most."""
 STEEPEST = 64
 """Spread in units of observed roundoff above which the reference itself jumped."""
+DOUBLE = 2.0**-16
+"""Factor of the gates where the reference computes in fp64 throughout. Roundoff of fp64 needs
+2^-29, and fp32 on the way reached 0.2 of the usual gates; 2^-16 is far from both."""
 QUARTER = 0.25
 """Error that is not roundoff on exact draws, whose results are integers or sums of them."""
 FEW_TERMS = 32
@@ -170,14 +173,23 @@ def gates(sums: Sums, dtype: torch.dtype, kind: Inputs, terms: Terms, unit: floa
         factor = USUAL_FACTOR if kind in USUAL else LOGIC_FACTOR
         gate = min(gate * factor, max(gate, FORGIVEN * sums.variation))
     floor = unit_out**2 * sums.largest["value"] + max(info.tiny, LEAST)
+    fine = DOUBLE if is_double(dtype, terms, unit) else 1.0
+    gate *= fine
     local = gate * LOCAL
-    one_signed = 0.0 if exact else sequential(terms.longest, kind)
+    one_signed = 0.0 if exact else fine * sequential(terms.longest, kind)
     return Gates(
         rms=max(gate + unit_out * sums.rms("value"), OWN_ERROR * sums.rms("own")) + floor,
         local=(min(local, QUARTER) if exact else local) + floor,
         own=OWN_ERROR * sums.largest["own"] + floor,
         relative=2 * unit_out + LOCAL * one_signed,
     )
+
+
+def is_double(dtype: torch.dtype, terms: Terms, unit: float) -> bool:
+    """Return True if an output of `dtype` has to be computed in fp64, as the reference does."""
+    import torch
+
+    return terms.double and unit <= UNIT and torch.finfo(dtype).eps <= torch.finfo(torch.double).eps
 
 
 def coarsest(outputs: Iterable[Tensor], admitted: Precision, own: float = UNIT) -> float:
@@ -244,7 +256,7 @@ class JumpLimit:
     """Largest change of an element that is not a jump."""
 
     gate: float
-    """Largest such change under perturbation by `reach`, absolute."""
+    """Largest absolute change that is no jump, under perturbation by `reach`."""
     reach: float
     """Relative size of the perturbations of inputs and weights."""
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from cuagent.verify.trace.reductions import Terms
 
 SHORTEST = 64
-"""Least length of a line that has bounds of its own; the rms of fewer errors is too noisy."""
+"""Least length of a line that gets its own bounds; the rms of fewer errors is too noisy."""
 CHANCE = 2.0
 """Factor for chance differences between lines."""
 WITH_SENSITIVITY = 5

@@ -201,7 +201,7 @@ class _DrawFacts:
     unit: float
     """Unit roundoff with which m was measured (`bounds.coarsest`)."""
     line_unit: float
-    """The same without the reference's own products, whose error the bound of a line contains."""
+    """`unit` without the reference's own products, whose error the bound of a line contains."""
     undecided: bool
     """See `Sensitivity`."""
     certain: bool
@@ -221,7 +221,7 @@ class _DrawFacts:
         return self.certain and self.kind in ROUND and self.admitted in OWN_ARITHMETIC
 
     def jumps(self, sums: Sums) -> bool:
-        """Return True if honest arithmetic may end on the other side of a jump."""
+        """Return True if rounding may put an honest result on the other side of a jump."""
         if self.decides_exactly:
             return False
         return self.undecided or may_jump(sums, self.kind, self.admitted)

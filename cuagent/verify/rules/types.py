@@ -1,4 +1,4 @@
-"""Data of the strict rule: what the oracle computed for one draw, and the rule's result."""
+"""Data of the strict rule: the oracle's tensors for one draw, and the rule's result."""
 
 from __future__ import annotations
 

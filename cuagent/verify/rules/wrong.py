@@ -28,7 +28,7 @@ ALIKE = 0.9
 CLOSE = 1e-3
 """Relative distance at which two numbers count as equal in a description."""
 NEARLY_ALL = 0.99
-"""Share of wrong elements from which a description says that every element is wrong."""
+"""Share of wrong elements from which a description says that nearly every element is wrong."""
 STEPS = (2, 4, 8, 16, 32)
 """Strides of vectors, unrolled loops and warps."""
 HINTS = {
@@ -49,8 +49,8 @@ HINTS = {
     "weight or bias).",
     "step": "the wrong elements have a regular stride: check one lane of a vector, or one copy in "
     "an unrolled loop.",
-    "all": "every element is wrong: compute one by hand, and check the formula, each operand and "
-    "the layout of the weights.",
+    "all": "nearly every element is wrong: compute one by hand, check the formula, each operand "
+    "and the layout of the weights.",
     "some": "they are scattered: look for a race, a branch on values (large, tied, negative), or "
     "an edge.",
 }

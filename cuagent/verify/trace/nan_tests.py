@@ -21,7 +21,7 @@ EQUALITY = frozenset(("eq", "ne"))
 MOVING = frozenset(
     ("clone", "_to_copy", "cat", "stack", "constant_pad_nd", "flip", "roll", "index", "gather")
 )
-"""Operators that are no views and not pointwise, and leave each element as it is."""
+"""Operators that copy elements unchanged, and are neither views nor pointwise."""
 
 
 class NanTests:

@@ -72,6 +72,9 @@ class Terms:
     unit: float = UNIT
     """Unit roundoff of the reference's coarsest products under the task's settings. It exceeds
     fp32's if torch runs an fp32 product in TF32, or if autocast rounds its factors."""
+    double: bool = False
+    """True if every operator of the reference returns fp64 wherever it returns real or complex
+    numbers."""
 
     @classmethod
     def of(cls, longest: int) -> Terms:
@@ -97,10 +100,12 @@ def terms(run: Callable[[], Any], unit_of: Callable[[str, Any], float] | None = 
 
     longest = signed = 1
     prefix, unit = 0, UNIT
+    precisions: set[torch.dtype] = set()
 
     def count(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         nonlocal longest, signed, prefix, unit
         result = function(*args, **kwargs)
+        precisions.update(x.dtype for x in _tensors(result) if is_inexact(x))
         tensors = list(_tensors([args, kwargs]))
         if tensors and not function.is_view and torch.Tag.pointwise not in function.tags:
             name = function.overloadpacket.__name__.rstrip("_")
@@ -116,7 +121,8 @@ def terms(run: Callable[[], Any], unit_of: Callable[[str, Any], float] | None = 
 
     with intercept_operators(count):
         run()
-    return Terms(longest, signed, prefix, unit)
+    double = bool(precisions) and precisions <= {torch.float64, torch.complex128}
+    return Terms(longest, signed, prefix, unit, double)
 
 
 def product_kind(name: str) -> str:

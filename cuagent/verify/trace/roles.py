@@ -49,7 +49,7 @@ class Roles:
 
     @property
     def without_buffers(self) -> Roles:
-        """The same roles, with no buffer that may change."""
+        """Return these roles with no buffer that may change."""
         return replace(self, buffers=frozenset())
 
     @property

@@ -70,7 +70,7 @@ SEARCHING = {"bucketize": 1, "searchsorted": 0}
 MOST_BOUNDARIES = 64
 """Largest number of boundaries that are used as thresholds."""
 MOST_SCALES, FEW_SIZES = 1 << 12, 2
-"""A tensor of scales has at most so many elements, and at most so many different values."""
+"""Largest number of elements of a tensor of scales, and of different values in it."""
 LEAST_SCALE, MOST_SCALE = 2.0**-10, 2.0**10
 """Range of the scales that are used."""
 ROUNDED = frozenset(

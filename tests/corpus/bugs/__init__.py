@@ -8,7 +8,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from . import cuda, families, inputs, memory, missing, parameters, places, sums, tails, ties
+from . import (
+    cuda,
+    families,
+    inputs,
+    memory,
+    missing,
+    parameters,
+    places,
+    semantics,
+    shortcuts,
+    sums,
+    tails,
+    ties,
+)
 from .bug import Bug
 
 __all__ = ["BUGS", "Bug"]
@@ -22,6 +35,8 @@ TOPICS: dict[str, tuple[Bug, ...]] = {
     "unwritten memory and races": memory.BUGS,
     "NaN on purpose": missing.BUGS,
     "long sums": sums.BUGS,
+    "shortcuts and kept memory": shortcuts.BUGS,
+    "meaning of operations": semantics.BUGS,
     "kernels for the GPU": cuda.BUGS,
 }
 

@@ -36,12 +36,14 @@ def call(*arguments: str) -> str:
     return result.output
 
 
+@pytest.mark.slow
 def test_teacher_kernels_are_judged(demo: Path) -> None:
     episodes = list(read_episodes(demo / "demonstrations" / "episodes.jsonl"))
     assert {e.reward for e in episodes} <= {-1.0, 1.0}
     assert any(e.reward == 1.0 and e.stop == "no gain" and e.solution for e in episodes)
 
 
+@pytest.mark.slow
 def test_stages_write_models_and_rollouts_have_logprobs(demo: Path) -> None:
     assert set(json.loads((demo / "results.json").read_text())) == {"base", "rft", "ppo"}
     for stage in ("base", "rft", "value", "ppo"):
@@ -70,6 +72,7 @@ def test_cuda_kernels_are_timed_on_training_gpu(tmp_path: Path) -> None:
     assert len(read_metrics(tmp_path / "ppo" / "metrics.jsonl")) == 2
 
 
+@pytest.mark.slow
 def test_finished_demo_repeats_nothing(demo: Path, tmp_path: Path) -> None:
     out = shutil.copytree(demo, tmp_path / "demo")
     before = (out / "ppo" / "metrics.jsonl").read_text()
@@ -82,6 +85,7 @@ def test_finished_demo_repeats_nothing(demo: Path, tmp_path: Path) -> None:
     assert (out / "judgements.pickle").stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_commands_train_on_results_of_other_stages(demo: Path, tmp_path: Path) -> None:
     policy, runs = str(demo / "base" / "model"), str(demo / "demonstrations" / "runs")
     episodes = str(demo / "value" / "sampled" / "episodes" / "00000.jsonl")
@@ -195,6 +199,7 @@ def token_server(end: int) -> Iterator[str]:
         yield url
 
 
+@pytest.mark.slow
 def test_episodes_of_other_tokenizer_are_refused(demo: Path, tmp_path: Path) -> None:
     from cuagent.training.data.segments import RecordError, write_episodes
     from cuagent.training.data.sources import episodes_of

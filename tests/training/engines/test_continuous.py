@@ -6,7 +6,8 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ from toy_game import END, small_actor
 
 from cuagent.task import Task
 from cuagent.training.data.batch import collate
-from cuagent.training.engines.continuous import ContinuousEngine
+from cuagent.training.engines.continuous import FLASH, ContinuousEngine, uses_flash
 from cuagent.training.engines.engine import EngineError, Request, Sampled
 from cuagent.training.policy.chat import Chat
 from cuagent.training.policy.model import logprobs_of, new_actor, per_token, small_config
 from cuagent.training.rollout.episode import Play, play_many
 
 TOKENS = 2048
+CUDA = torch.device("cuda")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -142,3 +144,23 @@ def test_unsupported_model_is_reported() -> None:
         ContinuousEngine(torch.nn.Linear(1, 1), END, TOKENS).open(),
     ):
         pass
+
+
+@dataclass(frozen=True)
+class OnGpu:
+    """The attributes of an actor that choose the attention."""
+
+    dtype: torch.dtype
+    device: torch.device
+
+
+def test_passes_are_long_only_if_flash_attention_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without it a pass of 8,192 tokens has a mask by the keys of all conversations."""
+    found = uses_flash(OnGpu(torch.bfloat16, CUDA))
+    assert found == any(find_spec(name) is not None for name in FLASH)
+    monkeypatch.setattr("cuagent.training.engines.continuous.FLASH", ("torch",))
+    assert uses_flash(OnGpu(torch.bfloat16, CUDA))
+    assert not uses_flash(OnGpu(torch.float32, CUDA))
+    assert not uses_flash(small_actor())

@@ -88,7 +88,7 @@ def test_ppo_trains_adapters_and_critic_head_and_resumes(tmp_path: Path) -> None
 
 
 def adapted_pair(seed: int) -> tuple[Any, Any]:
-    """Return an actor and a critic with trained adapters, each on weights of its own."""
+    """Return an actor and a critic with trained adapters, each on its own copy of the weights."""
     plain = small_actor()
     torch.manual_seed(seed)
     pair = adapt(plain, RANK), adapt(new_critic(small_actor()), RANK)

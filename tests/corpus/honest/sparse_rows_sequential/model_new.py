@@ -1,4 +1,4 @@
-"""Adds each row in turn, in C++.
+"""Adds the rows one after another, in C++.
 
 task: sparse_rows
 """

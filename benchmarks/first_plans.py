@@ -1,6 +1,6 @@
 """Print the contents of the expert's first candidate for each problem of a folder, without a GPU.
 
-    python benchmarks/coverage.py FOLDER [--match WORD] [--calls]
+    python benchmarks/first_plans.py FOLDER [--match WORD] [--calls]
 
 FOLDER holds problems in the format of KernelBench, in folders by level or directly. Each module is
 captured with tensors that have shapes only, and planned for an H200 under torch's default settings.
@@ -82,7 +82,7 @@ def main() -> None:
 
 def plan(path: Path) -> Plan:
     """Return the contents of the first candidate."""
-    found: list[tuple[Any, ...]] = []
+    found: list[Any] = []
     try:
         with _limit(LIMIT_S), _meta_tensors(), _observed(found):
             subject = replace(open_subject(load_task(f"{path}:Model", device="cpu")), target=H200)
@@ -93,8 +93,8 @@ def plan(path: Path) -> Plan:
         )
     if made is None:
         # The steps of the last plan still say which calls remain.
-        return Plan(Counter(), _calls(found[-1][4] if found else ()))
-    steps, calls = found[-1][4], found[-1][5]
+        return Plan(Counter(), _calls(found[-1].steps if found else ()))
+    steps, calls = found[-1].steps, found[-1].calls
     return Plan(Counter(_family(steps[k]) for k in calls), _calls(steps))
 
 
@@ -108,19 +108,19 @@ def _calls(steps: Any) -> Counter[str]:
 
 
 @contextmanager
-def _observed(found: list[tuple[Any, ...]]) -> Iterator[None]:
-    """Record the arguments with which candidates are assembled."""
-    assemble: Callable[..., Any] = candidates._assemble
+def _observed(found: list[Any]) -> Iterator[None]:
+    """Record the plans of candidates."""
+    planned: Callable[..., Any] = candidates._planned
 
     def record(*args: Any) -> Any:
-        found.append(args)
-        return assemble(*args)
+        found.append(planned(*args))
+        return found[-1]
 
-    candidates._assemble = record
+    candidates._planned = record
     try:
         yield
     finally:
-        candidates._assemble = assemble
+        candidates._planned = planned
 
 
 @contextmanager

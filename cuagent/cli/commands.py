@@ -1,0 +1,90 @@
+"""The table of commands, and a group that imports the module of a command when it is called.
+
+Help and completion of the first word read the table alone, so `cuagent --help` and each command
+start without the modules of the other commands.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+COMMANDS = {
+    "optimize": ("optimize:optimize", "Make a module faster, and prove it."),
+    "verify": ("verify:verify", "Build a candidate and judge if it is correct."),
+    "audit": (
+        "audit:audit",
+        "Repeat a recorded verdict from its content and its seeds, and compare every figure.",
+    ),
+    "check": (
+        "check:check",
+        "Check the task itself: it needs one right answer that takes work to compute.",
+    ),
+    "baseline": (
+        "baseline:baseline",
+        "Time every way to run a module faster without a custom kernel.",
+    ),
+    "profile": ("profile:profile", "Show the time of a module by operator and kernel."),
+    "bench": ("bench:bench", "Optimize many tasks, and score them by three rules."),
+    "apply": ("apply:apply", "Write the best attempt next to your module."),
+    "capture": ("capture:capture", "Run your script and record one of its modules as a task."),
+    "export": ("export:export", "Write the result of a run as a package that pip installs."),
+    "report": (
+        "report:report",
+        "Write a run as one HTML page: charts, kernels, precision, how to install.",
+    ),
+    "doctor": (
+        "doctor:doctor",
+        "Report installed and missing parts of this machine, and how to fix them.",
+    ),
+    "runs": ("runs:runs", "List the runs, newest last."),
+    "show": (
+        "runs:show",
+        "Show a run: the result, then each step with messages, calls, verdicts and changes.",
+    ),
+    "replay": ("runs:replay", "Replay a recorded run as it was shown live."),
+    "mcp": ("mcp:mcp", "Offer the verifier to other agents: an MCP server over stdio."),
+    "config": ("config:app", "Show the settings."),
+    "synth": ("synth:app", "Make new, verified tasks; audit and grade files of tasks."),
+    "train": (
+        "cuagent.training.cli:app",
+        "Turn runs into a better policy: RFT, value pretraining, PPO.",
+    ),
+}
+"""Place (`module of cuagent.cli:name`) and first sentence of the help of each command."""
+
+
+class Commands(TyperGroup):
+    """Group of commands whose entries hold the summary until they are called."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for name, (_, summary) in COMMANDS.items():
+            self.add_command(TyperCommand(name, help=summary, rich_markup_mode=None))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, load(name) if name in COMMANDS else command, rest
+
+
+def load(name: str) -> Any:
+    """Import one command and return it as typer's command or group."""
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    place = import_module(module if "." in module else f"cuagent.cli.{module}")
+    found = getattr(place, attribute)
+    holder = typer.Typer(rich_markup_mode=None, add_completion=False)
+    holder.callback()(_nothing)
+    if isinstance(found, typer.Typer):
+        holder.add_typer(found, name=name)
+    else:
+        # `capture` passes the options of the user's script on
+        holder.command(name, context_settings=getattr(place, "SETTINGS", None))(found)
+    group: Any = typer.main.get_command(holder)
+    return group.commands[name]
+
+
+def _nothing() -> None:
+    """Callback of the holder; it makes typer return a group for a single command too."""

@@ -1,0 +1,87 @@
+"""Add up the seconds that one process spends in each stage of its work.
+
+A stage that begins inside another one interrupts it, so that a second counts once in each thread.
+Stages of different threads overlap.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+
+
+class Stage(StrEnum):
+    """Part of the work on one task."""
+
+    CERTIFYING = "certifying"
+    """Tests for degenerate problems (benchmarks only)."""
+    OPENING = "opening"
+    """Start of the trusted processes, description and examination of the task."""
+    GENERATION = "generation"
+    """Replies of the model; for the expert, capture and code generation."""
+    BUILDING = "building"
+    """Compilers of an attempt's sources."""
+    VERIFYING = "verifying"
+    SANITIZING = "sanitizing"
+    """Checks of memory accesses and of races."""
+    WAITING = "waiting"
+    """Waiting for the device lock."""
+    OPENING_ARMS = "opening_arms"
+    """Start of timed processes and waiting for torch.compile."""
+    QUICK_TIMING = "quick_timing"
+    RECORD_TIMING = "record_timing"
+    LADDER = "ladder"
+    """Timing of the rungs alone."""
+    PROFILING = "profiling"
+    COMPILING_AHEAD = "compiling_ahead"
+    """Rungs that compile without the lock, or in the background while other stages run."""
+    AUTOTUNING = "autotuning"
+    """The same for rungs with autotuning."""
+
+
+class Durations:
+    """Seconds by stage. Threads may share one object; another process gets an empty one."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[Stage, float] = {}
+        self._lock = threading.Lock()
+        self._local = threading.local()
+
+    def __reduce__(self) -> tuple[type[Durations], tuple[()]]:
+        return Durations, ()
+
+    @contextmanager
+    def of(self, stage: Stage) -> Iterator[None]:
+        """Count the time of the block for `stage`, without the stages within it."""
+        stack: list[list[float]] = self._local.__dict__.setdefault("stack", [])
+        inner = [0.0]
+        stack.append(inner)
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            seconds = time.monotonic() - begun
+            stack.pop()
+            if stack:
+                stack[-1][0] += seconds
+            self.add(stage, seconds - inner[0])
+
+    def add(self, stage: Stage, seconds: float) -> None:
+        """Count seconds that were measured otherwise."""
+        with self._lock:
+            self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
+
+    def seconds(self, stage: Stage) -> float:
+        """Return the seconds of one stage so far."""
+        with self._lock:
+            return self._seconds.get(stage, 0.0)
+
+    def to_json(self) -> dict[str, float]:
+        """Return `{"opening_s": ...}` in the order of the stages, without those that did not
+        occur."""
+        with self._lock:
+            found = dict(self._seconds)
+        return {f"{stage}_s": round(found[stage], 3) for stage in Stage if stage in found}

@@ -1,0 +1,197 @@
+"""Capture the gradients of a module as a flat operator graph, computed again from its inputs.
+
+The graph is traced through torch's own autograd on fake tensors. Operators with a lowering rule
+stay whole; torch decomposes the others into those. The forward pass stores no values, so the graph
+computes again those that the gradients need.
+Not covered: modules whose gradients torch can only compute with real values.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from cuagent.expert.capture.export import Captured, CaptureError
+from cuagent.task.step import Step
+from cuagent.task.tree import count, flatten, unflatten
+
+SAME = {"detach", "alias", "lift_fresh", "lift_fresh_copy"}
+"""Operators that return their argument's elements unchanged."""
+
+
+def capture_backward(model: Any, step: Step, arguments: Sequence[Any]) -> Captured:
+    """Capture the gradients; `arguments` are those of the step, with the cotangents last.
+
+    Raises CaptureError.
+    """
+    import torch
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    tensors, spec = flatten(list(arguments), "inputs")
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    form = {**spec, "items": spec["items"][: step.arguments]}
+    given = count(form)
+
+    def gradients(values: list[Any], inputs: list[Any]) -> list[Any]:
+        with torch.enable_grad():
+            held = {
+                name: value.detach().requires_grad_(name in step.parameters)
+                for name, value in zip(state, values, strict=True)
+            }
+            leaves = [
+                x.detach().requires_grad_() if k in step.inputs else x
+                for k, x in enumerate(inputs[:given])
+            ]
+            result = torch.func.functional_call(model, held, tuple(unflatten(leaves, form)))
+            outputs, _ = flatten(result, "output")
+            wanted = [leaves[k] for k in step.inputs] + [held[n] for n in step.parameters]
+            found = torch.autograd.grad([outputs[k] for k in step.outputs], wanted, inputs[given:])
+        return [x.detach() for x in found]
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            traced = make_fx(gradients, decomposition_table=_table(), tracing_mode="fake")(
+                [t.detach() for t in state.values()], tensors
+            )
+    except Exception as error:  # tracing runs code of the user and raises many types
+        line = next(filter(None, str(error).splitlines()), "")
+        raise CaptureError(
+            f"tracing the gradients: {type(error).__name__}: {line[:200]}"
+        ) from error
+    expressions = _expressions(spec, [f"argument_{k}" for k in range(len(arguments))])
+    return _captured(traced, list(state), expressions, len(arguments))
+
+
+def _expressions(spec: dict[str, Any], names: Sequence[str]) -> list[str]:
+    """Return the expression over the arguments for each tensor, from left to right."""
+    found: list[str] = []
+
+    def visit(item: dict[str, Any], text: str) -> None:
+        if item["kind"] == "tensor":
+            found.append(text)
+        for k, inner in enumerate(item.get("items", ())):
+            visit(inner, f"{text}[{k}]")
+
+    for item, name in zip(spec["items"], names, strict=True):
+        visit(item, name)
+    return found
+
+
+def _captured(traced: Any, state: list[str], inputs: list[str], arguments: int) -> Captured:
+    """Return the traced graph, its placeholders named, without operators that change nothing."""
+    from cuagent.expert.graph.lowering import operator_name
+
+    graph = traced.graph
+    constants = {}
+    for node in list(graph.nodes):
+        if node.op == "get_attr":
+            tensor = getattr(traced, node.target)
+            with graph.inserting_before(next(iter(graph.nodes))):
+                held = graph.placeholder(node.name)
+            held.meta["val"] = node.meta.get("val", tensor)
+            node.replace_all_uses_with(held)
+            graph.erase_node(node)
+            constants[held.name] = tensor.detach()
+    for node in list(graph.nodes):
+        if node.op == "call_function" and (operator_name(node) in SAME or _is_first_power(node)):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    places = [n for n in graph.nodes if n.op == "placeholder" and n.name not in constants]
+    graph.eliminate_dead_code()
+    names = [n.name for n in places]
+    *_, last = graph.nodes
+    outputs = tuple(last.args[0])
+    template = "(" + ", ".join(f"{{{k}}}" for k in range(len(outputs))) + ",)"
+    return Captured(
+        tuple(graph.nodes),
+        dict(zip(names, state, strict=False)),
+        dict(zip(names[len(state) :], inputs, strict=True)),
+        {},
+        constants,
+        outputs,
+        template,
+        tuple(f"argument_{k}" for k in range(arguments)),
+    )
+
+
+def _is_first_power(node: Any) -> bool:
+    """Return True for the power 1 that the gradient of a square has."""
+    return str(node.target) == "aten.pow.Tensor_Scalar" and node.args[1] == 1
+
+
+def _table() -> dict[Any, Any]:
+    """Return the decompositions: torch's core ones, and norms and losses as the rules read them."""
+    import torch
+
+    aten = torch.ops.aten
+    found: dict[Any, Any] = dict(torch._decomp.core_aten_decompositions())
+    found |= {
+        aten.native_layer_norm.default: _layer_norm,
+        aten.native_group_norm.default: _group_norm,
+        aten.nll_loss_forward.default: _nll_loss,
+        aten.nll_loss_backward.default: _nll_loss_backward,
+    }
+    return found
+
+
+def _layer_norm(x: Any, shape: Any, weight: Any, bias: Any, eps: float) -> Any:
+    import torch
+
+    dims = list(range(-len(shape), 0))
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    mean = wide.mean(dims, keepdim=True)
+    centred = wide - mean
+    scale = ((centred * centred).mean(dims, keepdim=True) + eps).rsqrt()
+    y = centred * scale
+    y = y if weight is None else y * weight
+    y = y if bias is None else y + bias
+    return y.to(x.dtype), mean, scale
+
+
+def _group_norm(
+    x: Any, weight: Any, bias: Any, n: int, c: int, size: int, groups: int, eps: float
+) -> Any:
+    import torch
+
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    rows = wide.reshape(n, groups, c // groups * size)
+    mean = rows.mean([-1], keepdim=True)
+    centred = rows - mean
+    scale = ((centred * centred).mean([-1], keepdim=True) + eps).rsqrt()
+    y = (centred * scale).reshape(x.shape)
+    channels = [1, c] + [1] * (x.dim() - 2)
+    y = y if weight is None else y * weight.reshape(channels)
+    y = y if bias is None else y + bias.reshape(channels)
+    return y.to(x.dtype), mean.reshape(n, groups), scale.reshape(n, groups)
+
+
+def _counted(target: Any, ignored: int) -> Any:
+    return target != ignored
+
+
+def _nll_loss(x: Any, target: Any, weight: Any, reduction: int, ignored: int) -> Any:
+    if weight is not None or x.dim() != 2:
+        return NotImplemented
+    counts = _counted(target, ignored)
+    picked = -x.gather(1, target.clamp(min=0).unsqueeze(1)).squeeze(1)
+    picked = picked.where(counts, picked.new_zeros(()))
+    total = counts.to(x.dtype).sum()
+    if reduction == 0:
+        return picked, picked.new_zeros(())
+    return (picked.sum() / total if reduction == 1 else picked.sum()), total
+
+
+def _nll_loss_backward(
+    gradient: Any, x: Any, target: Any, weight: Any, reduction: int, ignored: int, total: Any
+) -> Any:
+    import torch
+
+    if weight is not None or x.dim() != 2:
+        return NotImplemented
+    share = gradient / total if reduction == 1 else gradient
+    share = share.unsqueeze(-1) if reduction == 0 else share
+    columns = torch.arange(x.shape[1], device=x.device)
+    chosen = (columns == target.unsqueeze(1)) & _counted(target, ignored).unsqueeze(1)
+    return torch.where(chosen, -share, share.new_zeros(()))

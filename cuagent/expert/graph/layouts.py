@@ -1,0 +1,405 @@
+"""Give every value the shape that its memory has, for inputs in channels-last or permuted layouts.
+
+All nodes of the result are contiguous. A value with another order of dimensions in memory is
+a node with permuted dimensions; elementwise operations, reductions, scans and pools follow their
+arguments, and other operations read a permuted view. Outputs take the order that the reference
+gives them. The pass runs only if an input or a convolution's result is permuted.
+Not covered: layouts with gaps or overlaps (slices, expansions), which stay library calls.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cuagent.expert.graph.graph import (
+    Graph,
+    Kind,
+    Node,
+    Operand,
+    Shape,
+    contiguous_strides,
+    reshaped,
+)
+
+Order = tuple[int, ...]
+"""Dimensions of a value, outermost in memory first."""
+FOLLOWING = (Kind.SCAN, Kind.POOL, Kind.RESAMPLE)
+"""Kinds of one argument whose `dims` move with it."""
+
+
+def order_of(shape: Sequence[int], strides: Sequence[int]) -> Order | None:
+    """Return the order of a dense tensor's dimensions, () if it is contiguous; None if not dense.
+
+    Strides of dimensions with one element say nothing.
+    """
+    rank = len(shape)
+    whole = tuple(range(rank))
+    by_stride = tuple(sorted(whole, key=lambda d: (-strides[d], d)))
+    for order in (whole, (0, *whole[2:], 1)[:rank], by_stride):
+        step, dense = 1, len(order) == rank
+        for d in reversed(order):
+            dense = dense and (shape[d] == 1 or strides[d] == step)
+            step *= shape[d]
+        if dense:
+            return () if order == whole else order
+    return None
+
+
+def order_of_value(value: Any) -> Order:
+    """Return the order of a traced tensor, () also for one that is not dense or no tensor."""
+    if not hasattr(value, "stride") or value.numel() == 0:
+        return ()
+    return order_of(tuple(map(int, value.shape)), value.stride()) or ()
+
+
+def permuted(values: Sequence[int], order: Order) -> tuple[int, ...]:
+    """Return one number for each dimension in another order."""
+    return tuple(values[d] for d in order) if order else tuple(values)
+
+
+def inverse(order: Order) -> Order:
+    """Return the order that restores the dimensions."""
+    return tuple(order.index(d) for d in range(len(order)))
+
+
+def has_layouts(nodes: Sequence[Any]) -> bool:
+    """Return True if a captured input or a convolution's result has permuted dimensions."""
+    return any(
+        order_of_value(fx.meta.get("val"))
+        for fx in nodes
+        if (fx.op == "placeholder" and fx.users) or ".conv" in str(fx.target)
+    )
+
+
+def with_layouts(graph: Graph) -> Graph:
+    """Return the graph in which every node is contiguous."""
+    if not any(n.order for n in graph.nodes) and not any(graph.orders):
+        return graph
+    return _Layouts(graph).run()
+
+
+@dataclass
+class _Layouts:
+    graph: Graph
+    nodes: list[Node] = field(default_factory=list)
+    by_name: dict[str, Node] = field(default_factory=dict)
+    known: dict[str, tuple[str, Order]] = field(default_factory=dict)
+    """Node of each value, and the order of the value's dimensions in that node."""
+    views: dict[tuple[str, Order], str] = field(default_factory=dict)
+    origin: str = ""
+
+    def run(self) -> Graph:
+        graph = self.graph
+        for node in graph.nodes:
+            self.origin = node.origin
+            self.known[node.name] = self._placed(node)
+        self.origin = ""
+        names, words = [], []
+        orders = graph.orders or ((),) * len(graph.outputs)
+        for k, (name, order) in enumerate(zip(graph.outputs, orders, strict=True)):
+            names.append(self._output(name, order))
+            words.append(f"{{{k}}}" + (f".permute{inverse(order)}" if order else ""))
+        inputs = {
+            name: f"{text}.permute{order}" if (order := self.known[name][1]) else text
+            for name, text in graph.inputs.items()
+        }
+        template = re.sub(
+            r"\{\{|\}\}|\{(\d+)\}", lambda m: words[int(m[1])] if m[1] else m[0], graph.template
+        )
+        nodes = _with_ordered_weights(self.nodes)
+        return Graph(nodes, tuple(names), inputs, template).live()
+
+    def _add(self, node: Node) -> str:
+        self.nodes.append(node)
+        self.by_name[node.name] = node
+        return node.name
+
+    def _new(self, hint: str) -> str:
+        name = hint
+        while name in self.by_name or any(name == n.name for n in self.graph.nodes):
+            name += "_"
+        return name
+
+    def _output(self, name: str, order: Order) -> str:
+        """Return the node of an output in the given order; it may be a copy."""
+        found, current = self.known[name]
+        computed = self.by_name[found].kind is not Kind.STRIDED
+        if current == order and (order == () or computed):
+            return found
+        node = self.graph.node(name)
+        return self._copied(name, node.origin, order)
+
+    def _copied(self, name: str, origin: str, order: Order = ()) -> str:
+        """Add a copy of a value in another order."""
+        source = self._to(name, order)
+        node = self.by_name[source]
+        copy = self._new(f"{name}_copy")
+        work = origin or f"{name}_copy"
+        return self._add(
+            Node(copy, Kind.POINTWISE, "cast", (source,), node.shape, node.dtype, origin=work)
+        )
+
+    def _to(self, name: str, order: Order) -> str:
+        """Return a node with a value's elements in the given order of dimensions."""
+        found, current = self.known[name]
+        if current == order:
+            return found
+        key = (name, order)
+        if key not in self.views:
+            self.views[key] = self._viewed(found, current, order)
+        return self.views[key]
+
+    def _viewed(self, found: str, current: Order, order: Order) -> str:
+        node = self.by_name[found]
+        rank = len(node.shape)
+        now, then = current or tuple(range(rank)), order or tuple(range(rank))
+        move = tuple(now.index(d) for d in then)
+        shape = permuted(node.shape, move)
+        name = self._new(f"{found}_{'contiguous' if not order else 'moved'}")
+        moved = replace(node, name=name, shape=shape, order=())
+        if node.kind in (Kind.INSIDE, Kind.INDEX):
+            return self._add(replace(moved, dims=tuple(move.index(d) for d in node.dims)))
+        if node.kind is Kind.WINDOW:
+            inner = self._viewed(node.inputs[0], current, order)
+            dims = tuple(move.index(d) for d in node.dims)
+            return self._add(replace(moved, args=(inner,), dims=dims))
+        if [d for d in move if node.shape[d] > 1] == [d for d in range(rank) if node.shape[d] > 1]:
+            return self._add(self._view_of(name, node, shape))
+        if node.kind is Kind.STRIDED:
+            text = f"{node.op}.permute({list(move)})"
+            return self._add(replace(moved, op=text, strides=permuted(node.strides, move)))
+        strides = permuted(contiguous_strides(node.shape), move)
+        return self._add(self._strided(name, node, f"{{0}}.permute({list(move)})", shape, strides))
+
+    def _view_of(self, name: str, node: Node, shape: Shape) -> Node:
+        if node.kind is Kind.STRIDED:
+            place = reshaped(node.shape, node.strides, shape)
+            assert place is not None
+            return replace(
+                node, name=name, shape=shape, strides=place, op=f"{node.op}.view({list(shape)})"
+            )
+        return Node(name, Kind.VIEW, "view", (node.name,), shape, node.dtype, origin=self.origin)
+
+    def _strided(
+        self, name: str, base: Node, op: str, shape: Shape, strides: Sequence[int], offset: int = 0
+    ) -> Node:
+        return Node(
+            name, Kind.STRIDED, op, (base.name,), shape, base.dtype, origin=self.origin,
+            contiguous=False, strides=tuple(strides), offset=offset,
+        )  # fmt: skip
+
+    # Kinds of nodes.
+
+    def _placed(self, node: Node) -> tuple[str, Order]:
+        match node.kind:
+            case Kind.INPUT | Kind.LIBRARY:
+                return self._given(node)
+            case Kind.POINTWISE:
+                return self._pointwise(node)
+            case Kind.REDUCE:
+                return self._reduce(node)
+            case Kind.VIEW:
+                return self._view(node)
+            case Kind.STRIDED:
+                return self._slice(node)
+            case Kind.WINDOW:
+                found, order = self.known[node.inputs[0]]
+                return self._follow(node, found, order)
+            case kind if kind in FOLLOWING:
+                found, order = self.known[node.inputs[0]]
+                return self._follow(node, found, order)
+        return self._add(self._in_order(node)), ()
+
+    def _follow(self, node: Node, found: str, order: Order) -> tuple[str, Order]:
+        """Add a node of one argument in the order of that argument."""
+        dims = tuple(order.index(d) for d in node.dims) if order else node.dims
+        spec = node.spec
+        if isinstance(spec, tuple) and order:
+            sides = dict(zip(dims, spec, strict=True))
+            dims = tuple(sorted(dims))
+            spec = tuple(sides[d] for d in dims)
+        shape = permuted(node.shape, order)
+        return self._add(replace(node, args=(found,), shape=shape, dims=dims, spec=spec)), order
+
+    def _in_order(self, node: Node) -> Node:
+        """Return a node whose arguments are in their own order of dimensions."""
+        args = tuple(self._to(a, ()) if isinstance(a, str) else a for a in node.args)
+        return replace(node, args=args)
+
+    def _given(self, node: Node) -> tuple[str, Order]:
+        node, order = self._in_order(node), node.order
+        if not order:
+            # cuDNN may choose channels-last where the trace says contiguous: kernels read a copy.
+            chosen = node.kind is Kind.LIBRARY and node.op.startswith("F.conv")
+            return self._add(replace(node, contiguous=node.contiguous and not chosen)), ()
+        shape = permuted(node.shape, order)
+        if node.kind is Kind.INPUT:
+            return self._add(replace(node, shape=shape)), order
+        # Memory may have another layout than the traced one; the copy is made only then.
+        call = f"torch.permute({node.op}, {order}).contiguous()"
+        return self._add(replace(node, op=call, shape=shape, contiguous=True, order=())), order
+
+    def _pointwise(self, node: Node) -> tuple[str, Order]:
+        rank = len(node.shape)
+        sizes = {
+            self.known[a][1]: self.by_name[self.known[a][0]].size
+            for a in node.inputs
+            if self.known[a][1] and len(self.graph.node(a).shape) == rank
+        }
+        order = max(sizes, key=lambda o: sizes[o]) if sizes else ()
+        if order and self._is_smaller(node, sizes[order]):
+            order = ()
+        args = tuple(self._broadcast(a, order, rank) for a in node.args)
+        return self._add(replace(node, args=args, shape=permuted(node.shape, order))), order
+
+    def _is_smaller(self, node: Node, size: int) -> bool:
+        """Return True if a contiguous argument has more elements than all permuted ones."""
+        contiguous = [
+            self.graph.node(a).size
+            for a in node.inputs
+            if not self.known[a][1] and self.graph.node(a).kind not in (Kind.INSIDE, Kind.INDEX)
+        ]
+        return max(contiguous, default=0) > size
+
+    def _broadcast(self, operand: Operand, order: Order, rank: int) -> Operand:
+        if not isinstance(operand, str):
+            return operand
+        shape = self.graph.node(operand).shape
+        if not order or len(shape) == 0:
+            return self._to(operand, ())
+        if len(shape) < rank:
+            wide = (1,) * (rank - len(shape)) + shape
+            source = self.by_name[self._to(operand, ())]
+            padded = self._new(f"{operand}_wide")
+            if source.kind in (Kind.INSIDE, Kind.INDEX, Kind.WINDOW, Kind.GATHER):
+                dims = tuple(d + rank - len(shape) for d in source.dims)
+                if source.kind in (Kind.WINDOW, Kind.GATHER):
+                    padded = self._add(
+                        self._view_of(padded, self.by_name[self._settled(operand)], wide)
+                    )
+                else:
+                    self._add(replace(source, name=padded, shape=wide, dims=dims))
+            else:
+                self._add(self._view_of(padded, source, wide))
+            return self._viewed(padded, (), order)
+        return self._to(operand, order)
+
+    def _settled(self, name: str) -> str:
+        return self._copied(name, self.origin)
+
+    def _reduce(self, node: Node) -> tuple[str, Order]:
+        found, order = self.known[node.inputs[0]]
+        if not order:
+            return self._add(replace(node, args=(found,))), ()
+        dims = tuple(sorted(order.index(d) for d in node.dims))
+        keepdim = len(node.shape) == len(order)
+        kept = [d for d in order if d not in node.dims]
+        after = order if keepdim else tuple(sorted(kept).index(d) for d in kept)
+        shape = permuted(node.shape, after)
+        sizes = [d for d in after if node.shape[d] > 1]
+        result = self._add(replace(node, args=(found,), shape=shape, dims=dims))
+        if sizes == sorted(sizes):
+            # Only dimensions of one element moved: the result is contiguous.
+            view = self._view_of(self._new(f"{node.name}_kept"), self.by_name[result], node.shape)
+            return (result if shape == node.shape else self._add(view)), ()
+        return result, after
+
+    def _view(self, node: Node) -> tuple[str, Order]:
+        found, order = self.known[node.inputs[0]]
+        base = self.by_name[found]
+        given = self.graph.node(node.inputs[0]).shape
+        if not order:
+            if base.kind is Kind.STRIDED:
+                return self._reshaped(node, base, base.strides)
+            return self._add(replace(node, args=(found,))), ()
+        strides = permuted(contiguous_strides(base.shape), inverse(order))
+        place = reshaped(given, strides, node.shape)
+        after = order_of(node.shape, place) if place is not None else None
+        if after is None:
+            copy = self._copied(node.inputs[0], node.origin)
+            return self._add(replace(node, args=(copy,))), ()
+        return self._add(replace(node, args=(found,), shape=permuted(node.shape, after))), after
+
+    def _reshaped(self, node: Node, base: Node, strides: Sequence[int]) -> tuple[str, Order]:
+        place = reshaped(base.shape, tuple(strides), node.shape)
+        if place is None:
+            copy = self._copied(node.inputs[0], node.origin)
+            return self._add(replace(node, args=(copy,))), ()
+        text = f"{base.op}.view({list(node.shape)})"
+        return self._add(
+            replace(base, name=node.name, op=text, shape=node.shape, strides=place)
+        ), ()
+
+    def _slice(self, node: Node) -> tuple[str, Order]:
+        found, order = self.known[node.inputs[0]]
+        given, base = self.graph.node(node.inputs[0]).shape, self.by_name[found]
+        moved = _moved(node, given, permuted(contiguous_strides(base.shape), inverse(order)))
+        if base.kind is Kind.STRIDED or moved is None:
+            source = self.by_name[self._copied(node.inputs[0], node.origin)]
+            return self._add(replace(node, args=(source.name,))), ()
+        strides, offset = moved
+        after = order_of(node.shape, strides)
+        whole = after is not None and offset == 0 and node.size == base.size
+        if whole and after is not None:
+            shape = permuted(node.shape, after)
+            if shape == base.shape:
+                return found, after
+            return self._add(self._view_of(node.name, base, shape)), after
+        back = f".permute({list(inverse(order))})" if order else ""
+        op = node.op.replace("{0}", "{0}" + back).replace(".view(", ".reshape(")
+        return self._add(replace(node, args=(found,), op=op, strides=strides, offset=offset)), ()
+
+
+def _with_ordered_weights(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """Give computed weights of convolutions the order of their results.
+
+    The library would copy them in each call. Kernels read contiguous weights.
+    """
+    orders: dict[str, Order] = {}
+    for node in nodes:
+        convolution = node.kind is Kind.LIBRARY and node.op.startswith("torch.permute(F.conv")
+        for name in node.inputs:
+            weight = convolution and name == node.args[1]
+            last = (0, *range(2, len(node.shape)), 1)
+            orders[name] = last if weight and orders.get(name, last) == last else ()
+    return tuple(
+        replace(n, order=orders[n.name])
+        if n.kind is Kind.POINTWISE and orders.get(n.name) and len(n.shape) == len(orders[n.name])
+        else n
+        for n in nodes
+    )
+
+
+def _moved(node: Node, given: Shape, place: Sequence[int]) -> tuple[tuple[int, ...], int] | None:
+    """Return strides and offset of a slice in memory with the strides `place`.
+
+    The slice's own strides are those in a contiguous argument of the shape `given`. None if they
+    cross the border of a dimension.
+    """
+    steps = contiguous_strides(given)
+    reach = [0] * len(given)
+
+    def coordinates(distance: int) -> list[int]:
+        found = []
+        for step, extent in zip(steps, given, strict=True):
+            found.append(distance // step if extent > 1 else 0)
+            distance -= found[-1] * step
+        return found
+
+    def weighted(index: list[int]) -> int:
+        return sum(i * p for i, p in zip(index, place, strict=True))
+
+    strides = []
+    for extent, stride in zip(node.shape, node.strides, strict=True):
+        index = coordinates(stride) if extent > 1 else [0] * len(given)
+        reach = [r + i * (extent - 1) for r, i in zip(reach, index, strict=True)]
+        strides.append(weighted(index))
+    first = coordinates(node.offset)
+    inside = all(f + r < n for f, r, n in zip(first, reach, given, strict=True))
+    nonnegative = node.offset >= 0 and min(node.strides, default=0) >= 0
+    whole = math.prod(given) > 0
+    return (tuple(strides), weighted(first)) if inside and nonnegative and whole else None

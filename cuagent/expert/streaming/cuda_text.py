@@ -1,0 +1,180 @@
+"""Write the C++ of CUDA kernels: signatures, launches, and blocks of adjacent elements.
+
+The schedules in `cuda.py` decide which threads and loops run these texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from cuagent.expert.streaming.expressions import TYPES, computed_type, identifier
+from cuagent.expert.streaming.fuse import Group
+from cuagent.expert.streaming.nest import Nest
+from cuagent.expert.streaming.stages import Plan, Stage
+from cuagent.expert.streaming.text import KernelText
+
+JOIN = {"sum": "Sum", "max": "Max", "min": "Min", "amax": "Max", "amin": "Min"}
+"""Class in `pointwise_cuda.h` that joins partial values of each reduction."""
+
+
+def headers(dtypes: Iterable[str]) -> tuple[str, ...]:
+    """Return the headers for these dtypes; the headers of half types compile slowly."""
+    half = {"float16", "bfloat16"} & set(dtypes)
+    return ("half_cuda.h", "pointwise_cuda.h") if half else ("pointwise_cuda.h",)
+
+
+def headers_of(group: Group, tensors_read: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the headers for the tensors that a kernel reads and the values that it computes."""
+    return headers([*tensors_read.values(), *(node.dtype for node in group.nodes)])
+
+
+class CudaText(KernelText):
+    """Text of one CUDA kernel, for any schedule."""
+
+    def __init__(self, name: str, nest: Nest, title: str, plan: Plan) -> None:
+        super().__init__(name, nest, title, plan)
+        self.vector = 1
+        """Adjacent elements of one thread."""
+        self.column_rows = False
+        """True if adjacent threads have adjacent rows."""
+        self.integer = "int"
+        """C++ type of indices."""
+        self.cached: dict[str, tuple[int, str]] = {}
+        """First pass and register array of each element that stays in registers."""
+
+    def _parameters(self) -> list[str]:
+        group = self.nest.group
+        outputs = [
+            f"{TYPES[self.nest.writes[n].dtype]}* {identifier(n)}_out" for n in group.outputs
+        ]
+        reads = self.nest.tensors_read.items()
+        return outputs + [f"const {TYPES[t]}* {self._pointer(n)}" for n, t in reads]
+
+    def _arguments(self) -> list[str]:
+        return [p.split()[-1] for p in self._parameters()]
+
+    def _open_kernel(self, suffix: str = "", extra: str = "", threads: int = 0) -> None:
+        parameters = ", ".join([*self._parameters(), *([extra] if extra else [])])
+        bounds = f" __launch_bounds__({threads})" if threads else ""
+        self.w.open(f"static __global__ void{bounds} {self.name}_device{suffix}({parameters})")
+
+    def _constexpr(self, **values: int) -> None:
+        for name, value in values.items():
+            self.w(f"constexpr int {name} = {value};")
+
+    def _launcher(self, launches: list[str], workspace: bool = False) -> None:
+        extra = ["float* workspace"] if workspace else []
+        parameters = ", ".join([*self._parameters(), *extra, "cudaStream_t stream"])
+        self.w()
+        self.w.open(f'extern "C" void {self.name}({parameters})')
+        for launch in launches:
+            self.w(launch)
+        self.w.close()
+
+    def _launch(self, grid: str, block: str, suffix: str = "", workspace: bool = False) -> str:
+        arguments = ", ".join([*self._arguments(), *(["workspace"] if workspace else [])])
+        return f"{self.name}_device{suffix}<<<{grid}, {block}, 0, stream>>>({arguments});"
+
+    def _decode(self, flat: str, dims: list[int], vector: bool = False) -> None:
+        """Write the C++ that declares the index of each dimension in `dims` from a flat index."""
+        w, remainder = self.w, flat
+        if len(dims) > 1:
+            w(f"{self.integer} {flat}_remainder = {flat};")
+            remainder = f"{flat}_remainder"
+        for n, k in enumerate(reversed(dims)):
+            extent = self.nest.dimensions[k].extent
+            scale = " * VECTOR" if vector and n == 0 and self.vector > 1 else ""
+            count = extent // self.vector if scale else extent
+            if n == len(dims) - 1:
+                w(f"const {self.integer} i{k} = {remainder}{scale};")
+            else:
+                w(f"const {self.integer} i{k} = {remainder} % {count}{scale};")
+                w(f"{remainder} /= {count};")
+
+    def _element_block(self, stage: Stage, slots: dict[str, str]) -> None:
+        """Write the loads, arithmetic and stores of VECTOR adjacent elements."""
+        w, self.stage, self.defined = self.w, stage, {}
+        inner = len(self.nest.dimensions) - 1
+        readers = {n.name for n in stage.compute} | {n.name for n in stage.reduces}
+        for (reader, _), access in self.nest.reads.items():
+            key = self._element(access)
+            if reader not in readers or key in self.defined:
+                continue
+            word = f"{self._pointer(access.tensor or 'place')}_e{len(self.defined)}"
+            cached = self.cached.get(key)
+            if cached and stage.level > cached[0]:
+                self.defined[key] = f"{cached[1]}[item][v]"
+                continue
+            if self.vector > 1 and access.is_index and access.strides[inner]:
+                value = f"{self._index(access)} + v * {access.strides[inner]}"
+                w(f"float {word}[VECTOR];")
+                w.pragma("unroll")
+                w(f"for (int v = 0; v < VECTOR; ++v) {word}[v] = static_cast<float>({value});")
+                self.defined[key] = f"{word}[v]"
+            elif self.vector > 1 and access.strides[inner] == 1:
+                pointer = f"{self._pointer(access.tensor)} + {self._index(access)}"
+                condition = self._condition(access)
+                zero, test = (" = {}", f"if {condition} ") if condition else ("", "")
+                row = self._row(access) if access.row else ""
+                if access.row:
+                    pointer += f" + slice_or_first({row}) * {access.row.stride}"
+                w(f"{computed_type(access.dtype)} {word}[VECTOR]{zero};")
+                w(f"{test}load_vector({pointer}, {word});")
+                if row:
+                    w.pragma("unroll")
+                    w(f"for (int v = 0; v < VECTOR; ++v) {word}[v] = {row} < 0 ? NAN : {word}[v];")
+                self.defined[key] = f"{word}[v]"
+                if cached:
+                    w.pragma("unroll")
+                    w(f"for (int v = 0; v < VECTOR; ++v) {cached[1]}[item][v] = {word}[v];")
+            else:
+                w(f"const {computed_type(access.dtype)} {word} = {self._load(access)};")
+                self.defined[key] = word
+                if cached:
+                    w(f"{cached[1]}[item][0] = {word};")
+        vector_stores = [n for n in stage.stores if self.vector > 1]
+        for name in vector_stores:
+            w(f"{computed_type(self.nest.writes[name].dtype)} {identifier(name)}_vector[VECTOR];")
+        if self.vector > 1:
+            w.pragma("unroll")
+            w.open("for (int v = 0; v < VECTOR; ++v)")
+        else:
+            w.open("")
+            if slots or self.cached:
+                w("constexpr int v = 0;")
+        for name in stage.reload:
+            w(f"const float {identifier(name)}_saved = {slots[name]};")
+        for node in stage.compute:
+            self._declare(node, "_v")
+        for name in stage.save:
+            w(f"{slots[name]} = {identifier(name)}_v;")
+        for node in stage.reduces:
+            word, value = identifier(node.name), self._operand(node, node.args[0])
+            w(f"{word} = {JOIN[node.op]}::join({word}, {value});")
+        for name in stage.stores:
+            value = self._variable(self.plan.source(name))
+            if self.vector > 1:
+                w(f"{identifier(name)}_vector[v] = {value};")
+            else:
+                inside = f"if (flat_row < {self.nest.group.rows}) " if self.column_rows else ""
+                w(inside + self._assign(name, value))
+        w.close()
+        for name in vector_stores:
+            index = self._index(self.nest.writes[name])
+            w(f"store_vector({identifier(name)}_out + {index}, {identifier(name)}_vector);")
+        self.defined = {}
+
+    def _row_values(self, stage: Stage) -> None:
+        for node in stage.row_nodes:
+            self._declare(node, "")
+
+    def _row_stores(self) -> None:
+        row_outputs = self._row_outputs()
+        if row_outputs:
+            self.w.open("if (threadIdx.x == 0)")
+            for name in row_outputs:
+                self._store(name)
+            self.w.close()
+
+    def _store(self, name: str) -> None:
+        self.w(self._assign(name, self._variable(self.plan.source(name))))

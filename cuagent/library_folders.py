@@ -1,0 +1,39 @@
+"""Find the folders of packages that a user installed outside this Python.
+
+`PYTHONPATH` (usual on clusters) and `pip install --user` make packages importable that the
+processes of a verdict, which start with `python -I`, would not find.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+VARIABLE = "CUAGENT_LIBRARIES"
+"""Environment variable that tells our processes what `library_folders` found in the first one."""
+
+
+def library_folders() -> list[str]:
+    """Return the folders of this process's sys.path into which pip installed packages.
+
+    Left out: this Python's own folders, folders of the present working directory, which may belong
+    to a foreign repository, and folders of source code. Processes append them to sys.path, after
+    the standard library and torch, so that they shadow nothing.
+    """
+    if VARIABLE in os.environ:
+        return [folder for folder in os.environ[VARIABLE].split(os.pathsep) if folder]
+    own = [Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)]
+    return [folder for folder in dict.fromkeys(sys.path) if _is_installed(Path(folder), own)]
+
+
+def _is_installed(folder: Path, own: list[Path]) -> bool:
+    if not folder.is_absolute() or os.pathsep in str(folder):
+        return False
+    try:
+        resolved = folder.resolve()
+        if any(resolved.is_relative_to(place) for place in (*own, Path.cwd())):
+            return False
+        return any(folder.glob("*.dist-info"))
+    except OSError:
+        return False

@@ -1,0 +1,195 @@
+"""Compile the rungs of torch.compile ahead, while other problems may use the device.
+
+A trusted child builds the model and its inputs under the shared lock. It then compiles without any
+lock: the compilers run on the processors. Autotuning compiles its choices in the same way, and
+takes the lock exclusively only while it runs them. The result lands in the caches that the timed
+processes use (`surroundings.compiled_graphs`), which then open in seconds. Not covered: graphs
+after a graph break, and the tuning of Triton's launch parameters, which need the device; they are
+compiled when a rung is opened.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import select
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cuagent.arms import EAGER
+from cuagent.device_lock import DeviceLock
+from cuagent.durations import Stage
+from cuagent.measure.timing.surroundings import compiled_graphs
+from cuagent.task import Task, TaskError, open_reference
+from cuagent.task.plain import task_from_json, task_to_json
+from cuagent.task.settings import arm_settings, read_settings
+from cuagent.worker import ForkServer
+from cuagent.worker.channel import receive_message, send_message
+
+REQUEST = "precompile.json"
+OPEN_S, COMPILE_S = 120.0, 300.0
+"""Time limits in seconds, of opening the model and of compiling all rungs."""
+TUNED = "max-autotune"
+BENCHMARKS = (
+    ("torch._inductor.select_algorithm", "AlgorithmSelectorCache", "autotune"),
+    ("torch._inductor.scheduler", "Scheduler", "benchmark_fused_nodes"),
+    ("torch._inductor.scheduler", "Scheduler", "benchmark_codegened_module"),
+    ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "benchmark_all_configs"),
+)
+"""Methods of torch that run the choices of its autotuning: module, class, method."""
+NEEDED = BENCHMARKS[0]
+"""The method without which autotuning cannot be separated from compiling."""
+
+
+def precompile(
+    task: Task,
+    rungs: Sequence[str],
+    fork_server: ForkServer,
+    lock: DeviceLock,
+    limit_s: float = COMPILE_S,
+) -> list[str]:
+    """Compile the rungs and return those that will not compile for long when they are opened.
+
+    Left out are those that were not done in `limit_s`. A failure shows when the rung is opened.
+    Raises ForkServerError.
+    """
+    names = [name for name in rungs if name.partition("+")[0] != EAGER]
+    quick = [name for name in rungs if name not in names]
+    if not names:
+        return quick
+    folder = Path(tempfile.mkdtemp(prefix="precompile-", dir=fork_server.folder))
+    file = None if lock.lock is None else str(lock.lock)
+    request = {"task": task_to_json(task), "rungs": names, "lock": file}
+    (folder / REQUEST).write_text(json.dumps(request), encoding="utf-8")
+    with lock.durations.of(Stage.OPENING_ARMS), lock.shared():
+        child = fork_server.fork("cuagent.measure.precompile", folder, compiled_graphs())
+        ready = _answer(child.channel, OPEN_S)
+    tunes = any(TUNED in name for name in names)
+    try:
+        with lock.durations.of(Stage.AUTOTUNING if tunes else Stage.COMPILING_AHEAD):
+            if ready.get("ready"):
+                send_message(child.channel, {"do": "compile"})
+                quick += _done(child.channel, time.monotonic() + limit_s)
+    finally:
+        fork_server.end(child)
+        shutil.rmtree(folder, ignore_errors=True)
+    return quick
+
+
+def _done(channel: socket.socket, deadline: float) -> Iterator[str]:
+    """Yield the rungs that the child reports until it ends or the deadline passes."""
+    while name := _answer(channel, max(0.0, deadline - time.monotonic())).get("done"):
+        yield name
+
+
+def _answer(channel: socket.socket, limit_s: float) -> dict[str, Any]:
+    """Return the child's next message; {} if none comes in time."""
+    ended, _, _ = select.select([channel], [], [], limit_s)
+    received = receive_message(channel) if ended else None
+    return {} if received is None else received[0]
+
+
+class Compiled(Exception):
+    """Ends a call after its graph was compiled and before the graph runs."""
+
+
+def serve(channel: socket.socket, folder: Path) -> None:
+    """Build the model, report that it is there, and compile it for each rung on request."""
+    order = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
+    try:
+        task = task_from_json(order["task"])
+        reference = open_reference(task)
+        model, inputs = reference.model(0), reference.inputs(0)
+        own = read_settings()
+    except TaskError:
+        send_message(channel, {"ready": False})
+        return
+    send_message(channel, {"ready": True})
+    if receive_message(channel) is None:
+        return
+    lock = DeviceLock(None if order["lock"] is None else Path(order["lock"]))
+    separate = tune_exclusively(lock)
+    for name in order["rungs"]:
+        arm_settings(own, task.precision, name.split("+")[1:]).apply()
+        with nullcontext() if separate or TUNED not in name else lock.exclusive():
+            compile_only(model, inputs, name)
+        send_message(channel, {"done": name})
+
+
+def tune_exclusively(lock: DeviceLock) -> bool:
+    """Let torch's autotuning hold the device alone while it runs its choices.
+
+    Returns False if this version of torch has no method for that part.
+    """
+    held = threading.local()
+
+    @contextmanager
+    def alone() -> Iterator[None]:
+        if getattr(held, "yes", False):  # a benchmark may call another one
+            yield
+            return
+        with lock.exclusive():
+            held.yes = True
+            try:
+                yield
+            finally:
+                held.yes = False
+
+    found = set()
+    for place in BENCHMARKS:
+        module, owner, name = place
+        try:
+            holder = getattr(importlib.import_module(module), owner)
+            method = holder.__dict__[name]
+        except (ImportError, AttributeError, KeyError):
+            continue
+        if not callable(method):
+            continue
+        setattr(holder, name, _within(alone, method))
+        found.add(place)
+    return NEEDED in found
+
+
+def _within(context: Callable[[], Any], method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def wrapped(*args: Any, **named: Any) -> Any:
+        with context():
+            return method(*args, **named)
+
+    return wrapped
+
+
+def compile_only(model: Any, inputs: Sequence[Any], name: str) -> bool:
+    """Compile the first graph of a rung without running it; return False if that fails."""
+    import torch
+
+    mode, *options = name.split("+")
+    if "bf16" in options:
+        return False  # seldom the best: compiled when it is opened
+    layout = torch.channels_last if "channels_last" in options else torch.contiguous_format
+    model = model.to(memory_format=layout)
+    inductor = torch._TorchCompileInductorWrapper(
+        "default" if mode == "compile" else mode, None, None
+    )
+    compiled = []
+
+    def backend(graph: Any, examples: Any) -> NoReturn:
+        inductor(graph, examples)
+        compiled.append(name)
+        raise Compiled
+
+    torch._dynamo.reset()
+    try:
+        with torch.no_grad():
+            torch.compile(model, backend=backend)(*inputs)
+    except Exception:  # noqa: BLE001 - `Compiled`, which dynamo wraps, or a fault that opening shows
+        pass
+    return bool(compiled)

@@ -1,0 +1,73 @@
+"""The floor of a task: its work, counted once, over the ceilings of its device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
+
+from cuagent.measure.roofline.ceilings import Ceilings, ceilings
+from cuagent.measure.roofline.count import count
+from cuagent.measure.roofline.model import Roofline, Work
+from cuagent.task import Task, TaskError
+from cuagent.timing import Arm, Floor
+from cuagent.worker import ForkServer
+
+
+class TaskFloor:
+    """The floor of one task, for all its timings."""
+
+    def __init__(
+        self,
+        task: Task,
+        fork_server: ForkServer,
+        shared: Callable[[], AbstractContextManager[None]],
+        exclusive: Callable[[], AbstractContextManager[object]],
+    ) -> None:
+        """Create the floor.
+
+        It counts work while it holds `shared`, and measures ceilings while it holds `exclusive`.
+        """
+        self.task = task
+        self.fork_server = fork_server
+        self._shared = shared
+        self._exclusive = exclusive
+        self._work: Work | None = None
+        self._unit = ""
+        self._failed = False
+        self._roofline: Roofline | None = None
+        self._remeasured = False
+
+    def count(self) -> Work | None:
+        """Return the task's work, counted once; None if counting failed.
+
+        Counting runs in a separate process for some seconds. It may fail because other users of the
+        device hold memory. The first timing counts if nothing did before.
+        """
+        if self._work is None:
+            with suppress(TaskError):
+                self._work, self._unit = count(self.task, self.fork_server)
+        return self._work
+
+    def of(self, arms: Sequence[Arm]) -> Floor | None:
+        """Return the floor; measure the ceilings again if an arm is below it."""
+        if self._roofline is None and not self._failed:
+            with self._shared():
+                work = self.count()
+            if work is None:
+                self._failed = True
+            else:
+                self._roofline = Roofline(work, self._ceilings(), self._unit)
+        if self._roofline is None:
+            return None
+        quickest = min((arm.median for arm in arms if arm.samples), default=float("inf"))
+        beaten = self._roofline.beaten(quickest) and not self._remeasured
+        # A candidate is not suspected because of ceilings measured while the memory was slow.
+        if beaten or self._roofline.suspect(quickest):
+            self._remeasured = True
+            self._roofline = replace(self._roofline, ceilings=self._ceilings(remeasure=True))
+        return self._roofline.timing_floor
+
+    def _ceilings(self, *, remeasure: bool = False) -> Ceilings:
+        with self._exclusive():
+            return ceilings(self.task.device, remeasure=remeasure)

@@ -1,0 +1,261 @@
+"""Derive a training step from a task: the module's outputs, and gradients of them.
+
+The step is a task like any other. Its class is a subclass of the user's, and its forward takes the
+module's arguments and one cotangent for each differentiable output. It returns the outputs and the
+gradients of sum(output * cotangent) with respect to the inputs and parameters that have one. So the
+same oracle, draws, bounds and timing judge gradients as they judge outputs.
+
+A candidate for a step is a `ModelNew` with `forward(*arguments)` and `backward(*arguments,
+*cotangents)`; `as_step` joins them in the worker.
+
+Not covered: second derivatives, training mode, and gradients of inputs inside of dicts.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from cuagent.task.reference import Reference, open_reference
+from cuagent.task.spec import DTYPES
+from cuagent.task.task import Task, TaskError
+from cuagent.task.tree import Spec, TreeError, flatten
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SUFFIX = "Step"
+"""End of the name of a step's class."""
+MARK = "# Added by cuagent: the training step that is verified and timed."
+"""Line between the user's text and the step's."""
+SHORT = {long: short for short, long in reversed(DTYPES.items())}
+"""Name in the grammar of `--inputs` for each of torch's dtype names."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Gradients and cotangents of a training step; recorded in `Task.step`."""
+
+    entry: str
+    """Name of the user's class."""
+    arguments: int
+    """Number of arguments of the class's forward; the step takes the cotangents after them."""
+    inputs: tuple[int, ...]
+    """Tensors of the arguments that have a gradient, counted from left to right."""
+    parameters: tuple[str, ...]
+    """Parameters that have a gradient, in the order of `named_parameters`."""
+    outputs: tuple[int, ...]
+    """Tensors of the result that have a cotangent."""
+    returned: int
+    """Number of tensors of the result."""
+
+    @staticmethod
+    def of(task: Task) -> Step | None:
+        """Return the step that a task is; None for a task without gradients."""
+        if not task.step:
+            return None
+        data = json.loads(task.step)
+        lists = {k: tuple(data[k]) for k in ("inputs", "parameters", "outputs")}
+        return Step(**data | lists)
+
+
+def training_step(task: Task) -> Task:
+    """Return the training step of a task. Runs the user's module once. Raises TaskError."""
+    reference = open_reference(task)
+    given, spec, results = _run(reference)
+    step, names = _examined(reference, given, spec, results)
+    cotangents = [results[k] for k in step.outputs]
+    text, entry = _text(task, step, names, cotangents)
+    inputs = task.inputs
+    if inputs is not None:
+        inputs = "; ".join([inputs, *map(_entry, cotangents)])
+    return replace(
+        task,
+        entry=entry,
+        source=f"{task.source.rstrip()}\n{text}",
+        inputs=inputs,
+        step=json.dumps(asdict(step)),
+    )
+
+
+def forward_task(task: Task) -> Task:
+    """Return the task of the forward alone; another task unchanged."""
+    step = Step.of(task)
+    if step is None:
+        return task
+    inputs = task.inputs
+    if inputs is not None:
+        inputs = inputs.rsplit("; ", len(step.outputs))[0]
+    source = task.source.partition(f"\n{MARK}")[0].rstrip() + "\n"
+    return replace(task, entry=step.entry, source=source, inputs=inputs, step="")
+
+
+def as_step(model: Any, arguments: int) -> Any:
+    """Let a candidate's forward return its outputs and gradients; return the candidate.
+
+    Either part may come first, by a coin: a gradient must not depend on a forward before it,
+    because other calls may lie between the two in training. Raises TypeError without a `backward`.
+    """
+    import torch
+
+    forward, backward = model.forward, getattr(model, "backward", None)
+    if not callable(backward):
+        raise TypeError(
+            "ModelNew has no function backward(self, *arguments, *cotangents); "
+            "--backward asks for one"
+        )
+    coin = random.SystemRandom()
+
+    def step(*given: Any) -> tuple[Tensor, ...]:
+        gradients: Any = None
+        if first := coin.random() < 0.5:
+            gradients = backward(*given)
+        result = forward(*given[:arguments])
+        if not first:
+            gradients = backward(*given)
+        if not isinstance(gradients, list | tuple):
+            raise TypeError("backward must return a tuple of gradients, also for one gradient")
+        outputs, _ = flatten(result, "output")
+        for k, gradient in enumerate(gradients):
+            if not isinstance(gradient, torch.Tensor):
+                raise TypeError(f"gradient {k} of backward is a {type(gradient).__name__}")
+        return (*outputs, *gradients)
+
+    model.forward = step
+    return model
+
+
+def _run(reference: Reference) -> tuple[list[Tensor], Spec, list[Tensor]]:
+    """Return the tensors of the arguments, their spec, and the outputs, without gradients."""
+    import torch
+
+    task = reference.task
+    arguments = reference.inputs(0)
+    try:
+        given, spec = flatten(arguments, "inputs")
+        with torch.no_grad():
+            results, _ = flatten(reference.model(0)(*arguments), "output")
+    except TreeError as error:
+        raise TaskError(f"{task.path}: {error}") from error
+    except Exception as error:  # code of the user
+        line = str(error).strip().partition("\n")[0]
+        raise TaskError(f"{task.path}: {task.entry} does not run: {line}") from error
+    if "dict" in str(spec):
+        raise TaskError(f"{task.path}: --backward does not support dicts among the inputs")
+    return given, spec, results
+
+
+def _examined(
+    reference: Reference, given: Sequence[Tensor], spec: Spec, results: Sequence[Tensor]
+) -> tuple[Step, list[str]]:
+    """Return the step, and the names of forward's arguments. Raises TaskError."""
+    import torch
+
+    from cuagent.task.tree import unflatten
+
+    task, model = reference.task, reference.model(0)
+    leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in given]
+    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    try:
+        with torch.enable_grad():
+            outputs, _ = flatten(model(*unflatten(leaves, spec)), "output")
+            have = [k for k, x in enumerate(outputs) if x.requires_grad]
+            wanted = [*(t for t in leaves if t.requires_grad), *parameters.values()]
+            if not have or not wanted:
+                raise TaskError(f"{task.path}: no output of {task.entry} has a gradient")
+            found = torch.autograd.grad(
+                [outputs[k] for k in have],
+                wanted,
+                [torch.ones_like(outputs[k]) for k in have],
+                allow_unused=True,
+            )
+    except (RuntimeError, NotImplementedError) as error:
+        line = str(error).strip().partition("\n")[0]
+        raise TaskError(
+            f"{task.path}: {task.entry} cannot be differentiated here: {line}"
+        ) from error
+    used = {id(t) for t, gradient in zip(wanted, found, strict=True) if gradient is not None}
+    step = Step(
+        task.entry,
+        len(spec["items"]),
+        tuple(k for k, t in enumerate(leaves) if id(t) in used),
+        tuple(n for n, p in parameters.items() if id(p) in used),
+        tuple(have),
+        len(results),
+    )
+    if not (step.inputs or step.parameters):
+        raise TaskError(f"{task.path}: no input or parameter of {task.entry} has a gradient")
+    return step, _names(model.forward, step.arguments)
+
+
+def _names(forward: Callable[..., Any], count: int) -> list[str]:
+    """Return names for the arguments: forward's own where a call can give them by position."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        own = [p.name for p in inspect.signature(forward).parameters.values() if p.kind in kinds]
+    except (TypeError, ValueError):
+        own = []
+    return [own[k] if k < len(own) else f"argument_{k}" for k in range(count)]
+
+
+def _entry(tensor: Tensor) -> str:
+    """Return a tensor in the grammar of `--inputs`."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    return f"{SHORT.get(name, name)}[{','.join(map(str, tensor.shape))}]"
+
+
+def _text(
+    task: Task, step: Step, names: Sequence[str], cotangents: Sequence[Tensor]
+) -> tuple[str, str]:
+    """Return the text that is appended to the user's file, and the name of the step's class."""
+    entry = f"{step.entry}{SUFFIX}"
+    given = [f"cotangent_{k}" for k in range(len(cotangents))]
+    while entry in task.source:
+        entry += "_"
+    while set(given) & set(names):
+        given = [f"{name}_" for name in given]
+    drawn = [f"_torch.randn({list(x.shape)}).to({x.dtype!r})" for x in cotangents]
+    drawn = [text.replace("to(torch.", "to(_torch.") for text in drawn]
+    tail = ""
+    if task.inputs is None:
+        tail = f"""
+
+_inputs_of_{step.entry} = get_inputs
+
+
+def get_inputs():
+    return [*_inputs_of_{step.entry}(), {", ".join(drawn)}]
+"""
+    return (
+        f'''
+
+{MARK}
+import torch as _torch
+from torch.utils import _pytree
+
+
+class {entry}({step.entry}):
+    """Outputs of {step.entry}, and gradients of sum(output * cotangent)."""
+
+    def forward(self, {", ".join([*names, *given])}):
+        leaves, form = _pytree.tree_flatten([{", ".join(names)}])
+        places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, _torch.Tensor)]
+        parameters = dict(self.named_parameters())
+        with _torch.enable_grad():
+            for k in {list(step.inputs)}:
+                leaves[places[k]] = leaves[places[k]].detach().requires_grad_()
+            result = super().forward(*_pytree.tree_unflatten(leaves, form))
+            outputs = [x for x in _pytree.tree_leaves(result) if isinstance(x, _torch.Tensor)]
+            wanted = [leaves[places[k]] for k in {list(step.inputs)}]
+            wanted += [parameters[name] for name in {list(step.parameters)}]
+            found = _torch.autograd.grad(
+                [outputs[k] for k in {list(step.outputs)}], wanted, [{", ".join(given)}]
+            )
+        return (*(x.detach() for x in outputs), *found)
+{tail}''',
+        entry,
+    )

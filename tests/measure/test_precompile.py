@@ -1,0 +1,148 @@
+"""Rungs that were compiled ahead are found in the cache when a process opens them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from task_text import task_text
+
+from cuagent.device_lock import DeviceLock
+from cuagent.measure.precompile import precompile, tune_exclusively
+from cuagent.measure.timing.surroundings import compiled_graphs
+from cuagent.task import load_task
+from cuagent.worker import ForkServer
+
+pytestmark = pytest.mark.slow
+
+LOOK = """
+import sys, torch
+from torch._dynamo.utils import counters
+from cuagent.task import load_task, open_reference
+task = load_task(sys.argv[1], device="cpu")
+reference = open_reference(task)
+model, inputs = reference.model(7), reference.inputs(7)
+model.compile()
+with torch.no_grad():
+    model(*inputs)
+hits = [n for group in counters.values() for key, n in group.items() if key.endswith("cache_hit")]
+print(sum(hits))
+"""
+
+
+def write_task(path: Path, forward: str, **more: str) -> Path:
+    path.write_text(task_text(forward, "torch.randn(64, 32)", **more))
+    return path
+
+
+def test_a_rung_compiled_ahead_is_in_the_cache(
+    tmp_path: Path, fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    init = "self.a = nn.Linear(32, 16)"
+    path = write_task(tmp_path / "task.py", "return F.gelu(self.a(x)) * 3", init=init)
+    task = load_task(path, device="cpu")
+    lock = DeviceLock(tmp_path / "device.lock")
+    assert precompile(task, ("eager", "compile"), fork_server, lock) == ["eager", "compile"]
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK, str(path)],
+        env=os.environ | compiled_graphs(),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+    )
+    assert int(done.stdout.splitlines()[-1]) >= 1
+
+
+def test_a_rung_that_fails_is_left_to_its_opening_which_reports_it(
+    tmp_path: Path, fork_server: ForkServer
+) -> None:
+    path = write_task(tmp_path / "task.py", "return x @ x")
+    task = load_task(path, device="cpu")
+    assert precompile(task, ("eager", "compile"), fork_server, DeviceLock()) == ["eager", "compile"]
+    assert precompile(task, ("eager",), fork_server, DeviceLock()) == ["eager"]
+
+
+def test_a_rung_that_is_not_done_in_time_is_left_out(
+    tmp_path: Path, fork_server: ForkServer
+) -> None:
+    path = write_task(tmp_path / "task.py", "return F.gelu(x) * 3 - x")
+    task, names = load_task(path, device="cpu"), ("compile", "eager+channels_last")
+    found = precompile(task, names, fork_server, DeviceLock(), limit_s=0.0)
+    assert found == ["eager+channels_last"]
+
+
+TUNE = """
+import sys, fcntl
+from pathlib import Path
+import torch
+import torch._inductor.compile_fx
+from torch._inductor.select_algorithm import AlgorithmSelectorCache
+from cuagent.device_lock import DeviceLock
+from cuagent.measure.precompile import tune_exclusively
+
+lock = DeviceLock(Path(sys.argv[1]))
+ran, compiled = [], []
+original = AlgorithmSelectorCache.autotune
+
+def is_free():
+    with lock.lock.open("a") as device:
+        try:
+            fcntl.flock(device, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+def autotune(*args, **named):
+    ran.append(is_free())
+    return original(*args, **named)
+
+AlgorithmSelectorCache.autotune = autotune
+lowered = torch._inductor.compile_fx.compile_fx_inner
+
+def compile_inner(*args, **named):
+    compiled.append(is_free())
+    return lowered(*args, **named)
+
+torch._inductor.compile_fx.compile_fx_inner = compile_inner
+print(tune_exclusively(lock))
+model = torch.nn.Linear(64, 128)
+with torch.no_grad():
+    torch.compile(model, mode="max-autotune-no-cudagraphs")(torch.randn(32, 64))
+print(compiled, ran, is_free())
+"""
+
+
+def test_autotuning_holds_the_device_only_while_it_runs_its_choices(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TUNE, str(tmp_path / "device.lock")],
+        env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_FREEZING": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=200,
+        check=True,
+    )
+    separate, seen = done.stdout.splitlines()[-2:]
+    assert separate == "True", "this torch runs its choices in a method that we do not know"
+    compiled, _, rest = seen.partition("] [")
+    assert "False" not in compiled, "the compiler held the device"
+    assert rest, "nothing was tuned"
+    assert not rest.startswith("]"), "nothing was tuned"
+    ran, _, free = rest.partition("] ")
+    assert "True" not in ran, "choices ran while others could use the device"
+    assert free == "True"
+
+
+def test_tuning_is_not_separate_if_torch_has_no_such_method(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from cuagent.measure import precompile as module
+
+    missing = ("torch._inductor.select_algorithm", "AlgorithmSelectorCache", "gone")
+    monkeypatch.setattr(module, "BENCHMARKS", (missing,))
+    monkeypatch.setattr(module, "NEEDED", missing)
+    assert not tune_exclusively(DeviceLock())

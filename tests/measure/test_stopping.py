@@ -1,0 +1,123 @@
+"""When a record timing stops, simulated with the functions that decide it: no noise is a gain."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from cuagent.arms import CANDIDATE, COMPILE, EAGER
+from cuagent.measure.timing.rounds import (
+    HOPELESS,
+    LEAVES,
+    LOOKS,
+    Round,
+    is_hopeless,
+    leaving,
+    may_stop,
+    ratio,
+)
+from cuagent.task import Device
+from cuagent.timing import Effort, Ratio, Standing
+
+EMPTY = Round({}, {}, wrong="", outside_cores="", clock_contradiction="", busy=0.0)
+BETWEEN = (0.004, 0.03, 0.1)
+"""Standard deviations of a log ratio from one set of processes to the next: a GPU's, a quiet
+processor's, a busy one's."""
+
+
+def taken(microseconds: dict[str, float]) -> Round:
+    return replace(EMPTY, counted={name: [t * 1e-6] * 5 for name, t in microseconds.items()})
+
+
+def drawn(rng: random.Random, between: float, speedup: float) -> Round:
+    """Return a round whose processes scatter; the candidate is `speedup` times as fast."""
+    arms = {EAGER: 100.0, COMPILE: 100.0, CANDIDATE: 100.0 / speedup}
+    spread = between / math.sqrt(2)  # of one process
+    return taken({name: t * math.exp(rng.gauss(0, spread)) for name, t in arms.items()})
+
+
+def record(
+    rng: random.Random, between: float, speedup: float, names: tuple[str, ...] = (EAGER, COMPILE)
+) -> tuple[dict[str, Ratio], int]:
+    """Return the ratios of a record timing and its number of rounds, as the timer decides it."""
+    rounds: list[Round] = []
+    while True:
+        rounds.append(drawn(rng, between, speedup))
+        if len(rounds) < LOOKS.rounds[0]:
+            continue
+        found = {name: ratio(rounds, name, CANDIDATE, Effort.RECORD, Device.CUDA) for name in names}
+        if is_hopeless(rounds, found, Device.CUDA) or may_stop(len(rounds), found.values()):
+            return found, len(rounds)
+
+
+@pytest.mark.parametrize("between", BETWEEN)
+def test_equal_modules_are_called_faster_at_most_once_in_a_hundred(between: float) -> None:
+    rng, experiments = random.Random(1), 3000
+    # One baseline is the worst case: with two, both must be decided at the first look.
+    found = (record(rng, between, 1.0, (EAGER,))[0][EAGER] for _ in range(experiments))
+    called = sum(ratio.standing is Standing.FASTER for ratio in found)
+    # Three standard deviations of the count for a rate of 1 %.
+    assert called <= experiments * 0.01 + 3 * math.sqrt(experiments * 0.01)
+
+
+def test_a_gain_of_five_percent_is_found_on_a_gpu() -> None:
+    rng, experiments = random.Random(2), 300
+    found = [record(rng, 0.004, 1.05) for _ in range(experiments)]
+    faster = sum(ratios[EAGER].standing is Standing.FASTER for ratios, _ in found)
+    assert faster >= 0.97 * experiments
+
+
+def test_a_large_difference_ends_a_timing_at_the_first_look() -> None:
+    rng = random.Random(3)
+    for speedup in (0.5, 2.0):
+        rounds = [record(rng, 0.004, speedup)[1] for _ in range(100)]
+        assert set(rounds) == {LOOKS.rounds[0]}
+
+
+def test_a_loser_with_wide_limits_ends_at_the_first_look() -> None:
+    rng = random.Random(4)
+    rounds = [record(rng, 0.1, 0.6)[1] for _ in range(100)]
+    assert rounds.count(LOOKS.rounds[0]) >= 98
+
+
+def test_hopeless_needs_a_clear_loss_in_every_round() -> None:
+    loses = taken({EAGER: 100.0, COMPILE: 50.0, CANDIDATE: 50.0 * math.exp(HOPELESS) + 0.1})
+    level = taken({EAGER: 100.0, COMPILE: 50.0, CANDIDATE: 50.0})
+    names = (EAGER, COMPILE)
+    assert is_hopeless([loses] * 3, names, Device.CUDA)
+    assert not is_hopeless([loses, loses, level], names, Device.CUDA)
+    assert not is_hopeless([loses] * 3, (EAGER,), Device.CUDA)
+
+
+def arms(**more: float) -> Round:
+    return taken({EAGER: 200.0, COMPILE: 150.0, CANDIDATE: 90.0} | more)
+
+
+SLOW = 100.0 * (1 + LEAVES) * 1.05
+
+
+def left(found: Round, times: dict[str, list[float]]) -> tuple[str, ...]:
+    names = [name for name in found.counted if name != CANDIDATE]
+    return leaving(found, names, Device.CUDA, times)
+
+
+def test_a_rung_that_was_slower_in_every_timing_leaves() -> None:
+    found = arms(fast=100.0, slow=SLOW)
+    assert left(found, {"slow": [SLOW * 1e-6] * 2, "fast": [1e-4] * 2}) == ("slow",)
+
+
+def test_a_rung_that_was_delayed_in_one_timing_stays() -> None:
+    found = arms(fast=100.0, slow=SLOW)
+    assert left(found, {"slow": [99e-6, SLOW * 1e-6]}) == (), "it may be the best rung"
+    assert left(found, {"slow": [SLOW * 1e-6]}) == (), "one timing may have been delayed"
+    assert left(found, {}) == ()
+
+
+def test_rungs_within_the_margin_and_the_named_ones_stay() -> None:
+    near = 100.0 * (1 + LEAVES) * 0.98
+    found = arms(fast=100.0, near=near)
+    times = {name: [t[0]] * 3 for name, t in found.counted.items()}
+    assert left(found, times) == (), "eager and torch.compile are in every score"

@@ -1,0 +1,42 @@
+"""The attempts that are not timed for the record, because they lose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cuagent.arms import COMPILE, EAGER
+from cuagent.judgement import Judgement
+from cuagent.timing import Effort, Ratio, Timing
+
+ANY: Any = None
+
+
+def judged(over_eager: Ratio, over_compile: Ratio) -> Judgement:
+    ratios = {EAGER: over_eager, COMPILE: over_compile}
+    return Judgement("digest", ANY, ANY, Timing((), ratios, Effort.QUICK, "cpu", 1.0), ANY)
+
+
+GAIN = Ratio(2.0, 1.5, 2.6)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "surely", "likely"),
+    [
+        (Ratio(0.62, 0.55, 0.70), True, True),
+        (Ratio(0.62, 0.35, 1.10), False, True),
+        (Ratio(0.62, 0.18, 2.10), False, False),
+        (Ratio(0.97, 0.90, 1.05), False, False),
+        (Ratio(1.30, 0.60, 2.80), False, False),
+    ],
+)
+def test_an_attempt_with_no_likely_gain_loses(ratio: Ratio, surely: bool, likely: bool) -> None:
+    both = judged(ratio, GAIN), judged(GAIN, ratio)
+    assert [bool(found.slower_than) for found in both] == [surely, surely]
+    assert [found.loses_to for found in both] == [EAGER * likely, COMPILE * likely]
+
+
+def test_a_baseline_that_surely_is_faster_is_named_first() -> None:
+    likely, sure = Ratio(0.62, 0.35, 1.10), Ratio(0.5, 0.4, 0.6)
+    assert judged(likely, sure).loses_to == COMPILE

@@ -1,0 +1,132 @@
+"""Tests of verdicts on training steps: outputs and gradients, with one rule for both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cuagent.attempt import Attempt
+from cuagent.build import build
+from cuagent.task import TaskError, load_task
+from cuagent.task.step import Step, forward_task, training_step
+from cuagent.verify import Reason, Referee, Verdict
+
+REFERENCE = """
+import torch
+from torch import nn
+class Model(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(n))
+        self.unused = nn.Parameter(torch.ones(3))
+        self.frozen = nn.Parameter(torch.ones(n), requires_grad=False)
+    def forward(self, x, rows):
+        y = torch.relu(x) * self.w * self.frozen
+        return y.amax(-1), y[rows]
+def get_inputs(): return [torch.randn(24, 40), torch.randint(0, 24, (10,))]
+def get_init_inputs(): return [40]
+"""
+HONEST = """
+        y = torch.relu(x) * self.w * self.frozen
+        top = y.amax(-1, keepdim=True)
+        ties = (y == top).to(y.dtype)
+        gy = ties / ties.sum(-1, keepdim=True) * a.unsqueeze(-1)
+        gy = gy.index_add(0, rows, b)
+        return gy * self.w * self.frozen * (x > 0), (gy * torch.relu(x) * self.frozen).sum(0)
+"""
+
+
+def candidate(backward: str, forward: str = "") -> Attempt:
+    """Return a candidate whose forward is right, with this backward."""
+    text = REFERENCE.partition("def get_inputs")[0]
+    text = text.replace("class Model(", "class ModelNew(")
+    text = text.replace("        y = torch.relu(x)", f"{forward}        y = torch.relu(x)", 1)
+    return Attempt((("model_new.py", f"{text}    def backward(self, x, rows, a, b):{backward}"),))
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Attempt], Verdict]]:
+    path = tmp_path_factory.mktemp("step") / "gate.py"
+    path.write_text(REFERENCE)
+    task = training_step(load_task(path, device="cpu"))
+    with Referee(task, call_s=5.0) as referee:
+        yield lambda attempt: referee.verify(attempt, build(attempt, task.device))
+
+
+def test_right_gradients_are_accepted(judged: Callable[[Attempt], Verdict]) -> None:
+    verdict = judged(candidate(HONEST))
+    assert verdict.reason is Reason.ACCEPTED, verdict
+
+
+WRONG = {
+    "one of the parameters": (".sum(0)", ".sum(0) * 1.01"),
+    "of an input": ("(x > 0)", "1.0"),
+    "at the kink": ("(x > 0)", "(x >= 0)"),
+    "all to the first of equal maxima": (
+        "ties / ties.sum(-1, keepdim=True)",
+        "torch.zeros_like(y).scatter(1, y.argmax(-1, keepdim=True), 1.0)",
+    ),
+    "of one output only": ("gy.index_add(0, rows, b)", "gy"),
+    "rows that repeat": (
+        "gy.index_add(0, rows, b)",
+        "gy + torch.zeros_like(y).index_copy(0, rows, b)",
+    ),
+    "zeros": (".sum(0)", ".sum(0) * 0"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_gradients_are_rejected(name: str, judged: Callable[[Attempt], Verdict]) -> None:
+    old, new = WRONG[name]
+    assert old in HONEST
+    verdict = judged(candidate(HONEST.replace(old, new)))
+    assert verdict.reason in (Reason.WRONG_VALUES, Reason.LESS_PRECISE), verdict
+
+
+def test_state_of_an_earlier_forward_is_rejected(judged: Callable[[Attempt], Verdict]) -> None:
+    kept = candidate(
+        HONEST.replace(
+            "y = torch.relu(x)", "x = getattr(self, 'kept', x)\n        y = torch.relu(x)"
+        ),
+        "        self.kept = x\n",
+    )
+    assert not judged(kept).accepted, "another call may lie between forward and backward"
+
+
+def test_missing_or_odd_backward_has_one_line(judged: Callable[[Attempt], Verdict]) -> None:
+    without = REFERENCE.partition("def get_inputs")[0].replace("class Model(", "class ModelNew(")
+    verdict = judged(Attempt((("model_new.py", without),)))
+    assert verdict.reason is Reason.CONSTRUCT_FAILED
+    assert "no function backward" in verdict.output
+    one = candidate("\n        return torch.zeros_like(x)\n")
+    assert "must return a tuple of gradients" in judged(one).output
+
+
+def test_step_names_what_has_a_gradient_and_gives_the_forward_back(tmp_path: Path) -> None:
+    path = tmp_path / "gate.py"
+    path.write_text(REFERENCE)
+    task = load_task(path, device="cpu")
+    made = training_step(task)
+    step = Step.of(made)
+    assert step is not None
+    assert (step.inputs, step.parameters, step.outputs) == ((0,), ("w",), (0, 1))
+    back = forward_task(made)
+    assert back.source.strip() == task.source.strip()
+    assert (back.entry, back.inputs, back.step) == (task.entry, task.inputs, "")
+    assert made.digest != task.digest
+    given = load_task(path, inputs="f32[24,40]; i64[10]<24", device="cpu")
+    assert forward_task(training_step(given)).inputs == given.inputs
+
+
+def test_module_without_gradients_has_no_step(tmp_path: Path) -> None:
+    path = tmp_path / "index.py"
+    path.write_text(
+        "import torch\n"
+        "class Model(torch.nn.Module):\n"
+        "    def forward(self, x): return x.argmax(-1)\n"
+        "def get_inputs(): return [torch.randn(4, 4)]\n"
+    )
+    with pytest.raises(TaskError, match="no output of Model has a gradient"):
+        training_step(load_task(path, device="cpu"))
