@@ -68,7 +68,7 @@ def main(
     """
     if packages and not import_packages(packages, on_gpu=on_gpu):
         command = without_packages or _without_packages(sys.orig_argv, packages)
-        os.execv(sys.executable, command)
+        os.execv(sys.executable, list(command))
     try:
         later = compiler_steps(on_gpu=on_gpu) if compiler else []
         while eager and later:

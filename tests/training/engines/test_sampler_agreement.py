@@ -1,7 +1,7 @@
 """Test that sampler and trainer agree on log-probabilities for small models of five families.
 
-The trainer packs rows as it does by default; in bf16 products are rounded in both. The limit for the
-mean difference of a token is 0.02.
+The trainer packs rows as it does by default; in bf16 products are rounded in both. The limit for
+the mean difference of a token is 0.02.
 """
 
 from __future__ import annotations
