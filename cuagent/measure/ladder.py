@@ -37,6 +37,11 @@ from cuagent.worker import SessionEnded
 AUTOTUNE, GRAPHS = "max-autotune-no-cudagraphs", "reduce-overhead"
 AUTOTUNE_GRAPHS = "max-autotune"
 """torch.compile's autotuning with CUDA graphs."""
+NO_GRAPHS = (
+    "CUDA graphs are not timed: each holds the memory of further calls, and a call of this size "
+    "takes much longer than its launches"
+)
+"""Note of the ladder of a large task on a GPU."""
 
 
 def time_rungs(
@@ -81,7 +86,11 @@ def time_rungs(
         timing.versions,
         rungs,
         time.perf_counter() - begun,
-        (*timing.notes, *([f"not enough memory to time {', '.join(left)} too"] if left else [])),
+        (
+            *timing.notes,
+            *([f"not enough memory to time {', '.join(left)} too"] if left else []),
+            *([NO_GRAPHS] if task.device is Device.CUDA and referee.large else []),
+        ),
         effort,
         floor=timing.floor,
         when=time.time(),
@@ -165,11 +174,14 @@ def opens_quickly(name: str) -> bool:
     return not (mode in (AUTOTUNE, AUTOTUNE_GRAPHS) or AUTOTUNE in options or variant)
 
 
-def rungs_of(task: Task, convolves: bool) -> tuple[str, ...]:
-    """Return the names of the rungs that make sense for a task on its device."""
+def rungs_of(task: Task, convolves: bool, large: bool = False) -> tuple[str, ...]:
+    """Return the names of the rungs that make sense for a task on its device.
+
+    A `large` task has none with CUDA graphs, whose memory is not released between two calls.
+    """
     on_cuda = task.device is Device.CUDA
     modes = [EAGER, COMPILE, AUTOTUNE]
-    if on_cuda:
+    if on_cuda and not large:
         modes += [GRAPHS, AUTOTUNE_GRAPHS, f"{EAGER}+{GRAPH}", f"{COMPILE}+{GRAPH}"]
     if convolves:
         modes += [f"{EAGER}+channels_last", f"{COMPILE}+channels_last"]
@@ -190,7 +202,8 @@ def _rungs(referee: Referee) -> tuple[str, ...]:
     own = baseline_settings(referee.facts.settings, referee.task.precision)
     kinds = set(filter(None, map(product_kind, operators)))
     differs = any(own.arithmetic(kind, referee.task.device) != "tf32" for kind in kinds)
-    names = rungs_of(referee.task, any("conv" in name for name in operators))
+    convolves = any("conv" in name for name in operators)
+    names = rungs_of(referee.task, convolves, referee.large)
     if own.cudnn_benchmark or own.cudnn_deterministic or own.deterministic != "off":
         names = tuple(name for name in names if BENCHMARK not in name)
     if referee.task.device is Device.CPU and operators and not (kinds or _attends(operators)):

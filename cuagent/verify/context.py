@@ -62,8 +62,8 @@ class VerifyContext:
     facts: TaskFacts
 
     @staticmethod
-    def open(task: Task, facts: TaskFacts) -> VerifyContext:
-        """Allocate the arenas for a task with these facts."""
+    def open(task: Task, facts: TaskFacts, room: MemoryPlan) -> VerifyContext:
+        """Allocate the arenas for a task with these facts and this plan of its memory."""
         device, layouts = task.device, facts.layouts
         calls = max(1, min(BLOCK_DRAWS, BLOCK_BYTES // max(1, layouts.bytes_per_call)))
         output, precise, places, state = (
@@ -80,8 +80,10 @@ class VerifyContext:
         def arena(layout: Layout, count: int, where: str = device.value) -> Arena:
             return Arena.create(layout, count, where)
 
-        # Needed only before a rejection, so a large task keeps them in the slower host memory.
-        rare = "cpu" if facts.large else device.value
+        # Needed only before a rejection, so they leave the device first, although a copy of
+        # gigabytes to the host takes many seconds.
+        needed = room.verdict + layouts.moved.size + layouts.tied.size + layouts.reordered.size
+        rare = "cpu" if needed > room.available(device.value) else device.value
         return VerifyContext(
             task=task,
             inputs=arena(layouts.inputs, max(calls, inputs)),

@@ -110,7 +110,7 @@ class Referee:
         self.facts = self.processes.facts
         self.room = MemoryPlan.of(self.facts, self.task.device, self.budget)
         self.room.assure(self.task, "a verdict", self.room.verdict)
-        self.context = VerifyContext.open(self.task, self.facts)
+        self.context = VerifyContext.open(self.task, self.facts, self.room)
         self._last_check: tuple[int, bool, AnswerInfo] | None = None
         """Seed of the draw that was checked last, if its spread was measured, and the oracle's
         reply; the context holds the answer."""

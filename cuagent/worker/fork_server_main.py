@@ -155,6 +155,7 @@ def _child(control: socket.socket, message: dict[str, Any], descriptors: list[in
     """
     code = DEFECT
     try:
+        sys.dont_write_bytecode = True
         control.close()
         channel = _arrange(message, descriptors)
         importlib.import_module(message["program"]).serve(channel, Path(message["folder"]))

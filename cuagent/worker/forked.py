@@ -43,7 +43,8 @@ def command(control: int, serving: Serving) -> list[str]:
 
     -I: no PYTHONPATH, no user site, no current directory, so that nothing can be shadowed. The
     folder that holds cuagent and the user's packages come last, after the standard library and
-    torch.
+    torch. The server writes bytecode if this process does: without it, every run compiles the
+    sources of torch.compile, which no other process of ours imports. Its children write none.
     """
     program = (
         f"import sys, socket; sys.path += {[str(_root()), *library_folders()]!r};"
@@ -52,7 +53,8 @@ def command(control: int, serving: Serving) -> list[str]:
         f"{serving.packages!r}, compiler={serving.compiler}, on_gpu={serving.on_gpu}, "
         f"eager={serving.eager})"
     )
-    return [sys.executable, "-I", "-B", "-c", program]
+    no_bytecode = ["-B"] if sys.dont_write_bytecode else []
+    return [sys.executable, "-I", *no_bytecode, "-c", program]
 
 
 class ForkedProcess:

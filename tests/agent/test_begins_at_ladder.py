@@ -73,7 +73,7 @@ def judge(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
         patch.setitem(timer.BUDGET_S, Effort.RECORD, 3.0)  # the fewest repeats allowed
-        patch.setattr("cuagent.measure.ladder.rungs_of", lambda task, convolves: RUNGS)
+        patch.setattr("cuagent.measure.ladder.rungs_of", lambda *_: RUNGS)
         for module in ("ladder", "rungs"):  # nothing is compiled here
             patch.setattr(f"cuagent.measure.{module}.COMPILE", RUNGS[1])
         task = load_task(str(folder / "conv.py"), device="cpu")

@@ -153,7 +153,7 @@ def test_baseline_times_the_reference_without_a_kernel(
     judged_run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # one rung is enough here; a separate cache keeps it from later runs
-    monkeypatch.setattr("cuagent.measure.ladder.rungs_of", lambda task, convolves: ("eager",))
+    monkeypatch.setattr("cuagent.measure.ladder.rungs_of", lambda *_: ("eager",))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     model = ScriptedModel([{"calls": [tool("baseline")]}, {"calls": [tool("submit")]}])
     run_agent(judged_run, model)

@@ -114,7 +114,7 @@ def test_measure_ladder_defers_rungs_that_open_slowly(
 ) -> None:
     # a mode that eager ignores stands for autotuning, which opens slowly
     names = ("eager", "eager+channels_last", "eager+max-autotune-no-cudagraphs", "eager+bf16")
-    monkeypatch.setattr("cuagent.measure.ladder.rungs_of", lambda task, convolves: names)
+    monkeypatch.setattr("cuagent.measure.ladder.rungs_of", lambda *_: names)
     with Timer(referee) as timer:
         first = measure_ladder(timer, whole=False, cache=tmp_path)
         assert [rung.name for rung in first.rungs] == list(names[:2])
@@ -152,7 +152,7 @@ class Model(torch.nn.Module):
 def test_rung_joins_without_a_second_timing(
     referee: Referee, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cuagent.measure.ladder.rungs_of", lambda task, convolves: ("eager", SLOW))
+    monkeypatch.setattr("cuagent.measure.ladder.rungs_of", lambda *_: ("eager", SLOW))
     with Timer(referee) as timer:
         first = measure_ladder(timer, whole=False, cache=tmp_path)
         timer.open_ahead(first.later)
@@ -174,7 +174,7 @@ def test_rungs_that_open_too_slowly_are_left_for_later(
     referee: Referee, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ("eager", SLOW)
-    monkeypatch.setattr("cuagent.measure.ladder.rungs_of", lambda task, convolves: names)
+    monkeypatch.setattr("cuagent.measure.ladder.rungs_of", lambda *_: names)
     with Timer(referee) as timer:
         timer.open_ahead((SLOW,))
         monkeypatch.setattr(timer, "still_opening", lambda names, seconds: (SLOW,))
@@ -232,7 +232,7 @@ def cpu_ticks(pid: int) -> int:
 def test_cached_ladder_states_its_age_and_fresh_measures_again(
     referee: Referee, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cuagent.measure.ladder.rungs_of", lambda task, convolves: ("eager",))
+    monkeypatch.setattr("cuagent.measure.ladder.rungs_of", lambda *_: ("eager",))
     with Timer(referee) as timer:
         assert measure_ladder(timer, whole=False, cache=tmp_path).age() == ""
         (file,) = tmp_path.glob("ladder-*.json")
@@ -317,6 +317,8 @@ def test_rungs_on_a_gpu_include_captured_graphs_and_tuned_convolutions(referee: 
     assert graphs <= set(plain)
     assert not any("cudnn" in name for name in plain)
     assert graphs | tuned | {"compile+cudnn_benchmark"} <= set(convolves)
+    large = rungs_of(task, convolves=True, large=True)
+    assert set(convolves) - set(large) == graphs | {"reduce-overhead", "compile+cuda_graph"}
     on_cpu = rungs_of(replace(task, device=Device.CPU), convolves=True)
     assert not [name for name in on_cpu if "+cud" in name or name == "max-autotune"]
     slow = [name for name in convolves if not opens_quickly(name)]

@@ -45,14 +45,18 @@ def joined_parts(
 def _own(views: Sequence[Tensor], device: device) -> list[Tensor]:
     """Return tensors of the same shapes in fp64 on `device`.
 
-    A slice of an arena need not be contiguous, and these arenas lie in the host's memory.
+    A slice of an arena need not be contiguous, and the arenas may lie in the host's memory.
     """
     return [view.new_zeros(view.shape, dtype=wide_dtype(view), device=device) for view in views]
 
 
 def _copy(tensors: Sequence[Tensor], views: Sequence[Tensor]) -> None:
+    """Copy to views of another precision, which may lie in the host's memory.
+
+    The device converts: a copy to the host would move the wide numbers and convert them there.
+    """
     for view, tensor in zip(views, tensors, strict=True):
-        view.copy_(tensor)
+        view.copy_(tensor.to(view.dtype))
 
 
 def measure_change(
