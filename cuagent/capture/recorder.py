@@ -7,7 +7,7 @@ counted, and replays of a graph are not seen.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -40,9 +40,10 @@ class Shape:
     call: Call
     inputs: list[Input]
     training: bool
-    grad: bool
     autocast: str | None
     count: int = 0
+    with_gradients: int = 0
+    """Calls in which a gradient was wanted."""
     recorded: int = 0
     output_is_plain: bool = True
     example: Example | None = None
@@ -179,10 +180,11 @@ class Recorder:
     def _record(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Shape | None:
         import torch
 
+        enabled = torch.is_grad_enabled()
         with torch.no_grad():
             call = describe_call(module, args, kwargs, is_library)
             device = _device(call.tensors, module)
-            mode = (module.training, torch.is_grad_enabled(), autocast_of(device))
+            mode = (module.training, autocast_of(device))
             forms = [_form(leaf) for leaf in call.tensors]
             key = repr((call.positional, call.named, forms, mode))
             shape = self.shapes.get(key)
@@ -197,6 +199,7 @@ class Recorder:
                 for known, leaf in zip(shape.inputs, call.tensors, strict=True):
                     known.add(leaf, self.quota)
             shape.count += 1
+            shape.with_gradients += enabled and _wants_gradients(module, call.tensors)
             shape.recorded += shape.recorded < self.calls
             if self.snapshot is None:
                 self.snapshot = self._snapshot(module)
@@ -331,6 +334,12 @@ def _stop(entry: Timed | None, clock: Any, begin: float, *, is_first: bool) -> N
 def _form(tensor: Tensor) -> str:
     shape = ",".join(map(str, tensor.shape))
     return f"{str(tensor.dtype).removeprefix('torch.')}[{shape}]"
+
+
+def _wants_gradients(module: nn.Module, tensors: Sequence[Tensor]) -> bool:
+    return any(t.requires_grad for t in tensors) or any(
+        parameter.requires_grad for parameter in module.parameters()
+    )
 
 
 def _device(leaves: list[Tensor], module: nn.Module) -> str:

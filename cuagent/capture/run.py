@@ -135,7 +135,12 @@ def notes(manifest: dict[str, Any]) -> list[str]:
     if manifest["compiled"]:
         lines.append("the script uses torch.compile; it ran without it while it was recorded")
     if any(shape["training"] for shape in manifest["shapes"]):
-        lines.append("recorded in training mode; a task is judged in eval mode, forward only")
+        lines.append("recorded in training mode; a task is judged in eval mode")
+    if wanted := calls_with_gradients(manifest):
+        lines.append(
+            f"{wanted} of {manifest['calls']} calls want gradients: a package runs your module "
+            "there, unless it is made with --backward"
+        )
     if manifest["hooks"]:
         lines.append(f"hooks are not part of the task: {_some(manifest['hooks'])}")
     if manifest["tied"]:
@@ -153,6 +158,11 @@ def notes(manifest: dict[str, Any]) -> list[str]:
     if first["autocast"] or any(shape["autocast"] for shape in manifest["shapes"]):
         lines.append("the task runs under the script's autocast")
     return lines
+
+
+def calls_with_gradients(manifest: dict[str, Any]) -> int:
+    """Return the number of recorded calls in which a gradient was wanted."""
+    return sum(int(shape.get("with_gradients", 0)) for shape in manifest["shapes"])
 
 
 def _waited(command: Sequence[str]) -> int:

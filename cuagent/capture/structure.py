@@ -128,8 +128,7 @@ def _forms(parameters: Any, path: str, found: Structure, tensors: dict[int, str]
                 raise Unsupported(f"{full}: on the meta device, without values")
             tensors[id(value)] = full
             found.tensors[full] = value
-            frozen = "" if value.requires_grad else ", False"
-            parts.append(f"{name!r}: ({_dtype(value)!r}, {tuple(value.shape)}{frozen})")
+            parts.append(f"{name!r}: {_form(value, trained=value.requires_grad)}")
     return "{" + ", ".join(parts) + "}"
 
 
@@ -151,8 +150,28 @@ def _buffers(
         else:
             tensors[id(value)] = full
             found.tensors[full] = value
-            parts.append(f"{name!r}: ({_dtype(value)!r}, {tuple(value.shape)})")
+            parts.append(f"{name!r}: {_form(value, trained=True)}")
     return "{" + ", ".join(parts) + "}"
+
+
+def _form(tensor: Tensor, *, trained: bool) -> str:
+    """Return dtype, shape, if it is trained, and the stride of another order of dimensions."""
+    stride = _permuted_stride(tensor)
+    rest = f", {trained}, {stride}" if stride is not None else "" if trained else ", False"
+    return f"({_dtype(tensor)!r}, {tuple(tensor.shape)}{rest})"
+
+
+def _permuted_stride(tensor: Tensor) -> tuple[int, ...] | None:
+    """Return the stride of a tensor without gaps that is not contiguous; else None."""
+    if tensor.is_contiguous():
+        return None
+    packed = 1
+    pairs = zip(tensor.stride(), tensor.shape, strict=True)
+    for step, size in sorted(pair for pair in pairs if pair[1] > 1):
+        if step != packed:
+            return None
+        packed *= size
+    return tensor.stride()
 
 
 def _dtype(tensor: Tensor) -> str:

@@ -37,7 +37,7 @@ def _build(root, tree):
         for name, form in parameters.items():
             value = _value(root, values, f"{path}.{name}" if path else name, form)
             if isinstance(form, tuple):
-                value = nn.Parameter(value, requires_grad=len(form) == 2)
+                value = nn.Parameter(value, requires_grad=len(form) == 2 or form[2])
             module._parameters[name] = value
         for name, form in buffers.items():
             value = _value(root, values, f"{path}.{name}" if path else name, form)
@@ -57,9 +57,11 @@ def _value(root, values, name, form):
         above, _, last = form.rpartition(".")
         module = root.get_submodule(above)
         return {**module._parameters, **module._buffers}[last]
-    if values is None:
-        return torch.zeros(form[1], dtype=getattr(torch, form[0]))
-    return values[name]
+    dtype = getattr(torch, form[0])
+    value = torch.zeros(form[1], dtype=dtype) if values is None else values[name]
+    if len(form) < 4:
+        return value
+    return torch.empty_strided(form[1], form[3], dtype=dtype).copy_(value)
 '''
 
 TENSOR = '''

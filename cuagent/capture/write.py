@@ -349,7 +349,7 @@ def _shape(
         "calls": shape.count,
         "weight": shape.count / max(1, total),
         "training": shape.training,
-        "grad": shape.grad,
+        "with_gradients": shape.with_gradients,
         "autocast": shape.autocast,
         "aliases": shape.call.aliases,
         "inputs": [

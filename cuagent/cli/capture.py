@@ -123,7 +123,7 @@ def capture_for_run(script: str, module: str, arguments: str) -> Path:
 def report(manifest: dict[str, Any], checked: dict[str, Any], folder: Path) -> list[str]:
     """Return the lines on a capture: shapes, share, notes and the next command."""
     from cuagent.capture.listing import gain_line, shape_lines
-    from cuagent.capture.run import notes
+    from cuagent.capture.run import calls_with_gradients, notes
 
     shapes = len(manifest["shapes"])
     lines = [
@@ -138,7 +138,8 @@ def report(manifest: dict[str, Any], checked: dict[str, Any], folder: Path) -> l
         lines.append(checked["note"])
     lines += notes(manifest)
     if "error" not in checked:
-        lines.append(f"optimize it with: cuagent optimize {folder}")
+        backward = " --backward" if calls_with_gradients(manifest) else ""
+        lines.append(f"optimize it with: cuagent optimize {folder}{backward}")
     return lines
 
 

@@ -25,6 +25,7 @@ def report_on_script(run: Run, settings: Settings, *, time_script: bool) -> None
 
     Nothing happens for a task that was not captured.
     """
+    from cuagent.capture.run import calls_with_gradients
     from cuagent.capture.shapes import judge_shapes, lines, manifest_of
     from cuagent.events import Phase
     from cuagent.record import write_file
@@ -41,6 +42,12 @@ def report_on_script(run: Run, settings: Settings, *, time_script: bool) -> None
     kept = found.to_json() | {"attempt": result.n, "digest": result.attempt.digest}
     kept["captured"] = _facts(manifest)
     text = lines(found)
+    wanted = calls_with_gradients(manifest)
+    if wanted and not run.task.step:
+        text.append(
+            f"{wanted} of {manifest['calls']} calls of the script want gradients; there a package "
+            "runs your module, so training becomes no faster: use --backward"
+        )
     if time_script:
         from cuagent.capture.swap import SwapRefused, time_swapped
 

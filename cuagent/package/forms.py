@@ -119,10 +119,16 @@ def is_strided(tensor: Tensor) -> bool:
 
 
 def form_of(tensor: Tensor) -> tuple[Any, ...]:
-    """Return (dtype, shape, stride); the layout in place of a stride that does not exist."""
+    """Return (dtype, shape, stride); the layout in place of a stride that does not exist.
+
+    The stride of a dimension of size 1 moves nothing, so it is given as 0.
+    """
     if tensor.is_nested:
         return tensor.dtype, None, "nested"
-    stride = tensor.stride() if is_strided(tensor) else tensor.layout
+    if not is_strided(tensor):
+        return tensor.dtype, tuple(tensor.shape), tensor.layout
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    stride = tuple(step if size > 1 else 0 for size, step in pairs)
     return tensor.dtype, tuple(tensor.shape), stride
 
 

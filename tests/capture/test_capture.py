@@ -86,6 +86,43 @@ def test_a_module_of_a_training_script_becomes_a_task(capture: Run) -> None:
     assert other.model(0)(*other.inputs(0)).shape == (4, 8, 16)
 
 
+def test_calls_that_want_gradients_are_counted(capture: Run) -> None:
+    done = capture(TRAINING, "model.blocks.1")
+    assert "6 of 6 calls want gradients" in done.text
+    assert "cuagent optimize task --backward" in done.text
+    done = capture(DECODER, "net", out="other")
+    assert "gradients" not in done.text
+    assert done.text.endswith("cuagent optimize other")
+
+
+def test_weights_keep_the_order_of_their_dimensions(capture: Run) -> None:
+    text = """
+        import torch
+        from torch import nn
+        class Block(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.conv = nn.Conv2d(4, 8, 3, padding=1)
+                self.deep = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+            def forward(self, x):
+                return torch.relu(self.deep(self.conv(x)))
+        net = Block().eval().to(memory_format=torch.channels_last)
+        with torch.no_grad():
+            net(torch.randn(2, 4, 6, 6).to(memory_format=torch.channels_last))
+        """
+    done = capture(text, "net")
+    assert done.checked == {"difference": 0.0, "note": ""}
+    model = opened(done.folder).model(0)
+    assert model.conv.weight.stride() == (36, 1, 12, 4)
+    assert not model.conv.weight.is_contiguous()
+    # Without the files of the folder, as a package constructs the original.
+    (done.folder / "parameters.pt").unlink()
+    (done.folder / "inputs.pt").rename(done.folder / "kept")
+    namespace: dict[str, Any] = {"__file__": str(done.folder / "task.py"), "__name__": "task"}
+    exec((done.folder / "task.py").read_text(), namespace)
+    assert namespace["Model"]().conv.weight.stride() == (36, 1, 12, 4)
+
+
 def test_tied_weights_stay_tied_and_integers_keep_their_values(capture: Run) -> None:
     done = capture(TRAINING, "Net")
     assert "tied weights stay tied: head.weight = embed.weight" in done.text
