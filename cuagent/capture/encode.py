@@ -146,6 +146,8 @@ def reference(value: Any) -> str:
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is not value:
+        if module == "builtins":  # generators, coroutines: Python has no name for the class
+            raise Unsupported(f"a {name}, which cannot be recorded")
         where = "defined inside a function" if "<locals>" in name else "not found in its module"
         raise Unsupported(f"{name or value!r}, which is {where}: move it to the file's top level")
     return name if module == "builtins" else TOKEN.format(module, name)

@@ -60,7 +60,9 @@ def check(folder: Path) -> dict[str, Any]:
         return {"difference": worst, "note": ""}
     if manifest["checked_training"] and _is_random(model):
         return {"difference": None, "note": "dropout in training mode: not compared"}
-    return {"error": "the rebuilt module does not give the recorded result"}
+    hooks = manifest["hooks"]
+    why = f" (hooks are not part of a task: {', '.join(hooks[:3])})" if hooks else ""
+    return {"error": f"the rebuilt module does not give the recorded result{why}"}
 
 
 def _is_random(model: Any) -> bool:

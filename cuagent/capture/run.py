@@ -99,7 +99,7 @@ def require_capture(order: Order, answer: dict[str, Any]) -> None:
         )
     near = suggestions(str(order.module), answer["known"])
     hint = f"; did you mean {', '.join(near)}?" if near else "; see the names with --list"
-    there = order.module in answer["known"]
+    there = any(order.module in (name, name.partition(".")[2]) for name in answer["known"])
     what = "exists, but was never called" if there else "was never called"
     raise CaptureRefused(f"{order.module} {what} in {order.script.name}{'' if there else hint}")
 

@@ -127,7 +127,8 @@ def report(manifest: dict[str, Any], checked: dict[str, Any], folder: Path) -> l
 
     shapes = len(manifest["shapes"])
     lines = [
-        f"captured {manifest['module']} ({manifest['class']}): {manifest['calls']} calls in "
+        f"captured {manifest['module']} ({manifest['class']}): "
+        f"{manifest['calls']} call{'s' * (manifest['calls'] != 1)} in "
         f"{shapes} shape{'s' * (shapes > 1)}",
         *shape_lines(manifest),
         gain_line(manifest["share"]),

@@ -422,6 +422,7 @@ def test_a_module_that_is_not_there_or_never_called(capture: Run) -> None:
     assert "net.prat was never called in script.py; did you mean net.part" in line
     line = refused(capture, script, "net.unused")
     assert "net.unused exists, but was never called" in line
+    assert "unused exists, but was never called in script.py" in refused(capture, script, "unused")
 
 
 def test_inputs_beyond_the_quota(capture: Run) -> None:
@@ -435,6 +436,7 @@ def test_inputs_beyond_the_quota(capture: Run) -> None:
     [
         ("lambda y: y", "argument extra is a lambda; use a function of the file's top level"),
         ("open(__file__)", "argument extra is a TextIOWrapper, which cannot be pickled"),
+        ("(i for i in range(3))", "argument extra is a generator, which cannot be recorded"),
         ("torch.ones(2, 2).to_sparse()", "argument extra is a tensor of another kind"),
     ],
 )
@@ -471,7 +473,10 @@ def test_hooks_are_named_and_a_result_they_change_is_refused(capture: Run) -> No
     assert "hooks are not part of the task: the module (1)" in done.text
     changed = SMALL + "net.part.register_forward_hook(lambda m, i, o: o + 1)\n"
     done = capture(changed + "net(torch.ones(2, 8))\n", "net.part", out="b")
-    assert done.checked == {"error": "the rebuilt module does not give the recorded result"}
+    assert done.checked == {
+        "error": "the rebuilt module does not give the recorded result (hooks are not part of a "
+        "task: the module (1))"
+    }
     assert "cuagent optimize" not in done.text
 
 
