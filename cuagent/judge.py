@@ -381,7 +381,13 @@ class LocalJudge:
                     session = self._started_profile(with_candidate=with_candidate)
                     session.await_opened()
             opened = stack.enter_context(closing(session))
-            found = opened.finish(attempt, build, counters=counters, alone=self._alone)
+            found = opened.finish(
+                attempt,
+                build,
+                counters=counters,
+                alone=self._alone,
+                compiled=self.referee.processes.compile_caches,
+            )
         self._open_later_rungs()
         if with_candidate and self.overlap.prewarm_profile:
             with suppress(ForkServerError):  # the next call of `profile` reports it

@@ -26,6 +26,7 @@ from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.memory_plan import MemoryPlan
 from cuagent.verify.oracle.client import Oracle
 from cuagent.worker import Arena, ForkServer, ModelSpec, Session
+from cuagent.worker.compile_caches import CompileCaches
 from cuagent.worker.memory import device_use
 from cuagent.worker.open_timeout import OPEN_S
 
@@ -56,6 +57,7 @@ class Processes:
         self.room: MemoryPlan | None = None
         """Plan of the task's memory, from which a candidate's limit follows."""
         self.tier = tier
+        self.compile_caches = CompileCaches()
         self.memory_bytes = memory_bound()
         self._ending = ExitStack()
         self.fork_server = fork_server or self._start()
@@ -126,11 +128,21 @@ class Processes:
         `waiting` is a session that `waiting()` returned for this attempt.
         """
         session = waiting or self.waiting(attempt, cores=cores)
-        session.import_model([library.path for library in build.libraries])
+        self.import_attempt(session, attempt, build)
         # A copy, because a candidate could change the weights that the next arms load.
         self._lent_weights.lay(self._timed_weights)
         session.load(self._lent_weights)
         return session
+
+    def import_attempt(self, session: Session, attempt: Attempt, build: Build) -> None:
+        """Import an attempt's code in a waiting session, with what its verification compiled.
+
+        Raises SessionEnded.
+        """
+        if self.compile_caches.has(attempt):
+            session.await_ready()  # only then the folder has its owner
+            self.compile_caches.lay(attempt, session.folder)
+        session.import_model([library.path for library in build.libraries])
 
     def reference(
         self, mode: str, *, environment: dict[str, str] | None = None, cores: Collection[int] = ()

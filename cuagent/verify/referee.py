@@ -324,12 +324,13 @@ class Referee:
             with tally.clock("oracle"):
                 pending.prefetcher.suspend()
             with tally.clock("worker"):
-                session.import_model([library.path for library in build.libraries])
+                self.processes.import_attempt(session, pending.attempt, build)
             session.time_limit_s = self.time_limit_s(call_count(self.facts.sweep_counts))
             call_s = max(self.call_s, SLOWER * self.facts.call_s)
             VerificationRun(
                 self.context, pending.prefetcher, session, tally, call_s, pending.seeds, give_way
             ).run()
+            self.processes.compile_caches.keep(pending.attempt, session.folder)
             return session.output()
 
     # -- batches, for timing
