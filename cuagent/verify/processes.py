@@ -26,9 +26,10 @@ from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.memory_plan import MemoryPlan
 from cuagent.verify.oracle.client import Oracle
 from cuagent.worker import Arena, ForkServer, ModelSpec, Session
-from cuagent.worker.compile_caches import CompileCaches
+from cuagent.worker.compile_caches import INDUCTOR, CompileCaches, user_caches
 from cuagent.worker.memory import device_use
 from cuagent.worker.open_timeout import OPEN_S
+from cuagent.worker.vector_units import VARIABLE, all_passed
 
 
 class Processes:
@@ -111,9 +112,13 @@ class Processes:
             self.model_spec(self._timed_seed if seed is None else seed),
             attempt,
             tier=self.tier,
+            environment={VARIABLE: "1"} if self._skips_vector_tests() else None,
             memory_bytes=self.memory_bytes,
             cores=cores,
         )
+
+    def _skips_vector_tests(self) -> bool:
+        return self.task.device is Device.CPU and all_passed(user_caches() / INDUCTOR)
 
     def candidate(
         self,

@@ -330,7 +330,8 @@ class Referee:
             VerificationRun(
                 self.context, pending.prefetcher, session, tally, call_s, pending.seeds, give_way
             ).run()
-            self.processes.compile_caches.keep(pending.attempt, session.folder)
+            if tally.conclusion()[0] is Reason.ACCEPTED:
+                self.processes.compile_caches.keep(pending.attempt, session.folder)
             return session.output()
 
     # -- batches, for timing

@@ -24,7 +24,9 @@ from pathlib import Path
 
 from cuagent.attempt import Attempt
 
-CACHES = ("triton", "inductor")
+INDUCTOR = "inductor"
+"""Folder of torch.compile's cache."""
+CACHES = ("triton", INDUCTOR)
 """Folders in a process's folder that hold the caches of Triton and of torch.compile."""
 MOST_BYTES = 128 << 20
 """Largest number of bytes of one attempt's caches."""
@@ -41,6 +43,11 @@ NAMES_FILES = re.compile(r"__grp__.*\.json")
 _PLAIN = re.compile(r"[\w.+=-]{1,200}")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def user_caches() -> Path:
+    """Return the folder with this user's caches, which no candidate can read or write."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cuagent"
 
 
 @dataclass(frozen=True)

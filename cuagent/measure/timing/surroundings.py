@@ -12,6 +12,7 @@ from cuagent.measure import system_load
 from cuagent.measure.roofline.ceilings import cache_bytes
 from cuagent.task import Device
 from cuagent.verify.referee import Referee
+from cuagent.worker.compile_caches import INDUCTOR, user_caches
 
 MAX_SLOTS, MIN_SLOTS, USUAL_SLOTS = 24, 2, 8
 """Number of input sets in a batch, without the one for warming up."""
@@ -56,10 +57,10 @@ def compiled_graphs() -> dict[str, str]:
 
     Candidates cannot write there.
     """
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cuagent"
+    base = user_caches()
     threads = "TORCHINDUCTOR_COMPILE_THREADS"
     return {name: os.environ[name] for name in (threads,) if name in os.environ} | {
-        "TORCHINDUCTOR_CACHE_DIR": str(base / "inductor"),
+        "TORCHINDUCTOR_CACHE_DIR": str(base / INDUCTOR),
         "TRITON_CACHE_DIR": str(base / "triton"),
         "HOME": str(Path.home()),
     }
