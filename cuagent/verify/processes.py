@@ -21,6 +21,7 @@ from cuagent.task import Device, Task
 from cuagent.task.packages import installed_imports
 from cuagent.task.settings import arm_settings, candidate_settings
 from cuagent.task.step import Step
+from cuagent.verify.compiled_code import CompiledCode
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.memory_plan import MemoryPlan
@@ -57,6 +58,8 @@ class Processes:
         """Plan of the task's memory, from which a candidate's limit follows."""
         self.tier = tier
         self.memory_bytes = memory_bound()
+        self.compiled = CompiledCode()
+        """What attempts compiled at their first call."""
         self._ending = ExitStack()
         self.fork_server = fork_server or self._start()
         try:
@@ -111,6 +114,7 @@ class Processes:
             tier=self.tier,
             memory_bytes=self.memory_bytes,
             cores=cores,
+            prepare=lambda folder: self.compiled.copy_to(attempt, folder),
         )
 
     def candidate(

@@ -305,6 +305,7 @@ def write_debug_folder(
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(mode=0o755)
     attempt.write(target)
+    referee.processes.compiled.copy_to(attempt, target)
     model_spec = referee.processes.model_spec(seed)
     (target / "order.json").write_text(json.dumps(model_spec.to_json()))
     cut = given if rows is None else [t[:rows] for t in given]

@@ -50,19 +50,28 @@ def free_memory(device: Device) -> int | None:
     return torch.cuda.mem_get_info()[0] if device is Device.CUDA else None
 
 
-def compiled_graphs() -> dict[str, str]:
+COMPILERS = "TORCHINDUCTOR_COMPILE_THREADS"
+
+
+def compiled_graphs(*, again: bool = False) -> dict[str, str]:
     """Return the environment variables that place torch.compile's caches in the user's cache
     folder.
 
-    Candidates cannot write there.
+    Candidates cannot write there. With `again` the graph is in the cache already. The process then
+    starts no compilers: torch starts a Python with sixteen processes otherwise, which imports torch
+    for five seconds while the arm is timed.
     """
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cuagent"
-    threads = "TORCHINDUCTOR_COMPILE_THREADS"
-    return {name: os.environ[name] for name in (threads,) if name in os.environ} | {
-        "TORCHINDUCTOR_CACHE_DIR": str(base / "inductor"),
-        "TRITON_CACHE_DIR": str(base / "triton"),
-        "HOME": str(Path.home()),
-    }
+    given = {COMPILERS: os.environ[COMPILERS]} if COMPILERS in os.environ else {}
+    return (
+        given
+        | ({COMPILERS: "1"} if again else {})
+        | {
+            "TORCHINDUCTOR_CACHE_DIR": str(base / "inductor"),
+            "TRITON_CACHE_DIR": str(base / "triton"),
+            "HOME": str(Path.home()),
+        }
+    )
 
 
 def versions() -> dict[str, str]:
