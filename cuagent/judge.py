@@ -127,13 +127,15 @@ class LocalJudge:
         self.device_lock = device_lock or DeviceLock()
         self.durations = self.device_lock.durations
         """Seconds by stage so far."""
-        with self.durations.of(Stage.OPENING), self.device_lock.shared():
+        with self.durations.of(Stage.OPENING), self.device_lock.shared() as give_way:
             self.referee = Referee(
                 task,
                 isolation,
                 fork_server=fork_server,
                 kernels_only=kernels_only,
                 compiler=timed,
+                lock=self.device_lock.lock,
+                give_way=give_way,
             )
         shared = self.device_lock.lock is not None
         self.overlap = Overlap.on(
@@ -156,8 +158,8 @@ class LocalJudge:
 
     def admission(self) -> Admission:
         """Check if the task can be certified; call it before any other work."""
-        with self.durations.of(Stage.OPENING), self.device_lock.shared():
-            return admit(self.referee)
+        with self.durations.of(Stage.OPENING), self.device_lock.shared() as give_way:
+            return admit(self.referee, give_way)
 
     def start_ladder(self) -> None:
         """Begin to compile in the background what every timing needs, before any other work."""

@@ -160,9 +160,9 @@ def _solved(
         _memory(task, fork_server, lock, emit),
     ):
         emit(Phase("certifying"))
-        with lock.durations.of(Stage.CERTIFYING), lock.shared():
+        with lock.durations.of(Stage.CERTIFYING), lock.shared() as give_way:
             try:
-                certification = certify(task, fork_server)
+                certification = certify(task, fork_server, lock=lock.lock, give_way=give_way)
             except TaskError as error:  # the judge reports a reference that cannot run
                 certification = Certification((), "not certified", 0, (str(error),))
         found |= {"certification": certification.to_json()}

@@ -307,9 +307,10 @@ def _errors_of(timer: Timer, timed_arms: dict[str, TimedArm]) -> dict[str, tuple
     """Return each rung's relative error and the strict rule's result, on the same fresh inputs."""
     referee, batch, slot = timer.referee, timer.batch, 0
     found = {}
-    with timer.opening():
+    with timer.opening() as give_way:
         referee.refill(batch, [slot])
         for name, timed_arm in timed_arms.items():
+            give_way()
             batch.lay_out(name, [slot])
             try:
                 timed_arm.session.block(batch.lent, batch.outputs, [(slot, slot)], deadline_s=120.0)

@@ -10,8 +10,9 @@ the weights.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
+from pathlib import Path
 
 from cuagent.arms import CANDIDATE
 from cuagent.attempt import Attempt
@@ -35,8 +36,9 @@ class Processes:
     """The processes of `task`; `close` ends them. Raises TaskError, ForkServerError, OracleLost.
 
     A given `fork_server` is shared and not closed; by default one is started, which imports
-    torch.compile while it is idle if `compiler`. Call
-    `load_timed_weights` before the first timed session.
+    torch.compile while it is idle if `compiler`. `lock` is the device's lock, and `give_way` gives
+    it up for a timing that waits while the task is described. Call `load_timed_weights` before the
+    first timed session.
     """
 
     def __init__(
@@ -47,8 +49,11 @@ class Processes:
         budget: int | None = None,
         kernels_only: bool = False,
         compiler: bool = True,
+        lock: Path | None = None,
+        give_way: Callable[[], None] = lambda: None,
     ) -> None:
         self.task = task
+        self._lock = lock
         step = Step.of(task)
         self._arguments = 0 if step is None else step.arguments
         self.kernels_only = kernels_only
@@ -65,9 +70,9 @@ class Processes:
         try:
             import torch  # noqa: F401  (while the fork server imports it too)
 
-            self.oracle = Oracle(self.fork_server, task, budget)
+            self.oracle = Oracle(self.fork_server, task, budget, lock)
             self._ending.callback(lambda: self.oracle.close())
-            self.facts = self.oracle.describe()
+            self.facts = self.oracle.describe(give_way)
             state = self.facts.layouts.state
             self._timed_weights = Arena.create(state, 1, task.device.value)
             self._lent_weights = Arena.create(state, 1, task.device.value)
@@ -93,7 +98,7 @@ class Processes:
             self.oracle.lost = True
         if not self.oracle.alive:
             self.oracle.close()
-            self.oracle = Oracle(self.fork_server, self.task, self._budget)
+            self.oracle = Oracle(self.fork_server, self.task, self._budget, self._lock)
             self.oracle.describe()
             self.load_timed_weights()
 

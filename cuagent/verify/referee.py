@@ -77,7 +77,8 @@ class Referee:
     `isolation`: "auto" is the strongest tier that this machine supports. `fork_server` may be
     shared by several referees and is not closed by them; by default the referee starts one.
     `budget` limits the bytes of the device's memory that the task may take. With `compiler` its own
-    fork server imports torch.compile, which only timing needs. Raises TaskError
+    fork server imports torch.compile, which only timing needs. `lock` and `give_way` are as in
+    `Processes`. Raises TaskError
     (TooLarge if a verdict does not fit in the device's memory), ForkServerError,
     OracleLost.
     """
@@ -92,6 +93,8 @@ class Referee:
         budget: int | None = None,
         kernels_only: bool = False,
         compiler: bool = False,
+        lock: Path | None = None,
+        give_way: Callable[[], None] = lambda: None,
     ):
         self.task = task
         self.budget = budget
@@ -100,7 +103,9 @@ class Referee:
         if self.tier is not Tier.NONE and os.geteuid() != 0 and task.device is Device.CPU:
             harden()  # a worker under the same user id must not read the seeds from /proc
         self._closed = False
-        self.processes = Processes(task, self.tier, fork_server, budget, kernels_only, compiler)
+        self.processes = Processes(
+            task, self.tier, fork_server, budget, kernels_only, compiler, lock, give_way
+        )
         try:
             self._open()
         except BaseException:
@@ -289,10 +294,10 @@ class Referee:
         fp32 = found is Precision.MATCH and self.task.precision is Precision.FP32
         return Precision.FP32 if fp32 else found
 
-    def examine(self) -> dict[str, Any]:
+    def examine(self, give_way: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Return the oracle's examination of the reference (`cuagent.verify.fitness.examine`)."""
         self.processes.mend()
-        return self.oracle.examine()
+        return self.oracle.examine(give_way)
 
     def ask(
         self, weights: Weights, seed: int, kind: Inputs, draw: int
