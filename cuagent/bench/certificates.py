@@ -119,7 +119,9 @@ def certify(
     """
     folder = Path(tempfile.mkdtemp(prefix="certify-", dir=fork_server.folder))
     (folder / REQUEST).write_text(
-        json.dumps({"task": task_to_json(task), "budget_s": budget_s, "lock": lock and str(lock)}),
+        json.dumps(
+            {"task": task_to_json(task), "budget_s": budget_s, "lock": lock and str(lock.resolve())}
+        ),
         encoding="utf-8",
     )
     child = fork_server.fork("cuagent.bench.examine", folder, {})

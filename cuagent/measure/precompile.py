@@ -71,7 +71,7 @@ def precompile(
     if not names:
         return quick
     folder = Path(tempfile.mkdtemp(prefix="precompile-", dir=fork_server.folder))
-    file = None if lock.lock is None else str(lock.lock)
+    file = None if lock.lock is None else str(lock.lock.resolve())
     request = {"task": task_to_json(task), "rungs": names, "lock": file}
     (folder / REQUEST).write_text(json.dumps(request), encoding="utf-8")
     with lock.durations.of(Stage.OPENING_ARMS), lock.shared():

@@ -143,7 +143,7 @@ class Oracle:
         self._folder = Path(tempfile.mkdtemp(prefix="oracle-", dir=fork_server.folder))
         (self._folder / "task.json").write_text(json.dumps(task_to_json(task)))
         (self._folder / BUDGET).write_text(json.dumps(budget))
-        (self._folder / LOCK).write_text(json.dumps(lock and str(lock)))
+        (self._folder / LOCK).write_text(json.dumps(lock and str(lock.resolve())))
         self._give_way: Callable[[], None] = lambda: None
         self._arena_ids = itertools.count()
         self._lent: dict[Arena, int] = {}
