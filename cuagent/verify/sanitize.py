@@ -209,7 +209,7 @@ def _tool_folder(referee: Referee, attempt: Attempt, folder: Path, tool: str) ->
     shutil.rmtree(own, ignore_errors=True)
     shutil.copytree(folder / SHARED, own, copy_function=os.link)
     own.chmod(0o755)
-    referee.processes.compile_caches.lay(attempt, own)
+    referee.processes.compiled.copy_to(attempt, own)
     return own
 
 

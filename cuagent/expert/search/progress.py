@@ -67,7 +67,7 @@ def _replay(progress: Progress, call: ToolCall, result: Message, propose: Propos
     arguments = _arguments(call)
     match call.name:
         case "profile":
-            progress.candidate_profiled |= progress.profiled and bool(progress.outcomes)
+            progress.candidate_profiled |= bool(progress.outcomes)
             progress.profiled = True
             _record_profile(progress, result.data)
         case "write":

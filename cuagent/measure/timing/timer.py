@@ -20,7 +20,7 @@ from functools import partial
 from cuagent.arms import CANDIDATE, COMPILE, EAGER
 from cuagent.attempt import Attempt
 from cuagent.build import Build
-from cuagent.device_lock import DeviceLock
+from cuagent.device_lock import DeviceLock, GiveWay
 from cuagent.durations import Stage
 from cuagent.events import Emit, Phase, ignore
 from cuagent.measure import system_load
@@ -210,10 +210,14 @@ class Timer:
             self._set_baselines(before)
 
     @contextmanager
-    def opening(self) -> Iterator[None]:
-        """Share the device within the block, in which processes open or outputs are judged."""
-        with self.device_lock.durations.of(Stage.OPENING_ARMS), self.device_lock.shared():
-            yield
+    def opening(self) -> Iterator[GiveWay]:
+        """Share the device within the block, in which processes open or outputs are judged.
+
+        The block gets `DeviceLock.shared`'s function, to call while none of its processes works.
+        """
+        shared = self.device_lock.shared()
+        with self.device_lock.durations.of(Stage.OPENING_ARMS), shared as give_way:
+            yield give_way
 
     @property
     def failed(self) -> dict[str, str]:
@@ -395,14 +399,16 @@ class Timer:
         session = None
         before = system_load.cpu_times()
         try:
-            with self.opening():
+            with self.opening() as give_way:
                 batch = self._baselines.batch_with_fresh_inputs()
+                give_way()
                 if subject is not None:
                     self._begin_candidate(subject[0])
                 timed_arms = self._baselines.timed_arms(batch)
                 if subject is not None:
                     self.emit(Phase("timing: opening the attempt", passing=True))
                     session = self._candidate(*subject)
+                give_way()
                 before = system_load.cpu_times()
                 if session is not None:
                     session.time_limit_s = self.referee.time_limit_s(MAX_CALLS)
