@@ -22,7 +22,7 @@ WIDE_BLOCK = 256
 """Channels in a block without lanes."""
 LEAST_BLOCK = 16
 MOST_TASKS = 64
-"""Number of tasks from which smaller blocks bring no better balance between threads."""
+"""Most tasks that a loop is divided into: with more, threads are not balanced better."""
 PARALLEL_ELEMENTS = 1 << 14
 """Updates of state elements below which a parallel region costs more than it saves."""
 
@@ -93,7 +93,7 @@ class RowsKernel(LoopText):
         return not element.carried and self.vector not in element.axes and element.kind != "sum"
 
     def _users(self) -> list[tuple[int, Loop]]:
-        """Return each element with the loops that read it."""
+        """Return one pair of an element and a loop for each read of the element."""
         found = []
         for k in self.needed:
             loop = self.home(k)

@@ -46,10 +46,10 @@ the candidate before it is refused, or on a GPU add to the claims before the add
 process in twenty is woken more slowly than the others, whatever it runs (docs/concepts/timing.md).
 """
 DELAYED_FACTOR = 1.3
-"""Factor on a baseline's usual time from which it counts as delayed, unless another baseline is
-equally slow. On a busy host torch.compile took 47 to 229 us instead of 26 in 10 of 48 timings,
-steadily enough for narrow limits: a kernel four times slower was called twice as fast
-(docs/concepts/timing.md)."""
+"""Smallest slowdown of a baseline, relative to its usual time, that counts as a delay, unless
+another baseline is equally slow. On a busy host torch.compile took 47 to 229 us instead of 26 in 10
+of 48 timings, steadily enough for narrow limits: a kernel four times slower was called twice as
+fast (docs/concepts/timing.md)."""
 USUAL_QUANTILE = 0.1
 """Quantile of a baseline's rounds that is its usual time. Other processes only lengthen a round,
 and a single fast round must not set the standard."""

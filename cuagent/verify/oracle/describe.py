@@ -27,7 +27,8 @@ from cuagent.task.memory import large, total
 from cuagent.task.settings import baseline_settings
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.ranges import ends_of, ranges_of
-from cuagent.verify.inputs.repertoire import ReferenceRuns, Repertoire, repertoire, with_fixed
+from cuagent.verify.inputs.reference_runs import ReferenceRuns
+from cuagent.verify.inputs.repertoire import Repertoire, repertoire, with_fixed
 from cuagent.verify.inputs.varied import fixed_of
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.oracle.acceptance import Acceptance, acceptance

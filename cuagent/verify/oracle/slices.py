@@ -50,7 +50,7 @@ class Combine(StrEnum):
     """Relation of the answers to the slices and the whole answer."""
 
     JOIN = "join"
-    """Each is a slice of the answer."""
+    """Each partial result is a slice of the answer."""
     MEAN = "mean"
     """Their mean, weighted by the lengths of the slices, is the answer."""
     SUM = "sum"
@@ -161,7 +161,7 @@ def _holds_at_full_size(
         except (*FAILURES, TaskError):
             return False
         return errors_agree(summed, results, exact, reference.roundoff)
-    # Every slice: a reference may treat a few rows apart, at places that few rows do not show.
+    # Check every slice, because a reference may treat a few rows differently, anywhere.
     for part in found.even_ranges():
         given, of_part = found.of_inputs(inputs, *part), found.of_outputs(results, *part)
         runs = [

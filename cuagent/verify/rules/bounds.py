@@ -55,7 +55,7 @@ the perturbation models this rounding itself."""
 UNEVEN = 30.0
 """Ratio of largest to rms error above which the error is a wrong element, not roundoff."""
 LOGIC_FACTOR = 12.5
-"""Ratio of the gate of draws that judge logic to that of draws that judge precision."""
+"""Bound of draws that judge logic, relative to the bound of draws that judge precision."""
 USUAL = (Inputs.OWN, Inputs.ONE_SIGNED, Inputs.TAILS)
 USUAL_FACTOR = 1.5
 """`LOGIC_FACTOR` for kinds like the task's own inputs, on which 136 honest candidates reach 0.6 of

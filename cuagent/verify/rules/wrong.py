@@ -28,7 +28,7 @@ ALIKE = 0.9
 CLOSE = 1e-3
 """Relative distance at which two numbers count as equal in a description."""
 NEARLY_ALL = 0.99
-"""Share of wrong elements from which a description says that nearly every element is wrong."""
+"""Smallest share of wrong elements that is described as nearly every element."""
 STEPS = (2, 4, 8, 16, 32)
 """Strides of vectors, unrolled loops and warps."""
 HINTS = {
