@@ -92,8 +92,6 @@ class _Worker:
                 self.load(self.arenas[message["arena"]], message["slot"], message["fresh"])
             case "run":
                 return self.run(message)
-            case "nothing":
-                pass  # the record tells the referee that the device is ready
         return [0]
 
     def warm_up(self) -> None:

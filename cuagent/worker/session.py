@@ -148,10 +148,6 @@ class Session(DrivenProcess):
             raise
         self._command({"do": "open"}, self._open_s)
 
-    def await_ready(self) -> None:
-        """Wait until the device is ready. Raises SessionEnded."""
-        self._command({"do": "nothing"}, OPEN_S)
-
     def load(
         self, weights: Arena, slot: int = 0, *, fresh: bool = True, deadline_s: float = OPEN_S
     ) -> None:
