@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from cuagent.expert.candidate import Candidate, Options, make_candidate
 from cuagent.expert.capture.subject import Subject
-from cuagent.expert.search.tuning import Memory
+from cuagent.expert.search.memory import Memory
 from cuagent.timing import Ratio
 
 MAX_ATTEMPTS = 6

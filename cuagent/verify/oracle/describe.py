@@ -34,7 +34,7 @@ from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.oracle.acceptance import Acceptance, acceptance
 from cuagent.verify.oracle.facts import Layouts, TaskFacts
 from cuagent.verify.oracle.places import find_places
-from cuagent.verify.oracle.slices import find_slicing
+from cuagent.verify.oracle.slice_checks import find_slicing
 from cuagent.verify.oracle.two_precisions import TwoPrecisions
 from cuagent.verify.rules.bounds import coarsest, reach
 from cuagent.verify.tensors import UNIT, is_inexact
