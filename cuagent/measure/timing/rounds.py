@@ -278,9 +278,9 @@ def leaving(
     """Return the rungs that cannot be the best one, so that later rounds need not time them.
 
     Eager and torch.compile stay, since scores name them. Another rung leaves if the fastest beats
-    it by `LEAVES` with the confidence of a quick timing, and if it was slower by as much in every
-    timing so far (`times`, seconds by rung) of which there are two at least: a process that was
-    delayed once must not remove the best rung.
+    it by `LEAVES` with the confidence of a quick timing. It must also have been slower by as much
+    in every timing so far, at least two (`times`, seconds by rung). So a process that was delayed
+    once cannot remove the best rung.
     """
     timed = {n: median(levels(taken, n, device)) for n in baselines if taken.counted.get(n)}
     if not timed:

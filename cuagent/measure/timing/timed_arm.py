@@ -4,9 +4,9 @@ A block counts as the worker claims, but never as less than the referee's wall c
 overhead of the trusted arms. So work hidden from the worker's clock gains at most the noise of the
 wall clock, and no candidate needs to be accused.
 
-If a single call takes longer than a call within a block, beyond the same difference for eager, the
-excess is added: a worker that does the work of a whole block in one call would save time that no
-user saves.
+A single call may take longer than a call within a block. The part of this difference that exceeds
+eager's is added to the time: a worker that does the work of a whole block in one call would save
+time that no user saves.
 
 Invariant: claims are averaged, never reduced to a median. A worker that shifts one call's work into
 the next must gain nothing.

@@ -1,10 +1,10 @@
 """Describe the wrong elements of a refused output, with a hint at the cause.
 
-The description names the worst element as an index tuple with its actual and expected value, the
-share of wrong elements, where they are (a tail, one index, every second one) and how their values
-relate to the right ones (sign, factor, offset, order). It runs only after the rule has refused an
-output, and decides nothing. Its values belong to a draw whose seed the verdict reveals and that is
-never used again.
+The description names the worst element as an index tuple, with its actual and expected value. It
+gives the share of wrong elements, their places (a tail, one index, every second one), and how their
+values relate to the right ones (sign, factor, offset, order). It is made only after the rule has
+refused an output, and decides nothing. Its values belong to a draw whose seed the verdict reveals
+and that is never used again.
 """
 
 from __future__ import annotations
