@@ -31,7 +31,8 @@ from cuagent.expert.kernel import KernelCall, Request
 from cuagent.expert.loops.groups import loop_groups
 from cuagent.expert.loops.match import with_loops
 from cuagent.expert.lower import lower
-from cuagent.expert.module import FRESH, Call, Method, ModuleText, Steps, TritonCall, render
+from cuagent.expert.method import FRESH, Call, Method, ModuleText, Steps, TritonCall
+from cuagent.expert.module import render
 from cuagent.expert.products import operands as products
 from cuagent.expert.products import triton as matrix_product
 from cuagent.expert.products.match import Product, with_products
@@ -125,7 +126,7 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
     """Return the candidate with these options; None if it would not differ from the reference."""
     if options.exact_convolutions:
         subject = replace(subject, target=replace(subject.target, tf32_convolutions=False))
-    # A kernel is a name of the module, as helpers of the reference and its arguments are.
+    # Kernels share a namespace with the reference's helpers and arguments.
     taken = {*re.findall(r"\w+", subject.reference), *subject.captured.arguments}
     forward = _planned(subject, options, taken)
     if subject.backward is None:

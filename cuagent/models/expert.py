@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from cuagent.expert.search.memory import Memory
 from cuagent.expert.search.planner import Bounds, Outcome, Proposal, best_of, propose
 from cuagent.expert.search.progress import Progress, read_progress
-from cuagent.expert.search.tuning import Memory, recalled, remember
+from cuagent.expert.search.tuning import recalled, remember
 from cuagent.models.model import Finish, Message, OnText, Reply, ToolCall, ToolSpec
 
 if TYPE_CHECKING:

@@ -371,7 +371,7 @@ class Replacement:
         return boundary.own is not None if self.given is None else self.given
 
     def wants_gradients(self, args: tuple[Any, ...]) -> bool:
-        """Return True if a tensor of the call requires a gradient; gradients are enabled."""
+        """Return True if a tensor of the call requires a gradient, given enabled gradients."""
         return any(t.requires_grad for t in self.trainable) or any(
             t.requires_grad for t in tensors_in(args)
         )

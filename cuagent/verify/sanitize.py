@@ -65,10 +65,10 @@ if TYPE_CHECKING:
 INITCHECK = "initcheck"
 TOOLS = ("memcheck", "racecheck", INITCHECK)
 LARGE_BYTES = 1 << 30
-"""Size of all inputs from which the tools get fewer rows, because each process reads them from a
-file."""
+"""Smallest size in bytes of all inputs for which the tools get fewer rows: each process reads the
+inputs from a file."""
 WHOLE_BYTES = 8 << 30
-"""Size of all inputs up to which the tools get all rows if fewer do not reach the kernels."""
+"""Largest size in bytes of all inputs that the tools get whole, if fewer rows miss the kernels."""
 CONTEXT_BYTES = 1 << 30
 """GPU memory of a process under a tool, without its tensors."""
 TAIL = 64

@@ -137,7 +137,7 @@ def cross_entropy(low: Lowering, fx: Any) -> str | None:
     reduction = argument(fx, 3, "reduction", MEAN)
     if reduction != MEAN:
         return reduced(low, counted_loss, reduction)
-    # A second copy of this node: the count is in another kernel than the rows.
+    # Repeat this node, because the count is computed in another kernel than the rows.
     counted = low.pointwise("ne", labels, ignore, hint="counted", dtype="bool")
     ones = low.pointwise("where", counted, 1.0, 0.0, hint="one")
     total, count = (

@@ -90,7 +90,7 @@ def _record_write(progress: Progress, arguments: Mapping[str, Any], result: Mess
         progress.unread.add(path)
         progress.files.pop(path, None)
         if path not in progress.refreshed:
-            # The first refusal only says that another hand wrote the file: it is read next.
+            # The first refusal only says that someone else changed the file, so read it next.
             progress.refreshed.add(path)
             return
         _record_failure(progress, result)
