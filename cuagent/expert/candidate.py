@@ -20,6 +20,8 @@ from cuagent.expert.convolutions import library as library_convolutions
 from cuagent.expert.convolutions import match as convolutions
 from cuagent.expert.convolutions import triton as convolution
 from cuagent.expert.convolutions.match import Convolution, with_convolutions
+from cuagent.expert.convolutions.partials import CALLS as PARTIAL_CALLS
+from cuagent.expert.convolutions.partials import partial_sums, with_partials
 from cuagent.expert.convolutions.pools import with_pools
 from cuagent.expert.convolutions.sums import sum_before_convolutions
 from cuagent.expert.convolutions.tiles import tiles as convolution_tiles
@@ -79,6 +81,9 @@ class Options:
     convolutions: str = "own"
     """CUDA: compute convolutions by own kernels where they may be faster ("own"), or all by the
     library, in the layout as captured ("library") or in "channels_last"."""
+    partial_sums: bool = True
+    """CUDA: true to sum the results of convolutions over places in their kernels, for norms and
+    means."""
     split: bool = True
     """CUDA: true to split the operands of large float32 products before the product."""
     tiles: int = 0
@@ -166,7 +171,7 @@ class _Planned:
 
 
 def _planned(subject: Subject, options: Options, taken: set[str]) -> _Planned:
-    keep = set(options.keep)
+    keep, whole = set(options.keep), set[str]()
     while True:
         captured, library = _with_library_calls(subject, options, frozenset(keep))
         constants = constant_values(captured) if options.constants else frozenset()
@@ -182,6 +187,7 @@ def _planned(subject: Subject, options: Options, taken: set[str]) -> _Planned:
             graph = products.copy_operands(graph, subject.target, frozenset(keep), options.split)
         if options.products and options.convolutions == "own":
             graph = convolutions.copy_operands(graph, subject.target, frozenset(keep))
+            graph = partial_sums(graph, frozenset(whole)) if options.partial_sums else graph
         channels_last = options.convolutions == "channels_last"
         graph = library_convolutions.arrange(graph, subject.device, frozenset(keep), channels_last)
         graph = with_layouts(graph)
@@ -192,9 +198,11 @@ def _planned(subject: Subject, options: Options, taken: set[str]) -> _Planned:
         steps: Steps = fused
         if options.products:
             found = with_products(fused, graph, subject.target, frozenset(keep), options.split)
-            steps = with_kernels(
-                with_pools(with_convolutions(found, graph), graph), graph, frozenset(keep)
-            )
+            found, unjoined = with_partials(with_convolutions(found, graph), graph)
+            if unjoined:
+                whole |= unjoined
+                continue
+            steps = with_kernels(with_pools(found, graph), graph, frozenset(keep))
         calls: dict[int, Call] = {}
         known: dict[str, KernelCall] = {}
         known_triton: dict[str, TritonCall] = {}
@@ -271,11 +279,12 @@ def _may_gain(group: Group, steps: Steps, graph: Graph, device: str) -> bool:
         for n in work
         for a in n.inputs
     )
+    partial = any(graph.node(a).op in PARTIAL_CALLS for n in group.nodes for a in n.inputs)
     gathers = any(graph.node(a).kind is Kind.GATHER for n in work for a in n.inputs)
     widening = origins == {""}
     reduction = any(n.kind is Kind.REDUCE for n in work) and _is_alone(group, steps)
     several = len(origins) > 1 or len(work) > 3 or group.family != "streaming"
-    return several or shared or algebra or in_place or widening or reduction or gathers
+    return several or shared or algebra or in_place or widening or reduction or gathers or partial
 
 
 def _is_alone(group: Group, steps: Steps) -> bool:

@@ -100,6 +100,24 @@ class Pool:
 
 
 @dataclass(frozen=True)
+class Partials:
+    """Sums over the places of each tile that the kernel stores in addition, by name."""
+
+    value: str
+    """Value of the epilogue that is summed."""
+    sums: str
+    means: str
+    deviations: str
+    """Sums of squared differences from the mean of the tile."""
+    counts: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the stored tensors."""
+        return tuple(n for n in (self.sums, self.means, self.deviations, self.counts) if n)
+
+
+@dataclass(frozen=True)
 class Convolution:
     """A convolution with channels-last operands, and the group behind it as its epilogue."""
 
@@ -131,6 +149,8 @@ class Convolution:
     """Float32 operands of a sum in float16. Tiles that contain NaN are computed again from them."""
     pool: Pool | None = None
     """Pool behind the epilogue."""
+    partials: Partials | None = None
+    """Partial sums over places; a tile then has places of one sample only."""
 
     @property
     def is_copy(self) -> bool:
@@ -426,6 +446,12 @@ def _given(graph: Graph, x: Node, node: Node) -> tuple[Volume, Volume]:
     if node.op == COPY:
         return volume_of(graph, x.name, x.shape), right
     return Volume(x.name, x.dtype, x.size // x.shape[0], 1, x.shape[-1], 0), right
+
+
+def convolution_axes(graph: Graph, node: Node) -> tuple[tuple[Axis, ...], bool]:
+    """Return the axes of a convolution with copied operands, and if it is transposed."""
+    x, weight = (graph.node(str(arg)) for arg in node.args[:2])
+    return _operands(graph, node, x, weight)[2], node.op.startswith("own F.conv_transpose")
 
 
 def _is_last(x: Node) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from cuagent.expert.convolutions.match import Convolution
 from cuagent.expert.convolutions.phases import axis_phases
@@ -21,8 +22,21 @@ SHAPES = {
 """Rows and warps of a tile by its columns."""
 
 
+PARTIAL_ROWS = 128
+"""Places of a tile whose sums are stored."""
+
+
 def tiles(conv: Convolution, processors: int) -> tuple[Tile, ...]:
     """Return the tiles of a convolution, the best by estimate first."""
+    found = _tiles(conv, processors)
+    if not conv.partials:
+        return found
+    rows = PARTIAL_ROWS // (2 if conv.pair is not None else 1)
+    fits = tuple(t for t in found if t.rows == rows)
+    return fits or (replace(found[0], rows=rows),)
+
+
+def _tiles(conv: Convolution, processors: int) -> tuple[Tile, ...]:
     float32 = conv.node.dtype == "float32"
     if not conv.right:
         columns = max(16, 1 << (conv.channels_out - 1).bit_length())

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 
-from cuagent.expert.convolutions.match import Convolution, Pool, Volume
+from cuagent.expert.convolutions.match import Convolution, Partials, Pool, Volume
 from cuagent.expert.convolutions.phases import Phase, axis_phases, transposed_phase
 from cuagent.expert.convolutions.tiles import phase_count
 from cuagent.expert.graph.graph import contiguous_strides
@@ -55,7 +55,8 @@ def render(name: str, conv: Convolution, dtype_of: Callable[[str], str], precisi
         "    program = program // across",
         *_phase(conv),
         f"    points = {_joined('points_{}', len(conv.axes))}",
-        "    row = program * ROWS + tl.arange(0, ROWS)",
+        *_tiles_of_samples(conv),
+        f"    row = {_tile(conv)} * ROWS + tl.arange(0, ROWS)",
         *_points(conv),
         *_sums(conv, precision),
         *_places(conv),
@@ -63,9 +64,51 @@ def render(name: str, conv: Convolution, dtype_of: Callable[[str], str], precisi
             conv.node.name, conv.bias, conv.epilogue, conv.reads, _address(conv), _reduction(conv)
         ),
         *(_pooled(conv, conv.pool) if conv.pool else []),
+        *(_partials(conv, conv.partials) if conv.partials else []),
         *_stores(conv, dtype_of),
     ]
     return "\n".join(lines)
+
+
+def _tiles_of_samples(conv: Convolution) -> list[str]:
+    """Return the line that counts the tiles of a sample in a phase, if tiles have one sample."""
+    return [f"    tiles = tl.cdiv({_points_of_phase(conv)}, ROWS)"] if conv.partials else []
+
+
+def _tile(conv: Convolution) -> str:
+    return "(program % tiles)" if conv.partials else "program"
+
+
+def _points_of_phase(conv: Convolution) -> int:
+    """Return the points of the largest phase."""
+    return math.prod(
+        max(p.points for p in axis_phases(axis, conv.transposed)) for axis in conv.axes
+    )
+
+
+def _partials(conv: Convolution, partials: Partials) -> list[str]:
+    """Return the lines that sum a value over the places of a tile, and store the sums."""
+    word, first = variable(partials.value), phase_count(conv) > 1
+    tile = f"({'whole_phase * tiles + ' if first else ''}program % tiles)"
+    count = f"{phase_count(conv)} * tiles"
+    lines = [
+        f"    kept = tl.where(inside[:, None], {word}, 0.0)",
+        "    sums = tl.sum(kept, 0)",
+        f"    target = ((program // tiles) * {conv.channels_out} + n) * ({count}) + {tile}",
+    ]
+    values = {partials.sums: "sums", partials.means: "means", partials.deviations: "deviations",
+              partials.counts: "tl.zeros_like(sums) + count"}  # fmt: skip
+    if partials.deviations:
+        lines += [
+            "    count = tl.sum(inside.to(tl.float32), 0)",
+            "    means = sums / tl.maximum(count, 1.0)",
+            f"    moved = tl.where(inside[:, None], {word} - means[None, :], 0.0)",
+            "    deviations = tl.sum(moved * moved, 0)",
+        ]
+    return lines + [
+        f"    tl.store({identifier(name)}_out + target, {values[name]}, mask=n < {conv.channels_out})"
+        for name in partials.names
+    ]
 
 
 def _pooled(conv: Convolution, pool: Pool) -> list[str]:
@@ -108,6 +151,7 @@ def _phase(conv: Convolution) -> list[str]:
     lines = []
     if count > 1:
         lines += [f"    phase = program % {count}", f"    program = program // {count}"]
+        lines += ["    whole_phase = phase"] if conv.partials else []
     for d, axis in enumerate(conv.axes):
         found = axis_phases(axis, conv.transposed)
         if d == conv.pair:
@@ -145,6 +189,18 @@ def _joined(pattern: str, rank: int) -> str:
 def _coordinates(conv: Convolution) -> list[str]:
     """Return the lines that turn rows into samples and points."""
     elements = conv.pool.elements if conv.pool else 1
+    if conv.partials:
+        wide = ".to(tl.int64)" if _is_wide(conv) else ""
+        lines = [
+            "    m = row % points",
+            f"    sample = (tl.zeros_like(row) + program // tiles){wide}",
+            "    rest = m",
+        ]
+        return lines + [
+            line
+            for d in reversed(range(len(conv.axes)))
+            for line in (f"    t_{d} = rest % points_{d}", f"    rest = rest // points_{d}")
+        ]
     lines = [
         f"    m = row{f' // {elements}' if conv.pool else ''} % ({conv.samples} * points)",
         f"    sample = {'(m // points).to(tl.int64)' if _is_wide(conv) else 'm // points'}",
@@ -350,7 +406,7 @@ def _places(conv: Convolution) -> list[str]:
     if conv.pair is not None:
         count = "2 * ROWS"
         lines = [
-            "    row = program * ROWS + tl.arange(0, 2 * ROWS) // 2",
+            f"    row = {_tile(conv)} * ROWS + tl.arange(0, 2 * ROWS) // 2",
             "    side = tl.arange(0, 2 * ROWS) % 2",
             *_coordinates(conv),
         ]
@@ -367,7 +423,7 @@ def _places(conv: Convolution) -> list[str]:
         lines[-1] = "    place = m % points"
     if adjacent and not conv.pool:
         lines.append(f"    place = tl.max_contiguous(place, {count})")
-    lines.append(f"    inside = row < {conv.samples} * points")
+    lines.append(f"    inside = row < {'' if conv.partials else f'{conv.samples} * '}points")
     if conv.pair is not None and conv.axes[-1].outputs % 2:
         last = f"output_step_{conv.pair} * t_{conv.pair} + side"
         lines.append(f"    inside = inside & ({last} < {conv.axes[-1].outputs})")
@@ -378,7 +434,8 @@ def _stores(conv: Convolution, dtype_of: Callable[[str], str]) -> Iterator[str]:
     places = math.prod(axis.outputs for axis in conv.axes)
     places = math.prod(conv.pool.counts) if conv.pool else places
     full = f"inside[:, None] & (n[None, :] < {conv.channels_out})"
-    for output in conv.outputs:
+    partial = conv.partials.names if conv.partials else ()
+    for output in (name for name in conv.outputs if name not in partial):
         value = f"{variable(output)}.to({ELEMENTS[dtype_of(output)]})"
         words, mask = [f"sample[:, None] * {conv.channels_out * places}"], full
         if conv.is_copy:
@@ -441,7 +498,10 @@ def launches(name: str, conv: Convolution, tile: Tile, arguments: list[str]) -> 
     )
     if conv.pool:
         points = math.prod(conv.pool.counts) * conv.pool.elements
-    programs = math.ceil(conv.samples * points / tile.rows) * across * phase_count(conv)
+    count = math.ceil(conv.samples * points / tile.rows)
+    if conv.partials:
+        count = conv.samples * math.ceil(_points_of_phase(conv) / tile.rows)
+    programs = count * across * phase_count(conv)
     return [
         f"{name}[({programs},)](",
         f"    {', '.join(arguments)},",
