@@ -49,15 +49,13 @@ LEAST_CHANNELS = 16
 FEW_CHANNELS = 32
 """Input channels below which taps and channels are one index of the sum, so that it has no gaps,
 and the input is read as it lies."""
-EXACT_CHANNELS = 16
-"""Most input channels of a convolution that is computed as in float32 also where TF32 is admitted.
-cuDNN computes many of these in float32, and a candidate has to be as precise."""
 SHORT_SUM = 256
 """Most terms of the sum of another convolution in one or two dimensions whose input is not copied
 to float16. Scaled float16 took 0.4 of cuDNN's time in TF32 on 3x3 layers of 64 to 512 channels."""
-SHORT_EXACT_SUM = 64
+SHORT_EXACT_SUM = 96
 """`SHORT_SUM` of a convolution that has to be as in float32 where TF32 is admitted: 16 channels in
-3x3 windows took 1.76 times the time of cuDNN, which computed them in TF32."""
+3x3 windows took 1.76 times the time of cuDNN, which computed them in TF32. With 8 channels the
+kernel took as long as cuDNN and one pass over the result."""
 LONG_SUM = 0
 """`SHORT_SUM` of a convolution with more channels, for which the input is copied."""
 MOST_CHANNELS = 256
@@ -67,6 +65,9 @@ LARGE = 1 << 31
 REDUCTIONS = ("sum", "max", "min", "amax", "amin")
 LEAST_OPERATIONS = 1 << 26
 """Multiplications of a convolution below which the launches decide."""
+LEAST_OCCUPIED, SPLIT_SUM = 0.5, 512
+"""Part of the processors that have a tile, and terms of the sum. With fewer tiles and longer sums
+the library is faster, because it splits the sum over processors."""
 
 
 @dataclass(frozen=True)
@@ -191,14 +192,17 @@ class Convolution:
         return self.dtypes
 
 
-def copy_operands(graph: Graph, target: Target, keep: frozenset[str]) -> Graph:
+def copy_operands(
+    graph: Graph, target: Target, keep: frozenset[str], every: bool = False
+) -> Graph:
     """Put channels-last copies in front of each convolution that qualifies.
 
-    Weights that the tensor cores read in TF32 are rounded once, with their copy.
+    Weights that the tensor cores read in TF32 are rounded once, with their copy. With `every`, sums
+    of any length qualify.
     """
     nodes: list[Node] = []
     for node in graph.nodes:
-        if node.origin in keep or not _qualifies(graph, node, target):
+        if node.origin in keep or not _qualifies(graph, node, target, every):
             nodes.append(node)
             continue
         x, weight = graph.node(str(node.args[0])), graph.node(str(node.args[1]))
@@ -261,7 +265,7 @@ def _halves(
 
 def runs_in_tf32(target: Target, channels_in: int) -> bool:
     """Return True if the kernel of a float32 convolution may read its operands in TF32."""
-    return target.tf32_convolutions and channels_in > EXACT_CHANNELS
+    return target.tf32_convolutions and channels_in > target.exact_channels
 
 
 def _copy_call(graph: Graph, x: Node) -> str:
@@ -335,7 +339,7 @@ def _adjacent_channels(graph: Graph, weight: Node) -> bool:
     return (found.sample, found.channel, found.offset) == (weight.shape[1], 1, 0)
 
 
-def _qualifies(graph: Graph, node: Node, target: Target) -> bool:
+def _qualifies(graph: Graph, node: Node, target: Target, every: bool) -> bool:
     if node.kind is not Kind.LIBRARY or target.capability < (8, 0) or not node.contiguous:
         return False
     transposed = node.op.startswith("F.conv_transpose")
@@ -352,14 +356,22 @@ def _qualifies(graph: Graph, node: Node, target: Target) -> bool:
     points = x.size // x.shape[1] if transposed else node.size // node.shape[1]
     if points * taps * weight.shape[0] * weight.shape[1] < LEAST_OPERATIONS:
         return False
+    if taps * x.shape[1] > SPLIT_SUM and not _is_occupied(node, target):
+        return False
     if is_pointwise(node, weight):
         readable = _read_in_place(graph, x) and _adjacent_channels(graph, weight)
         return x.shape[1] >= LEAST_CHANNELS and readable
-    exact = target.tf32_convolutions and x.dtype == "float32" and x.shape[1] <= EXACT_CHANNELS
+    exact = target.tf32_convolutions and x.dtype == "float32" and not runs_in_tf32(target, x.shape[1])
     few = SHORT_EXACT_SUM if exact else SHORT_SUM
     short = taps * x.shape[1] <= (few if x.shape[1] < FEW_CHANNELS else LONG_SUM)
     short = short or runs_in_halves(graph, x, target)
-    return transposed or node.op.startswith("F.conv3d(") or short
+    return every or transposed or node.op.startswith("F.conv3d(") or short
+
+
+def _is_occupied(node: Node, target: Target) -> bool:
+    """Return True if enough processors have a tile of 128 places and up to 128 channels."""
+    tiles = math.ceil(node.size // node.shape[1] / 128) * math.ceil(node.shape[1] / 128)
+    return tiles >= LEAST_OCCUPIED * target.processors
 
 
 def settings_of(node: Node) -> dict[str, Any]:

@@ -232,6 +232,14 @@ def with_partials(
     return tuple(result), left
 
 
+def is_partial(graph: Graph, name: str) -> bool:
+    """Return True for partial sums, also through views."""
+    node = graph.node(name)
+    while node.kind is Kind.VIEW:
+        node = graph.node(node.inputs[0])
+    return _is_partial(node)
+
+
 def _is_partial(step: Any) -> bool:
     return isinstance(step, Node) and step.op in CALLS
 

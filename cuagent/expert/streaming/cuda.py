@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from cuagent.expert.graph.graph import FLOATS, ITEM_BYTES
 from cuagent.expert.kernel import KernelCall, Request
 from cuagent.expert.streaming.cuda_text import JOIN, CudaText, headers
-from cuagent.expert.streaming.expressions import computed_type, identifier
+from cuagent.expert.streaming.expressions import TYPES, computed_type, identifier, widened
 from cuagent.expert.streaming.fuse import LONG_ROW
 from cuagent.expert.streaming.nest import Access, Nest, NestError, nest_of
 from cuagent.expert.streaming.stages import Plan, Stage
@@ -31,6 +31,8 @@ AHEAD_ROW = 8192
 dimensions then cost one division for a block."""
 AHEAD_SIZE = 1 << 20
 """Elements of a group from which bytes in flight bound the speed of the `map` schedule."""
+STAGED_BYTES, STAGED_THREADS = 48 << 10, 256
+"""Shared memory and threads of a block that reads adjacent rows through it."""
 MAX_SAVED = 48
 """Largest number of registers per thread for saved values of its row."""
 MAX_CACHED = 16
@@ -103,8 +105,9 @@ class _Kernel(CudaText):
         may_save = saved <= MAX_SAVED and bool(nest.group.reduced) and not column_rows
         super().__init__(name, nest, title, plan if may_save else Plan(nest, may_save=False))
         self.vector, self.column_rows = width, column_rows
+        self.staged: dict[str, tuple[str, Access]] = {}
         if any(_is_scattered(a, nest) for a in accesses):
-            raise NestError(f"{name}: adjacent threads would read elements far apart")
+            self._stage(name)
         self.workspace = 0
         self.blocks = 0
         self.long = max(a.offset + nest.group.size for a in accesses) >= 1 << 30
@@ -127,6 +130,8 @@ class _Kernel(CudaText):
             self._split_columns()
         elif self.column_rows:
             self._columns()
+        elif self.staged:
+            self._staged_rows()
         elif self._splits_rows():
             self._split_rows()
         else:
@@ -217,19 +222,83 @@ class _Kernel(CudaText):
             w(f"const int row = blockIdx.x * {per_block} + threadIdx.y;")
             w(f"if (row >= {group.rows}) return;")
         self._decode("row", self.row_dims)
+        self._row_passes()
+        w.close()
+        grid = math.ceil(group.rows / per_block)
+        block = f"dim3({self.threads}, {per_block})" if per_block > 1 else str(self.threads)
+        self._launcher([self._launch(str(grid), block)])
+
+    def _row_passes(self) -> None:
+        """Write all passes over one row, and its stores."""
         for stage in self.plan.stages:
             for name in stage.save:
-                w(f"float {identifier(name)}_cached[ITEMS][VECTOR];")
+                self.w(f"float {identifier(name)}_cached[ITEMS][VECTOR];")
         self._cache_elements()
         for stage in self.plan.stages:
             self._row_values(stage)
             if stage.loops:
                 self._pass(stage)
         self._row_stores()
-        w.close()
-        grid = math.ceil(group.rows / per_block)
-        block = f"dim3({self.threads}, {per_block})" if per_block > 1 else str(self.threads)
-        self._launcher([self._launch(str(grid), block)])
+
+    def _stage(self, name: str) -> None:
+        """Choose the tensors whose rows are read through shared memory.
+
+        Raises NestError if adjacent rows are not adjacent in memory, or do not fit.
+        """
+        nest, reads = self.nest, self.nest.reads.values()
+        scattered = [a for a in reads if _is_scattered(a, nest)]
+        for access in scattered:
+            word = f"{self._pointer(access.tensor)}_rows{len(self.staged)}"
+            self.staged.setdefault(self._element(access), (word, access))
+        sizes = sum(ITEM_BYTES[a.dtype] for _, a in self.staged.values()) * nest.group.columns
+        self.adjacent = next((n for n in (32, 16, 8) if sizes * (n + 1) <= STAGED_BYTES), 0)
+        fits = nest.dimensions[-1].reduced and self.row_dims and self.adjacent
+        fits = fits and not any(_is_scattered(a, nest) for a in nest.writes.values())
+        if not fits or not all(_is_transposed(a, self.row_dims[-1]) for a in scattered):
+            raise NestError(f"{name}: adjacent threads would read elements far apart")
+        self.threads = 32
+        self.items = math.ceil(nest.group.columns / 32)
+        if self.items > MAX_SAVED:
+            raise NestError(f"{name}: a row is too long for one warp")
+
+    def _load(self, access: Access) -> str:
+        if self.staged and (found := self.staged.get(self._element(access))):
+            return widened(f"{found[0]}[column * {self.adjacent + 1} + local]", access.dtype)
+        return super()._load(access)
+
+    def _staged_rows(self) -> None:
+        """Write the schedule of rows whose elements are far apart, but adjacent to other rows'.
+
+        A block copies some adjacent rows to shared memory, and then has a warp for each.
+        """
+        w, group, adjacent = self.w, self.nest.group, self.adjacent
+        self._open_kernel(threads=STAGED_THREADS)
+        self._constexpr(COLUMNS=group.columns, THREADS=32, VECTOR=1, ITEMS=self.items)
+        for word, access in self.staged.values():
+            w(f"__shared__ {TYPES[access.dtype]} {word}[COLUMNS * {adjacent + 1}];")
+        w(f"const int first = blockIdx.x * {adjacent};")
+        w.open("")
+        w("const int thread = threadIdx.y * 32 + threadIdx.x;")
+        w(f"const int local = thread % {adjacent};")
+        w(f"const int row = first + local < {group.rows} ? first + local : {group.rows - 1};")
+        self._decode("row", self.row_dims)
+        w.pragma("unroll 8")
+        step = STAGED_THREADS // adjacent
+        w.open(f"for (int column = thread / {adjacent}; column < COLUMNS; column += {step})")
+        self._decode("column", self.column_dims)
+        for word, access in self.staged.values():
+            element = f"{self._pointer(access.tensor)}[{self._index(access)}]"
+            w(f"{word}[column * {adjacent + 1} + local] = {element};")
+        w.close(2)
+        w("__syncthreads();")
+        w.open(f"for (int local = threadIdx.y; local < {adjacent}; local += {STAGED_THREADS // 32})")
+        w("const int row = first + local;")
+        w(f"if (row >= {group.rows}) break;")
+        self._decode("row", self.row_dims)
+        self._row_passes()
+        w.close(2)
+        blocks = math.ceil(group.rows / adjacent)
+        self._launcher([self._launch(str(blocks), f"dim3(32, {STAGED_THREADS // 32})")])
 
     def _cache_elements(self) -> None:
         """Declare register arrays for the elements that several passes read, if they fit."""
@@ -426,6 +495,12 @@ def _is_scattered(access: Access, nest: Nest) -> bool:
         d.extent for d, stride in zip(nest.dimensions, access.strides, strict=True) if stride
     )
     return access.strides[-1] * ITEM_BYTES[access.dtype] > 32 and bytes_read > L1_BYTES
+
+
+def _is_transposed(access: Access, adjacent: int) -> bool:
+    """Return True for a plain read whose elements of adjacent rows are adjacent."""
+    plain = not (access.guards or access.row or access.is_index)
+    return plain and access.strides[adjacent] == 1
 
 
 def vector_width(extent: int, accesses: Sequence[Access]) -> int:
