@@ -184,8 +184,8 @@ CASES: dict[str, Case] = {
     ),
     "swin": Case(*SWIN, "32, 3136, 96", BLOCK, "float16"),
     "vit": Case(*VIT, "32, 197, 768", BLOCK, "bfloat16"),
-    "basic": Case(*BASIC, "32, 64, 56, 56", {**BLOCK, "library": LIBRARY}),
-    "bottleneck": Case(*BOTTLENECK, "32, 256, 56, 56", {**BLOCK, "library": LIBRARY}),
+    "basic": Case(*BASIC, "32, 64, 56, 56", {**BLOCK, "apart": Options(copies=False), "library": LIBRARY}),
+    "bottleneck": Case(*BOTTLENECK, "32, 256, 56, 56", {**BLOCK, "apart": Options(copies=False), "library": LIBRARY}),
     "mbconv": Case(*MBCONV, "32, 40, 28, 28", BLOCK),
     "unet": Case(*UNET, "8, 128, 64, 64", {**BLOCK, "whole": WHOLE}),
 }  # fmt: skip

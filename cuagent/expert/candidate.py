@@ -19,6 +19,7 @@ from cuagent.expert.capture.subject import Subject, Target
 from cuagent.expert.convolutions import library as library_convolutions
 from cuagent.expert.convolutions import match as convolutions
 from cuagent.expert.convolutions import triton as convolution
+from cuagent.expert.convolutions.copies import with_copies
 from cuagent.expert.convolutions.linears import linears_to_channels
 from cuagent.expert.convolutions.match import Convolution, with_convolutions
 from cuagent.expert.convolutions.partials import is_partial, partial_sums, with_partials
@@ -88,6 +89,9 @@ class Options:
     partial_sums: bool = True
     """CUDA: true to sum the results of convolutions over places in their kernels, for norms and
     means."""
+    copies: bool = True
+    """CUDA: true to store the channels-last input of a convolution in the kernel of the convolution
+    before it."""
     split: bool = True
     """CUDA: true to split the operands of large float32 products before the product."""
     tiles: int = 0
@@ -214,7 +218,9 @@ def _planned(subject: Subject, options: Options, taken: set[str]) -> _Planned:
             if unjoined:
                 whole |= unjoined
                 continue
-            steps = with_kernels(with_pools(found, graph), graph, frozenset(keep))
+            found = with_pools(found, graph)
+            found = with_copies(found, graph) if options.copies else found
+            steps = with_kernels(found, graph, frozenset(keep))
         calls: dict[int, Call] = {}
         known: dict[str, KernelCall] = {}
         known_triton: dict[str, TritonCall] = {}

@@ -43,8 +43,10 @@ def _qualifies(graph: Graph, node: Node) -> bool:
     if not same or x.kind is Kind.STRIDED or x.shape[:-1] != node.shape[:-1]:
         return False
     depth, large = weight.shape[1], max(x.size, node.size) // node.shape[0] >= LARGE
-    return LEAST_CHANNELS <= depth <= MOST_DEPTH and not large and (
-        node.size * depth >= LEAST_OPERATIONS
+    return (
+        LEAST_CHANNELS <= depth <= MOST_DEPTH
+        and not large
+        and (node.size * depth >= LEAST_OPERATIONS)
     )
 
 

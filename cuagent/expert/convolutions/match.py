@@ -66,8 +66,9 @@ REDUCTIONS = ("sum", "max", "min", "amax", "amin")
 LEAST_OPERATIONS = 1 << 26
 """Multiplications of a convolution below which the launches decide."""
 LEAST_OCCUPIED, SPLIT_SUM = 0.5, 512
-"""Part of the processors that have a tile, and terms of the sum. With fewer tiles and longer sums
-the library is faster, because it splits the sum over processors."""
+"""Part of the processors that have a tile, and terms of the sum of a convolution in one or two
+dimensions. With fewer tiles and longer sums the library has the lead: it splits the sum over
+processors. An estimate; the library's kernels in three dimensions are slower."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,9 @@ class Convolution:
     """Float32 operands of a sum in float16. Tiles that contain NaN are computed again from them."""
     pool: Pool | None = None
     """Pool behind the epilogue."""
+    copy: tuple[str, str] = ()  # type: ignore[assignment]
+    """A stored value, and its scaled float16 copy in channels-last layout for the next convolution;
+    () without a copy."""
     partials: Partials | None = None
     """Partial sums over places; a tile then has places of one sample only."""
 
@@ -192,9 +196,7 @@ class Convolution:
         return self.dtypes
 
 
-def copy_operands(
-    graph: Graph, target: Target, keep: frozenset[str], every: bool = False
-) -> Graph:
+def copy_operands(graph: Graph, target: Target, keep: frozenset[str], every: bool = False) -> Graph:
     """Put channels-last copies in front of each convolution that qualifies.
 
     Weights that the tensor cores read in TF32 are rounded once, with their copy. With `every`, sums
@@ -356,12 +358,15 @@ def _qualifies(graph: Graph, node: Node, target: Target, every: bool) -> bool:
     points = x.size // x.shape[1] if transposed else node.size // node.shape[1]
     if points * taps * weight.shape[0] * weight.shape[1] < LEAST_OPERATIONS:
         return False
-    if taps * x.shape[1] > SPLIT_SUM and not _is_occupied(node, target):
+    plane = node.op.startswith(("F.conv1d(", "F.conv2d("))
+    if plane and taps * x.shape[1] > SPLIT_SUM and not _is_occupied(node, target):
         return False
     if is_pointwise(node, weight):
         readable = _read_in_place(graph, x) and _adjacent_channels(graph, weight)
         return x.shape[1] >= LEAST_CHANNELS and readable
-    exact = target.tf32_convolutions and x.dtype == "float32" and not runs_in_tf32(target, x.shape[1])
+    exact = (
+        target.tf32_convolutions and x.dtype == "float32" and not runs_in_tf32(target, x.shape[1])
+    )
     few = SHORT_EXACT_SUM if exact else SHORT_SUM
     short = taps * x.shape[1] <= (few if x.shape[1] < FEW_CHANNELS else LONG_SUM)
     short = short or runs_in_halves(graph, x, target)

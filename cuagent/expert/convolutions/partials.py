@@ -133,9 +133,7 @@ def _over_places(source: Node, total: Node) -> bool:
     return len(source.shape) > 2 and total.dims == tuple(range(2, len(source.shape)))
 
 
-def _convolution_of(
-    graph: Graph, value: Node, convolutions: dict[str, Node]
-) -> Node | None:
+def _convolution_of(graph: Graph, value: Node, convolutions: dict[str, Node]) -> Node | None:
     """Return the only convolution from which elementwise operations compute a value."""
     found: set[str] = set()
     stack, seen = [value.name], set()
@@ -199,9 +197,7 @@ def _nodes(match: _Match, count: int, squared: bool) -> Iterator[Node]:
     yield Node(total.name, Kind.VIEW, "view", (row.name,), total.shape, total.dtype, origin=origin)
 
 
-def with_partials(
-    steps: Sequence[Any], graph: Graph
-) -> tuple[tuple[Any, ...], frozenset[str]]:
+def with_partials(steps: Sequence[Any], graph: Graph) -> tuple[tuple[Any, ...], frozenset[str]]:
     """Move the partial sums into the kernels of their convolutions.
 
     Return the steps, and the captured operators whose sums no kernel can compute.

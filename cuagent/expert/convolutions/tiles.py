@@ -29,6 +29,11 @@ PARTIAL_ROWS = 128
 def tiles(conv: Convolution, processors: int) -> tuple[Tile, ...]:
     """Return the tiles of a convolution, the best by estimate first."""
     found = _tiles(conv, processors)
+    if conv.copy:
+        # A tile has all channels.
+        columns = max(16, 1 << (conv.channels_out - 1).bit_length())
+        wide = tuple(t for t in found if t.columns >= columns)
+        found = wide or (replace(found[0], columns=columns),)
     if not conv.partials:
         return found
     rows = PARTIAL_ROWS // (2 if conv.pair is not None else 1)

@@ -434,8 +434,8 @@ def _stores(conv: Convolution, dtype_of: Callable[[str], str]) -> Iterator[str]:
     places = math.prod(axis.outputs for axis in conv.axes)
     places = math.prod(conv.pool.counts) if conv.pool else places
     full = f"inside[:, None] & (n[None, :] < {conv.channels_out})"
-    partial = conv.partials.names if conv.partials else ()
-    for output in (name for name in conv.outputs if name not in partial):
+    others = (*(conv.partials.names if conv.partials else ()), *conv.copy[1:])
+    for output in (name for name in conv.outputs if name not in others):
         value = f"{variable(output)}.to({ELEMENTS[dtype_of(output)]})"
         words, mask = [f"sample[:, None] * {conv.channels_out * places}"], full
         if conv.is_copy:
@@ -446,6 +446,12 @@ def _stores(conv: Convolution, dtype_of: Callable[[str], str]) -> Iterator[str]:
             words += [f"n[None, :] * {places}", "place[:, None]"]
         target = " + ".join([f"{identifier(output)}_out", *words])
         yield f"    tl.store({target}, {value}, mask={mask})"
+    if conv.copy:
+        value, copy = conv.copy
+        yield f"    total = {variable(value)}"
+        yield from SCALED
+        target = f"(sample[:, None] * {places} + place[:, None]) * {conv.channels_out} + n[None, :]"
+        yield f"    tl.store({identifier(copy)}_out + {target}, total.to(tl.float16), mask={full})"
 
 
 def _reduction(conv: Convolution) -> Callable[[str, str], str]:

@@ -291,7 +291,9 @@ class _Kernel(CudaText):
             w(f"{word}[column * {adjacent + 1} + local] = {element};")
         w.close(2)
         w("__syncthreads();")
-        w.open(f"for (int local = threadIdx.y; local < {adjacent}; local += {STAGED_THREADS // 32})")
+        w.open(
+            f"for (int local = threadIdx.y; local < {adjacent}; local += {STAGED_THREADS // 32})"
+        )
         w("const int row = first + local;")
         w(f"if (row >= {group.rows}) break;")
         self._decode("row", self.row_dims)
