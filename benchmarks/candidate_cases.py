@@ -86,7 +86,8 @@ VIT = (
     "self.n1, self.n2 = nn.LayerNorm(768), nn.LayerNorm(768); "
     "self.qkv, self.proj = nn.Linear(768, 2304), nn.Linear(768, 768); "
     "self.a, self.b = nn.Linear(768, 3072), nn.Linear(3072, 768)",
-    "n = x.shape[0]; q, k, v = self.qkv(self.n1(x)).view(n, 197, 3, 12, 64).permute(2, 0, 3, 1, 4); "
+    "n = x.shape[0]; h = self.qkv(self.n1(x)).view(n, 197, 3, 12, 64); "
+    "q, k, v = h.permute(2, 0, 3, 1, 4); "
     "y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, 197, 768); "
     "x = x + self.proj(y); return x + self.b(F.gelu(self.a(self.n2(x))))",
 )
@@ -117,7 +118,8 @@ UNET = (
     "self.b = nn.Conv2d(128, 128, 3, padding=1); self.bn = nn.GroupNorm(8, 128)",
     "return F.silu(self.bn(self.b(F.silu(self.an(self.a(x)))))) + x",
 )
-BLOCK = {"own": OWN, "compiled": COMPILED, "graphs": GRAPHS}
+BLOCK: dict[str, Options] = {"own": OWN, "compiled": COMPILED, "graphs": GRAPHS}
+CHAIN = BLOCK | {"apart": Options(copies=False), "library": LIBRARY}
 CASES: dict[str, Case] = {
     "8ch-relu": Case(
         "self.c = nn.Conv2d(8, 64, 3)", "return F.hardswish(F.relu(self.c(x)))",
@@ -184,8 +186,8 @@ CASES: dict[str, Case] = {
     ),
     "swin": Case(*SWIN, "32, 3136, 96", BLOCK, "float16"),
     "vit": Case(*VIT, "32, 197, 768", BLOCK, "bfloat16"),
-    "basic": Case(*BASIC, "32, 64, 56, 56", {**BLOCK, "apart": Options(copies=False), "library": LIBRARY}),
-    "bottleneck": Case(*BOTTLENECK, "32, 256, 56, 56", {**BLOCK, "apart": Options(copies=False), "library": LIBRARY}),
+    "basic": Case(*BASIC, "32, 64, 56, 56", CHAIN),
+    "bottleneck": Case(*BOTTLENECK, "32, 256, 56, 56", CHAIN),
     "mbconv": Case(*MBCONV, "32, 40, 28, 28", BLOCK),
     "unet": Case(*UNET, "8, 128, 64, 64", {**BLOCK, "whole": WHOLE}),
 }  # fmt: skip

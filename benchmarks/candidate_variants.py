@@ -227,7 +227,7 @@ class _Lock:
     """The GPU, alone among the cases."""
 
     def __enter__(self) -> None:
-        self._file = open(os.environ.get("CASE_LOCK", os.devnull), "w")  # noqa: SIM115
+        self._file = Path(os.environ.get("CASE_LOCK", os.devnull)).open("w")
         fcntl.flock(self._file, fcntl.LOCK_EX)
 
     def __exit__(self, *_: object) -> None:

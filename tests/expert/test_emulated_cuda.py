@@ -14,7 +14,6 @@ import test_products as products  # type: ignore[import-not-found]
 import test_recurrences as recurrences  # type: ignore[import-not-found]
 import test_reductions as reductions  # type: ignore[import-not-found]
 import test_scans as scans  # type: ignore[import-not-found]
-import torch
 from agreement import Imported, assert_agrees  # type: ignore[import-not-found]
 from emulation import emulated  # type: ignore[import-not-found]
 from importing import imported  # type: ignore[import-not-found]

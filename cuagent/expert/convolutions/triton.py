@@ -89,6 +89,7 @@ def _points_of_phase(conv: Convolution) -> int:
 def _partials(conv: Convolution, partials: Partials) -> list[str]:
     """Return the lines that sum a value over the places of a tile, and store the sums."""
     word, first = variable(partials.value), phase_count(conv) > 1
+    inside = f"n < {conv.channels_out}"
     tile = f"({'whole_phase * tiles + ' if first else ''}program % tiles)"
     count = f"{phase_count(conv)} * tiles"
     lines = [
@@ -106,7 +107,7 @@ def _partials(conv: Convolution, partials: Partials) -> list[str]:
             "    deviations = tl.sum(moved * moved, 0)",
         ]
     return lines + [
-        f"    tl.store({identifier(name)}_out + target, {values[name]}, mask=n < {conv.channels_out})"
+        f"    tl.store({identifier(name)}_out + target, {values[name]}, mask={inside})"
         for name in partials.names
     ]
 
