@@ -42,7 +42,8 @@ class Model(nn.Module):
         self.b = nn.Linear(40, 24)
         self.to(torch.{dtype})
     def forward(self, x):
-        return self.b(x){moved}.relu() * 2
+        h = self.b(x)
+        return h{moved}.relu() * 2
 def get_inputs(): return [torch.randn({shape}).to(torch.{dtype})]
 def get_init_inputs(): return []
 """
@@ -64,13 +65,12 @@ def test_block_of_convnext_has_only_kernels(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "moved",
-    [".transpose(0, 1)", ".transpose(1, 2) + self.b(x).sum()", "[:, :, :20].transpose(1, 2)"],
+    "moved", [".transpose(0, 2)", ".transpose(1, 2) + h.sum()", "[:, 4:].transpose(1, 2)"]
 )
 def test_other_readers_keep_the_linear_layer(tmp_path, monkeypatch, moved):
     monkeypatch.setattr(linears, "LEAST_OPERATIONS", 0)
-    text = TOKENS.format(dtype="bfloat16", moved=moved, shape="24, 24, 40")
-    assert "samples" not in made(tmp_path, text).files["model_new.py"]
+    candidate = made(tmp_path, TOKENS.format(dtype="bfloat16", moved=moved, shape="30, 24, 40"))
+    assert candidate is None or "samples" not in candidate.files["model_new.py"]
 
 
 def test_float32_keeps_the_precision_of_products(tmp_path, monkeypatch):
