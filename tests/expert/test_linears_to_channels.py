@@ -89,7 +89,8 @@ def test_float32_keeps_the_precision_of_products(tmp_path, monkeypatch):
 def test_moved_linear_layer_agrees_with_fp64(tmp_path, monkeypatch, interpreted, moved, shape):
     monkeypatch.setattr(linears, "LEAST_OPERATIONS", 0)
     candidate = made(tmp_path, TOKENS.format(dtype="float16", moved=moved, shape=shape))
-    assert candidate.kernels == ("linear_relu_mul_kernel",)
+    assert "samples" in candidate.files["model_new.py"]
+    assert candidate.launches == 1
     interpreted(candidate)
 
 
