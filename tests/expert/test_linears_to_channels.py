@@ -90,7 +90,6 @@ def test_moved_linear_layer_agrees_with_fp64(tmp_path, monkeypatch, interpreted,
     monkeypatch.setattr(linears, "LEAST_OPERATIONS", 0)
     candidate = made(tmp_path, TOKENS.format(dtype="float16", moved=moved, shape=shape))
     assert "samples" in candidate.files["model_new.py"]
-    assert candidate.launches == 1
     interpreted(candidate)
 
 
