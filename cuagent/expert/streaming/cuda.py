@@ -4,8 +4,9 @@ Schedules: `map` (a thread computes VECTOR adjacent elements), `rows` (a warp or
 short row stays in registers between passes), `split rows` (few long rows: several blocks per row
 write partial values, and a second kernel joins them in a fixed order), `columns` (the reduction is
 not innermost: 32 adjacent rows per block, so that a warp reads adjacent elements), `split columns`
-(the same with partial values, for few rows). Reduced and kept dimensions may alternate.
-Not covered: transposition through shared memory; strided reads stay strided.
+(the same with partial values, for few rows), `staged rows` (elements of a row are far apart, but
+adjacent to those of the next row: a block reads 32 rows through shared memory). Reduced and kept
+dimensions may alternate. Not covered: other transpositions; strided reads stay strided.
 """
 
 from __future__ import annotations
