@@ -124,7 +124,9 @@ def test_norm_agrees_with_fp64_in_the_interpreter(generate, interpreted, monkeyp
     monkeypatch.setattr(partials, "LEAST_TILES", 0)
     layer, norm, forward, shape = MEAN if name == "mean" else CASES[name]
     _, channels, *places = shape.split(", ")
-    small = ", ".join(["2", channels, *(str(min(int(n), 8 if len(places) > 2 else 20)) for n in places)])
+    small = ", ".join(
+        ["2", channels, *(str(min(int(n), 8 if len(places) > 2 else 20)) for n in places)]
+    )
     candidate = generate(text_of(layer, norm, forward, small))
     assert "tl.sum(kept, 0)" in candidate.files["model_new.py"]
     interpreted(candidate)

@@ -45,6 +45,6 @@ def with_copies(steps: Sequence[Any], graph: Graph) -> tuple[Any, ...]:
 def _fits(producer: Convolution, shape: tuple[int, ...], dtype: str) -> bool:
     """Return True if the tiles of a kernel have whole places of a value of this shape."""
     own = producer.right and producer.node.op != TRANSPOSED and not producer.is_copy
-    plain = not (producer.reduces or producer.pool or producer.copy)
+    plain = not (producer.reduces or producer.pool or producer.copy) and producer.groups == 1
     few = producer.channels_out <= MOST_CHANNELS
     return bool(own and plain and few) and shape == producer.node.shape and dtype == "float32"

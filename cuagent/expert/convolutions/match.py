@@ -58,6 +58,8 @@ SHORT_EXACT_SUM = 96
 kernel took as long as cuDNN and one pass over the result."""
 LONG_SUM = 0
 """`SHORT_SUM` of a convolution with more channels, for which the input is copied."""
+GROUP_SUM = 512
+"""Most terms of the sum of a convolution with groups."""
 MOST_CHANNELS = 256
 """Most output channels whose reduction is in the epilogue: one tile has all of them."""
 LARGE = 1 << 31
@@ -147,6 +149,8 @@ class Convolution:
     """True if the input was copied, and rounded, by a kernel of our own."""
     scale: str = ""
     """Scales of the output channels, if the sum has scaled float16 operands in place of TF32."""
+    groups: int = 1
+    """Groups of channels; `channels_in` are those of one group."""
     again: tuple[Volume, str] | None = None
     """Float32 operands of a sum in float16. Tiles that contain NaN are computed again from them."""
     pool: Pool | None = None
@@ -185,6 +189,11 @@ class Convolution:
         return self.taps > 1 and self.left.channel != 1
 
     @property
+    def columns(self) -> int:
+        """Output channels of a group."""
+        return self.channels_out // self.groups
+
+    @property
     def nodes(self) -> tuple[Node, ...]:
         """All nodes that the kernel computes."""
         pooled = (self.pool.anchor, *self.pool.after) if self.pool else ()
@@ -210,11 +219,12 @@ def copy_operands(graph: Graph, target: Target, keep: frozenset[str], every: boo
         x, weight = graph.node(str(node.args[0])), graph.node(str(node.args[1]))
         names = [x.name, weight.name]
         copies: list[tuple[Any, ...]] = []
-        rounded = weight.dtype == "float32" and runs_in_tf32(target, x.shape[1])
+        channels = x.shape[1] // settings_of(node)["groups"]
+        rounded = weight.dtype == "float32" and runs_in_tf32(target, channels)
         extra: list[str] = []
         if not is_pointwise(node, weight):
-            copied = x.shape[1] >= FEW_CHANNELS or not _read_in_place(graph, x)
-            halves = rounded and runs_in_halves(graph, x, target)
+            copied = channels >= FEW_CHANNELS or not _read_in_place(graph, x)
+            halves = copied and rounded and runs_in_halves(graph, x, target)
             call, moved = WEIGHT, (weight.shape[0], *weight.shape[2:], weight.shape[1])
             if node.op.startswith("F.conv_transpose"):
                 call, moved = TRANSPOSED_WEIGHT, (*weight.shape[1:], weight.shape[0])
@@ -352,7 +362,9 @@ def _qualifies(graph: Graph, node: Node, target: Target, every: bool) -> bool:
     whole = all(isinstance(v, list) for k, v in settings.items() if k != "groups")
     if not whole or len(x.shape) != len(node.shape):
         return False
-    if settings["groups"] != 1 or max(n.size // n.shape[0] for n in (x, node)) >= LARGE:
+    if max(n.size // n.shape[0] for n in (x, node)) >= LARGE:
+        return False
+    if settings["groups"] != 1 and (transposed or not _few_of_group(graph, x, weight)):
         return False
     taps = math.prod(weight.shape[2:])
     points = x.size // x.shape[1] if transposed else node.size // node.shape[1]
@@ -363,7 +375,9 @@ def _qualifies(graph: Graph, node: Node, target: Target, every: bool) -> bool:
         return False
     if is_pointwise(node, weight):
         readable = _read_in_place(graph, x) and _adjacent_channels(graph, weight)
-        return x.shape[1] >= LEAST_CHANNELS and readable
+        return weight.shape[1] >= LEAST_CHANNELS and readable
+    if settings["groups"] != 1:
+        return True
     exact = (
         target.tf32_convolutions and x.dtype == "float32" and not runs_in_tf32(target, x.shape[1])
     )
@@ -371,6 +385,13 @@ def _qualifies(graph: Graph, node: Node, target: Target, every: bool) -> bool:
     short = taps * x.shape[1] <= (few if x.shape[1] < FEW_CHANNELS else LONG_SUM)
     short = short or runs_in_halves(graph, x, target)
     return every or transposed or node.op.startswith("F.conv3d(") or short
+
+
+def _few_of_group(graph: Graph, x: Node, weight: Node) -> bool:
+    """Return True for groups of several channels whose input is read as it lies."""
+    channels, taps = weight.shape[1], math.prod(weight.shape[2:])
+    few = taps == 1 or (channels < FEW_CHANNELS and taps * channels <= GROUP_SUM)
+    return channels > 1 and few and _read_in_place(graph, x)
 
 
 def _is_occupied(node: Node, target: Target) -> bool:
@@ -408,7 +429,10 @@ def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution |
     epilogue = group.nodes if group is not None else ()
     outputs = group.outputs if group is not None else (node.name,)
     inner = {node.name, *(n.name for n in epilogue)}
+    groups = 1 if weight is None else int(settings_of(node)["groups"])
     if not all(map(_has_text, epilogue)):
+        return None
+    if groups > 1 and any(n.kind is Kind.REDUCE for n in epilogue):
         return None
     sizes = (node.size, node.size // node.shape[1] if group is not None and group.reduced else 0)
     if any(graph.node(name).size not in sizes for name in outputs):
@@ -439,7 +463,7 @@ def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution |
         node,
         transposed,
         x.shape[0],
-        x.shape[-1] if _is_last(x) or node.op == TRANSPOSED else x.shape[1],
+        x.shape[-1] if _is_last(x) or node.op == TRANSPOSED else x.shape[1] // groups,
         node.shape[-1 if node.op == COPY else 1],
         axes,
         left,
@@ -453,6 +477,7 @@ def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution |
         any(n.kind is Kind.REDUCE for n in epilogue),
         x.op == COPY,
         halves[2].name if halves else "",
+        groups,
         again,
     )
 

@@ -48,10 +48,12 @@ def _tiles(conv: Convolution, processors: int) -> tuple[Tile, ...]:
         columns = columns if conv.reduces else min(columns, 64)
         return tuple(Tile(rows, columns, 16, 4, 1, 1.0) for rows in (64, 128, 32))
     if conv.taps == 1 and not conv.reduces:
-        found = ranked(rows_of(conv), conv.channels_out, conv.node.dtype, processors)
-        shallow = float32 and conv.channels_in <= 64 < conv.channels_out
+        found = ranked(rows_of(conv), conv.columns, conv.node.dtype, processors, conv.groups)
+        # Channels beyond a multiple of 64 are the only ones under a condition.
+        found = tuple(replace(t, depth=min(t.depth, 64)) for t in found)
+        shallow = float32 and conv.channels_in <= 64 < conv.columns
         return (SHALLOW, *found) if shallow else found
-    columns = max(16, 1 << (conv.channels_out - 1).bit_length())
+    columns = max(16, 1 << (conv.columns - 1).bit_length())
     columns = columns if conv.reduces else min(columns, 128)
     depth = 32 if float32 and not conv.scale else 64
     if conv.merged:

@@ -50,9 +50,10 @@ def render(name: str, conv: Convolution, dtype_of: Callable[[str], str], precisi
         "):",
         f'    """{conv.samples} samples, {conv.channels_in} to {conv.channels_out} channels."""',
         "    program = tl.program_id(0)",
-        f"    across = tl.cdiv({conv.channels_out}, COLUMNS)",
+        f"    across = tl.cdiv({conv.columns}, COLUMNS)",
         "    n = program % across * COLUMNS + tl.arange(0, COLUMNS)",
         "    program = program // across",
+        *(_group(conv) if conv.groups > 1 else []),
         *_phase(conv),
         f"    points = {_joined('points_{}', len(conv.axes))}",
         *_tiles_of_samples(conv),
@@ -68,6 +69,23 @@ def render(name: str, conv: Convolution, dtype_of: Callable[[str], str], precisi
         *_stores(conv, dtype_of),
     ]
     return "\n".join(lines)
+
+
+def _group(conv: Convolution) -> list[str]:
+    """Return the lines that choose the group of a program, and its output channels.
+
+    Columns past the end of a group multiply weights of the next one, and are not stored.
+    """
+    return [
+        f"    group = program % {conv.groups}",
+        f"    program = program // {conv.groups}",
+        f"    n += group * {conv.columns}",
+    ]
+
+
+def _exists(conv: Convolution) -> str:
+    """Return the condition that a column is an output channel of the program's group."""
+    return f"n < {conv.channels_out}" if conv.groups == 1 else f"n < (group + 1) * {conv.columns}"
 
 
 def _tiles_of_samples(conv: Convolution) -> list[str]:
@@ -89,7 +107,7 @@ def _points_of_phase(conv: Convolution) -> int:
 def _partials(conv: Convolution, partials: Partials) -> list[str]:
     """Return the lines that sum a value over the places of a tile, and store the sums."""
     word, first = variable(partials.value), phase_count(conv) > 1
-    inside = f"n < {conv.channels_out}"
+    inside = _exists(conv)
     tile = f"({'whole_phase * tiles + ' if first else ''}program % tiles)"
     count = f"{phase_count(conv)} * tiles"
     lines = [
@@ -231,6 +249,8 @@ def _first(conv: Convolution) -> list[str]:
     source = _place("i_{0}", tuple(axis.inputs for axis in conv.axes))
     source = f"({source}){times(conv.left.place)}" if conv.left.place != 1 else source
     lines = [f"    first = sample{times(conv.left.sample)} + {source}"]
+    if conv.groups > 1:
+        lines[0] += f" + group * {conv.channels_in * conv.left.channel}"
     step = 1 if conv.transposed else conv.axes[-1].stride
     if conv.left.place == 1 and conv.left.channel != 1 and step == 1:
         adjacent = conv.pool.sizes[-1] if conv.pool else "ROWS"
@@ -434,7 +454,7 @@ def _places(conv: Convolution) -> list[str]:
 def _stores(conv: Convolution, dtype_of: Callable[[str], str]) -> Iterator[str]:
     places = math.prod(axis.outputs for axis in conv.axes)
     places = math.prod(conv.pool.counts) if conv.pool else places
-    full = f"inside[:, None] & (n[None, :] < {conv.channels_out})"
+    full = f"inside[:, None] & ({_exists(conv).replace('n', 'n[None, :]', 1)})"
     others = (*(conv.partials.names if conv.partials else ()), *conv.copy[1:])
     for output in (name for name in conv.outputs if name not in others):
         value = f"{variable(output)}.to({ELEMENTS[dtype_of(output)]})"
@@ -499,7 +519,7 @@ def _address(conv: Convolution) -> Callable[[Volume], str]:
 
 def launches(name: str, conv: Convolution, tile: Tile, arguments: list[str]) -> list[str]:
     """Return the lines of Python that launch the kernel."""
-    across = math.ceil(conv.channels_out / tile.columns)
+    across = math.ceil(conv.columns / tile.columns) * conv.groups
     points = math.prod(
         max(p.points for p in axis_phases(axis, conv.transposed)) for axis in conv.axes
     )
