@@ -32,6 +32,8 @@ SUFFIX = "Step"
 """End of the name of a step's class."""
 MARK = "# Added by cuagent: the training step that is verified and timed."
 """Line between the user's text and the step's."""
+TRAINED = 1 / 4
+"""Share of a candidate's calls whose arguments require gradients. Each costs microseconds."""
 SHORT = {long: short for short, long in reversed(DTYPES.items())}
 """Name in the grammar of `--inputs` for each of torch's dtype names."""
 
@@ -90,7 +92,7 @@ def forward_task(task: Task) -> Task:
     inputs = task.inputs
     if inputs is not None:
         inputs = inputs.rsplit("; ", len(step.outputs))[0]
-    source = task.source.partition(f"\n{MARK}")[0].rstrip() + "\n"
+    source = task.source.rpartition(f"\n{MARK}")[0].rstrip() + "\n"
     return replace(task, entry=step.entry, source=source, inputs=inputs, step="")
 
 
@@ -98,7 +100,8 @@ def as_step(model: Any, arguments: int) -> Any:
     """Let a candidate's forward return its outputs and gradients; return the candidate.
 
     Either part may come first, by a coin: a gradient must not depend on a forward before it,
-    because other calls may lie between the two in training. Raises TypeError without a `backward`.
+    because other calls may lie between the two in training. In some calls the arguments require
+    gradients. Raises TypeError without a `backward`.
     """
     import torch
 
@@ -112,6 +115,9 @@ def as_step(model: Any, arguments: int) -> Any:
 
     def step(*given: Any) -> tuple[Tensor, ...]:
         gradients: Any = None
+        if coin.random() < TRAINED:
+            arguments_with_gradients = [*map(_trained, given[:arguments])]
+            given = (*arguments_with_gradients, *given[arguments:])
         if first := coin.random() < 0.5:
             gradients = backward(*given)
         result = forward(*given[:arguments])
@@ -127,6 +133,15 @@ def as_step(model: Any, arguments: int) -> Any:
 
     model.forward = step
     return model
+
+
+def _trained(argument: Any) -> Any:
+    """Return an argument that requires gradients, as a user's does in training."""
+    import torch
+
+    if not isinstance(argument, torch.Tensor) or not argument.is_floating_point():
+        return argument
+    return argument.detach().requires_grad_()
 
 
 def _run(reference: Reference) -> tuple[list[Tensor], Spec, list[Tensor]]:

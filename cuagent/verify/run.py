@@ -208,11 +208,19 @@ class VerificationRun:
         for trial, poison in zip(trials, poisons, strict=True):
             # Poison in the guards shows reads past the end of an input, also times zero.
             self.context.inputs.mend_guards(self._input_slot(trial), poison)
-        block = self._block(trials) if next(self._block_first) else None
-        single = [
-            self._single_call(trial, slot, poisons[slot], block[slot] if block else None)
-            for slot, trial in enumerate(trials)
-        ]
+        # The first pass goes up from slot 0 and the second one down to it. So effects of one call
+        # on the next one show, and each group starts at the address where the last group ended,
+        # with other contents: a candidate may not know its inputs by their address.
+        block = self._block(trials, upward=True) if next(self._block_first) else None
+        order = range(len(trials)) if block is None else reversed(range(len(trials)))
+        calls = {
+            slot: self._single_call(
+                trials[slot], slot, poisons[slot], block[slot] if block else None
+            )
+            for slot in order
+        }
+        single = [calls[slot] for slot in range(len(trials))]
+        del calls
         block = block or self._block(trials, single)
         self._clear_lent()
         # Outputs are nearly always equal; judging and storing them once halves the work.
@@ -281,11 +289,15 @@ class VerificationRun:
             self.context.outputs.clear()
 
     def _block(
-        self, trials: Sequence[Trial], others: Sequence[list[Tensor]] | None = None
+        self,
+        trials: Sequence[Trial],
+        others: Sequence[list[Tensor]] | None = None,
+        *,
+        upward: bool = False,
     ) -> list[list[Tensor]]:
         """Return the outputs of a block of calls, made in the form in which calls are timed.
 
-        `others` are the outputs of other calls on these inputs (`_taken`).
+        The calls go down from the last slot; with `upward`, up from the first. `others` are the outputs of other calls on these inputs (`_taken`).
         """
         context, slots = self.context, range(len(trials))
         for slot, trial in enumerate(trials):
@@ -297,8 +309,7 @@ class VerificationRun:
             self.session.block(
                 context.lent,
                 context.outputs,
-                # In reverse order, so that effects of one call on the next one show.
-                [(slot, slot) for slot in reversed(slots)],
+                [(slot, slot) for slot in (slots if upward else reversed(slots))],
                 deadline_s=self.call_s * len(trials),
                 flush=FLUSH if context.task.device is Device.CUDA else 0,
                 lean=context.facts.large,
@@ -366,7 +377,7 @@ class VerificationRun:
         expected, findings = result.expected, result.findings
         if trial.kind in LENIENT and (difference := nonfinite_differences(outputs[0], expected)):
             self.tally.add_note(f"{trial.kind}: {difference}")
-        unwritten = not findings[0].passed and _poisoned(outputs[0], poison)
+        unwritten = not findings[0].passed and _poisoned(outputs[0], expected.declared, poison)
         recorded = replace(trial, when=When.TIMED) if _wrong_in_block(findings) else trial
         self.tally.add(recorded, outputs, expected, findings, unwritten)
         if self.tally.constant_passes:
@@ -453,15 +464,19 @@ def _words(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def _poisoned(outputs: Sequence[Tensor], byte: int) -> bool:
+def _poisoned(outputs: Sequence[Tensor], expected: Sequence[Tensor], byte: int) -> bool:
     """Return True if a tensor holds the poison in some element.
 
-    As an integer 0xFF.. is -1, a usual value, so it counts only in floating tensors.
+    As an integer 0xFF.. is -1, a usual value, so it counts only in floating tensors. Where NaN is
+    expected it may be the candidate's own, since vectorized maxima return NaN of these bytes.
     """
-    for tensor in outputs:
+    for tensor, right in zip(outputs, expected, strict=True):
         poison_is_unusual = tensor.is_floating_point() or byte != POISONS[0]
         if tensor.numel() and tensor.element_size() > 1 and poison_is_unusual:
             words = _words(tensor).view(-1, tensor.element_size())
-            if any(bool((some == byte).all(dim=1).any()) for some in words.split(STRETCH // 8)):
+            pairs = zip(
+                words.split(STRETCH // 8), right.reshape(-1).split(STRETCH // 8), strict=True
+            )
+            if any(bool(((w == byte).all(dim=1) & ~r.isnan()).any()) for w, r in pairs):
                 return True
     return False
