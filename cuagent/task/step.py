@@ -54,6 +54,8 @@ class Step:
     """Tensors of the result that have a cotangent."""
     returned: int
     """Number of tensors of the result."""
+    unused: tuple[str, ...] = ()
+    """Trained parameters that have no gradient. Frozen ones are in neither list."""
 
     @staticmethod
     def of(task: Task) -> Step | None:
@@ -61,7 +63,7 @@ class Step:
         if not task.step:
             return None
         data = json.loads(task.step)
-        lists = {k: tuple(data[k]) for k in ("inputs", "parameters", "outputs")}
+        lists = {k: tuple(data.get(k, ())) for k in ("inputs", "parameters", "outputs", "unused")}
         return Step(**data | lists)
 
 
@@ -111,6 +113,9 @@ def as_step(model: Any, arguments: int) -> Any:
             "ModelNew has no function backward(self, *arguments, *cotangents); "
             "--backward asks for one"
         )
+    hooked = any(model.__dict__.get(name) for name in ("_forward_pre_hooks", "_forward_hooks"))
+    if hooked or type(model).__call__ is not torch.nn.Module.__call__:
+        raise TypeError("ModelNew with a backward may have no hooks and no __call__ of its own")
     coin = random.SystemRandom()
 
     def step(*given: Any) -> tuple[Tensor, ...]:
@@ -201,6 +206,7 @@ def _examined(
         tuple(n for n, p in parameters.items() if id(p) in used),
         tuple(have),
         len(results),
+        tuple(n for n, p in parameters.items() if id(p) not in used),
     )
     if not (step.inputs or step.parameters):
         raise TaskError(f"{task.path}: no input or parameter of {task.entry} has a gradient")

@@ -28,6 +28,8 @@ from cuagent.worker import Arena, Layout
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from cuagent.verify.memory_plan import MemoryPlan
+
 SPREAD_S, LOGIC_SPREAD_S = 0.1, 0.02
 """Approximate seconds that the oracle may perturb for one draw: a thorough one, and one that judges
 logic, whose bounds are wide."""

@@ -297,7 +297,8 @@ class VerificationRun:
     ) -> list[list[Tensor]]:
         """Return the outputs of a block of calls, made in the form in which calls are timed.
 
-        The calls go down from the last slot; with `upward`, up from the first. `others` are the outputs of other calls on these inputs (`_taken`).
+        The calls go down from the last slot; with `upward`, up from the first. `others` are the
+        outputs of other calls on these inputs (`_taken`).
         """
         context, slots = self.context, range(len(trials))
         for slot, trial in enumerate(trials):

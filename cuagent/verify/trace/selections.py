@@ -190,7 +190,6 @@ class ReferenceTrace:
 
 def trace_reference(run: Callable[[], list[Tensor]]) -> ReferenceTrace:
     """Run the reference; record its selections, comparisons, roundings and scalings."""
-    import torch
 
     selections: list[Selection] = []
     names: set[str] = set()
