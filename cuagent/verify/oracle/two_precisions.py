@@ -147,7 +147,8 @@ class TwoPrecisions:
         """Return True if all decisions in a run depend on equal numbers in both precisions.
 
         With `kinks` those at the kinks of a backward pass count too. Returns None if nothing is
-        decided, or the reference does not run in fp64. Its output need not be fp64, because the result of a comparison may have any dtype.
+        decided, or the reference does not run in fp64. Its output need not be fp64, because the
+        result of a comparison may have any dtype.
         """
         found = [self._decided_equally(part, kinks) for part in self._parts(inputs)]
         return None if None in found else all(found)
