@@ -17,7 +17,7 @@ import inspect
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from cuagent.task.reference import Reference, open_reference
@@ -59,12 +59,31 @@ class Step:
 
     @staticmethod
     def of(task: Task) -> Step | None:
-        """Return the step that a task is; None for a task without gradients."""
+        """Return the step that a task is; None for a task without gradients.
+
+        Raises ValueError for another text than `training_step` writes.
+        """
         if not task.step:
             return None
-        data = json.loads(task.step)
-        lists = {k: tuple(data.get(k, ())) for k in ("inputs", "parameters", "outputs", "unused")}
-        return Step(**data | lists)
+        try:
+            data = json.loads(task.step)
+        except RecursionError as error:
+            raise ValueError("the training step is nested too deeply") from error
+        numbers = {k: _all(int, data, k) for k in ("inputs", "outputs")}
+        names = {k: _all(str, data, k) for k in ("parameters", "unused")}
+        entry, counts = data.get("entry"), (data.get("arguments"), data.get("returned"))
+        known = set(data) <= {field.name for field in fields(Step)}
+        if not (known and type(entry) is str and all(type(n) is int for n in counts)):
+            raise ValueError("the training step has other fields than cuagent writes")
+        return Step(**data | numbers | names)
+
+
+def _all(kind: type, data: Any, name: str) -> tuple[Any, ...]:
+    """Return a list of the recorded step. Raises ValueError if it holds another kind."""
+    found = data.get(name, []) if isinstance(data, dict) else None
+    if not isinstance(found, list) or not all(type(item) is kind for item in found):
+        raise ValueError(f"{name} of the training step: no list of {kind.__name__}")
+    return tuple(found)
 
 
 def training_step(task: Task) -> Task:
