@@ -10,7 +10,8 @@ import pytest
 from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.task import TaskError, load_task
-from cuagent.task.step import Step, forward_task, training_step
+from cuagent.task.plain import task_from_json, task_to_json
+from cuagent.task.step import MARK, Step, forward_task, training_step
 from cuagent.verify import Reason, Referee, Verdict
 
 REFERENCE = """
@@ -192,6 +193,25 @@ def test_step_names_what_has_a_gradient_and_gives_the_forward_back(tmp_path: Pat
     assert made.digest != task.digest
     given = load_task(path, inputs="f32[24,40]; i64[10]<24", device="cpu")
     assert forward_task(training_step(given)).inputs == given.inputs
+
+
+def test_text_with_the_mark_of_a_step_is_given_back_whole(tmp_path: Path) -> None:
+    path = tmp_path / "gate.py"
+    path.write_text(REFERENCE.replace("class Model", f"{MARK}\nclass Model"))
+    task = load_task(path, device="cpu")
+    assert forward_task(training_step(task)).source.strip() == task.source.strip()
+
+
+@pytest.mark.parametrize(
+    "step", ["[" * 100_000, "{", "[]", "5", '{"entry": "Model"}', '{"inputs": "abc"}', '{"a": 1}']
+)
+def test_recorded_step_of_another_form_is_refused(step: str, tmp_path: Path) -> None:
+    """A log or evidence of another origin may hold any text."""
+    path = tmp_path / "gate.py"
+    path.write_text(REFERENCE)
+    data = task_to_json(load_task(path, device="cpu")) | {"step": step}
+    with pytest.raises(ValueError, match=r"step|Expecting"):
+        task_from_json(data)
 
 
 def test_module_without_gradients_has_no_step(tmp_path: Path) -> None:
