@@ -8,10 +8,11 @@ The other projects are given as checkouts; `rules.py` runs their own functions. 
 candidates that could harm the machine or that cheat a clock, nor, without a GPU, candidates for
 CUDA; cuagent runs the harmful ones in its sandbox. `--doc` replaces what follows
 `<!-- results -->` in a page. `--only-cuda` judges the candidates that need a GPU, which a run on
-the CPU leaves out, and nothing else. `--device cuda` judges every candidate without a C++ kernel on the
-GPU. `--precision fp32` judges candidates that name no precision under `fp32` instead of `match`.
-`--jobs N` judges the tasks in N processes, whose timings exclude each other. After `--seconds S` no
-further result is waited for: what is left counts as not run, and the processes are ended.
+the CPU leaves out, and nothing else. `--device cuda` judges every candidate without a C++ kernel on
+the GPU. `--precision fp32` judges candidates that name no precision under `fp32` instead of
+`match`. `--jobs N` judges the tasks in N processes, whose timings exclude each other. After
+`--seconds S` no further result is waited for: what is left counts as not run, and the processes are
+ended.
 Exit 1 if cuagent accepted an exploit or a bug, or rejected an honest candidate.
 """
 
