@@ -81,14 +81,6 @@ class Lowering:
         total = self.reduce("sum", arg, dims, keep, hint + "_sum")
         return self.pointwise("mul", total, 1.0 / count, hint=hint)
 
-    def pick(self, arg: str, labels: str) -> str:
-        """Add `arg[r, labels[r]]` for each row r; a label out of range picks column 0."""
-        rows, columns = self.shape(arg)
-        name, args = self.unique_name("picked"), (arg, labels)
-        return self.add(
-            Node(name, Kind.PICK, "pick", args, (rows,), dims=(columns,), origin=self.origin)
-        )
-
     def stored_as(self, name: str, dtype: str) -> str:
         """Return the node of a lowered operator whose value is stored with the traced `dtype`.
 

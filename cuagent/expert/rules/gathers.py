@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from cuagent.expert.graph.graph import Gather, Graph, Kind, Node
+from cuagent.expert.graph.graph import FLOATS, Gather, Graph, Kind, Node, Operand
 from cuagent.expert.graph.lowering import (
     Lowering,
     argument,
@@ -18,6 +18,8 @@ from cuagent.expert.graph.lowering import (
     target_of,
 )
 
+MAX_DEPTH = 12
+"""Most elementwise operations that a gather of elements is moved in front of."""
 READERS = (Kind.POINTWISE, Kind.REDUCE, Kind.WINDOW, Kind.SCATTER)
 """Kinds of nodes whose kernels read through an index tensor."""
 
@@ -151,6 +153,78 @@ def _kinds(low: Lowering, *names: str) -> set[Kind]:
     return found
 
 
+@rule("gather")
+def gather(low: Lowering, fx: Any) -> str | None:
+    """Lower `torch.gather` to reads of single elements."""
+    x, places = operand(low, fx.args[0]), operand(low, fx.args[2])
+    if not isinstance(x, str) or not isinstance(places, str) or not floating(fx):
+        return None
+    if dtype_of(fx.args[2]) != "int64" or not shape_of(fx):
+        return None
+    found = taken(low, x, places, int(fx.args[1]) % len(shape_of(fx)))
+    # A view of the result needs an element that a kernel computes.
+    return low.pointwise("cast", found, hint="") if low.by_name[found].kind is Kind.TAKE else found
+
+
+def taken(low: Lowering, x: str, places: str, dim: int) -> str:
+    """Add the elements of `x` at the indices `places` along `dim`, as `torch.gather` does.
+
+    Elementwise operations are computed for the chosen elements alone. An index out of range gives
+    NaN.
+    """
+    shape = low.shape(places)
+    same = all(a == b for k, (a, b) in enumerate(zip(low.shape(x), shape, strict=True)) if k != dim)
+    found = _taken_before(low, x, places, dim, {}) if same else None
+    return found or _taken(low, x, places, dim)
+
+
+def _taken(low: Lowering, x: str, places: str, dim: int) -> str:
+    node = low.by_name[x]
+    call = f"torch.gather({{0}}, {dim}, {{1}})"
+    name = low.unique_name("taken")
+    spec = Gather(node.shape[dim], wraps=False)
+    args, shape = (x, places), low.shape(places)
+    return low.add(
+        Node(name, Kind.TAKE, call, args, shape, node.dtype, (dim,), low.origin, spec=spec)
+    )
+
+
+def _taken_before(
+    low: Lowering, x: str, places: str, dim: int, known: dict[str, str]
+) -> str | None:
+    """Add elementwise operations on chosen elements; None if there are none, or too many."""
+    node = low.by_name[x]
+    if node.kind is not Kind.POINTWISE or node.dtype not in FLOATS or len(known) > MAX_DEPTH:
+        return None
+    rank = len(node.shape)
+    args: list[Operand] = []
+    for arg in node.args:
+        if not isinstance(arg, str):
+            args.append(arg)
+            continue
+        shape = low.shape(arg)
+        if len(shape) + dim < rank or shape[dim - rank] == 1:
+            args.append(arg)
+            continue
+        if len(shape) != rank or low.by_name[arg].dtype not in FLOATS:
+            return None
+        if arg not in known:
+            before = _taken_before(low, arg, places, dim, known)
+            if before is None and not _is_stored(low, arg):
+                return None
+            known[arg] = before or _taken(low, arg, places, dim)
+        args.append(known[arg])
+    return low.pointwise(node.op, *args, hint=f"{x}_taken", dtype=node.dtype)
+
+
+def _is_stored(low: Lowering, name: str) -> bool:
+    """Return True if the value is in memory whether or not elements of it are chosen."""
+    node = low.by_name[name]
+    while node.kind in (Kind.VIEW, Kind.STRIDED):
+        node = low.by_name[node.inputs[0]]
+    return node.kind in (Kind.INPUT, Kind.PARAMETER, Kind.CONSTANT, Kind.LIBRARY)
+
+
 def settle_gathers(graph: Graph) -> Graph:
     """Return the graph with a call of torch for each gather that not only kernels read."""
     users = graph.users()
@@ -163,7 +237,7 @@ def settle_gathers(graph: Graph) -> Graph:
 
     nodes = tuple(
         replace(n, kind=Kind.LIBRARY, spec=None, dims=())
-        if n.kind is Kind.GATHER and not fused(n.name)
+        if n.kind in (Kind.GATHER, Kind.TAKE) and not fused(n.name)
         else n
         for n in graph.nodes
     )

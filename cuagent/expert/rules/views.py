@@ -213,6 +213,13 @@ def view(low: Lowering, fx: Any) -> str | None:
     if low.by_name[x].kind is not Kind.STRIDED:
         flat = fx.args[0].meta["val"].is_contiguous() and fx.meta["val"].is_contiguous()
         return low.view(x, shape, "") if flat or low.layouts else None
+    return viewed(low, x, shape)
+
+
+def viewed(low: Lowering, x: str, shape: Shape) -> str | None:
+    """Add a view, or other strides of a strided value; None if torch would copy."""
+    if low.by_name[x].kind is not Kind.STRIDED:
+        return low.view(x, shape)
     strides = reshaped(*layout(low, x), shape)
     if strides is None:
         return None

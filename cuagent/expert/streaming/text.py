@@ -121,15 +121,6 @@ class KernelText:
         ]
 
     def _value(self, node: Node) -> str:
-        if node.kind is Kind.PICK:
-            labels = self.nest.reads[node.name, node.inputs[1]]
-            matrix = self.nest.reads[node.name, node.inputs[0]]
-            label = self._element(labels)
-            base = self._index(matrix)
-            # A label out of range (an ignored row) must not read out of bounds.
-            outside = f"{label} < 0 || {label} >= {node.dims[0]}"
-            element = f"{self._pointer(matrix.tensor)}[{base} + ({outside} ? 0 : {label})]"
-            return widened(element, matrix.dtype)
         operands = [self._operand(node, a) for a in node.args]
         if node.op == "where" and operands[0] in CONSTANTS:
             return operands[1 + CONSTANTS.index(operands[0])]
