@@ -28,6 +28,10 @@ BODIES = {
     "log-likelihood of images": (
         "F.nll_loss(F.log_softmax(x, 1), y, self.w, ignore_index=2)", "2, 12, 5, 7", "2, 5, 7",
     ),
+    "cosine of pairs": (
+        "F.cosine_embedding_loss(x, x.flip(0) * w[0, 0] + 1, y.clamp(max=1) * 2 - 1, 0.1)",
+        "40, 12", "",
+    ),
     "a gather": ("x.gather(1, y[:, None])", "40, 12", ""),
     "several of each row": ("x.gather(1, y.view(20, 2).repeat(2, 1)) * 2", "40, 12", ""),
     "a gather of fewer rows": ("(x * 2).gather(1, y.view(20, 2)) + 1", "40, 12", ""),
@@ -37,6 +41,22 @@ BODIES = {
     ),
     "a policy's ratio": (
         "((x.log_softmax(-1).gather(-1, y[:, None]) - x[:, :1]).exp() * x).sum()", "40, 12", "",
+    ),
+    "chosen weights in their places": (
+        "(lambda v, i: torch.zeros_like(x).scatter(-1, i, v / v.sum(-1, keepdim=True)) * 2 + 1)"
+        "(*x.softmax(-1).topk(2, -1))", "40, 12", "",
+    ),
+    "a hard choice": (
+        "torch.zeros_like(x).scatter(-1, x.argmax(-1, keepdim=True), 1.0) - x.detach() + x",
+        "40, 12", "",
+    ),
+    "the last of equal places wins": (
+        "x.scatter(1, y.view(20, 2).repeat(2, 1) * 0 + 3, x[:, :2] * 3).exp() + 1", "40, 12", "",
+    ),
+    "one-hot numbers": ("(F.one_hot(y, 12).float() * x).sum(0) + 1", "40, 12", ""),
+    "one-hot images": (
+        "(F.one_hot(y, 12).permute(0, 3, 1, 2).float() * x.softmax(1)).sum((2, 3)) * 2",
+        "2, 12, 5, 7", "2, 5, 7",
     ),
     "a gather of a kernel's result": ("x.cumsum(1).gather(1, y[:, None]) * 2 + x", "40, 12", ""),
 }  # fmt: skip
@@ -67,7 +87,8 @@ def test_candidate_agrees_with_reference(make, name):
     made = make(text_of(name), "Model")
     assert_agrees(made)
     forward = made.candidate.files["model_new.py"].split("def _fits")[1]
-    assert all(f"aten.{word}" not in forward for word in ("cross_entropy", "nll_loss", "gather"))
+    left = ("cross_entropy", "nll_loss", "gather", "scatter", "one_hot", "cosine_embedding_loss")
+    assert not [word for word in left if f"aten.{word}." in forward]
 
 
 @pytest.mark.parametrize("name", ["label smoothing", "a gather", "log-probability of a token"])

@@ -17,7 +17,11 @@ from typing import Any
 
 FLOATS = frozenset({"float32", "float16", "bfloat16"})
 """dtypes whose values a kernel computes in float32."""
-ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "bool": 1, "int64": 8, "int32": 4}
+INTEGERS = frozenset({"int64", "int32", "uint8"})
+"""dtypes of whole numbers that a kernel can load."""
+ITEM_BYTES = {
+    "float32": 4, "float16": 2, "bfloat16": 2, "bool": 1, "int64": 8, "int32": 4, "uint8": 1,
+}  # fmt: skip
 """dtypes that a kernel can load, with the bytes of one element."""
 
 Shape = tuple[int, ...]

@@ -17,6 +17,7 @@ from cuagent.expert.graph.lowering import (
     shape_of,
     target_of,
 )
+from cuagent.expert.rules.views import narrowed, viewed
 
 MAX_DEPTH = 12
 """Most elementwise operations that a gather of elements is moved in front of."""
@@ -164,6 +165,74 @@ def gather(low: Lowering, fx: Any) -> str | None:
     found = taken(low, x, places, int(fx.args[1]) % len(shape_of(fx)))
     # A view of the result needs an element that a kernel computes.
     return low.pointwise("cast", found, hint="") if low.by_name[found].kind is Kind.TAKE else found
+
+
+MAX_SCATTERED = 8
+"""Most elements of a row that a kernel puts into its place in the row."""
+
+
+@rule("scatter")
+def scatter(low: Lowering, fx: Any) -> str | None:
+    """Lower a scatter of few elements along a dimension to choices by index.
+
+    Of equal indices the last one wins.
+    """
+    x, places = operand(low, fx.args[0]), operand(low, fx.args[2])
+    source = operand(low, fx.args[3])
+    if not isinstance(x, str) or not isinstance(places, str) or source is None or not floating(fx):
+        return None
+    shape, given = shape_of(fx), shape_of(fx.args[2])
+    if not shape or "reduce" in fx.kwargs or len(fx.args) > 4:
+        return None
+    dim = int(fx.args[1]) % len(shape)
+    same = given[:dim] + given[dim + 1 :] == shape[:dim] + shape[dim + 1 :]
+    if not same or not 0 < given[dim] <= MAX_SCATTERED:
+        return None
+    if isinstance(source, str) and low.shape(source) != given:
+        return None
+    index = _along(low, dim, shape)
+    value: Operand = x
+    for k in range(given[dim]):
+        at = low.pointwise("cast", narrowed(low, places, dim, k, k + 1), hint="place")
+        here = low.pointwise("eq", at, index, hint="here", dtype="bool")
+        new = narrowed(low, source, dim, k, k + 1) if isinstance(source, str) else source
+        hint = "" if k == given[dim] - 1 else "scattered"
+        value = low.pointwise("where", here, new, value, hint=hint, dtype=dtype_of(fx))
+    return str(value)
+
+
+@rule("one_hot")
+def one_hot(low: Lowering, fx: Any) -> str | None:
+    """Lower to numbers, if only casts to float32 read them."""
+    labels = operand(low, fx.args[0])
+    if not isinstance(labels, str) or not _only_as_numbers(fx):
+        return None
+    shape = shape_of(fx)
+    at = viewed(low, low.pointwise("cast", labels, hint="label"), (*shape[:-1], 1))
+    index = _along(low, len(shape) - 1, shape)
+    here = low.pointwise("eq", str(at), index, hint="here", dtype="bool")
+    return low.pointwise("where", here, 1.0, 0.0, hint="")
+
+
+MOVES = ("permute", "transpose", "view", "reshape", "unsqueeze", "squeeze", "slice", "contiguous")
+
+
+def _only_as_numbers(fx: Any) -> bool:
+    """Return True if all readers, behind views, convert the integers to float32."""
+    readers = [user for user in fx.users if operator_name(user) != "_assert_tensor_metadata"]
+    return bool(readers) and all(
+        _only_as_numbers(user)
+        if operator_name(user) in MOVES
+        else operator_name(user) in ("_to_copy", "to") and dtype_of(user) == "float32"
+        for user in readers
+    )
+
+
+def _along(low: Lowering, dim: int, shape: tuple[int, ...]) -> str:
+    """Add the index along a dimension, as a number."""
+    extents = tuple(n if k == dim else 1 for k, n in enumerate(shape))
+    name = low.unique_name("index")
+    return low.add(Node(name, Kind.INDEX, "index", (), extents, dims=(dim,)))
 
 
 def taken(low: Lowering, x: str, places: str, dim: int) -> str:

@@ -234,6 +234,33 @@ def _weight_of(low: Lowering, weight: str, labels: str) -> str:
     return taken(low, wide, labels, 1)
 
 
+@rule("cosine_embedding_loss")
+def cosine_embedding(low: Lowering, fx: Any) -> str | None:
+    """Lower to 1 - cos for the target 1, max(cos - margin, 0) for -1, and 0 for others."""
+    a, b, target = (operand(low, arg) for arg in fx.args[:3])
+    margin = float(argument(fx, 3, "margin", 0.0))
+    if not (isinstance(a, str) and isinstance(b, str) and isinstance(target, str)):
+        return None
+    rows = low.shape(a)[:-1]
+    if low.shape(a) != low.shape(b) or low.shape(target) != rows or not floating(fx):
+        return None
+    sums = []
+    for left, right in ((a, b), (a, a), (b, b)):
+        product = low.pointwise("mul", left, right, hint="product")
+        sums.append(low.reduce("sum", product, [-1], False, "dot"))
+    # torch adds this to each sum of squares.
+    lengths = [low.pointwise("add", total, 1e-12, hint="squares") for total in sums[1:]]
+    length = low.pointwise("sqrt", low.pointwise("mul", *lengths, hint="lengths"), hint="length")
+    cosine = low.pointwise("div", sums[0], length, hint="cosine")
+    near = low.pointwise("sub", 1.0, cosine, hint="near")
+    far = low.pointwise("maximum", low.pointwise("sub", cosine, margin), 0.0, hint="far")
+    is_near = low.pointwise("eq", target, 1, hint="is_near", dtype="bool")
+    is_far = low.pointwise("eq", target, -1, hint="is_far", dtype="bool")
+    term = low.pointwise("where", is_far, far, 0.0, hint="of_far")
+    term = low.pointwise("where", is_near, near, term, hint="term")
+    return reduced(low, term, argument(fx, 4, "reduction", MEAN))
+
+
 @rule("triplet_margin_loss")
 def triplet_margin(low: Lowering, fx: Any) -> str | None:
     """Lower to max(|a - p + eps| - |a - n + eps| + margin, 0), for p = 2 and swap=False."""

@@ -141,19 +141,35 @@ class _Fuser:
             outputs = members & set(self.graph.outputs) - {node.name}
             if small.reduced or not users <= members or outputs:
                 return None
-            factors = {
-                p // s
-                for arg in node.inputs
-                if arg in small.places
-                for n, s, p in _aligned(self.graph.node(arg).shape, small.places[arg], place)
-                if n > 1
-            }
-            if len(factors) != 1:
+            moved = self._moved(small, node, place)
+            if moved is None:
                 return None
-            (factor,) = factors
-            moved = {n: tuple(s * factor for s in p) for n, p in small.places.items()}
             merged = _Draft(merged.size, merged.places | moved, merged.reduced)
-        return merged
+        return merged if self._agrees(merged) else None
+
+    def _moved(
+        self, small: _Draft, node: Node, place: tuple[int, ...]
+    ) -> dict[str, tuple[int, ...]] | None:
+        """Return the places of a group's nodes where `node`, at `place`, reads their results."""
+        steps: dict[tuple[int, int], int] = {}
+        for arg in node.inputs:
+            if arg in small.places:
+                shape = self.graph.node(arg).shape
+                for n, step, to in _aligned(shape, small.places[arg], place):
+                    if n > 1 and steps.setdefault((n, step), to) != to:
+                        return None
+        factors = {to // step for (_, step), to in steps.items()}
+        moved = {}
+        for name, at in small.places.items():
+            spans = list(zip(self.graph.node(name).shape, at, strict=True))
+            if len(factors) == 1:
+                (factor,) = factors
+                moved[name] = tuple(step * factor for step in at)
+            elif all(n == 1 or (n, step) in steps for n, step in spans):
+                moved[name] = tuple(steps[n, step] if n > 1 else 0 for n, step in spans)
+            else:
+                return None
+        return moved
 
     def _agrees(self, draft: _Draft) -> bool:
         """Return True if every node finds its arguments in the group where the group computes them.

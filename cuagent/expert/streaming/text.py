@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cuagent.expert.graph.graph import Kind, Node, Operand
+from cuagent.expert.graph.graph import INTEGERS, Kind, Node, Operand
 from cuagent.expert.streaming.expressions import (
     computed_type,
     expression,
@@ -128,7 +128,7 @@ class KernelText:
 
     def _operand(self, node: Node, arg: Operand) -> str:
         if not isinstance(arg, str):
-            whole = any(self._dtype(node, a) in ("int64", "int32") for a in node.inputs)
+            whole = any(self._dtype(node, a) in INTEGERS for a in node.inputs)
             return number(arg, whole)
         access = self.nest.reads.get((node.name, arg))
         if access is not None:
