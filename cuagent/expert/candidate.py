@@ -299,7 +299,7 @@ def _may_gain(group: Group, steps: Steps, graph: Graph, device: str) -> bool:
         for a in n.inputs
     )
     partial = any(is_partial(graph, a) for n in group.nodes for a in n.inputs)
-    gathers = any(graph.node(a).kind is Kind.GATHER for n in work for a in n.inputs)
+    gathers = any(graph.node(a).kind in (Kind.GATHER, Kind.TAKE) for n in work for a in n.inputs)
     widening = origins == {""}
     reduction = any(n.kind is Kind.REDUCE for n in work) and _is_alone(group, steps)
     several = len(origins) > 1 or len(work) > 3 or group.family != "streaming"
