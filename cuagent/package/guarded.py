@@ -127,6 +127,7 @@ def backward_facts(task: Task, domain: Domain) -> dict[str, object] | None:
     return {
         "inputs": step.inputs,
         "parameters": step.parameters,
+        "unused": step.unused,
         "outputs": step.outputs,
         "tensors": [asdict(form) for form in cotangents],
     }

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import assume_constant_result
 
-from .boundary import Boundary, Recomputed, Unsuitable, state_names
+from .boundary import Boundary, Recomputed, Unsuitable, called, state_names
 from .callform import CallForm
 from .flags import flags_kept, flags_set, set_flags
 from .forms import PLAIN, Form, form_of, is_strided, matches, required_text, tensors_in
@@ -160,7 +160,7 @@ class Replacement:
         if why := self._structure_difference():
             raise Unsuitable(why)
         self.kernel = package.make_kernel()
-        self.forward = self.kernel.forward
+        self.forward = called(self.kernel)
         self._changes = package.facts["changes"]
         self._same_flags = package.facts["same_flags"]
         self._on, self._autocast = package.device, package.autocast
@@ -358,14 +358,12 @@ class Replacement:
         return boundary.result(flat)
 
     def _backward_of(self, state: list[Tensor]) -> Callable[[tuple[Any, ...]], Any]:
-        """Return the own backward of a call; it refuses if the module has other parameters then."""
+        """Return the own backward of a call; None from it if the module has other parameters then,
+        as after `functional_call`."""
 
         def backward(args: tuple[Any, ...]) -> Any:
             if self.reason() or any(a is not b for a, b in zip(self.watch.tensors, state)):  # noqa: B905
-                raise RuntimeError(
-                    f"{self.package.entry} was changed between forward and backward "
-                    f"({self.state or 'other parameters'})"
-                )
+                return None
             return self.run_backward(args)
 
         return backward
@@ -375,7 +373,7 @@ class Replacement:
         return boundary.own is not None if self.given is None else self.given
 
     def wants_gradients(self, args: tuple[Any, ...]) -> bool:
-        """Return True if a tensor of the call requires a gradient; gradients are enabled."""
+        """Return True if a tensor of the call requires a gradient, given enabled gradients."""
         return any(t.requires_grad for t in self.trainable) or any(
             t.requires_grad for t in tensors_in(args)
         )
