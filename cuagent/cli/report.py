@@ -10,6 +10,7 @@ import typer
 from cuagent.cli import options
 from cuagent.cli.exits import Refused
 from cuagent.cli.runs import RUNS, RunDir, read, readable
+from cuagent.cli.script import script_results
 
 
 def report(
@@ -34,7 +35,7 @@ def report(
     from cuagent.ui.report import report as page
 
     with readable(folder):
-        text = page(folder.id, records)
+        text = page(folder.id, records, script_results(folder.path))
     try:
         write_file(path.absolute().parent, path.name, text.encode("utf-8", "backslashreplace"))
     except OSError as error:

@@ -62,6 +62,15 @@ def report_on_script(run: Run, settings: Settings, *, time_script: bool) -> None
     write_file(run.folder.path, RESULT, (dumps(kept, indent=1) + "\n").encode())
 
 
+def script_results(folder: Path) -> dict[str, Any]:
+    """Return the results on the script in a run's folder; {} where there are none."""
+    with suppress(OSError, ValueError):
+        found = loads((folder / RESULT).read_text(encoding="utf-8"))
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
 def captured_of(task: Task, folder: Path, digest: str) -> Captured | None:
     """Return what an export needs to know of a captured task; None for another task.
 
@@ -73,9 +82,7 @@ def captured_of(task: Task, folder: Path, digest: str) -> Captured | None:
     from cuagent.task.load import FOLDER_FILE
     from cuagent.verify.domain import Domain
 
-    kept: dict[str, Any] = {}
-    with suppress(OSError, ValueError):
-        kept = loads((folder / RESULT).read_text(encoding="utf-8"))
+    kept = script_results(folder)
     facts = kept.get("captured")
     if facts is None:
         manifest = manifest_of(task)

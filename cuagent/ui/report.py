@@ -1,8 +1,7 @@
 """Write one run as an HTML page that needs no network: charts, kernels, precision, installation.
 
 The charts are made of the parts of `bench/svg.py`. Every text of the log is escaped, because a log
-may come from elsewhere, and the page's policy forbids scripts and every request. Not covered: the
-share of a whole script that the module had.
+may come from elsewhere, and the page's policy forbids scripts and every request.
 """
 
 from __future__ import annotations
@@ -15,13 +14,14 @@ from cuagent.arms import EAGER
 from cuagent.bench.svg import PALETTE
 from cuagent.record import attempt_of, end_record, judgement_of, ladder_of
 from cuagent.record.revive import task_of
+from cuagent.task.step import forward_task
 from cuagent.ui.recorded import best_of
 from cuagent.ui.report_charts import attempts_chart, ladder_chart, parts_chart, roofline_chart
 
 if TYPE_CHECKING:
     from cuagent.attempt import Attempt
     from cuagent.judgement import Judgement
-    from cuagent.measure.rungs import Ladder
+    from cuagent.measure.rungs import Gain, Ladder
     from cuagent.task import Task
 
 Records = list[dict[str, Any]]
@@ -33,11 +33,12 @@ body { margin: 0 auto; padding: 1.5rem; max-width: 64rem; background: var(--page
   color: var(--text); font: 15px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 .dim { color: var(--dim); } .good { color: var(--good); } .bad { color: var(--bad); }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(26rem, 1fr)); gap: 1.5rem; }
+.charts { display: grid; gap: 1.5rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); }
 figure { margin: 0; } figcaption { color: var(--dim); font-size: .9rem; }
 svg .bad { fill: var(--bad); } svg .good { fill: var(--good); }
 svg .value { fill: var(--text); }
-.scroll { overflow-x: auto; }
+.scroll { overflow-x: auto; margin-top: 1rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .2rem .7rem; border-bottom: 1px solid var(--line); text-align: left; }
 pre { overflow-x: auto; border: 1px solid var(--line); border-radius: 4px; padding: .7rem;
@@ -47,12 +48,18 @@ pre { overflow-x: auto; border: 1px solid var(--line); border-radius: 4px; paddi
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
-def report(run: str, records: Records) -> str:
-    """Return the page of a run."""
+def report(run: str, records: Records, script: Mapping[str, Any] | None = None) -> str:
+    """Return the page of a run; `script` is the content of `script.json` of a captured module."""
     task, ladder, best = task_of(records), ladder_of(records), best_of(records)
     attempts = {r["digest"]: attempt_of(r["files"]) for r in records if r["type"] == "attempt"}
+    captured = _captured(script)
+    kind = forward_task(task).entry
+    title = f"{kind} of {task.path.name}"
+    if captured is not None:
+        kind = captured["kind"]
+        title = f"{kind} modules, as {captured['module']} of the script"
     parts = [
-        f"<h1>{_text(task.entry)} of {_text(task.path.name)}</h1>",
+        f"<h1>{_text(title)}</h1>",
         _summary(run, records, task, ladder, best),
         "<h2>Speed</h2>",
         '<div class="charts">',
@@ -67,12 +74,13 @@ def report(run: str, records: Records) -> str:
         ),
         "</div>",
         _speed(best),
+        *_of_script(script),
         "<h2>Precision</h2>",
         _precision(task, ladder, best),
         "<h2>Kernels</h2>",
         _kernels(attempts.get(best.attempt) if best is not None else None),
         "<h2>Install</h2>",
-        _install(run, task),
+        _install(run, task, kind),
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -90,13 +98,7 @@ def _summary(
     if best is None:
         result = '<p class="bad">No attempt was accepted.</p>'
     elif best.gain is not None:
-        gain = best.gain
-        result = (
-            f'<p class="good">{gain.end_to_end.value:.2f} times faster than eager '
-            f"[{gain.end_to_end.low:.2f}, {gain.end_to_end.high:.2f}]: {gain.free.value:.2f} is "
-            f"free ({_text(gain.rung)}), and the kernel adds {gain.kernel.value:.2f} "
-            f"[{gain.kernel.low:.2f}, {gain.kernel.high:.2f}].</p>"
-        )
+        result = _gain_line(best.gain)
     else:
         result = "<p>An attempt was accepted; it was not timed against the best option.</p>"
     device = ladder.device if ladder is not None else task.device
@@ -111,6 +113,70 @@ def _summary(
     }
     lines = "".join(f'<div class="dim">{k}: {_text(v)}</div>' for k, v in facts.items() if v)
     return result + lines
+
+
+def _gain_line(gain: Gain) -> str:
+    """Return the result as one line; it claims only what the interval shows."""
+    whole = gain.end_to_end
+    if whole.low > 1:
+        style, claim = "good", f"{whole.value:.2f} times as fast as eager"
+    elif whole.high < 1:
+        style, claim = "bad", f"Slower than eager: {whole.value:.2f} times as fast"
+    else:
+        style, claim = "dim", f"Could not tell if it is faster than eager: {whole.value:.2f}"
+    if gain.kernel.low > 1:
+        added = "the kernel adds"
+    elif gain.kernel.high < 1:
+        added = "the kernel is slower than that:"
+    else:
+        added = "if the kernel adds to that could not be told:"
+    return (
+        f'<p class="{style}">{claim} [{whole.low:.2f}, {whole.high:.2f}]: {gain.free.value:.2f} is '
+        f"free ({_text(gain.rung)}), and {added} {gain.kernel.value:.2f} "
+        f"[{gain.kernel.low:.2f}, {gain.kernel.high:.2f}].</p>"
+    )
+
+
+def _captured(script: Mapping[str, Any] | None) -> Mapping[str, str] | None:
+    found = script.get("captured") if script is not None else None
+    if not isinstance(found, dict) or not all(
+        isinstance(found.get(k), str) for k in ("kind", "module")
+    ):
+        return None
+    return found
+
+
+def _of_script(script: Mapping[str, Any] | None) -> list[str]:
+    """Return the section on the user's script: shapes, share, measured time. [] without one."""
+    if _captured(script) is None or script is None:
+        return []
+    rows, share, whole = "", script.get("share"), script.get("script")
+    for shape in script.get("shapes") or ():
+        used = f"{shape['speedup']:.2f}x [{shape['low']:.2f}, {shape['high']:.2f}]"
+        what = used if shape["covered"] else f"your module ({shape['why']})"
+        name = shape["task"] or "other calls"
+        rows += (
+            f"<tr><td>{_text(name)}</td><td>{_text(shape['calls'])}</td><td>{_text(what)}</td></tr>"
+        )
+    lines = []
+    if isinstance(share, float) and isinstance(whole, float):
+        lines.append(
+            f"The module took {share:.0%} of the script's steps; with these results the steps "
+            f"should become {whole:.2f}x as fast."
+        )
+    timed = script.get("timed")
+    if isinstance(timed, dict):
+        before, after = (min(timed[f"{name}_s"]) for name in ("before", "after"))
+        lines.append(
+            f"Measured: the steps took {before:.3g} s without the kernel and {after:.3g} s with "
+            f"it; the kernel ran in {timed['swapped']} of {timed['calls']} calls."
+        )
+    return [
+        "<h2>In your script</h2>",
+        '<div class="scroll"><table><tr><th>shape</th><th>calls</th><th>over eager</th></tr>'
+        f"{rows}</table></div>",
+        *(f"<p>{_text(text)}</p>" for text in lines),
+    ]
 
 
 def _points(records: Records) -> list[tuple[float, float | None, str]]:
@@ -201,15 +267,15 @@ def _highlight_style() -> str:
     return f"{light}\n@media (prefers-color-scheme: dark) {{ {dark} }}\n{plain}"
 
 
-def _install(run: str, task: Task) -> str:
+def _install(run: str, task: Task, kind: str) -> str:
     from cuagent.package.folder import package_name
 
-    name = package_name(task)
+    name = package_name(forward_task(task))
     lines = [
         f"cuagent export {run} --out {name}",
         f"pip install ./{name}",
         "",
-        f"# in Python: the modules of class {task.entry} in your model run the kernel",
+        f"# in Python: the modules of class {kind} in your model run the kernel",
         f"import {name}",
         f"{name}.optimize_(model)     # undo: {name}.restore_(model)",
         "",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cuagent.judgement import Judgement
     from cuagent.measure.rungs import Ladder
 
-NAMES, STEP = 170, 26
+NAMES, STEP = 190, 26
 """Width of the names left of horizontal bars, and the height of one bar with its gap."""
 
 

@@ -86,7 +86,7 @@ def records() -> list[dict[str, Any]]:
 def test_page_states_speed_precision_kernels_and_installation() -> None:
     text = report("run-1", records())
     for part in (
-        "3.00 times faster than eager [2.80, 3.20]: 2.00 is free (compile)",
+        "3.00 times as fast as eager [2.80, 3.20]: 2.00 is free (compile)",
         "the kernel adds 1.50",
         "a named GPU",
         "torch 9.9",
@@ -110,6 +110,44 @@ def test_page_loads_nothing_and_escapes_the_log() -> None:
     assert not re.search(r"https?:|src=|@import|url\(|<link|<script", text)
     assert "<b>run" not in text
     assert "default-src 'none'" in text
+
+
+def test_page_claims_only_what_the_intervals_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = with_gain(monkeypatch, Ratio(0.9, 0.8, 1.1), Ratio(1.8, 1.7, 1.9))
+    assert '<p class="good">1.80 times as fast as eager' in text
+    assert "if the kernel adds to that could not be told: 0.90 [0.80, 1.10]" in text
+    text = with_gain(monkeypatch, Ratio(0.5, 0.4, 0.6), Ratio(1.0, 0.4, 3.0))
+    assert '<p class="dim">Could not tell if it is faster than eager: 1.00 [0.40, 3.00]' in text
+    assert "the kernel is slower than that: 0.50" in text
+
+
+def with_gain(monkeypatch: pytest.MonkeyPatch, kernel: Ratio, whole: Ratio) -> str:
+    monkeypatch.setitem(globals(), "GAIN", kernel)
+    monkeypatch.setitem(globals(), "WHOLE", whole)
+    return report("run-1", records())
+
+
+def test_page_of_a_captured_module_has_the_script() -> None:
+    shape = {"task": "task.py", "calls": 8, "speedup": 2.0, "low": 1.9, "high": 2.1}
+    other = {"task": "<b>", "calls": "<i>", "covered": False, "why": "slower: <u>0.80x"}
+    script = {
+        "captured": {"module": "net.layers.0.mlp", "kind": "MLP"},
+        "shapes": [shape | {"covered": True}, shape | other],
+        "share": 0.25,
+        "script": 1.14,
+        "timed": {"before_s": [2.0, 2.2], "after_s": [1.7, 1.6], "swapped": 9, "calls": 12},
+    }
+    text = report("run-1", records(), script)
+    for part in (
+        "<h1>MLP modules, as net.layers.0.mlp of the script</h1>",
+        "<td>task.py</td><td>8</td><td>2.00x [1.90, 2.10]</td>",
+        "<td>&lt;b&gt;</td><td>&lt;i&gt;</td><td>your module (slower: &lt;u&gt;0.80x)</td>",
+        "took 25% of the script&#x27;s steps; with these results the steps should become 1.14x",
+        "the steps took 2 s without the kernel and 1.6 s with it; the kernel ran in 9 of 12 calls",
+        "the modules of class MLP in your model",
+    ):
+        assert part in text, part
+    assert "In your script" not in report("run-1", records(), {"captured": "forged"})
 
 
 def test_run_without_a_result_has_a_page() -> None:
