@@ -21,13 +21,18 @@ from typing import Any
 
 from cuagent.capture.recorder import Recorder, Stopped
 
+INTERRUPTED = 130
+"""Exit code, without an answer, of an interrupt before the script began."""
+
 
 def main(order_file: str) -> int:
     """Run the script and write the answer; returns the exit code of the script."""
     order = json.loads(Path(order_file).read_text())
     began = time.perf_counter()
-    import torch
-
+    try:
+        import torch
+    except KeyboardInterrupt:  # before the script began: the parent says so
+        return INTERRUPTED
     if "swap" in order:
         return _timed(order)
     recorder = Recorder(order["module"], order["calls"], order["quota"], order["stop"])

@@ -21,6 +21,9 @@ QUOTA_MIB = 1024
 CHECK_S = 600.0
 """Seconds that the check of a captured folder may take."""
 
+INTERRUPTED = 130
+"""Exit code of `launch.py` without an answer, after an interrupt before the script began."""
+
 
 class CaptureRefused(Exception):
     """Nothing usable was recorded. One line: what happened, then what to do."""
@@ -72,6 +75,8 @@ def run_script(order: Order) -> dict[str, Any]:
         command = [*order.python, "-m", "cuagent.capture.launch", str(file)]
         code = _waited(command)
         if not answer.is_file():
+            if code in (INTERRUPTED, -signal.SIGINT):
+                raise CaptureRefused(f"{order.script}: interrupted before anything was recorded")
             raise CaptureRefused(
                 f"{order.script}: its process ended ({_ended(code)}) before anything could be "
                 "written; see its output above"

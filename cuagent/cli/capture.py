@@ -74,7 +74,7 @@ def capture(
     if json:
         print(json_module.dumps(manifest | {"folder": str(folder), "check": checked}, indent=2))
     else:
-        for line in report(manifest, checked, folder):
+        for line in options.fitted(report(manifest, checked, folder)):
             print(line)
     failed = bool(manifest["failure"]) or "error" in checked
     if "error" in checked:
@@ -188,7 +188,7 @@ def _list(order: Order, json: bool) -> Exit:
     else:
         from cuagent.ui.console import say
 
-        for line in table(answer):
+        for line in options.fitted(table(answer)):
             say(line)
     if answer["failure"]:
         print_stderr(f"the script failed: {answer['failure']}; the list holds the calls until then")

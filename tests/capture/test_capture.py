@@ -500,3 +500,21 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_script_runs(
         line = refused(capture, script, "net.part", Refused, out="shut/task")
         assert "Permission denied" in line
     assert not (tmp_path / "ran").exists()
+
+
+def test_an_interrupt_before_the_script_begins_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SMALL)
+    shim = tmp_path / "shim" / "torch.py"
+    shim.parent.mkdir()
+    shim.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    done = subprocess.run(
+        command("--module", "net.part", "--out", "task"),
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(shim.parent)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "cuagent: script.py: interrupted before anything was recorded\n"
+    assert not (tmp_path / "task").exists()

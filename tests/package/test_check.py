@@ -61,7 +61,7 @@ def test_weights_that_are_zeros_are_drawn(
 def test_recorded_inputs_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = ORIGINAL.replace("[torch.randn(4, 8)]", "[None['0.ids']]")
+    text = ORIGINAL.replace("[torch.randn(4, 8)]", "[(lambda kept: kept['0.ids'])(None)]")
     assert run(tmp_path, monkeypatch, "1.0", text) == 2
     assert capsys.readouterr().out == (
         "checked_fast: its inputs were recorded and are no part of the package; name the captured "
