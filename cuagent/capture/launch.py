@@ -12,6 +12,7 @@ import contextlib
 import gc
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -21,6 +22,8 @@ from typing import Any
 
 from cuagent.capture.recorder import Recorder, Stopped
 
+JOINED_S = 1.0
+"""Seconds within which interrupts count as one."""
 INTERRUPTED = 130
 """Exit code, without an answer, of an interrupt before the script began."""
 
@@ -139,6 +142,7 @@ def _run(script: str, arguments: list[str]) -> tuple[int, str]:
     sys.modules["__main__"] = main_module
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
+    _join_interrupts()
     try:
         code = compile(Path(script).read_bytes(), script, "exec", dont_inherit=True)
         exec(code, main_module.__dict__)
@@ -156,11 +160,30 @@ def _run(script: str, arguments: list[str]) -> tuple[int, str]:
         text = " ".join(str(error).split())[:200]
         return 1, f"{place}{type(error).__name__}: {text}"
     finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # what was recorded is still to be written
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
         gc.collect()
     return 0, ""
+
+
+def _join_interrupts() -> None:
+    """Let interrupts within a second count as one.
+
+    On a terminal Ctrl-C arrives twice: from the terminal, and from the process that started this.
+    """
+    last = -JOINED_S
+
+    def interrupt(number: int, frame: object) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= JOINED_S:
+            last = now
+            raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
 
 
 def _below(error: BaseException) -> Any:

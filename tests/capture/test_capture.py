@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -500,6 +501,28 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_script_runs(
         line = refused(capture, script, "net.part", Refused, out="shut/task")
         assert "Permission denied" in line
     assert not (tmp_path / "ran").exists()
+
+
+def test_ctrl_c_on_a_terminal_arrives_twice_and_keeps_what_was_recorded(tmp_path: Path) -> None:
+    """The terminal interrupts the whole group, and the parent passes the interrupt on."""
+    (tmp_path / "script.py").write_text(
+        SMALL + "net(torch.ones(2, 8))\nopen('ready', 'w').close()\nimport time\ntime.sleep(300)\n"
+    )
+    process = subprocess.Popen(
+        command("--module", "net.part", "--out", "task"),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
+    deadline = time.monotonic() + 200
+    while not (tmp_path / "ready").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 1
+    assert "the script failed (interrupted); the 1 calls until then are kept" in output
+    assert (tmp_path / "task" / "task.py").is_file()
 
 
 def test_an_interrupt_before_the_script_begins_is_one_line(tmp_path: Path) -> None:
