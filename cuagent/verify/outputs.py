@@ -45,15 +45,19 @@ def _words(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def holds_poison(outputs: Sequence[Tensor], byte: int) -> bool:
+def holds_poison(outputs: Sequence[Tensor], expected: Sequence[Tensor], byte: int) -> bool:
     """Return True if a tensor holds the poison in some element.
 
-    As an integer 0xFF.. is -1, a usual value, so it counts only in floating tensors.
+    As an integer 0xFF.. is -1, a usual value, so it counts only in floating tensors. Where NaN is
+    expected it may be the candidate's own, since vectorized maxima return NaN of these bytes.
     """
-    for tensor in outputs:
+    for tensor, right in zip(outputs, expected, strict=True):
         poison_is_unusual = tensor.is_floating_point() or byte != POISONS[0]
         if tensor.numel() and tensor.element_size() > 1 and poison_is_unusual:
             words = _words(tensor).view(-1, tensor.element_size())
-            if any(bool((some == byte).all(dim=1).any()) for some in words.split(STRETCH // 8)):
+            pairs = zip(
+                words.split(STRETCH // 8), right.reshape(-1).split(STRETCH // 8), strict=True
+            )
+            if any(bool(((w == byte).all(dim=1) & ~r.isnan()).any()) for w, r in pairs):
                 return True
     return False

@@ -189,11 +189,19 @@ class VerificationRun:
         for trial, poison in zip(trials, poisons, strict=True):
             # Poison in the guards shows reads past the end of an input, also times zero.
             self.context.inputs.mend_guards(self._input_slot(trial), poison)
-        block = self._block(trials) if next(self._block_first) else None
-        single = [
-            self._single_call(trial, slot, poisons[slot], block[slot] if block else None)
-            for slot, trial in enumerate(trials)
-        ]
+        # The first pass goes up from slot 0 and the second one down to it. So effects of one call
+        # on the next one show, and each group starts at the address where the last group ended,
+        # with other contents: a candidate may not know its inputs by their address.
+        block = self._block(trials, upward=True) if next(self._block_first) else None
+        order = range(len(trials)) if block is None else reversed(range(len(trials)))
+        calls = {
+            slot: self._single_call(
+                trials[slot], slot, poisons[slot], block[slot] if block else None
+            )
+            for slot in order
+        }
+        single = [calls[slot] for slot in range(len(trials))]
+        del calls
         block = block or self._block(trials, single)
         self._clear_lent()
         # Outputs are nearly always equal; judging and storing them once halves the work.
@@ -266,11 +274,16 @@ class VerificationRun:
             self.context.outputs.clear()
 
     def _block(
-        self, trials: Sequence[Trial], others: Sequence[list[Tensor]] | None = None
+        self,
+        trials: Sequence[Trial],
+        others: Sequence[list[Tensor]] | None = None,
+        *,
+        upward: bool = False,
     ) -> list[list[Tensor]]:
         """Return the outputs of a block of calls, made in the form in which calls are timed.
 
-        `others` are the outputs of other calls on these inputs (`_taken`).
+        The calls go down from the last slot; with `upward`, up from the first. `others` are the
+        outputs of other calls on these inputs (`_taken`).
         """
         context, slots = self.context, range(len(trials))
         for slot, trial in enumerate(trials):
@@ -282,8 +295,7 @@ class VerificationRun:
             self.session.block(
                 context.lent,
                 context.outputs,
-                # In reverse order, so that effects of one call on the next one show.
-                [(slot, slot) for slot in reversed(slots)],
+                [(slot, slot) for slot in (slots if upward else reversed(slots))],
                 deadline_s=self.call_s * len(trials),
                 flush=FLUSH if context.task.device is Device.CUDA else 0,
                 lean=context.facts.large,
@@ -351,7 +363,7 @@ class VerificationRun:
         expected, findings = result.expected, result.findings
         if trial.kind in LENIENT and (difference := nonfinite_differences(outputs[0], expected)):
             self.tally.add_note(f"{trial.kind}: {difference}")
-        unwritten = not findings[0].passed and holds_poison(outputs[0], poison)
+        unwritten = not findings[0].passed and holds_poison(outputs[0], expected.declared, poison)
         recorded = replace(trial, when=When.TIMED) if _wrong_in_block(findings) else trial
         self.tally.add(recorded, outputs, expected, findings, unwritten)
         if self.tally.constant_passes:

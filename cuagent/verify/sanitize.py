@@ -185,7 +185,7 @@ def check(
                         lambda tool: _report(
                             program,
                             tool,
-                            folder,
+                            _tool_folder(referee, attempt, folder, tool),
                             build,
                             referee.tier,
                             kernels,
@@ -203,20 +203,26 @@ def check(
     return Check(reports, tuple(sorted(kernels)), rows, time.monotonic() - begun)
 
 
+def _tool_folder(referee: Referee, attempt: Attempt, folder: Path, tool: str) -> Path:
+    """Return a new folder for a tool, with the shared files and what the attempt compiled."""
+    own = folder / tool
+    shutil.rmtree(own, ignore_errors=True)
+    shutil.copytree(folder / SHARED, own, copy_function=os.link)
+    own.chmod(0o755)
+    referee.processes.compiled.copy_to(attempt, own)
+    return own
+
+
 def _report(
     program: Path,
     tool: str,
-    folder: Path,
+    own: Path,
     build: Build,
     tier: Tier,
     kernels: Collection[str],
     seconds: float,
 ) -> Report:
     """Run one tool in its own folder and return its report."""
-    own = folder / tool
-    shutil.rmtree(own, ignore_errors=True)
-    shutil.copytree(folder / SHARED, own, copy_function=os.link)
-    own.chmod(0o755)
     begun = time.monotonic()
     command = sandboxed(program, tool, own, build, tier, kernels)
     report = read(tool, *run(command, own, max(seconds, 0.0)), kernels)

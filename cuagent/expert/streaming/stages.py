@@ -201,6 +201,6 @@ class Plan:
             n
             for n in self.nest.group.nodes
             if n.name in self.nest.by_row
-            and n.kind in (Kind.POINTWISE, Kind.PICK)
+            and n.kind is Kind.POINTWISE
             and self.nest.levels[n.name] == level
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from cuagent.arms import CANDIDATE
 from cuagent.attempt import Attempt
 from cuagent.build import Build
-from cuagent.device_lock import DeviceLock
+from cuagent.device_lock import DeviceLock, GiveWay
 from cuagent.durations import Stage
 from cuagent.events import Emit, Phase
 from cuagent.measure import system_load
@@ -45,8 +45,8 @@ class RoundRunner:
     baselines: Baselines
     candidate: CandidateProcess
     device_lock: DeviceLock
-    opening: Callable[[], AbstractContextManager[None]]
-    """Returns the context in which processes open."""
+    opening: Callable[[], AbstractContextManager[GiveWay]]
+    """Returns the context in which processes open (`Timer.opening`)."""
     emit: Emit
 
     @property
@@ -65,14 +65,16 @@ class RoundRunner:
         session = None
         before = system_load.cpu_times()
         try:
-            with self.opening():
+            with self.opening() as give_way:
                 batch = self.baselines.batch_with_fresh_inputs()
+                give_way()
                 if subject is not None:
                     self.candidate.begin(subject[0])
                 timed_arms = self.baselines.timed_arms(batch)
                 if subject is not None:
                     self.emit(Phase("timing: opening the attempt", passing=True))
                     session = self.candidate.open(*subject)
+                give_way()
                 before = system_load.cpu_times()
                 if session is not None:
                     session.time_limit_s = self.referee.time_limit_s(MAX_CALLS)

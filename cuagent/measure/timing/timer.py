@@ -20,7 +20,7 @@ from functools import partial
 from cuagent.arms import CANDIDATE, COMPILE, EAGER
 from cuagent.attempt import Attempt
 from cuagent.build import Build
-from cuagent.device_lock import DeviceLock
+from cuagent.device_lock import DeviceLock, GiveWay
 from cuagent.durations import Stage
 from cuagent.events import Emit, ignore
 from cuagent.measure.roofline.ceilings import describe
@@ -198,10 +198,14 @@ class Timer:
             self._set_baselines(before)
 
     @contextmanager
-    def opening(self) -> Iterator[None]:
-        """Hold the device lock shared within the block: processes open, or outputs are judged."""
-        with self.device_lock.durations.of(Stage.OPENING_ARMS), self.device_lock.shared():
-            yield
+    def opening(self) -> Iterator[GiveWay]:
+        """Hold the device lock shared within the block: processes open, or outputs are judged.
+
+        The block gets `DeviceLock.shared`'s function, to call while none of its processes works.
+        """
+        shared = self.device_lock.shared()
+        with self.device_lock.durations.of(Stage.OPENING_ARMS), shared as give_way:
+            yield give_way
 
     @property
     def failed(self) -> dict[str, str]:

@@ -15,6 +15,11 @@ from cuagent.worker import Layout
 
 BUDGET = "budget.json"
 """File in the oracle's folder: bytes that limit the device's memory, or null."""
+LOCK = "lock.json"
+"""File in the oracle's folder: path of the device's lock, or null."""
+PAUSING = "pausing"
+"""Key of a message that precedes an answer: the device is idle, and the oracle goes on when it gets
+a message."""
 
 
 @dataclass(frozen=True)
