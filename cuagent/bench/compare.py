@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cuagent.arms import EAGER
 from cuagent.bench.columns import Mean, geometric_mean
@@ -92,8 +93,8 @@ def _figures(a: Record, b: Record) -> tuple[Pair, Pair] | None:
     devices differ."""
     if a.get("device") != b.get("device"):
         return None
-    times = [record.get("times", {}).get(RESULT) for record in (a, b)]
-    speedups = [(record.get("ratios") or {}).get(EAGER) for record in (a, b)]
+    times: list[Any] = [record.get("times", {}).get(RESULT) for record in (a, b)]
+    speedups: list[Any] = [(record.get("ratios") or {}).get(EAGER) for record in (a, b)]
     if not (all(times) and all(speedups)):
         return None
     return (times[0], times[1]), (speedups[0], speedups[1])
