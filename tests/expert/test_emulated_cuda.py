@@ -21,7 +21,7 @@ from importing import imported  # type: ignore[import-not-found]
 from cuagent import kernels
 from cuagent.expert.candidate import Options, make_candidate
 from cuagent.expert.capture.subject import Target, open_subject
-from cuagent.expert.loops import cuda as loops_cuda
+from cuagent.expert.loops import cuda_layout
 from cuagent.expert.streaming import cuda as streaming_cuda
 from cuagent.task import load_task
 
@@ -116,7 +116,7 @@ def test_emulated_loop_agrees_with_reference(tmp_path, monkeypatch, name):
 
 @pytest.mark.parametrize("width", [1, 2])
 def test_emulated_threads_of_a_channel_share_its_lanes(tmp_path, monkeypatch, width):
-    monkeypatch.setattr(loops_cuda, "BUSY_THREADS", 70 * width)
+    monkeypatch.setattr(cuda_layout, "BUSY_THREADS", 70 * width)
     candidate = check(tmp_path, monkeypatch, loops.selective(2, 7, 35, 16), Options())
     (text,) = (text for path, text in candidate.files.items() if path.endswith("_kernel.cu"))
     assert f"WIDTH = {width}, ITEMS = {16 // width}" in text
