@@ -42,7 +42,7 @@ GUARD_FILES = (
     *("boundary.py", "callform.py", "forms.py", "gradients.py", "graphs.py", "guard.py"),
     "likeness.py",
     *("machine.py", "modes.py", "original.py", "reads.py", "replace.py", "replacement.py"),
-    *("verified.py", "watch.py"),
+    *("seen.py", "verified.py", "watch.py"),
 )
 """Files of this package that are copied into every export; they do not import cuagent."""
 

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from cuagent.record import RecordError, refuse_links
-from cuagent.synth.compose import Candidate, Grammar, candidate
+from cuagent.synth.candidate import Candidate
+from cuagent.synth.compose import Grammar, candidate
 from cuagent.synth.examine import Order
 from cuagent.synth.kernelbench import Known, collision, read_problems
 from cuagent.synth.reasons import Reason

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from cuagent.task import Device, Task
 from cuagent.task.step import Step
 from cuagent.verify.inputs.kinds import EXACT, LENIENT, Inputs
+from cuagent.verify.memory_plan import MemoryPlan
 from cuagent.verify.oracle.client import SensitivityQuery
 from cuagent.verify.oracle.facts import TaskFacts
 from cuagent.verify.rules.bounds import OWN_ARITHMETIC, is_exact_probe

@@ -21,6 +21,7 @@ from cuagent.verify.context import VerifyContext
 from cuagent.verify.inputs.kinds import LENIENT, MAX_SWEEP, SWEEPS, Inputs
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.oracle.client import SensitivityQuery
+from cuagent.verify.outputs import KeptOutput, are_equal, holds_poison
 from cuagent.verify.plan import PlannedRound
 from cuagent.verify.prefetch import OraclePrefetcher
 from cuagent.verify.rules.nonfinite import nonfinite_differences
@@ -28,7 +29,7 @@ from cuagent.verify.rules.tolerance import constants
 from cuagent.verify.rules.types import Expected, Finding
 from cuagent.verify.tally import Rejected, Tally, Trial, When
 from cuagent.worker import Session
-from cuagent.worker.memory.arena import POISONS, STRETCH, same_bytes, settle
+from cuagent.worker.memory.arena import POISONS, settle
 from cuagent.worker.memory.fingerprint import Fingerprint
 
 if TYPE_CHECKING:
@@ -81,26 +82,6 @@ class _Result:
         return replace(self, findings=findings)
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """An earlier output: its tensors, or the fingerprint of a large one."""
-
-    tensors: Sequence[Tensor] = ()
-    prints: Sequence[Sequence[int]] = ()
-    key: Fingerprint | None = None
-
-    @staticmethod
-    def of(output: Sequence[Tensor], key: Fingerprint | None) -> _Kept:
-        """Keep the fingerprint by `key`; the output itself if that is None."""
-        return _Kept(output) if key is None else _Kept(prints=key.of_all(output), key=key)
-
-    def equals(self, output: Sequence[Tensor]) -> bool:
-        """Return True if `output` is equal bit for bit."""
-        if self.key is None:
-            return _equal(output, self.tensors)
-        return self.key.of_all(output) == self.prints
-
-
 class VerificationRun:
     """The rounds of one verdict. Raises Rejected, SessionEnded, OracleLost."""
 
@@ -150,11 +131,11 @@ class VerificationRun:
 
     def _round(self, planned: PlannedRound) -> None:
         repeated = {trial.seed for trial in planned.repeats}
-        first: dict[int, _Kept] = {}
+        first: dict[int, KeptOutput] = {}
         for group in self._groups(planned.trials):
             outputs = self._try(group)
             first |= {
-                t.seed: _Kept.of(o, self._fingerprint)
+                t.seed: KeptOutput.of(o, self._fingerprint)
                 for t, o in zip(group, outputs, strict=True)
                 if t.seed in repeated
             }
@@ -224,14 +205,14 @@ class VerificationRun:
         block = block or self._block(trials, single)
         self._clear_lent()
         # Outputs are nearly always equal; judging and storing them once halves the work.
-        distinct = [[a] if _equal(a, b) else [a, b] for a, b in zip(single, block, strict=True)]
+        distinct = [[a] if are_equal(a, b) else [a, b] for a, b in zip(single, block, strict=True)]
         del block
         for slot, trial in enumerate(trials):
             later = [outputs[-1] for outputs in distinct[slot + 1 :]]
             self._compare(trial, distinct[slot], poisons[slot], later=later)
         return single
 
-    def _repeat(self, trials: Sequence[Trial], before: Sequence[_Kept]) -> None:
+    def _repeat(self, trials: Sequence[Trial], before: Sequence[KeptOutput]) -> None:
         """Repeat earlier draws in another order. An output that equals the earlier one is not
         judged again."""
         for trial in trials:
@@ -278,7 +259,11 @@ class VerificationRun:
     def _taken(self, slot: int, other: list[Tensor] | None) -> list[Tensor]:
         """Return a private copy of an output; of a large task `other`, if it is equal."""
         outputs = self.context.outputs
-        if self.context.facts.large and other is not None and _equal(outputs.tensors(slot), other):
+        if (
+            self.context.facts.large
+            and other is not None
+            and are_equal(outputs.tensors(slot), other)
+        ):
             return other
         return outputs.snapshot(slot)
 
@@ -344,7 +329,7 @@ class VerificationRun:
         self.tally.perturbations.append(result.perturbations)
         defer = result.steep and not self._in_extra_draws and not self.tally.failed
         wrong = _wrong_in_block(result.findings)
-        if wrong and any(_equal(distinct[-1], answer) for answer in later):
+        if wrong and any(are_equal(distinct[-1], answer) for answer in later):
             detail = "a later call changed an earlier output: each call must return new memory"
             raise Rejected(Reason.WRONG_VALUES, detail, self.session.output())
         if result.findings:
@@ -378,7 +363,7 @@ class VerificationRun:
         expected, findings = result.expected, result.findings
         if trial.kind in LENIENT and (difference := nonfinite_differences(outputs[0], expected)):
             self.tally.add_note(f"{trial.kind}: {difference}")
-        unwritten = not findings[0].passed and _poisoned(outputs[0], expected.declared, poison)
+        unwritten = not findings[0].passed and holds_poison(outputs[0], expected.declared, poison)
         recorded = replace(trial, when=When.TIMED) if _wrong_in_block(findings) else trial
         self.tally.add(recorded, outputs, expected, findings, unwritten)
         if self.tally.constant_passes:
@@ -451,33 +436,3 @@ class VerificationRun:
 def _wrong_in_block(findings: Sequence[Finding]) -> bool:
     """Return True if a single call was right, and the call in the timed block was not."""
     return bool(findings) and findings[0].passed and not findings[-1].passed
-
-
-def _equal(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
-    """Return True if tensors are equal bit for bit. Poison differs per draw, so unwritten ones
-    differ."""
-    return all(same_bytes(_words(a), _words(b)) for a, b in zip(first, second, strict=True))
-
-
-def _words(tensor: Tensor) -> Tensor:
-    import torch
-
-    return tensor.reshape(-1).view(torch.uint8)
-
-
-def _poisoned(outputs: Sequence[Tensor], expected: Sequence[Tensor], byte: int) -> bool:
-    """Return True if a tensor holds the poison in some element.
-
-    As an integer 0xFF.. is -1, a usual value, so it counts only in floating tensors. Where NaN is
-    expected it may be the candidate's own, since vectorized maxima return NaN of these bytes.
-    """
-    for tensor, right in zip(outputs, expected, strict=True):
-        poison_is_unusual = tensor.is_floating_point() or byte != POISONS[0]
-        if tensor.numel() and tensor.element_size() > 1 and poison_is_unusual:
-            words = _words(tensor).view(-1, tensor.element_size())
-            pairs = zip(
-                words.split(STRETCH // 8), right.reshape(-1).split(STRETCH // 8), strict=True
-            )
-            if any(bool(((w == byte).all(dim=1) & ~r.isnan()).any()) for w, r in pairs):
-                return True
-    return False

@@ -7,7 +7,7 @@ import torch
 from agreement import assert_agrees  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options
-from cuagent.expert.streaming.cpp import PREFETCHED_TABLE
+from cuagent.expert.streaming.cpp_text import PREFETCHED_TABLE
 
 pytestmark = pytest.mark.slow
 

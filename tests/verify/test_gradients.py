@@ -13,6 +13,7 @@ from cuagent.task import TaskError, load_task
 from cuagent.task.plain import task_from_json, task_to_json
 from cuagent.task.step import MARK, Step, forward_task, training_step
 from cuagent.verify import Reason, Referee, Verdict
+from cuagent.worker import ForkServer
 
 REFERENCE = """
 import torch
@@ -48,11 +49,13 @@ def candidate(backward: str, forward: str = "") -> Attempt:
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Attempt], Verdict]]:
+def judged(
+    tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer
+) -> Iterator[Callable[[Attempt], Verdict]]:
     path = tmp_path_factory.mktemp("step") / "gate.py"
     path.write_text(REFERENCE)
     task = training_step(load_task(path, device="cpu"))
-    with Referee(task, call_s=5.0) as referee:
+    with Referee(task, call_s=5.0, fork_server=fork_server) as referee:
         yield lambda attempt: referee.verify(attempt, build(attempt, task.device))
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +60,8 @@ class TwoPrecisions:
         """Relative error of honest arithmetic (`bounds.roundoff`)."""
         self.fp16_range = False
         """True if a kernel may compute in fp16, whose range is much smaller than fp32's."""
+        self.before_call: Callable[[], None] | None = None
+        """Function that is called before each run, while the device is idle or may become so."""
         self.slicing: Slicing | None = None
         """Slices in which a large reference runs in fp64 (`slices`)."""
 
@@ -105,6 +107,8 @@ class TwoPrecisions:
 
     def call_directly(self, inputs: list[Tensor]) -> list[Tensor]:
         """Call the reference as its user would: it may write to these tensors, and return them."""
+        if self.before_call is not None:
+            self.before_call()
         return flatten(self.declared(*unflatten(inputs, self.inputs)), "output")[0]
 
     def forward(self, inputs: list[Tensor]) -> list[Tensor]:
@@ -301,6 +305,8 @@ class TwoPrecisions:
         )
 
     def _forward(self, model: nn.Module, inputs: list[Tensor]) -> list[Tensor]:
+        if self.before_call is not None:
+            self.before_call()
         # Clone, so that a reference that writes to its inputs does not change the judged inputs.
         arguments = [x.clone() for x in inputs] if self.copies_inputs else inputs
         versions = [x._version for x in arguments]

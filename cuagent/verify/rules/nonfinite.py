@@ -1,10 +1,10 @@
 """Rules for NaN and infinities: which elements the strict rule judges.
 
 Honest kernels treat NaN differently on draws that contain it. `fmaxf` drops a NaN that torch.relu
-propagates, a convolution by Fourier transform spreads one over the whole image, a one-hot product
-over all segments, and an insertion sort leaves numbers in other places (so a reference that chooses
-among elements gets no draw with NaN). No reference states a contract for these cases. On such
-draws an element therefore counts against a candidate only if it is finite in the reference, in
+propagates. A convolution by Fourier transform spreads one over the whole image, and a one-hot
+product over all segments. An insertion sort leaves numbers in other places, so a reference that
+chooses among elements gets no draw with NaN. No reference states a contract for these cases. On
+such draws an element therefore counts against a candidate only if it is finite in the reference, in
 either precision, and in the candidate's output. Integers and booleans, which depend on comparisons
 with NaN, do not count. Other differences are reported.
 

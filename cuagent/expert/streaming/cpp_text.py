@@ -1,0 +1,274 @@
+"""Write the parts of C++ kernels that all schedules share: loops, loads, bodies and stores."""
+
+from __future__ import annotations
+
+from cuagent.expert.graph.graph import ITEM_BYTES, Kind, Node
+from cuagent.expert.streaming.expressions import computed_type, identifier
+from cuagent.expert.streaming.nest import Access, Nest
+from cuagent.expert.streaming.stages import COST, Plan, Stage
+from cuagent.expert.streaming.text import KernelText
+
+PARALLEL_WORK = 60_000
+"""Weighted operations below which a parallel region costs more than it saves (about 10 us)."""
+SAVED_BYTES = 192 << 10
+"""Bytes of the largest scratch row; for longer rows expensive values are computed again."""
+EXPENSIVE = 4
+"""Fewest operations and loads of a value that is saved in the cache for the next pass."""
+KEEPS_NAN = ("amax", "amin")
+"""Reductions that return NaN if an element is NaN."""
+BLOCK = 4096
+"""Elements in one block of a long dimension."""
+CHEAP = 8
+"""Cost of an element, in additions, above which the additions do not wait for one another."""
+FEW_COLUMNS = 16
+"""Most elements of a row whose tile is vectorized across rows; twice that if no vector is full.
+
+This applies only to expensive elements: see `FEW_COLUMNS_WORK`."""
+FEW_COLUMNS_WORK = 4
+"""Fewest operations on each element that make a tile of such rows worth vectorizing across rows."""
+VECTOR = 8
+"""Elements of a vector; the rest of a loop is computed one by one."""
+PREFETCH_AHEAD = 8
+"""Slices of a gather between the one that is read and the one that is fetched."""
+PREFETCHED_TABLE = 1 << 18
+"""Bytes of the smallest table whose slices are fetched in advance: one that leaves the cache."""
+PREFETCHED_BYTES = 512
+"""Most bytes of a slice that are fetched; then the processor foresees the rest."""
+
+
+class CppText(KernelText):
+    """A C++ kernel that is being written, and the parts that its schedules share."""
+
+    def __init__(self, name: str, nest: Nest, title: str, tile: int, parallel: bool) -> None:
+        self.tile = min(tile, nest.dimensions[-1].extent)
+        self.columns_schedule = bool(nest.group.reduced) and (
+            not nest.dimensions[-1].reduced or _has_few_columns(nest)
+        )
+        self.transposes = self.columns_schedule and nest.dimensions[-1].reduced
+        """True if the rows of a tile are copied, so that adjacent rows are adjacent in memory."""
+        self.staged: dict[str, str] = {}
+        """Array with the copy of each element that is read from such rows."""
+        if self.transposes:
+            self.tile = min(tile, [d.extent for d in nest.dimensions if not d.reduced][-1])
+        saved = nest.group.columns * (self.tile if self.columns_schedule else 1) * 4
+        may_save = bool(nest.group.reduced) and saved <= SAVED_BYTES
+        plan = Plan(nest, may_save=may_save, expensive=EXPENSIVE, load=1)
+        super().__init__(name, nest, title, plan)
+        self.row_suffix = "[k]" if self.columns_schedule else ""
+        self.parallel = parallel and plan.operations > PARALLEL_WORK
+        self.constants = 0
+        self.overlaps = False
+        """True if an element may be computed twice."""
+        self.part = ""
+        """Suffix of the results of reductions that are being computed."""
+        self.scratch = self._scratch()
+
+    def _parallel(self, loops: int) -> None:
+        """Write the pragma before `loops` nested loops that share the work."""
+        if self.parallel and loops:
+            collapse = f" collapse({loops})" if loops > 1 else ""
+            self.w.pragma(f"omp parallel for schedule(static){collapse}")
+
+    def _loop(self, k: int) -> None:
+        extent = self.nest.dimensions[k].extent
+        self.w.open(f"for (long i{k} = 0; i{k} < {extent}; ++i{k})")
+
+    def _block_loop(self, k: int) -> None:
+        self.w.open(f"for (long i{k} = start; i{k} < end; ++i{k})")
+
+    def _scratch(self) -> dict[str, str]:
+        """Return the array of each saved value; values with separate lifetimes share an array."""
+        stages, owner, arrays = self.plan.stages, dict[str, str](), dict[str, str]()
+        for stage in stages:
+            later = [name for other in stages[stage.level + 1 :] for name in other.reload]
+            needed = {*stage.save, *later}
+            for name in stage.save:
+                free = [array for array, value in owner.items() if value not in needed]
+                arrays[name] = free[0] if free else f"scratch_{len(owner)}"
+                owner[arrays[name]] = name
+        return arrays
+
+    def _open_scratch(self, size: int) -> None:
+        for array in dict.fromkeys(self.scratch.values()):
+            self.w(f"alignas(64) float {array}[{size}];")
+
+    def _constants(self, stage: Stage, inner: int) -> None:
+        """Write the loads that do not change along the innermost loop in front of it."""
+        self._forget()
+        for node in (*stage.compute, *stage.reduces):
+            for arg in node.inputs:
+                access = self.nest.reads.get((node.name, arg))
+                if access is None:
+                    continue
+                conditional = any(guard.steps[inner] for guard in access.guards)
+                constant = access.row and not access.row.index.strides[inner]
+                if constant and not conditional and self._element(access) not in self.slices:
+                    self.slices[self._element(access)] = self._row(access)
+                    self._prefetch(access, inner)
+                if access.varies(inner) and not conditional:
+                    self._start(access, inner)
+                if access.varies(inner) or conditional:
+                    continue
+                key = self._element(access)
+                if key not in self.defined:
+                    word = f"{self._pointer(access.tensor or 'place')}_c{self.constants}"
+                    self.constants += 1
+                    self.w(f"const {computed_type(access.dtype)} {word} = {self._load(access)};")
+                    self.defined[key] = word
+
+    def _prefetch(self, access: Access, inner: int) -> None:
+        """Fetch the slice that a loop over a gather's indices reads some steps later.
+
+        A processor does not foresee slices in any order, and waits for memory at each of them.
+        """
+        row, dims = access.row, self.nest.dimensions
+        assert row is not None
+        at, item = row.index, ITEM_BYTES[access.dtype]
+        steps = [step for step in at.strides if step]
+        table = row.extent * row.stride * item
+        if access.guards or at.guards or access.strides[inner] != 1 or table < PREFETCHED_TABLE:
+            return
+        if not steps or min(steps) < 0:
+            return
+        last = at.offset + self._last(at.strides)
+        ahead = f"{self._index(at)} + {PREFETCH_AHEAD * min(steps)}"
+        outer = tuple(0 if k == inner else step for k, step in enumerate(access.strides))
+        place = self._sum(outer, access.offset)
+        place += " + start" if self.columns_schedule else ""
+        size = min(self.tile if self.columns_schedule else dims[inner].extent, row.stride) * item
+        index = f"{self._pointer(at.tensor)}[{ahead} <= {last} ? {ahead} : {last}]"
+        wraps = "true" if row.wraps else "false"
+        slice_ = f"slice_or_first(checked_slice<{row.extent}, {wraps}>({index}))"
+        element = f"{self._pointer(access.tensor)} + {slice_} * {row.stride} + {place}"
+        self.w(f"prefetch<{min(size, PREFETCHED_BYTES)}>({element});")
+
+    def _forget(self) -> None:
+        """Forget the variables of a loop that has ended."""
+        self.defined, self.slices, self.starts = {}, {}, {}
+
+    def _start(self, access: Access, inner: int) -> None:
+        """Declare where the run of elements starts that an access with conditions reads.
+
+        Loads without a condition can be vectorized. Where the conditions do not hold, the run
+        starts at the tensor's first element, so that it lies inside the tensor.
+        """
+        key, step = self._element(access), access.strides[inner]
+        varies = access.row is not None and access.row.index.strides[inner]
+        reached = all(g.high > 0 and g.low <= self._last(g.steps) for g in access.guards)
+        if not access.guards or step <= 0 or varies or not reached or key in self.starts:
+            return
+        outer = tuple(0 if k == inner else s for k, s in enumerate(access.strides))
+        place = self._sum(outer, access.offset)
+        if access.row:
+            place += f" + slice_or_first({self._row(access)}) * {access.row.stride}"
+        word = f"start_{self.constants}"
+        self.constants += 1
+        self.w(f"const long {word} = {self._condition(access)} ? {place} : 0;")
+        steps = tuple(step if k == inner else 0 for k in range(len(outer)))
+        self.starts[key] = (word, self._sum(steps))
+
+    def _row_values(self, stage: Stage) -> None:
+        self._forget()
+        for node in stage.row_nodes:
+            self._declare(node, "")
+
+    def _row_stores(self) -> None:
+        for name in self._row_outputs():
+            self._store(name)
+
+    def _column_rows(self, stage: Stage, inner: int, tile: int) -> None:
+        self._forget()
+        if not stage.row_nodes:
+            return
+        for node in stage.row_nodes:
+            self.w(f"alignas(64) {computed_type(node.dtype)} {identifier(node.name)}[{tile}];")
+        self.w.pragma("omp simd")
+        self.w.open("for (long k = 0; k < width; ++k)")
+        self.w(f"const long i{inner} = start + k;")
+        for node in stage.row_nodes:
+            self.w(f"{identifier(node.name)}[k] = {self._value(node)};")
+        self.w.close()
+
+    def _column_stores(self, inner: int) -> None:
+        row_outputs = self._row_outputs()
+        if row_outputs:
+            self.w.open("for (long k = 0; k < width; ++k)")
+            self.w(f"const long i{inner} = start + k;")
+            for name in row_outputs:
+                self._store(name)
+            self.w.close()
+
+    def _body(self, stage: Stage) -> None:
+        w, self.stage = self.w, stage
+        for name in stage.reload:
+            w(f"const float {identifier(name)}_saved = {self._slot(name)};")
+        for node in stage.compute:
+            self._declare(node, "_v")
+        for name in stage.save:
+            w(f"{self._slot(name)} = {identifier(name)}_v;")
+        for node in stage.reduces:
+            value = self._operand(node, node.args[0])
+            word = self._reduced(node) + self.row_suffix
+            w(joined(node.op, word, value))
+            if node.op in KEEPS_NAN and not self.columns_schedule:
+                w(f"{word}_nan |= {value} != {value};")
+        for name in stage.stores:
+            self._store(name)
+
+    def _reduced(self, node: Node) -> str:
+        """Return the variable in which the current part of a row is reduced."""
+        return identifier(node.name) + self.part
+
+    def _slot(self, name: str) -> str:
+        return f"{self.scratch[name]}[{self._position()}]"
+
+    def _position(self) -> str:
+        """Return the place of an element in an array of the elements of a row or tile."""
+        position, step = [], 1
+        for k in reversed(self.column_dims):
+            position.append(f"i{k}" if step == 1 else f"i{k} * {step}")
+            step *= self.nest.dimensions[k].extent
+        text = " + ".join(reversed(position))
+        return f"({text}) * {self.tile} + k" if self.columns_schedule else text
+
+    def _load(self, access: Access) -> str:
+        array = self.staged.get(self._element(access)) if self.staged else None
+        return f"{array}[{self._position()}]" if array else super()._load(access)
+
+    def _store(self, name: str) -> None:
+        value = self._variable(self.plan.source(name))
+        if self.transposes and name not in self._row_outputs():
+            self.w(f"{identifier(name)}_tile[{self._position()}] = {value};")
+        else:
+            self.w(self._assign(name, value))
+
+
+def _has_few_columns(nest: Nest) -> bool:
+    """Return True if rows are shorter than some vectors and their elements are expensive.
+
+    Adjacent rows are then the elements of a vector: joining the lanes of a vector for each
+    reduction of a row would take longer than the reductions.
+    """
+    rows = [d.extent for d in nest.dimensions if not d.reduced]
+    nodes = [n for n in nest.group.nodes if n.kind is not Kind.VIEW and n.name not in nest.by_row]
+    work = sum(COST.get(n.op, 1) for n in nodes)
+    columns = nest.group.columns
+    short = columns <= FEW_COLUMNS or (columns < 2 * FEW_COLUMNS and columns % VECTOR)
+    return bool(short and rows and rows[-1] >= FEW_COLUMNS and work >= FEW_COLUMNS_WORK)
+
+
+def joined(op: str, word: str, value: str) -> str:
+    """Return the statement that adds a value to a reduction's result."""
+    if op == "sum":
+        return f"{word} += {value};"
+    better = f"{value} {'>' if 'max' in op else '<'} {word}"
+    if op in KEEPS_NAN:
+        better = f"({better}) | ({value} != {value})"
+    return f"{word} = {better} ? {value} : {word};"
+
+
+def tile_width(tile: int, extent: int) -> str:
+    """Return the rows of a tile, as a constant if all tiles are equal."""
+    if extent % tile == 0:
+        return str(tile)
+    return f"start + {tile} < {extent} ? {tile} : {extent} - start"
