@@ -96,8 +96,8 @@ def readme(
 
 _TRAINED = (
     "Measured and verified were training steps: forward and backward together. The kernel has its "
-    "own backward pass, whose gradients were compared with those in fp64; not where inputs hold NaN "
-    "or infinities. Second derivatives are the original's, and so are all gradients if one is "
+    "own backward pass, whose gradients were compared with those in fp64; not where inputs hold "
+    "NaN or infinities. Second derivatives are the original's, and so are all gradients if one is "
     "wanted of a parameter that was frozen."
 )
 _NOT_TRAINED = (
@@ -158,8 +158,8 @@ def _verified(
         "",
         f"Every other call runs the original module (`{REFERENCE}`) with the same parameters, and "
         "a `RuntimeWarning` says why, once for each reason: another shape, dtype, stride or "
-        f"device, training mode{others}. `model.why_original(x)` returns that reason without a call. "
-        "Verified values:",
+        f"device, training mode{others}. `model.why_original(x)` returns that reason without a "
+        "call. Verified values:",
         "",
     ]
     if verdict is None or not verdict.draws:
