@@ -72,13 +72,14 @@ def _read(path: Path) -> Names:
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: is no manifest of cuagent; delete it") from error
     tables = [found, *(found.get(name, {}) for name in ("of", "settings"))] if found else [found]
     if not all(isinstance(table, dict) for table in tables):
         raise ConfigError(f"{path}: is no manifest of cuagent; delete it")
-    return {"of": {}, "settings": {}} | found
+    whole: dict[str, Any] = {"of": {}, "settings": {}}
+    return whole | found
 
 
 def input_of(out: Path, name: str) -> Any:
