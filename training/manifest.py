@@ -94,7 +94,7 @@ def finish(out: Path, step: int) -> None:
     path = out / MANIFEST
     before = _read(path)
     if "command" in before:
-        write_atomic(path, json.dumps(before | {"finished": step}))
+        write_atomic(path, json.dumps({**before, "finished": step}))
 
 
 def has_results(out: Path) -> bool:
