@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 Report = Callable[[dict[str, Any]], None]
 """Receives progress: {"phase": text} or {"attempts": number, "best": ratio over torch.compile}."""
 SUBMIT = "submit"
+INTERNAL = "internal error"
+"""Begin of the reason of a failure that is a fault of cuagent; its traceback is in the log."""
 SHOWN_S = 0.05
 """Seconds from which a stage is in the problem's log."""
 
@@ -87,6 +90,8 @@ def solve(
         if _was_interrupted(error):
             raise Interrupted from error
         status = Status("failed", _failure(error))
+        if status.reason.startswith(INTERNAL):
+            traceback.print_exception(error)
     seconds = {
         "total_s": time.monotonic() - started,
         "timing_s": lock.held.exclusive_s,
@@ -143,7 +148,7 @@ def _failure(error: Exception) -> str:
         return str(error)
     text = f"{type(error).__name__}: {error}"
     expected = ForkServerError | OracleLost | SandboxError | CudaMemoryError
-    return text if isinstance(error, expected) else f"internal error: {text}"
+    return text if isinstance(error, expected) else f"{INTERNAL}: {text}"
 
 
 def _solved(
