@@ -185,7 +185,7 @@ def check(
                         lambda tool: _report(
                             program,
                             tool,
-                            folder,
+                            _tool_folder(referee, attempt, folder, tool),
                             build,
                             referee.tier,
                             kernels,
@@ -203,20 +203,26 @@ def check(
     return Check(reports, tuple(sorted(kernels)), rows, time.monotonic() - begun)
 
 
+def _tool_folder(referee: Referee, attempt: Attempt, folder: Path, tool: str) -> Path:
+    """Return a new folder for a tool, with the shared files and what the attempt compiled."""
+    own = folder / tool
+    shutil.rmtree(own, ignore_errors=True)
+    shutil.copytree(folder / SHARED, own, copy_function=os.link)
+    own.chmod(0o755)
+    referee.processes.compile_caches.lay(attempt, own)
+    return own
+
+
 def _report(
     program: Path,
     tool: str,
-    folder: Path,
+    own: Path,
     build: Build,
     tier: Tier,
     kernels: Collection[str],
     seconds: float,
 ) -> Report:
     """Run one tool in its own folder and return its report."""
-    own = folder / tool
-    shutil.rmtree(own, ignore_errors=True)
-    shutil.copytree(folder / SHARED, own, copy_function=os.link)
-    own.chmod(0o755)
     begun = time.monotonic()
     command = sandboxed(program, tool, own, build, tier, kernels)
     report = read(tool, *run(command, own, max(seconds, 0.0)), kernels)
@@ -305,7 +311,6 @@ def write_debug_folder(
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(mode=0o755)
     attempt.write(target)
-    referee.processes.compiled.copy_to(attempt, target)
     model_spec = referee.processes.model_spec(seed)
     (target / "order.json").write_text(json.dumps(model_spec.to_json()))
     cut = given if rows is None else [t[:rows] for t in given]

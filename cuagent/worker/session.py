@@ -19,7 +19,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -153,7 +153,6 @@ class Session:
         environment: dict[str, str] | None = None,
         memory_bytes: int | None = None,
         cores: Collection[int] = (),
-        prepare: Callable[[Path], None] = lambda _: None,
     ) -> Session:
         """Fork a process that waits in its sandbox with its device ready. Raises ForkServerError.
 
@@ -162,8 +161,7 @@ class Session:
         candidate is confined in the sandbox at `tier`, where it may read nothing of ours outside
         that folder. The session ends as crashed if its processes hold more than `memory_bytes` of
         memory, or more GPU memory than `model_spec.device_bytes`. `cores` are the processors that
-        it and its children may use; empty means all. `prepare` gets the session's folder, in which
-        it may create files before the process starts.
+        it and its children may use; empty means all.
         """
         folder = Path(tempfile.mkdtemp(dir=fork_server.folder))
         # A worker under another user id must be able to enter it.
@@ -174,7 +172,6 @@ class Session:
             attempt.write(folder)
             (folder / LIBRARIES).mkdir()
             given[BUILD] = str(folder / LIBRARIES)
-            prepare(folder)
         policy = None
         if model_spec.arm == CANDIDATE:
             policy = Policy(

@@ -12,6 +12,7 @@ from cuagent.measure import system_load
 from cuagent.measure.roofline.ceilings import cache_bytes
 from cuagent.task import Device
 from cuagent.verify.referee import Referee
+from cuagent.worker.compile_caches import INDUCTOR, user_caches
 
 MAX_SLOTS, MIN_SLOTS, USUAL_SLOTS = 24, 2, 8
 """Number of input sets in a batch, without the one for warming up."""
@@ -61,17 +62,14 @@ def compiled_graphs(*, again: bool = False) -> dict[str, str]:
     starts no compilers: torch starts a Python with sixteen processes otherwise, which imports torch
     for five seconds while the arm is timed.
     """
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cuagent"
+    base = user_caches()
     given = {COMPILERS: os.environ[COMPILERS]} if COMPILERS in os.environ else {}
-    return (
-        given
-        | ({COMPILERS: "1"} if again else {})
-        | {
-            "TORCHINDUCTOR_CACHE_DIR": str(base / "inductor"),
-            "TRITON_CACHE_DIR": str(base / "triton"),
-            "HOME": str(Path.home()),
-        }
-    )
+    folders = {
+        "TORCHINDUCTOR_CACHE_DIR": str(base / INDUCTOR),
+        "TRITON_CACHE_DIR": str(base / "triton"),
+        "HOME": str(Path.home()),
+    }
+    return given | ({COMPILERS: "1"} if again else {}) | folders
 
 
 def versions() -> dict[str, str]:
