@@ -13,7 +13,7 @@ from make_tasks import write_task
 from records import solved, unsolved
 
 from cuagent.bench.engines import Cancelled, EngineLost, LocalEngine, Report
-from cuagent.bench.order import BenchSettings, Order
+from cuagent.bench.order import DEFERRED, BenchSettings, Order
 from cuagent.bench.problems import Problem
 from cuagent.bench.results import Record, opened_for_writing, read_results
 from cuagent.bench.scheduler import (
@@ -58,6 +58,8 @@ class Given:
         if "hangs" in order.problem:
             self.cancelled.wait(30)
             raise Cancelled
+        if "whole" in order.problem and order.may_defer:
+            return unsolved(order.problem, DEFERRED, key=order.key)
         if "large" in order.problem and first:
             return unsolved(order.problem, reason="CUDA out of memory", key=order.key)
         return solved(order.problem, key=order.key)
@@ -120,6 +122,16 @@ def test_a_problem_out_of_memory_runs_again_with_its_gpu_to_itself(tmp_path: Pat
     assert [o.problem for o in engine.asked].count("large1") == 2
     found = {r["problem"]: r["status"] for r in read_results(tmp_path)}
     assert found == dict.fromkeys(("a", "b", "large1", "large2"), "kernel")
+
+
+def test_problems_that_need_the_whole_gpu_come_last(tmp_path: Path) -> None:
+    engine, slots = Given(), Slots(("0", "0"))
+    names = ("whole1", "a", "whole2 and large", "b")
+    with opened_for_writing(tmp_path) as results:
+        run_orders(orders(tmp_path, *names), engine, slots, results, lambda _: None)
+    found = [(r["problem"], r["status"]) for r in read_results(tmp_path)]
+    assert sorted(found) == sorted((name, "kernel") for name in names)
+    assert {name for name, _ in found[:2]} == {"a", "b"}
 
 
 @pytest.mark.parametrize(
