@@ -34,9 +34,9 @@ DRAWS = 3
 SMALL_GRADIENT = 1e-3
 """Gradient times weight over the output, below which a weight is disturbed as a test."""
 MOST_WEIGHTS = 64
-"""Weights that are disturbed at most."""
+"""Most weights that are disturbed."""
 STAGES = 5
-"""Multiple of the budget for dead parts that the whole examination may take."""
+"""Time limit of the whole examination, as a multiple of the budget for dead parts."""
 SHOWN = 4
 """Names that one certificate lists."""
 LEAST_HALVED = 4
@@ -116,7 +116,7 @@ class Examination:
         return inputs, self.run(inputs)
 
     def certification(self) -> Certification:
-        """Make all examinations in order; later ones are left out where they would say the same."""
+        """Run all examinations in order; skip those whose result an earlier one implies."""
         import torch
 
         from cuagent.bench.families import family_of

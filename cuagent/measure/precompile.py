@@ -61,10 +61,10 @@ def precompile(
     lock: DeviceLock,
     limit_s: float = COMPILE_S,
 ) -> list[str]:
-    """Compile the rungs and return those that will not compile for long when they are opened.
+    """Compile the rungs; return those that open quickly afterwards.
 
-    Left out are those that were not done in `limit_s`. A failure shows when the rung is opened.
-    Raises ForkServerError.
+    Rungs that did not finish within `limit_s` are left out. A failed compilation is reported when
+    the rung is opened. Raises ForkServerError.
     """
     names = [name for name in rungs if name.partition("+")[0] != EAGER]
     quick = [name for name in rungs if name not in names]

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from cuagent.expert.search.memory import Memory
 from cuagent.expert.search.planner import Bounds, Outcome, Proposal, best_of, propose
 from cuagent.expert.search.progress import Progress, read_progress
-from cuagent.expert.search.tuning import Memory, recalled, remember
+from cuagent.expert.search.tuning import recalled, remember
 from cuagent.models.model import Finish, Message, OnText, Reply, ToolCall, ToolSpec
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class ExpertModel:
         self._memory: Memory | None = None
         self._subject: Subject | None = None
         self._problem = ""
-        self._proposals: dict[tuple[int, int], Proposal | None] = {}
+        self._proposals: dict[tuple[int, int, bool], Proposal | None] = {}
 
     def prepare(self) -> None:
         """Capture the module, which takes seconds, before the first question."""
@@ -80,7 +81,7 @@ class ExpertModel:
 
     def _proposal(self, outcomes: Sequence[Outcome], bounds: Bounds) -> Proposal | None:
         # The planner is deterministic, outcomes are only appended, and profiles only added.
-        key = len(outcomes), sum(o.own_share is not None for o in outcomes)
+        key = len(outcomes), sum(o.own_share is not None for o in outcomes), bounds.in_tf32
         if key not in self._proposals:
             subject = self._open()
             if subject and self._memory is None:

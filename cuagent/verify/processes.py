@@ -22,14 +22,15 @@ from cuagent.task import Device, Task
 from cuagent.task.packages import installed_imports
 from cuagent.task.settings import arm_settings, candidate_settings
 from cuagent.task.step import Step
+from cuagent.verify.compiled_code import CompiledCode
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.memory_plan import MemoryPlan
 from cuagent.verify.oracle.client import Oracle
 from cuagent.worker import Arena, ForkServer, ModelSpec, Session
-from cuagent.worker.compile_caches import INDUCTOR, CompileCaches, user_caches
 from cuagent.worker.memory import device_use
 from cuagent.worker.open_timeout import OPEN_S
+from cuagent.worker.user_caches import INDUCTOR, user_caches
 from cuagent.worker.vector_units import VARIABLE, all_passed
 
 
@@ -63,8 +64,9 @@ class Processes:
         self.room: MemoryPlan | None = None
         """Plan of the task's memory, from which a candidate's limit follows."""
         self.tier = tier
-        self.compile_caches = CompileCaches()
         self.memory_bytes = memory_bound()
+        self.compiled = CompiledCode()
+        """What attempts compiled at their first call."""
         self._ending = ExitStack()
         self.fork_server = fork_server or self._start()
         try:
@@ -120,6 +122,7 @@ class Processes:
             environment={VARIABLE: "1"} if self._skips_vector_tests() else None,
             memory_bytes=self.memory_bytes,
             cores=cores,
+            prepare=lambda folder: self.compiled.copy_to(attempt, folder),
         )
 
     def _skips_vector_tests(self) -> bool:
@@ -138,21 +141,11 @@ class Processes:
         `waiting` is a session that `waiting()` returned for this attempt.
         """
         session = waiting or self.waiting(attempt, cores=cores)
-        self.import_attempt(session, attempt, build)
+        session.import_model([library.path for library in build.libraries])
         # A copy, because a candidate could change the weights that the next arms load.
         self._lent_weights.lay(self._timed_weights)
         session.load(self._lent_weights)
         return session
-
-    def import_attempt(self, session: Session, attempt: Attempt, build: Build) -> None:
-        """Import an attempt's code in a waiting session, with what its verification compiled.
-
-        Raises SessionEnded.
-        """
-        if self.compile_caches.has(attempt):
-            session.await_ready()  # only then the folder has its owner
-            self.compile_caches.lay(attempt, session.folder)
-        session.import_model([library.path for library in build.libraries])
 
     def reference(
         self, mode: str, *, environment: dict[str, str] | None = None, cores: Collection[int] = ()

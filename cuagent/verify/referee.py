@@ -28,6 +28,7 @@ from cuagent.task.settings import baseline_settings
 from cuagent.verdict import Reason, RuleResult, Verdict
 from cuagent.verify import surroundings
 from cuagent.verify.batch import Batch
+from cuagent.verify.compiled_code import compiles_when_called
 from cuagent.verify.context import LOGIC_SPREAD_S, VerifyContext
 from cuagent.verify.domain import Domain, domain_of
 from cuagent.verify.inputs.kinds import MAX_SWEEP, SWEEPS, Inputs
@@ -153,6 +154,35 @@ class Referee:
         return self.processes.fork_server
 
     # -- verdicts
+
+    def compile_ahead(self, attempt: Attempt, build: Build) -> None:
+        """Let an attempt compile what it compiles at its first call, for all its later processes.
+
+        Call it before a verdict that a timing follows. Any failure shows in that verdict. Does
+        nothing for other attempts, for a large task, and the second time.
+        """
+        compiled = self.processes.compiled
+        if self.large or attempt in compiled or not compiles_when_called(attempt):
+            return
+        compiled.keep(attempt, None)
+        if build.ok:
+            with suppress(*FORESEEN):
+                self.processes.mend()
+                self._compile_in(attempt, build, self.batch(1))
+
+    def _compile_in(self, attempt: Attempt, build: Build, batch: Batch) -> None:
+        """Make one call of an attempt on inputs of `batch`, and keep what it compiled."""
+        seed, weights = Seeds().draw(), self.context.weights
+        try:
+            self.oracle.load_weights(Weights.OWN, seed, weights)
+            with self.processes.waiting(attempt, seed) as session:
+                session.import_model([library.path for library in build.libraries])
+                session.load(weights)
+                outputs = batch.outputs_of(CANDIDATE)
+                session.block(batch.lent, outputs, [(0, 0)], deadline_s=self.call_s)
+                self.processes.compiled.keep(attempt, session.folder)
+        finally:
+            self.discard(batch)
 
     def verify(
         self,
@@ -329,14 +359,12 @@ class Referee:
             with tally.clock("oracle"):
                 pending.prefetcher.suspend()
             with tally.clock("worker"):
-                self.processes.import_attempt(session, pending.attempt, build)
+                session.import_model([library.path for library in build.libraries])
             session.time_limit_s = self.time_limit_s(call_count(self.facts.sweep_counts))
             call_s = max(self.call_s, SLOWER * self.facts.call_s)
             VerificationRun(
                 self.context, pending.prefetcher, session, tally, call_s, pending.seeds, give_way
             ).run()
-            if tally.conclusion()[0] is Reason.ACCEPTED:
-                self.processes.compile_caches.keep(pending.attempt, session.folder)
             return session.output()
 
     # -- batches, for timing

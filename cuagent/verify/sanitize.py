@@ -65,10 +65,10 @@ if TYPE_CHECKING:
 INITCHECK = "initcheck"
 TOOLS = ("memcheck", "racecheck", INITCHECK)
 LARGE_BYTES = 1 << 30
-"""Size of all inputs from which the tools get fewer rows, because each process reads them from a
-file."""
+"""Smallest size in bytes of all inputs for which the tools get fewer rows: each process reads the
+inputs from a file."""
 WHOLE_BYTES = 8 << 30
-"""Size of all inputs up to which the tools get all rows if fewer do not reach the kernels."""
+"""Largest size in bytes of all inputs that the tools get whole, if fewer rows miss the kernels."""
 CONTEXT_BYTES = 1 << 30
 """GPU memory of a process under a tool, without its tensors."""
 TAIL = 64
@@ -209,7 +209,7 @@ def _tool_folder(referee: Referee, attempt: Attempt, folder: Path, tool: str) ->
     shutil.rmtree(own, ignore_errors=True)
     shutil.copytree(folder / SHARED, own, copy_function=os.link)
     own.chmod(0o755)
-    referee.processes.compile_caches.lay(attempt, own)
+    referee.processes.compiled.copy_to(attempt, own)
     return own
 
 

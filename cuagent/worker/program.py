@@ -4,7 +4,7 @@ It shares its process with untrusted code, so the referee relies on none of it. 
 breaks it gets a wrong output or a missing record. The checks made here (form of the output, guards
 around the candidate's allocations) find mistakes, not cheats.
 
-Commands: open, attach, detach, load, run, nothing. Each holds a nonce that its record returns.
+Commands: open, attach, detach, load, run. Each holds a nonce that its record returns.
 """
 
 from __future__ import annotations
@@ -95,8 +95,6 @@ class _Worker:
                 self.load(self.arenas[message["arena"]], message["slot"], message["fresh"])
             case "run":
                 return self.run(message)
-            case "nothing":
-                pass  # the record tells the referee that the device is ready
         return [0]
 
     def warm_up(self) -> None:

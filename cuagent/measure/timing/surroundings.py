@@ -12,7 +12,7 @@ from cuagent.measure import system_load
 from cuagent.measure.roofline.ceilings import cache_bytes
 from cuagent.task import Device
 from cuagent.verify.referee import Referee
-from cuagent.worker.compile_caches import INDUCTOR, user_caches
+from cuagent.worker.user_caches import INDUCTOR, user_caches
 
 MAX_SLOTS, MIN_SLOTS, USUAL_SLOTS = 24, 2, 8
 """Number of input sets in a batch, without the one for warming up."""
@@ -64,12 +64,15 @@ def compiled_graphs(*, again: bool = False) -> dict[str, str]:
     """
     base = user_caches()
     given = {COMPILERS: os.environ[COMPILERS]} if COMPILERS in os.environ else {}
-    folders = {
-        "TORCHINDUCTOR_CACHE_DIR": str(base / INDUCTOR),
-        "TRITON_CACHE_DIR": str(base / "triton"),
-        "HOME": str(Path.home()),
-    }
-    return given | ({COMPILERS: "1"} if again else {}) | folders
+    return (
+        given
+        | ({COMPILERS: "1"} if again else {})
+        | {
+            "TORCHINDUCTOR_CACHE_DIR": str(base / INDUCTOR),
+            "TRITON_CACHE_DIR": str(base / "triton"),
+            "HOME": str(Path.home()),
+        }
+    )
 
 
 def versions() -> dict[str, str]:

@@ -27,13 +27,14 @@ from cuagent.task.memory import large, total
 from cuagent.task.settings import baseline_settings
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.ranges import ends_of, ranges_of
-from cuagent.verify.inputs.repertoire import ReferenceRuns, Repertoire, repertoire, with_fixed
+from cuagent.verify.inputs.reference_runs import ReferenceRuns
+from cuagent.verify.inputs.repertoire import Repertoire, repertoire, with_fixed
 from cuagent.verify.inputs.varied import fixed_of
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.oracle.acceptance import Acceptance, acceptance
 from cuagent.verify.oracle.facts import Layouts, TaskFacts
 from cuagent.verify.oracle.places import find_places
-from cuagent.verify.oracle.slices import find_slicing
+from cuagent.verify.oracle.slice_checks import find_slicing
 from cuagent.verify.oracle.two_precisions import TwoPrecisions
 from cuagent.verify.rules.bounds import coarsest, reach
 from cuagent.verify.tensors import UNIT, is_inexact

@@ -8,7 +8,7 @@ from typing import Any
 
 from cuagent.task import Spec, TorchSettings
 from cuagent.verify.inputs.kinds import Inputs
-from cuagent.verify.inputs.repertoire import SweepCount
+from cuagent.verify.inputs.sweeps import SweepCount
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.trace.reductions import Terms
 from cuagent.worker import Layout

@@ -36,7 +36,8 @@ from cuagent.verify.oracle import sensitivity, sliced_answers
 from cuagent.verify.oracle.describe import describe, sample_of
 from cuagent.verify.oracle.facts import BUDGET, LOCK, PAUSING
 from cuagent.verify.oracle.places import NearTies, write_places
-from cuagent.verify.oracle.slices import Slicing, is_consistent
+from cuagent.verify.oracle.slice_checks import is_consistent
+from cuagent.verify.oracle.slices import Slicing
 from cuagent.verify.oracle.spread import Spread
 from cuagent.verify.oracle.tie_orders import ORDERS, ordered
 from cuagent.verify.rules.bounds import reach, sequential
@@ -333,7 +334,9 @@ class _Oracle:
             runs = (reference.forward_fp64(inputs) for inputs in perturbed_inputs)
             places = nearby.find(exact, run, runs, spread)
             write_places(places, self.arenas[message["places"]].tensors(message["target"]))
-        certain = message["check_decisions"] and reference.decided_equally(inputs) is True
+        certain = (
+            message["check_decisions"] and reference.decided_equally(inputs, kinks=True) is True
+        )
         return {
             "finite": finite,
             "fills_hidden": fills_hidden,

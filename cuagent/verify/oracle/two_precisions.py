@@ -147,24 +147,26 @@ class TwoPrecisions:
         self.slicing.run(run, inputs, target)
         return all(defined)
 
-    def decided_equally(self, inputs: list[Tensor]) -> bool | None:
+    def decided_equally(self, inputs: list[Tensor], *, kinks: bool = False) -> bool | None:
         """Return True if all decisions in a run depend on equal numbers in both precisions.
 
-        Returns None if nothing is decided, or the reference does not run in fp64. Its output need
-        not be fp64, because the result of a comparison may have any dtype.
+        With `kinks` those at the kinks of a backward pass count too. Returns None if nothing is
+        decided, or the reference does not run in fp64. Its output need not be fp64, because the
+        result of a comparison may have any dtype.
         """
-        found = [self._decided_equally(part) for part in self._parts(inputs)]
+        found = [self._decided_equally(part, kinks) for part in self._parts(inputs)]
         return None if None in found else all(found)
 
-    def _decided_equally(self, inputs: list[Tensor]) -> bool | None:
+    def _decided_equally(self, inputs: list[Tensor], kinks: bool) -> bool | None:
         both = self._traced_in_both(inputs)
         if both is None:
             return None
         exact, _ = both
-        same = traces_decide_equally(*both)
+        same = traces_decide_equally(*both, kinks=kinks)
         # An index is a choice among equal elements, however certain their values are.
         has_indices = same and any(selection.indexed for selection in exact.selections)
-        return same if exact.decided and not has_indices else None
+        decides = exact.decided or (kinks and exact.kinks)
+        return same if decides and not has_indices else None
 
     def roundoff_chooses(self, inputs: list[Tensor]) -> bool:
         """Return True if roundoff decides which index is taken (`places.roundoff_chooses`)."""

@@ -1,15 +1,15 @@
-"""Pass the compile caches of an attempt on to the next processes of the same attempt.
+"""Give what an attempt compiles at its first call to all its later processes.
 
-Triton and torch.compile keep what they compile in a folder of the process (`sandbox/policy.py`).
-Several processes of an attempt are started: to verify, check, time and profile it. Each would
-compile the same kernels again, for seconds. So the caches that the verification wrote are copied to
-the folders of the later processes before the attempt's code is imported there.
+Triton and torch.compile compile when a model is first called. That takes seconds in each of some
+ten processes: of the verdict, of compute-sanitizer, of each round of a timing. So one process makes
+a first call that nothing is judged by, and the files that its compilers left are copied to each
+later process of the attempt. These processes start with equal files, so none of them can tell a
+timing from a verdict by its files. Not covered: `kernels/`, which is compiled before, and
+`load_inline`, whose folders hold their own path.
 
-Invariant: files pass only between processes of one attempt, after its verification was passed. They
-are read from stopped processes, without following links, and within limits; an attempt that exceeds
-a limit compiles again in each process. Nothing here is executed or parsed.
-Not covered: a candidate may leave a message to its later processes in these files. It can tell them
-nothing that helps: inputs are drawn anew, and outputs are judged while a candidate is timed.
+Invariant: files pass only between processes of one attempt, from one that saw no secret of a
+verdict or a timing. They are read from stopped processes, without following links, and within
+limits. No trusted process runs or parses them.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from pathlib import Path
 
 from cuagent.attempt import Attempt
 
-INDUCTOR = "inductor"
-"""Folder of torch.compile's cache."""
-CACHES = ("triton", INDUCTOR)
-"""Folders in a process's folder that hold the caches of Triton and of torch.compile."""
+FOLDERS = ("triton", "inductor")
+"""Folders of compiled code in a candidate's folder (`sandbox.policy.environment`)."""
+WORDS = ("triton", "torch.compile", ".compile(", "_dynamo")
+"""Words in the Python files of an attempt that compiles when it is called."""
 MOST_BYTES = 128 << 20
-"""Largest number of bytes of one attempt's caches."""
-MOST_ENTRIES = 4_000
-"""Largest number of files and folders in one attempt's caches."""
-DEEPEST = 8
-"""Largest number of nested folders in a cache."""
+"""Largest number of bytes that are kept of one attempt; nothing is kept of one beyond a limit."""
+MOST_ENTRIES = 5_000
+"""Largest number of files and folders that are kept of one attempt."""
+MOST_DEPTH = 8
+"""Largest number of nested folders."""
 MOST_ATTEMPTS = 4
-"""Number of attempts whose caches are kept: the best ones are judged again for the record."""
+"""Number of attempts that are kept: the best ones are judged again for the record."""
 PLACE = b"\0folder of the process\0"
 """Text that stands for the folder of a process in the files that name other files."""
 NAMES_FILES = re.compile(r"__grp__.*\.json")
@@ -45,9 +45,10 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def user_caches() -> Path:
-    """Return the folder with this user's caches, which no candidate can read or write."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cuagent"
+def compiles_when_called(attempt: Attempt) -> bool:
+    """Return True if an attempt's Python files seem to compile code at the first call."""
+    texts = (text for name, text in attempt.files if name.endswith(".py"))
+    return any(word in text for text in texts for word in WORDS)
 
 
 @dataclass(frozen=True)
@@ -57,41 +58,47 @@ class _File:
     content: bytes
     executable: bool
 
+    def renamed(self, old: bytes, new: bytes) -> bytes:
+        """Return the content; a list of files gets paths in another folder."""
+        is_list = NAMES_FILES.fullmatch(Path(self.path).name)
+        return self.content.replace(old, new) if is_list else self.content
+
 
 class _TooMuch(Exception):
-    """The caches exceed a limit or hold something that is no plain file."""
+    """The files exceed a limit."""
 
 
-class CompileCaches:
-    """The caches of the attempts that were verified last."""
+class CompiledCode:
+    """Files that the last attempts compiled, by the attempts' digests."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, tuple[_File, ...]] = OrderedDict()
 
-    def keep(self, attempt: Attempt, folder: Path) -> None:
-        """Keep the caches that a stopped process of the attempt wrote to its folder."""
-        own = str(folder).encode()
-        try:
-            found = tuple(
-                _File(file.path, file.content.replace(own, PLACE), file.executable)
-                if NAMES_FILES.fullmatch(Path(file.path).name)
-                else file
-                for file in _read(folder)
-            )
-        except (OSError, _TooMuch):
-            found = ()
+    def __contains__(self, attempt: Attempt) -> bool:
+        """Return True if the attempt's first call was made, even if nothing was kept of it."""
+        return attempt.digest in self._kept
+
+    def keep(self, attempt: Attempt, folder: Path | None) -> None:
+        """Keep the compiled files in a process's `folder`; keep nothing if `folder` is None.
+
+        The processes that write to `folder` must be stopped or have ended.
+        """
+        found: tuple[_File, ...] = ()
+        if folder is not None:
+            own = str(folder).encode()
+            try:
+                found = tuple(
+                    _File(f.path, f.renamed(own, PLACE), f.executable) for f in _read(folder)
+                )
+            except (OSError, _TooMuch):
+                found = ()
         self._kept.pop(attempt.digest, None)
-        if found:
-            self._kept[attempt.digest] = found
+        self._kept[attempt.digest] = found
         while len(self._kept) > MOST_ATTEMPTS:
             self._kept.popitem(last=False)
 
-    def has(self, attempt: Attempt) -> bool:
-        """Return True if caches of the attempt are kept."""
-        return attempt.digest in self._kept
-
-    def lay(self, attempt: Attempt, folder: Path) -> None:
-        """Copy the kept caches of the attempt to the folder of a process that has not run its code.
+    def copy_to(self, attempt: Attempt, folder: Path) -> None:
+        """Copy the attempt's compiled files to the folder of a process that has not run its code.
 
         Files and folders get the owner of `folder`.
         """
@@ -102,11 +109,7 @@ class CompileCaches:
                 if not above.exists():
                     above.mkdir()
                     _give(above, owner)
-            target.write_bytes(
-                file.content.replace(PLACE, own)
-                if NAMES_FILES.fullmatch(target.name)
-                else file.content
-            )
+            target.write_bytes(file.renamed(PLACE, own))
             target.chmod(0o755 if file.executable else 0o644)
             _give(target, owner)
 
@@ -117,13 +120,13 @@ def _give(path: Path, owner: int) -> None:
 
 
 def _read(folder: Path) -> Iterator[_File]:
-    """Yield the files of the caches below `folder`. Raises OSError, _TooMuch."""
+    """Yield the compiled files below `folder`. Raises OSError, _TooMuch."""
     left = [MOST_BYTES, MOST_ENTRIES]
     root = os.open(folder, _FOLDER)
     try:
-        for name in CACHES:
-            if _exists(root, name):
-                yield from _below(root, name, name, left, DEEPEST)
+        for name in FOLDERS:
+            if _is_folder(root, name):
+                yield from _below(root, name, name, left, MOST_DEPTH)
     finally:
         os.close(root)
 
@@ -166,9 +169,8 @@ def _content(folder: int, name: str, left: list[int]) -> tuple[bytes, bool] | No
     return content, bool(status.st_mode & stat.S_IXUSR)
 
 
-def _exists(folder: int, name: str) -> bool:
+def _is_folder(folder: int, name: str) -> bool:
     try:
-        os.stat(name, dir_fd=folder, follow_symlinks=False)
+        return stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
     except FileNotFoundError:
         return False
-    return True
