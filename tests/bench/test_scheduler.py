@@ -5,6 +5,7 @@ The engine here returns given records; `test_bench.py` runs real problems.
 
 from __future__ import annotations
 
+import signal
 import threading
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from make_tasks import write_task
 from records import solved, unsolved
 
-from cuagent.bench.engines import Cancelled, EngineLost, LocalEngine, Report
+from cuagent.bench.engines import Cancelled, EngineLost, LocalEngine, Report, _why
 from cuagent.bench.order import DEFERRED, BenchSettings, Order
 from cuagent.bench.problems import Problem
 from cuagent.bench.results import Record, opened_for_writing, read_results
@@ -166,6 +167,16 @@ def test_slots_share_gpus_and_divide_processors() -> None:
     two = slots_for("cpu", 2, 1)
     used = [core for cores in two.cores for core in cores]
     assert len(used) == len(set(used))
+
+
+def test_a_process_that_was_killed_states_a_remedy(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("last words\n")
+    killed = _why(-signal.SIGKILL, log)
+    assert "use fewer --jobs" in killed
+    assert killed.endswith(": last words")
+    assert is_for_memory(unsolved("a", reason=killed))
+    assert "--jobs" not in _why(-signal.SIGSEGV, log)
 
 
 def test_log_of_a_process_is_not_written_through_a_link(tmp_path: Path) -> None:
