@@ -196,6 +196,7 @@ def test_judge_opens_shared_and_profiles_exclusively(
 
     class Referee:
         fork_server = None
+        processes = SimpleNamespace(compiled=None)
 
         def __init__(self, *_: Any, **__: Any) -> None:
             self.large, self.bytes_per_call = large, 1
