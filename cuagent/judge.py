@@ -153,6 +153,9 @@ class LocalJudge:
         self._compiler = RungCompiler(
             task, self.referee.fork_server, self.device_lock, large=self.referee.large
         )
+        self._compiles_later = False
+        """True if rungs that a record timing adds compile from the first attempt on that may be the
+        result; a judge of rollouts makes no record timings."""
         self._next_profile: ProfileSession | None = None
         """Prewarmed profile of the next attempt, started after the first profile of an attempt."""
         self._reference_profile: ProfileSession | None = None
@@ -254,9 +257,15 @@ class LocalJudge:
             with self._timer.opening():  # counting the task's work calls the reference once
                 names = first_rungs(self.referee)
             self._compiler.compile(names)
+            self._compiles_later = True
             self.emit(Phase("opening the rungs"))
             with self._timer.opening():
                 self._timer.prewarm(None, names)()
+
+    @property
+    def _recorded_later(self) -> tuple[str, ...]:
+        """Return the rungs to compile now that a record timing adds."""
+        return self.ladder.later if self.ladder is not None and self._compiles_later else ()
 
     def build(self, attempt: Attempt) -> Build:
         """Compile the attempt's sources; unchanged sources come from the cache."""
@@ -286,7 +295,7 @@ class LocalJudge:
         score = _score(verdict, timing)
         judgement = Judgement(attempt.digest, build, verdict, timing, score, gain, domain)
         if timing is not None and verdict.accepted and not judgement.loses_to:
-            self._compiler.begin(self.ladder.later if self.ladder is not None else ())
+            self._compiler.begin(self._recorded_later)
         return judgement
 
     def _baselines(self, effort: Effort | None = None) -> tuple[str, ...]:
