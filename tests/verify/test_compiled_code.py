@@ -25,7 +25,8 @@ COMPILES = """
         import os
         from pathlib import Path
         kernel = Path(os.environ["TRITON_CACHE_DIR"], "abc", "kernel.cubin")  # as triton does
-        print("found" if kernel.exists() else "compiled", os.environ.get("TORCHINDUCTOR_COMPILE_THREADS"))
+        compilers = os.environ.get("TORCHINDUCTOR_COMPILE_THREADS")
+        print("found" if kernel.exists() else "compiled", compilers)
         kernel.parent.mkdir(parents=True, exist_ok=True)
         kernel.write_text("code")  # a later process may write there too
         Path(os.environ["HOME"], "note").write_text("no compiled code")
