@@ -312,9 +312,9 @@ def test_no_other_schedule_is_tried_if_the_time_is_in_libraries(on_cuda):
 
 
 def test_search_ends_after_attempts_without_sure_gain(on_cuda, task):
-    assert tries(on_cuda, accepted(1, 1.2), Bounds()) == 4
+    assert tries(on_cuda, accepted(1, 1.2), Bounds()) == 3
     noisy = accepted(1, 1.2, width=0.3)
-    assert tries(on_cuda, noisy, Bounds()) == 4, "noise is no gain"
+    assert tries(on_cuda, noisy, Bounds()) == 3, "noise is no gain"
     assert tries(ExpertModel(task)._open(), accepted(1, 1.0), Bounds()) == 2
 
 
