@@ -36,6 +36,7 @@ class Stage(StrEnum):
     LADDER = "ladder"
     """Timing of the rungs alone."""
     PROFILING = "profiling"
+    """Profiles, and the rates of the device."""
     COMPILING_AHEAD = "compiling_ahead"
     """Rungs that compile without the lock, or in the background while other stages run."""
     AUTOTUNING = "autotuning"

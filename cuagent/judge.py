@@ -32,10 +32,10 @@ from cuagent.durations import Stage
 from cuagent.events import Emit, Phase, ignore
 from cuagent.judgement import Judgement
 from cuagent.measure.ladder import first_rungs, join_rungs, measure_ladder, time_rungs
-from cuagent.measure.precompile import precompile
 from cuagent.measure.profile.profile import Profile
 from cuagent.measure.profile.session import ProfileSession
 from cuagent.measure.roofline.ceilings import describe
+from cuagent.measure.rung_compiler import RungCompiler
 from cuagent.measure.rungs import Ladder, gain_of, with_record_timing
 from cuagent.measure.timing.timer import BASELINES, Timer
 from cuagent.overlap import Overlap, Prewarm
@@ -51,10 +51,9 @@ from cuagent.verify.referee import Isolation, Referee
 from cuagent.verify.sanitize import gated
 from cuagent.worker import ForkServer, ForkServerError
 
-COMPILED_AHEAD_S = 120.0
-"""Seconds that rungs may compile before a record timing on a shared device."""
-JOINED_RUNGS = 2
-"""Number of rungs that a record timing may time for the first time."""
+JOINED_RUNGS = 4
+"""Number of rungs that a record timing may time for the first time. With more, the whole ladder is
+timed again before it. Those that are slow leave the record timing after two rounds."""
 
 
 class Judge(Protocol):
@@ -151,6 +150,12 @@ class LocalJudge:
         self._timer = Timer(self.referee, baselines, emit, device_lock=self.device_lock)
         self._unopened: tuple[str, ...] = ()
         """Rungs that the record timing adds, before they open in the background."""
+        self._compiler = RungCompiler(
+            task, self.referee.fork_server, self.device_lock, large=self.referee.large
+        )
+        self._compiles_later = False
+        """True if rungs that a record timing adds compile from the first attempt on that may be the
+        result; a judge of rollouts makes no record timings."""
         self._next_profile: ProfileSession | None = None
         """Prewarmed profile of the next attempt, started after the first profile of an attempt."""
         self._reference_profile: ProfileSession | None = None
@@ -182,7 +187,7 @@ class LocalJudge:
             late = self._timer.still_opening(later, wait_s)
             later = tuple(name for name in later if name not in late)
         if later and self.device_lock.lock is not None:
-            later = self._compile_ahead(later)
+            later = self._compiler.compiled(later)
         if self.ladder is None or later:
             self._await_profiles()
             try:
@@ -251,17 +256,16 @@ class LocalJudge:
             self.emit(Phase("compiling the rungs"))
             with self._timer.opening():  # counting the task's work calls the reference once
                 names = first_rungs(self.referee)
-            self._compile_ahead(names)
+            self._compiler.compile(names)
+            self._compiles_later = True
             self.emit(Phase("opening the rungs"))
             with self._timer.opening():
                 self._timer.prewarm(None, names)()
 
-    def _compile_ahead(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Compile rungs while others may time; return those that open in seconds afterwards."""
-        if self.referee.large:
-            return names
-        fork_server, limit_s = self.referee.fork_server, COMPILED_AHEAD_S
-        return tuple(precompile(self.task, names, fork_server, self.device_lock, limit_s))
+    @property
+    def _recorded_later(self) -> tuple[str, ...]:
+        """Return the rungs to compile now that a record timing adds."""
+        return self.ladder.later if self.ladder is not None and self._compiles_later else ()
 
     def build(self, attempt: Attempt) -> Build:
         """Compile the attempt's sources; unchanged sources come from the cache."""
@@ -289,7 +293,10 @@ class LocalJudge:
             gain = gain_of(timing, self.ladder)
         domain = self.referee.domain if verdict.accepted else None
         score = _score(verdict, timing)
-        return Judgement(attempt.digest, build, verdict, timing, score, gain, domain)
+        judgement = Judgement(attempt.digest, build, verdict, timing, score, gain, domain)
+        if timing is not None and verdict.accepted and not judgement.loses_to:
+            self._compiler.begin(self._recorded_later)
+        return judgement
 
     def _baselines(self, effort: Effort | None = None) -> tuple[str, ...]:
         """Return what attempts are timed against; a record timing may include more rungs."""

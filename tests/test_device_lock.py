@@ -200,6 +200,7 @@ def test_judge_opens_shared_and_profiles_exclusively(
 
         def __init__(self, *_: Any, **__: Any) -> None:
             self.large, self.bytes_per_call = large, 1
+            self.processes = SimpleNamespace(compiled=None)
             modes["opening"] = mode_of(device_lock)
 
     class ProfileSession:
@@ -325,3 +326,31 @@ def mode_of(device_lock: DeviceLock) -> str:
                 fcntl.flock(device, operation | fcntl.LOCK_NB)
                 return mode
     return "exclusive"
+
+
+def test_rungs_of_the_record_compile_while_attempts_are_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cuagent.measure import rung_compiler as module
+
+    asked, done = list[tuple[str, ...]](), threading.Event()
+
+    def precompile(task: Any, names: tuple[str, ...], *_: Any) -> list[str]:
+        asked.append(names)
+        done.wait(10)
+        return [name for name in names if name != "slow"]
+
+    def compiler(device_lock: DeviceLock) -> module.RungCompiler:
+        nothing: Any = None
+        return module.RungCompiler(nothing, nothing, device_lock, large=False)
+
+    monkeypatch.setattr(module, "precompile", precompile)
+    shared = compiler(DeviceLock(tmp_path / "gpu-0"))
+    shared.begin(("tuned", "slow"))
+    shared.begin(("tuned", "slow"))
+    assert not done.is_set(), "judging waited for the compilers"
+    threading.Timer(SOON, done.set).start()
+    assert shared.compiled(("tuned", "slow")) == ("tuned",)
+    assert asked == [("tuned", "slow")], "compiled once"
+    compiler(DeviceLock()).begin(("tuned",))
+    assert len(asked) == 1, "on a device with one judge they open in the background"

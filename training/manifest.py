@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from cuagent.record import RecordError, refuse_links
 from cuagent.training.config import ConfigError
 from cuagent.training.files import write_atomic
 
@@ -39,8 +40,13 @@ def open_manifest(
     """Return the manifest of a folder with results; otherwise create it and return None.
 
     Only the `first` process writes. `inputs` identifies the data that the results depend on.
-    Raises ConfigError if the results were made with other inputs or settings.
+    Raises ConfigError if the results were made with other inputs or settings, or the folder holds a
+    link.
     """
+    try:
+        refuse_links(out)
+    except RecordError as error:
+        raise ConfigError(str(error)) from error
     path = out / MANIFEST
     now = json.loads(json.dumps({"command": command, "of": inputs, "settings": config}))
     if not has_results(out):
@@ -48,7 +54,7 @@ def open_manifest(
             out.mkdir(parents=True, exist_ok=True)
             write_atomic(path, json.dumps(now))
         return None
-    before: Names = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    before = _read(path)
     if "command" not in before:
         return None
     if other := differences(before, now):
@@ -58,19 +64,37 @@ def open_manifest(
     return before
 
 
+def _read(path: Path) -> Names:
+    """Return the manifest, which may come from a repository; {} if there is none.
+
+    Raises ConfigError for another content than `open_manifest` writes.
+    """
+    if not path.exists():
+        return {}
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: is no manifest of cuagent; delete it") from error
+    tables = [found, *(found.get(name, {}) for name in ("of", "settings"))] if found else [found]
+    if not all(isinstance(table, dict) for table in tables):
+        raise ConfigError(f"{path}: is no manifest of cuagent; delete it")
+    whole: dict[str, Any] = {"of": {}, "settings": {}}
+    return whole | found
+
+
 def input_of(out: Path, name: str) -> Any:
     """Return the fingerprint of one input that a folder's results were made from, or None."""
     path = out / MANIFEST
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return before.get("of", {}).get(name)
+    before = _read(path)
+    return before["of"].get(name) if before else None
 
 
 def finish(out: Path, step: int) -> None:
     """Record that all results up to `step` are complete."""
     path = out / MANIFEST
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    before = _read(path)
     if "command" in before:
-        write_atomic(path, json.dumps(before | {"finished": step}))
+        write_atomic(path, json.dumps({**before, "finished": step}))
 
 
 def has_results(out: Path) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 
 from cuagent.task import Task, TaskError
 from cuagent.task.plain import task_to_json
+from cuagent.verify.oracle.client import ONE_QUEUE
 from cuagent.worker import ForkServer
 from cuagent.worker.channel import receive_message, send_message
 
@@ -124,7 +125,7 @@ def certify(
         ),
         encoding="utf-8",
     )
-    child = fork_server.fork("cuagent.bench.examine", folder, {})
+    child = fork_server.fork("cuagent.bench.examine", folder, ONE_QUEUE)
     try:
         while True:
             ended, _, _ = select.select([child.channel], [], [], TIME_LIMIT_S)

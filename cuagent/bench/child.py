@@ -91,6 +91,7 @@ def prepare(order: Order) -> Path | None:
     A problem on the CPU has no lock: its processors are its own.
     """
     from cuagent.bench.held_lock import lock_file
+    from cuagent.verify.oracle.client import ONE_QUEUE
 
     if order.cores:
         import torch
@@ -105,6 +106,7 @@ def prepare(order: Order) -> Path | None:
         os.environ[VISIBLE] = order.gpu
     # The rungs were compiled before they are opened (`measure/precompile.py`).
     os.environ.setdefault(COMPILERS, "1")
+    os.environ.update(ONE_QUEUE)  # of this process; those that are timed do not inherit it
     return lock_file(os.environ.get(VISIBLE, "0"))
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from cuagent.arms import EAGER
 from cuagent.bench.columns import Mean, geometric_mean
@@ -93,11 +92,11 @@ def _figures(a: Record, b: Record) -> tuple[Pair, Pair] | None:
     devices differ."""
     if a.get("device") != b.get("device"):
         return None
-    times: list[Any] = [record.get("times", {}).get(RESULT) for record in (a, b)]
-    speedups: list[Any] = [(record.get("ratios") or {}).get(EAGER) for record in (a, b)]
-    if not (all(times) and all(speedups)):
+    first, second = (record.get("times", {}).get(RESULT) for record in (a, b))
+    before, after = ((record.get("ratios") or {}).get(EAGER) for record in (a, b))
+    if not (first and second and before and after):
         return None
-    return (times[0], times[1]), (speedups[0], speedups[1])
+    return (first, second), (before, after)
 
 
 def _direction(times: Pair, speedups: Pair) -> str:

@@ -101,7 +101,7 @@ class LocalEngine:
         if self._cancelled:
             raise Cancelled
         if over_time:
-            raise EngineLost(f"not done in {limit_s(order):.0f} s")
+            raise EngineLost(f"not done in {limit_s(order):.0f} s; --max-time gives it longer")
         raise EngineLost(_why(code, log))
 
     def _start(self) -> tuple[ForkServer, Path, Child]:
@@ -199,6 +199,8 @@ def _why(code: int | None, log: Path) -> str:
         how = "an unknown exit code"
     else:
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    if code == -signal.SIGKILL:
+        how += " (if the machine ran out of memory, use fewer --jobs)"
     lines = log.read_text(errors="replace").strip().splitlines()
     return f"its process died with {how}" + (f": {lines[-1][:200]}" if lines else "")
 

@@ -7,10 +7,11 @@ the same time.
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,7 +65,9 @@ class HeldLock(DeviceLock):
 def lock_file(gpu: str) -> Path:
     """Return the lock of a GPU, named as in CUDA_VISIBLE_DEVICES, for all processes of the user."""
     folder = Path(tempfile.gettempdir()) / f"cuagent-bench-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder}: belongs to another user")
+    with suppress(FileExistsError):  # it may also be a link
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise PermissionError(f"{folder}: is a link or belongs to another user; remove it")
     return folder / f"gpu-{gpu.replace('/', '_')}.lock"

@@ -35,6 +35,9 @@ SIZE_S = 60.0
 """Time limit in seconds of finding the size of a call."""
 CALLS_HELD = 50
 """Sets of inputs, weights and outputs that a usual verdict and timing hold at the same time."""
+LEAN_CALLS_HELD = 16
+"""The same for a large task, whose plan has eight (`verify/memory_plan.py`), for allocators and the
+reference's intermediate results."""
 CONTEXTS = 6 << 30
 """Bytes of the CUDA contexts of a problem's processes."""
 USABLE = 0.95
@@ -58,14 +61,18 @@ class Size:
     def claim(self) -> int:
         """Return the bytes that the problem needs, at most all that claims may take.
 
-        A task above `SHARE` of the memory takes the lean way, which may use the whole GPU.
+        A task above `SHARE` of the memory takes the lean way.
         """
         most = int(USABLE * self.total)
         if self.call is None:
             return int(UNKNOWN_PART * self.total)
-        if self.call > SHARE * self.total:
-            return most
-        return min(most, CONTEXTS + CALLS_HELD * self.call)
+        calls = LEAN_CALLS_HELD if self.call > SHARE * self.total else CALLS_HELD
+        return min(most, CONTEXTS + calls * self.call)
+
+    @property
+    def takes_most(self) -> bool:
+        """Return True if the claim leaves less than half of the memory to other problems."""
+        return self.claim > USABLE * self.total / 2
 
 
 def size_of(task: Task, fork_server: ForkServer) -> Size:
@@ -128,7 +135,8 @@ def serve(channel: socket.socket, folder: Path) -> None:
     import torch
 
     task = task_from_json(json.loads((folder / REQUEST).read_text(encoding="utf-8")))
-    total = torch.cuda.mem_get_info()[1] if task.device == "cuda" else 0
+    # Its properties need no context, which takes a second to create.
+    total = torch.cuda.get_device_properties(0).total_memory if task.device == "cuda" else 0
     send_message(channel, {"call": bytes_of_call(task), "total": total})
 
 

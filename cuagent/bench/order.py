@@ -6,6 +6,9 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+DEFERRED = "deferred"
+"""Status of a problem that is left for later; such a record is not kept."""
+
 
 class Rules(StrEnum):
     """Operators that a candidate may call."""
@@ -59,6 +62,8 @@ class Order:
     endpoints: dict[str, Any] | None = None
     """The user's own servers of models, from the configuration."""
     prices: dict[str, Any] | None = None
+    may_defer: bool = False
+    """True if a problem that needs most of its GPU's memory ends with the status `DEFERRED`."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"settings": self.settings.to_json(), "cores": list(self.cores)}

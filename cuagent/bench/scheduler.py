@@ -2,8 +2,9 @@
 
 Each slot runs one problem after the other, each in a new process. On a GPU the slots share the
 device: opening and verifying overlap, and the device lock lets one slot time while no other uses
-the device. On a CPU the slots share no processor. A problem that failed for lack of memory
-runs again at the end, with its device to itself.
+the device. On a CPU the slots share no processor. Problems that need most of a GPU's memory come
+last: each of them waits until the memory is free, and all that come after it wait too. A problem
+that failed for lack of memory runs again at the end, with its device to itself.
 
 Invariant: no failure of a problem ends the benchmark; only an interrupt does, and then every result
 so far is in the file.
@@ -20,10 +21,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 from cuagent.bench.engines import Cancelled, Engine, EngineLost
-from cuagent.bench.order import BenchSettings, Order
+from cuagent.bench.order import DEFERRED, BenchSettings, Order
 from cuagent.bench.problems import Problem
 from cuagent.bench.results import FORMAT, Record, ResultFile, key_of, tool_version
 from cuagent.task import TaskError, load_task
@@ -148,9 +149,21 @@ def run_orders(
             observe(Finished(known, earlier=True))
         else:
             waiting.append(order)
-    again = _pass(waiting, engine, slots, results, observe, last=len(slots) == 1)
+    alone = len(slots) == 1
+    deferred, again = _pass(waiting, engine, slots, results, observe, last=alone, defers=not alone)
+    if deferred:
+        again += _pass(deferred, engine, slots, results, observe).again
     if again:
         _pass(again, engine, slots.distinct, results, observe, last=True)
+
+
+class Left(NamedTuple):
+    """Orders that a pass leaves to a later one."""
+
+    deferred: list[Order]
+    """Problems that need most of a GPU's memory."""
+    again: list[Order]
+    """Problems that failed for lack of memory."""
 
 
 def _pass(
@@ -160,13 +173,17 @@ def _pass(
     results: ResultFile,
     observe: Observe,
     *,
-    last: bool,
-) -> list[Order]:
-    """Run orders in all slots; return those to run again, which failed for lack of memory."""
+    last: bool = False,
+    defers: bool = False,
+) -> Left:
+    """Run orders in all slots; return those left for later.
+
+    `last`: none runs again. `defers`: those that need most of a GPU's memory are left.
+    """
     queue: SimpleQueue[Order] = SimpleQueue()
     for order in orders:
         queue.put(order)
-    again: list[Order] = []
+    left = Left([], [])
     lock = threading.Lock()
 
     def work(slot: int) -> None:
@@ -176,14 +193,17 @@ def _pass(
             except Empty:
                 return
             cores = slots.cores[slot] if slots.cores else ()
-            placed = replace(order, gpu=slots.gpus[slot], cores=cores)
+            placed = replace(order, gpu=slots.gpus[slot], cores=cores, may_defer=defers)
             try:
                 record = _run(placed, engine, slot, observe, lock)
             except Cancelled:
                 return
             with lock:
+                if record["status"] == DEFERRED:
+                    left.deferred.append(order)
+                    continue
                 if not last and is_for_memory(record):
-                    again.append(order)
+                    left.again.append(order)
                     continue
                 results.append(record)
                 observe(Finished(record, slot))
@@ -200,7 +220,7 @@ def _pass(
             raise
     for future in futures:
         future.result()
-    return again
+    return left
 
 
 def _run(order: Order, engine: Engine, slot: int, observe: Observe, lock: threading.Lock) -> Record:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from cuagent.bench.certificates import Certification, certify
 from cuagent.bench.figures import arithmetic_seconds, figures
 from cuagent.bench.held_lock import HeldLock
 from cuagent.bench.memory import claimed, size_of
-from cuagent.bench.order import Order, Rules
+from cuagent.bench.order import DEFERRED, Order, Rules
 from cuagent.bench.results import FORMAT, Record, tool_version
 from cuagent.durations import Stage
 from cuagent.events import Emit, Judged, LadderMeasured, Notice, Phase
@@ -41,8 +42,14 @@ if TYPE_CHECKING:
 Report = Callable[[dict[str, Any]], None]
 """Receives progress: {"phase": text} or {"attempts": number, "best": ratio over torch.compile}."""
 SUBMIT = "submit"
+INTERNAL = "internal error"
+"""Begin of the reason of a failure that is a fault of cuagent; its traceback is in the log."""
 SHOWN_S = 0.05
 """Seconds from which a stage is in the problem's log."""
+
+
+class Deferred(Exception):
+    """The problem needs most of its GPU's memory, and is left for later."""
 
 
 class Interrupted(Exception):
@@ -83,10 +90,14 @@ def solve(
         status = _solved(order, lock, _both(report, log), found, fork_server)
     except Interrupted:
         raise
+    except Deferred:
+        status = Status(DEFERRED, "it needs most of the GPU's memory")
     except Exception as error:
         if _was_interrupted(error):
             raise Interrupted from error
         status = Status("failed", _failure(error))
+        if status.reason.startswith(INTERNAL):
+            traceback.print_exception(error)
     seconds = {
         "total_s": time.monotonic() - started,
         "timing_s": lock.held.exclusive_s,
@@ -143,7 +154,7 @@ def _failure(error: Exception) -> str:
         return str(error)
     text = f"{type(error).__name__}: {error}"
     expected = ForkServerError | OracleLost | SandboxError | CudaMemoryError
-    return text if isinstance(error, expected) else f"internal error: {text}"
+    return text if isinstance(error, expected) else f"{INTERNAL}: {text}"
 
 
 def _solved(
@@ -157,7 +168,7 @@ def _solved(
     emit = _reporter(report)
     with (
         _started(task) if given is None else nullcontext(given) as fork_server,
-        _memory(task, fork_server, lock, emit),
+        _memory(order, task, fork_server, lock, emit),
     ):
         emit(Phase("certifying"))
         with lock.durations.of(Stage.CERTIFYING), lock.shared() as give_way:
@@ -188,13 +199,17 @@ def _started(task: Task) -> ForkServer:
 
 
 @contextmanager
-def _memory(task: Task, fork_server: ForkServer, lock: HeldLock, emit: Emit) -> Iterator[None]:
-    """Hold the problem's share of its GPU's memory; nothing on a CPU."""
+def _memory(
+    order: Order, task: Task, fork_server: ForkServer, lock: HeldLock, emit: Emit
+) -> Iterator[None]:
+    """Hold the problem's share of its GPU's memory; nothing on a CPU. Raises Deferred."""
     if lock.lock is None:
         yield
         return
     with lock.durations.of(Stage.OPENING):
         size = size_of(task, fork_server)
+    if order.may_defer and size.takes_most:
+        raise Deferred
     emit(Phase("waiting for GPU memory"))
     asked = time.monotonic()
     with claimed(lock.lock.with_suffix(".memory"), size):

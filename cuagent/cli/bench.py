@@ -171,6 +171,7 @@ def _run(
     from cuagent.bench.scheduler import orders_for, run_orders
     from cuagent.ui.bench import BenchView, print_results
 
+    _require_all_parts()
     names = {problem.name for problem in problems}
     with opened_for_writing(out, trust=trust) as results:
         if results.foreign and resume:
@@ -196,6 +197,19 @@ def _run(
             write_page(shown, out / PAGE)
         print_results(shown, sys.stdout)
         print(f"results: {results.path}\npage: {out / PAGE}")
+
+
+def _require_all_parts() -> None:
+    """Refuse to start without the skill, which each problem reads: all would fail at their end.
+
+    Its folder is a part of the package only where cuagent is installed. Raises Refused.
+    """
+    from cuagent.agent.prompt import skill
+
+    try:
+        skill()
+    except ModuleNotFoundError as error:
+        raise Refused(f"{error}: install cuagent; in a checkout: pip install -e .") from error
 
 
 def _engine(placed: tuple[str, int, int | None], device: str, out: Path) -> tuple[Engine, Slots]:

@@ -41,7 +41,7 @@ AUTOTUNE_GRAPHS = "max-autotune"
 NO_GRAPHS = (
     "CUDA graphs are not timed: {why}a call of this size takes much longer than its launches"
 )
-"""Note of the ladder of a task whose rungs have none with CUDA graphs."""
+"""Note on a ladder without rungs of CUDA graphs."""
 GRAPHS_HOLD_MEMORY = "each holds the memory of further calls, and "
 GAP_S = 2e-6
 """Seconds that a CUDA graph may save at each launch while the GPU is busy: the pause between two
@@ -49,7 +49,7 @@ kernels."""
 LEAST_GAIN = 0.01
 """Least share of a call that CUDA graphs must be able to save for their rungs to be timed."""
 BUSY_CALL_S = 2e-3
-"""Seconds of a call from which a few launches keep the GPU busy, in compiled code too."""
+"""Shortest call, in seconds, whose few launches keep the GPU busy, in compiled code too."""
 RECURRENT = ("gru", "lstm", "rnn")
 """Parts of the names of operators that launch a kernel for each step."""
 
@@ -231,10 +231,11 @@ def _has_graphs(referee: Referee, operators: Mapping[str, OperatorWork]) -> bool
 
 
 def _rungs(referee: Referee) -> tuple[str, ...]:
-    """Return the rungs of a task, without those whose setting changes nothing: TF32 for none of its
-    products, a choice of algorithms that is on already or that determinism forbids, CUDA graphs for
-    calls that take much longer than their launches, and on a CPU autotuning without products, which
-    are all that Inductor's C++ backend tunes.
+    """Return the rungs of a task, without those whose setting changes nothing.
+
+    These are TF32 if no product would use it; a choice of algorithms that is on already or that
+    determinism forbids; CUDA graphs for calls that take much longer than their launches; and on a
+    CPU autotuning without products, since Inductor's C++ backend tunes only products.
     """
     operators = _operators(referee)
     own = baseline_settings(referee.facts.settings, referee.task.precision)

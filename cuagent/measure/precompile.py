@@ -31,6 +31,7 @@ from cuagent.measure.timing.surroundings import compiled_graphs
 from cuagent.task import Task, TaskError, open_reference
 from cuagent.task.plain import task_from_json, task_to_json
 from cuagent.task.settings import arm_settings, read_settings
+from cuagent.verify.oracle.client import ONE_QUEUE
 from cuagent.worker import ForkServer
 from cuagent.worker.channel import receive_message, send_message
 
@@ -75,7 +76,8 @@ def precompile(
     request = {"task": task_to_json(task), "rungs": names, "lock": file}
     (folder / REQUEST).write_text(json.dumps(request), encoding="utf-8")
     with lock.durations.of(Stage.OPENING_ARMS), lock.shared():
-        child = fork_server.fork("cuagent.measure.precompile", folder, compiled_graphs())
+        environment = compiled_graphs() | ONE_QUEUE
+        child = fork_server.fork("cuagent.measure.precompile", folder, environment)
         ready = _answer(child.channel, OPEN_S)
     tunes = any(TUNED in name for name in names)
     try:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .flags import flags_set
 from .forms import Form, form_of
 from .gradients import OwnBackward
 from .machine import namespace
@@ -58,7 +59,10 @@ class Boundary:
         make_kernel: Callable[[], nn.Module],
         lock: Any = None,
         backward: dict[str, Any] | None = None,
+        flags: Mapping[str, Any] | None = None,
     ) -> None:
+        """`flags` are those of torch that the kernel was verified under."""
+        self._flags = flags or {}
         self.original = original.eval()
         self.names, self.unique = state_names(original)
         self.forms = [form_of(tensor) for tensor in self.unique]
@@ -233,7 +237,7 @@ class Boundary:
         call = called(kernel) if method == "forward" else getattr(kernel, method)
 
         def run(args: tuple[Any, ...]) -> Any:
-            with torch.no_grad():
+            with torch.no_grad(), flags_set(self._flags):
                 return call(*args)
 
         return run

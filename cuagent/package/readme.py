@@ -62,7 +62,7 @@ def readme(
             "",
             "## Verified calls",
             "",
-            *_verified(task, verdict, domain, captured),
+            *_verified(task, verdict, domain, captured, trains=trains),
             "",
             "## Trust",
             "",
@@ -96,8 +96,9 @@ def readme(
 
 _TRAINED = (
     "Measured and verified were training steps: forward and backward together. The kernel has its "
-    "own backward pass, whose gradients were compared with those in fp64. Second derivatives are "
-    "the original's."
+    "own backward pass, whose gradients were compared with those in fp64; not where inputs hold "
+    "NaN or infinities. Second derivatives are the original's, and so are all gradients if one is "
+    "wanted of a parameter that was frozen."
 )
 _NOT_TRAINED = (
     "Measured under `torch.no_grad()`. Where gradients are wanted the original runs, so training "
@@ -120,9 +121,16 @@ def _subject(task: Task, captured: Captured | None) -> str:
 
 
 def _verified(
-    task: Task, verdict: Verdict | None, domain: Domain | None, captured: Captured | None
+    task: Task,
+    verdict: Verdict | None,
+    domain: Domain | None,
+    captured: Captured | None,
+    *,
+    trains: bool,
 ) -> list[str]:
-    """Return the lines that list the verified calls."""
+    """Return the lines that list the verified calls. `trains`: gradients are verified too."""
+    grad_mode = "with or without gradients" if trains else "under `torch.no_grad()`"
+    others = "" if trains else ", gradients"
     if domain is None:
         return ["Not recorded."]
     tensors = iter(domain.tensors)
@@ -133,8 +141,8 @@ def _verified(
     pairs = zip(named["keys"], named["items"], strict=True)
     parts += [f"{key}={_form(item, tensors)}" for key, item in pairs]
     lines = [
-        f"On {domain.device}, in eval mode, under `torch.no_grad()`, without autocast, and with "
-        "exactly these arguments:",
+        f"On {domain.device}, in eval mode, {grad_mode}, without autocast, and with exactly these "
+        "arguments:",
         "",
         "| argument | verified |",
         "|---|---|",
@@ -150,7 +158,7 @@ def _verified(
         "",
         f"Every other call runs the original module (`{REFERENCE}`) with the same parameters, and "
         "a `RuntimeWarning` says why, once for each reason: another shape, dtype, stride or "
-        "device, training mode, gradients. `model.why_original(x)` returns that reason without a "
+        f"device, training mode{others}. `model.why_original(x)` returns that reason without a "
         "call. Verified values:",
         "",
     ]

@@ -107,6 +107,7 @@ class Package:
             Boundary(
                 *(self.folder, forms, original, self.make_kernel, lock),
                 backward=None if number else self.backward,
+                flags=self.facts["flags"],
             )
             for number, forms in enumerate(self.shapes)
         ]

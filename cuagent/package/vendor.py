@@ -13,6 +13,8 @@ from cuagent.attempt import MODULE
 LOADER = "_kernels"
 """Folder name of the copy, next to `model_new.py`."""
 ORIGINAL = "cuagent.kernels"
+PLAIN = "_cuagent_kernels"
+"""Name of the copy in a source that imports the loader as `cuagent.kernels`."""
 LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 
 
@@ -33,6 +35,7 @@ def vendored(source: str) -> tuple[str, bool]:
     Only the import statements change, so that the exported code is the judged code. A statement
     that shares its line with others is replaced in place.
     """
+    source = source.removeprefix("\ufeff")  # a mark of the encoding, no part of the text
     # As Python counts lines; str.splitlines would also split at a form feed in a comment.
     lines = [line.encode() for line in LINE.findall(source)]
     found = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Import | ast.ImportFrom)]
@@ -45,9 +48,10 @@ def vendored(source: str) -> tuple[str, bool]:
         first, last = node.lineno - 1, node.end_lineno - 1
         before, after = lines[first][: node.col_offset], lines[last][node.end_col_offset :]
         if before.strip() or after.partition(b"#")[0].strip():
-            text = "; ".join([*imports.others, f"from {imports.package}"]).encode()
+            statements = [*imports.others, f"from {imports.package}", *imports.after]
+            text = "; ".join(statements).encode()
         else:
-            block = [*imports.others, *imports.block()]
+            block = [*imports.others, *imports.block(), *imports.after]
             text = f"\n{before.decode()}".join(block).encode()
         lines[first : last + 1] = [before + text + after]
         changed = True
@@ -63,6 +67,8 @@ class _Imports:
     original: str
     others: tuple[str, ...] = ()
     """Statements that import the rest."""
+    after: tuple[str, ...] = ()
+    """Statements that give the imported modules the names that the source uses."""
 
     def block(self) -> list[str]:
         return [
@@ -78,29 +84,59 @@ class _Imports:
 
 def _loader_imports(node: ast.Import | ast.ImportFrom) -> _Imports | None:
     """Return what a statement imports from the loader; None if it imports nothing of it."""
-    if isinstance(node, ast.ImportFrom) and node.module == ORIGINAL and not node.level:
+    if isinstance(node, ast.ImportFrom) and _below(node.module or "") and not node.level:
         names = ", ".join(ast.unparse(alias) for alias in node.names)
+        part = (node.module or "").removeprefix(ORIGINAL)
         return _Imports(
-            f".{LOADER} import {names}",
-            f"from {LOADER} import {names}",
-            f"from {ORIGINAL} import {names}",
+            f".{LOADER}{part} import {names}",
+            f"from {LOADER}{part} import {names}",
+            f"from {ORIGINAL}{part} import {names}",
         )
     if isinstance(node, ast.ImportFrom) and node.module == "cuagent" and not node.level:
         ours = [alias for alias in node.names if alias.name == "kernels"]
         other = [ast.unparse(alias) for alias in node.names if alias.name != "kernels"]
         others = tuple(f"from cuagent import {name}" for name in other)
     elif isinstance(node, ast.Import):
-        ours = [alias for alias in node.names if alias.name == ORIGINAL and alias.asname]
+        ours = [alias for alias in node.names if _below(alias.name)]
+        if any(alias.name != ORIGINAL for alias in ours):
+            return _submodules(node, ours)
         other = [ast.unparse(alias) for alias in node.names if alias not in ours]
         others = tuple(f"import {name}" for name in other)
     else:
         return None
     if not ours:
         return None
-    aliases = [alias.asname or alias.name for alias in ours]
+    plain = isinstance(node, ast.Import) and any(not alias.asname for alias in ours)
+    aliases = [alias.asname or (PLAIN if plain else alias.name) for alias in ours]
     return _Imports(
         f". import {', '.join(f'{LOADER} as {name}' for name in aliases)}",
         f"import {', '.join(f'{LOADER} as {name}' for name in aliases)}",
         f"import {', '.join(f'{ORIGINAL} as {name}' for name in aliases)}",
+        others,
+        (f"cuagent = type('cuagent', (), {{'kernels': {PLAIN}}})",) if plain else (),
+    )
+
+
+def _below(module: str) -> bool:
+    return module == ORIGINAL or module.startswith(f"{ORIGINAL}.")
+
+
+def _submodules(node: ast.Import, ours: list[ast.alias]) -> _Imports | None:
+    """Return the imports of a statement such as `import cuagent.kernels.calls as calls`.
+
+    None if one of them has no name of its own: then it needs the whole of cuagent.
+    """
+    if not all(alias.asname for alias in ours):
+        return None
+    others = tuple(f"import {ast.unparse(a)}" for a in node.names if a not in ours)
+    (first, *rest) = ((*a.name.rpartition(".")[::2], a.asname) for a in ours)
+    if rest:
+        return None
+    owner, name, alias = first
+    part = owner.removeprefix(ORIGINAL)
+    return _Imports(
+        f".{LOADER}{part} import {name} as {alias}",
+        f"from {LOADER}{part} import {name} as {alias}",
+        f"from {ORIGINAL}{part} import {name} as {alias}",
         others,
     )

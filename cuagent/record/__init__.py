@@ -26,7 +26,13 @@ log without it is untrusted, so every path and digest of a log is checked before
 (`contained_files.py`).
 """
 
-from cuagent.record.contained_files import RecordError, create_file, read_file, write_file
+from cuagent.record.contained_files import (
+    RecordError,
+    create_file,
+    read_file,
+    refuse_links,
+    write_file,
+)
 from cuagent.record.evidence import keep_evidence
 from cuagent.record.folder import RUNS, RunFolder, find_run, list_runs, new_run
 from cuagent.record.history import (
@@ -82,6 +88,7 @@ __all__ = [
     "read_file",
     "read_records",
     "redactor",
+    "refuse_links",
     "restore_snapshot",
     "result",
     "revive",

@@ -34,6 +34,20 @@ def parts_of(name: str) -> tuple[str, ...]:
     return parts
 
 
+def refuse_links(folder: Path) -> None:
+    """Raise RecordError if a folder of results holds a link, also in a folder below it.
+
+    cuagent writes none there. A folder that came with a repository may hold one, and what is
+    written or appended would then go to another file of the user.
+    """
+    for place, folders, names in os.walk(folder):
+        for name in (*folders, *names):
+            if (path := Path(place, name)).is_symlink():
+                raise RecordError(
+                    f"{path}: is a link; check where it leads, remove it, or name another folder"
+                )
+
+
 def read_file(root: Path, name: str, largest: int | None = None) -> bytes:
     """Return the content of a regular file below `root`; no link is followed.
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cuagent.record import RecordError, refuse_links
 from cuagent.synth.grade import difficulty, grade, measured
 from cuagent.synth.run import GENERATOR, SynthError
 from cuagent.synth.shards import Record
@@ -127,7 +128,13 @@ def task_files(path: Path, split: str) -> list[Path]:
     Rows of another split are left out; a foreign file has no splits. Raises SynthError.
     """
     folder = path.with_suffix(".tasks")
+    if folder.is_symlink():
+        raise SynthError(f"{folder}: is a link; check where it leads and remove it")
     folder.mkdir(exist_ok=True)
+    try:
+        refuse_links(folder)
+    except RecordError as error:
+        raise SynthError(str(error)) from error
     files: list[Path] = []
     for number, row in enumerate(read_set(path)):
         if row.get("split") not in (None, split):

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cuagent.record import RecordError, refuse_links
 from cuagent.synth.candidate import Candidate
 from cuagent.synth.compose import Grammar, candidate
 from cuagent.synth.examine import Order
@@ -102,6 +103,10 @@ def synthesize(
 
 
 def _begin(settings: Settings, out: Path, resume: bool) -> None:
+    try:
+        refuse_links(out)
+    except RecordError as error:
+        raise SynthError(str(error)) from error
     path = out / SETTINGS
     identity = settings.identity()
     if path.exists():

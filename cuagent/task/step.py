@@ -156,6 +156,8 @@ def as_step(model: Any, arguments: int) -> Any:
         return (*outputs, *gradients)
 
     model.forward = step
+    if model.forward is not step:
+        raise TypeError("forward of ModelNew cannot be replaced, so its backward cannot be judged")
     return model
 
 

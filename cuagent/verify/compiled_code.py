@@ -78,6 +78,10 @@ class CompiledCode:
         """Return True if the attempt's first call was made, even if nothing was kept of it."""
         return attempt.digest in self._kept
 
+    def has_files(self, attempt: Attempt) -> bool:
+        """Return True if compiled files of the attempt are kept."""
+        return bool(self._kept.get(attempt.digest))
+
     def keep(self, attempt: Attempt, folder: Path | None) -> None:
         """Keep the compiled files in a process's `folder`; keep nothing if `folder` is None.
 

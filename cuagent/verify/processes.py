@@ -28,6 +28,7 @@ from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.memory_plan import MemoryPlan
 from cuagent.verify.oracle.client import Oracle
 from cuagent.worker import Arena, ForkServer, ModelSpec, Session
+from cuagent.worker.arms import COMPILERS
 from cuagent.worker.memory import device_use
 from cuagent.worker.open_timeout import OPEN_S
 from cuagent.worker.user_caches import INDUCTOR, user_caches
@@ -119,11 +120,20 @@ class Processes:
             self.model_spec(self._timed_seed if seed is None else seed),
             attempt,
             tier=self.tier,
-            environment={VARIABLE: "1"} if self._skips_vector_tests() else None,
+            environment=self._environment(attempt),
             memory_bytes=self.memory_bytes,
             cores=cores,
             prepare=lambda folder: self.compiled.copy_to(attempt, folder),
         )
+
+    def _environment(self, attempt: Attempt) -> dict[str, str]:
+        """Return the variables of a candidate's process.
+
+        One that finds its compiled code starts no compilers: torch.compile starts a Python with one
+        process for each core otherwise, which imports torch for seconds.
+        """
+        found = {VARIABLE: "1"} if self._skips_vector_tests() else {}
+        return found | ({COMPILERS: "1"} if self.compiled.has_files(attempt) else {})
 
     def _skips_vector_tests(self) -> bool:
         return self.task.device is Device.CPU and all_passed(user_caches() / INDUCTOR)

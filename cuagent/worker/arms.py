@@ -27,6 +27,9 @@ from cuagent.worker.operators import refuse_computing_operators
 if TYPE_CHECKING:
     from torch import nn
 
+COMPILERS = "TORCHINDUCTOR_COMPILE_THREADS"
+"""Environment variable with the number of processes in which torch.compile compiles."""
+
 
 @dataclass(frozen=True)
 class ModelSpec:
@@ -88,6 +91,8 @@ def import_arm(model_spec: ModelSpec, folder: Path) -> Callable[[], nn.Module]:
         return lambda: _compiled(reference.model(model_spec.seed), model_spec)
     if model_spec.kernels_only:
         refuse_computing_operators()
+    if "torch._inductor.config" in sys.modules:  # imported before the fork
+        _limit_compilers()
     spec = importlib.util.spec_from_file_location("model_new", folder / MODULE)
     assert spec is not None
     assert spec.loader is not None
@@ -174,7 +179,7 @@ def _limit_compilers() -> None:
     """Apply the environment's number of compiler processes, which torch reads when imported."""
     import torch._inductor.config
 
-    if count := os.environ.get("TORCHINDUCTOR_COMPILE_THREADS"):
+    if count := os.environ.get(COMPILERS):
         torch._inductor.config.compile_threads = int(count)
 
 

@@ -8,8 +8,11 @@ import pytest
 from make_tasks import write_task
 
 from cuagent.bench.certificates import Certification, certify
+from cuagent.device_lock import DeviceLock
+from cuagent.measure.precompile import precompile
 from cuagent.task import TaskError, load_task
 from cuagent.worker import ForkServer
+from cuagent.worker.fork_server import inherited_environment
 
 pytestmark = pytest.mark.slow
 
@@ -142,3 +145,14 @@ def test_certification_survives_json(tmp_path: Path, fork_server: ForkServer) ->
         write_task(tmp_path / "task.py", "return torch.relu(x)", "torch.rand(9, 9)"), fork_server
     )
     assert Certification.from_json(first.to_json()).to_json() == first.to_json()
+
+
+def test_a_process_without_measurements_has_one_queue_to_the_gpu(
+    tmp_path: Path, fork_server: ForkServer
+) -> None:
+    """A machine creates contexts with eight queues several times more slowly."""
+    queues = "import os; assert os.environ['CUDA_DEVICE_MAX_CONNECTIONS'] == '1'"
+    task = load_task(write_task(tmp_path / "task.py", "return x + 1", init=queues), device="cpu")
+    certify(task, fork_server)
+    assert precompile(task, ("compile",), fork_server, DeviceLock()) == ["compile"]
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in inherited_environment()

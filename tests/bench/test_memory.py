@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 from make_tasks import write_task
 
-from cuagent.bench.memory import CALLS_HELD, CONTEXTS, USABLE, Size, claimed, size_of
+from cuagent.bench.memory import (
+    CALLS_HELD,
+    CONTEXTS,
+    LEAN_CALLS_HELD,
+    USABLE,
+    Size,
+    claimed,
+    size_of,
+)
 from cuagent.task import load_task
 from cuagent.worker import ForkServer
 
@@ -73,6 +81,10 @@ def test_claim_follows_the_size() -> None:
     assert Size(1 << 20, TOTAL).claim == CONTEXTS + CALLS_HELD * (1 << 20)
     assert Size(17 << 30, TOTAL).claim == int(USABLE * TOTAL)
     assert Size(2 << 30, TOTAL).claim < int(USABLE * TOTAL)
+    assert Size(3 << 30, TOTAL).claim == CONTEXTS + LEAN_CALLS_HELD * (3 << 30)
+    assert not Size(3 << 30, TOTAL).takes_most
+    assert Size(17 << 30, TOTAL).takes_most
+    assert not Size(None, TOTAL).takes_most
     assert Size(None, TOTAL).claim == int(TOTAL / 3)
 
 

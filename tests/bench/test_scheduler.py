@@ -5,6 +5,7 @@ The engine here returns given records; `test_bench.py` runs real problems.
 
 from __future__ import annotations
 
+import signal
 import threading
 from pathlib import Path
 
@@ -12,8 +13,8 @@ import pytest
 from make_tasks import write_task
 from records import solved, unsolved
 
-from cuagent.bench.engines import Cancelled, EngineLost, LocalEngine, Report
-from cuagent.bench.order import BenchSettings, Order
+from cuagent.bench.engines import Cancelled, EngineLost, LocalEngine, Report, _why
+from cuagent.bench.order import DEFERRED, BenchSettings, Order
 from cuagent.bench.problems import Problem
 from cuagent.bench.results import Record, opened_for_writing, read_results
 from cuagent.bench.scheduler import (
@@ -58,6 +59,8 @@ class Given:
         if "hangs" in order.problem:
             self.cancelled.wait(30)
             raise Cancelled
+        if "whole" in order.problem and order.may_defer:
+            return unsolved(order.problem, DEFERRED, key=order.key)
         if "large" in order.problem and first:
             return unsolved(order.problem, reason="CUDA out of memory", key=order.key)
         return solved(order.problem, key=order.key)
@@ -122,6 +125,16 @@ def test_a_problem_out_of_memory_runs_again_with_its_gpu_to_itself(tmp_path: Pat
     assert found == dict.fromkeys(("a", "b", "large1", "large2"), "kernel")
 
 
+def test_problems_that_need_the_whole_gpu_come_last(tmp_path: Path) -> None:
+    engine, slots = Given(), Slots(("0", "0"))
+    names = ("whole1", "a", "whole2 and large", "b")
+    with opened_for_writing(tmp_path) as results:
+        run_orders(orders(tmp_path, *names), engine, slots, results, lambda _: None)
+    found = [(r["problem"], r["status"]) for r in read_results(tmp_path)]
+    assert sorted(found) == sorted((name, "kernel") for name in names)
+    assert {name for name, _ in found[:2]} == {"a", "b"}
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -154,6 +167,16 @@ def test_slots_share_gpus_and_divide_processors() -> None:
     two = slots_for("cpu", 2, 1)
     used = [core for cores in two.cores for core in cores]
     assert len(used) == len(set(used))
+
+
+def test_a_process_that_was_killed_states_a_remedy(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("last words\n")
+    killed = _why(-signal.SIGKILL, log)
+    assert "use fewer --jobs" in killed
+    assert killed.endswith(": last words")
+    assert is_for_memory(unsolved("a", reason=killed))
+    assert "--jobs" not in _why(-signal.SIGSEGV, log)
 
 
 def test_log_of_a_process_is_not_written_through_a_link(tmp_path: Path) -> None:

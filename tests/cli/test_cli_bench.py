@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from commands import TASK, Cuagent
+
+from cuagent.cli.exits import Refused
 
 
 @pytest.mark.parametrize(
@@ -32,3 +35,15 @@ def test_a_command_that_cannot_work_is_refused_in_one_line(
     assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_part_that_is_missing_is_told_before_the_first_problem(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A tree that was never installed has no skill; each problem would fail after its ladder."""
+    from cuagent.cli.bench import _require_all_parts
+
+    _require_all_parts()
+    monkeypatch.setitem(sys.modules, "cuagent.skills", None)
+    with pytest.raises(Refused, match=r"pip install -e \."):
+        _require_all_parts()

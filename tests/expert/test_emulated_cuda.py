@@ -21,7 +21,7 @@ from importing import imported  # type: ignore[import-not-found]
 from cuagent import kernels
 from cuagent.expert.candidate import Options, make_candidate
 from cuagent.expert.capture.subject import Target, open_subject
-from cuagent.expert.loops import cuda as loops_cuda
+from cuagent.expert.loops import cuda_layout
 from cuagent.expert.streaming import cuda as streaming_cuda
 from cuagent.task import load_task
 
@@ -58,6 +58,14 @@ LOOPS = {
 }
 
 
+LABELS = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x, labels):
+        return torch.nn.functional.cross_entropy(x, labels)
+def get_inputs(): return [torch.randn(12, 128), torch.randint(0, 128, (12,))]
+def get_init_inputs(): return []
+"""
 FAR_ROWS = {
     "norm over the channels of places": (
         "torch.layer_norm(x.permute(0, 2, 3, 1), (90,)) * 2", "3, 90, 7, 9"
@@ -77,6 +85,12 @@ def test_emulated_rows_are_read_through_shared_memory(tmp_path, monkeypatch, nam
     candidate = check(tmp_path, monkeypatch, text, Options())
     (kernel,) = (t for f, t in candidate.files.items() if f.endswith(".cu"))
     assert "__shared__" in kernel
+
+
+def test_emulated_loss_reads_rows_in_vectors_beside_the_picked_element(tmp_path, monkeypatch):
+    candidate = check(tmp_path, monkeypatch, LABELS, Options())
+    kernel = next(t for f, t in sorted(candidate.files.items()) if "ITEMS" in t)
+    assert "VECTOR = 4" in kernel
 
 
 @pytest.mark.parametrize("row", [8, 1 << 20], ids=["a row for each block", "flat"])
@@ -102,7 +116,7 @@ def test_emulated_loop_agrees_with_reference(tmp_path, monkeypatch, name):
 
 @pytest.mark.parametrize("width", [1, 2])
 def test_emulated_threads_of_a_channel_share_its_lanes(tmp_path, monkeypatch, width):
-    monkeypatch.setattr(loops_cuda, "BUSY_THREADS", 70 * width)
+    monkeypatch.setattr(cuda_layout, "BUSY_THREADS", 70 * width)
     candidate = check(tmp_path, monkeypatch, loops.selective(2, 7, 35, 16), Options())
     (text,) = (text for path, text in candidate.files.items() if path.endswith("_kernel.cu"))
     assert f"WIDTH = {width}, ITEMS = {16 // width}" in text

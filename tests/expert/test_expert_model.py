@@ -297,6 +297,14 @@ def test_no_other_schedule_is_tried_far_from_the_best_rung(on_cuda):
     )
 
 
+def test_no_other_schedule_is_tried_near_the_floor():
+    bounds = Bounds(rung="compile", rung_seconds=3e-3, floor=1e-3)
+    near, far = (Outcome(None, True, "accepted", 1, {}, seconds=s) for s in (1.1e-3, 1.3e-3))
+    assert not bounds.schedules_may_win(near)
+    assert bounds.schedules_may_win(far)
+    assert Bounds(rung="compile").schedules_may_win(near), "the floor is not certain"
+
+
 @pytest.mark.slow
 def test_no_other_schedule_is_tried_if_the_time_is_in_libraries(on_cuda):
     verdict, bounds = accepted(1, 1.0), Bounds(**BOUNDS)
@@ -304,9 +312,9 @@ def test_no_other_schedule_is_tried_if_the_time_is_in_libraries(on_cuda):
 
 
 def test_search_ends_after_attempts_without_sure_gain(on_cuda, task):
-    assert tries(on_cuda, accepted(1, 1.2), Bounds()) == 4
+    assert tries(on_cuda, accepted(1, 1.2), Bounds()) == 3
     noisy = accepted(1, 1.2, width=0.3)
-    assert tries(on_cuda, noisy, Bounds()) == 4, "noise is no gain"
+    assert tries(on_cuda, noisy, Bounds()) == 3, "noise is no gain"
     assert tries(ExpertModel(task)._open(), accepted(1, 1.0), Bounds()) == 2
 
 

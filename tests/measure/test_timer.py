@@ -26,6 +26,7 @@ from cuagent.measure.roofline import count as count_module
 from cuagent.measure.roofline.ceilings import Ceilings
 from cuagent.measure.timing import repeats, task_floor
 from cuagent.measure.timing import timer as timer_module
+from cuagent.measure.timing.round_runner import RoundRunner
 from cuagent.measure.timing.rounds import Round
 from cuagent.measure.timing.timed_arm import BlockTime, TimedArm
 from cuagent.measure.timing.timer import Timer, time_arms
@@ -258,7 +259,7 @@ def test_charge_on_a_gpu_counts_after_confirmation_in_fresh_processes(
         left = [taken(charge) for charge in charges]
         with Timer(referee, (EAGER,)) as timer:
             timer.device = Device.CUDA
-            monkeypatch.setattr(timer, "_round", lambda *_: left.pop(0))
+            monkeypatch.setattr(RoundRunner, "run", lambda *_: left.pop(0))
             monkeypatch.setattr(timer._floor, "of", lambda _: None)
             timing = timer.time(*attempt(HONEST.format(seconds=0.01)))
         assert not left
@@ -287,7 +288,7 @@ def test_delayed_baseline_is_recognised_from_earlier_timings(
     left = [taken(26.0), taken(229.0), taken(26.2), *[taken(180.0)] * 3]
     with Timer(referee, (EAGER, COMPILE)) as timer:
         timer.device = Device.CUDA
-        monkeypatch.setattr(timer, "_round", lambda *_: left.pop(0))
+        monkeypatch.setattr(RoundRunner, "run", lambda *_: left.pop(0))
         monkeypatch.setattr(timer._floor, "of", lambda _: None)
         monkeypatch.setattr(timer._baselines, "end", ended.append)
         timings = [timer.time(*attempt(HONEST.format(seconds=0.01))) for _ in range(3)]

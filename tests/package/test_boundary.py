@@ -105,6 +105,7 @@ def test_exported_program_keeps_the_kernel_as_one_operator(
     model: Any,
     original: Any,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with torch.no_grad():
         program = torch.export.export(model, (X,))
@@ -118,6 +119,22 @@ def test_exported_program_keeps_the_kernel_as_one_operator(
         original.fc.bias.add_(1)
         loaded.get_parameter("0.fc.bias").add_(1)
         close(loaded(X), original(X))
+        kernel, seen = type(model[0].__dict__[REPLACEMENT].kernel), []
+        forward = kernel.forward
+
+        def watched(self: Any, x: Any) -> Any:
+            seen.append(torch.get_float32_matmul_precision())
+            return forward(self, x)
+
+        monkeypatch.setattr(kernel, "forward", watched)
+        again = torch.export.load(tmp_path / "program.pt2").module()
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("medium")
+        try:
+            again(X)
+            assert (seen, torch.get_float32_matmul_precision()) == ([before], "medium")
+        finally:
+            torch.set_float32_matmul_precision(before)
 
 
 LAYOUTS = {

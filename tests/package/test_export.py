@@ -298,6 +298,9 @@ def test_export_installs_with_pip(out: Path, without_cuagent, tmp_path: Path, ru
         ("from cuagent.kernels import load as get", "    from ._kernels import load as get"),
         ("import cuagent.kernels as ck", "    from . import _kernels as ck"),
         ("from cuagent import kernels", "    from . import _kernels as kernels"),
+        ("import cuagent.kernels", "    from . import _kernels as _cuagent_kernels"),
+        ("\ufeffimport os, cuagent.kernels.calls as c", "    from ._kernels import calls as c"),
+        ("from cuagent.kernels.calls import Kernel", "    from ._kernels.calls import Kernel"),
         (
             "    from cuagent.kernels import (\n        load,\n    )",
             "        from ._kernels import load",
@@ -321,6 +324,8 @@ SHARED_LINES = """\
 import sys; from cuagent.kernels import load; loaded = load.__name__
 def inner(): from cuagent.kernels import load as other; return other.__name__
 import cuagent.kernels as ck, math
+import cuagent.kernels; whole = cuagent.kernels.load.__name__
+import cuagent.kernels
 é = "é"; from cuagent import kernels as again; after = math.pi
 text = '''
 from cuagent.kernels import load
@@ -338,6 +343,7 @@ def test_vendored_keeps_other_statements_of_a_line(tmp_path: Path):
     program = (
         "from package import model_new as m; import sys; "
         "assert not any(name.startswith('cuagent') for name in sys.modules); "
+        "assert m.whole == m.cuagent.kernels.load.__name__ == m.loaded; "
         "print(m.loaded, m.inner(), m.ck.load.__name__, m.again.load.__name__, m.after, m.text)"
     )
     done = subprocess.run(

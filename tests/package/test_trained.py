@@ -19,6 +19,7 @@ from torch import nn
 from cuagent.attempt import Attempt
 from cuagent.package.folder import write_files
 from cuagent.package.guarded import guarded_files
+from cuagent.package.readme import _verified as verified_lines
 from cuagent.task import load_task
 from cuagent.task.step import training_step
 from cuagent.verify.domain import Domain, TensorForm
@@ -113,6 +114,17 @@ def test_training_runs_the_verified_backward(pair: tuple[Any, Any]) -> None:
         assert (one is None) == (other is None), "a parameter without a gradient keeps None"
         close(one, other)
     assert ran(model) == 1
+
+
+def test_readme_does_not_say_that_gradients_run_the_original(folder: Path) -> None:
+    task = load_task(f"{folder / 'users_gates.py'}:Gate", device="cpu")
+    with_backward, without = (
+        " ".join(verified_lines(task, None, _domain(), None, trains=trains))
+        for trains in (True, False)
+    )
+    assert "with or without gradients" in with_backward
+    assert "training mode, gradients" not in with_backward
+    assert "training mode, gradients" in without
 
 
 def test_some_gradients_and_some_outputs_are_enough(pair: tuple[Any, Any]) -> None:

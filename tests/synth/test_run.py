@@ -134,6 +134,25 @@ def test_another_setting_cannot_resume(made: Path) -> None:
     assert make(made, "--resume", "--seed", "5").wait(100) == 2
 
 
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    """A set that came with a repository may have links to files of the user beside it."""
+    users, out, file = tmp_path / "users", tmp_path / "out", tmp_path / "set.parquet"
+    users.mkdir()
+    (out / "shards").mkdir(parents=True)
+    (out / "shards" / "00000.jsonl").symlink_to(users / "notes")
+    assert make(out).wait(100) == 2
+    pyarrow.parquet.write_table(pyarrow.table({"code": [task("return x.exp()")]}), file)
+    file.with_suffix(".tasks").symlink_to(users)
+    with pytest.raises(SynthError, match=r"set\.tasks: is a link"):
+        task_files(file, "train")
+    file.with_suffix(".tasks").unlink()
+    file.with_suffix(".tasks").mkdir()
+    (file.with_suffix(".tasks") / f"row_00000.{os.getpid()}").symlink_to(users / "notes")
+    with pytest.raises(SynthError, match="is a link"):
+        task_files(file, "train")
+    assert list(users.iterdir()) == []
+
+
 def test_audit_finds_planted_faults_in_the_papers_form(tmp_path: Path) -> None:
     relu = task("return torch.relu(x)")
     rows = [

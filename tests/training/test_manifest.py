@@ -87,3 +87,23 @@ def test_trial_accepts_new_seeds_and_arms(demo: Path, tmp_path: Path) -> None:
         open_seeds_manifest(out, replace(SMALL, turns=3))
     with pytest.raises(ConfigError, match="by train demo --seeds, not train demo;"):
         run_demo(SMALL, "cpu", out, lambda _: None)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", "[]", '{"command": "rft", "of": []}'])
+def test_foreign_manifest_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
+    (tmp_path / MANIFEST).write_text(text)
+    (tmp_path / "model").mkdir()
+    with pytest.raises(ConfigError, match="is no manifest of cuagent"):
+        open_manifest(tmp_path, "rft", {}, {})
+
+
+@pytest.mark.parametrize("name", [f"{MANIFEST}.partial", "metrics.jsonl", "episodes"])
+def test_nothing_is_written_through_a_link(name: str, tmp_path: Path) -> None:
+    """A folder that came with a repository may hold links to files of the user."""
+    users, out = tmp_path / "users", tmp_path / "out"
+    out.mkdir()
+    users.write_text("text of the user")
+    (out / name).symlink_to(users)
+    with pytest.raises(ConfigError, match=f"{name}: is a link"):
+        open_manifest(out, "rft", {}, {})
+    assert users.read_text() == "text of the user"

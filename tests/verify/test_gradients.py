@@ -154,6 +154,18 @@ def test_wrong_slopes_are_rejected(name: str, pointwise: Callable[[str], Verdict
     assert verdict.reason in (Reason.WRONG_VALUES, Reason.NOT_DETERMINISTIC), verdict
 
 
+def test_candidate_that_keeps_its_own_forward_is_rejected(
+    pointwise: Callable[[str], Verdict],
+) -> None:
+    """It would answer the whole step in one call, and no other call in a package."""
+    verdict = pointwise(
+        f"{SLOPE}\n    def __setattr__(self, name, value):\n"
+        "        if name != 'forward': super().__setattr__(name, value)\n"
+    )
+    assert verdict.reason is Reason.CONSTRUCT_FAILED
+    assert "cannot be replaced" in verdict.output
+
+
 def test_candidate_whose_call_is_more_than_forward_has_one_line(
     pointwise: Callable[[str], Verdict],
 ) -> None:

@@ -12,22 +12,11 @@ from __future__ import annotations
 
 import math
 
-from cuagent.expert.graph.graph import FLOATS, Node
+from cuagent.expert.graph.graph import Node
 from cuagent.expert.kernel import KernelCall, Request, cuda_call
+from cuagent.expert.loops.cuda_layout import THREADS, ThreadLayout
 from cuagent.expert.loops.elements import Target
 from cuagent.expert.loops.spec import Result
-from cuagent.expert.loops.text import LoopText
-from cuagent.expert.streaming.cuda_text import headers_of
-from cuagent.expert.streaming.nest import NestError
-
-MOST_ITEMS = 16
-"""Largest number of lanes of one thread: their states are in registers."""
-THREADS = 128
-"""Threads in a block."""
-BUSY_THREADS = 132 * 192
-"""Threads that keep an H200 busy; lanes are split among threads up to this number."""
-PREFETCHED = 48
-"""Registers for the values of the next steps."""
 
 
 def generate(request: Request) -> KernelCall:
@@ -36,117 +25,8 @@ def generate(request: Request) -> KernelCall:
     return cuda_call(request, kernel.text(), kernel.tensors_read, kernel.includes)
 
 
-class _Kernel(LoopText):
-    def __init__(self, request: Request) -> None:
-        super().__init__(request)
-        if self.elements.has_products:
-            raise NestError(f"{request.name}: products of the state")
-        lanes, channels = self.elements.lane_count, self.elements.channel_count
-        self.lane_count, self.channel_count = lanes, channels
-        busy = BUSY_THREADS * request.threads // 192 if request.threads else BUSY_THREADS
-        width = 1
-        while width < min(32, lanes) and (
-            channels * width < busy or math.ceil(lanes / width) > MOST_ITEMS
-        ):
-            width *= 2
-        self.width, self.items = width, math.ceil(lanes / width)
-        if self.items > MOST_ITEMS:
-            raise NestError(f"{request.name}: too many lanes")
-        self.groups = THREADS // width
-        self.includes = headers_of(request.group, self.tensors_read)
-        sizes = [base.size for base, _, _ in self.leaves] + [n.size for n, _, _ in self.outputs()]
-        self.integer = "long" if max(sizes) >= 1 << 31 else "int"
-        self.order = self._channel_order()
-        self.loads = [
-            k
-            for k in self.needed
-            if self.elements.elements[k].kind == "load" and self.elements.elements[k].timed
-        ]
-        self.before, self.after = self._spread() if width > 1 else (set(), set())
-        self.own = self._own_results() if width > 1 else []
-        self.kept = self._kept()
-        self.set_registers()
-
-    def set_registers(self) -> None:
-        """Choose the number of steps whose tensors are loaded together, and these tensors."""
-        self.loads = [k for k in self.loads if k not in self.before]
-        registers = sum(self.items if self.has_lanes(k) else 1 for k in self.loads)
-        if self.width > 1:
-            self.ahead = self.width
-            if self.ahead * registers > PREFETCHED:
-                self.loads = []
-            return
-        self.ahead = next((n for n in (8, 4, 2) if n * registers <= PREFETCHED), 1)
-        self.ahead = min(self.ahead, self.loop.steps)
-
-    def _users(self) -> dict[int, set[int]]:
-        """Return the elements that read each element; -1 for a state or a result within a step."""
-        users: dict[int, set[int]] = {k: set() for k in self.needed}
-        for k in self.needed:
-            for a in self.elements.elements[k].args:
-                if isinstance(a, int):
-                    users[a].add(k)
-        for target in self.elements.states:
-            users[target.element].add(-1)
-        for _, target, result in self.outputs():
-            if result.dim is None or self._target_lanes(target):
-                users[target.element].add(-1)
-        return users
-
-    def _spread(self) -> tuple[set[int], set[int]]:
-        """Return the elements without lanes to compute before a batch of steps, and after it."""
-        before: set[int] = set()
-        after: set[int] = set()
-        users = self._users()
-        for k in self.needed:
-            element = self.elements.elements[k]
-            floating = element.node.dtype in FLOATS or element.kind != "load"
-            if element.timed and not element.carried and not self.has_lanes(k) and floating:
-                inner = [a for a in element.args if isinstance(a, int)]
-                timed = [a for a in inner if self.elements.elements[a].timed]
-                if all(a in before for a in timed) and element.kind != "sum":
-                    before.add(k)
-        for k in reversed(self.needed):
-            element = self.elements.elements[k]
-            inside = element.carried and element.kind == "operation" and not self.has_lanes(k)
-            if inside and users[k] <= after:
-                after.add(k)
-        return before, after
-
-    def _own_results(self) -> list[tuple[Node, Target, Result]]:
-        """Return the results that each thread of a group writes for another step."""
-        return [
-            (node, target, result)
-            for node, target, result in self.outputs()
-            if result.dim is not None and not self._target_lanes(target)
-        ]
-
-    def _kept(self) -> list[int]:
-        """Return the values of a step that a thread stores for the operations after the steps."""
-        read = {a for k in self.after for a in self.elements.elements[k].args if isinstance(a, int)}
-        read |= {target.element for _, target, _ in self.own}
-        timed = {k for k in read if self.elements.elements[k].timed}
-        return sorted(timed - self.after - self.before)
-
-    def has_lanes(self, position: int) -> bool:
-        return self.is_lane(self.elements.elements[position])
-
-    def _channel_order(self) -> list[int]:
-        """Return the channel axes, the one with the smallest strides of results last."""
-        strides: dict[int, list[int]] = {a: [] for a in self.channels}
-        for k in self.needed:
-            element = self.elements.elements[k]
-            if element.kind != "load" or not element.timed:
-                continue
-            slot = self.loop.slots[element.node.name]
-            assert slot.leaf is not None
-            steps = list(self.leaves[slot.leaf][1])
-            if slot.dim is not None:
-                steps.pop(slot.dim)
-            for place, stride in zip(element.index, steps, strict=True):
-                if place.axis in strides and stride:
-                    strides[place.axis].append(stride)
-        return sorted(self.channels, key=lambda a: (-min(strides[a], default=1 << 62), a))
+class _Kernel(ThreadLayout):
+    """The text of one kernel."""
 
     def text(self) -> str:
         w, name = self.w, self.request.name
@@ -197,9 +77,6 @@ class _Kernel(LoopText):
             self._open_items(lanes)
             w(f"state_{k}{'[item]' if lanes else ''} = {self.first_value(k)};")
             w.close()
-
-    def _target_lanes(self, target: Target) -> bool:
-        return any(p.axis in self.lanes for p in target.index)
 
     def _open_items(self, lanes: bool) -> None:
         """Open a block, over the lanes of the thread if `lanes` is True."""

@@ -526,10 +526,11 @@ def _vectorizes(access: Access, width: int) -> bool:
             return False
     if access.is_index:
         return True
-    if access.row and (access.row.index.strides[-1] or access.row.stride % width):
+    if access.row and access.row.index.strides[-1]:
         return False
     *outer, inner = access.strides
     if inner == 0:
         return True
-    aligned = all(s % width == 0 for s in outer) and access.offset % width == 0
+    steps = (*outer, access.offset, access.row.stride if access.row else 0)
+    aligned = all(step % width == 0 for step in steps)
     return inner == 1 and aligned

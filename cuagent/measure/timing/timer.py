@@ -90,7 +90,7 @@ class Timer:
         self.device = referee.task.device
         self._baselines = Baselines(referee, baselines, emit, self.device_lock.durations)
         lock = self.device_lock
-        self._floor = TaskFloor(referee.task, referee.fork_server, self.opening, lock.exclusive)
+        self._floor = TaskFloor(referee.task, referee.fork_server, self.opening, self._alone)
         self._candidate = CandidateProcess(referee, self._baselines)
         self._runner = RoundRunner(
             referee, self._baselines, self._candidate, lock, self.opening, emit
@@ -206,6 +206,12 @@ class Timer:
         shared = self.device_lock.shared()
         with self.device_lock.durations.of(Stage.OPENING_ARMS), shared as give_way:
             yield give_way
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the device within the block, in which its rates are measured."""
+        with self.device_lock.durations.of(Stage.PROFILING), self.device_lock.exclusive():
+            yield
 
     @property
     def failed(self) -> dict[str, str]:

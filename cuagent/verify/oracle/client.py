@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 ANSWER_S = 600.0
 """Seconds that the oracle may take to answer one request."""
 ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-"""Environment of the oracle. No speed is measured in it, and a machine creates nearly twice as many
-CUDA contexts with one queue to the GPU as with eight (docs/research/log.md)."""
+"""Environment of trusted processes in which no speed is measured. A machine with 40 open contexts
+creates 1.0 a second with eight queues to the GPU, and 7 with one
+(docs/measurements/contexts-h200-2.json)."""
 TIE_PAIRS = 6
 """Pairs of opposite perturbations that search for ties."""
 ANSWER_ARENAS = ("declared", "precise", "spread", "places")
