@@ -305,7 +305,21 @@ class _Module:
         if not node.contiguous and read_by_kernel:
             call += ".contiguous()"
         shape = f"  # {_dims(node)}" if node.dtype else ""
+        if node.op.startswith(FILL) and self._may_be_none(node.inputs[1]):
+            value, mask = (self._value(a) for a in node.inputs[:2])
+            call = f"{value} if {mask} is None else {call}"
         return [f"{self._name(node.name)} = {call}{shape}"]
+
+    def _may_be_none(self, name: str) -> bool:
+        """Return True for a prepared mask of fills alone, which is None if it is nowhere true."""
+        if name not in self.prepared_values or name in self.graph.outputs:
+            return False
+        fills = all(
+            isinstance(s, Node) and s.op.startswith(FILL) and s.inputs[1:] == (name,)
+            for s in self.steps
+            if name in (s.inputs if isinstance(s, Node) else [n for m in s.nodes for n in m.inputs])
+        )
+        return fills and self.graph.node(name).constant and self.graph.node(name).dtype == "bool"
 
     def _tensors(self, position: int) -> list[str]:
         return list(self.kernels[position].tensors_read)
@@ -461,6 +475,7 @@ class _Module:
                 body.append(f"{name(node.name)} = {node.op.format(*values)}")
         values_text = ", ".join(
             f"{name(n)}.to(torch.{self.graph.node(n).dtype}){_arranged(self.graph.node(n))}"
+            + (f" if {name(n)}.any() else None" if self._may_be_none(n) else "")
             for n in self.prepared_values
         )
         return [
@@ -491,6 +506,8 @@ GLOBALS = frozenset(dir(builtins)) | {
     *("torch", "load", "self", "F", "triton", "tl", "sources", "known", "unchanged", "watch")
 }
 """Names that a local variable of the text must not hide."""
+FILL = "torch.ops.aten.masked_fill.Scalar("
+"""Prefix of the call that fills the places of a mask, among them those of queries without keys."""
 FRESH = (
     "F.linear(",
     "F.conv",
