@@ -34,7 +34,8 @@ from cuagent.expert.kernel import KernelCall, Request
 from cuagent.expert.loops.groups import loop_groups
 from cuagent.expert.loops.match import with_loops
 from cuagent.expert.lower import lower
-from cuagent.expert.module import FRESH, Call, Method, ModuleText, Steps, TritonCall, render
+from cuagent.expert.method import FRESH, Call, Method, ModuleText, Steps, TritonCall
+from cuagent.expert.module import render
 from cuagent.expert.products import operands as products
 from cuagent.expert.products import triton as matrix_product
 from cuagent.expert.products.match import Product, with_products
@@ -144,7 +145,7 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
         subject = replace(subject, target=replace(subject.target, tf32_convolutions=False))
     elif options.tf32_few_channels:
         subject = replace(subject, target=replace(subject.target, exact_channels=0))
-    # A kernel is a name of the module, as helpers of the reference and its arguments are.
+    # Kernels share a namespace with the reference's helpers and arguments.
     taken = {*re.findall(r"\w+", subject.reference), *subject.captured.arguments}
     forward = _planned(subject, options, taken)
     if subject.backward is None:
@@ -298,7 +299,7 @@ def _may_gain(group: Group, steps: Steps, graph: Graph, device: str) -> bool:
         for a in n.inputs
     )
     partial = any(is_partial(graph, a) for n in group.nodes for a in n.inputs)
-    gathers = any(graph.node(a).kind is Kind.GATHER for n in work for a in n.inputs)
+    gathers = any(graph.node(a).kind in (Kind.GATHER, Kind.TAKE) for n in work for a in n.inputs)
     widening = origins == {""}
     reduction = any(n.kind is Kind.REDUCE for n in work) and _is_alone(group, steps)
     several = len(origins) > 1 or len(work) > 3 or group.family != "streaming"

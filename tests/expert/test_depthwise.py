@@ -39,6 +39,18 @@ LAYERS = {
         "F.hardswish(self.c(x)) + x",
     ),
     "activation before": ("nn.Conv2d(3, 3, 3, padding=1, groups=3)", PLANE, "self.c(x + 1).relu()"),
+    "bands of rows": ("nn.Conv2d(2, 2, 5, padding=2, groups=2)", "1, 2, 70, 300", "self.c(x)"),
+    "strided bands": (
+        "nn.Conv2d(2, 4, 3, 2, 1, groups=2)",
+        "1, 2, 131, 330",
+        "F.silu(self.c(x.exp()))",
+    ),
+    "large window": ("nn.Conv2d(3, 3, 11, padding=5, groups=3)", PLANE, "self.c(x) + 1"),
+    "stride 3, dilated": (
+        "nn.Conv2d(3, 3, (2, 5), 3, (1, 4), dilation=(3, 2), groups=3)",
+        "2, 3, 19, 23",
+        "self.c(x) * 2",
+    ),
     "one row": ("nn.Conv2d(3, 3, (1, 5), padding=(0, 2), groups=3)", "2, 3, 1, 16", "self.c(x)"),
     "one column": ("nn.Conv2d(3, 3, (3, 1), groups=3)", PLANE, "self.c(x)"),
     "line": ("nn.Conv1d(4, 4, 3, padding=1, groups=4)", LINE, "self.c(x)"),
@@ -47,6 +59,12 @@ LAYERS = {
         "3, 4, 36",
         "F.silu(self.c(x)[..., :36])",
     ),
+    "wide window of a line": (
+        "nn.Conv1d(4, 4, 31, padding=15, groups=4)",
+        "2, 4, 100",
+        "F.silu(self.c(x))",
+    ),
+    "strided line": ("nn.Conv1d(4, 4, 9, 4, 4, groups=4)", "2, 4, 103", "self.c(x) - 1"),
     "long line": ("nn.Conv1d(2, 2, 4, padding=3, groups=2)", "2, 2, 2001", "self.c(x).tanh()"),
     "line of vectors": ("nn.Conv1d(4, 8, 5, padding=2, groups=4)", "3, 4, 64", "self.c(x) + 1"),
     "solid": ("nn.Conv3d(2, 2, 3, padding=1, groups=2)", SOLID, "self.c(x)"),
@@ -65,8 +83,8 @@ EMULATED = [
     "long line",
     "solid",
 ]
-LARGE_WINDOWS = ["aligned, strided", "solid"]
-"""Windows of more than 25 elements, which the library computes faster on a CPU."""
+LARGE_WINDOWS = ["solid"]
+"""Windows of three dimensions and more than 25 elements, which stay with the library on a CPU."""
 HALF = ["padded", "aligned rows", "causal line", "BatchNorm, activation and residual"]
 
 

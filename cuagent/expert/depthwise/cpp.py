@@ -1,112 +1,26 @@
-"""Generate C++ kernels of depthwise convolutions for the CPU.
-
-A row of sums is held in the cache. All weights of one row of the window are applied in one loop
-over the results that they all reach; the results at the borders get theirs one by one. So the
-vector loops have no conditions.
-"""
+"""Choose the schedule of a depthwise convolution on the CPU."""
 
 from __future__ import annotations
 
-import math
-
-from cuagent.expert.depthwise.match import DepthwiseText, place
-from cuagent.expert.graph.graph import Window
-from cuagent.expert.kernel import KernelCall, Request, cpp_call
-from cuagent.expert.pooling.cpp import results_of
+from cuagent.expert.depthwise import cpp_lines, cpp_planes
+from cuagent.expert.graph.graph import Kind
+from cuagent.expert.kernel import KernelCall, Request
 from cuagent.expert.streaming.nest import NestError
 
-MAX_ROW = 1 << 14
-"""Elements of the longest row that is held in the cache."""
-PARALLEL_OPERATIONS = 1 << 14
-"""Products below which a parallel region costs more than it saves."""
+FEW_TAPS = 3
+"""Most weights of a window of one row that are applied without a copy of the input."""
 
 
 def generate(request: Request) -> KernelCall:
-    """Return the kernel of a group with a depthwise convolution. Raises NestError for long rows."""
-    kernel = _Depthwise(request)
-    return cpp_call(request, kernel.text(), kernel.values.tensors_read)
+    """Return the kernel of a group with a depthwise convolution. Raises NestError for long rows.
 
-
-class _Depthwise(DepthwiseText):
-    def __init__(self, request: Request) -> None:
-        super().__init__(request)
-        self.side = self.sides[self.inner]
-        if max(self.side.count, self.side.extent) > MAX_ROW:
-            raise NestError(f"{request.name}: rows do not fit the cache")
-        name = str(self.anchor.args[0])
-        self.computed = name in self.values.nodes or self.anchor.dtype != "float32"
-        """True if an element of the input takes more than a load."""
-
-    def text(self) -> str:
-        w, k = self.w, self.inner
-        self.head("pointwise.h")
-        w.open(f'extern "C" void {self.request.name}({", ".join(self.values.parameters())})')
-        taps = math.prod(side.kernel for side in self.sides.values())
-        if self.anchor.size * taps > PARALLEL_OPERATIONS:
-            w.pragma(f"omp parallel for schedule(static) collapse({k})")
-        for d in range(k):
-            w.open(f"for (long i{d} = 0; i{d} < {self.shape[d]}; ++i{d})")
-        w(f"alignas(64) float row_sums[{self.side.count}];")
-        w(f"const float channel_bias = {self.bias()};")
-        self._vector_loop(0, self.side.count)
-        w(f"row_sums[i{k}] = channel_bias;")
-        w.close()
-        rows = [d for d in self.sides if d != k]
-        for d in rows:
-            self._window(d, self.sides[d])
-        self._row({d: f"p{d}" for d in rows}, {d: f"t{d}" for d in rows})
-        w.close(len(rows))
-        self._vector_loop(0, self.side.count)
-        w(f"const float result = row_sums[i{k}];")
-        self.values.stores(self.index())
-        w.close(2 + k)
-        return "\n".join(w.lines) + "\n"
-
-    def _window(self, k: int, side: Window) -> None:
-        w = self.w
-        w.open(f"for (long t{k} = 0; t{k} < {side.kernel}; ++t{k})")
-        w(f"const long p{k} = {place(k, side, f't{k}')};")
-        w(f"if (p{k} < 0 || p{k} >= {side.extent}) continue;")
-
-    def _vector_loop(self, first: int, end: int) -> None:
-        self.w.pragma("omp simd")
-        self.w.open(f"for (long i{self.inner} = {first}; i{self.inner} < {end}; ++i{self.inner})")
-        self.values.fresh()
-
-    def _row(self, places: dict[int, str], taps: dict[int, str]) -> None:
-        """Write the products of one row of the input with one row of the window."""
-        w, k, side = self.w, self.inner, self.side
-        self.values.fresh()
-        for tap in range(side.kernel):
-            w(f"const float tap_weight{tap} = {self.weight({**taps, k: str(tap)})};")
-        self.values.fresh()
-        if self.computed:
-            w(f"alignas(64) float input_row[{side.extent}];")
-            w.pragma("omp simd")
-            w.open(f"for (long j0 = 0; j0 < {side.extent}; ++j0)")
-            w(f"input_row[j0] = {self.element({**places, k: 'j0'})};")
-            w.close()
-        ranges = [results_of(side, tap) for tap in range(side.kernel)]
-        low, high = max(a for a, _ in ranges), min(b for _, b in ranges)
-        low, high = (low, high) if low < high else (side.count, side.count)
-        for tap, (start, end) in enumerate(ranges):
-            self._add(places, [tap], start, min(low, end))
-        self._add(places, list(range(side.kernel)), low, high)
-        for tap, (start, end) in enumerate(ranges):
-            self._add(places, [tap], max(high, start), end)
-
-    def _add(self, places: dict[int, str], taps: list[int], start: int, end: int) -> None:
-        """Write the loop that adds weights `taps` to the sums from `start` to `end`."""
-        if start >= end:
-            return
-        w, k, side = self.w, self.inner, self.side
-        self._vector_loop(start, end)
-        terms = [f"row_sums[i{k}]"]
-        for tap in taps:
-            scaled = f"i{k} * {side.stride}" if side.stride > 1 else f"i{k}"
-            moved = tap * side.dilation - side.padding
-            where = scaled if moved == 0 else f"{scaled} {'+' if moved > 0 else '-'} {abs(moved)}"
-            element = f"input_row[{where}]" if self.computed else self.element({**places, k: where})
-            terms.append(f"tap_weight{tap} * {element}")
-        w(f"row_sums[i{k}] = {' + '.join(terms)};")
-        w.close()
+    Copying a plane pays if each of its elements is read often (`cpp_planes`).
+    """
+    anchor = next(n for n in request.group.nodes if n.kind is Kind.DEPTHWISE)
+    *outer, last = anchor.spec.sides
+    if any(side.kernel > 1 for side in outer) or last.kernel > FEW_TAPS:
+        try:
+            return cpp_planes.generate(request)
+        except NestError:
+            pass
+    return cpp_lines.generate(request)

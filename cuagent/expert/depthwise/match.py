@@ -15,18 +15,17 @@ from cuagent.expert.graph.graph import Depthwise, Graph, Kind, Node, Window, con
 from cuagent.expert.kernel import Request
 from cuagent.expert.streaming.text import Writer
 
-MAX_TAPS = {"cuda": 128, "cpu": 25}
-"""Largest number of weights of one channel. On a CPU with AVX2 oneDNN was twice as fast as this
-family with 49 and
-at most as fast with 9. On a GPU a window of more is cheaper as a product."""
+MAX_TAPS = {"cuda": 128, "cpu": 128}
+"""Largest number of weights of one channel; a window of more is cheaper as a product."""
+MAX_TAPS_OF_SOLID = 25
+"""CPU: the same for three dimensions, whose kernel holds no sums in registers."""
 CALLS = ("F.conv1d(", "F.conv2d(", "F.conv3d(")
 
 
 def with_depthwise(graph: Graph, device: str, keep: frozenset[str]) -> Graph:
     """Turn the library's depthwise convolutions into nodes of the family."""
-    most = MAX_TAPS[device]
     nodes = tuple(
-        _depthwise(n, graph) if n.origin not in keep and _qualifies(n, graph, most) else n
+        _depthwise(n, graph) if n.origin not in keep and _qualifies(n, graph, device) else n
         for n in graph.nodes
     )
     return _without_slices(replace(graph, nodes=nodes))
@@ -50,13 +49,15 @@ def _without_slices(graph: Graph) -> Graph:
     return replace(graph, nodes=nodes)
 
 
-def _qualifies(node: Node, graph: Graph, most: int) -> bool:
+def _qualifies(node: Node, graph: Graph, device: str) -> bool:
     if node.kind is not Kind.LIBRARY or not node.op.startswith(CALLS) or not node.contiguous:
         return False
     x, weight = graph.node(str(node.args[0])), graph.node(str(node.args[1]))
     settings = settings_of(node)
     whole = all(isinstance(settings[k], list) for k in ("stride", "padding", "dilation"))
     depthwise = settings["groups"] == x.shape[1] > 1 and len(x.shape) == len(node.shape)
+    solid = len(weight.shape) == 5 and device == "cpu"
+    most = MAX_TAPS_OF_SOLID if solid else MAX_TAPS[device]
     return whole and depthwise and math.prod(weight.shape[2:]) <= most
 
 

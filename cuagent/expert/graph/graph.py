@@ -17,7 +17,11 @@ from typing import Any
 
 FLOATS = frozenset({"float32", "float16", "bfloat16"})
 """dtypes whose values a kernel computes in float32."""
-ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "bool": 1, "int64": 8, "int32": 4}
+INTEGERS = frozenset({"int64", "int32", "uint8"})
+"""dtypes of whole numbers that a kernel can load."""
+ITEM_BYTES = {
+    "float32": 4, "float16": 2, "bfloat16": 2, "bool": 1, "int64": 8, "int32": 4, "uint8": 1,
+}  # fmt: skip
 """dtypes that a kernel can load, with the bytes of one element."""
 
 Shape = tuple[int, ...]
@@ -140,8 +144,10 @@ class Kind(StrEnum):
     LOOP = "loop"
     """All steps of a loop over time: its first result; `spec` is a `loops.spec.Loop`, and the
     arguments are its leaves. With the op `result` it is result `spec` of the loop in `args[0]`."""
-    PICK = "pick"
-    """`args[0][r, args[1][r]]` for every row r: the element that a label selects."""
+    TAKE = "take"
+    """Elements of `args[0]`, each at the index in `args[1]` along `dims[0]` and at its own place
+    along the others; `spec` is a `Gather`. `op` is its Python expression. A dimension of one
+    element is read at all places. Kernels read the elements in place."""
     LIBRARY = "library"
     """A call of torch. `op` is its Python expression with the operands as {0}, {1}, ..."""
 
@@ -155,7 +161,7 @@ class Node:
     shape: Shape
     dtype: str = "float32"
     dims: tuple[int, ...] = ()
-    """Reduced dimensions of a reduce node's argument, ascending; for a pick, the columns."""
+    """Reduced dimensions of a reduce node's argument, ascending; other kinds tell their own."""
     origin: str = ""
     """Name of the captured operation that this node is a part of."""
     contiguous: bool = True

@@ -27,6 +27,8 @@ from cuagent.expert.graph.graph import (
 
 Order = tuple[int, ...]
 """Dimensions of a value, outermost in memory first."""
+READ_IN_PLACE = (Kind.WINDOW, Kind.GATHER, Kind.TAKE)
+"""Kinds of nodes without memory that a view cannot reshape."""
 FOLLOWING = (Kind.SCAN, Kind.POOL, Kind.RESAMPLE)
 """Kinds of one argument whose `dims` move with it."""
 
@@ -275,9 +277,9 @@ class _Layouts:
             wide = (1,) * (rank - len(shape)) + shape
             source = self.by_name[self._to(operand, ())]
             padded = self._new(f"{operand}_wide")
-            if source.kind in (Kind.INSIDE, Kind.INDEX, Kind.WINDOW, Kind.GATHER):
+            if source.kind in (Kind.INSIDE, Kind.INDEX, *READ_IN_PLACE):
                 dims = tuple(d + rank - len(shape) for d in source.dims)
-                if source.kind in (Kind.WINDOW, Kind.GATHER):
+                if source.kind in READ_IN_PLACE:
                     padded = self._add(
                         self._view_of(padded, self.by_name[self._settled(operand)], wide)
                     )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cuagent.expert.graph.graph import FLOATS, Kind, Node, Operand, Shape
+from cuagent.expert.graph.graph import FLOATS, INTEGERS, Kind, Node, Operand, Shape
 
 
 @dataclass
@@ -59,10 +59,19 @@ class Lowering:
     def pointwise(
         self, op: str, *args: Operand, hint: str | None = None, dtype: str = "float32"
     ) -> str:
-        """Add a pointwise node over broadcast operands; `hint` replaces `op` in its name."""
+        """Add a pointwise node over broadcast operands; `hint` replaces `op` in its name.
+
+        Integers become numbers first: C++ would divide them without a remainder.
+        """
+        if dtype in FLOATS and op not in ("cast", "where"):
+            args = tuple(self._as_number(arg) for arg in args)
         shape = broadcast([self.shape(arg) for arg in args])
         name = self.unique_name(op if hint is None else hint)
         return self.add(Node(name, Kind.POINTWISE, op, args, shape, dtype, origin=self.origin))
+
+    def _as_number(self, arg: Operand) -> Operand:
+        whole = isinstance(arg, str) and self.by_name[arg].dtype in INTEGERS
+        return self.pointwise("cast", arg, hint="number") if whole else arg
 
     def reduce(self, op: str, arg: str, dims: Sequence[int], keep: bool, hint: str = "") -> str:
         """Add a sum, max or min over `dims`; over one element it is a view."""
@@ -80,14 +89,6 @@ class Lowering:
         count = math.prod(shape[d] for d in dims)
         total = self.reduce("sum", arg, dims, keep, hint + "_sum")
         return self.pointwise("mul", total, 1.0 / count, hint=hint)
-
-    def pick(self, arg: str, labels: str) -> str:
-        """Add `arg[r, labels[r]]` for each row r; a label out of range picks column 0."""
-        rows, columns = self.shape(arg)
-        name, args = self.unique_name("picked"), (arg, labels)
-        return self.add(
-            Node(name, Kind.PICK, "pick", args, (rows,), dims=(columns,), origin=self.origin)
-        )
 
     def stored_as(self, name: str, dtype: str) -> str:
         """Return the node of a lowered operator whose value is stored with the traced `dtype`.

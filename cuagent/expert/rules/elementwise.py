@@ -183,6 +183,8 @@ def masked_fill(low: Lowering, fx: Any) -> str | None:
 def identity(low: Lowering, fx: Any) -> str | None:
     """Drop a copy; a copy with another floating dtype or another layout becomes a cast."""
     x = operand(low, fx.args[0])
+    if operator_name(fx) in ("alias", "detach") and isinstance(x, str):
+        return x
     if floating(fx) and dtype_of(fx.args[0]) in NUMBERS and isinstance(x, str):
         return _number(low, fx, x)
     cast = floating(fx) and floating(fx.args[0])
@@ -198,7 +200,7 @@ def identity(low: Lowering, fx: Any) -> str | None:
     return x if low.layouts or fx.args[0].meta["val"].is_contiguous() else None
 
 
-NUMBERS = ("bool", "int64", "int32")
+NUMBERS = ("bool", "int64", "int32", "uint8")
 """Types that are not floating and that a kernel can load."""
 
 

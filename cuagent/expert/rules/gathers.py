@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from cuagent.expert.graph.graph import Gather, Graph, Kind, Node
+from cuagent.expert.graph.graph import FLOATS, Gather, Graph, Kind, Node, Operand
 from cuagent.expert.graph.lowering import (
     Lowering,
     argument,
@@ -17,7 +17,10 @@ from cuagent.expert.graph.lowering import (
     shape_of,
     target_of,
 )
+from cuagent.expert.rules.views import narrowed, viewed
 
+MAX_DEPTH = 12
+"""Most elementwise operations that a gather of elements is moved in front of."""
 READERS = (Kind.POINTWISE, Kind.REDUCE, Kind.WINDOW, Kind.SCATTER)
 """Kinds of nodes whose kernels read through an index tensor."""
 
@@ -151,6 +154,146 @@ def _kinds(low: Lowering, *names: str) -> set[Kind]:
     return found
 
 
+@rule("gather")
+def gather(low: Lowering, fx: Any) -> str | None:
+    """Lower `torch.gather` to reads of single elements."""
+    x, places = operand(low, fx.args[0]), operand(low, fx.args[2])
+    if not isinstance(x, str) or not isinstance(places, str) or not floating(fx):
+        return None
+    if dtype_of(fx.args[2]) != "int64" or not shape_of(fx):
+        return None
+    found = taken(low, x, places, int(fx.args[1]) % len(shape_of(fx)))
+    # A view of the result needs an element that a kernel computes.
+    return low.pointwise("cast", found, hint="") if low.by_name[found].kind is Kind.TAKE else found
+
+
+MAX_SCATTERED = 8
+"""Most elements of a row that a kernel puts into its place in the row."""
+
+
+@rule("scatter")
+def scatter(low: Lowering, fx: Any) -> str | None:
+    """Lower a scatter of few elements along a dimension to choices by index.
+
+    Of equal indices the last one wins.
+    """
+    x, places = operand(low, fx.args[0]), operand(low, fx.args[2])
+    source = operand(low, fx.args[3])
+    if not isinstance(x, str) or not isinstance(places, str) or source is None or not floating(fx):
+        return None
+    shape, given = shape_of(fx), shape_of(fx.args[2])
+    if not shape or "reduce" in fx.kwargs or len(fx.args) > 4:
+        return None
+    dim = int(fx.args[1]) % len(shape)
+    same = given[:dim] + given[dim + 1 :] == shape[:dim] + shape[dim + 1 :]
+    if not same or not 0 < given[dim] <= MAX_SCATTERED:
+        return None
+    if isinstance(source, str) and low.shape(source) != given:
+        return None
+    index = _along(low, dim, shape)
+    value: Operand = x
+    for k in range(given[dim]):
+        at = low.pointwise("cast", narrowed(low, places, dim, k, k + 1), hint="place")
+        here = low.pointwise("eq", at, index, hint="here", dtype="bool")
+        new = narrowed(low, source, dim, k, k + 1) if isinstance(source, str) else source
+        hint = "" if k == given[dim] - 1 else "scattered"
+        value = low.pointwise("where", here, new, value, hint=hint, dtype=dtype_of(fx))
+    return str(value)
+
+
+@rule("one_hot")
+def one_hot(low: Lowering, fx: Any) -> str | None:
+    """Lower to numbers, if only casts to float32 read them."""
+    labels = operand(low, fx.args[0])
+    if not isinstance(labels, str) or not _only_as_numbers(fx):
+        return None
+    shape = shape_of(fx)
+    at = viewed(low, low.pointwise("cast", labels, hint="label"), (*shape[:-1], 1))
+    index = _along(low, len(shape) - 1, shape)
+    here = low.pointwise("eq", str(at), index, hint="here", dtype="bool")
+    return low.pointwise("where", here, 1.0, 0.0, hint="")
+
+
+MOVES = ("permute", "transpose", "view", "reshape", "unsqueeze", "squeeze", "slice", "contiguous")
+
+
+def _only_as_numbers(fx: Any) -> bool:
+    """Return True if all readers, behind views, convert the integers to float32."""
+    readers = [user for user in fx.users if operator_name(user) != "_assert_tensor_metadata"]
+    return bool(readers) and all(
+        _only_as_numbers(user)
+        if operator_name(user) in MOVES
+        else operator_name(user) in ("_to_copy", "to") and dtype_of(user) == "float32"
+        for user in readers
+    )
+
+
+def _along(low: Lowering, dim: int, shape: tuple[int, ...]) -> str:
+    """Add the index along a dimension, as a number."""
+    extents = tuple(n if k == dim else 1 for k, n in enumerate(shape))
+    name = low.unique_name("index")
+    return low.add(Node(name, Kind.INDEX, "index", (), extents, dims=(dim,)))
+
+
+def taken(low: Lowering, x: str, places: str, dim: int) -> str:
+    """Add the elements of `x` at the indices `places` along `dim`, as `torch.gather` does.
+
+    Elementwise operations are computed for the chosen elements alone. An index out of range gives
+    NaN.
+    """
+    shape = low.shape(places)
+    same = all(a == b for k, (a, b) in enumerate(zip(low.shape(x), shape, strict=True)) if k != dim)
+    found = _taken_before(low, x, places, dim, {}) if same else None
+    return found or _taken(low, x, places, dim)
+
+
+def _taken(low: Lowering, x: str, places: str, dim: int) -> str:
+    node = low.by_name[x]
+    call = f"torch.gather({{0}}, {dim}, {{1}})"
+    name = low.unique_name("taken")
+    spec = Gather(node.shape[dim], wraps=False)
+    args, shape = (x, places), low.shape(places)
+    return low.add(
+        Node(name, Kind.TAKE, call, args, shape, node.dtype, (dim,), low.origin, spec=spec)
+    )
+
+
+def _taken_before(
+    low: Lowering, x: str, places: str, dim: int, known: dict[str, str]
+) -> str | None:
+    """Add elementwise operations on chosen elements; None if there are none, or too many."""
+    node = low.by_name[x]
+    if node.kind is not Kind.POINTWISE or node.dtype not in FLOATS or len(known) > MAX_DEPTH:
+        return None
+    rank = len(node.shape)
+    args: list[Operand] = []
+    for arg in node.args:
+        if not isinstance(arg, str):
+            args.append(arg)
+            continue
+        shape = low.shape(arg)
+        if len(shape) + dim < rank or shape[dim - rank] == 1:
+            args.append(arg)
+            continue
+        if len(shape) != rank or low.by_name[arg].dtype not in FLOATS:
+            return None
+        if arg not in known:
+            before = _taken_before(low, arg, places, dim, known)
+            if before is None and not _is_stored(low, arg):
+                return None
+            known[arg] = before or _taken(low, arg, places, dim)
+        args.append(known[arg])
+    return low.pointwise(node.op, *args, hint=f"{x}_taken", dtype=node.dtype)
+
+
+def _is_stored(low: Lowering, name: str) -> bool:
+    """Return True if the value is in memory whether or not elements of it are chosen."""
+    node = low.by_name[name]
+    while node.kind in (Kind.VIEW, Kind.STRIDED):
+        node = low.by_name[node.inputs[0]]
+    return node.kind in (Kind.INPUT, Kind.PARAMETER, Kind.CONSTANT, Kind.LIBRARY)
+
+
 def settle_gathers(graph: Graph) -> Graph:
     """Return the graph with a call of torch for each gather that not only kernels read."""
     users = graph.users()
@@ -163,7 +306,7 @@ def settle_gathers(graph: Graph) -> Graph:
 
     nodes = tuple(
         replace(n, kind=Kind.LIBRARY, spec=None, dims=())
-        if n.kind is Kind.GATHER and not fused(n.name)
+        if n.kind in (Kind.GATHER, Kind.TAKE) and not fused(n.name)
         else n
         for n in graph.nodes
     )

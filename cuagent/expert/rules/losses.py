@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from cuagent.expert.graph.graph import FLOATS
 from cuagent.expert.graph.lowering import Lowering, argument, floating, operand, rule
+from cuagent.expert.rules.gathers import taken
+from cuagent.expert.rules.views import viewed
 
 NONE, MEAN, SUM = 0, 1, 2
 
@@ -107,44 +111,154 @@ def bce_with_logits(low: Lowering, fx: Any) -> str | None:
 
 @rule("cross_entropy_loss")
 def cross_entropy(low: Lowering, fx: Any) -> str | None:
-    """Lower rows of logits and class labels to logsumexp minus the picked logit.
+    """Lower logits and class labels, or probabilities of classes, to a loss of each place.
 
-    Rows with the ignored label count neither in the sum nor in the mean.
+    Places with the ignored label count neither in the sum nor in the mean.
     """
-    x, labels = operand(low, fx.args[0]), operand(low, fx.args[1])
-    if (
-        not isinstance(x, str)
-        or not isinstance(labels, str)
-        or argument(fx, 2, "weight") is not None
-    ):
+    x, target, weight = (operand(low, value) for value in (*fx.args[:2], argument(fx, 2, "weight")))
+    if not isinstance(x, str) or not isinstance(target, str) or not floating(fx):
         return None
-    if (
-        low.by_name[labels].dtype != "int64"
-        or len(low.shape(x)) != 2
-        or argument(fx, 5, "label_smoothing", 0.0)
-    ):
+    smoothing = float(argument(fx, 5, "label_smoothing", 0.0))
+    shape = low.shape(x)
+    if len(shape) < 2 or not floating(fx.args[0]) or isinstance(weight, float | int):
         return None
+    shifted = low.pointwise("sub", x, low.reduce("max", x, [1], True), hint="shifted")
+    powers = low.pointwise("exp", shifted)
+    log_total = low.pointwise("log", low.reduce("sum", powers, [1], True), hint="log_total")
+    reduction = argument(fx, 3, "reduction", MEAN)
+    if low.by_name[target].dtype in FLOATS and low.shape(target) == shape:
+        return _of_probabilities(low, shifted, log_total, target, weight, smoothing, reduction)
+    if low.by_name[target].dtype != "int64" or low.shape(target) != (shape[0], *shape[2:]):
+        return None
+    labels = viewed(low, target, (shape[0], 1, *shape[2:]))
+    if labels is None:
+        return None
+    loss = low.pointwise("sub", log_total, taken(low, shifted, labels, 1), hint="loss")
+    smooth = None
+    if smoothing:
+        gaps = low.pointwise("sub", log_total, shifted, hint="gaps")
+        gaps = _weighted(low, gaps, weight, len(shape))
+        smooth = low.mean(gaps, [1], True, "smooth")
+    return _of_labels(low, fx, loss, labels, weight, (smooth, smoothing), target)
+
+
+def _weighted(low: Lowering, value: str, weight: str | None, rank: int) -> str:
+    """Multiply a value of each class, at dimension 1 of `rank`, by the weights of the classes."""
+    if weight is None:
+        return value
+    column = low.view(weight, (*low.shape(weight), *(1,) * (rank - 2)), "class_weight")
+    return low.pointwise("mul", value, column, hint="weighted")
+
+
+def _of_probabilities(
+    low: Lowering,
+    shifted: str,
+    log_total: str,
+    target: str,
+    weight: str | None,
+    smoothing: float,
+    reduction: int,
+) -> str:
+    """Return the loss of labels that are probabilities of the classes."""
+    shape = low.shape(shifted)
+    if smoothing:
+        target = low.pointwise("mul", target, 1 - smoothing, hint="kept")
+        target = low.pointwise("add", target, smoothing / shape[1], hint="smoothed")
+    gaps = low.pointwise("sub", log_total, shifted, hint="gaps")
+    terms = low.pointwise("mul", _weighted(low, gaps, weight, len(shape)), target, hint="terms")
+    loss = low.reduce("sum", terms, [1], False, "loss")
+    if reduction == NONE:
+        return loss
+    total = low.reduce("sum", loss, list(range(len(shape) - 1)), False, "total")
+    if reduction == SUM:
+        return total
+    return low.pointwise("div", total, shape[0] * math.prod(shape[2:]), hint="mean")
+
+
+@rule("nll_loss", "nll_loss_nd", "nll_loss2d")
+def nll_loss(low: Lowering, fx: Any) -> str | None:
+    """Lower log-probabilities and class labels to a loss of each place."""
+    x, target, weight = (operand(low, value) for value in (*fx.args[:2], argument(fx, 2, "weight")))
+    if not isinstance(x, str) or not isinstance(target, str) or not floating(fx):
+        return None
+    shape = low.shape(x)
+    if len(shape) < 2 or low.by_name[target].dtype != "int64" or isinstance(weight, float | int):
+        return None
+    labels = viewed(low, target, (shape[0], 1, *shape[2:]))
+    if labels is None:
+        return None
+    loss = low.pointwise("neg", taken(low, x, labels, 1), hint="loss")
+    return _of_labels(low, fx, loss, labels, weight, (None, 0.0), target)
+
+
+def _of_labels(
+    low: Lowering,
+    fx: Any,
+    loss: str,
+    labels: str,
+    weight: str | None,
+    smooth: tuple[str | None, float],
+    target: str,
+) -> str:
+    """Return the reduced loss of labels: (1 - s) of each loss and s of its mean over the classes.
+
+    Weights of classes apply to both; a mean is divided by the weights of the labels that count.
+    """
     ignore = argument(fx, 4, "ignore_index", -100)
-    rows = low.shape(x)[0]
-    top = low.reduce("max", x, [1], True)
-    powers = low.pointwise("exp", low.pointwise("sub", x, top, hint="shifted"))
-    log_total = low.pointwise("log", low.reduce("sum", powers, [1], True))
-    log_sum = low.view(low.pointwise("add", log_total, top, hint="logsumexp"), (rows,), "row")
-    picked = low.pick(x, labels)
-    loss = low.pointwise("sub", log_sum, picked, hint="loss")
     counted = low.pointwise("ne", labels, ignore, hint="counted", dtype="bool")
+    if weight is not None:
+        loss = low.pointwise("mul", loss, _weight_of(low, weight, labels), hint="weighted_loss")
+    if smooth[0] is not None:
+        loss = low.pointwise("mul", loss, 1 - smooth[1], hint="kept")
+        part = low.pointwise("mul", smooth[0], smooth[1], hint="spread")
+        loss = low.pointwise("add", loss, part, hint="smoothed")
     counted_loss = low.pointwise("where", counted, loss, 0.0, hint="counted_loss")
+    counted_loss = low.view(counted_loss, low.shape(target), "losses")
     reduction = argument(fx, 3, "reduction", MEAN)
     if reduction != MEAN:
         return reduced(low, counted_loss, reduction)
-    # A second copy of this node: the count is in another kernel than the rows.
+    # Repeat this node, because the count is computed in another kernel than the rows.
     counted = low.pointwise("ne", labels, ignore, hint="counted", dtype="bool")
-    ones = low.pointwise("where", counted, 1.0, 0.0, hint="one")
-    total, count = (
-        low.reduce("sum", counted_loss, [0], False, "total"),
-        low.reduce("sum", ones, [0], False, "count"),
-    )
+    one = 1.0 if weight is None else _weight_of(low, weight, labels)
+    ones = low.pointwise("where", counted, one, 0.0, hint="one")
+    dims = list(range(len(low.shape(target))))
+    total = low.reduce("sum", counted_loss, dims, False, "total")
+    count = low.reduce("sum", low.view(ones, low.shape(target), "ones"), dims, False, "count")
     return low.pointwise("div", total, count, hint="mean")
+
+
+def _weight_of(low: Lowering, weight: str, labels: str) -> str:
+    """Return the weight of each label's class."""
+    shape = low.shape(labels)
+    wide = low.view(weight, (1, *low.shape(weight), *(1,) * (len(shape) - 2)), "class_weight")
+    return taken(low, wide, labels, 1)
+
+
+@rule("cosine_embedding_loss")
+def cosine_embedding(low: Lowering, fx: Any) -> str | None:
+    """Lower to 1 - cos for the target 1, max(cos - margin, 0) for -1, and 0 for others."""
+    a, b, target = (operand(low, arg) for arg in fx.args[:3])
+    margin = float(argument(fx, 3, "margin", 0.0))
+    if not (isinstance(a, str) and isinstance(b, str) and isinstance(target, str)):
+        return None
+    rows = low.shape(a)[:-1]
+    if low.shape(a) != low.shape(b) or low.shape(target) != rows or not floating(fx):
+        return None
+    sums = []
+    for left, right in ((a, b), (a, a), (b, b)):
+        product = low.pointwise("mul", left, right, hint="product")
+        sums.append(low.reduce("sum", product, [-1], False, "dot"))
+    # torch adds this to each sum of squares.
+    lengths = [low.pointwise("add", total, 1e-12, hint="squares") for total in sums[1:]]
+    length = low.pointwise("sqrt", low.pointwise("mul", *lengths, hint="lengths"), hint="length")
+    cosine = low.pointwise("div", sums[0], length, hint="cosine")
+    near = low.pointwise("sub", 1.0, cosine, hint="near")
+    far = low.pointwise("maximum", low.pointwise("sub", cosine, margin), 0.0, hint="far")
+    is_near = low.pointwise("eq", target, 1, hint="is_near", dtype="bool")
+    is_far = low.pointwise("eq", target, -1, hint="is_far", dtype="bool")
+    term = low.pointwise("where", is_far, far, 0.0, hint="of_far")
+    term = low.pointwise("where", is_near, near, term, hint="term")
+    return reduced(low, term, argument(fx, 4, "reduction", MEAN))
 
 
 @rule("triplet_margin_loss")

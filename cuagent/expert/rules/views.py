@@ -7,6 +7,7 @@ producers of a part move into the choice.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -106,7 +107,7 @@ def _is_joined(low: Lowering, name: str) -> bool:
 
 
 def _part(low: Lowering, name: str, dim: int, start: int, end: int) -> str:
-    """Return a range of a choice by index as a choice among ranges of its operands."""
+    """Return a range of a value along `dim`, computed from ranges of its operands."""
     node, count = low.by_name[name], end - start
     if dim < 0 or node.shape[dim] in (1, count):
         return name
@@ -213,10 +214,37 @@ def view(low: Lowering, fx: Any) -> str | None:
     if low.by_name[x].kind is not Kind.STRIDED:
         flat = fx.args[0].meta["val"].is_contiguous() and fx.meta["val"].is_contiguous()
         return low.view(x, shape, "") if flat or low.layouts else None
+    return viewed(low, x, shape)
+
+
+def viewed(low: Lowering, x: str, shape: Shape) -> str | None:
+    """Add a view, or other strides of a strided value; None if torch would copy."""
+    if low.by_name[x].kind is not Kind.STRIDED:
+        return low.view(x, shape)
     strides = reshaped(*layout(low, x), shape)
     if strides is None:
         return None
     return strided(low, x, f"{{0}}.view({list(shape)})", shape, strides, 0)
+
+
+@rule("pixel_shuffle", "pixel_unshuffle")
+def pixel_shuffle(low: Lowering, fx: Any) -> str | None:
+    """Lower to a permuted copy: blocks of r x r places become channels, or channels blocks."""
+    x, r = _viewed(low, fx), int(fx.args[1])
+    if x is None or low.by_name[x].kind is Kind.STRIDED:
+        return None
+    *batch, channels, height, width = low.shape(x)
+    n, places = math.prod(batch), channels * height * width
+    if "unshuffle" in str(fx.target):
+        parts: Shape = (n, channels, r, r, height // r, width // r)
+        steps: Shape = (places, height * width, width, 1, r * width, r)
+    else:
+        parts = (n, channels // (r * r), height, r, width, r)
+        size = height * width
+        steps = (places, r * r * size, width, r * size, 1, size)
+    call = f"{{0}}.as_strided({list(parts)}, {list(steps)})"
+    moved = strided(low, x, call, parts, steps, 0)
+    return low.view(low.pointwise("cast", moved, hint="shuffled"), shape_of(fx), "")
 
 
 @rule("cat", "stack")
@@ -258,7 +286,10 @@ def _cost(low: Lowering, name: str) -> int:
 def _joined(
     low: Lowering, parts: Sequence[str], dim: int, shape: Shape, stored: Sequence[bool]
 ) -> str:
-    """Add the choice by index among adjacent parts along `dim`. Those `stored` are not moved."""
+    """Add nodes that choose the part by its index along `dim`.
+
+    `stored` is true for parts that are in memory, which are read in place.
+    """
     ends: list[int] = []
     for part in parts:
         ends.append((ends[-1] if ends else 0) + low.shape(part)[dim])

@@ -15,16 +15,16 @@ from dataclasses import dataclass, field, replace
 
 from cuagent.expert.candidate import Candidate, Options, make_candidate
 from cuagent.expert.capture.subject import Subject
-from cuagent.expert.search.tuning import Memory
+from cuagent.expert.search.memory import Memory
 from cuagent.timing import Ratio
 
 MAX_ATTEMPTS = 6
 """Largest number of candidates in one run."""
 CLEAR_GAIN = 1.05
-"""Smallest lower limit of a candidate's ratios from which its gain counts as clear."""
+"""Smallest lower limit of a candidate's ratios that counts as a clear gain."""
 SCHEDULE_REACH = 2.0
-"""Largest factor that another schedule of the same kernels may gain. Four schedules of a bf16
-RMSNorm at 0.14 times the speed of the best rung stayed there."""
+"""Largest speedup to expect from another schedule of the same kernels. For example, all four
+schedules of a bf16 RMSNorm ran at 0.14 times the speed of the best rung."""
 OWN_SHARE = 0.05
 """Other schedules are tried only if the own kernels take at least this share of the time."""
 IDLE_TRIES = {"cpu": 1, "cuda": 3}

@@ -68,7 +68,7 @@ def _replay(progress: Progress, call: ToolCall, result: Message, propose: Propos
     arguments = _arguments(call)
     match call.name:
         case "profile":
-            progress.candidate_profiled |= progress.profiled and bool(progress.outcomes)
+            progress.candidate_profiled |= bool(progress.outcomes)
             progress.profiled = True
             _record_profile(progress, result.data)
         case "write":
@@ -91,7 +91,7 @@ def _record_write(progress: Progress, arguments: Mapping[str, Any], result: Mess
         progress.unread.add(path)
         progress.files.pop(path, None)
         if path not in progress.refreshed:
-            # The first refusal only says that another hand wrote the file: it is read next.
+            # The first refusal only says that someone else changed the file, so read it next.
             progress.refreshed.add(path)
             return
         _record_failure(progress, result)

@@ -43,12 +43,12 @@ On an H200, 32 registers slowed a cross-entropy over 32000 columns by 30 % (fewe
 16 registers made a softmax over 4096 columns 6 % faster.
 """
 L1_BYTES = 128 << 10
-"""Bytes below which strided reads of a tensor hit a cache."""
+"""Bytes of a tensor below which its strided reads are assumed to hit the L1 cache."""
 SPLIT_ROWS = 512
 """Long rows below which a block for each would leave multiprocessors idle."""
 FEW_ADJACENT_ROWS = 2048
 LONG_COLUMN = 2048
-"""Elements of a column from which few adjacent rows are split over blocks."""
+"""Fewest elements of a column for which a few adjacent rows are split over blocks."""
 SPLIT_THREADS = 256
 """Threads per block of both kernels of the `split rows` schedule."""
 

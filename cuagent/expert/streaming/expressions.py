@@ -28,7 +28,7 @@ OF_HALF = ("gelu",)
 """Operations with a function for results in half precision, which needs fewer instructions."""
 TYPES = {
     "float32": "float", "float16": "half", "bfloat16": "bf16", "bool": "bool", "int64": "int64_t",
-    "int32": "int32_t",
+    "int32": "int32_t", "uint8": "uint8_t",
 }  # fmt: skip
 """Types of elements in memory."""
 IDENTITY = {

@@ -94,7 +94,7 @@ class _Fuser:
         for node in self.graph.nodes:
             if node.name in self.outside or node.name in self.draft_of:
                 continue
-            if node.kind in (Kind.POINTWISE, Kind.REDUCE, Kind.PICK, Kind.VIEW):
+            if node.kind in (Kind.POINTWISE, Kind.REDUCE, Kind.VIEW):
                 self._place(node)
         return self._ordered()
 
@@ -107,15 +107,11 @@ class _Fuser:
             merged: _Draft | None = drafts[0]
             for draft in drafts[1:]:
                 merged = merged.merged(draft) if merged else None
-            candidates = [merged] if merged else []
+            candidates = [merged] if merged and self._agrees(merged) else []
         largest_first = sorted(drafts, key=lambda d: -d.size)
         if candidates == [] and len(drafts) > 1:
             candidates = [d for t in largest_first if (d := self._absorbed(t, drafts, node))]
         candidates += largest_first
-        if node.kind is Kind.PICK:
-            # A pick shares a kernel with the reductions over the rows of the same matrix.
-            readers = [self.draft_of.get(u.name) for u in self.users[node.inputs[0]]]
-            candidates += [draft for draft in readers if draft and draft.reduced]
         if node.kind is not Kind.VIEW:
             candidates.append(_Draft(self._own_domain(node)))
         for draft in candidates:
@@ -145,19 +141,49 @@ class _Fuser:
             outputs = members & set(self.graph.outputs) - {node.name}
             if small.reduced or not users <= members or outputs:
                 return None
-            factors = {
-                p // s
-                for arg in node.inputs
-                if arg in small.places
-                for n, s, p in _aligned(self.graph.node(arg).shape, small.places[arg], place)
-                if n > 1
-            }
-            if len(factors) != 1:
+            moved = self._moved(small, node, place)
+            if moved is None:
                 return None
-            (factor,) = factors
-            moved = {n: tuple(s * factor for s in p) for n, p in small.places.items()}
             merged = _Draft(merged.size, merged.places | moved, merged.reduced)
-        return merged
+        return merged if self._agrees(merged) else None
+
+    def _moved(
+        self, small: _Draft, node: Node, place: tuple[int, ...]
+    ) -> dict[str, tuple[int, ...]] | None:
+        """Return the places of a group's nodes where `node`, at `place`, reads their results."""
+        steps: dict[tuple[int, int], int] = {}
+        for arg in node.inputs:
+            if arg in small.places:
+                shape = self.graph.node(arg).shape
+                for n, step, to in _aligned(shape, small.places[arg], place):
+                    if n > 1 and steps.setdefault((n, step), to) != to:
+                        return None
+        factors = {to // step for (_, step), to in steps.items()}
+        moved = {}
+        for name, at in small.places.items():
+            spans = list(zip(self.graph.node(name).shape, at, strict=True))
+            if len(factors) == 1:
+                (factor,) = factors
+                moved[name] = tuple(step * factor for step in at)
+            elif all(n == 1 or (n, step) in steps for n, step in spans):
+                moved[name] = tuple(steps[n, step] if n > 1 else 0 for n, step in spans)
+            else:
+                return None
+        return moved
+
+    def _agrees(self, draft: _Draft) -> bool:
+        """Return True if every node finds its arguments in the group where the group computes them.
+
+        Two groups that become one may each have its own axes: the rows of the first are then
+        columns of the second.
+        """
+        for name, place in draft.places.items():
+            node = self.graph.node(name)
+            for arg in node.inputs:
+                at = draft.places.get(arg)
+                if at is not None and not _reads_in_place(node, place, self.graph.node(arg), at):
+                    return False
+        return True
 
     def _own_domain(self, node: Node) -> int:
         return self.graph.node(node.inputs[0]).size if node.kind is Kind.REDUCE else node.size
@@ -169,8 +195,6 @@ class _Fuser:
                 reduced = draft.reduced
             case Kind.REDUCE:
                 place, reduced = self._reduce(draft, node)
-            case Kind.PICK:
-                place, reduced = self._pick(draft, node), draft.reduced
             case _:
                 place, reduced = self._pointwise(draft, node), draft.reduced
         if place is None:
@@ -222,17 +246,6 @@ class _Fuser:
         keepdim = len(node.shape) == len(arg.shape)
         zeroed = tuple(0 if d in node.dims else s for d, s in enumerate(place))
         return (zeroed if keepdim else dropped), spans
-
-    def _pick(self, draft: _Draft, node: Node) -> tuple[int, ...] | None:
-        """Place a pick in a group over the rows of its matrix, which must not be in the group."""
-        matrix = self.graph.node(node.inputs[0])
-        labels = node.inputs[1]
-        if matrix.name in draft.places or labels in draft.places:
-            return None
-        rows, columns = matrix.shape
-        if draft.size == rows * columns and draft.reduced == ((1, columns),):
-            return (columns,)
-        return (1,) if draft.size == rows else None
 
     def _leaves(self, draft: _Draft) -> int:
         names = {a for n in draft.places for a in self.graph.node(n).inputs}
@@ -350,6 +363,22 @@ def _aligned(
 ) -> Iterable[tuple[int, int, int]]:
     """Return extent, stride and the consumer's stride of each axis, aligned at the last axis."""
     return zip(shape, place, to[len(to) - len(shape) :], strict=True)
+
+
+def _reads_in_place(node: Node, place: tuple[int, ...], arg: Node, at: tuple[int, ...]) -> bool:
+    """Return True if a node at `place` reads each element of an argument at `at` where it is."""
+    shape, to = arg.shape, place
+    match node.kind:
+        case Kind.VIEW:
+            viewed = reshaped(shape, at, node.shape)
+            if viewed is None:
+                return False
+            shape, at = node.shape, viewed
+        case Kind.REDUCE:
+            kept = [k for k in range(len(shape)) if k not in node.dims]
+            to = tuple(place[k] for k in kept) if len(node.shape) == len(shape) else place
+            shape, at = tuple(shape[k] for k in kept), tuple(at[k] for k in kept)
+    return all(a == b for n, a, b in _aligned(shape, at, to) if n > 1)
 
 
 def merged_spans(spans: Iterable[Span]) -> tuple[Span, ...]:

@@ -191,10 +191,6 @@ def _read(group: Group, graph: Graph, reader: Node, name: str) -> _Placed:
     base, strides = source.base, source.strides
     if reader.kind is Kind.REDUCE:
         shape, place = arg.shape, contiguous_strides(arg.shape)
-    elif reader.kind is Kind.PICK:
-        # The matrix is indexed by the row and its label, so only its rows are an axis here.
-        shape, place = reader.shape, group.places[reader.name]
-        return _Placed(base.name, base.dtype, ((place[0], shape[0], strides[0]),), source.offset)
     else:
         rank = len(reader.shape) - len(arg.shape)
         shape, place = arg.shape, group.places[reader.name][rank:]
@@ -237,6 +233,8 @@ def _source(graph: Graph, node: Node) -> _Source:
     """Return the tensor behind windows and gathers."""
     if node.kind is Kind.GATHER:
         return _gathered(graph, node)
+    if node.kind is Kind.TAKE:
+        return _taken(graph, node)
     if node.kind is not Kind.WINDOW:
         return _Source(*storage(graph, node))
     inner = _source(graph, graph.node(node.inputs[0]))
@@ -257,7 +255,15 @@ def _gathered(graph: Graph, node: Node) -> _Source:
     return _Source(base, strides, offset, (), index, gather)
 
 
-WITHOUT_STRIDES = (Kind.WINDOW, Kind.INSIDE, Kind.INDEX, Kind.GATHER)
+def _taken(graph: Graph, node: Node) -> _Source:
+    (dim,), (table, places) = node.dims, map(graph.node, node.inputs)
+    base, steps, offset = storage(graph, table)
+    fixed = [0 if k == dim or table.shape[k] == 1 else step for k, step in enumerate(steps)]
+    index = _Source(*storage(graph, places))
+    return _Source(base, tuple(fixed), offset, (), index, (steps[dim], node.spec.extent, False))
+
+
+WITHOUT_STRIDES = (Kind.WINDOW, Kind.INSIDE, Kind.INDEX, Kind.GATHER, Kind.TAKE)
 
 
 def storage(graph: Graph, node: Node) -> tuple[Node, tuple[int, ...], int]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cuagent.expert.graph.graph import Kind, Node, Operand
+from cuagent.expert.graph.graph import INTEGERS, Kind, Node, Operand
 from cuagent.expert.streaming.expressions import (
     computed_type,
     expression,
@@ -121,15 +121,6 @@ class KernelText:
         ]
 
     def _value(self, node: Node) -> str:
-        if node.kind is Kind.PICK:
-            labels = self.nest.reads[node.name, node.inputs[1]]
-            matrix = self.nest.reads[node.name, node.inputs[0]]
-            label = self._element(labels)
-            base = self._index(matrix)
-            # A label out of range (an ignored row) must not read out of bounds.
-            outside = f"{label} < 0 || {label} >= {node.dims[0]}"
-            element = f"{self._pointer(matrix.tensor)}[{base} + ({outside} ? 0 : {label})]"
-            return widened(element, matrix.dtype)
         operands = [self._operand(node, a) for a in node.args]
         if node.op == "where" and operands[0] in CONSTANTS:
             return operands[1 + CONSTANTS.index(operands[0])]
@@ -137,7 +128,7 @@ class KernelText:
 
     def _operand(self, node: Node, arg: Operand) -> str:
         if not isinstance(arg, str):
-            whole = any(self._dtype(node, a) in ("int64", "int32") for a in node.inputs)
+            whole = any(self._dtype(node, a) in INTEGERS for a in node.inputs)
             return number(arg, whole)
         access = self.nest.reads.get((node.name, arg))
         if access is not None:
