@@ -178,6 +178,18 @@ CASES: dict[str, Case] = {
         "return torch.logsumexp(h + g, 1, keepdim=True)",
         "64, 8, 128, 128", {"own": OWN, "whole": WHOLE, "tf32": TF32},
     ),
+    "groups-4ch": Case(
+        "self.c = nn.Conv2d(128, 128, 3, padding=1, groups=32)", "return F.relu(self.c(x)) + 1",
+        "32, 128, 56, 56", {"own": OWN, "tf32": TF32, "library": LIBRARY},
+    ),
+    "groups-24ch": Case(
+        "self.c = nn.Conv2d(192, 192, 3, padding=1, groups=8)", "return F.relu(self.c(x)) + 1",
+        "32, 192, 28, 28", {"own": OWN, "library": LIBRARY},
+    ),
+    "groups-pointwise": Case(
+        "self.c = nn.Conv2d(240, 60, 1, groups=3)", "return F.relu(self.c(x)) + 1",
+        "64, 240, 28, 28", {"own": OWN, "library": LIBRARY},
+    ),
     "convnext-96": Case(
         f"C = 96; {CONVNEXT[0]}", CONVNEXT[1], "32, 96, 56, 56", BLOCK, "bfloat16"
     ),

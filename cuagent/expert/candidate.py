@@ -204,7 +204,8 @@ def _planned(subject: Subject, options: Options, taken: set[str]) -> _Planned:
         if options.products and options.convolutions in ("own", "every"):
             every = options.convolutions == "every"
             graph = convolutions.copy_operands(graph, subject.target, frozenset(keep), every)
-            graph = partial_sums(graph, frozenset(whole)) if options.partial_sums else graph
+            if options.partial_sums:
+                graph = partial_sums(graph, subject.target.processors, frozenset(whole))
         channels_last = options.convolutions == "channels_last"
         graph = library_convolutions.arrange(graph, subject.device, frozenset(keep), channels_last)
         graph = with_layouts(graph)

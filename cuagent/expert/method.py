@@ -12,6 +12,8 @@ from cuagent.expert.kernel import KernelCall
 from cuagent.expert.products.match import Product
 from cuagent.expert.streaming.fuse import Group, Step
 
+FILL = "torch.ops.aten.masked_fill.Scalar("
+"""Prefix of the call that fills the places of a mask, among them those of queries without keys."""
 FRESH = (
     "F.linear(",
     "F.conv",

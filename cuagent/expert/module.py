@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from cuagent.expert.graph.graph import ITEM_BYTES, Kind, Node
 from cuagent.expert.graph.layouts import inverse, permuted
 from cuagent.expert.kernel import KernelCall
-from cuagent.expert.method import COMPUTED, FRESH, Method, TritonCall
+from cuagent.expert.method import COMPUTED, FILL, FRESH, Method, TritonCall
 from cuagent.expert.prepared import Prepared
 from cuagent.expert.products.expressions import functions_of
 from cuagent.expert.products.triton import header
@@ -188,6 +188,9 @@ class _Module(Prepared):
         if not node.contiguous and read_by_kernel:
             call += ".contiguous()"
         shape = f"  # {_dims(node)}" if node.dtype else ""
+        if node.op.startswith(FILL) and self.may_be_none(node.inputs[1]):
+            value, mask = (self._value(a) for a in node.inputs[:2])
+            call = f"{value} if {mask} is None else {call}"
         return [f"{self._name(node.name)} = {call}{shape}"]
 
     def _launch(self, group: Group, call: KernelCall) -> list[str]:

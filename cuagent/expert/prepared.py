@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cuagent.expert.graph.graph import FLOATS, Kind, Node
 from cuagent.expert.graph.layouts import inverse
-from cuagent.expert.method import Method
+from cuagent.expert.method import FILL, Method
 from cuagent.expert.rules.library import literal
 from cuagent.expert.streaming.expressions import PYTHON_REDUCTIONS, on_parameters
 from cuagent.expert.values import Values, shape_text
@@ -27,6 +27,18 @@ class Prepared(Values):
             return []
         return [name if name == own else f"{name} as {own}" for name, own in names]
 
+    def may_be_none(self, name: str) -> bool:
+        """Return True for a prepared mask of fills alone, which is None if it is nowhere true."""
+        node = self.graph.node(name)
+        if name not in self.prepared_values or name in self.graph.outputs:
+            return False
+        fills = all(
+            isinstance(s, Node) and s.op.startswith(FILL) and s.inputs[1:] == (name,)
+            for s in self.steps
+            if name in (s.inputs if isinstance(s, Node) else [n for m in s.nodes for n in m.inputs])
+        )
+        return fills and node.constant and node.dtype == "bool"
+
     def _prepare(self) -> list[str]:
         if not self.prepared_values:
             return []
@@ -46,6 +58,7 @@ class Prepared(Values):
         body += [line for node in chain for line in self._computed(node)]
         values_text = ", ".join(
             f"{name(n)}.to(torch.{self.graph.node(n).dtype}){_arranged(self.graph.node(n))}"
+            + (f" if {name(n)}.any() else None" if self.may_be_none(n) else "")
             for n in self.prepared_values
         )
         return [

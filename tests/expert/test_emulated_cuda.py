@@ -71,6 +71,9 @@ FAR_ROWS = {
         "torch.layer_norm(x.permute(0, 2, 3, 1), (90,)) * 2", "3, 90, 7, 9"
     ),
     "many channels": ("torch.layer_norm(x.permute(0, 2, 1), (700,))", "2, 700, 35"),
+    "rows adjacent in the first dimension": (
+        "torch.layer_norm(x.permute(2, 0, 1) + y.reshape(70, 3, 40), (40,))", "3, 40, 70"
+    ),
     "softmax and a second tensor": (
         "torch.softmax(x.transpose(1, 2), -1) + y.transpose(1, 2)", "3, 40, 70"
     ),

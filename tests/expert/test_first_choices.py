@@ -47,6 +47,16 @@ def profile_of(*names: str) -> dict[str, list[dict[str, object]]]:
         (["void implicit_convolve_sgemm<float, float, 1024>", "x_tf32_fprop_gemm"], False),
         (["sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs_nchw"], False),
         (["vectorized_elementwise_kernel", "void cudnn::ops::convertTensor_kernel"], False),
+        (
+            [
+                "sm90_xmma_fprop_implicit_gemm_f32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x128x32",
+                "void cask_plugin::xmma::init_device_workspace_kernel<xmma::implicit_gemm::fprop>",
+                "void at::native::conv_depthwise2d_forward_kernel<5, float, int>",
+            ],
+            True,
+        ),
+        (["sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs_nchw_g1_ffma_aligna4"], False),
+        (["void implicit_convolveNd_sgemm<float, 3, 1024, 5, 5, 3, 3>(int, int)"], False),
         ([], False),
     ],
 )
@@ -84,6 +94,13 @@ def test_tf32_is_tried_next_where_the_profile_does_not_tell(tmp_path):
 def test_clear_gain_needs_no_tf32(tmp_path):
     subject = subject_of(tmp_path, "nn.Conv2d(8, 48, 3)", "8, 8, 64, 64")
     assert not any(options.tf32_few_channels for options in tried(subject, speed=2.0))
+
+
+def test_long_sum_of_few_channels_is_a_kernel_where_the_reference_runs_in_tf32(tmp_path):
+    subject = subject_of(tmp_path, "nn.Conv2d(3, 96, 11, 4, 2)", "16, 3, 128, 128", "self.c(x)")
+    candidate = propose(subject, [], Bounds(in_tf32=True)).candidate
+    assert (candidate.options.convolutions, candidate.library_convolutions) == ("own", 0)
+    assert "128, 128, 32, num_warps=8" in candidate.files["model_new.py"]
 
 
 def test_convolution_with_a_long_sum_of_few_channels_is_tried_last(tmp_path):

@@ -49,6 +49,7 @@ def any_size(monkeypatch):
     """Lets convolutions of all sizes be kernels."""
     monkeypatch.setattr(match, "LEAST_OPERATIONS", 0)
     monkeypatch.setattr(partials, "LEAST_TILES", 0)
+    monkeypatch.setattr(partials, "CACHED_BYTES", 0)
 
 
 def made(path, text: str):

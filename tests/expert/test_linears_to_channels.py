@@ -73,6 +73,13 @@ def test_other_readers_keep_the_linear_layer(tmp_path, monkeypatch, moved):
     assert candidate is None or "samples" not in candidate.files["model_new.py"]
 
 
+def test_result_keeps_the_layout_of_the_permutation(tmp_path, monkeypatch):
+    monkeypatch.setattr(linears, "LEAST_OPERATIONS", 0)
+    text = TOKENS.format(dtype="bfloat16", moved=".transpose(1, 2)", shape="3, 50, 40")
+    candidate = made(tmp_path, text)
+    assert candidate is None or "samples" not in candidate.files["model_new.py"]
+
+
 def test_float32_keeps_the_precision_of_products(tmp_path, monkeypatch):
     monkeypatch.setattr(linears, "LEAST_OPERATIONS", 0)
     text = TOKENS.format(dtype="float32", moved=".transpose(1, 2)", shape="3, 50, 40")
@@ -88,7 +95,8 @@ def test_float32_keeps_the_precision_of_products(tmp_path, monkeypatch):
 )
 def test_moved_linear_layer_agrees_with_fp64(tmp_path, monkeypatch, interpreted, moved, shape):
     monkeypatch.setattr(linears, "LEAST_OPERATIONS", 0)
-    candidate = made(tmp_path, TOKENS.format(dtype="float16", moved=moved, shape=shape))
+    text = TOKENS.format(dtype="float16", moved=f"{moved}.contiguous()", shape=shape)
+    candidate = made(tmp_path, text)
     assert "samples" in candidate.files["model_new.py"]
     interpreted(candidate)
 

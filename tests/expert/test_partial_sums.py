@@ -60,6 +60,12 @@ def get_init_inputs(): return []
 """
 
 
+@pytest.fixture(autouse=True)
+def long_rows(monkeypatch):
+    """Lets rows of all lengths be too long for a cache."""
+    monkeypatch.setattr(partials, "CACHED_BYTES", 0)
+
+
 @pytest.fixture
 def generate(tmp_path) -> Callable[..., Candidate]:
     """Generates a candidate for a target that need not exist here."""
@@ -109,6 +115,18 @@ def test_small_results_are_read_again(generate, monkeypatch):
     monkeypatch.setattr(match, "LEAST_OPERATIONS", 0)
     candidate = generate(text_of(*CASES["nothing between"][:3], "8, 8, 20, 20"))
     assert "_means" not in candidate.files["model_new.py"]
+
+
+@pytest.mark.parametrize(("places", "stored"), [("91, 90", False), ("1500, 1500", True)])
+def test_rows_that_a_cache_holds_are_read_again(generate, monkeypatch, places, stored):
+    monkeypatch.setattr(partials, "CACHED_BYTES", 96 << 20)
+    candidate = generate(text_of(*CASES["nothing between"][:3], f"2, 8, {places}"))
+    assert ("_means" in candidate.files["model_new.py"]) is stored
+
+
+def test_mean_of_short_rows_needs_no_result_in_memory(generate, monkeypatch):
+    monkeypatch.setattr(partials, "CACHED_BYTES", 96 << 20)
+    assert "gelu_sums_out" in generate(text_of(*MEAN)).files["model_new.py"]
 
 
 def test_sums_are_left_out_on_request(generate):

@@ -21,16 +21,30 @@ def linears_to_channels(graph: Graph, target: Target, keep: frozenset[str]) -> G
     """Replace each linear layer in half precision whose only reader moves its features."""
     if target.device != "cuda" or target.capability < (8, 0):
         return graph
-    users = graph.users()
+    users, strided = graph.users(), _before_strided_results(graph)
     replaced: dict[str, list[Node]] = {}
     for node in graph.nodes:
         if node.origin in keep or not _qualifies(graph, node):
             continue
         readers = users[node.name]
-        if len(readers) == 1 and node.name not in graph.outputs and _moves(node, readers[0]):
+        if len(readers) != 1 or node.name in graph.outputs or node.name in strided:
+            continue
+        if _moves(node, readers[0]):
             replaced |= {node.name: [], readers[0].name: _pointwise(graph, node, readers[0])}
     nodes = (n for node in graph.nodes for n in replaced.get(node.name, [node]))
     return replace(graph, nodes=tuple(nodes)) if replaced else graph
+
+
+def _before_strided_results(graph: Graph) -> frozenset[str]:
+    """Return the nodes behind results that torch computes with the layout of the permutation."""
+    names = graph.outputs
+    needed = {
+        n for n in names if graph.node(n).kind is Kind.LIBRARY and not graph.node(n).contiguous
+    }
+    for node in reversed(graph.nodes):
+        if node.name in needed:
+            needed.update(node.inputs)
+    return frozenset(needed)
 
 
 def _qualifies(graph: Graph, node: Node) -> bool:

@@ -65,9 +65,10 @@ def _tiles(conv: Convolution, processors: int) -> tuple[Tile, ...]:
     half = 2 if conv.pair is not None else 1
     shapes = SHAPES[columns]
     # On an H200 eight warps took 0.53 to 0.92 of the time of four on five layers in float16, and
-    # 1.07 on two. With four, a merged sum of 128 columns needs more than 255 registers for a thread
-    # and spills 1.3 to 1.9 kB.
-    if (conv.reduces or conv.scale or conv.merged) and columns == 128:
+    # 1.07 on two; 2.0 with a pool behind 128 columns. With four, a merged sum of 128 columns needs
+    # more than 255 registers for a thread and spills 1.3 to 1.9 kB.
+    eight = conv.reduces or conv.merged or (conv.scale and not conv.pool)
+    if eight and columns == 128:
         shapes = (shapes[1], shapes[0], shapes[2])
     return tuple(Tile(rows // half, columns, depth, warps, 3, 1.0) for rows, warps in shapes)
 

@@ -41,7 +41,7 @@ LAUNCH_SECONDS = 6e-6
 LONG_CALL_SECONDS = 5e-3
 """Seconds of a call that launches do not bound."""
 FEW_CONVOLUTIONS = 3
-"""Most convolutions for which other layouts are tried."""
+"""Most convolutions for which other layouts are tried; in networks layouts change too often."""
 NO_MEMORY = Memory()
 COMPILE_MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 """Rungs whose names are modes of torch.compile."""
@@ -267,9 +267,13 @@ def _tf32(subject: Subject, best: Outcome) -> Iterator[tuple[Options, str]]:
 
 
 def _layouts(subject: Subject, best: Outcome) -> Iterator[tuple[Options, str]]:
-    """Yield the other ways to compute few convolutions; in networks layouts change too often."""
+    """Yield the other ways to compute convolutions, of networks only those of the library."""
     options, count = best.candidate.options, best.candidate.convolutions
-    if subject.device != "cuda" or not 0 < count <= FEW_CONVOLUTIONS:
+    if subject.device != "cuda" or count == 0:
+        return
+    if count > FEW_CONVOLUTIONS:
+        if options.convolutions == "own" and not best.is_clear_gain:
+            yield replace(options, convolutions="library"), "leave convolutions to the library"
         return
     if options.convolutions == "own":
         yield (

@@ -143,8 +143,12 @@ def _record_failure(progress: Progress, result: Message) -> None:
     progress.failure = (result.content.strip().splitlines() or ["the tool returned no result"])[0]
 
 
-HEAVY = re.compile(r"conv(?!ert)|gemm|xmma|cutlass|scudnn|winograd|fft", re.IGNORECASE)
-"""Names of kernels of the library that compute convolutions and products."""
+HEAVY = re.compile(
+    r"^(?!.*init_device_workspace)"
+    r".*(conv(?!ert|_depthwise)|gemm|xmma|cutlass|scudnn|winograd|fft)",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Names of kernels of the library that compute convolutions and products, not depthwise ones."""
 TF32 = re.compile(r"tf32|s1688|tensorop_s", re.IGNORECASE)
 """Names of those that read their operands in TF32."""
 

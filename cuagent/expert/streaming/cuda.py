@@ -253,10 +253,16 @@ class _Kernel(CudaText):
             self.staged.setdefault(self._element(access), (word, access))
         sizes = sum(ITEM_BYTES[a.dtype] for _, a in self.staged.values()) * nest.group.columns
         self.adjacent = next((n for n in (32, 16, 8) if sizes * (n + 1) <= STAGED_BYTES), 0)
-        fits = nest.dimensions[-1].reduced and self.row_dims and self.adjacent
-        fits = fits and not any(_is_scattered(a, nest) for a in nest.writes.values())
-        if not fits or not all(_is_transposed(a, self.row_dims[-1]) for a in scattered):
+        adjacent = [
+            k
+            for k in self.row_dims
+            if nest.dimensions[k].extent >= 8 and all(_is_transposed(a, k) for a in scattered)
+        ]
+        fits = nest.dimensions[-1].reduced and adjacent and self.adjacent
+        if not fits or any(_is_scattered(a, nest) for a in nest.writes.values()):
             raise NestError(f"{name}: adjacent threads would read elements far apart")
+        # Rows are counted along the dimension in which the tensor's elements are adjacent.
+        self.row_dims = [*(k for k in self.row_dims if k != adjacent[0]), adjacent[0]]
         self.threads = 32
         self.items = math.ceil(nest.group.columns / 32)
         if self.items > MAX_SAVED:
