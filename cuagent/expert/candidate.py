@@ -43,6 +43,7 @@ from cuagent.expert.rules.gathers import settle_gathers
 from cuagent.expert.sharing import shared, shared_triton
 from cuagent.expert.streaming.fuse import Group, fuse
 from cuagent.expert.streaming.nest import NestError
+from cuagent.expert.vectors import with_wide_vectors
 from cuagent.expert.widening import widen_products, widens
 
 CONVOLUTIONS = ("F.conv", "own F.conv")
@@ -374,7 +375,7 @@ def _assemble(subject: Subject, options: Options, plans: Sequence[_Planned]) -> 
     all_calls = [call for plan in plans for call in plan.calls.values()]
     kernels = [call for call in all_calls if isinstance(call, KernelCall)]
     for kernel in kernels:
-        files[kernel.path] = kernel.text
+        files[kernel.path] = with_wide_vectors(kernel.path, kernel.text)
     for header in dict.fromkeys(header for kernel in kernels for header in kernel.headers):
         text = importlib.resources.files("cuagent.expert.streaming") / header
         files[f"kernels/{header}"] = text.read_text("utf-8")

@@ -31,7 +31,9 @@ BODIES = {
     "padding of one dimension": "return F.pad(x, (0, 1)).exp() * 2",
     "shuffled pixels": "return F.pixel_shuffle(x.view(3, 12, 4, 5) * 2, 2).sigmoid()",
     "pixels taken apart": "return F.pixel_unshuffle(x, 2).tanh() * 2",
-    "a detached permutation": "return (x.transpose(1, 2).detach() + y.transpose(1, 2)).exp().sum(-1) * 2",
+    "a detached permutation": (
+        "return (x.transpose(1, 2).detach() + y.transpose(1, 2)).exp().sum(-1) * 2"
+    ),
     "a roll": "return torch.roll(x, 3, 1).exp() * 2",
     "a roll of two dimensions": "return torch.roll(x, (2, -3), (1, 2)).tanh() + x",
     "padding in a concatenation": (
