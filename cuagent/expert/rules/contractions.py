@@ -5,6 +5,7 @@ A product with a diagonal matrix becomes a scaling of rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from cuagent.expert.graph.graph import Kind, Node, Operand, contiguous_strides
@@ -19,6 +20,7 @@ from cuagent.expert.graph.lowering import (
     shape_of,
     target_of,
 )
+from cuagent.expert.rules.views import viewed
 
 
 @rule("linear")
@@ -98,28 +100,84 @@ def product(low: Lowering, fx: Any) -> str | None:
 
 @rule("einsum")
 def einsum(low: Lowering, fx: Any) -> str | None:
-    """Lower a sum over one letter to a product, if no operand needs a permutation."""
+    """Lower two or three operands without a letter twice, if no result needs a permutation."""
     equation, operands = fx.args[0], fx.args[1]
     left, arrow, result = equation.replace(" ", "").partition("->")
     words = left.split(",")
-    if not arrow or len(words) != 2 or not floating(fx) or "." in equation:
+    given = [
+        (word, name)
+        for word, value in zip(words, operands, strict=True)
+        if isinstance(name := operand(low, value), str) and len(set(word)) == len(word)
+    ]
+    if not arrow or not floating(fx) or "." in equation or len(given) < len(words):
         return None
-    a, b = words
-    x, y = (operand(low, value) for value in operands)
-    if not isinstance(x, str) or not isinstance(y, str) or len(set(a)) + len(set(b)) < len(a + b):
+    if len(given) == 3:
+        return _sum_of_three(low, fx, given, result)
+    if len(given) != 2:
         return None
+    (a, x), (b, y) = given
     common, summed = a[:-1], a[-1]
     if len(b) == 2 and result == common + b.replace(summed, "") and summed not in result:
         call = "torch.matmul({0}, {1})" if b[0] == summed else "F.linear({0}, {1})"
         return contraction(low, fx, call, x, y, None) if summed in b else None
-    batch, row = common[:-1], common[-1:]
-    if not batch or len(b) != len(a) or b[: len(batch)] != batch or result[:-1] != batch + row:
-        return None
-    if b[len(batch) :] == summed + result[-1]:
-        return contraction(low, fx, "torch.matmul({0}, {1})", x, y, None)
-    if b[len(batch) :] == result[-1] + summed:
-        return contraction(low, fx, "torch.matmul({0}, {1})", x, _transposed(low, y), None)
+    return _sum_of_products(low, fx, (a, x), (b, y), result)
+
+
+Labelled = tuple[str, str]
+"""The letters of an operand's dimensions, and its node."""
+
+
+def _sum_of_three(low: Lowering, fx: Any, given: Sequence[Labelled], result: str) -> str | None:
+    """Lower three operands of which one scales the result of the others."""
+    for k in (2, 1, 0):
+        letters, name = given[k]
+        if not set(letters) <= set(result):
+            continue
+        others = [pair for j, pair in enumerate(given) if j != k]
+        scale = _spread(low, letters, name, result)
+        if scale is None or set(result) - set(others[0][0] + others[1][0]):
+            continue
+        total = _sum_of_products(low, fx, others[0], others[1], result)
+        return low.pointwise("mul", total, scale, hint="") if total else None
     return None
+
+
+def _sum_of_products(
+    low: Lowering, fx: Any, left: Labelled, right: Labelled, result: str
+) -> str | None:
+    """Lower to a product, a sum over products of elements, or products of elements."""
+    (a, x), (b, y) = left, right
+    sizes = dict(zip(a, low.shape(x), strict=True))
+    equal = all(sizes.get(c, n) == n for c, n in zip(b, low.shape(y), strict=True))
+    if set(result) - set(a + b) or not equal:
+        return None
+    summed = [c for c in dict.fromkeys(a + b) if c not in result]
+    if not summed or set(b) <= set(a) or set(a) <= set(b):
+        letters = result if not summed else max(a, b, key=len)
+        if "".join(c for c in letters if c in result) != result:
+            return None
+        parts = [_spread(low, word, name, letters) for word, name in (left, right)]
+        if parts[0] is None or parts[1] is None:
+            return None
+        terms = low.pointwise("mul", parts[0], parts[1], hint="terms" if summed else "")
+        dims = [letters.index(c) for c in summed]
+        return low.reduce("sum", terms, dims, False) if summed else terms
+    batch = "".join(c for c in a if c in b and c in result)
+    rows, columns = ("".join(c for c in word if c not in other) for word, other in ((a, b), (b, a)))
+    whole = len(rows) == len(columns) == len(summed) == 1 and result == batch + rows + columns
+    if not whole or not batch or {a[: len(batch)], b[: len(batch)]} != {batch}:
+        return None
+    x = x if a[-1] == summed[0] else _transposed(low, x)
+    y = y if b[-1] == columns else _transposed(low, y)
+    return contraction(low, fx, "torch.matmul({0}, {1})", x, y, None)
+
+
+def _spread(low: Lowering, word: str, name: str, letters: str) -> str | None:
+    """Return a view with one dimension for each letter, of one element where `word` has none."""
+    if "".join(c for c in letters if c in word) != word:
+        return None
+    sizes = dict(zip(word, low.shape(name), strict=True))
+    return viewed(low, name, tuple(sizes.get(c, 1) for c in letters))
 
 
 def _transposed(low: Lowering, name: str) -> str:
