@@ -1,16 +1,18 @@
 """Judge exploits, honest candidates and seeded bugs with cuagent and with other projects' rules.
 
     python benchmarks/corpus.py [--kernelbench PATH] [--cuda-agent PATH] [--json OUT] [--doc OUT]
-                                [--only REGEX] [--device cuda] [--precision fp32] [--jobs N]
-                                [--seconds S]
+                                [--only REGEX] [--only-cuda] [--device cuda] [--precision fp32]
+                                [--jobs N] [--seconds S]
 
 The other projects are given as checkouts; `rules.py` runs their own functions. They do not run
 candidates that could harm the machine or that cheat a clock, nor, without a GPU, candidates for
 CUDA; cuagent runs the harmful ones in its sandbox. `--doc` replaces what follows
-`<!-- results -->` in a page. `--device cuda` judges every candidate without a C++ kernel on the
-GPU. `--precision fp32` judges candidates that name no precision under `fp32` instead of `match`.
-`--jobs N` judges the tasks in N processes, whose timings exclude each other. After `--seconds S` no
-further result is waited for: what is left counts as not run.
+`<!-- results -->` in a page. `--only-cuda` judges the candidates that need a GPU, which a run on
+the CPU leaves out, and nothing else. `--device cuda` judges every candidate without a C++ kernel on
+the GPU. `--precision fp32` judges candidates that name no precision under `fp32` instead of
+`match`. `--jobs N` judges the tasks in N processes, whose timings exclude each other. After
+`--seconds S` no further result is waited for: what is left counts as not run, and the processes are
+ended.
 Exit 1 if cuagent accepted an exploit or a bug, or rejected an honest candidate.
 """
 
@@ -38,7 +40,8 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 CORPUS = HERE.parent / "tests" / "corpus"
-sys.path.insert(0, str(CORPUS))
+# The project's root comes last, for a checkout that is not installed.
+sys.path[:0], sys.path[len(sys.path) :] = [str(CORPUS)], [str(HERE.parent)]
 
 from corpus import (  # noqa: E402
     ACCEPTED,
@@ -71,8 +74,11 @@ def main() -> int:
     candidates = [
         replace(c, precision=options.precision) if c.precision == "match" else c
         for c in everything()
-        if pattern.search(_key(c))
+        if pattern.search(_key(c)) and (c.device == "cuda" or not options.only_cuda)
     ]
+    if options.only_cuda and not _cuda():
+        print("--only-cuda: torch sees no CUDA device", file=sys.stderr)
+        return 2
     if options.device == "cuda":
         candidates = [c if _stays(c) else moved_to_cuda(c) for c in candidates]
     checkouts = {"kernelbench": options.kernelbench, "cuda-agent": options.cuda_agent}
@@ -111,6 +117,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--doc")
     parser.add_argument("--only", default="", help="judge only matches, such as honest/softmax")
     parser.add_argument(
+        "--only-cuda", action="store_true", help="judge only candidates that need a GPU"
+    )
+    parser.add_argument(
         "--device",
         choices=("own", "cuda"),
         default="own",
@@ -138,7 +147,7 @@ def _ours(
             else:
                 runnable.append(candidate)
         groups += [runnable] if runnable else []
-    judged = _judged_here(groups) if jobs == 1 else _judged_by_jobs(groups, jobs)
+    judged = _judged_here(groups) if jobs == 1 else _judged_by_jobs(groups, jobs, ended)
     total = sum(map(len, groups))
     for number, (candidate, outcome) in enumerate(judged, 1):
         outcomes[_key(candidate)] = outcome
@@ -166,18 +175,22 @@ def _judged_here(groups: list[list[Candidate]]) -> Generator[tuple[Candidate, Ou
 
 
 def _judged_by_jobs(
-    groups: list[list[Candidate]], jobs: int
+    groups: list[list[Candidate]], jobs: int, ended: float
 ) -> Generator[tuple[Candidate, Outcome]]:
-    """Judge in `jobs` processes; each takes the largest group that is left when it is free."""
+    """Judge in `jobs` processes; each takes the largest group that is left when it is free.
+
+    Stops at `ended`, in the middle of a verdict too.
+    """
     tasks: queue.SimpleQueue[list[Candidate]] = queue.SimpleQueue()
     outcomes: queue.SimpleQueue[tuple[Candidate, Outcome] | BaseException] = queue.SimpleQueue()
     stop = threading.Event()
+    running: set[subprocess.Popen[str]] = set()
     for group in sorted(groups, key=len, reverse=True):
         tasks.put(group)
 
     def work(lock: Path) -> None:
         try:
-            _serve_groups(tasks, outcomes, lock, stop)
+            _serve_groups(tasks, outcomes, lock, stop, running)
         except BaseException as error:
             outcomes.put(error)
             raise
@@ -187,12 +200,17 @@ def _judged_by_jobs(
             pool.submit(work, Path(folder, "device"))
         try:
             for _ in range(sum(map(len, groups))):
-                result = outcomes.get()
+                left = ended - time.monotonic()
+                result = outcomes.get(timeout=None if left == float("inf") else max(0.0, left))
                 if isinstance(result, BaseException):
                     raise result
                 yield result
+        except queue.Empty:
+            pass
         finally:
             stop.set()
+            for process in tuple(running):  # its fork server ends with it
+                process.kill()
 
 
 def _serve_groups(
@@ -200,11 +218,12 @@ def _serve_groups(
     outcomes: queue.SimpleQueue[tuple[Candidate, Outcome] | BaseException],
     lock: Path,
     stop: threading.Event,
+    running: set[subprocess.Popen[str]],
 ) -> None:
     """Feed one process of judges until no group is left; replace the process if it ends."""
     group: list[Candidate] = []
     while not stop.is_set() and (group or not tasks.empty()):
-        with _judge_process(lock) as process:
+        with _judge_process(lock, running) as process:
             assert process.stdin is not None
             assert process.stdout is not None
             while not stop.is_set() and process.poll() is None:
@@ -227,18 +246,25 @@ def _serve_groups(
 
 
 @contextmanager
-def _judge_process(lock: Path) -> Iterator[subprocess.Popen[str]]:
+def _judge_process(
+    lock: Path, running: set[subprocess.Popen[str]]
+) -> Iterator[subprocess.Popen[str]]:
     """Run `judging.serve` in a process, which ends when its stdin is closed."""
-    program = f"import sys; sys.path.insert(0, {str(CORPUS)!r}); import judging; judging.serve()"
+    program = (
+        f"import sys; sys.path.insert(0, {str(CORPUS)!r}); sys.path.append({str(HERE.parent)!r}); "
+        "import judging; judging.serve()"
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", program, str(lock)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
+    running.add(process)
     try:
         yield process
     finally:
+        running.discard(process)
         process.communicate()
 
 

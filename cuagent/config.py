@@ -66,7 +66,7 @@ class Settings:
     """`auto`, `cpu` or `cuda`."""
     precision: str = "match"
     """`match`: the torch settings of your own process. `fp32`: IEEE fp32 in all arms. `tf32`,
-    `bf16` or `fp16`: arithmetic that is admitted besides."""
+    `bf16` or `fp16`: arithmetic that is also admitted."""
     isolation: Literal["auto", "landlock", "none"] = "auto"
     """Isolation of untrusted code; `auto` is the strongest one that works on this machine."""
     approval: Literal["ask", "auto", "yolo"] = "auto"

@@ -4,8 +4,12 @@ The lock is for judges in several processes that share one device. Verification 
 verify; a timing runs while no other judge uses the device. Not covered: processes that do not take
 the lock (`measure/system_load.py` detects those).
 
+A timing waits until all verifications have ended or given way, and the device idles meanwhile. So
+all timings that wait then run one after another, before any verification goes on. Between two of
+its timings a process does other work, so the verifications wait for a bounded time.
+
 Invariant: a lock ends with its process, however the process ends. A process that waits for the
-exclusive lock gets it before any process that asks later.
+exclusive lock gets it before any process that asks later, and before all that ask to share.
 """
 
 from __future__ import annotations
@@ -37,7 +41,8 @@ class DeviceLock:
 
     @property
     def is_awaited(self) -> bool:
-        """Return True if another process waits for the device, or is about to get it."""
+        """Return True if another process waits for the device exclusively, or is about to get
+        it."""
         if self.lock is None:
             return False
         with self.lock.with_suffix(".door").open("a") as queue:
@@ -52,37 +57,50 @@ class DeviceLock:
         """Hold the device together with others, while no process holds it exclusively.
 
         The block gets a function that gives up the device and takes it again, if another process
-        waits. Call it only while no work of the block is on the device.
+        waits for it exclusively. Call it only while no work of the block is on the device.
         """
         with ExitStack() as stack:
-            stack.enter_context(self._locked(fcntl.LOCK_SH))
+            stack.enter_context(self._held_shared())
 
             def give_way() -> None:
                 if self.is_awaited:
                     stack.close()
-                    stack.enter_context(self._locked(fcntl.LOCK_SH))
+                    stack.enter_context(self._held_shared())
 
             yield give_way
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Hold the device exclusively."""
-        with self._locked(fcntl.LOCK_EX):
-            yield
-
-    @contextmanager
-    def _locked(self, operation: int) -> Iterator[None]:
         if self.lock is None:
             yield
             return
-        with self.lock.open("a") as device:
-            # Every process queues here, and the first in the queue keeps it locked until it has the
-            # device. Otherwise verifying processes could follow each other, and a timing could wait
-            # forever.
+        with (
+            self.lock.with_suffix(".wish").open("a") as wish,
+            self.lock.open("a") as device,
+        ):
             with (
                 self.durations.of(Stage.WAITING),
                 self.lock.with_suffix(".door").open("a") as queue,
             ):
+                fcntl.flock(wish, fcntl.LOCK_SH)
+                # The first in the queue keeps it locked until it has the device, so that a process
+                # that gives the device up does not get it again before.
                 fcntl.flock(queue, fcntl.LOCK_EX)
-                fcntl.flock(device, operation)
+                fcntl.flock(device, fcntl.LOCK_EX)
+            yield
+
+    @contextmanager
+    def _held_shared(self) -> Iterator[None]:
+        if self.lock is None:
+            yield
+            return
+        with self.lock.open("a") as device:
+            with (
+                self.durations.of(Stage.WAITING),
+                self.lock.with_suffix(".wish").open("a") as wish,
+            ):
+                # Granted when no process holds the device exclusively or waits to.
+                fcntl.flock(wish, fcntl.LOCK_EX)
+                fcntl.flock(device, fcntl.LOCK_SH)
             yield

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 
@@ -46,6 +46,8 @@ class Durations:
     """Seconds by stage. Threads may share one object; another process gets an empty one."""
 
     def __init__(self) -> None:
+        self.observe: Callable[[Stage, float], None] | None = None
+        """Receives each stage that ended and its seconds, without those of stages within it."""
         self._seconds: dict[Stage, float] = {}
         self._lock = threading.Lock()
         self._local = threading.local()
@@ -73,6 +75,8 @@ class Durations:
         """Count seconds that were measured otherwise."""
         with self._lock:
             self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
+        if self.observe is not None:
+            self.observe(stage, seconds)
 
     def seconds(self, stage: Stage) -> float:
         """Return the seconds of one stage so far."""

@@ -45,6 +45,7 @@ from cuagent.timing import Effort, Timing
 from cuagent.verdict import WHILE_TIMED, Reason, Verdict
 from cuagent.verify import races
 from cuagent.verify.admission import Admission, admit
+from cuagent.verify.compiled_code import compiles_when_called
 from cuagent.verify.pending import PendingVerdict
 from cuagent.verify.referee import Isolation, Referee
 from cuagent.verify.sanitize import gated
@@ -126,13 +127,15 @@ class LocalJudge:
         self.device_lock = device_lock or DeviceLock()
         self.durations = self.device_lock.durations
         """Seconds by stage so far."""
-        with self.durations.of(Stage.OPENING), self.device_lock.shared():
+        with self.durations.of(Stage.OPENING), self.device_lock.shared() as give_way:
             self.referee = Referee(
                 task,
                 isolation,
                 fork_server=fork_server,
                 kernels_only=kernels_only,
                 compiler=timed,
+                lock=self.device_lock.lock,
+                give_way=give_way,
             )
         shared = self.device_lock.lock is not None
         self.overlap = Overlap.on(
@@ -155,8 +158,8 @@ class LocalJudge:
 
     def admission(self) -> Admission:
         """Check if the task can be certified; call it before any other work."""
-        with self.durations.of(Stage.OPENING), self.device_lock.shared():
-            return admit(self.referee)
+        with self.durations.of(Stage.OPENING), self.device_lock.shared() as give_way:
+            return admit(self.referee, give_way)
 
     def start_ladder(self) -> None:
         """Begin to compile in the background what every timing needs, before any other work."""
@@ -271,7 +274,8 @@ class LocalJudge:
         paused: AbstractContextManager[None] = nullcontext()
         if not self.overlap.open_while_verifying:
             paused = self._timer.opening_paused(self._baselines(effort))
-        build = None if self.overlap.begin_while_building else self._built(attempt)
+        begins_early = self.overlap.begin_while_building and not compiles_when_called(attempt)
+        build = None if begins_early else self._built(attempt)
         with self.durations.of(Stage.VERIFYING), self.device_lock.shared() as give_way, paused:
             build, verdict = self._verified(attempt, effort, build, give_way)
             if verdict.reason is Reason.INFRASTRUCTURE:
@@ -314,6 +318,9 @@ class LocalJudge:
         else:
             if not build.ok:
                 return build, self.referee.refuse(attempt, build)
+            if effort is not None:
+                with self.durations.of(Stage.BUILDING):
+                    self.referee.compile_ahead(attempt, build)
             self.emit(Phase("verifying on secret inputs", passing=True))
             verdict = self.referee.verify(attempt, build, give_way=give_way)
         with self.durations.of(Stage.SANITIZING):
@@ -381,7 +388,13 @@ class LocalJudge:
                     session = self._started_profile(with_candidate=with_candidate)
                     session.await_opened()
             opened = stack.enter_context(closing(session))
-            found = opened.finish(attempt, build, counters=counters, alone=self._alone)
+            found = opened.finish(
+                attempt,
+                build,
+                counters=counters,
+                alone=self._alone,
+                compiled=self.referee.processes.compiled,
+            )
         self._open_later_rungs()
         if with_candidate and self.overlap.prewarm_profile:
             with suppress(ForkServerError):  # the next call of `profile` reports it

@@ -82,10 +82,15 @@ class Judgement:
         return ours is not None and (theirs is None or ours.low > theirs.value)
 
     @property
-    def rank(self) -> tuple[int, float]:
-        """Return the rank, larger is better: the milestone first, then the smallest lower limit."""
+    def rank(self) -> tuple[int, bool, float]:
+        """Return the rank, larger is better: the milestone first, then the smallest lower limit.
+
+        An attempt that is certainly slower than eager ranks below one that is undecided, although
+        its interval may be narrower.
+        """
         limits = [ratio.low for ratio in self.timing.ratios.values()] if self.timing else []
-        return self.score.reward, min(limits, default=0.0)
+        maybe = self.standing is not Standing.SLOWER
+        return self.score.reward, maybe, min(limits, default=0.0)
 
     @property
     def beats_best_rung(self) -> bool:

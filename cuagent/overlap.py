@@ -15,7 +15,7 @@ from enum import StrEnum
 from cuagent.task import Device
 
 BUSY_BYTES = 256 << 20
-"""Bytes of one call's tensors from which a verification keeps a GPU busy."""
+"""Smallest size in bytes of one call's tensors with which a verification keeps a GPU busy."""
 
 
 class Prewarm(StrEnum):

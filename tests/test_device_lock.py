@@ -15,10 +15,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from task_text import task_text
 
 from cuagent.device_lock import DeviceLock
 from cuagent.durations import Stage
-from cuagent.task import Device
+from cuagent.task import Device, load_task
+from cuagent.verify import Referee
+from cuagent.verify.admission import admit
+from cuagent.worker import ForkServer
 
 HOLDS = """
 import sys, time
@@ -69,6 +73,35 @@ def test_exclusive_waits_for_shared_and_precedes_later_requests(tmp_path: Path) 
     timing.end()
     assert later.holding.wait(5)
     later.end()
+
+
+def test_timings_that_wait_follow_each_other_before_verifications(tmp_path: Path) -> None:
+    """The device idles until all verifications have ended, so one such wait serves all timings."""
+    device_lock = DeviceLock(tmp_path / "gpu-0")
+    verifying = Holder(device_lock.shared)
+    assert verifying.holding.wait(5)
+    timings = [Holder(device_lock.exclusive)]
+    _await(lambda: device_lock.is_awaited)
+    later = Holder(device_lock.shared)
+    timings.append(Holder(device_lock.exclusive))
+    time.sleep(SOON)
+    verifying.end()
+    _await(lambda: any(timing.holding.is_set() for timing in timings))
+    first, second = sorted(timings, key=lambda timing: not timing.holding.is_set())
+    assert not later.holding.wait(SOON)
+    first.end()
+    assert second.holding.wait(5)
+    assert not later.holding.wait(SOON), "a verification came between two timings that waited"
+    second.end()
+    assert later.holding.wait(5)
+    later.end()
+
+
+def _await(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition()
 
 
 def test_devices_are_locked_independently(tmp_path: Path) -> None:
@@ -163,6 +196,7 @@ def test_judge_opens_shared_and_profiles_exclusively(
 
     class Referee:
         fork_server = None
+        processes = SimpleNamespace(compiled=None)
 
         def __init__(self, *_: Any, **__: Any) -> None:
             self.large, self.bytes_per_call = large, 1
@@ -229,19 +263,54 @@ def test_a_shared_holder_gives_way_to_a_timing_that_waits(tmp_path: Path) -> Non
     assert mode_of(ours) == "free"
 
 
+@pytest.mark.slow
+def test_a_task_that_is_opened_and_certified_gives_way_to_a_timing(tmp_path: Path) -> None:
+    from cuagent.bench.certificates import certify
+    from cuagent.judge import LocalJudge
+
+    path = tmp_path / "task.py"
+    path.write_text(task_text("return x * 2", "torch.randn(8, 8)"))
+    task, device_lock = load_task(path, device="cpu"), DeviceLock(tmp_path / "gpu-0")
+    with ForkServer() as fork_server:
+        for work in ("opening", "admission", "certifying"):
+            judge = None
+            if work == "admission":
+                judge = LocalJudge(task, fork_server=fork_server, device_lock=device_lock)
+            with device_lock.shared() as give_way:
+                timing = Holder(DeviceLock(device_lock.lock).exclusive)
+                _await(lambda: device_lock.is_awaited)
+                timing.released.set()  # it ends as soon as it has the device
+                match work:
+                    case "opening":
+                        Referee(
+                            task, fork_server=fork_server, lock=device_lock.lock, give_way=give_way
+                        ).close()
+                    case "admission":
+                        assert judge is not None
+                        assert admit(judge.referee, give_way).certifiable
+                    case "certifying":
+                        certify(task, fork_server, lock=device_lock.lock, give_way=give_way)
+                assert timing.holding.is_set(), f"{work} kept the device"
+            timing.end()
+            if judge is not None:
+                judge.close()
+
+
 def test_waiting_process_is_noticed_and_waiting_is_counted(tmp_path: Path) -> None:
     device_lock = DeviceLock(tmp_path / "gpu-0")
     other = DeviceLock(tmp_path / "gpu-0")
     with device_lock.exclusive():
         assert not device_lock.is_awaited
-        waiting = Holder(other.shared)
-        deadline = time.monotonic() + 5
-        while not device_lock.is_awaited and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert device_lock.is_awaited
+        verifying = Holder(other.shared)
+        time.sleep(SOON)
+        assert not device_lock.is_awaited, "a timing is not cut by a verification"
+        waiting = Holder(other.exclusive)
+        _await(lambda: device_lock.is_awaited)
         time.sleep(SOON)
     assert waiting.holding.wait(5)
     waiting.end()
+    assert verifying.holding.wait(5)
+    verifying.end()
     assert other.durations.seconds(Stage.WAITING) > SOON
     assert device_lock.durations.seconds(Stage.WAITING) < SOON
     assert not DeviceLock().is_awaited

@@ -37,6 +37,20 @@ def test_an_attempt_with_no_likely_gain_loses(ratio: Ratio, surely: bool, likely
     assert [found.loses_to for found in both] == [EAGER * likely, COMPILE * likely]
 
 
+def test_undecided_attempt_ranks_above_one_that_is_surely_slower() -> None:
+    """On a busy machine its interval is wide, so its lower limit is the smaller one."""
+    accepted: Any = type("Accepted", (), {"accepted": True})()
+    right: Any = type("Right", (), {"reward": 1})()
+
+    def of(ratio: Ratio) -> Judgement:
+        timing = Timing((), {EAGER: ratio}, Effort.QUICK, "cpu", 1.0)
+        return Judgement("digest", ANY, accepted, timing, right)
+
+    slower, undecided = of(Ratio(0.3, 0.2, 0.45)), of(Ratio(1.09, 0.09, 12.9))
+    assert undecided.rank > slower.rank
+    assert of(Ratio(0.97, 0.9, 1.05)).rank > undecided.rank
+
+
 def test_a_baseline_that_surely_is_faster_is_named_first() -> None:
     likely, sure = Ratio(0.62, 0.35, 1.10), Ratio(0.5, 0.4, 0.6)
     assert judged(likely, sure).loses_to == COMPILE

@@ -1,9 +1,13 @@
-"""The list of packages in pyproject.toml, which an installation follows."""
+"""The list of packages in pyproject.toml, which an installation follows, and circles of imports."""
 
 from __future__ import annotations
 
+import ast
 import tomllib
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 
@@ -14,3 +18,39 @@ def test_every_folder_with_code_is_installed() -> None:
     training = {".".join(f.parent.relative_to(ROOT).parts) for f in ROOT.glob("training/**/*.py")}
     skills = {".".join(f.parent.relative_to(ROOT).parts) for f in ROOT.glob("skills/**/*.md")}
     assert set(listed) == own | {f"cuagent.{name}" for name in training | skills}
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """Return the file of each module of cuagent; the folder `training` is `cuagent.training`."""
+    found = {}
+    for folder, package in (("cuagent", "cuagent"), ("training", "cuagent.training")):
+        for file in (root / folder).rglob("*.py"):
+            parts = (package, *file.relative_to(root / folder).with_suffix("").parts)
+            found[".".join(parts).removesuffix(".__init__")] = file
+    return found
+
+
+def imports(root: Path) -> dict[str, set[str]]:
+    """Return the modules that each module imports, also in functions and under TYPE_CHECKING."""
+    files = modules(root)
+    found: dict[str, set[str]] = {}
+    for name, file in files.items():
+        nodes = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ImportFrom)]
+        named = {(n.module or "", f"{n.module}.{alias.name}") for n in nodes for alias in n.names}
+        targets = {inner if inner in files else outer for outer, inner in named}
+        found[name] = targets & set(files) - {name}
+    return found
+
+
+def test_no_modules_import_each_other() -> None:
+    TopologicalSorter(imports(ROOT)).prepare()
+
+
+def test_a_circle_under_type_checking_is_found(tmp_path: Path) -> None:
+    (tmp_path / "cuagent").mkdir()
+    (tmp_path / "cuagent" / "a.py").write_text("def f():\n    from cuagent.b import g\n")
+    (tmp_path / "cuagent" / "b.py").write_text(
+        "if TYPE_CHECKING:\n    from cuagent import a\n    from cuagent.a import f\n"
+    )
+    with pytest.raises(CycleError):
+        TopologicalSorter(imports(tmp_path)).prepare()

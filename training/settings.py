@@ -49,7 +49,7 @@ class PlayConfig:
     timed: bool = True
     """True to time the kernels; false gives rewards -1 and 1 only."""
     gpus: tuple[int, ...] = (0,)
-    """Devices that judge."""
+    """Indices of the GPUs that judge."""
     at_once: int = 256
     """Episodes that run in parallel."""
     most_rows: int = 256

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 ADMITTED = {
     "match": "torch's settings of the user's process; the reference's own error bounds yours",
     "fp32": "IEEE fp32 in the reference, in all baselines and in your kernel",
-    "tf32": "TF32 is admitted besides",
-    "bf16": "bfloat16 and TF32 are admitted besides",
-    "fp16": "float16 and TF32 are admitted besides",
+    "tf32": "TF32 is also admitted",
+    "bf16": "bfloat16 and TF32 are also admitted",
+    "fp16": "float16 and TF32 are also admitted",
 }
 """Meaning of each precision, for the model."""
 LONGEST_RULES = 32 << 10

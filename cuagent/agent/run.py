@@ -69,7 +69,7 @@ class Tried:
         return self.judgement.verdict.accepted
 
     @property
-    def rank(self) -> tuple[int, float]:
+    def rank(self) -> tuple[int, bool, float]:
         """Sort key of the attempt; larger is better (`Judgement.rank`)."""
         return self.judgement.rank
 

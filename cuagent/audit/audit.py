@@ -175,7 +175,9 @@ def compare(recorded: Recorded, built: Build, found: Sequence[Verdict]) -> Audit
     elif differences:
         circumstances.append("figures were compared coarsely, because of these differences")
     if verdict.accepted and rejected_by_timing(then):
-        circumstances.append("it was rejected while timed, which is not repeated; it is right")
+        circumstances.append(
+            "its values are right; it was rejected while timed, which an audit skips"
+        )
     return Audit(then.reason.value, verdict, tuple(contrary), tuple(circumstances))
 
 

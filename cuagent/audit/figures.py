@@ -166,7 +166,7 @@ def _verifier_notes(verdict: Verdict) -> tuple[str, ...]:
 
 
 def _plausible(seconds: dict[str, float]) -> bool:
-    """True if no part is negative and the parts, which never overlap, fit into the total."""
+    """Return True if no part is negative and the parts, which never overlap, fit into the total."""
     total = seconds.get("total", 0.0)
     parts = [value for name, value in seconds.items() if name != "total"]
     return all(value >= 0 for value in parts) and sum(parts) <= total * (1 + EXACT)

@@ -11,6 +11,7 @@ import json
 import select
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -19,11 +20,14 @@ from typing import Any
 from cuagent.task import Task, TaskError
 from cuagent.task.plain import task_to_json
 from cuagent.worker import ForkServer
-from cuagent.worker.channel import receive_message
+from cuagent.worker.channel import receive_message, send_message
 
 REQUEST = "certify.json"
 TIME_LIMIT_S = 240.0
 """Time limit of the examination of one problem in seconds."""
+PAUSING = "pausing"
+"""Key of a message that precedes the answer: the device is idle, and the examination goes on when
+it gets a message."""
 BUDGET_S = 20.0
 """Seconds after which the search for dead parts ends with the operators tried so far."""
 
@@ -101,16 +105,34 @@ class Certification:
         )
 
 
-def certify(task: Task, fork_server: ForkServer, budget_s: float = BUDGET_S) -> Certification:
-    """Examine a task's reference. Raises TaskError, ForkServerError."""
+def certify(
+    task: Task,
+    fork_server: ForkServer,
+    budget_s: float = BUDGET_S,
+    lock: Path | None = None,
+    give_way: Callable[[], None] = lambda: None,
+) -> Certification:
+    """Examine a task's reference. Raises TaskError, ForkServerError.
+
+    `give_way` is called between two runs of the reference, while the device is idle, if a timing
+    waits for the device's `lock`.
+    """
     folder = Path(tempfile.mkdtemp(prefix="certify-", dir=fork_server.folder))
     (folder / REQUEST).write_text(
-        json.dumps({"task": task_to_json(task), "budget_s": budget_s}), encoding="utf-8"
+        json.dumps(
+            {"task": task_to_json(task), "budget_s": budget_s, "lock": lock and str(lock.resolve())}
+        ),
+        encoding="utf-8",
     )
     child = fork_server.fork("cuagent.bench.examine", folder, {})
     try:
-        ended, _, _ = select.select([child.channel], [], [], TIME_LIMIT_S)
-        received = receive_message(child.channel) if ended else None
+        while True:
+            ended, _, _ = select.select([child.channel], [], [], TIME_LIMIT_S)
+            received = receive_message(child.channel) if ended else None
+            if received is None or PAUSING not in received[0]:
+                break
+            give_way()
+            send_message(child.channel, {})
     finally:
         fork_server.end(child)
         shutil.rmtree(folder, ignore_errors=True)

@@ -103,8 +103,8 @@ def prepare(order: Order) -> Path | None:
         return None
     if order.gpu is not None:
         os.environ[VISIBLE] = order.gpu
-    # One compiler process for each core and problem would make a thousand processes.
-    os.environ.setdefault(COMPILERS, "4")
+    # The rungs were compiled before they are opened (`measure/precompile.py`).
+    os.environ.setdefault(COMPILERS, "1")
     return lock_file(os.environ.get(VISIBLE, "0"))
 
 

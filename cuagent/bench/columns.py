@@ -28,7 +28,7 @@ OVERALL = "overall"
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 SHOWN_S = 0.05
-"""Median seconds from which a stage is shown."""
+"""Smallest median, in seconds, of a stage that is shown."""
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,18 @@
 """Compare two benchmarks: which problems became faster, slower, newly accepted or newly failing.
 
-A problem is faster or slower only if the intervals of the two times do not overlap. Not covered:
-results of different devices, whose times are not compared.
+A problem is faster or slower only if the intervals of the two times do not overlap, and those of
+the two speedups over eager neither. Eager ran beside the result each time, so a machine that was
+busy or slow in one of the benchmarks changes the times and not the speedups. Not covered: results
+of different devices, which are not compared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from cuagent.arms import EAGER
 from cuagent.bench.columns import Mean, geometric_mean
 from cuagent.bench.results import Record, latest
 
@@ -23,7 +27,7 @@ class Change:
     problem: str
     text: str
     ratio: float | None = None
-    """Time before over time after."""
+    """Speedup over eager after, over that before."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,8 @@ class Comparison:
     missing: tuple[str, ...]
     """Problems that only one of the two has."""
     speedup: Mean | None
-    """Geometric mean of time before over time after, over problems accepted in both."""
+    """Geometric mean of the speedup over eager after, over that before, over problems accepted in
+    both."""
     notes: tuple[str, ...]
 
 
@@ -53,10 +58,11 @@ def compare(before: Sequence[Record], after: Sequence[Record]) -> Comparison:
         if (a["status"] == KERNEL) != (b["status"] == KERNEL):
             kind = "accepted" if b["status"] == KERNEL else "failing"
             found[kind].append(Change(name, f"{_state(a)} -> {_state(b)}"))
-        elif (times := _times(a, b)) is not None:
-            ratio = times[0]["median_s"] / times[1]["median_s"]
+        elif (figures := _figures(a, b)) is not None:
+            times, speedups = figures
+            ratio = speedups[1]["value"] / speedups[0]["value"]
             ratios.append(ratio)
-            kind = _direction(*times)
+            kind = _direction(times, speedups)
             if kind:
                 found[kind].append(Change(name, f"{ratio:.2f}x", ratio))
             unchanged += not kind
@@ -78,18 +84,28 @@ def _state(record: Record) -> str:
     return "accepted" if record["status"] == KERNEL else f"{record['status']}: {record['reason']}"
 
 
-def _times(a: Record, b: Record) -> tuple[dict[str, float], dict[str, float]] | None:
-    """Return both times of the result; None if one is missing or the devices differ."""
+Pair = tuple[dict[str, float], dict[str, float]]
+"""Figure before and after."""
+
+
+def _figures(a: Record, b: Record) -> tuple[Pair, Pair] | None:
+    """Return the times and the speedups over eager of both results; None if one is missing or the
+    devices differ."""
     if a.get("device") != b.get("device"):
         return None
-    first, second = (record.get("times", {}).get(RESULT) for record in (a, b))
-    return (first, second) if first and second else None
+    times: list[Any] = [record.get("times", {}).get(RESULT) for record in (a, b)]
+    speedups: list[Any] = [(record.get("ratios") or {}).get(EAGER) for record in (a, b)]
+    if not (all(times) and all(speedups)):
+        return None
+    return (times[0], times[1]), (speedups[0], speedups[1])
 
 
-def _direction(before: dict[str, float], after: dict[str, float]) -> str:
-    if before["low_s"] > after["high_s"]:
+def _direction(times: Pair, speedups: Pair) -> str:
+    (before, after), (gain_before, gain_after) = times, speedups
+    if before["low_s"] > after["high_s"] and gain_before["high"] < gain_after["low"]:
         return "faster"
-    return "slower" if before["high_s"] < after["low_s"] else ""
+    is_slower = before["high_s"] < after["low_s"] and gain_before["low"] > gain_after["high"]
+    return "slower" if is_slower else ""
 
 
 def _notes(old: Sequence[Record], new: Sequence[Record]) -> tuple[str, ...]:

@@ -270,7 +270,7 @@ class RayEngine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """The cluster stays: it may be the user's."""
+        """Leave the cluster running, because it may belong to the user."""
 
 
 def _in_ray(order: dict[str, Any], logs: str) -> dict[str, Any]:

@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cuagent.bench.certificates import REQUEST, Certificate, Certification, Kind
+from cuagent.bench.certificates import PAUSING, REQUEST, Certificate, Certification, Kind
+from cuagent.device_lock import DeviceLock
 from cuagent.task import TaskError, check_runs, flatten, open_reference, unflatten
 from cuagent.task.plain import task_from_json
 from cuagent.task.settings import baseline_settings, read_settings
-from cuagent.worker.channel import send_message
+from cuagent.worker.channel import receive_message, send_message
+from cuagent.worker.memory.arena import settle
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -32,9 +34,9 @@ DRAWS = 3
 SMALL_GRADIENT = 1e-3
 """Gradient times weight over the output, below which a weight is disturbed as a test."""
 MOST_WEIGHTS = 64
-"""Weights that are disturbed at most."""
+"""Most weights that are disturbed."""
 STAGES = 5
-"""Multiple of the budget for dead parts that the whole examination may take."""
+"""Time limit of the whole examination, as a multiple of the budget for dead parts."""
 SHOWN = 4
 """Names that one certificate lists."""
 LEAST_HALVED = 4
@@ -49,7 +51,16 @@ def serve(channel: socket.socket, folder: Path) -> None:
         reference = open_reference(task)
         baseline_settings(read_settings(), task.precision).apply()
         check_runs(reference)
-        answer = Examination(reference, order["budget_s"]).certification().to_json()
+        lock = DeviceLock(None if order["lock"] is None else Path(order["lock"]))
+
+        def give_way() -> None:
+            if lock.is_awaited:
+                settle(task.device.value)
+                send_message(channel, {PAUSING: True})
+                receive_message(channel)
+
+        examination = Examination(reference, order["budget_s"], give_way)
+        answer = examination.certification().to_json()
     except TaskError as error:
         answer = {"error": str(error)}
     except Exception as error:  # noqa: BLE001 - the process boundary: the user's module failed
@@ -61,8 +72,15 @@ def serve(channel: socket.socket, folder: Path) -> None:
 class Examination:
     """Examination of one reference; each method finds certificates of one kind."""
 
-    def __init__(self, reference: Reference, budget_s: float) -> None:
+    def __init__(
+        self,
+        reference: Reference,
+        budget_s: float,
+        give_way: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`give_way` is called before each run of the reference."""
         self.reference = reference
+        self._give_way = give_way
         self.budget_s = budget_s
         self.model = reference.model(0)
         self.notes: list[str] = []
@@ -85,6 +103,7 @@ class Examination:
         """Return copies of the outputs of one call; the inputs stay as they are."""
         import torch
 
+        self._give_way()
         with torch.no_grad():
             output = (model or self.model)(*(_copies(inputs) if self._copied else inputs))
         return [leaf.detach().clone() for leaf in flatten(output, "output")[0]]
@@ -97,7 +116,7 @@ class Examination:
         return inputs, self.run(inputs)
 
     def certification(self) -> Certification:
-        """Make all examinations in order; later ones are left out where they would say the same."""
+        """Run all examinations in order; skip those whose result an earlier one implies."""
         import torch
 
         from cuagent.bench.families import family_of

@@ -19,7 +19,7 @@ PRODUCTS = names_in(
 )
 CONVOLUTIONS = frozenset(["convolution", "_convolution", "convolution_overrideable"])
 LAYERS = 4
-"""Products or convolutions from which a problem counts as a network."""
+"""Fewest products or convolutions of a problem that counts as a network."""
 RECURRENT = ("rnn", "lstm", "gru")
 LOSSES = ("loss", "kl_div", "cross_entropy", "nll", "embedding_bag_loss")
 SCANS = ("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin")

@@ -26,6 +26,7 @@ from cuagent.durations import Stage
 from cuagent.events import Emit, Judged, LadderMeasured, Notice, Phase
 from cuagent.judge import LocalJudge
 from cuagent.models import ModelError, endpoints_of, make_model, prices_of
+from cuagent.models.expert import ExpertModel
 from cuagent.record import RecordError
 from cuagent.sandbox import SandboxError, Tier, probe
 from cuagent.task import Task, TaskError, load_task
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 Report = Callable[[dict[str, Any]], None]
 """Receives progress: {"phase": text} or {"attempts": number, "best": ratio over torch.compile}."""
 SUBMIT = "submit"
+SHOWN_S = 0.05
+"""Seconds from which a stage is in the problem's log."""
 
 
 class Interrupted(Exception):
@@ -74,8 +77,10 @@ def solve(
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
     found: Record = {}
+    log = _Log(started)
+    lock.durations.observe = log.ended
     try:
-        status = _solved(order, lock, report, found, fork_server)
+        status = _solved(order, lock, _both(report, log), found, fork_server)
     except Interrupted:
         raise
     except Exception as error:
@@ -97,6 +102,33 @@ def solve(
         | {"status": status.name, "reason": reason, "seconds": rounded}
         | {"stages": stages}
     )
+
+
+class _Log:
+    """Prints the phases and stages of a problem, with their seconds, into the problem's log."""
+
+    def __init__(self, started: float) -> None:
+        self._started = started
+
+    def ended(self, stage: Stage, seconds: float) -> None:
+        """Print a stage that ended; short ones are left out."""
+        if seconds >= SHOWN_S:
+            self._print(f"  {stage} {seconds:.2f} s")
+
+    def report(self, message: dict[str, Any]) -> None:
+        """Print progress."""
+        self._print(" ".join(f"{name}: {value}" for name, value in message.items()))
+
+    def _print(self, text: str) -> None:
+        print(f"{time.monotonic() - self._started:8.2f}  {text}", flush=True)
+
+
+def _both(report: Report, log: _Log) -> Report:
+    def reported(message: dict[str, Any]) -> None:
+        log.report(message)
+        report(message)
+
+    return reported
 
 
 def _was_interrupted(error: BaseException) -> bool:
@@ -128,9 +160,9 @@ def _solved(
         _memory(task, fork_server, lock, emit),
     ):
         emit(Phase("certifying"))
-        with lock.durations.of(Stage.CERTIFYING), lock.shared():
+        with lock.durations.of(Stage.CERTIFYING), lock.shared() as give_way:
             try:
-                certification = certify(task, fork_server)
+                certification = certify(task, fork_server, lock=lock.lock, give_way=give_way)
             except TaskError as error:  # the judge reports a reference that cannot run
                 certification = Certification((), "not certified", 0, (str(error),))
         found |= {"certification": certification.to_json()}
@@ -185,6 +217,8 @@ def _optimized(
         endpoints=endpoints_of(order.endpoints or {}),
         prices=prices_of(order.prices or {}),
     )
+    if isinstance(model, ExpertModel):
+        model.explains = False
     tools = _tools()
     run = start_run(
         task,

@@ -146,8 +146,8 @@ def _build_source(
 def _prototype_fault(source: str, text: str) -> Diagnostic | None:
     """Return why the exported functions of a source cannot be read; None if they can.
 
-    The compiler runs in spite of it: a missing parenthesis also hides a function, and the
-    compiler's message names its place.
+    The compiler runs anyway: a missing parenthesis also hides a function, and only the compiler's
+    message names the line.
     """
     try:
         prototypes.parse(text, source)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 PLACE = "\x03{}\x04"
-"""Stands for the name of input number `{}`."""
+"""Placeholder for the name of input number `{}`."""
 
 
 @dataclass

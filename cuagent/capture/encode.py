@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 TOKEN = "\x00{}\x01{}\x02"
-"""Stands for `module`, `qualified name` in a text."""
+"""Placeholder for a module and a qualified name in a text."""
 DEEPEST = 16
 """Levels of nested values."""
 LARGEST_PICKLE = 64 << 10

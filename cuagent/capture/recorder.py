@@ -107,7 +107,7 @@ class Recorder:
         self.steps: list[tuple[float, float]] = []
         """Begin and end of each outermost call."""
         self.spent, self.first_spent = 0.0, 0.0
-        """Seconds of the recorder's own work after the first step, and within it."""
+        """Seconds of the recorder's own work: after the first step, and during the first step."""
         self._depth = 0
 
     # -- the patch

@@ -161,7 +161,7 @@ def _waited(command: Sequence[str]) -> int:
     try:
         return process.wait()
     except KeyboardInterrupt:
-        # Ctrl-C on a terminal has reached it already; SIGTERM to this process has not
+        # A terminal sends Ctrl-C to the child too, but it does not pass on our SIGTERM.
         process.send_signal(signal.SIGINT)
         try:
             return process.wait(timeout=60)

@@ -17,7 +17,7 @@ QUANTILES = 33
 SAMPLED = 8192
 """Elements of one call that enter the quantiles."""
 MASK_VALUES = 4
-"""Distinct values up to which a floating tensor of more elements is a mask."""
+"""Most distinct values of a floating tensor that counts as a mask; it must have more elements."""
 KEPT = 4
 """Number of calls whose integer and mask tensors are kept."""
 

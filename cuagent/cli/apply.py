@@ -81,7 +81,9 @@ def apply(
         _refuse_elsewhere(task.path.parent, folder)
     place = (task.path.parent if to is None else to).resolve()
     _install(_guarded(chosen, task, judgement, folder.id), place, folder.id, force=force)
-    if not judgement.beats_best_rung:
+    if why := slower(judgement):
+        print_stderr(f"note: {why}")
+    elif not judgement.beats_best_rung:
         rung = judgement.gain.rung if judgement.gain is not None else "eager"
         print_stderr(f"note: the kernel was not measured to be surely faster than {rung}")
     print("use it with: from model_new import ModelNew")

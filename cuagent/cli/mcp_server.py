@@ -45,7 +45,7 @@ Precision = Annotated[
     Literal["match", "fp32", "tf32", "bf16", "fp16"] | None,
     Field(
         description="match: the torch settings of the user's process; fp32: IEEE fp32 in all arms; "
-        "others: arithmetic admitted besides."
+        "others: also admit that arithmetic."
     ),
 ]
 RUNS_CODE = ToolAnnotations(

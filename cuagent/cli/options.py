@@ -50,7 +50,7 @@ Precision = Annotated[
     typer.Option(
         metavar="match|fp32|tf32|bf16|fp16",
         help="match: your own torch settings in all arms; fp32: IEEE fp32 in all arms; "
-        f"others: admitted besides.  [default: {Settings.precision}]",
+        f"others: also admit that arithmetic.  [default: {Settings.precision}]",
     ),
 ]
 Backward = Annotated[

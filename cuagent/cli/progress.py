@@ -39,11 +39,9 @@ def progress_lines(run: Run) -> Iterator[str]:
 
 
 def finished_text(stop: Stop | None, handle: str) -> str:
-    """Return a line with the commands to see and use a finished run."""
-    return (
-        f"the run is finished ({stop}): see it with cuagent show {handle}, use it with "
-        f"cuagent apply {handle}"
-    )
+    """Return a line with the commands to see a finished run and, if it has a gain, to use it."""
+    use = "" if stop is Stop.NO_GAIN else f", use it with cuagent apply {handle}"
+    return f"the run is finished ({stop}): see it with cuagent show {handle}{use}"
 
 
 def is_finished(run: Run) -> bool:

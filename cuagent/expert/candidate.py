@@ -19,7 +19,10 @@ from cuagent.expert.capture.subject import Subject, Target
 from cuagent.expert.convolutions import library as library_convolutions
 from cuagent.expert.convolutions import match as convolutions
 from cuagent.expert.convolutions import triton as convolution
+from cuagent.expert.convolutions.copies import with_copies
+from cuagent.expert.convolutions.linears import linears_to_channels
 from cuagent.expert.convolutions.match import Convolution, with_convolutions
+from cuagent.expert.convolutions.partials import is_partial, partial_sums, with_partials
 from cuagent.expert.convolutions.pools import with_pools
 from cuagent.expert.convolutions.sums import sum_before_convolutions
 from cuagent.expert.convolutions.tiles import tiles as convolution_tiles
@@ -31,7 +34,8 @@ from cuagent.expert.kernel import KernelCall, Request
 from cuagent.expert.loops.groups import loop_groups
 from cuagent.expert.loops.match import with_loops
 from cuagent.expert.lower import lower
-from cuagent.expert.module import FRESH, Call, Method, ModuleText, Steps, TritonCall, render
+from cuagent.expert.method import FRESH, Call, Method, ModuleText, Steps, TritonCall
+from cuagent.expert.module import render
 from cuagent.expert.products import operands as products
 from cuagent.expert.products import triton as matrix_product
 from cuagent.expert.products.match import Product, with_products
@@ -77,9 +81,19 @@ class Options:
     """CUDA: true to compute matrix products, with the operations behind them, by own kernels."""
     exact_convolutions: bool = False
     """CUDA: true to compute float32 convolutions as in float32 also where TF32 is admitted."""
+    tf32_few_channels: bool = False
+    """CUDA: true to compute float32 convolutions of few channels in TF32 too, where it is
+    admitted."""
     convolutions: str = "own"
-    """CUDA: compute convolutions by own kernels where they may be faster ("own"), or all by the
-    library, in the layout as captured ("library") or in "channels_last"."""
+    """CUDA: compute convolutions by own kernels where they may be faster ("own") or wherever one
+    fits ("every"), or all by the library, in the layout as captured ("library") or in
+    "channels_last"."""
+    partial_sums: bool = True
+    """CUDA: true to sum the results of convolutions over places in their kernels, for norms and
+    means."""
+    copies: bool = True
+    """CUDA: true to store the channels-last input of a convolution in the kernel of the convolution
+    before it."""
     split: bool = True
     """CUDA: true to split the operands of large float32 products before the product."""
     tiles: int = 0
@@ -118,6 +132,10 @@ class Candidate:
     """True if a kernel computes a matrix product or a convolution."""
     convolutions: int = 0
     """Number of convolutions, except depthwise ones."""
+    library_convolutions: int = 0
+    """Number of those that the library computes."""
+    launches: int = 0
+    """Calls of kernels and of the library in each call of the module."""
     has_recurrences: bool = False
     """True if a CUDA kernel computes all steps of a recurrent layer."""
 
@@ -126,7 +144,9 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
     """Return the candidate with these options; None if it would not differ from the reference."""
     if options.exact_convolutions:
         subject = replace(subject, target=replace(subject.target, tf32_convolutions=False))
-    # A kernel is a name of the module, as helpers of the reference and its arguments are.
+    elif options.tf32_few_channels:
+        subject = replace(subject, target=replace(subject.target, exact_channels=0))
+    # Kernels share a namespace with the reference's helpers and arguments.
     taken = {*re.findall(r"\w+", subject.reference), *subject.captured.arguments}
     forward = _planned(subject, options, taken)
     if subject.backward is None:
@@ -167,7 +187,7 @@ class _Planned:
 
 
 def _planned(subject: Subject, options: Options, taken: set[str]) -> _Planned:
-    keep = set(options.keep)
+    keep, whole = set(options.keep), set[str]()
     while True:
         captured, library = _with_library_calls(subject, options, frozenset(keep))
         constants = constant_values(captured) if options.constants else frozenset()
@@ -181,8 +201,11 @@ def _planned(subject: Subject, options: Options, taken: set[str]) -> _Planned:
         if options.products:
             graph = products.as_reductions(graph, subject.target, frozenset(keep))
             graph = products.copy_operands(graph, subject.target, frozenset(keep), options.split)
-        if options.products and options.convolutions == "own":
-            graph = convolutions.copy_operands(graph, subject.target, frozenset(keep))
+            graph = linears_to_channels(graph, subject.target, frozenset(keep))
+        if options.products and options.convolutions in ("own", "every"):
+            every = options.convolutions == "every"
+            graph = convolutions.copy_operands(graph, subject.target, frozenset(keep), every)
+            graph = partial_sums(graph, frozenset(whole)) if options.partial_sums else graph
         channels_last = options.convolutions == "channels_last"
         graph = library_convolutions.arrange(graph, subject.device, frozenset(keep), channels_last)
         graph = with_layouts(graph)
@@ -193,9 +216,13 @@ def _planned(subject: Subject, options: Options, taken: set[str]) -> _Planned:
         steps: Steps = fused
         if options.products:
             found = with_products(fused, graph, subject.target, frozenset(keep), options.split)
-            steps = with_kernels(
-                with_pools(with_convolutions(found, graph), graph), graph, frozenset(keep)
-            )
+            found, unjoined = with_partials(with_convolutions(found, graph), graph)
+            if unjoined:
+                whole |= unjoined
+                continue
+            found = with_pools(found, graph)
+            found = with_copies(found, graph) if options.copies else found
+            steps = with_kernels(found, graph, frozenset(keep))
         calls: dict[int, Call] = {}
         known: dict[str, KernelCall] = {}
         known_triton: dict[str, TritonCall] = {}
@@ -272,11 +299,12 @@ def _may_gain(group: Group, steps: Steps, graph: Graph, device: str) -> bool:
         for n in work
         for a in n.inputs
     )
+    partial = any(is_partial(graph, a) for n in group.nodes for a in n.inputs)
     gathers = any(graph.node(a).kind in (Kind.GATHER, Kind.TAKE) for n in work for a in n.inputs)
     widening = origins == {""}
     reduction = any(n.kind is Kind.REDUCE for n in work) and _is_alone(group, steps)
     several = len(origins) > 1 or len(work) > 3 or group.family != "streaming"
-    return several or shared or algebra or in_place or widening or reduction or gathers
+    return several or shared or algebra or in_place or widening or reduction or gathers or partial
 
 
 def _is_alone(group: Group, steps: Steps) -> bool:
@@ -380,6 +408,12 @@ def _assemble(subject: Subject, options: Options, plans: Sequence[_Planned]) -> 
         text = importlib.resources.files("cuagent.expert.streaming") / header
         files[f"kernels/{header}"] = text.read_text("utf-8")
     origins = {name: names for _, own in found for name, names in own.items()}
+    library_calls = [
+        step
+        for plan in plans
+        for step in plan.steps
+        if isinstance(step, Node) and step.kind is Kind.LIBRARY
+    ]
     return Candidate(
         options,
         files,
@@ -393,6 +427,8 @@ def _assemble(subject: Subject, options: Options, plans: Sequence[_Planned]) -> 
         convolutions=len(
             {n.origin for plan in plans for n in plan.graph.nodes if n.op.startswith(CONVOLUTIONS)}
         ),
+        library_convolutions=sum(n.op.startswith("F.conv") for n in library_calls),
+        launches=len(all_calls) + len(library_calls),
         has_recurrences=any(
             k.group.family == "recurrences" and k.path.endswith(".cu") for k in kernels
         ),

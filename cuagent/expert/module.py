@@ -8,82 +8,26 @@ forward runs for inputs that the kernels do not support, in training and under a
 
 from __future__ import annotations
 
-import builtins
-import keyword
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from cuagent.expert.attention.kernel import AttentionStep
-from cuagent.expert.convolutions.match import Convolution
-from cuagent.expert.graph.graph import FLOATS, ITEM_BYTES, Graph, Kind, Node, contiguous_strides
+from cuagent.expert.graph.graph import ITEM_BYTES, Kind, Node
 from cuagent.expert.graph.layouts import inverse, permuted
 from cuagent.expert.kernel import KernelCall
+from cuagent.expert.method import COMPUTED, FRESH, Method, TritonCall
+from cuagent.expert.prepared import Prepared
 from cuagent.expert.products.expressions import functions_of
-from cuagent.expert.products.match import Product
 from cuagent.expert.products.triton import header
-from cuagent.expert.rules.library import literal
-from cuagent.expert.streaming.expressions import PYTHON_REDUCTIONS, on_parameters
-from cuagent.expert.streaming.fuse import Group, Step
+from cuagent.expert.streaming.fuse import Group
+from cuagent.expert.values import shape_text
 
-PREPARED = "prepared_"
-
-
-@dataclass(frozen=True)
-class TritonCall:
-    """A product or convolution as a Triton kernel in the text of the module."""
-
-    name: str
-    text: str
-    step: Product | Convolution | AttentionStep
-    launch: Callable[..., list[str]]
-    """Function from the kernel's name and `arguments` to the lines that launch it."""
-
-    @property
-    def tensors_read(self) -> tuple[str, ...]:
-        """Tensors that the kernel reads, in the order of its parameters."""
-        return tuple(self.step.tensors)
-
-
-Call = KernelCall | TritonCall
-Steps = Sequence[Step | Product | Convolution | AttentionStep]
-
-
-COMPUTED = Group | Product | Convolution | AttentionStep
-"""Steps that a kernel computes."""
-
-
-@dataclass(frozen=True)
-class ModuleText:
-    """Inputs of `render` apart from the steps and kernels."""
-
-    graph: Graph
-    prepared: frozenset[str]
-    """Nodes that depend on parameters alone."""
-    reference: str
-    entry: str
-    arguments: tuple[str, ...]
-    attribute: Callable[[str], str]
-    """Function from a state_dict name to its expression from `self`."""
-    notes: Sequence[str] = ()
-    compile: str = ""
-    """Mode of torch.compile for everything but the kernels; "" runs it eagerly."""
-    method: str = "forward"
-    """The method that the graph becomes: `forward`, or `backward` of a training step."""
-
-
-@dataclass(frozen=True)
-class Method:
-    """A graph that becomes a method, its steps, and the kernel at each position that has one."""
-
-    parts: ModuleText
-    steps: Steps
-    kernels: Mapping[int, Call]
+WITH_GRAPHS = ("reduce-overhead", "max-autotune")
+"""Modes of torch.compile that capture CUDA graphs."""
 
 
 def render(forward: Method, backward: Method | None = None) -> str:
     """Return the text of a module with a forward, and with a backward for a training step."""
-    methods = [_Module(m.parts, m.steps, m.kernels) for m in (forward, backward) if m is not None]
+    methods = [_Module(m) for m in (forward, backward) if m is not None]
     return "\n".join(_lines(methods)) + "\n"
 
 
@@ -122,36 +66,15 @@ def _lines(methods: Sequence[_Module]) -> list[str]:
     ]
 
 
-WITH_GRAPHS = ("reduce-overhead", "max-autotune")
-"""Modes of torch.compile that capture CUDA graphs."""
+class _Module(Prepared):
+    """The methods that one graph becomes: the check of its inputs, the kernels, prepared values."""
 
-
-class _Module:
-    def __init__(self, parts: ModuleText, steps: Steps, kernels: Mapping[int, Call]) -> None:
-        self.parts, self.steps, self.kernels = parts, steps, kernels
-        self.graph = parts.graph
-        self.users = self.graph.users()
+    def __init__(self, method: Method) -> None:
+        super().__init__(method)
         self.consumed: dict[str, str] = {}
-        self.prepared_values = self._prepared_for_steps()
-        end = "" if parts.method == "forward" else f"_{parts.method}"
+        """Output that reuses the memory of each library result."""
+        end = "" if self.parts.method == "forward" else f"_{self.parts.method}"
         self.fits = self._unused(f"_fits{end}")
-        self.prepare = self._unused(f"_prepare{end}")
-        self.cache = self._unused(f"_prepared_values{end}")
-        self.watch, self.unchanged = self._unused("watch"), self._unused("unchanged")
-
-    def _unused(self, name: str) -> str:
-        """Return an attribute name that neither the reference's text nor its parameters have."""
-        parameters = {n.op for n in self.graph.nodes if n.kind is Kind.PARAMETER}
-        while name in self.parts.reference or name in parameters:
-            name += "_"
-        return name
-
-    def imported(self) -> list[str]:
-        """Return what the text imports to compute values of parameters again if one changes."""
-        names = (("unchanged", self.unchanged), ("watch", self.watch))
-        if not self.prepared_values:
-            return []
-        return [name if name == own else f"{name} as {own}" for name, own in names]
 
     def methods(self) -> list[str]:
         """Return the lines of the methods, after an empty line, as they stand in the class."""
@@ -176,9 +99,6 @@ class _Module:
             "",
             "",
         ]
-
-    def _names(self) -> list[str]:
-        return list(self.parts.arguments)
 
     def _fits(self) -> list[str]:
         tests = []
@@ -257,43 +177,6 @@ class _Module:
         shares = node.kind is Kind.LIBRARY and inputs and all(n.constant for n in inputs)
         return ".clone()" if node.constant or shares else ""
 
-    def _name(self, name: str) -> str:
-        # A local variable must not shadow an argument, a kernel or a keyword.
-        taken = {call.name for call in self.kernels.values()} | GLOBALS
-        arguments = set(self.parts.arguments)
-        if name in self.graph.inputs and name in arguments:
-            return name
-        free = not keyword.iskeyword(name) and name not in taken | arguments
-        if free and name not in self.graph.inputs:
-            return name
-        others = {node.name for node in self.graph.nodes}
-        name = f"{name}_"
-        while name in taken | arguments | others:
-            name += "_"
-        return name
-
-    def _value(self, name: str) -> str:
-        """Return the expression of a value in forward."""
-        node = self.graph.node(name)
-        if name in self.prepared_values:
-            return self._name(name)
-        match node.kind:
-            case Kind.PARAMETER:
-                return _quick(node.op, self.parts.attribute(node.op))
-            case Kind.CONSTANT:
-                return node.op
-            case Kind.VIEW if not self._is_output(name):
-                return f"{self._value(node.inputs[0])}.view{_shape(node.shape)}"
-            case Kind.STRIDED:
-                return node.op.format(self._value(node.inputs[0]))
-        return self._name(name)
-
-    def _is_output(self, name: str) -> bool:
-        return any(isinstance(s, COMPUTED) and name in s.outputs for s in self.steps)
-
-    def _in_group(self, name: str) -> bool:
-        return any(isinstance(s, COMPUTED) and name in s.places for s in self.steps)
-
     def _library(self, node: Node) -> list[str]:
         if node.kind is not Kind.LIBRARY:
             return []
@@ -307,9 +190,6 @@ class _Module:
         shape = f"  # {_dims(node)}" if node.dtype else ""
         return [f"{self._name(node.name)} = {call}{shape}"]
 
-    def _tensors(self, position: int) -> list[str]:
-        return list(self.kernels[position].tensors_read)
-
     def _launch(self, group: Group, call: KernelCall) -> list[str]:
         lines, args = [], []
         reads = sum(_node_bytes(self.graph.node(t)) for t in call.tensors_read)
@@ -322,7 +202,7 @@ class _Module:
                 shaped = (
                     ""
                     if self.graph.node(owner).shape == node.shape
-                    else f".view{_shape(node.shape)}"
+                    else f".view{shape_text(node.shape)}"
                 )
                 lines.append(f"{self._name(output)} = {self._name(owner)}{shaped}  # in place")
             args.append(self._name(output))
@@ -344,9 +224,6 @@ class _Module:
         arguments += [self._memory(tensor) for tensor in call.tensors_read]
         return lines + call.launch(call.name, arguments=arguments)
 
-    def _memory(self, tensor: str) -> str:
-        return self._value(tensor)
-
     def _like(self, call: KernelCall, node: Node) -> str:
         """Return the call that allocates an output, the quicker one for an input's form."""
         for tensor in call.tensors_read:
@@ -355,16 +232,6 @@ class _Module:
             if same and read.kind is Kind.INPUT and 1 not in node.shape:
                 return f"torch.empty_like({self._name(tensor)})"
         return self._empty(node)
-
-    def _empty(self, node: Node) -> str:
-        return self._empty_of(node.shape, node.dtype)
-
-    def _empty_of(self, shape: tuple[int, ...], dtype: str) -> str:
-        first = next((n for n in self.graph.inputs if self.users[n]), None)
-        device = f", device={self._name(first)}.device" if first else ""
-        # It takes less time than torch.empty with the same arguments (1.5 us, not 2.7).
-        strides = _shape(contiguous_strides(shape))
-        return f"torch.empty_strided({_shape(shape)}, {strides}, dtype=torch.{dtype}{device})"
 
     def _reusable(self, group: Group, call: KernelCall, output: Node) -> str | None:
         """Return a library result whose memory `output` can take, or None.
@@ -394,129 +261,6 @@ class _Module:
                 return tensor
         return None
 
-    def _readers(self, name: str) -> list[Node]:
-        """Return the nodes that read a tensor's memory, also through views outside of kernels."""
-        found: list[Node] = []
-        for user in self.users[name]:
-            if user.kind in (Kind.VIEW, Kind.STRIDED) and not self._in_group(user.name):
-                found += self._readers(user.name)
-                if user.name in self.graph.outputs:
-                    found.append(user)
-            else:
-                found.append(user)
-        return found
-
-    def _prepared_for_steps(self) -> list[str]:
-        """Return the prepared values that a step reads, except unchanged parameters."""
-        read: list[str] = []
-        for position, step in enumerate(self.steps):
-            if isinstance(step, COMPUTED):
-                read += self._tensors(position)
-            else:
-                read += step.inputs
-        read += self.graph.outputs
-        bases = []
-        for name in read:
-            node = self.graph.node(name)
-            while node.kind in (Kind.VIEW, Kind.STRIDED) and node.name in self.parts.prepared:
-                node = self.graph.node(node.inputs[0])
-            computed = node.kind in (Kind.POINTWISE, Kind.REDUCE, Kind.LIBRARY, Kind.CONSTANT)
-            if node.name in self.parts.prepared and computed:
-                bases.append(node.name)
-        return list(dict.fromkeys(bases))
-
-    def _prepare(self) -> list[str]:
-        if not self.prepared_values:
-            return []
-        needed = set(self.prepared_values)
-        for node in reversed(self.graph.nodes):
-            if node.name in needed:
-                needed.update(node.inputs)
-        chain = [n for n in self.graph.nodes if n.name in needed]
-        sources = [n for n in chain if n.kind is Kind.PARAMETER]
-        listed = "".join(f"\n            {n.op!r}," for n in sources)
-        name = self._name
-        body = [
-            f"{name(n.name)} = {self.parts.attribute(n.op)}"
-            + (".double()" if n.dtype in FLOATS else "")
-            for n in sources
-        ]
-        for node in chain:
-            values = [name(a) if isinstance(a, str) else literal(a) for a in node.args]
-            if node.kind is Kind.VIEW:
-                body.append(f"{name(node.name)} = {values[0]}.view{_shape(node.shape)}")
-            elif node.kind is Kind.CONSTANT:
-                body.append(f"{name(node.name)} = {node.op}")
-            elif node.kind is Kind.POINTWISE:
-                body.append(f"{name(node.name)} = {on_parameters(node, values)}")
-            elif node.kind is Kind.REDUCE:
-                keepdim = len(node.shape) == len(self.graph.node(node.inputs[0]).shape)
-                method = PYTHON_REDUCTIONS[node.op]
-                options = f"{list(node.dims)}, keepdim={keepdim}"
-                body.append(f"{name(node.name)} = {values[0]}.{method}({options})")
-            elif node.constant:
-                values = [self._as_in_reference(a) for a in node.inputs]
-                body.append(f"{name(node.name)} = {node.op.format(*values)}")
-            elif node.kind is Kind.LIBRARY:
-                body.append(f"{name(node.name)} = {node.op.format(*values)}")
-        values_text = ", ".join(
-            f"{name(n)}.to(torch.{self.graph.node(n).dtype}){_arranged(self.graph.node(n))}"
-            for n in self.prepared_values
-        )
-        return [
-            "",
-            f"def {self.prepare}(self):",
-            '    """Values that depend on parameters alone; computed again when one changes."""',
-            f'    known = self.__dict__.get("{self.cache}")',
-            f"    if known is None or known[0] is None or not {self.unchanged}(known[0]):",
-            f"        sources = ({listed}",
-            "        )",
-            *(f"        {line}" for line in body),
-            f"        known = {self.watch}(self, sources), ({values_text},)",
-            f'        self.__dict__["{self.cache}"] = known',
-            "    return known[1]",
-        ]
-
-    def _as_in_reference(self, name: str) -> str:
-        """Return a prepared value in its own dtype; others are in fp64 until they are stored."""
-        node = self.graph.node(name)
-        if node.constant:
-            return self._name(name)
-        if node.kind is Kind.PARAMETER:
-            return self.parts.attribute(node.op)
-        return f"{self._name(name)}.to(torch.{node.dtype})"
-
-
-GLOBALS = frozenset(dir(builtins)) | {
-    *("torch", "load", "self", "F", "triton", "tl", "sources", "known", "unchanged", "watch")
-}
-"""Names that a local variable of the text must not hide."""
-FRESH = (
-    "F.linear(",
-    "F.conv",
-    "torch.matmul(",
-    "torch.mm(",
-    "torch.bmm(",
-    "torch.addmm(",
-    "torch.permute(F.conv",
-)
-"""Prefixes of library calls that return new memory."""
-
-
-def _quick(name: str, expression: str) -> str:
-    """Return the expression of a parameter without the slow lookup of its modules."""
-    *path, last = name.split(".")
-    if not path or expression != f"self.{name}":
-        return expression
-    return "self" + "".join(f"._modules[{part!r}]" for part in path) + f".{last}"
-
-
-def _arranged(node: Node) -> str:
-    """Return the call that puts the dimensions of a prepared value in order."""
-    if not node.order:
-        return ".contiguous()"
-    return f".permute{node.order}.contiguous().permute{inverse(node.order)}"
-
 
 def _layout(expression: str, node: Node) -> str:
     """Return the condition that an input's dimensions lie in the captured order."""
@@ -524,10 +268,6 @@ def _layout(expression: str, node: Node) -> str:
     if name is None:
         return f"{expression}.permute{node.order}.is_contiguous()"
     return f"{expression}.is_contiguous(memory_format=torch.{name})"
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
 
 
 def _dims(node: Node) -> str:

@@ -10,7 +10,7 @@ import re
 from dataclasses import replace
 
 from cuagent.expert.kernel import KernelCall
-from cuagent.expert.module import TritonCall
+from cuagent.expert.method import TritonCall
 from cuagent.expert.streaming.expressions import identifier
 
 WORD = re.compile(r"\b[A-Za-z_]\w*(?!\w)(?!\s*\()")

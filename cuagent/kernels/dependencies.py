@@ -27,11 +27,11 @@ SUFFIXES = (
 )
 """Suffixes of the sources and headers in a tree."""
 MAX_ENTRIES = 10_000
-"""Largest number of files in the folder of a tree. In a larger one the key covers the source
-only."""
+"""Most files in a source's folder for which the key covers the whole folder; above it, only the
+source."""
 MAX_BYTES = 64 << 20
-"""Largest number of bytes of sources and headers in a tree. In a larger one the key covers the
-source only."""
+"""Most bytes of sources and headers for which the key covers the whole folder; above it, only the
+source."""
 PSEUDO = ("/proc", "/sys", "/dev")
 """Folders without source files: some files block when opened, others change when read."""
 

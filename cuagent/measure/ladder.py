@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from cuagent.arms import BENCHMARK, COMPILE, EAGER, GRAPH
 from cuagent.events import Emit, ignore
 from cuagent.measure import ladder_cache
 from cuagent.measure.roofline.count import count
+from cuagent.measure.roofline.model import OperatorWork
 from cuagent.measure.rungs import Ladder, Rung
 from cuagent.measure.timing.timed_arm import TimedArm
 from cuagent.measure.timing.timer import Timer
@@ -38,10 +39,19 @@ AUTOTUNE, GRAPHS = "max-autotune-no-cudagraphs", "reduce-overhead"
 AUTOTUNE_GRAPHS = "max-autotune"
 """torch.compile's autotuning with CUDA graphs."""
 NO_GRAPHS = (
-    "CUDA graphs are not timed: each holds the memory of further calls, and a call of this size "
-    "takes much longer than its launches"
+    "CUDA graphs are not timed: {why}a call of this size takes much longer than its launches"
 )
-"""Note of the ladder of a large task on a GPU."""
+"""Note of the ladder of a task whose rungs have none with CUDA graphs."""
+GRAPHS_HOLD_MEMORY = "each holds the memory of further calls, and "
+GAP_S = 2e-6
+"""Seconds that a CUDA graph may save at each launch while the GPU is busy: the pause between two
+kernels."""
+LEAST_GAIN = 0.01
+"""Least share of a call that CUDA graphs must be able to save for their rungs to be timed."""
+BUSY_CALL_S = 2e-3
+"""Seconds of a call from which a few launches keep the GPU busy, in compiled code too."""
+RECURRENT = ("gru", "lstm", "rnn")
+"""Parts of the names of operators that launch a kernel for each step."""
 
 
 def time_rungs(
@@ -89,7 +99,7 @@ def time_rungs(
         (
             *timing.notes,
             *([f"not enough memory to time {', '.join(left)} too"] if left else []),
-            *([NO_GRAPHS] if task.device is Device.CUDA and referee.large else []),
+            *_note_on_graphs(referee),
         ),
         effort,
         floor=timing.floor,
@@ -174,14 +184,14 @@ def opens_quickly(name: str) -> bool:
     return not (mode in (AUTOTUNE, AUTOTUNE_GRAPHS) or AUTOTUNE in options or variant)
 
 
-def rungs_of(task: Task, convolves: bool, large: bool = False) -> tuple[str, ...]:
+def rungs_of(task: Task, convolves: bool, graphs: bool = True) -> tuple[str, ...]:
     """Return the names of the rungs that make sense for a task on its device.
 
-    A `large` task has none with CUDA graphs, whose memory is not released between two calls.
+    `graphs`: on a GPU, those with CUDA graphs too.
     """
     on_cuda = task.device is Device.CUDA
     modes = [EAGER, COMPILE, AUTOTUNE]
-    if on_cuda and not large:
+    if on_cuda and graphs:
         modes += [GRAPHS, AUTOTUNE_GRAPHS, f"{EAGER}+{GRAPH}", f"{COMPILE}+{GRAPH}"]
     if convolves:
         modes += [f"{EAGER}+channels_last", f"{COMPILE}+channels_last"]
@@ -193,17 +203,45 @@ def rungs_of(task: Task, convolves: bool, large: bool = False) -> tuple[str, ...
     return (*modes, *(f"{mode}+{option}" for option in options for mode in modes))
 
 
+def graphs_may_gain(call_s: float, operators: Mapping[str, OperatorWork]) -> bool:
+    """Return False if CUDA graphs save less than 1 % of a call.
+
+    `call_s` is the time of a call in eager mode, `operators` what it launches. Graphs save the
+    host's time, which a busy GPU hides, and the pauses between kernels.
+    """
+    if not operators or any(part in name for name in operators for part in RECURRENT):
+        return True
+    launches = sum(operator.calls for operator in operators.values())
+    return call_s < max(BUSY_CALL_S, launches * GAP_S / LEAST_GAIN)
+
+
+def _note_on_graphs(referee: Referee) -> list[str]:
+    """Return the note of a ladder without CUDA graphs, in a list; [] for others."""
+    if referee.task.device is not Device.CUDA or _has_graphs(referee, _operators(referee)):
+        return []
+    return [NO_GRAPHS.format(why=GRAPHS_HOLD_MEMORY if referee.large else "")]
+
+
+def _has_graphs(referee: Referee, operators: Mapping[str, OperatorWork]) -> bool:
+    """Return True if rungs with CUDA graphs are timed.
+
+    Those of a large task hold memory that is not released between two calls.
+    """
+    return not referee.large and graphs_may_gain(referee.facts.call_s, operators)
+
+
 def _rungs(referee: Referee) -> tuple[str, ...]:
     """Return the rungs of a task, without those whose setting changes nothing: TF32 for none of its
-    products, a choice of algorithms that is on already or that determinism forbids, and on a CPU
-    autotuning without products, which are all that Inductor's C++ backend tunes.
+    products, a choice of algorithms that is on already or that determinism forbids, CUDA graphs for
+    calls that take much longer than their launches, and on a CPU autotuning without products, which
+    are all that Inductor's C++ backend tunes.
     """
     operators = _operators(referee)
     own = baseline_settings(referee.facts.settings, referee.task.precision)
     kinds = set(filter(None, map(product_kind, operators)))
     differs = any(own.arithmetic(kind, referee.task.device) != "tf32" for kind in kinds)
     convolves = any("conv" in name for name in operators)
-    names = rungs_of(referee.task, convolves, referee.large)
+    names = rungs_of(referee.task, convolves, _has_graphs(referee, operators))
     if own.cudnn_benchmark or own.cudnn_deterministic or own.deterministic != "off":
         names = tuple(name for name in names if BENCHMARK not in name)
     if referee.task.device is Device.CPU and operators and not (kinds or _attends(operators)):
@@ -211,7 +249,7 @@ def _rungs(referee: Referee) -> tuple[str, ...]:
     return tuple(name for name in names if differs or not operators or "tf32" not in name)
 
 
-def _attends(operators: Sequence[str]) -> bool:
+def _attends(operators: Iterable[str]) -> bool:
     return any("attention" in name for name in operators)
 
 
@@ -269,9 +307,10 @@ def _errors_of(timer: Timer, timed_arms: dict[str, TimedArm]) -> dict[str, tuple
     """Return each rung's relative error and the strict rule's result, on the same fresh inputs."""
     referee, batch, slot = timer.referee, timer.batch, 0
     found = {}
-    with timer.opening():
+    with timer.opening() as give_way:
         referee.refill(batch, [slot])
         for name, timed_arm in timed_arms.items():
+            give_way()
             batch.lay_out(name, [slot])
             try:
                 timed_arm.session.block(batch.lent, batch.outputs, [(slot, slot)], deadline_s=120.0)
@@ -283,10 +322,10 @@ def _errors_of(timer: Timer, timed_arms: dict[str, TimedArm]) -> dict[str, tuple
     return found
 
 
-def _operators(referee: Referee) -> tuple[str, ...]:
-    """Return the names of the reference's operators; none if they could not be counted."""
+def _operators(referee: Referee) -> Mapping[str, OperatorWork]:
+    """Return the reference's operators by name; none if they could not be counted."""
     try:
         work, _ = count(referee.task, referee.fork_server)
     except TaskError:
-        return ()
-    return tuple(work.operators)
+        return {}
+    return work.operators

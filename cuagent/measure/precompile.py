@@ -45,6 +45,11 @@ BENCHMARKS = (
     ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "benchmark_all_configs"),
 )
 """Methods of torch that run the choices of its autotuning: module, class, method."""
+MANY_OPERATORS = 100
+"""Nodes of a graph from which several processes compile its kernels. They start in five seconds, in
+which one process compiles some ten kernels."""
+COMPILERS = 4
+"""Processes that compile a large graph or the choices of autotuning: other problems compile too."""
 NEEDED = BENCHMARKS[0]
 """The method without which autotuning cannot be separated from compiling."""
 
@@ -56,17 +61,17 @@ def precompile(
     lock: DeviceLock,
     limit_s: float = COMPILE_S,
 ) -> list[str]:
-    """Compile the rungs and return those that will not compile for long when they are opened.
+    """Compile the rungs; return those that open quickly afterwards.
 
-    Left out are those that were not done in `limit_s`. A failure shows when the rung is opened.
-    Raises ForkServerError.
+    Rungs that did not finish within `limit_s` are left out. A failed compilation is reported when
+    the rung is opened. Raises ForkServerError.
     """
     names = [name for name in rungs if name.partition("+")[0] != EAGER]
     quick = [name for name in rungs if name not in names]
     if not names:
         return quick
     folder = Path(tempfile.mkdtemp(prefix="precompile-", dir=fork_server.folder))
-    file = None if lock.lock is None else str(lock.lock)
+    file = None if lock.lock is None else str(lock.lock.resolve())
     request = {"task": task_to_json(task), "rungs": names, "lock": file}
     (folder / REQUEST).write_text(json.dumps(request), encoding="utf-8")
     with lock.durations.of(Stage.OPENING_ARMS), lock.shared():
@@ -170,6 +175,7 @@ def _within(context: Callable[[], Any], method: Callable[..., Any]) -> Callable[
 def compile_only(model: Any, inputs: Sequence[Any], name: str) -> bool:
     """Compile the first graph of a rung without running it; return False if that fails."""
     import torch
+    from torch._inductor import config
 
     mode, *options = name.split("+")
     if "bf16" in options:
@@ -182,6 +188,8 @@ def compile_only(model: Any, inputs: Sequence[Any], name: str) -> bool:
     compiled = []
 
     def backend(graph: Any, examples: Any) -> NoReturn:
+        tunes, operators = TUNED in mode, len(graph.graph.nodes)
+        config.compile_threads = COMPILERS if tunes or operators > MANY_OPERATORS else 1
         inductor(graph, examples)
         compiled.append(name)
         raise Compiled

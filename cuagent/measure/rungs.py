@@ -21,7 +21,7 @@ POSSIBLE_GAIN = 0.05
 PROPOSED_RUNGS = 2
 """Number of rungs, the fastest of a quick timing, that a record timing always compares."""
 RECENT_S = 60.0
-"""Age in seconds from which a measurement is reported as an earlier one."""
+"""Smallest age in seconds of a measurement that is reported as an earlier one."""
 
 
 @dataclass(frozen=True)

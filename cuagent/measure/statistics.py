@@ -112,9 +112,9 @@ def over_groups(logs: Sequence[float], confidence: float, between: float, df: in
     means).
 
     Neighbouring blocks share the load of the machine, so they are no replicates; stretches nearly
-    are. The interval is Student's with the standard error of a median (1.2533 times that of the
-    mean), widened by `between`, the standard deviation from one set of processes to the next, which
-    was estimated with `df` degrees of freedom.
+    are. The interval is Student's with the standard error of a median: 1.2533 times that of the
+    mean. It is widened by `between`, the standard deviation from one set of processes to the next,
+    estimated with `df` degrees of freedom.
     """
     centre = median(logs)
     error = 1.2533 * stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else abs(centre)

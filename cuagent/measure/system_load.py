@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 BUSY_SHARE = 0.05
-"""Share of the processors used by other processes from which a note is shown."""
+"""Smallest share of the processors in use by other processes for which a note is shown."""
 _SM_CLOCK = 1
 _THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
 """NVML throttle reasons: hardware slowdown, software thermal, hardware thermal, power brake."""

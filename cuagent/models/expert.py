@@ -12,11 +12,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from cuagent.expert.search.memory import Memory
 from cuagent.expert.search.planner import Bounds, Outcome, Proposal, best_of, propose
 from cuagent.expert.search.progress import Progress, read_progress
-from cuagent.expert.search.tuning import Memory, recalled, remember
+from cuagent.expert.search.tuning import recalled, remember
 from cuagent.models.model import Finish, Message, OnText, Reply, ToolCall, ToolSpec
 
 if TYPE_CHECKING:
@@ -30,6 +32,9 @@ Call = tuple[str, dict[str, Any]]
 """Name and arguments of a tool call."""
 MAX_FAILURES = 2
 """Consecutive calls that fail for reasons other than the candidate, after which the run stops."""
+POSSIBLE_SHARES = (0.0, 0.5, 1.0)
+"""Shares of a candidate's time in its own kernels that lead to different choices
+(`planner.OWN_SHARE`)."""
 BASELINES = {"eager": "eager", "compile": "torch.compile"}
 
 
@@ -41,10 +46,13 @@ class ExpertModel:
     def __init__(self, task: Task, tuning: Path | None = None) -> None:
         """`tuning` is the folder with memories of earlier runs; without it nothing is kept."""
         self._task, self._tuning = task, tuning
+        self.explains = True
+        """False to profile only if the next candidate depends on it. A user of `optimize` reads the
+        profiles too."""
         self._memory: Memory | None = None
         self._subject: Subject | None = None
         self._problem = ""
-        self._proposals: dict[tuple[int, int], Proposal | None] = {}
+        self._proposals: dict[tuple[int, int, bool], Proposal | None] = {}
 
     def prepare(self) -> None:
         """Capture the module, which takes seconds, before the first question."""
@@ -73,7 +81,7 @@ class ExpertModel:
 
     def _proposal(self, outcomes: Sequence[Outcome], bounds: Bounds) -> Proposal | None:
         # The planner is deterministic, outcomes are only appended, and profiles only added.
-        key = len(outcomes), sum(o.own_share is not None for o in outcomes)
+        key = len(outcomes), sum(o.own_share is not None for o in outcomes), bounds.in_tf32
         if key not in self._proposals:
             subject = self._open()
             if subject and self._memory is None:
@@ -98,7 +106,8 @@ class ExpertModel:
     def _next(self, progress: Progress, tool_names: set[str]) -> tuple[str, list[Call]]:
         if progress.bounds.rung_is_optimal and not progress.outcomes:
             return _give_up(progress, _optimal_text(progress.bounds))
-        if not progress.profiled and not progress.outcomes and "profile" in tool_names:
+        explains = self.explains and "profile" in tool_names
+        if explains and not progress.profiled and not progress.outcomes:
             text = f"I profile {self._task.name} before I change anything."
             return text, [("profile", {"what": "reference"})]
         if self._open() is None:
@@ -112,10 +121,27 @@ class ExpertModel:
         if proposal is None or progress.refused:
             return self._finish(progress)
         last = progress.outcomes[-1] if progress.outcomes else None
-        if last and last.accepted and not progress.candidate_profiled and "profile" in tool_names:
+        if last and self._profiles(last, progress, tool_names):
             text = f"{_outcome_text(last)} I profile it."
             return text, [("profile", {"what": "candidate"})]
         return _try_proposal(proposal, progress)
+
+    def _profiles(self, last: Outcome, progress: Progress, tool_names: set[str]) -> bool:
+        """Return True if the last candidate is profiled; a run profiles one."""
+        if not last.accepted or progress.candidate_profiled or "profile" not in tool_names:
+            return False
+        return self.explains or self._choice_depends_on_profile(progress)
+
+    def _choice_depends_on_profile(self, progress: Progress) -> bool:
+        """Return True if the next candidate depends on the share of the last one's own kernels."""
+        *before, last = progress.outcomes
+        texts = set()
+        for share in POSSIBLE_SHARES:
+            outcomes = [*before, replace(last, own_share=share)]
+            subject, memory = self._open(), self._memory or Memory()
+            found = propose(subject, outcomes, progress.bounds, memory) if subject else None
+            texts.add(None if found is None else tuple(sorted(found.candidate.files.items())))
+        return len(texts) > 1
 
     def _why_no_candidate(self) -> str:
         nodes = self._subject.captured.nodes if self._subject else ()

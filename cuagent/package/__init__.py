@@ -1,6 +1,7 @@
 """Export the result of a run as a package that works without cuagent."""
 
-from cuagent.package.export import Figures, export
+from cuagent.package.export import export
+from cuagent.package.figures import Figures
 from cuagent.package.folder import ExportError
 from cuagent.package.guarded import Captured
 from cuagent.package.hub import hub_repository

@@ -13,41 +13,21 @@ import shutil
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
-from typing import Protocol
 
 import cuagent.kernels
 from cuagent.attempt import ENTRY, MODULE, Attempt
 from cuagent.build.result import Build
 from cuagent.package import check
 from cuagent.package.check import INPUTS, REFERENCE
+from cuagent.package.figures import Figures
 from cuagent.package.folder import atomic_folder, package_name, write_files, write_project
 from cuagent.package.guarded import FOLDER, Captured, guarded_files
 from cuagent.package.inputs import inputs_text
 from cuagent.package.names import quoted_name
 from cuagent.package.readme import readme
 from cuagent.package.vendor import LOADER, vendored
-from cuagent.score import Score
 from cuagent.task.step import forward_task
 from cuagent.task.task import Task
-from cuagent.timing import Timing
-from cuagent.verdict import Verdict
-from cuagent.verify.domain import Domain
-
-
-class Figures(Protocol):
-    """Results of a judgement. The README states that a None was not verified or not measured."""
-
-    @property
-    def verdict(self) -> Verdict | None: ...
-    @property
-    def timing(self) -> Timing | None: ...
-    @property
-    def score(self) -> Score | None: ...
-    @property
-    def domain(self) -> Domain | None: ...
-    @property
-    def contract(self) -> str: ...
-
 
 NOTICE = """`check.py` and, in `model_new_verified`, `_kernels` and every file of Python but
 `model_new.py` and those in `imports` are part of cuagent, under the Apache License, Version 2.0

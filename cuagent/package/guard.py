@@ -19,6 +19,8 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Iterator
+from functools import cache
+from itertools import repeat
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -42,6 +44,7 @@ from .forms import (
 from .machine import slower_here
 from .modes import unverified_mode
 from .original import linked
+from .seen import Seen
 from .verified import (
     by_position,
     kernel_class,
@@ -92,7 +95,7 @@ class Guarded(nn.Module):
         attributes = self.__dict__
         attributes.update({name: kernel.__dict__[name] for name in SHARED})
         attributes.update(_kernel=kernel, _arguments=(args, named), _changed={})
-        attributes.update(_original=None, _checked_state=None, _ties={})
+        attributes.update(_original=None, _checked_state=None, _ties={}, _seen=Seen())
         attributes.update(_dtype=dtype, _flags=flags)
         attributes["_constructed_forms"] = {name: form_of(tensor) for name, tensor in self._state()}
         inner = dict(kernel.named_modules())
@@ -136,18 +139,20 @@ class Guarded(nn.Module):
     def _run_kernel(self, args: tuple[Any, ...]) -> Any:
         """Run the kernel under the flags that it was verified under."""
         verified = self._facts()
-        same = verified["same_flags"]
-        if verified["changes"] == "all" or self._flags:
+        same, changes = verified["same_flags"], verified["changes"]
+        if changes == "all" or self._flags:
             with flags_kept():
                 set_flags(verified["flags"] | self._flags)
                 return self._kernel(*args)
         if not same():
             with flags_set(verified["flags"]):
                 return self._kernel(*args)
+        if not changes:
+            return self._kernel(*args)
         try:
             return self._kernel(*args)
         finally:
-            if verified["changes"] and not same():
+            if not same():
                 set_flags(verified["flags"])
 
     def why_original(self, *args: Any, **named: Any) -> str:
@@ -159,23 +164,24 @@ class Guarded(nn.Module):
         """Return True for a verified call, within microseconds; `_why` explains a False."""
         verified = self._facts()
         device = self._device(verified)
-        if (
-            self.training
-            or self._construction
-            or self._changed
-            or len(args) != len(verified["forms"])
-            or unverified_mode(verified["device"])
-            or not all(map(matches, args, verified["forms"], [device] * len(args)))
-            or self._state_difference(device)
-        ):
+        if self.training or self._construction or self._changed:
+            return False
+        if unverified_mode(verified["device"]):
+            return False
+        if self._seen.find(args) is not device:
+            forms = verified["forms"]
+            if len(args) != len(forms) or not all(map(matches, args, forms, repeat(device))):
+                return False
+            self._seen.add(args, device)
+        if self._state_difference(device):
             return False
         return not torch.is_grad_enabled() or not self._wants_gradients(args)
 
     def _device(self, verified: dict[str, Any]) -> torch.device:
-        """Return the device of a verified call: the CPU or the current GPU."""
+        """Return the device of a verified call, the CPU or the current GPU; one object each."""
         if verified["device"] == "cuda" and torch.cuda.is_initialized():
-            return torch.device("cuda", torch.cuda.current_device())
-        return torch.device(verified["device"])
+            return _device("cuda", torch._C._cuda_getDevice())
+        return _device(verified["device"])
 
     def _wants_gradients(self, args: tuple[Any, ...]) -> bool:
         tensors = [*tensors_in(args), *(tensor for _, tensor in self._state())]
@@ -312,7 +318,7 @@ class Guarded(nn.Module):
             self._changed[name] = value
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_original": None, "_checked_state": None}
+        return {**self.__dict__, "_original": None, "_checked_state": None, "_seen": Seen()}
 
     def extra_repr(self) -> str:
         return f"kernel for {verified_text(self._facts())}; the original for other calls"
@@ -341,6 +347,9 @@ class Guarded(nn.Module):
             self._warned.add(why)
             text = f"{type(self).__name__}: the original module runs, not the kernel: {why}"
             warnings.warn(text, RuntimeWarning, stacklevel=7)
+
+
+_device = cache(torch.device)
 
 
 @_disable_dynamo

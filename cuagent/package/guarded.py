@@ -42,7 +42,7 @@ GUARD_FILES = (
     *("boundary.py", "callform.py", "forms.py", "gradients.py", "graphs.py", "guard.py"),
     "likeness.py",
     *("machine.py", "modes.py", "original.py", "reads.py", "replace.py", "replacement.py"),
-    *("verified.py", "watch.py"),
+    *("seen.py", "verified.py", "watch.py"),
 )
 """Files of this package that are copied into every export; they do not import cuagent."""
 
@@ -127,6 +127,7 @@ def backward_facts(task: Task, domain: Domain) -> dict[str, object] | None:
     return {
         "inputs": step.inputs,
         "parameters": step.parameters,
+        "unused": step.unused,
         "outputs": step.outputs,
         "tensors": [asdict(form) for form in cotangents],
     }

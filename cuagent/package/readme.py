@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from datetime import date
-from typing import TYPE_CHECKING
 
 from cuagent.attempt import ENTRY, Attempt
 from cuagent.package.check import REFERENCE
+from cuagent.package.figures import Figures
 from cuagent.package.guarded import Captured, forward_domain
 from cuagent.package.names import quoted_name
 from cuagent.score import Score
@@ -17,9 +17,6 @@ from cuagent.task.step import forward_task
 from cuagent.timing import Effort, Timing
 from cuagent.verdict import Verdict
 from cuagent.verify.domain import Domain, TensorForm, packed
-
-if TYPE_CHECKING:
-    from cuagent.package.export import Figures
 
 
 def readme(

@@ -1,8 +1,8 @@
 """Make modules of a model run a kernel in place, and undo it: `optimize_` and `restore_`.
 
 Travels with an exported or applied kernel, next to `guard.py`. An optimized module stays the same
-object with the same parameters, hooks and state_dict; only its class changes, to a subclass of the
-original class whose forward runs the kernel for verified calls and the original's code for others.
+object with the same parameters, hooks and state_dict. Only its class changes, to a subclass of the
+original class. Its forward runs the kernel for verified calls and the original's code for others.
 `restore_` gives the original class back. A pickled module holds the original class.
 
 A module is optimized only if it equals the verified original (`likeness.py`); `replacement.py`

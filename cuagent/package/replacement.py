@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import assume_constant_result
 
-from .boundary import Boundary, Recomputed, Unsuitable, state_names
+from .boundary import Boundary, Recomputed, Unsuitable, called, state_names
 from .callform import CallForm
 from .flags import flags_kept, flags_set, set_flags
 from .forms import PLAIN, Form, form_of, is_strided, matches, required_text, tensors_in
@@ -28,6 +29,7 @@ from .graphs import static_form
 from .likeness import difference
 from .modes import unverified_mode
 from .reads import ALL, Reads, reads
+from .seen import Seen
 from .verified import by_position, kernel_class, original_class, read_verified
 from .watch import Watch
 
@@ -158,10 +160,9 @@ class Replacement:
         if why := self._structure_difference():
             raise Unsuitable(why)
         self.kernel = package.make_kernel()
-        self.forward = self.kernel.forward
+        self.forward = called(self.kernel)
         self._changes = package.facts["changes"]
-        products = package.facts.get("products", True)
-        self._same_flags = package.facts["same_flags"] if products else _always
+        self._same_flags = package.facts["same_flags"]
         self._on, self._autocast = package.device, package.autocast
         self._checks = [
             (len(forms), [_check_of(form) for form in forms], boundary)
@@ -170,6 +171,7 @@ class Replacement:
         self.run = self._run if self._autocast is None else self._run_without_autocast
         """Runs the kernel under the flags that it was verified under."""
         self._by_shape = _by_first_shape(package.shapes, self._checks)
+        self._seen = Seen(by_shape=len(package.shapes) > 1)
         self.places = _places(module)
         self.structure = ""
         """Difference of the module from the verified original now, as a message, or ""."""
@@ -182,6 +184,7 @@ class Replacement:
         """Compare the module with the verified original, and bind the kernel to it."""
         module = self.module
         self.watch = Watch(module)
+        self._seen.forget()
         self.structure = self._structure_difference()
         self.state = self.structure or self._state_difference()
         self.device = self.watch.tensors[0].device if self.watch.tensors else None
@@ -283,16 +286,15 @@ class Replacement:
         device = self.device or self.place()
         if self._on == "cuda" and device.index != torch._C._cuda_getDevice():
             return None
+        if (known := self._seen.find(args)) is not None:
+            return known
         found = self._checks
         if self._by_shape is not None and args and args[0].__class__ in PLAIN:
             found = self._by_shape.get(args[0].shape, [])
         for count, checks, boundary in found:
-            if len(args) == count:
-                for value, check in zip(args, checks):  # noqa: B905  0.1 us faster
-                    if not check(value, device):
-                        break
-                else:
-                    return boundary
+            if len(args) == count and all(map(_checked, checks, args, repeat(device))):
+                self._seen.add(args, boundary)
+                return boundary
         return None
 
     def _run_without_autocast(self, args: tuple[Any, ...]) -> Any:
@@ -329,6 +331,8 @@ class Replacement:
 
     def run_without_gradients(self, args: tuple[Any, ...]) -> Any:
         """Run the kernel as it was verified: with gradients disabled."""
+        if not torch.is_grad_enabled():  # the context takes a microsecond
+            return self.run(args)
         with torch.no_grad():
             return self.run(args)
 
@@ -354,14 +358,12 @@ class Replacement:
         return boundary.result(flat)
 
     def _backward_of(self, state: list[Tensor]) -> Callable[[tuple[Any, ...]], Any]:
-        """Return the own backward of a call; it refuses if the module has other parameters then."""
+        """Return the own backward of a call; None from it if the module has other parameters then,
+        as after `functional_call`."""
 
         def backward(args: tuple[Any, ...]) -> Any:
             if self.reason() or any(a is not b for a, b in zip(self.watch.tensors, state)):  # noqa: B905
-                raise RuntimeError(
-                    f"{self.package.entry} was changed between forward and backward "
-                    f"({self.state or 'other parameters'})"
-                )
+                return None
             return self.run_backward(args)
 
         return backward
@@ -371,7 +373,7 @@ class Replacement:
         return boundary.own is not None if self.given is None else self.given
 
     def wants_gradients(self, args: tuple[Any, ...]) -> bool:
-        """Return True if a tensor of the call requires a gradient; gradients are enabled."""
+        """Return True if a tensor of the call requires a gradient, given enabled gradients."""
         return any(t.requires_grad for t in self.trainable) or any(
             t.requires_grad for t in tensors_in(args)
         )
@@ -387,9 +389,8 @@ def _by_first_shape(shapes: list[Any], checks: list[Any]) -> dict[Any, list[Any]
     return found
 
 
-def _always() -> bool:
-    """Stand for the test of torch's flags if the kernel has no product that depends on them."""
-    return True
+def _checked(check: Any, value: Any, device: torch.device) -> Any:
+    return check(value, device)
 
 
 def _check_of(form: Any) -> Any:

@@ -56,7 +56,7 @@ def vendored(source: str) -> tuple[str, bool]:
 
 @dataclass(frozen=True)
 class _Imports:
-    """What one statement imports from the loader, after `from`, and its other imports."""
+    """Imports of one statement: those from the loader, and the others."""
 
     package: str
     path: str

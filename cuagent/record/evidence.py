@@ -1,4 +1,4 @@
-"""Write and read evidence files, from which `cuagent audit` repeats a verdict.
+"""Write and read evidence files, the input of `cuagent audit`.
 
 An evidence file holds the task and the attempt as text, the draws, the versions and the verdict,
 so that an audit (`audit/audit.py`) needs no other file. A run writes

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hin
 
 from cuagent.attempt import HEADERS, KERNELS, MODULE, SOURCES, Attempt
 from cuagent.record.contained_files import RecordError, parts_of
+from cuagent.task.step import Step
 from cuagent.task.task import Task, recorded_precision
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def task_of(records: Records) -> Task:
     """Return the task of a run, with its precision in the meaning that it has now."""
     data = records[0]["task"]
     task: Task = revive(Task, data)
+    Step.of(task)  # raises ValueError if the text is not a step
     return replace(task, precision=recorded_precision(data))
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from cuagent.synth.compose import FIRST_BATCH, Candidate
+from cuagent.synth.candidate import FIRST_BATCH, Candidate
 from cuagent.synth.source import labels, parse
 
 SIZES = "hidden_size={d}, intermediate_size={f}"

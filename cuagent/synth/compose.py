@@ -7,12 +7,15 @@ so that any candidate can be made again alone.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from cuagent.synth.blocks import block_candidate
+from cuagent.synth.candidate import FIRST_BATCH, Candidate, drawn
 from cuagent.synth.catalogue import FAMILIES, catalogue
 from cuagent.synth.draft import Draft
+from cuagent.synth.loops import loop_candidate
 from cuagent.synth.seeds import Seed
 from cuagent.synth.source import labels, parse, write_source
 from cuagent.synth.templates import BATCH, Unfit
@@ -32,8 +35,6 @@ SIZES: dict[int, tuple[tuple[int, ...], ...]] = {
 """Sizes after the batch, by number of dimensions."""
 WHOLE = ("blocks", "loops")
 """Families whose candidates are whole tasks."""
-FIRST_BATCH = 8
-"""Batch size of a composed candidate; the filter solves for another one."""
 
 
 @dataclass(frozen=True)
@@ -48,25 +49,6 @@ class Grammar:
         return asdict(self) | {"counts": {str(n): share for n, share in self.counts.items()}}
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A task before the filter."""
-
-    index: int
-    code: str
-    ops: tuple[str, ...]
-    families: tuple[str, ...]
-    """Family of each seed that was applied."""
-    dtype: str
-    library: str = "torch"
-    """Library of the operators; the paper keeps blocks of transformers apart."""
-
-    @property
-    def source(self) -> str:
-        """Value of `data_source`, as in CUDA-Agent-Ops-6K."""
-        return f"torch#{len(self.ops)}" if self.library == "torch" else self.library
-
-
 def candidate(seed: int, index: int, grammar: Grammar) -> Candidate | None:
     """Return the candidate of an index; None if no seeds fit together."""
     draw = random.Random(f"{seed}/{index}")
@@ -74,13 +56,9 @@ def candidate(seed: int, index: int, grammar: Grammar) -> Candidate | None:
     at = draw.random() * sum(grammar.families.values())
     blocks, loops = (grammar.families.get(name, 0) for name in WHOLE)
     if at < blocks:
-        from cuagent.synth.blocks import block_candidate
-
         if (found := block_candidate(draw, index)) is not None:
             return found
     elif at < blocks + loops:
-        from cuagent.synth.loops import loop_candidate
-
         return loop_candidate(draw, index, grammar.dtypes)
     draft = Draft(draw, drawn(draw, grammar.dtypes))
     if not _begin(draft, grammar, wanted):
@@ -183,9 +161,3 @@ def _layout(draw: random.Random, rank: int) -> str:
     if draw.random() > 0.12 or rank < 3:
         return "contiguous"
     return draw.choice(("channels_last", "transposed") if rank == 4 else ("transposed",))
-
-
-def drawn(draw: random.Random, shares: Mapping[Any, float]) -> Any:
-    """Draw a name with the given shares."""
-    names: Sequence[Any] = list(shares)
-    return draw.choices(names, [shares[name] for name in names])[0]

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from cuagent.synth.seeds import Domain, Seed
-from cuagent.synth.templates import BATCH, Filling, Unfit, size_text
+from cuagent.synth.templates import BATCH, Filling, Unfit, Value, size_text
 
 NAMES = ("x", "y", "z", "u", "v", "w", "p", "q", "r", "s")
 """Names of the inputs, in order."""
@@ -24,21 +24,6 @@ LARGEST_GROWTH = 32
 MOST_DIMENSIONS = 5
 RANDOM_SCALE = "3 * torch.rand(()) * "
 """Factor of the inputs of a mean, which would be nearly constant over equal draws."""
-
-
-@dataclass(frozen=True)
-class Value:
-    """One tensor of the forward."""
-
-    name: str
-    meta: Any
-    """Meta tensor of its shape, strides and dtype."""
-    given: bool = False
-    """True for an input."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.meta.shape)
 
 
 @dataclass

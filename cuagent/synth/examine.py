@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 ORDER = "order.json"
 TASK = "task.py"
 AGREEMENT = {"float32": 1e-3, "bfloat16": 4e-2, "float16": 1e-2}
-"""Largest difference from fp64, as a share of the largest output; for a GPU TF32 counts in."""
+"""Largest difference from fp64, as a share of the largest output. On a GPU it includes TF32."""
 BUDGET_S = 4.0
 """Seconds for the search for operators without effect."""
 LARGEST_BATCH = 1 << 22
@@ -177,7 +177,7 @@ class Examined:
         return batch, seconds, self.cost(batch)
 
     def _at(self, batch: int | None) -> tuple[Any, list[Any]]:
-        """Return model and inputs at a batch size, which the reference keeps."""
+        """Return model and inputs at a batch size, and keep the reference opened for it."""
         if batch is not None:
             self.code = with_batch(self.order.code, batch)
             self.reference = self._open(self.code)

@@ -1,4 +1,4 @@
-"""Check labels against the operators that really run, by another way than the syntax tree.
+"""Check labels against the operators that really run, independently of the syntax tree.
 
 `traced` records the outermost calls of torch functions and modules during one forward.
 """

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from cuagent.models import Model
 from cuagent.models.model import Message
+from cuagent.synth.candidate import Candidate
 from cuagent.synth.catalogue import catalogue
-from cuagent.synth.compose import DTYPES, Candidate, Grammar
+from cuagent.synth.compose import DTYPES, Grammar
 from cuagent.synth.source import labels, parse
 
 FOLDER = "composed"

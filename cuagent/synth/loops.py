@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from cuagent.synth.compose import FIRST_BATCH, Candidate, drawn
+from cuagent.synth.candidate import FIRST_BATCH, Candidate, drawn
 from cuagent.synth.source import labels, parse
 
 WIDTHS = (16, 24, 32, 48, 64, 96, 128)

@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cuagent.synth.compose import Candidate, Grammar, candidate
+from cuagent.synth.candidate import Candidate
+from cuagent.synth.compose import Grammar, candidate
 from cuagent.synth.examine import Order
 from cuagent.synth.kernelbench import Known, collision, read_problems
 from cuagent.synth.reasons import Reason

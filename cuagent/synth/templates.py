@@ -14,13 +14,13 @@ Invariant: all draws come from the draft's random numbers, in the order of the t
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from cuagent.synth.draft import Draft, Value
     from cuagent.synth.seeds import Seed
 
 BATCH = 1_000_003
@@ -56,11 +56,38 @@ def size_text(size: int) -> str:
     return str(size)
 
 
+@dataclass(frozen=True)
+class Value:
+    """One tensor of the forward."""
+
+    name: str
+    meta: Any
+    """Meta tensor of its shape, strides and dtype."""
+    given: bool = False
+    """True for an input."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.meta.shape)
+
+
+class Drafted(Protocol):
+    """The parts of a draft that fill placeholders."""
+
+    random: random.Random
+
+    def like(self, value: Value, broadcast: bool) -> str: ...
+
+    def new_input(self, kind: str, shape: tuple[int, ...], below: int) -> str: ...
+
+    def new_parameter(self, kind: str, shape: tuple[int, ...]) -> str: ...
+
+
 @dataclass
 class Filling:
     """Placeholders of one call, filled so far."""
 
-    draft: Draft
+    draft: Drafted
     seed: Seed
     main: Value
     argument: str

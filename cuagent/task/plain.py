@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from cuagent.task.step import Step
 from cuagent.task.task import Device, Task, recorded_precision
 
 
@@ -20,7 +21,9 @@ def task_from_json(data: dict[str, Any]) -> Task:
         "device": Device(data["device"]),
         "precision": recorded_precision(data),
     }
-    return Task(**data | kinds)
+    task = Task(**data | kinds)
+    Step.of(task)  # raises ValueError if the text is not a step
+    return task
 
 
 def task_to_json(task: Task) -> dict[str, Any]:

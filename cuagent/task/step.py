@@ -17,7 +17,7 @@ import inspect
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from cuagent.task.reference import Reference, open_reference
@@ -32,6 +32,8 @@ SUFFIX = "Step"
 """End of the name of a step's class."""
 MARK = "# Added by cuagent: the training step that is verified and timed."
 """Line between the user's text and the step's."""
+TRAINED = 1 / 4
+"""Share of a candidate's calls whose arguments require gradients. Each costs microseconds."""
 SHORT = {long: short for short, long in reversed(DTYPES.items())}
 """Name in the grammar of `--inputs` for each of torch's dtype names."""
 
@@ -52,15 +54,36 @@ class Step:
     """Tensors of the result that have a cotangent."""
     returned: int
     """Number of tensors of the result."""
+    unused: tuple[str, ...] = ()
+    """Trained parameters that have no gradient. Frozen ones are in neither list."""
 
     @staticmethod
     def of(task: Task) -> Step | None:
-        """Return the step that a task is; None for a task without gradients."""
+        """Return the step that a task is; None for a task without gradients.
+
+        Raises ValueError for another text than `training_step` writes.
+        """
         if not task.step:
             return None
-        data = json.loads(task.step)
-        lists = {k: tuple(data[k]) for k in ("inputs", "parameters", "outputs")}
-        return Step(**data | lists)
+        try:
+            data = json.loads(task.step)
+        except RecursionError as error:
+            raise ValueError("the training step is nested too deeply") from error
+        numbers = {k: _all(int, data, k) for k in ("inputs", "outputs")}
+        names = {k: _all(str, data, k) for k in ("parameters", "unused")}
+        entry, counts = data.get("entry"), (data.get("arguments"), data.get("returned"))
+        known = set(data) <= {field.name for field in fields(Step)}
+        if not (known and type(entry) is str and all(type(n) is int for n in counts)):
+            raise ValueError("the training step has other fields than cuagent writes")
+        return Step(**data | numbers | names)
+
+
+def _all(kind: type, data: Any, name: str) -> tuple[Any, ...]:
+    """Return a list of the recorded step. Raises ValueError if it holds another kind."""
+    found = data.get(name, []) if isinstance(data, dict) else None
+    if not isinstance(found, list) or not all(type(item) is kind for item in found):
+        raise ValueError(f"{name} of the training step: no list of {kind.__name__}")
+    return tuple(found)
 
 
 def training_step(task: Task) -> Task:
@@ -90,7 +113,7 @@ def forward_task(task: Task) -> Task:
     inputs = task.inputs
     if inputs is not None:
         inputs = inputs.rsplit("; ", len(step.outputs))[0]
-    source = task.source.partition(f"\n{MARK}")[0].rstrip() + "\n"
+    source = task.source.rpartition(f"\n{MARK}")[0].rstrip() + "\n"
     return replace(task, entry=step.entry, source=source, inputs=inputs, step="")
 
 
@@ -98,7 +121,8 @@ def as_step(model: Any, arguments: int) -> Any:
     """Let a candidate's forward return its outputs and gradients; return the candidate.
 
     Either part may come first, by a coin: a gradient must not depend on a forward before it,
-    because other calls may lie between the two in training. Raises TypeError without a `backward`.
+    because other calls may lie between the two in training. In some calls the arguments require
+    gradients. Raises TypeError without a `backward`.
     """
     import torch
 
@@ -108,10 +132,16 @@ def as_step(model: Any, arguments: int) -> Any:
             "ModelNew has no function backward(self, *arguments, *cotangents); "
             "--backward asks for one"
         )
+    hooked = any(model.__dict__.get(name) for name in ("_forward_pre_hooks", "_forward_hooks"))
+    if hooked or type(model).__call__ is not torch.nn.Module.__call__:
+        raise TypeError("ModelNew with a backward may have no hooks and no __call__ of its own")
     coin = random.SystemRandom()
 
     def step(*given: Any) -> tuple[Tensor, ...]:
         gradients: Any = None
+        if coin.random() < TRAINED:
+            arguments_with_gradients = [*map(_trained, given[:arguments])]
+            given = (*arguments_with_gradients, *given[arguments:])
         if first := coin.random() < 0.5:
             gradients = backward(*given)
         result = forward(*given[:arguments])
@@ -127,6 +157,15 @@ def as_step(model: Any, arguments: int) -> Any:
 
     model.forward = step
     return model
+
+
+def _trained(argument: Any) -> Any:
+    """Return an argument that requires gradients, as a user's does in training."""
+    import torch
+
+    if not isinstance(argument, torch.Tensor) or not argument.is_floating_point():
+        return argument
+    return argument.detach().requires_grad_()
 
 
 def _run(reference: Reference) -> tuple[list[Tensor], Spec, list[Tensor]]:
@@ -186,6 +225,7 @@ def _examined(
         tuple(n for n, p in parameters.items() if id(p) in used),
         tuple(have),
         len(results),
+        tuple(n for n, p in parameters.items() if id(p) not in used),
     )
     if not (step.inputs or step.parameters):
         raise TaskError(f"{task.path}: no input or parameter of {task.entry} has a gradient")

@@ -236,7 +236,7 @@ def print_comparison(found: Comparison, stream: TextIO) -> None:
     console.print(Text(f"no sure difference: {found.unchanged}"))
     if found.speedup is not None:
         both = f"{_mean(found.speedup)} over {found.speedup.count} problems accepted in both"
-        console.print(Text(f"time before over time after: {both}"))
+        console.print(Text(f"speedup over eager, after over before: {both}"))
     if found.missing:
         console.print(Text(f"in one of the two only: {', '.join(found.missing)}"))
 

@@ -13,7 +13,7 @@ from prompt_toolkit.application import Application
 
 
 class Footer:
-    """The lines last drawn, as wide as they were."""
+    """The lines that were drawn last, with the width that each had then."""
 
     def __init__(self) -> None:
         self._columns = 0

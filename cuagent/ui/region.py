@@ -15,7 +15,7 @@ from rich.text import Text
 
 
 class Region:
-    """The lines that stand on the screen now, by the columns that each takes."""
+    """The lines now on the screen: the number of columns of each."""
 
     def __init__(self, console: Console) -> None:
         self.console = console

@@ -126,7 +126,7 @@ def _unsure_rows(found: Ladder) -> list[tuple[str, str]]:
     if rung is None or rung.over_eager is None:
         return []
     how = "record timing" if rung.effort is Effort.RECORD else "quick timing"
-    again = "cuagent optimize TASK --fresh, when the machine is quiet"
+    again = "the same command with --fresh, when the machine is quiet"
     return [
         ("free", f"{full_name(rung.name)}: {_ratio_text(rung.over_eager)}, {how}"),
         ("retry", again),

@@ -198,14 +198,8 @@ def score_lines(score: Score, width: int) -> list[Text]:
     return _paragraph(f"score {score.reward}: {MERIT.get(score.reward, '')}", width, colour)
 
 
-def smallest_ratio_value(timing: Timing | None) -> float | None:
-    """Return the smallest measured ratio, which is the one over the best baseline."""
-    gain = smallest_ratio(timing)
-    return gain.value if gain is not None else None
-
-
 def smallest_ratio(timing: Timing | None) -> Ratio | None:
-    """Return the smallest measured ratio with its limits."""
+    """Return the smallest measured ratio, which is the one over the best baseline."""
     ratios = timing.ratios.values() if timing is not None else ()
     return min(ratios, key=lambda r: r.value, default=None)
 

@@ -127,7 +127,7 @@ def one_line(text: str) -> str:
 
 
 def clip(text: str, width: int, more: str = "…") -> str:
-    """`text` cut to at most `width` columns, with a sign where something is missing."""
+    """Cut `text` to at most `width` columns; `more` marks the place where text is missing."""
     if cell_len(text) <= width:
         return text
     if width <= cell_len(more):

@@ -8,7 +8,7 @@ the one that the user meant.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -67,11 +67,14 @@ class Admission:
         return f"not certifiable, because {'; '.join(self.reasons)}" if self.reasons else ""
 
 
-def admit(referee: Referee) -> Admission:
-    """Examine a task before any work: reasons against a verdict, and notes. Raises OracleLost."""
+def admit(referee: Referee, give_way: Callable[[], None] = lambda: None) -> Admission:
+    """Examine a task before any work: reasons against a verdict, and notes. Raises OracleLost.
+
+    `give_way` is called while the device is idle, if a timing waits for it.
+    """
     notes: list[str] = []
     try:
-        findings = referee.examine()
+        findings = referee.examine(give_way)
         notes = _notes(findings, referee)
         reasons = _reasons(findings, referee) or _answer_faults(referee)
     except TaskError as error:  # it ran when it was opened, but fails on some inputs

@@ -81,8 +81,8 @@ class MemoryPlan:
         """Bytes for a verdict."""
         if self.large:
             return max(self.stages.values())
-        # They hold the inputs, the worker's copy and the worker's own; the outputs, the worker's
-        # own, a snapshot and the ones to compare with repeated calls; and the oracle's answer.
+        # Inputs: the referee's, the worker's copy and the candidate's own. Outputs: the referee's,
+        # the candidate's own, a snapshot, and those that repeated calls are compared with.
         output_sets = 3 + max(entry.repeats for entry in ROUNDS)
         return 3 * self.inputs + output_sets * self.outputs + self._answer
 

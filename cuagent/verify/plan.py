@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from cuagent.verify.inputs.kinds import Inputs
-from cuagent.verify.inputs.repertoire import SweepCount
 from cuagent.verify.inputs.seeds import Seeds
+from cuagent.verify.inputs.sweeps import SweepCount
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.tally import Round, Trial, When, rounds_of
 

@@ -10,8 +10,9 @@ the weights.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
+from pathlib import Path
 
 from cuagent.arms import CANDIDATE
 from cuagent.attempt import Attempt
@@ -21,6 +22,7 @@ from cuagent.task import Device, Task
 from cuagent.task.packages import installed_imports
 from cuagent.task.settings import arm_settings, candidate_settings
 from cuagent.task.step import Step
+from cuagent.verify.compiled_code import CompiledCode
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.memory_plan import MemoryPlan
@@ -28,14 +30,17 @@ from cuagent.verify.oracle.client import Oracle
 from cuagent.worker import Arena, ForkServer, ModelSpec, Session
 from cuagent.worker.memory import device_use
 from cuagent.worker.open_timeout import OPEN_S
+from cuagent.worker.user_caches import INDUCTOR, user_caches
+from cuagent.worker.vector_units import VARIABLE, all_passed
 
 
 class Processes:
     """The processes of `task`; `close` ends them. Raises TaskError, ForkServerError, OracleLost.
 
     A given `fork_server` is shared and not closed; by default one is started, which imports
-    torch.compile while it is idle if `compiler`. Call
-    `load_timed_weights` before the first timed session.
+    torch.compile while it is idle if `compiler`. `lock` is the device's lock, and `give_way` gives
+    it up for a timing that waits while the task is described. Call `load_timed_weights` before the
+    first timed session.
     """
 
     def __init__(
@@ -46,8 +51,11 @@ class Processes:
         budget: int | None = None,
         kernels_only: bool = False,
         compiler: bool = True,
+        lock: Path | None = None,
+        give_way: Callable[[], None] = lambda: None,
     ) -> None:
         self.task = task
+        self._lock = lock
         step = Step.of(task)
         self._arguments = 0 if step is None else step.arguments
         self.kernels_only = kernels_only
@@ -57,14 +65,16 @@ class Processes:
         """Plan of the task's memory, from which a candidate's limit follows."""
         self.tier = tier
         self.memory_bytes = memory_bound()
+        self.compiled = CompiledCode()
+        """What attempts compiled at their first call."""
         self._ending = ExitStack()
         self.fork_server = fork_server or self._start()
         try:
             import torch  # noqa: F401  (while the fork server imports it too)
 
-            self.oracle = Oracle(self.fork_server, task, budget)
+            self.oracle = Oracle(self.fork_server, task, budget, lock)
             self._ending.callback(lambda: self.oracle.close())
-            self.facts = self.oracle.describe()
+            self.facts = self.oracle.describe(give_way)
             state = self.facts.layouts.state
             self._timed_weights = Arena.create(state, 1, task.device.value)
             self._lent_weights = Arena.create(state, 1, task.device.value)
@@ -90,7 +100,7 @@ class Processes:
             self.oracle.lost = True
         if not self.oracle.alive:
             self.oracle.close()
-            self.oracle = Oracle(self.fork_server, self.task, self._budget)
+            self.oracle = Oracle(self.fork_server, self.task, self._budget, self._lock)
             self.oracle.describe()
             self.load_timed_weights()
 
@@ -109,9 +119,14 @@ class Processes:
             self.model_spec(self._timed_seed if seed is None else seed),
             attempt,
             tier=self.tier,
+            environment={VARIABLE: "1"} if self._skips_vector_tests() else None,
             memory_bytes=self.memory_bytes,
             cores=cores,
+            prepare=lambda folder: self.compiled.copy_to(attempt, folder),
         )
+
+    def _skips_vector_tests(self) -> bool:
+        return self.task.device is Device.CPU and all_passed(user_caches() / INDUCTOR)
 
     def candidate(
         self,

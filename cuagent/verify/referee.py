@@ -28,6 +28,7 @@ from cuagent.task.settings import baseline_settings
 from cuagent.verdict import Reason, RuleResult, Verdict
 from cuagent.verify import surroundings
 from cuagent.verify.batch import Batch
+from cuagent.verify.compiled_code import compiles_when_called
 from cuagent.verify.context import LOGIC_SPREAD_S, VerifyContext
 from cuagent.verify.domain import Domain, domain_of
 from cuagent.verify.inputs.kinds import MAX_SWEEP, SWEEPS, Inputs
@@ -76,7 +77,8 @@ class Referee:
     `isolation`: "auto" is the strongest tier that this machine supports. `fork_server` may be
     shared by several referees and is not closed by them; by default the referee starts one.
     `budget` limits the bytes of the device's memory that the task may take. With `compiler` its own
-    fork server imports torch.compile, which only timing needs. Raises TaskError
+    fork server imports torch.compile, which only timing needs. `lock` and `give_way` are as in
+    `Processes`. Raises TaskError
     (TooLarge if a verdict does not fit in the device's memory), ForkServerError,
     OracleLost.
     """
@@ -91,6 +93,8 @@ class Referee:
         budget: int | None = None,
         kernels_only: bool = False,
         compiler: bool = False,
+        lock: Path | None = None,
+        give_way: Callable[[], None] = lambda: None,
     ):
         self.task = task
         self.budget = budget
@@ -99,7 +103,9 @@ class Referee:
         if self.tier is not Tier.NONE and os.geteuid() != 0 and task.device is Device.CPU:
             harden()  # a worker under the same user id must not read the seeds from /proc
         self._closed = False
-        self.processes = Processes(task, self.tier, fork_server, budget, kernels_only, compiler)
+        self.processes = Processes(
+            task, self.tier, fork_server, budget, kernels_only, compiler, lock, give_way
+        )
         try:
             self._open()
         except BaseException:
@@ -148,6 +154,35 @@ class Referee:
         return self.processes.fork_server
 
     # -- verdicts
+
+    def compile_ahead(self, attempt: Attempt, build: Build) -> None:
+        """Let an attempt compile what it compiles at its first call, for all its later processes.
+
+        Call it before a verdict that a timing follows. Any failure shows in that verdict. Does
+        nothing for other attempts, for a large task, and the second time.
+        """
+        compiled = self.processes.compiled
+        if self.large or attempt in compiled or not compiles_when_called(attempt):
+            return
+        compiled.keep(attempt, None)
+        if build.ok:
+            with suppress(*FORESEEN):
+                self.processes.mend()
+                self._compile_in(attempt, build, self.batch(1))
+
+    def _compile_in(self, attempt: Attempt, build: Build, batch: Batch) -> None:
+        """Make one call of an attempt on inputs of `batch`, and keep what it compiled."""
+        seed, weights = Seeds().draw(), self.context.weights
+        try:
+            self.oracle.load_weights(Weights.OWN, seed, weights)
+            with self.processes.waiting(attempt, seed) as session:
+                session.import_model([library.path for library in build.libraries])
+                session.load(weights)
+                outputs = batch.outputs_of(CANDIDATE)
+                session.block(batch.lent, outputs, [(0, 0)], deadline_s=self.call_s)
+                self.processes.compiled.keep(attempt, session.folder)
+        finally:
+            self.discard(batch)
 
     def verify(
         self,
@@ -259,10 +294,10 @@ class Referee:
         fp32 = found is Precision.MATCH and self.task.precision is Precision.FP32
         return Precision.FP32 if fp32 else found
 
-    def examine(self) -> dict[str, Any]:
+    def examine(self, give_way: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Return the oracle's examination of the reference (`cuagent.verify.fitness.examine`)."""
         self.processes.mend()
-        return self.oracle.examine()
+        return self.oracle.examine(give_way)
 
     def ask(
         self, weights: Weights, seed: int, kind: Inputs, draw: int

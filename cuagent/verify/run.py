@@ -21,6 +21,7 @@ from cuagent.verify.context import VerifyContext
 from cuagent.verify.inputs.kinds import LENIENT, MAX_SWEEP, SWEEPS, Inputs
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.oracle.client import SensitivityQuery
+from cuagent.verify.outputs import KeptOutput, are_equal, holds_poison
 from cuagent.verify.plan import PlannedRound
 from cuagent.verify.prefetch import OraclePrefetcher
 from cuagent.verify.rules.nonfinite import nonfinite_differences
@@ -28,7 +29,7 @@ from cuagent.verify.rules.tolerance import constants
 from cuagent.verify.rules.types import Expected, Finding
 from cuagent.verify.tally import Rejected, Tally, Trial, When
 from cuagent.worker import Session
-from cuagent.worker.memory.arena import POISONS, STRETCH, same_bytes, settle
+from cuagent.worker.memory.arena import POISONS, settle
 from cuagent.worker.memory.fingerprint import Fingerprint
 
 if TYPE_CHECKING:
@@ -81,26 +82,6 @@ class _Result:
         return replace(self, findings=findings)
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """An earlier output: its tensors, or the fingerprint of a large one."""
-
-    tensors: Sequence[Tensor] = ()
-    prints: Sequence[Sequence[int]] = ()
-    key: Fingerprint | None = None
-
-    @staticmethod
-    def of(output: Sequence[Tensor], key: Fingerprint | None) -> _Kept:
-        """Keep the fingerprint by `key`; the output itself if that is None."""
-        return _Kept(output) if key is None else _Kept(prints=key.of_all(output), key=key)
-
-    def equals(self, output: Sequence[Tensor]) -> bool:
-        """Return True if `output` is equal bit for bit."""
-        if self.key is None:
-            return _equal(output, self.tensors)
-        return self.key.of_all(output) == self.prints
-
-
 class VerificationRun:
     """The rounds of one verdict. Raises Rejected, SessionEnded, OracleLost."""
 
@@ -150,11 +131,11 @@ class VerificationRun:
 
     def _round(self, planned: PlannedRound) -> None:
         repeated = {trial.seed for trial in planned.repeats}
-        first: dict[int, _Kept] = {}
+        first: dict[int, KeptOutput] = {}
         for group in self._groups(planned.trials):
             outputs = self._try(group)
             first |= {
-                t.seed: _Kept.of(o, self._fingerprint)
+                t.seed: KeptOutput.of(o, self._fingerprint)
                 for t, o in zip(group, outputs, strict=True)
                 if t.seed in repeated
             }
@@ -208,22 +189,30 @@ class VerificationRun:
         for trial, poison in zip(trials, poisons, strict=True):
             # Poison in the guards shows reads past the end of an input, also times zero.
             self.context.inputs.mend_guards(self._input_slot(trial), poison)
-        block = self._block(trials) if next(self._block_first) else None
-        single = [
-            self._single_call(trial, slot, poisons[slot], block[slot] if block else None)
-            for slot, trial in enumerate(trials)
-        ]
+        # The first pass goes up from slot 0 and the second one down to it. So effects of one call
+        # on the next one show, and each group starts at the address where the last group ended,
+        # with other contents: a candidate may not know its inputs by their address.
+        block = self._block(trials, upward=True) if next(self._block_first) else None
+        order = range(len(trials)) if block is None else reversed(range(len(trials)))
+        calls = {
+            slot: self._single_call(
+                trials[slot], slot, poisons[slot], block[slot] if block else None
+            )
+            for slot in order
+        }
+        single = [calls[slot] for slot in range(len(trials))]
+        del calls
         block = block or self._block(trials, single)
         self._clear_lent()
         # Outputs are nearly always equal; judging and storing them once halves the work.
-        distinct = [[a] if _equal(a, b) else [a, b] for a, b in zip(single, block, strict=True)]
+        distinct = [[a] if are_equal(a, b) else [a, b] for a, b in zip(single, block, strict=True)]
         del block
         for slot, trial in enumerate(trials):
             later = [outputs[-1] for outputs in distinct[slot + 1 :]]
             self._compare(trial, distinct[slot], poisons[slot], later=later)
         return single
 
-    def _repeat(self, trials: Sequence[Trial], before: Sequence[_Kept]) -> None:
+    def _repeat(self, trials: Sequence[Trial], before: Sequence[KeptOutput]) -> None:
         """Repeat earlier draws in another order. An output that equals the earlier one is not
         judged again."""
         for trial in trials:
@@ -270,7 +259,11 @@ class VerificationRun:
     def _taken(self, slot: int, other: list[Tensor] | None) -> list[Tensor]:
         """Return a private copy of an output; of a large task `other`, if it is equal."""
         outputs = self.context.outputs
-        if self.context.facts.large and other is not None and _equal(outputs.tensors(slot), other):
+        if (
+            self.context.facts.large
+            and other is not None
+            and are_equal(outputs.tensors(slot), other)
+        ):
             return other
         return outputs.snapshot(slot)
 
@@ -281,11 +274,16 @@ class VerificationRun:
             self.context.outputs.clear()
 
     def _block(
-        self, trials: Sequence[Trial], others: Sequence[list[Tensor]] | None = None
+        self,
+        trials: Sequence[Trial],
+        others: Sequence[list[Tensor]] | None = None,
+        *,
+        upward: bool = False,
     ) -> list[list[Tensor]]:
         """Return the outputs of a block of calls, made in the form in which calls are timed.
 
-        `others` are the outputs of other calls on these inputs (`_taken`).
+        The calls go down from the last slot; with `upward`, up from the first. `others` are the
+        outputs of other calls on these inputs (`_taken`).
         """
         context, slots = self.context, range(len(trials))
         for slot, trial in enumerate(trials):
@@ -297,8 +295,7 @@ class VerificationRun:
             self.session.block(
                 context.lent,
                 context.outputs,
-                # In reverse order, so that effects of one call on the next one show.
-                [(slot, slot) for slot in reversed(slots)],
+                [(slot, slot) for slot in (slots if upward else reversed(slots))],
                 deadline_s=self.call_s * len(trials),
                 flush=FLUSH if context.task.device is Device.CUDA else 0,
                 lean=context.facts.large,
@@ -332,7 +329,7 @@ class VerificationRun:
         self.tally.perturbations.append(result.perturbations)
         defer = result.steep and not self._in_extra_draws and not self.tally.failed
         wrong = _wrong_in_block(result.findings)
-        if wrong and any(_equal(distinct[-1], answer) for answer in later):
+        if wrong and any(are_equal(distinct[-1], answer) for answer in later):
             detail = "a later call changed an earlier output: each call must return new memory"
             raise Rejected(Reason.WRONG_VALUES, detail, self.session.output())
         if result.findings:
@@ -366,7 +363,7 @@ class VerificationRun:
         expected, findings = result.expected, result.findings
         if trial.kind in LENIENT and (difference := nonfinite_differences(outputs[0], expected)):
             self.tally.add_note(f"{trial.kind}: {difference}")
-        unwritten = not findings[0].passed and _poisoned(outputs[0], poison)
+        unwritten = not findings[0].passed and holds_poison(outputs[0], expected.declared, poison)
         recorded = replace(trial, when=When.TIMED) if _wrong_in_block(findings) else trial
         self.tally.add(recorded, outputs, expected, findings, unwritten)
         if self.tally.constant_passes:
@@ -439,29 +436,3 @@ class VerificationRun:
 def _wrong_in_block(findings: Sequence[Finding]) -> bool:
     """Return True if a single call was right, and the call in the timed block was not."""
     return bool(findings) and findings[0].passed and not findings[-1].passed
-
-
-def _equal(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
-    """Return True if tensors are equal bit for bit. Poison differs per draw, so unwritten ones
-    differ."""
-    return all(same_bytes(_words(a), _words(b)) for a, b in zip(first, second, strict=True))
-
-
-def _words(tensor: Tensor) -> Tensor:
-    import torch
-
-    return tensor.reshape(-1).view(torch.uint8)
-
-
-def _poisoned(outputs: Sequence[Tensor], byte: int) -> bool:
-    """Return True if a tensor holds the poison in some element.
-
-    As an integer 0xFF.. is -1, a usual value, so it counts only in floating tensors.
-    """
-    for tensor in outputs:
-        poison_is_unusual = tensor.is_floating_point() or byte != POISONS[0]
-        if tensor.numel() and tensor.element_size() > 1 and poison_is_unusual:
-            words = _words(tensor).view(-1, tensor.element_size())
-            if any(bool((some == byte).all(dim=1).any()) for some in words.split(STRETCH // 8)):
-                return True
-    return False

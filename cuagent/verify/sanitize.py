@@ -65,10 +65,10 @@ if TYPE_CHECKING:
 INITCHECK = "initcheck"
 TOOLS = ("memcheck", "racecheck", INITCHECK)
 LARGE_BYTES = 1 << 30
-"""Size of all inputs from which the tools get fewer rows, because each process reads them from a
-file."""
+"""Smallest size in bytes of all inputs for which the tools get fewer rows: each process reads the
+inputs from a file."""
 WHOLE_BYTES = 8 << 30
-"""Size of all inputs up to which the tools get all rows if fewer do not reach the kernels."""
+"""Largest size in bytes of all inputs that the tools get whole, if fewer rows miss the kernels."""
 CONTEXT_BYTES = 1 << 30
 """GPU memory of a process under a tool, without its tensors."""
 TAIL = 64
@@ -185,7 +185,7 @@ def check(
                         lambda tool: _report(
                             program,
                             tool,
-                            folder,
+                            _tool_folder(referee, attempt, folder, tool),
                             build,
                             referee.tier,
                             kernels,
@@ -203,20 +203,26 @@ def check(
     return Check(reports, tuple(sorted(kernels)), rows, time.monotonic() - begun)
 
 
+def _tool_folder(referee: Referee, attempt: Attempt, folder: Path, tool: str) -> Path:
+    """Return a new folder for a tool, with the shared files and what the attempt compiled."""
+    own = folder / tool
+    shutil.rmtree(own, ignore_errors=True)
+    shutil.copytree(folder / SHARED, own, copy_function=os.link)
+    own.chmod(0o755)
+    referee.processes.compiled.copy_to(attempt, own)
+    return own
+
+
 def _report(
     program: Path,
     tool: str,
-    folder: Path,
+    own: Path,
     build: Build,
     tier: Tier,
     kernels: Collection[str],
     seconds: float,
 ) -> Report:
     """Run one tool in its own folder and return its report."""
-    own = folder / tool
-    shutil.rmtree(own, ignore_errors=True)
-    shutil.copytree(folder / SHARED, own, copy_function=os.link)
-    own.chmod(0o755)
     begun = time.monotonic()
     command = sandboxed(program, tool, own, build, tier, kernels)
     report = read(tool, *run(command, own, max(seconds, 0.0)), kernels)

@@ -14,7 +14,7 @@ import re
 from cuagent.attempt import Attempt
 
 NOTE = "its text reads its surroundings"
-"""Start of the note."""
+"""First words of the note in a verdict."""
 MODULES = frozenset(
     (
         *("os", "sys", "time", "datetime", "inspect", "socket", "subprocess"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from cuagent.task import Precision
 from cuagent.verdict import Draw, Reason, RuleResult
 from cuagent.verify.inputs.kinds import EXACT, SWEEPS, Inputs
-from cuagent.verify.inputs.repertoire import SweepCount
+from cuagent.verify.inputs.sweeps import SweepCount
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.rules.bounds import UNITS
 from cuagent.verify.rules.tolerance import lax

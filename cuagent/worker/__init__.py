@@ -7,9 +7,10 @@ to these processes. docs/concepts/verifier.md says who holds what.
 
 from cuagent.worker.arms import ModelSpec
 from cuagent.worker.channel import Status
+from cuagent.worker.driven_process import SessionEnded
 from cuagent.worker.fork_server import ForkServer, ForkServerError
 from cuagent.worker.memory.arena import Arena, Layout, layout_of
-from cuagent.worker.session import Block, Session, SessionEnded
+from cuagent.worker.session import Block, Session
 
 __all__ = [
     "Arena",

@@ -123,7 +123,7 @@ class RepeatedCall:
         """The output that differs most from the first; the first itself if none differs."""
 
     def repeat(self, least: int, most: int) -> None:
-        """Repeat the call at least and at most so often.
+        """Repeat the call between `least` and `most` times.
 
         A call of a few microseconds is rarely interrupted, so it is repeated for a short time.
         """

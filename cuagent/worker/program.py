@@ -4,7 +4,7 @@ It shares its process with untrusted code, so the referee relies on none of it. 
 breaks it gets a wrong output or a missing record. The checks made here (form of the output, guards
 around the candidate's allocations) find mistakes, not cheats.
 
-Commands: open, attach, detach, load, run, nothing. Each holds a nonce that its record returns.
+Commands: open, attach, detach, load, run. Each holds a nonce that its record returns.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cuagent.arms import CANDIDATE
 from cuagent.task import TreeError, flatten, unflatten
 from cuagent.worker.arms import ModelSpec, import_arm
 from cuagent.worker.channel import Record, Status, receive_message, send_record
@@ -32,6 +33,7 @@ from cuagent.worker.jitter import MAX_CALLS, MIN_CALLS, QUIET_CALLS, Jitter, Rep
 from cuagent.worker.memory import heap
 from cuagent.worker.memory.arena import Arena
 from cuagent.worker.memory.uninitialized import Allocations
+from cuagent.worker.vector_units import note_passed, skip_tests
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -74,6 +76,7 @@ class _Worker:
         self.model_spec = ModelSpec.from_json(json.loads((folder / "order.json").read_text()))
         self._fills = itertools.cycle(heap.FILLS)
         self._jitter: Jitter | None = None
+        self._has_run = False
         self._clock: _CudaClock | None = None
         self.construct: Callable[[], nn.Module]
         self.model: nn.Module
@@ -92,8 +95,6 @@ class _Worker:
                 self.load(self.arenas[message["arena"]], message["slot"], message["fresh"])
             case "run":
                 return self.run(message)
-            case "nothing":
-                pass  # the record tells the referee that the device is ready
         return [0]
 
     def warm_up(self) -> None:
@@ -118,6 +119,8 @@ class _Worker:
             self._jitter = Jitter()
         if self.model_spec.device == "cuda":
             self._clock = _CudaClock.bind()
+        if self.model_spec.arm == CANDIDATE:
+            skip_tests()
         with _user_code(Status.IMPORT_FAILED):
             self.construct = import_arm(self.model_spec, self.folder)
 
@@ -168,6 +171,9 @@ class _Worker:
             while kept:
                 self._deliver(*kept.popleft(), targets)
             claims = watch.nanoseconds()
+        if not self._has_run and self.model_spec.arm != CANDIDATE:
+            note_passed()
+        self._has_run = True
         if message["lean"]:
             del output, arguments
             sources.drop_own_copies()

@@ -11,44 +11,25 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import math
 import os
-import secrets
-import select
 import shutil
 import tempfile
-import threading
-import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
 
 from cuagent.arms import CANDIDATE
 from cuagent.attempt import Attempt
 from cuagent.kernels.compiler import BUILD
 from cuagent.sandbox import Policy, Tier
 from cuagent.task import Device
-from cuagent.worker import suspend
 from cuagent.worker.arms import ModelSpec
-from cuagent.worker.captured_output import CapturedOutput
-from cuagent.worker.channel import (
-    ForgedRecord,
-    Record,
-    Status,
-    receive_record,
-    send_message,
-)
-from cuagent.worker.exit_reason import describe_exit, last_line
+from cuagent.worker.driven_process import DrivenProcess, Limits
 from cuagent.worker.folder import LIBRARIES, remove
-from cuagent.worker.fork_server import ForkServer, ForkServerError
-from cuagent.worker.holdings import File, holdings
+from cuagent.worker.fork_server import ForkServer
 from cuagent.worker.memory.arena import Arena, settle
-from cuagent.worker.memory.device_use import DeviceExcess, DeviceUse
 from cuagent.worker.open_timeout import OPEN_S, import_time_limit_s
 
-WATCH_S = 1.0
-"""Seconds between two checks of a candidate's memory and files, during a call and after one."""
 LEAD = 2_400_000
 """Cycles that a GPU waits before a timed block, about 1.2 ms, in which the host queues work ahead.
 
@@ -57,29 +38,6 @@ was just resumed measures up to 200 us of launch overhead (docs/concepts/timing.
 cycles because these take equally long in every process; overwriting memory does not, and a single
 call would then be charged for the whole lead.
 """
-
-
-BUSY = "verify again if the machine was busy"
-SLOW = {
-    "open": "compile kernels from kernels/ ahead of time, not at import, and " + BUSY,
-    "load": "construct the model with less work, and " + BUSY,
-    "run": "look for a hang, compile before the first call (in kernels/ or on import), and " + BUSY,
-}
-"""Advice after a command that took too long."""
-OUT_OF_MEMORY = "out of memory"
-"""Part of the error of torch's CUDA allocator."""
-
-
-class SessionEnded(Exception):
-    """The session ended and its process was killed. `detail` is one line."""
-
-    def __init__(self, status: Status, detail: str, output: str):
-        super().__init__(f"{status.name.lower()}: {detail}")
-        self.status = status
-        self.detail = detail
-        self.output = output
-        """Text that the process printed: feedback for a person or an agent, which no program
-        reads."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +50,7 @@ class Block:
     """Seconds of each forward by the worker's clock."""
 
 
-class Session:
+class Session(DrivenProcess):
     """One model in one process. `open` it, or `begin` it and `import_model`; `load` weights, `run`
     calls, `close` it."""
 
@@ -101,30 +59,14 @@ class Session:
         fork_server: ForkServer,
         folder: Path,
         environment: dict[str, str],
-        policy: Policy | None = None,
-        tier: Tier = Tier.NONE,
-        memory_bytes: int | None = None,
-        device_bytes: int | None = None,
-        kept_bytes: int | None = None,
+        policy: Policy | None,
+        tier: Tier,
+        limits: Limits,
     ):
-        self._memory_bytes = memory_bytes
-        self._device = None if device_bytes is None else DeviceUse(device_bytes, kept_bytes)
-        self.time_limit_s = math.inf
-        """Seconds that all further commands may take together."""
-        self._fork_server = fork_server
-        self.folder = folder
-        """Folder that the session owns and may write to."""
+        super().__init__(fork_server, folder, environment, policy, tier, limits)
         self._ids = itertools.count()
         self._lent: dict[Arena, int] = {}
-        self._lent_files: set[File] = set()
-        self._checked_at = time.monotonic()
-        self._outside_group: set[int] = set()
-        self._switching = threading.Lock()
-        self._in_command = self._paused = False
         self._open_s = OPEN_S
-        self.closed = False
-        self._child = fork_server.fork("cuagent.worker.program", folder, environment, policy, tier)
-        self._captured = CapturedOutput(self._child.output)
 
     @staticmethod
     def open(
@@ -153,6 +95,7 @@ class Session:
         environment: dict[str, str] | None = None,
         memory_bytes: int | None = None,
         cores: Collection[int] = (),
+        prepare: Callable[[Path], None] = lambda _: None,
     ) -> Session:
         """Fork a process that waits in its sandbox with its device ready. Raises ForkServerError.
 
@@ -161,7 +104,8 @@ class Session:
         candidate is confined in the sandbox at `tier`, where it may read nothing of ours outside
         that folder. The session ends as crashed if its processes hold more than `memory_bytes` of
         memory, or more GPU memory than `model_spec.device_bytes`. `cores` are the processors that
-        it and its children may use; empty means all.
+        it and its children may use; empty means all. `prepare` gets the session's folder, in which
+        it may create files before the process starts.
         """
         folder = Path(tempfile.mkdtemp(dir=fork_server.folder))
         # A worker under another user id must be able to enter it.
@@ -172,6 +116,7 @@ class Session:
             attempt.write(folder)
             (folder / LIBRARIES).mkdir()
             given[BUILD] = str(folder / LIBRARIES)
+            prepare(folder)
         policy = None
         if model_spec.arm == CANDIDATE:
             policy = Policy(
@@ -181,9 +126,9 @@ class Session:
                 memory_bytes=memory_bytes,
                 environment=tuple(given.items()),
             )
-        bounds = memory_bytes, model_spec.device_bytes, model_spec.kept_bytes
+        limits = Limits(memory_bytes, model_spec.device_bytes, model_spec.kept_bytes)
         try:
-            session = Session(fork_server, folder, given, policy, tier, *bounds)
+            session = Session(fork_server, folder, given, policy, tier, limits)
         except BaseException:
             remove(folder)
             raise
@@ -205,15 +150,6 @@ class Session:
             self.close()
             raise
         self._command({"do": "open"}, self._open_s)
-
-    def await_ready(self) -> None:
-        """Wait until the device is ready. Raises SessionEnded."""
-        self._command({"do": "nothing"}, OPEN_S)
-
-    @property
-    def pid(self) -> int:
-        """Process id, equal to the process group's."""
-        return self._child.pid
 
     def load(
         self, weights: Arena, slot: int = 0, *, fresh: bool = True, deadline_s: float = OPEN_S
@@ -291,48 +227,10 @@ class Session:
             keep=keep,
         )
 
-    def pause(self) -> None:
-        """Stop the processes in the middle of a command, which another thread waits for.
-
-        Only for processes that are trusted to stop.
-        """
-        with self._switching:
-            self._paused = True
-            if self._in_command and not self.closed:
-                with contextlib.suppress(suspend.SuspendError, ForkServerError):
-                    self._suspend()
-
-    def unpause(self) -> None:
-        """Continue the command that `pause` stopped, if it has not ended."""
-        with self._switching:
-            self._paused = False
-            if self._in_command and not self.closed:
-                self._resume()
-
     def forget(self, arena: Arena) -> None:
         """Detach an arena that was lent, before it is closed."""
         if not self.closed and arena in self._lent:
             self._command({"do": "detach", "arena": self._lent.pop(arena)}, OPEN_S)
-
-    def output(self) -> str:
-        """Return the text that the process printed so far, capped, with paths relative to its
-        folder."""
-        if not self.closed:
-            self._captured.drain()
-        return self._captured.text.replace(f"{self.folder}/", "")
-
-    def close(self) -> int | None:
-        """Kill the process and its descendants and return its wait status. Idempotent."""
-        if self.closed:
-            return None
-        self._captured.drain()
-        self.closed = True
-        try:
-            return self._fork_server.end(self._child)
-        except ForkServerError:
-            return None  # the fork server died, and its children with it
-        finally:
-            remove(self.folder)
 
     def __enter__(self) -> Session:
         return self
@@ -351,125 +249,3 @@ class Session:
             self._command(message, OPEN_S, descriptors)
             self._lent[arena] = number
         return self._lent[arena]
-
-    def _command(
-        self, message: dict[str, Any], deadline_s: float, descriptors: tuple[int, ...] = ()
-    ) -> None:
-        self._exchange(message, descriptors, 1, deadline_s)
-
-    def _exchange(
-        self, message: dict[str, Any], descriptors: tuple[int, ...], expected: int, seconds: float
-    ) -> tuple[list[Record], float]:
-        """Send a command; return its records, each checked, and the seconds until the last one.
-
-        The first record does not count, because it could be sent before the work is done. Raises
-        SessionEnded.
-        """
-        assert not self.closed, "the session is closed"
-        nonce = secrets.randbits(64)
-        seconds = min(seconds, max(self.time_limit_s, 0))
-        if self._device is not None:
-            self._device.begin()
-        start = time.perf_counter()
-        with self._switching:
-            self._in_command = True
-            if not self._paused:
-                self._resume()
-        try:
-            send_message(self._child.channel, message | {"nonce": nonce}, descriptors)
-            records = self._records(nonce, expected, time.monotonic() + seconds)
-            wall = time.perf_counter() - start
-            with self._switching:
-                self._in_command = False
-                self._suspend()
-            self._check_holdings()
-            if self._device is not None:
-                self._device.end(released=message.get("lean", False))
-        except ForgedRecord as error:
-            self._stop(Status.FORGED, f"wrote to the verifier's channel (fd 3): {error}")
-        except TimeoutError:
-            advice = SLOW.get(message["do"], BUSY)
-            self._stop(Status.TIMED_OUT, f"no answer within {seconds:.3g} s; {advice}")
-        except (_Excess, suspend.SuspendError) as excess:
-            self._stop(Status.CRASHED, str(excess))
-        except DeviceExcess as excess:
-            self._stop(Status.CRASHED, str(excess), suspect=self._device)
-        except OSError:  # the channel broke: the process died
-            self._stop(Status.CRASHED)
-        self.time_limit_s -= wall
-        return records, wall
-
-    def _records(self, nonce: int, expected: int, deadline: float) -> list[Record]:
-        records: list[Record] = []
-        for call in range(expected):
-            record = self._next_record(deadline)
-            if record.nonce != nonce or record.call != call:
-                raise ForgedRecord("a record that answers no command")
-            if record.status is not Status.DONE:
-                self._stop(record.status)
-            records.append(record)
-        return records
-
-    def _suspend(self) -> None:
-        """Stop all processes of the session until the next command."""
-        self._outside_group = self._fork_server.suspend(self._child)
-
-    def _resume(self) -> None:
-        suspend.resume(self._child.pid, self._outside_group)
-
-    def _next_record(self, deadline: float) -> Record:
-        channel, output, pidfd = self._child.channel, self._child.output, self._child.pidfd
-        poll = select.poll()
-        for descriptor in (channel.fileno(), output, *([pidfd] if pidfd is not None else [])):
-            poll.register(descriptor, select.POLLIN)
-        while True:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError
-            ready = {descriptor for descriptor, _ in poll.poll(min(left, WATCH_S) * 1000)}
-            if channel.fileno() not in ready and pidfd not in ready:
-                if self._device is not None and not ready:
-                    self._device.check()
-                self._check_holdings()  # also for a process that prints without pause
-            if channel.fileno() in ready:
-                record = receive_record(channel)
-                if record is None:
-                    raise ConnectionResetError
-                return record
-            if pidfd in ready:
-                raise ConnectionResetError
-            if output in ready and not self._captured.drain():
-                poll.unregister(output)
-
-    def _check_holdings(self) -> None:
-        """Check the memory and files of a candidate, at most once in WATCH_S seconds. Raises
-        _Excess."""
-        if self._memory_bytes is None or time.monotonic() - self._checked_at < WATCH_S:
-            return
-        process_tree = self._fork_server.process_tree(self._child)
-        held = holdings(self._child.pid, process_tree, self.folder, self._lent_files)
-        self._checked_at = time.monotonic()
-        if excess := held.excess(self._memory_bytes):
-            raise _Excess(excess)
-
-    def _stop(self, status: Status, detail: str = "", suspect: DeviceUse | None = None) -> NoReturn:
-        if status is Status.CRASHED and self._child.pidfd is not None:
-            # The channel closes shortly before the process ends; wait for its exit status.
-            select.select([self._child.pidfd], [], [], 1.0)
-        ended = self.close()
-        text = self.output()
-        if status is Status.CRASHED and ended is not None:
-            detail = detail or describe_exit(ended)
-        if self._device is not None and OUT_OF_MEMORY in (detail or last_line(status, text)):
-            room = f"{self._device.limit / 2**30:.1f} GiB are free for it"
-            detail = detail or last_line(status, text)
-            detail += f"; {room}: keep fewer or smaller temporary tensors"
-        if suspect is not None and not suspect.was_freed():
-            status, detail = Status.LOST, "another process used up the GPU's memory meanwhile"
-        if ended is None:
-            status, detail = Status.LOST, "the candidate's process did not end when it was killed"
-        raise SessionEnded(status, detail or last_line(status, text), text)
-
-
-class _Excess(Exception):
-    """The candidate used more memory or disk space than its limit."""

@@ -41,7 +41,7 @@ def main(folder: Path) -> None:
 
 
 def _recorded() -> set[str]:
-    """Return a set that gets the name of each function that is called from now on."""
+    """Return a set to which each later call adds the name of its function."""
     from cuagent.kernels.calls import Launcher
 
     plain, names = Launcher.__call__, set[str]()

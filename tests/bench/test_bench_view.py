@@ -94,7 +94,7 @@ def test_results_name_rules_and_baselines() -> None:
 
 def test_a_comparison_lists_its_changes() -> None:
     stream = io.StringIO()
-    after = [solved("L1/2", 1.2, seconds_each=5e-4), unsolved("L2/1"), RECORDS[2]]
+    after = [solved("L1/2", 2.4, seconds_each=5e-4), unsolved("L2/1"), RECORDS[2]]
     print_comparison(compare(RECORDS, after), stream)
     text = stream.getvalue()
     assert "newly failing: 1\n  L2/1  accepted -> failed: it broke" in text

@@ -19,8 +19,8 @@ def test_each_kind_of_change_is_named() -> None:
     ]
     after = [
         solved("same", seconds_each=1.03),
-        solved("faster", seconds_each=0.5),
-        solved("slower", seconds_each=2.0),
+        solved("faster", over_compile=3.0, seconds_each=0.5),
+        solved("slower", over_compile=0.75, seconds_each=2.0),
         unsolved("broken", "no kernel", "wrong values"),
         solved("mended"),
         unsolved("never"),
@@ -35,6 +35,17 @@ def test_each_kind_of_change_is_named() -> None:
     assert found.missing == ("come", "gone")
     assert found.speedup is not None
     assert found.speedup.count == 3
+
+
+def test_a_machine_that_was_busy_once_makes_nothing_slower() -> None:
+    """All arms took three times as long: the kernel is what it was."""
+    found = compare([solved("a", seconds_each=1.0)], [solved("a", seconds_each=3.0)])
+    assert not found.slower
+    assert found.unchanged == 1
+    assert found.speedup is not None
+    assert found.speedup.value == 1.0
+    eager_was_slow = solved("a", over_compile=4.0, seconds_each=1.0)
+    assert not compare([solved("a", seconds_each=1.0)], [eager_was_slow]).faster
 
 
 def test_times_of_different_devices_are_not_compared() -> None:

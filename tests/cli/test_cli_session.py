@@ -207,12 +207,13 @@ def test_finished_run_continues_only_with_a_message(
     refused = cuagent("optimize", "--continue", "--model", again, "-p")
     assert refused.returncode == 2
     assert "the run is finished (no gain): see it with cuagent show" in refused.stderr
+    assert "cuagent apply" not in refused.stderr, "apply refuses a kernel that is slower"
     spoken = ("optimize", "--continue", "--model", again, "-p", "--message", "try shared memory")
     assert cuagent(*spoken).returncode == 0
     assert ("user", "try shared memory") in [(m["role"], m["content"]) for m in messages(folder)]
     with Typist(python, folder, "optimize", "--continue", "--model", again, "-i") as user:
         user.see("the run is finished (no gain)")
-        user.see("cuagent apply")
+        user.see("type what to try next")
         user.type("try registers\r")
         user.see("> try registers")
         user.see("stopped")

@@ -218,7 +218,8 @@ def judge_ended(status: int, seconds: float) -> Outcome:
 
 def request(candidate: Candidate) -> str:
     """Return the line that asks `serve` for a candidate's outcome."""
-    return json.dumps([candidate.kind, candidate.name, candidate.moved]) + "\n"
+    asked = [candidate.kind, candidate.name, candidate.moved, candidate.precision]
+    return json.dumps(asked) + "\n"
 
 
 def serve() -> None:
@@ -235,8 +236,8 @@ def serve() -> None:
     lock = Path(sys.argv[1]) if sys.argv[1] else None
     with open_judges(device_lock=DeviceLock(lock)) as opened:
         for line in requests:
-            kind, name, moved = json.loads(line)
-            candidate = candidates[kind, name]
+            kind, name, moved, precision = json.loads(line)
+            candidate = replace(candidates[kind, name], precision=precision)
             if moved:
                 candidate = moved_to_cuda(candidate)
             outcome = outcome_of(opened, replace(candidate, apart=False))

@@ -38,7 +38,9 @@ def make(tmp_path: Path) -> Callable[..., Imported]:
 
 INTERPRETED = """
 import sys, torch
-sys.path.insert(0, {folder!r})
+sys.path[:0] = [{folder!r}, {tests!r}]
+import cuagent.kernels, emulation
+cuagent.kernels.load = emulation.emulated
 import task, model_new
 torch.manual_seed(0)
 inputs = task.get_inputs()
@@ -67,6 +69,8 @@ for wanted, value, right in zip(expected, got, exact, strict=True):
 def interpreted(tmp_path: Path, python: list[str], monkeypatch) -> Callable[..., None]:
     """Runs a candidate's Triton kernels in the interpreter, and compares them with fp64.
 
+    Its kernels in CUDA C++ are emulated.
+
     With `tf32` the inputs and weights of the comparison are the nearest numbers of TF32.
     """
 
@@ -76,7 +80,8 @@ def interpreted(tmp_path: Path, python: list[str], monkeypatch) -> Callable[...,
             (tmp_path / path).parent.mkdir(exist_ok=True)
             (tmp_path / path).write_text(text)
         monkeypatch.setenv("TRITON_INTERPRET", "1")
-        command = [*python, "-c", INTERPRETED.format(folder=str(tmp_path), tf32=tf32)]
+        tests = str(Path(__file__).parent)
+        command = [*python, "-c", INTERPRETED.format(folder=str(tmp_path), tests=tests, tf32=tf32)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr[-2000:]
 

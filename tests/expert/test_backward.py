@@ -55,6 +55,11 @@ MODULES = {
         "r + self.b(F.gelu(self.a(x), approximate='tanh'))",
         "torch.randn(6, 24), torch.randn(6, 24)",
     ),
+    "attention": (
+        "self.a = nn.Linear(24, 24)",
+        "F.gelu(F.scaled_dot_product_attention(self.a(x), r, r, is_causal=True)) * x",
+        "torch.randn(2, 3, 40, 24), torch.randn(2, 3, 40, 24)",
+    ),
     "huber loss": ("", "F.huber_loss(x, r)", "torch.randn(6, 24), torch.randn(6, 24)"),
 }
 

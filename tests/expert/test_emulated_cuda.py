@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import re
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import test_depthwise as depthwise  # type: ignore[import-not-found]
@@ -20,50 +14,18 @@ import test_products as products  # type: ignore[import-not-found]
 import test_recurrences as recurrences  # type: ignore[import-not-found]
 import test_reductions as reductions  # type: ignore[import-not-found]
 import test_scans as scans  # type: ignore[import-not-found]
-import torch
 from agreement import Imported, assert_agrees  # type: ignore[import-not-found]
+from emulation import emulated  # type: ignore[import-not-found]
 from importing import imported  # type: ignore[import-not-found]
 
 from cuagent import kernels
 from cuagent.expert.candidate import Options, make_candidate
 from cuagent.expert.capture.subject import Target, open_subject
 from cuagent.expert.loops import cuda as loops_cuda
+from cuagent.expert.streaming import cuda as streaming_cuda
 from cuagent.task import load_task
 
 pytestmark = pytest.mark.slow
-
-LAUNCH = re.compile(r"(\w+)<<<(.*), 0, stream>>>\((.*)\);")
-
-
-def emulated(path: str) -> SimpleNamespace:
-    """Load a `.cu` file relative to the caller, as a library for the CPU."""
-    source = Path(sys._getframe(1).f_globals["__file__"]).parent / path
-    text = LAUNCH.sub(_launch, source.read_text()).replace('#include "cluster_cuda.h"\n', "")
-    cluster = re.search(r"__cluster_dims__\((\d+)", text)
-    target, library = source.with_suffix(".cpp"), source.with_suffix(".so")
-    target.write_text(f'#include "{Path(__file__).parent / "emulated.h"}"\n{text}')
-    options = ["-O1", "-w", "-std=c++17", "-fPIC", "-shared"]
-    options += [f"-DCLUSTER_SIZE={cluster[1]}"] if cluster else []
-    command = ["g++", *options, "-o", str(library), str(target)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    function = ctypes.CDLL(str(library))[source.stem]
-
-    def call(*tensors: torch.Tensor) -> None:
-        function(*(ctypes.c_void_p(t.data_ptr()) for t in tensors), ctypes.c_void_p(0))
-
-    return SimpleNamespace(**{source.stem: call})
-
-
-def _launch(match: re.Match[str]) -> str:
-    name, shape, arguments = match.groups()
-    depth = 0
-    for k, character in enumerate(shape):
-        depth += (character == "(") - (character == ")")
-        if character == "," and depth == 0:
-            return f"launch({shape[:k]}, {shape[k + 1 :]}, [=] {{ {name}({arguments}); }});"
-    raise AssertionError(f"no block size in {shape}")
-
 
 NORM = "all but the second, and their norm"
 TASKS = {
@@ -94,6 +56,37 @@ LOOPS = {
     "selective scan with many lanes": loops.selective(1, 6, 3, 40),
     **{name: loops.text_of(*loops.LOOPS[name]) for name in loops.LOOPS},
 }
+
+
+FAR_ROWS = {
+    "norm over the channels of places": (
+        "torch.layer_norm(x.permute(0, 2, 3, 1), (90,)) * 2", "3, 90, 7, 9"
+    ),
+    "many channels": ("torch.layer_norm(x.permute(0, 2, 1), (700,))", "2, 700, 35"),
+    "softmax and a second tensor": (
+        "torch.softmax(x.transpose(1, 2), -1) + y.transpose(1, 2)", "3, 40, 70"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAR_ROWS)
+def test_emulated_rows_are_read_through_shared_memory(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(streaming_cuda, "L1_BYTES", 0)
+    body, shape = FAR_ROWS[name]
+    text = reductions.text_of(f"return {body}", shape)
+    candidate = check(tmp_path, monkeypatch, text, Options())
+    (kernel,) = (t for f, t in candidate.files.items() if f.endswith(".cu"))
+    assert "__shared__" in kernel
+
+
+@pytest.mark.parametrize("row", [8, 1 << 20], ids=["a row for each block", "flat"])
+def test_emulated_elements_without_vectors_are_loaded_ahead(tmp_path, monkeypatch, row):
+    monkeypatch.setattr(streaming_cuda, "AHEAD_SIZE", 0)
+    monkeypatch.setattr(streaming_cuda, "AHEAD_ROW", row)
+    text = reductions.text_of("return x * 2 + torch.sigmoid(y[:, :1, :1]), y - x", "3, 41, 1031")
+    candidate = check(tmp_path, monkeypatch, text, Options())
+    (kernel,) = (t for f, t in candidate.files.items() if f.endswith(".cu"))
+    assert "AHEAD" in kernel
 
 
 @pytest.mark.parametrize("options", [Options(), Options(threads=128, vector=False)])

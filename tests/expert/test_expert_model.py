@@ -31,13 +31,14 @@ def task(tmp_path):
     return load_task(f"{path}:Gated", device="cpu")
 
 
-def converse(task, answers, fresh=False, most=40, ladder=None):
+def converse(task, answers, fresh=False, most=40, ladder=None, explains=True):
     """Run the expert and return its calls.
 
     `answers(tool, count)` returns the data of a tool's result, or a text for an error of the tool.
     `fresh` replaces the model after each step, as in a resumed run.
     """
     model, messages, acts, counts = ExpertModel(task), [Message("user", "go")], [], {}
+    model.explains = explains
     messages += [ladder] * (ladder is not None)
     while len(acts) < most:
         pieces: list[str] = []
@@ -93,6 +94,23 @@ def test_expert_submits_fastest_accepted_attempt(task):
     assert (name, arguments["attempt"]) == ("submit", 1)
     assert "1.30x" in arguments["message"]
     assert names(acts)[:2] == ["profile", "write"]
+
+
+def test_without_explanations_only_a_profile_that_decides_is_made(task):
+    """Schedules are tried only if the own kernels take a share of the time."""
+    slow = answers_with([accepted(n, 0.9) for n in range(1, 9)])
+    acts = converse(task, slow, explains=False)
+    assert names(acts).count("profile") == 1
+    assert names(acts)[0] == "write"
+    assert acts[names(acts).index("profile")][1] == {"what": "candidate"}
+    at_the_floor = Message("user", "ladder", data=bounds_at(1e-3))
+    fast = answers_with([{**accepted(1, 3.0), "times": {"candidate": 1.01e-3}}])
+    acts = converse(task, fast, explains=False, ladder=at_the_floor)
+    assert "profile" not in names(acts), "the search ends in any case"
+
+
+def bounds_at(floor):
+    return {"bounds": {"rung": "eager", "rung_seconds": 3 * floor, "floor": floor}}
 
 
 @pytest.mark.slow

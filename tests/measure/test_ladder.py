@@ -17,12 +17,14 @@ import pytest
 from cuagent.measure import ladder_cache
 from cuagent.measure.ladder import (
     admitted,
+    graphs_may_gain,
     join_rungs,
     measure_ladder,
     opens_quickly,
     rungs_of,
     time_rungs,
 )
+from cuagent.measure.roofline.model import OperatorWork
 from cuagent.measure.rungs import Ladder, Rung, gain_of
 from cuagent.measure.timing.timer import Timer
 from cuagent.task import Device, Precision, load_task
@@ -317,8 +319,8 @@ def test_rungs_on_a_gpu_include_captured_graphs_and_tuned_convolutions(referee: 
     assert graphs <= set(plain)
     assert not any("cudnn" in name for name in plain)
     assert graphs | tuned | {"compile+cudnn_benchmark"} <= set(convolves)
-    large = rungs_of(task, convolves=True, large=True)
-    assert set(convolves) - set(large) == graphs | {"reduce-overhead", "compile+cuda_graph"}
+    without = rungs_of(task, convolves=True, graphs=False)
+    assert set(convolves) - set(without) == graphs | {"reduce-overhead", "compile+cuda_graph"}
     on_cpu = rungs_of(replace(task, device=Device.CPU), convolves=True)
     assert not [name for name in on_cpu if "+cud" in name or name == "max-autotune"]
     slow = [name for name in convolves if not opens_quickly(name)]
@@ -328,6 +330,17 @@ def test_rungs_on_a_gpu_include_captured_graphs_and_tuned_convolutions(referee: 
         "compile+channels_last",
         "compile+cudnn_benchmark",
     ]
+
+
+def test_graphs_are_timed_only_where_launches_matter() -> None:
+    def calls(number: int, name: str = "aten::mm") -> dict[str, OperatorWork]:
+        return {name: OperatorWork(number, 0, 0)}
+
+    assert graphs_may_gain(100e-6, calls(1)), "the host launches as long as the GPU computes"
+    assert not graphs_may_gain(10e-3, calls(8))
+    assert graphs_may_gain(10e-3, calls(300)), "300 pauses between kernels"
+    assert graphs_may_gain(30e-3, calls(1, "aten::_cudnn_rnn")), "it launches a kernel a step"
+    assert graphs_may_gain(10e-3, {}), "what it launches is not known"
 
 
 def test_rung_that_cannot_be_captured_states_why(referee: Referee, tmp_path: Path) -> None:

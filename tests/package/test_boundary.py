@@ -185,7 +185,7 @@ for fast in (False, True):
     torch.manual_seed(0)
     model = torch.nn.Sequential(users.Block(8), torch.nn.Linear(8, 8)).eval()
     if fast:
-        block_fast.optimize_(model)
+        block_fast.optimize_(model, gradients=True)
     wrapped = DistributedDataParallel(model)
     torch.manual_seed(rank + 5)
     for _ in range(2):

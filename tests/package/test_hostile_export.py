@@ -109,10 +109,12 @@ def test_readme_says_that_the_code_runs_with_your_rights(out: Path):
     assert "does not check its own files" in text
 
 
-def test_first_builds_of_two_processes_give_one_library(out: Path, marks: Path, tmp_path: Path):
+def test_first_builds_of_two_processes_give_one_library(
+    out: Path, marks: Path, tmp_path: Path, python: list[str]
+):
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", USE],
+            [*python, "-c", USE],
             cwd=tmp_path,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -129,11 +131,13 @@ def test_first_builds_of_two_processes_give_one_library(out: Path, marks: Path, 
     assert {mark.name for mark in marks.iterdir()} == {"imported", "loaded"}
 
 
-def test_changed_source_is_compiled_as_it_is(out: Path, marks: Path, tmp_path: Path):
+def test_changed_source_is_compiled_as_it_is(
+    out: Path, marks: Path, tmp_path: Path, python: list[str]
+):
     source = out / "model_new_verified" / "kernels" / "affine.cpp"
     source.write_text(KERNEL.replace("+ 1", "+ 2"))
     done = subprocess.run(
-        [sys.executable, "-c", USE], cwd=tmp_path, capture_output=True, text=True, env=os.environ
+        [*python, "-c", USE], cwd=tmp_path, capture_output=True, text=True, env=os.environ
     )
     assert done.stdout == "5.0\n", done.stderr
 

@@ -17,6 +17,10 @@ from blocks import KERNEL, REPLACEMENT, TAIL, USERS, X, close, drawn, ran, writt
 from torch import nn
 
 from cuagent.attempt import Attempt
+from cuagent.package.folder import write_files
+from cuagent.package.guarded import guarded_files
+from cuagent.task import load_task
+from cuagent.verify.domain import Domain, TensorForm
 
 pytestmark = pytest.mark.usefixtures("silent")
 
@@ -47,6 +51,48 @@ def test_restore_gives_the_original_class_back(
     with torch.no_grad():
         close(model(X), original(X))
     assert ran(model) == 1
+
+
+CALLED = """
+import torch
+from torch import nn
+class Model(nn.Module):
+    def forward(self, x): return torch.tanh(x) * 2
+"""
+OWN_CALLS = {
+    "hook": "    def __init__(self):\n        super().__init__()\n"
+    "        self.register_forward_pre_hook(lambda module, given: (torch.tanh(given[0]),))\n"
+    "    def forward(self, x): return x * 2\n",
+    "call": "    def __call__(self, x): return torch.tanh(x) * 2\n"
+    "    def forward(self, x): return x\n",
+}
+
+
+@pytest.mark.parametrize("name", OWN_CALLS)
+def test_kernel_is_called_as_it_was_verified(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The verifier calls the module, so its hooks and its own `__call__` are part of the kernel."""
+    (tmp_path / f"called_{name}.py").write_text(CALLED)
+    task = load_task(tmp_path / f"called_{name}.py", inputs="f32[4,8]", device="cpu")
+    kernel = f"import torch\nfrom torch import nn\nclass ModelNew(nn.Module):\n{OWN_CALLS[name]}"
+    domain = Domain(
+        "cpu",
+        ("x",),
+        '{"kind": "list", "items": [{"kind": "tensor"}]}',
+        (TensorForm("float32", (4, 8), (8, 1)),),
+        '{"kind": "list", "items": [{"kind": "list", "items": []}, '
+        '{"kind": "dict", "keys": [], "items": []}]}',
+    )
+    files = guarded_files(Attempt((("model_new.py", kernel),)), task, domain, "reference.py")
+    write_files(files, tmp_path / f"of_{name}")
+    (tmp_path / f"of_{name}/__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    optimize_ = importlib.import_module(f"of_{name}.model_new").optimize_
+    module = optimize_(importlib.import_module(f"called_{name}").Model())
+    assert module.why_original(X) == ""
+    with torch.no_grad():
+        close(module(X), torch.tanh(X) * 2)
 
 
 OTHERS = {

@@ -31,8 +31,9 @@ class Gate(nn.Module):
         super().__init__()
         self.w = nn.Parameter(torch.ones(8))
         self.unused = nn.Parameter(torch.ones(3))
+        self.frozen = nn.Parameter(torch.ones(8), requires_grad=False)
     def forward(self, x, rows):
-        y = torch.tanh(x) * self.w
+        y = torch.tanh(x) * self.w * self.frozen
         return y, y[rows]
 """
 KERNEL = (
@@ -43,6 +44,7 @@ KERNEL = (
         assert not torch.is_grad_enabled() and a.is_contiguous() and b.is_contiguous()
         self.ran += 1
         t, g = torch.tanh(x), a.index_add(0, rows, b)
+        g = g * self.frozen
         return g * self.w * (1 - t * t), (g * t).sum(0)
 """
 )
@@ -156,11 +158,59 @@ def test_parameter_changed_before_backward_is_an_error_as_in_torch(pair: tuple[A
             made.w.mul_(2)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             y.backward()
-    made = pair[1]
-    y = made(torch.randn(4, 8, requires_grad=True), ROWS)[0].sum()
-    made.w = nn.Parameter(torch.ones(8))
-    with pytest.raises(RuntimeError, match="changed between forward and backward"):
-        y.backward()
+
+
+def test_gradients_are_those_of_the_parameters_of_the_forward(pair: tuple[Any, Any]) -> None:
+    x, found = torch.randn(4, 8, requires_grad=True), []
+    for made in pair:
+        old = made.w
+        y = made(x, ROWS)[0].sum()
+        made.w = nn.Parameter(torch.ones(8))
+        found.append(torch.autograd.grad(y, [x, old]))
+        other = {"w": torch.full((8,), 2.0, requires_grad=True), "unused": made.unused}
+        y = torch.func.functional_call(made, other, (x, ROWS))[0].sum()
+        found[-1] += torch.autograd.grad(y, [x, other["w"]])
+    close(*found)
+
+
+def test_parameter_that_is_trained_only_later_has_a_gradient(pair: tuple[Any, Any]) -> None:
+    """No verdict covers the gradient of a parameter that was frozen when the kernel was judged."""
+    x = torch.randn(4, 8, requires_grad=True)
+    for compiled in (False, True):
+        found = []
+        for made in pair:
+            made.frozen.requires_grad_()
+            call = torch.compile(made, backend="aot_eager") if compiled else made
+            y = call(x, ROWS)[0].square().sum()
+            found.append(torch.autograd.grad(y, [x, made.w, made.frozen]))
+        close(*found)
+    assert ran(pair[1]) == 0
+
+
+def test_hooks_for_saved_tensors_and_batched_gradients_keep_their_meaning(
+    pair: tuple[Any, Any],
+) -> None:
+    x, found = torch.randn(4, 8, requires_grad=True), []
+    for made in pair:
+        hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().clone(), lambda t: t)
+        with hooks:
+            y = made(x, ROWS)[0].square().sum()
+        with torch.no_grad():
+            made.w.mul_(3)
+        many = torch.autograd.functional.jacobian(lambda z, m=made: m(z, ROWS), x, vectorize=True)
+        found.append([*torch.autograd.grad(y, [x, made.w]), *many])
+    close(*found)
+
+
+def test_kernel_computes_with_arguments_without_gradients(folder: Path) -> None:
+    model = importlib.import_module("gate_trained").optimize_(
+        importlib.import_module("users_gates").Gate()
+    )
+    kernel = model.__dict__["_cuagent_replacement"].kernel
+    backward, seen = kernel.backward, []
+    kernel.backward = lambda x, *more: seen.append(x.requires_grad) or backward(x, *more)
+    gradients(model, torch.randn(4, 8, requires_grad=True))
+    assert seen == [False]
 
 
 def test_whole_graph_trains_with_the_kernel(pair: tuple[Any, Any]) -> None:

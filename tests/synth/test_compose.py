@@ -10,9 +10,10 @@ import pytest
 
 from cuagent.expert.families import FAMILIES as EXPERT_FAMILIES
 from cuagent.synth.blocks import blocks
+from cuagent.synth.candidate import Candidate
 from cuagent.synth.card import PAPER_COUNTS, entropy
 from cuagent.synth.catalogue import FAMILIES, catalogue
-from cuagent.synth.compose import WHOLE, Candidate, Grammar, _shape, candidate
+from cuagent.synth.compose import WHOLE, Grammar, _shape, candidate
 from cuagent.synth.draft import Draft
 from cuagent.synth.labelled import differences, traced
 from cuagent.synth.loops import loop_candidate

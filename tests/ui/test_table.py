@@ -27,7 +27,7 @@ from cuagent.ui.attempts import (
     table_lines,
     trend,
 )
-from cuagent.ui.table import build_lines, judgement_lines, smallest_ratio_value, why_lines
+from cuagent.ui.table import build_lines, judgement_lines, smallest_ratio, why_lines
 from cuagent.ui.text import ASCII
 
 EVERY = (GAIN, REJECTED, BROKEN, SLOWER)
@@ -63,8 +63,10 @@ def test_ascii_lines_are_ascii() -> None:
 
 
 def test_worth_is_over_the_better_baseline() -> None:
-    assert smallest_ratio_value(GAIN.timing) == 1.43
-    assert smallest_ratio_value(None) is None
+    best = smallest_ratio(GAIN.timing)
+    assert best is not None
+    assert best.value == 1.43
+    assert smallest_ratio(None) is None
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])

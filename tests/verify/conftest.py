@@ -42,25 +42,24 @@ def judged(task: Task, referee: Referee) -> Callable[[str], Verdict]:
 
 @pytest.fixture(scope="session")
 def regime_referee(
-    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer
 ) -> Iterator[Callable[[Regime], Referee]]:
     """Return a function that gives the referee of a regime's task; candidates of a task share
     it."""
     opened: dict[str, Referee] = {}
     folder: Path = tmp_path_factory.mktemp("regimes")
-    with ForkServer() as fork_server:
 
-        def of(regime: Regime) -> Referee:
-            if regime.task not in opened:
-                path = folder / f"task_{len(opened)}.py"
-                path.write_text(regime.task)
-                task = load_task(str(path), device="cpu")
-                opened[regime.task] = Referee(task, call_s=10.0, fork_server=fork_server)
-            return opened[regime.task]
+    def of(regime: Regime) -> Referee:
+        if regime.task not in opened:
+            path = folder / f"task_{len(opened)}.py"
+            path.write_text(regime.task)
+            task = load_task(str(path), device="cpu")
+            opened[regime.task] = Referee(task, call_s=10.0, fork_server=fork_server)
+        return opened[regime.task]
 
-        yield of
-        for referee in opened.values():
-            referee.close()
+    yield of
+    for referee in opened.values():
+        referee.close()
 
 
 @pytest.fixture

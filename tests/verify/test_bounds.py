@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cuagent.attempt import freeze
+from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.task import Precision, load_task
 from cuagent.verify import Referee
@@ -38,6 +38,7 @@ from cuagent.verify.rules.bounds import (
 from cuagent.verify.rules.tolerance import strict
 from cuagent.verify.rules.types import Expected, Sensitivity
 from cuagent.verify.trace.reductions import Terms, terms
+from cuagent.worker import ForkServer
 
 ATTENTION = """
 import torch
@@ -313,24 +314,25 @@ class ModelNew(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "before", "after", "accepted"),
+    ("dtype", "changes"),
     [
-        ("float64", "", "", True),
-        ("float64", ".float()", ".double()", False),
-        ("float64", "", ".float().double()", False),
-        ("float32", "", "", True),
-        ("float32", ".double()", ".float()", True),
+        (
+            "float64",
+            {("", ""): True, (".float()", ".double()"): False, ("", ".float().double()"): False},
+        ),
+        ("float32", {("", ""): True, (".double()", ".float()"): True}),
     ],
 )
 def test_float64_reference_is_judged_at_float64(
-    tmp_path: Path, dtype: str, before: str, after: str, accepted: bool
+    tmp_path: Path, fork_server: ForkServer, dtype: str, changes: dict[tuple[str, str], bool]
 ) -> None:
     (tmp_path / "task.py").write_text(DOUBLE_TASK.format(dtype=dtype))
-    (tmp_path / "model_new.py").write_text(DOUBLE_CANDIDATE.format(before=before, after=after))
-    with Referee(load_task(tmp_path / "task.py")) as referee:
-        attempt = freeze(tmp_path / "model_new.py")
-        verdict = referee.verify(attempt, build(attempt, referee.task.device))
-    assert verdict.accepted is accepted, verdict
+    with Referee(load_task(tmp_path / "task.py"), fork_server=fork_server) as referee:
+        for (before, after), accepted in changes.items():
+            text = DOUBLE_CANDIDATE.format(before=before, after=after)
+            attempt = Attempt((("model_new.py", text),))
+            verdict = referee.verify(attempt, build(attempt, referee.task.device))
+            assert verdict.accepted is accepted, (before, after, verdict)
 
 
 def test_terms_know_references_in_float64() -> None:

@@ -19,7 +19,13 @@ from cuagent.verify import Reason, Referee, Verdict
 Judged = Callable[[str], Verdict]
 
 
-@pytest.mark.parametrize("name", FAULTS)
+SLOW = ("sleeps without end", "stops itself", "aborts", "leaves", "closes the channel")
+"""Faults of the slow suite; the referee sees them as it sees a hang, a kill or a broken channel."""
+
+
+@pytest.mark.parametrize(
+    "name", [n if n not in SLOW else pytest.param(n, marks=pytest.mark.slow) for n in FAULTS]
+)
 def test_fault_has_its_reason_and_the_next_attempt_is_accepted(
     referee: Referee, judged: Judged, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

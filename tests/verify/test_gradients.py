@@ -10,8 +10,10 @@ import pytest
 from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.task import TaskError, load_task
-from cuagent.task.step import Step, forward_task, training_step
+from cuagent.task.plain import task_from_json, task_to_json
+from cuagent.task.step import MARK, Step, forward_task, training_step
 from cuagent.verify import Reason, Referee, Verdict
+from cuagent.worker import ForkServer
 
 REFERENCE = """
 import torch
@@ -47,11 +49,13 @@ def candidate(backward: str, forward: str = "") -> Attempt:
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Attempt], Verdict]]:
+def judged(
+    tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer
+) -> Iterator[Callable[[Attempt], Verdict]]:
     path = tmp_path_factory.mktemp("step") / "gate.py"
     path.write_text(REFERENCE)
     task = training_step(load_task(path, device="cpu"))
-    with Referee(task, call_s=5.0) as referee:
+    with Referee(task, call_s=5.0, fork_server=fork_server) as referee:
         yield lambda attempt: referee.verify(attempt, build(attempt, task.device))
 
 
@@ -83,6 +87,80 @@ def test_wrong_gradients_are_rejected(name: str, judged: Callable[[Attempt], Ver
     assert old in HONEST
     verdict = judged(candidate(HONEST.replace(old, new)))
     assert verdict.reason in (Reason.WRONG_VALUES, Reason.LESS_PRECISE), verdict
+
+
+POINTWISE = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+class Model(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(n))
+    def forward(self, x):
+        return F.hardswish(x) * self.w
+def get_inputs(): return [torch.randn(24, 40)]
+def get_init_inputs(): return [40]
+"""
+SLOPE = """
+    def backward(self, x, a):
+        slope = (x > -3) * torch.where(x < 3, x / 3 + 0.5, 1.0)
+        return a * self.w * slope, (a * F.hardswish(x)).sum(0)
+"""
+
+
+@pytest.fixture(scope="module")
+def pointwise(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Verdict]]:
+    path = tmp_path_factory.mktemp("step") / "pointwise.py"
+    path.write_text(POINTWISE)
+    task = training_step(load_task(path, device="cpu"))
+    text = POINTWISE.partition("def get_inputs")[0].replace("class Model(", "class ModelNew(")
+    with Referee(task, call_s=5.0) as referee:
+
+        def judge(backward: str) -> Verdict:
+            attempt = Attempt((("model_new.py", text + backward),))
+            return referee.verify(attempt, build(attempt, task.device))
+
+        yield judge
+
+
+def test_gradients_at_nan_are_not_judged(pointwise: Callable[[str], Verdict]) -> None:
+    """A mask gives zero or NaN where torch passes a gradient on."""
+    verdict = pointwise(SLOPE)
+    assert verdict.accepted, verdict
+
+
+WRONG_POINTWISE = {
+    "at the upper kink": ("x < 3", "x <= 3"),
+    "at the lower kink": ("x > -3", "x >= -3"),
+    "where the input has a gradient": ("a * self.w", "(1 + x.requires_grad) * a * self.w"),
+    "by the address": (
+        "        slope = (x > -3) *",
+        "        known, key = getattr(self, 'known', None), (x.data_ptr(), x._version)\n"
+        "        if known is None or known[0] != key:\n"
+        "            self.known = known = key, x.clone()\n"
+        "        x = known[1]\n"
+        "        slope = (x > -3) *",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_POINTWISE)
+def test_wrong_slopes_are_rejected(name: str, pointwise: Callable[[str], Verdict]) -> None:
+    old, new = WRONG_POINTWISE[name]
+    assert old in SLOPE
+    verdict = pointwise(SLOPE.replace(old, new))
+    assert not verdict.accepted, "accepted"
+    assert verdict.reason in (Reason.WRONG_VALUES, Reason.NOT_DETERMINISTIC), verdict
+
+
+def test_candidate_whose_call_is_more_than_forward_has_one_line(
+    pointwise: Callable[[str], Verdict],
+) -> None:
+    """A package calls `backward` itself, so hooks would not run there."""
+    verdict = pointwise(f"{SLOPE}\n    def __call__(self, *given): return self.forward(*given)\n")
+    assert verdict.reason is Reason.CONSTRUCT_FAILED
+    assert "no hooks and no __call__" in verdict.output
 
 
 def test_state_of_an_earlier_forward_is_rejected(judged: Callable[[Attempt], Verdict]) -> None:
@@ -118,6 +196,25 @@ def test_step_names_what_has_a_gradient_and_gives_the_forward_back(tmp_path: Pat
     assert made.digest != task.digest
     given = load_task(path, inputs="f32[24,40]; i64[10]<24", device="cpu")
     assert forward_task(training_step(given)).inputs == given.inputs
+
+
+def test_text_with_the_mark_of_a_step_is_given_back_whole(tmp_path: Path) -> None:
+    path = tmp_path / "gate.py"
+    path.write_text(REFERENCE.replace("class Model", f"{MARK}\nclass Model"))
+    task = load_task(path, device="cpu")
+    assert forward_task(training_step(task)).source.strip() == task.source.strip()
+
+
+@pytest.mark.parametrize(
+    "step", ["[" * 100_000, "{", "[]", "5", '{"entry": "Model"}', '{"inputs": "abc"}', '{"a": 1}']
+)
+def test_recorded_step_of_another_form_is_refused(step: str, tmp_path: Path) -> None:
+    """A log or evidence of another origin may hold any text."""
+    path = tmp_path / "gate.py"
+    path.write_text(REFERENCE)
+    data = task_to_json(load_task(path, device="cpu")) | {"step": step}
+    with pytest.raises(ValueError, match=r"step|Expecting"):
+        task_from_json(data)
 
 
 def test_module_without_gradients_has_no_step(tmp_path: Path) -> None:

@@ -129,3 +129,16 @@ def test_misplaced_elements_are_counted_by_complex_number() -> None:
     real, pairs = torch.zeros(8), torch.zeros(4, dtype=torch.complex64)
     assert all_misplaced(blocks, real).tolist() == [False, True] + [False] * 6
     assert all_misplaced(blocks, pairs).tolist() == [True, False, False, False]
+
+
+@pytest.mark.parametrize("kind", [Inputs.INFINITE, Inputs.OWN])
+def test_number_that_only_fp64_represents_is_no_truth(kind: Inputs) -> None:
+    """`nan_to_num` gives the largest number of its dtype; a mean of 64 numbers divides it."""
+    declared = torch.tensor([[0.5, 1.0], [torch.finfo(torch.float32).max / 64, 2.0]])
+    precise = declared.double()
+    precise[1, 0] = torch.finfo(torch.float64).max / 64
+    right = Expected([declared], [precise], [torch.full((2, 2), 1e-8).double()])
+    assert strict([declared], right, kind, Terms.of(64)).passed
+    wrong = declared.clone()
+    wrong[1, 0] *= 1.01
+    assert not strict([wrong], right, kind, Terms.of(64)).passed

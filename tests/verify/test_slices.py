@@ -15,7 +15,8 @@ from cuagent.task import load_task, open_reference
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.oracle import describe as describing
 from cuagent.verify.oracle.describe import Described, describe
-from cuagent.verify.oracle.slices import Combine, is_consistent
+from cuagent.verify.oracle.slice_checks import is_consistent
+from cuagent.verify.oracle.slices import Combine
 from cuagent.verify.oracle.spread import Spread
 
 HEAD = "import torch\nimport torch.nn.functional as F\nclass Model(torch.nn.Module):\n"

@@ -95,12 +95,6 @@ def gae(values: Tensor, rewards: Tensor, lengths: Tensor, lam: float | Tensor) -
     return out
 
 
-def monte_carlo(rewards: Tensor, lengths: Tensor) -> Tensor:
-    """Return the terminal reward at each action token: returns with gamma 1. [E, T]."""
-    steps = torch.arange(int(lengths.max()), device=rewards.device)
-    return rewards[:, None] * (steps < lengths[:, None])
-
-
 def length_adaptive(lengths: Tensor, alpha: float = 0.05, floor: float = 0.9) -> Tensor:
     """Compute lambda = 1 - 1 / (alpha * l) per episode, within [floor, 1] (VAPO, arXiv 2504.05118).
 

@@ -2,9 +2,9 @@
 
 A task that always succeeds or always fails gives every episode the same reward and so no advantage.
 Its share shrinks, and grows again when its outcomes vary. The mix becomes harder as the policy
-solves tasks and easier as it fails: a task that was not played yet, but has a measured difficulty
-(`cuagent synth`), is expected to succeed as often as the policy's ability says (Rasch's model, in
-which a success has the odds exp(ability - difficulty)).
+solves tasks and easier as it fails. The success of a task that was not played yet is predicted from
+its measured difficulty (`cuagent synth`) and the policy's ability by Rasch's model: the odds of a
+success are exp(ability - difficulty).
 Invariant: the choice for an iteration depends only on the seed and the outcomes of earlier
 iterations, which are in a file; a resumed run chooses like an uninterrupted one.
 """

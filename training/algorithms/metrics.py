@@ -1,10 +1,10 @@
 """Compute statistics of a batch: the critic's quality, the policy's step, the episodes' outcomes.
 
-Explained variance is given in both common definitions, because they differ by the critic's offset:
-`centred` 1 - Var(G - V) / Var(G) ignores it, `plain` 1 - E[(G - V)^2] / Var(G) does not (a zero
-head on rewards of mean 1.7 and variance 0.45 has 0 in the first and -6.4 in the second). It is also
-given by progress quartile: the first tokens cannot predict the outcome, so the value over all
-tokens hides a critic that is good late in an episode.
+Explained variance is given in both common definitions, which treat the critic's offset differently.
+`centred`, 1 - Var(G - V) / Var(G), ignores it; `plain`, 1 - E[(G - V)^2] / Var(G), does not. For
+example, a zero head on rewards of mean 1.7 and variance 0.45 has 0 in the first and -6.4 in the
+second. It is also given by progress quartile: the first tokens cannot predict the outcome, so the
+value over all tokens hides a critic that is good late in an episode.
 """
 
 from __future__ import annotations

@@ -75,88 +75,138 @@ def ppo(
     iteration's updates. metrics.jsonl and checkpoints are written under `out`; a second call with
     the same `out` resumes from the newest checkpoint.
     """
-    modules = {"actor": actor, "critic": critic}
-    optimizers = {
-        "actor": make_optimizer(actor, config.actor),
-        "critic": make_optimizer(critic, config.critic),
-    }
-    first, position = 0, {"rollbacks": 0, "rewound": 0, "stopped": 0}
-    # Keep the checkpoints that alarms may rewind to.
-    rewinds = config.on_alarm is not Action.WARN
-    keep = 1 + math.ceil(config.limits.patience / config.save_every) if rewinds else 2
-    if found := latest_checkpoint(out):
-        first, known = load_checkpoint(found, modules, optimizers)
-        position |= known
-        best = BestWeights(out, position)
-    else:
-        best = BestWeights(out, position)
-        judge(0, evaluate, best, modules, say)
-        save_checkpoint(out, 0, modules, optimizers, position | best.position)
-    history: list[Metrics] = drop_metrics_from(out / "metrics.jsonl", first)
-    means = read_task_means(out / "task_rewards.jsonl", first)
-    if position["stopped"] and rewinds:
+    run = _PpoRun(actor, critic, config, out, say, evaluate)
+    if run.was_stopped:
         say("the run was stopped by an alarm; set ppo.on_alarm=warn to continue it")
-        return history
-
-    for iteration in range(first, config.iterations):
-        # Halve the rate after each rewind: the same rate would fail in the same way.
-        rate = config.actor.lr / 2 ** position["rollbacks"]
-        current = replace(config, actor=replace(config.actor, lr=rate))
-        played: list[Episode] = []
-
-        def noted(iteration: int, played: list[Episode] = played) -> Sequence[Episode]:
-            played += collect(iteration)
-            return played
-
-        metrics = iterate(actor, critic, optimizers, noted, current, iteration, reference, guard)
-        means.append(task_means(played))
-        append_task_means(out / "task_rewards.jsonl", iteration, means[-1])
-        metrics["reward_fall"] = reward_fall(means)
-        last = iteration + 1 == config.iterations
-        judged = last or (iteration + 1) % config.evaluate_every == 0
-        if judged:
-            metrics |= judge(iteration + 1, evaluate, best, modules, say)
-        history.append(metrics)
-        log_metrics(out / "metrics.jsonl", iteration, metrics, stage="ppo")
-        say(describe(iteration, config.iterations, metrics))
-
-        found_alarms = alarms(history, config.limits, position["rewound"])
-        for alarm in found_alarms:
-            say(f"  {'ALARM' if alarm.severe else 'warning'}: {alarm.text}")
-        if not last and should_stop():  # it may read the metrics
-            last = True
-            if not judged:
-                judge(iteration + 1, evaluate, best, modules, say)
-        severe = [alarm for alarm in found_alarms if alarm.severe]
-        if severe and rewinds:
-            # Also rewind if the run ends here, since the caller saves the model.
-            trusted = iteration - max(alarm.back for alarm in severe)
-            healthy = rewind(out, trusted, modules, optimizers)
-            no_rollbacks_left = position["rollbacks"] == config.rollbacks
-            stops = no_rollbacks_left or config.on_alarm is Action.STOP
-            ends = last or stops
-            position = {
-                "rollbacks": position["rollbacks"] + (not ends),
-                "rewound": iteration + 1,
-                "stopped": int(stops),
-            } | best.position
-            save_checkpoint(out, iteration + 1, modules, optimizers, position, keep)
-            if ends:
-                say(f"  stopped with the weights of {healthy.name}")
-                break
-            say(f"  rewound to {healthy.name}, at half the learning rate")
-            continue
-        # With on_alarm=warn save after alarms too, so that a kill loses nothing; never save NaN.
-        whole = not any(alarm.name == NOT_FINITE for alarm in found_alarms)
-        if whole and ((iteration + 1) % config.save_every == 0 or last):
-            position |= best.position
-            save_checkpoint(out, iteration + 1, modules, optimizers, position, keep)
-        if last:
+        return run.history
+    for iteration in range(run.first, config.iterations):
+        run.iterate(iteration, collect, reference, guard)
+        if run.ends_after(iteration, should_stop):
             break
     if evaluate is not None:
-        best.restore(modules)
-        say(f"kept the weights of iteration {best.step}: held-out reward {-best.loss:+.2f}")
-    return history
+        run.best.restore(run.modules)
+        say(f"kept the weights of iteration {run.best.step}: held-out reward {-run.best.loss:+.2f}")
+    return run.history
+
+
+class _PpoRun:
+    """State of a run of PPO: models, optimizers, metrics and its position in the checkpoints."""
+
+    def __init__(
+        self,
+        actor: Any,
+        critic: Any,
+        config: PpoConfig,
+        out: Path,
+        say: Say,
+        evaluate: Collect | None,
+    ) -> None:
+        """Resume from the newest checkpoint under `out`, or evaluate and save the start."""
+        self.config, self.out, self.say, self.evaluate = config, out, say, evaluate
+        self.modules = {"actor": actor, "critic": critic}
+        self.optimizers = {
+            "actor": make_optimizer(actor, config.actor),
+            "critic": make_optimizer(critic, config.critic),
+        }
+        self.first, self.position = 0, {"rollbacks": 0, "rewound": 0, "stopped": 0}
+        self.rewinds = config.on_alarm is not Action.WARN
+        # Keep the checkpoints that alarms may rewind to.
+        self.keep = 1 + math.ceil(config.limits.patience / config.save_every) if self.rewinds else 2
+        if found := latest_checkpoint(out):
+            self.first, known = load_checkpoint(found, self.modules, self.optimizers)
+            self.position |= known
+            self.best = BestWeights(out, self.position)
+        else:
+            self.best = BestWeights(out, self.position)
+            self._judge(0)
+            position = self.position | self.best.position
+            save_checkpoint(out, 0, self.modules, self.optimizers, position)
+        self.history: list[Metrics] = drop_metrics_from(out / "metrics.jsonl", self.first)
+        self.means = read_task_means(out / "task_rewards.jsonl", self.first)
+
+    @property
+    def was_stopped(self) -> bool:
+        """True if an alarm stopped the run before, and still would."""
+        return bool(self.position["stopped"]) and self.rewinds
+
+    def iterate(
+        self, iteration: int, collect: Collect, reference: Any | None, guard: DeviceGuard
+    ) -> None:
+        """Collect episodes, update both models, evaluate if it is time to, and log the metrics."""
+        # Halve the rate after each rewind: the same rate would fail in the same way.
+        rate = self.config.actor.lr / 2 ** self.position["rollbacks"]
+        config = replace(self.config, actor=replace(self.config.actor, lr=rate))
+        played: list[Episode] = []
+
+        def noted(iteration: int) -> Sequence[Episode]:
+            played.extend(collect(iteration))
+            return played
+
+        actor, critic = self.modules["actor"], self.modules["critic"]
+        metrics = iterate(
+            actor, critic, self.optimizers, noted, config, iteration, reference, guard
+        )
+        self.means.append(task_means(played))
+        append_task_means(self.out / "task_rewards.jsonl", iteration, self.means[-1])
+        metrics["reward_fall"] = reward_fall(self.means)
+        if self._is_evaluated(iteration):
+            metrics |= self._judge(iteration + 1)
+        self.history.append(metrics)
+        log_metrics(self.out / "metrics.jsonl", iteration, metrics, stage="ppo")
+        self.say(describe(iteration, self.config.iterations, metrics))
+
+    def ends_after(self, iteration: int, should_stop: ShouldStop) -> bool:
+        """Handle alarms, save a checkpoint, and return True if no iteration follows."""
+        found_alarms = alarms(self.history, self.config.limits, self.position["rewound"])
+        for alarm in found_alarms:
+            self.say(f"  {'ALARM' if alarm.severe else 'warning'}: {alarm.text}")
+        last = iteration + 1 == self.config.iterations
+        if not last and should_stop():  # it may read the metrics
+            last = True
+            if not self._is_evaluated(iteration):
+                self._judge(iteration + 1)
+        severe = [alarm for alarm in found_alarms if alarm.severe]
+        if severe and self.rewinds:
+            return self._rewind(iteration, max(alarm.back for alarm in severe), last=last)
+        # With on_alarm=warn save after alarms too, so that a kill loses nothing; never save NaN.
+        whole = not any(alarm.name == NOT_FINITE for alarm in found_alarms)
+        if whole and ((iteration + 1) % self.config.save_every == 0 or last):
+            self.position |= self.best.position
+            self._save(iteration)
+        return last
+
+    def _rewind(self, iteration: int, back: int, *, last: bool) -> bool:
+        """Return to the weights `back` iterations ago; True if the run ends with them.
+
+        It rewinds at the end of a run too, since the caller saves the models.
+        """
+        healthy = rewind(self.out, iteration - back, self.modules, self.optimizers)
+        no_rollbacks_left = self.position["rollbacks"] == self.config.rollbacks
+        stops = no_rollbacks_left or self.config.on_alarm is Action.STOP
+        ends = last or stops
+        self.position = {
+            "rollbacks": self.position["rollbacks"] + (not ends),
+            "rewound": iteration + 1,
+            "stopped": int(stops),
+        } | self.best.position
+        self._save(iteration)
+        if ends:
+            self.say(f"  stopped with the weights of {healthy.name}")
+        else:
+            self.say(f"  rewound to {healthy.name}, at half the learning rate")
+        return ends
+
+    def _is_evaluated(self, iteration: int) -> bool:
+        last = iteration + 1 == self.config.iterations
+        return last or (iteration + 1) % self.config.evaluate_every == 0
+
+    def _judge(self, iterations: int) -> Metrics:
+        return judge(iterations, self.evaluate, self.best, self.modules, self.say)
+
+    def _save(self, iteration: int) -> None:
+        save_checkpoint(
+            *(self.out, iteration + 1, self.modules, self.optimizers, self.position, self.keep)
+        )
 
 
 def judge(

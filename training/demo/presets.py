@@ -80,7 +80,7 @@ class DemoConfig:
     first_turns: int = 3000
     """Number of the teacher's first turns on other chains, which are never judged."""
     demonstrations: int = 96
-    """Number of whole episodes of the teacher, judged."""
+    """Number of complete episodes that the teacher plays; each is judged."""
     shown: int = 0
     """Number of training tasks that the teacher plays, 0 for all; the others can be opened while
     the base policy trains."""

@@ -138,16 +138,11 @@ class LocalEngine:
 
     @torch.no_grad()
     def _decode(self, requests: Sequence[Request]) -> list[Sampled]:
+        """Sample the answers of all requests token by token, in one batch with a shared cache."""
         from transformers import DynamicCache
 
-        device = self.actor.device
-        n, width = len(requests), max(len(r.prompt) for r in requests)
-        ids = torch.zeros(n, width, dtype=torch.int64)
-        real = torch.zeros(n, width, dtype=torch.int64)
-        for i, request in enumerate(requests):  # padded left, so that all rows grow at the end
-            ids[i, width - len(request.prompt) :] = torch.tensor(request.prompt)
-            real[i, width - len(request.prompt) :] = 1
-        ids, real = ids.to(device), real.to(device)
+        device, n = self.actor.device, len(requests)
+        ids, real = (tensor.to(device) for tensor in _padded(requests))
         longest = max(r.max_tokens for r in requests)
         limits = torch.tensor([r.max_tokens for r in requests], device=device)
         temperatures = torch.tensor([r.temperature for r in requests], device=device)
@@ -162,20 +157,7 @@ class LocalEngine:
         logps = torch.zeros(n, longest, device=device)
         lengths = torch.zeros(n, dtype=torch.int64, device=device)
         ended = torch.zeros(n, dtype=torch.bool, device=device)
-        # A long prompt goes into the cache in parts; the last part gives the first token.
-        part = max(1, PREFILL_TOKENS // n)
-        while ids.shape[1] > part:
-            self._check_open()
-            seen = real[:, : cache.get_seq_length() + part]
-            self.actor(
-                input_ids=ids[:, :part],
-                attention_mask=seen,
-                position_ids=position_ids[:, :part],
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-            ids, position_ids = ids[:, part:], position_ids[:, part:]
+        ids, position_ids = self._prefill(ids, real, position_ids, cache)
         for step in range(longest):
             self._check_open()
             out = self.actor(
@@ -216,6 +198,41 @@ class LocalEngine:
             )
             for i in range(n)
         ]
+
+    def _prefill(
+        self, ids: Tensor, real: Tensor, position_ids: Tensor, cache: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Put all but the last part of long prompts into the cache; return the last part.
+
+        Its ids and positions give the first token.
+        """
+        part = max(1, PREFILL_TOKENS // len(ids))
+        while ids.shape[1] > part:
+            self._check_open()
+            self.actor(
+                input_ids=ids[:, :part],
+                attention_mask=real[:, : cache.get_seq_length() + part],
+                position_ids=position_ids[:, :part],
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+            ids, position_ids = ids[:, part:], position_ids[:, part:]
+        return ids, position_ids
+
+
+def _padded(requests: Sequence[Request]) -> tuple[Tensor, Tensor]:
+    """Return the ids of the prompts, and 1 for each real token. Shape [requests, longest].
+
+    They are padded on the left, so that all rows grow at the end.
+    """
+    n, width = len(requests), max(len(r.prompt) for r in requests)
+    ids = torch.zeros(n, width, dtype=torch.int64)
+    real = torch.zeros(n, width, dtype=torch.int64)
+    for i, request in enumerate(requests):
+        ids[i, width - len(request.prompt) :] = torch.tensor(request.prompt)
+        real[i, width - len(request.prompt) :] = 1
+    return ids, real
 
 
 def batches(lengths: Sequence[int], rows: int, tokens: int | None) -> Iterator[range]:

@@ -1,8 +1,8 @@
 """Create, load and save actor and critic (Hugging Face models), and run their forward passes.
 
 The actor is any causal language model. The critic is the same backbone with a token-classification
-head of one label: dropout 0 (Hugging Face's default of 0.1 makes old values noise) and a head of
-zeros, so that its first predictions are 0 rather than noise.
+head of one label. Its dropout is 0, because Hugging Face's default of 0.1 makes old values noisy.
+Its head begins with zeros, so that the first predictions are 0.
 Not covered: sampling (`engine.py`), devices and sharding (`placement.py`).
 """
 
@@ -154,9 +154,9 @@ def of_actions(actor: Any, batch: Batch, compute: OfLogits) -> Tensor:
 
     `logits` [n, V] are those that the tokens `ids` [n] were drawn from; `compute` gives [n, k].
     Other positions skip the head: in an episode with much tool output they would take most of its
-    work and memory. The head works on `CHUNK` tokens at a time, and computes them again in the
-    backward pass, so that never more than a chunk of logits is in memory: 1,024 tokens of a
-    vocabulary of 152,000 take 0.6 GB in fp32.
+    work and memory. The head works on `CHUNK` tokens at a time and computes them again in the
+    backward pass, so only one chunk of logits is in memory. 1,024 tokens of a vocabulary of 152,000
+    take 0.6 GB in fp32.
     """
     head, ids = actor.get_output_embeddings(), batch.ids.flatten()[batch.drawn]
     drawn = batch.drawn if batch.packing is None else batch.packing.drawn

@@ -147,7 +147,7 @@ def _match(edit: Edit, node: Any) -> Match | None:
     if product.left == Operand(weights, straight):
         values, order = product.right, product.order
     elif product.right == Operand(weights, straight):
-        # An equation with the values first has the head size as its rows.
+        # In an einsum whose first operand is the values, the rows are the head size.
         turned = (*straight[:-2], rank - 1, rank - 2)
         values, order = product.left, tuple(turned[d] for d in product.order)
     else:

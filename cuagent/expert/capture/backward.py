@@ -127,6 +127,8 @@ def _table() -> dict[Any, Any]:
 
     aten = torch.ops.aten
     found: dict[Any, Any] = dict(torch._decomp.core_aten_decompositions())
+    # torch's decomposition returns the weights where its gradient expects their logsumexp.
+    found.pop(aten._scaled_dot_product_flash_attention_for_cpu.default, None)
     found |= {
         aten.native_layer_norm.default: _layer_norm,
         aten.native_group_norm.default: _group_norm,

@@ -40,6 +40,9 @@ class Target:
     """True if float32 products may be computed in TF32."""
     tf32_convolutions: bool = False
     """True if float32 convolutions may be computed in TF32."""
+    exact_channels: int = 16
+    """Most input channels of a convolution that is computed as in float32 also where TF32 is
+    admitted. cuDNN computes many of these in float32, and a candidate has to be as precise."""
 
 
 @dataclass(frozen=True)

@@ -49,17 +49,17 @@ LEAST_CHANNELS = 16
 FEW_CHANNELS = 32
 """Input channels below which taps and channels are one index of the sum, so that it has no gaps,
 and the input is read as it lies."""
-EXACT_CHANNELS = 16
-"""Most input channels of a convolution that is computed as in float32 also where TF32 is admitted.
-cuDNN computes many of these in float32, and a candidate has to be as precise."""
 SHORT_SUM = 256
 """Most terms of the sum of another convolution in one or two dimensions whose input is not copied
 to float16. Scaled float16 took 0.4 of cuDNN's time in TF32 on 3x3 layers of 64 to 512 channels."""
-SHORT_EXACT_SUM = 64
+SHORT_EXACT_SUM = 96
 """`SHORT_SUM` of a convolution that has to be as in float32 where TF32 is admitted: 16 channels in
-3x3 windows took 1.76 times the time of cuDNN, which computed them in TF32."""
+3x3 windows took 1.76 times the time of cuDNN, which computed them in TF32. With 8 channels the
+kernel took as long as cuDNN and one pass over the result."""
 LONG_SUM = 0
 """`SHORT_SUM` of a convolution with more channels, for which the input is copied."""
+GROUP_SUM = 512
+"""Most terms of the sum of a convolution with groups."""
 MOST_CHANNELS = 256
 """Most output channels whose reduction is in the epilogue: one tile has all of them."""
 LARGE = 1 << 31
@@ -67,6 +67,10 @@ LARGE = 1 << 31
 REDUCTIONS = ("sum", "max", "min", "amax", "amin")
 LEAST_OPERATIONS = 1 << 26
 """Multiplications of a convolution below which the launches decide."""
+LEAST_OCCUPIED, SPLIT_SUM = 0.5, 512
+"""Part of the processors that have a tile, and terms of the sum of a convolution in one or two
+dimensions. With fewer tiles and longer sums the library has the lead: it splits the sum over
+processors. An estimate; the library's kernels in three dimensions are slower."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,24 @@ class Pool:
 
 
 @dataclass(frozen=True)
+class Partials:
+    """Sums over the places of each tile that the kernel stores in addition, by name."""
+
+    value: str
+    """Value of the epilogue that is summed."""
+    sums: str
+    means: str
+    deviations: str
+    """Sums of squared differences from the mean of the tile."""
+    counts: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the stored tensors."""
+        return tuple(n for n in (self.sums, self.means, self.deviations, self.counts) if n)
+
+
+@dataclass(frozen=True)
 class Convolution:
     """A convolution with channels-last operands, and the group behind it as its epilogue."""
 
@@ -127,10 +149,17 @@ class Convolution:
     """True if the input was copied, and rounded, by a kernel of our own."""
     scale: str = ""
     """Scales of the output channels, if the sum has scaled float16 operands in place of TF32."""
+    groups: int = 1
+    """Groups of channels; `channels_in` are those of one group."""
     again: tuple[Volume, str] | None = None
     """Float32 operands of a sum in float16. Tiles that contain NaN are computed again from them."""
     pool: Pool | None = None
     """Pool behind the epilogue."""
+    copy: tuple[str, str] = ()  # type: ignore[assignment]
+    """A stored value, and its scaled float16 copy in channels-last layout for the next convolution;
+    () without a copy."""
+    partials: Partials | None = None
+    """Partial sums over places; a tile then has places of one sample only."""
 
     @property
     def is_copy(self) -> bool:
@@ -160,6 +189,11 @@ class Convolution:
         return self.taps > 1 and self.left.channel != 1
 
     @property
+    def columns(self) -> int:
+        """Output channels of a group."""
+        return self.channels_out // self.groups
+
+    @property
     def nodes(self) -> tuple[Node, ...]:
         """All nodes that the kernel computes."""
         pooled = (self.pool.anchor, *self.pool.after) if self.pool else ()
@@ -171,24 +205,26 @@ class Convolution:
         return self.dtypes
 
 
-def copy_operands(graph: Graph, target: Target, keep: frozenset[str]) -> Graph:
+def copy_operands(graph: Graph, target: Target, keep: frozenset[str], every: bool = False) -> Graph:
     """Put channels-last copies in front of each convolution that qualifies.
 
-    Weights that the tensor cores read in TF32 are rounded once, with their copy.
+    Weights that the tensor cores read in TF32 are rounded once, with their copy. With `every`, sums
+    of any length qualify.
     """
     nodes: list[Node] = []
     for node in graph.nodes:
-        if node.origin in keep or not _qualifies(graph, node, target):
+        if node.origin in keep or not _qualifies(graph, node, target, every):
             nodes.append(node)
             continue
         x, weight = graph.node(str(node.args[0])), graph.node(str(node.args[1]))
         names = [x.name, weight.name]
         copies: list[tuple[Any, ...]] = []
-        rounded = weight.dtype == "float32" and runs_in_tf32(target, x.shape[1])
+        channels = x.shape[1] // settings_of(node)["groups"]
+        rounded = weight.dtype == "float32" and runs_in_tf32(target, channels)
         extra: list[str] = []
         if not is_pointwise(node, weight):
-            copied = x.shape[1] >= FEW_CHANNELS or not _read_in_place(graph, x)
-            halves = rounded and runs_in_halves(graph, x, target)
+            copied = channels >= FEW_CHANNELS or not _read_in_place(graph, x)
+            halves = copied and rounded and runs_in_halves(graph, x, target)
             call, moved = WEIGHT, (weight.shape[0], *weight.shape[2:], weight.shape[1])
             if node.op.startswith("F.conv_transpose"):
                 call, moved = TRANSPOSED_WEIGHT, (*weight.shape[1:], weight.shape[0])
@@ -241,7 +277,7 @@ def _halves(
 
 def runs_in_tf32(target: Target, channels_in: int) -> bool:
     """Return True if the kernel of a float32 convolution may read its operands in TF32."""
-    return target.tf32_convolutions and channels_in > EXACT_CHANNELS
+    return target.tf32_convolutions and channels_in > target.exact_channels
 
 
 def _copy_call(graph: Graph, x: Node) -> str:
@@ -315,7 +351,7 @@ def _adjacent_channels(graph: Graph, weight: Node) -> bool:
     return (found.sample, found.channel, found.offset) == (weight.shape[1], 1, 0)
 
 
-def _qualifies(graph: Graph, node: Node, target: Target) -> bool:
+def _qualifies(graph: Graph, node: Node, target: Target, every: bool) -> bool:
     if node.kind is not Kind.LIBRARY or target.capability < (8, 0) or not node.contiguous:
         return False
     transposed = node.op.startswith("F.conv_transpose")
@@ -326,20 +362,42 @@ def _qualifies(graph: Graph, node: Node, target: Target) -> bool:
     whole = all(isinstance(v, list) for k, v in settings.items() if k != "groups")
     if not whole or len(x.shape) != len(node.shape):
         return False
-    if settings["groups"] != 1 or max(n.size // n.shape[0] for n in (x, node)) >= LARGE:
+    if max(n.size // n.shape[0] for n in (x, node)) >= LARGE:
+        return False
+    if settings["groups"] != 1 and (transposed or not _few_of_group(graph, x, weight)):
         return False
     taps = math.prod(weight.shape[2:])
     points = x.size // x.shape[1] if transposed else node.size // node.shape[1]
     if points * taps * weight.shape[0] * weight.shape[1] < LEAST_OPERATIONS:
         return False
+    plane = node.op.startswith(("F.conv1d(", "F.conv2d("))
+    if plane and taps * x.shape[1] > SPLIT_SUM and not _is_occupied(node, target):
+        return False
     if is_pointwise(node, weight):
         readable = _read_in_place(graph, x) and _adjacent_channels(graph, weight)
-        return x.shape[1] >= LEAST_CHANNELS and readable
-    exact = target.tf32_convolutions and x.dtype == "float32" and x.shape[1] <= EXACT_CHANNELS
+        return weight.shape[1] >= LEAST_CHANNELS and readable
+    if settings["groups"] != 1:
+        return True
+    exact = (
+        target.tf32_convolutions and x.dtype == "float32" and not runs_in_tf32(target, x.shape[1])
+    )
     few = SHORT_EXACT_SUM if exact else SHORT_SUM
     short = taps * x.shape[1] <= (few if x.shape[1] < FEW_CHANNELS else LONG_SUM)
     short = short or runs_in_halves(graph, x, target)
-    return transposed or node.op.startswith("F.conv3d(") or short
+    return every or transposed or node.op.startswith("F.conv3d(") or short
+
+
+def _few_of_group(graph: Graph, x: Node, weight: Node) -> bool:
+    """Return True for groups of several channels whose input is read as it lies."""
+    channels, taps = weight.shape[1], math.prod(weight.shape[2:])
+    few = taps == 1 or (channels < FEW_CHANNELS and taps * channels <= GROUP_SUM)
+    return channels > 1 and few and _read_in_place(graph, x)
+
+
+def _is_occupied(node: Node, target: Target) -> bool:
+    """Return True if enough processors have a tile of 128 places and up to 128 channels."""
+    tiles = math.ceil(node.size // node.shape[1] / 128) * math.ceil(node.shape[1] / 128)
+    return tiles >= LEAST_OCCUPIED * target.processors
 
 
 def settings_of(node: Node) -> dict[str, Any]:
@@ -371,7 +429,10 @@ def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution |
     epilogue = group.nodes if group is not None else ()
     outputs = group.outputs if group is not None else (node.name,)
     inner = {node.name, *(n.name for n in epilogue)}
+    groups = 1 if weight is None else int(settings_of(node)["groups"])
     if not all(map(_has_text, epilogue)):
+        return None
+    if groups > 1 and any(n.kind is Kind.REDUCE for n in epilogue):
         return None
     sizes = (node.size, node.size // node.shape[1] if group is not None and group.reduced else 0)
     if any(graph.node(name).size not in sizes for name in outputs):
@@ -402,7 +463,7 @@ def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution |
         node,
         transposed,
         x.shape[0],
-        x.shape[-1] if _is_last(x) or node.op == TRANSPOSED else x.shape[1],
+        x.shape[-1] if _is_last(x) or node.op == TRANSPOSED else x.shape[1] // groups,
         node.shape[-1 if node.op == COPY else 1],
         axes,
         left,
@@ -416,6 +477,7 @@ def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution |
         any(n.kind is Kind.REDUCE for n in epilogue),
         x.op == COPY,
         halves[2].name if halves else "",
+        groups,
         again,
     )
 
@@ -426,6 +488,12 @@ def _given(graph: Graph, x: Node, node: Node) -> tuple[Volume, Volume]:
     if node.op == COPY:
         return volume_of(graph, x.name, x.shape), right
     return Volume(x.name, x.dtype, x.size // x.shape[0], 1, x.shape[-1], 0), right
+
+
+def convolution_axes(graph: Graph, node: Node) -> tuple[tuple[Axis, ...], bool]:
+    """Return the axes of a convolution with copied operands, and if it is transposed."""
+    x, weight = (graph.node(str(arg)) for arg in node.args[:2])
+    return _operands(graph, node, x, weight)[2], node.op.startswith("own F.conv_transpose")
 
 
 def _is_last(x: Node) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from cuagent.expert.convolutions.match import Convolution
 from cuagent.expert.convolutions.phases import axis_phases
@@ -21,18 +22,38 @@ SHAPES = {
 """Rows and warps of a tile by its columns."""
 
 
+PARTIAL_ROWS = 128
+"""Places of a tile whose sums are stored."""
+
+
 def tiles(conv: Convolution, processors: int) -> tuple[Tile, ...]:
     """Return the tiles of a convolution, the best by estimate first."""
+    found = _tiles(conv, processors)
+    if conv.copy:
+        # A tile has all channels.
+        columns = max(16, 1 << (conv.channels_out - 1).bit_length())
+        wide = tuple(t for t in found if t.columns >= columns)
+        found = wide or (replace(found[0], columns=columns),)
+    if not conv.partials:
+        return found
+    rows = PARTIAL_ROWS // (2 if conv.pair is not None else 1)
+    fits = tuple(t for t in found if t.rows == rows)
+    return fits or (replace(found[0], rows=rows),)
+
+
+def _tiles(conv: Convolution, processors: int) -> tuple[Tile, ...]:
     float32 = conv.node.dtype == "float32"
     if not conv.right:
         columns = max(16, 1 << (conv.channels_out - 1).bit_length())
         columns = columns if conv.reduces else min(columns, 64)
         return tuple(Tile(rows, columns, 16, 4, 1, 1.0) for rows in (64, 128, 32))
     if conv.taps == 1 and not conv.reduces:
-        found = ranked(rows_of(conv), conv.channels_out, conv.node.dtype, processors)
-        shallow = float32 and conv.channels_in <= 64 < conv.channels_out
+        found = ranked(rows_of(conv), conv.columns, conv.node.dtype, processors, conv.groups)
+        # Channels beyond a multiple of 64 are the only ones under a condition.
+        found = tuple(replace(t, depth=min(t.depth, 64)) for t in found)
+        shallow = float32 and conv.channels_in <= 64 < conv.columns
         return (SHALLOW, *found) if shallow else found
-    columns = max(16, 1 << (conv.channels_out - 1).bit_length())
+    columns = max(16, 1 << (conv.columns - 1).bit_length())
     columns = columns if conv.reduces else min(columns, 128)
     depth = 32 if float32 and not conv.scale else 64
     if conv.merged:
@@ -44,8 +65,9 @@ def tiles(conv: Convolution, processors: int) -> tuple[Tile, ...]:
     half = 2 if conv.pair is not None else 1
     shapes = SHAPES[columns]
     # On an H200 eight warps took 0.53 to 0.92 of the time of four on five layers in float16, and
-    # 1.07 on two.
-    if (conv.reduces or conv.scale) and columns == 128:
+    # 1.07 on two. With four, a merged sum of 128 columns needs more than 255 registers for a thread
+    # and spills 1.3 to 1.9 kB.
+    if (conv.reduces or conv.scale or conv.merged) and columns == 128:
         shapes = (shapes[1], shapes[0], shapes[2])
     return tuple(Tile(rows // half, columns, depth, warps, 3, 1.0) for rows, warps in shapes)
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 
-from cuagent.expert.convolutions.match import Convolution, Pool, Volume
+from cuagent.expert.convolutions.match import Convolution, Partials, Pool, Volume
 from cuagent.expert.convolutions.phases import Phase, axis_phases, transposed_phase
 from cuagent.expert.convolutions.tiles import phase_count
 from cuagent.expert.graph.graph import contiguous_strides
@@ -50,12 +50,14 @@ def render(name: str, conv: Convolution, dtype_of: Callable[[str], str], precisi
         "):",
         f'    """{conv.samples} samples, {conv.channels_in} to {conv.channels_out} channels."""',
         "    program = tl.program_id(0)",
-        f"    across = tl.cdiv({conv.channels_out}, COLUMNS)",
+        f"    across = tl.cdiv({conv.columns}, COLUMNS)",
         "    n = program % across * COLUMNS + tl.arange(0, COLUMNS)",
         "    program = program // across",
+        *(_group(conv) if conv.groups > 1 else []),
         *_phase(conv),
         f"    points = {_joined('points_{}', len(conv.axes))}",
-        "    row = program * ROWS + tl.arange(0, ROWS)",
+        *_tiles_of_samples(conv),
+        f"    row = {_tile(conv)} * ROWS + tl.arange(0, ROWS)",
         *_points(conv),
         *_sums(conv, precision),
         *_places(conv),
@@ -63,9 +65,69 @@ def render(name: str, conv: Convolution, dtype_of: Callable[[str], str], precisi
             conv.node.name, conv.bias, conv.epilogue, conv.reads, _address(conv), _reduction(conv)
         ),
         *(_pooled(conv, conv.pool) if conv.pool else []),
+        *(_partials(conv, conv.partials) if conv.partials else []),
         *_stores(conv, dtype_of),
     ]
     return "\n".join(lines)
+
+
+def _group(conv: Convolution) -> list[str]:
+    """Return the lines that choose the group of a program, and its output channels.
+
+    Columns past the end of a group multiply weights of the next one, and are not stored.
+    """
+    return [
+        f"    group = program % {conv.groups}",
+        f"    program = program // {conv.groups}",
+        f"    n += group * {conv.columns}",
+    ]
+
+
+def _exists(conv: Convolution) -> str:
+    """Return the condition that a column is an output channel of the program's group."""
+    return f"n < {conv.channels_out}" if conv.groups == 1 else f"n < (group + 1) * {conv.columns}"
+
+
+def _tiles_of_samples(conv: Convolution) -> list[str]:
+    """Return the line that counts the tiles of a sample in a phase, if tiles have one sample."""
+    return [f"    tiles = tl.cdiv({_points_of_phase(conv)}, ROWS)"] if conv.partials else []
+
+
+def _tile(conv: Convolution) -> str:
+    return "(program % tiles)" if conv.partials else "program"
+
+
+def _points_of_phase(conv: Convolution) -> int:
+    """Return the points of the largest phase."""
+    return math.prod(
+        max(p.points for p in axis_phases(axis, conv.transposed)) for axis in conv.axes
+    )
+
+
+def _partials(conv: Convolution, partials: Partials) -> list[str]:
+    """Return the lines that sum a value over the places of a tile, and store the sums."""
+    word, first = variable(partials.value), phase_count(conv) > 1
+    inside = _exists(conv)
+    tile = f"({'whole_phase * tiles + ' if first else ''}program % tiles)"
+    count = f"{phase_count(conv)} * tiles"
+    lines = [
+        f"    kept = tl.where(inside[:, None], {word}, 0.0)",
+        "    sums = tl.sum(kept, 0)",
+        f"    target = ((program // tiles) * {conv.channels_out} + n) * ({count}) + {tile}",
+    ]
+    values = {partials.sums: "sums", partials.means: "means", partials.deviations: "deviations",
+              partials.counts: "tl.zeros_like(sums) + count"}  # fmt: skip
+    if partials.deviations:
+        lines += [
+            "    count = tl.sum(inside.to(tl.float32), 0)",
+            "    means = sums / tl.maximum(count, 1.0)",
+            f"    moved = tl.where(inside[:, None], {word} - means[None, :], 0.0)",
+            "    deviations = tl.sum(moved * moved, 0)",
+        ]
+    return lines + [
+        f"    tl.store({identifier(name)}_out + target, {values[name]}, mask={inside})"
+        for name in partials.names
+    ]
 
 
 def _pooled(conv: Convolution, pool: Pool) -> list[str]:
@@ -108,6 +170,7 @@ def _phase(conv: Convolution) -> list[str]:
     lines = []
     if count > 1:
         lines += [f"    phase = program % {count}", f"    program = program // {count}"]
+        lines += ["    whole_phase = phase"] if conv.partials else []
     for d, axis in enumerate(conv.axes):
         found = axis_phases(axis, conv.transposed)
         if d == conv.pair:
@@ -145,6 +208,18 @@ def _joined(pattern: str, rank: int) -> str:
 def _coordinates(conv: Convolution) -> list[str]:
     """Return the lines that turn rows into samples and points."""
     elements = conv.pool.elements if conv.pool else 1
+    if conv.partials:
+        wide = ".to(tl.int64)" if _is_wide(conv) else ""
+        lines = [
+            "    m = row % points",
+            f"    sample = (tl.zeros_like(row) + program // tiles){wide}",
+            "    rest = m",
+        ]
+        return lines + [
+            line
+            for d in reversed(range(len(conv.axes)))
+            for line in (f"    t_{d} = rest % points_{d}", f"    rest = rest // points_{d}")
+        ]
     lines = [
         f"    m = row{f' // {elements}' if conv.pool else ''} % ({conv.samples} * points)",
         f"    sample = {'(m // points).to(tl.int64)' if _is_wide(conv) else 'm // points'}",
@@ -174,6 +249,8 @@ def _first(conv: Convolution) -> list[str]:
     source = _place("i_{0}", tuple(axis.inputs for axis in conv.axes))
     source = f"({source}){times(conv.left.place)}" if conv.left.place != 1 else source
     lines = [f"    first = sample{times(conv.left.sample)} + {source}"]
+    if conv.groups > 1:
+        lines[0] += f" + group * {conv.channels_in * conv.left.channel}"
     step = 1 if conv.transposed else conv.axes[-1].stride
     if conv.left.place == 1 and conv.left.channel != 1 and step == 1:
         adjacent = conv.pool.sizes[-1] if conv.pool else "ROWS"
@@ -350,7 +427,7 @@ def _places(conv: Convolution) -> list[str]:
     if conv.pair is not None:
         count = "2 * ROWS"
         lines = [
-            "    row = program * ROWS + tl.arange(0, 2 * ROWS) // 2",
+            f"    row = {_tile(conv)} * ROWS + tl.arange(0, 2 * ROWS) // 2",
             "    side = tl.arange(0, 2 * ROWS) % 2",
             *_coordinates(conv),
         ]
@@ -367,7 +444,7 @@ def _places(conv: Convolution) -> list[str]:
         lines[-1] = "    place = m % points"
     if adjacent and not conv.pool:
         lines.append(f"    place = tl.max_contiguous(place, {count})")
-    lines.append(f"    inside = row < {conv.samples} * points")
+    lines.append(f"    inside = row < {'' if conv.partials else f'{conv.samples} * '}points")
     if conv.pair is not None and conv.axes[-1].outputs % 2:
         last = f"output_step_{conv.pair} * t_{conv.pair} + side"
         lines.append(f"    inside = inside & ({last} < {conv.axes[-1].outputs})")
@@ -377,8 +454,9 @@ def _places(conv: Convolution) -> list[str]:
 def _stores(conv: Convolution, dtype_of: Callable[[str], str]) -> Iterator[str]:
     places = math.prod(axis.outputs for axis in conv.axes)
     places = math.prod(conv.pool.counts) if conv.pool else places
-    full = f"inside[:, None] & (n[None, :] < {conv.channels_out})"
-    for output in conv.outputs:
+    full = f"inside[:, None] & ({_exists(conv).replace('n', 'n[None, :]', 1)})"
+    others = (*(conv.partials.names if conv.partials else ()), *conv.copy[1:])
+    for output in (name for name in conv.outputs if name not in others):
         value = f"{variable(output)}.to({ELEMENTS[dtype_of(output)]})"
         words, mask = [f"sample[:, None] * {conv.channels_out * places}"], full
         if conv.is_copy:
@@ -389,6 +467,12 @@ def _stores(conv: Convolution, dtype_of: Callable[[str], str]) -> Iterator[str]:
             words += [f"n[None, :] * {places}", "place[:, None]"]
         target = " + ".join([f"{identifier(output)}_out", *words])
         yield f"    tl.store({target}, {value}, mask={mask})"
+    if conv.copy:
+        value, copy = conv.copy
+        yield f"    total = {variable(value)}"
+        yield from SCALED
+        target = f"(sample[:, None] * {places} + place[:, None]) * {conv.channels_out} + n[None, :]"
+        yield f"    tl.store({identifier(copy)}_out + {target}, total.to(tl.float16), mask={full})"
 
 
 def _reduction(conv: Convolution) -> Callable[[str, str], str]:
@@ -435,13 +519,16 @@ def _address(conv: Convolution) -> Callable[[Volume], str]:
 
 def launches(name: str, conv: Convolution, tile: Tile, arguments: list[str]) -> list[str]:
     """Return the lines of Python that launch the kernel."""
-    across = math.ceil(conv.channels_out / tile.columns)
+    across = math.ceil(conv.columns / tile.columns) * conv.groups
     points = math.prod(
         max(p.points for p in axis_phases(axis, conv.transposed)) for axis in conv.axes
     )
     if conv.pool:
         points = math.prod(conv.pool.counts) * conv.pool.elements
-    programs = math.ceil(conv.samples * points / tile.rows) * across * phase_count(conv)
+    count = math.ceil(conv.samples * points / tile.rows)
+    if conv.partials:
+        count = conv.samples * math.ceil(_points_of_phase(conv) / tile.rows)
+    programs = count * across * phase_count(conv)
     return [
         f"{name}[({programs},)](",
         f"    {', '.join(arguments)},",

@@ -94,7 +94,7 @@ class _Kernel(LoopText):
         return users
 
     def _spread(self) -> tuple[set[int], set[int]]:
-        """Return the elements without lanes that are computed before and after some steps."""
+        """Return the elements without lanes to compute before a batch of steps, and after it."""
         before: set[int] = set()
         after: set[int] = set()
         users = self._users()
@@ -341,7 +341,7 @@ class _Kernel(LoopText):
             w.close()
 
     def _after_steps(self) -> None:
-        """Write the values and stores of the step that is the thread's own."""
+        """Write the values and stores of the one step that each thread computes."""
         w, names = self.w, self._own_names()
         if not self.own:
             return

@@ -22,7 +22,7 @@ from cuagent.expert.loops.slices import NoLoop
 
 ACTIVATIONS = ("sigmoid", "tanh", "relu")
 LEAST_CALLS = 4
-"""Calls of a layer from which it counts as part of a loop."""
+"""Fewest calls of a layer that count as a loop."""
 
 
 @dataclass
@@ -34,7 +34,8 @@ class Gate:
     states: list[tuple[Any, int]] = field(default_factory=list)
     biases: list[tuple[Any, int]] = field(default_factory=list)
     reset: Gate | None = None
-    """The part of the argument that another gate multiplies: `node` is that gate's activation."""
+    """The part of the argument that another gate's activation multiplies; `node` of this part is
+    that activation."""
 
     @property
     def is_plain(self) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 
 from cuagent.expert.kernel import Request
-from cuagent.expert.loops.cpp import LoopWriter, RowsKernel
+from cuagent.expert.loops.rows_cpp import LoopWriter, RowsKernel
 from cuagent.expert.recurrences.cpp import PARALLEL_OPERATIONS, PRODUCT, TOGETHER, UNITS
 from cuagent.expert.streaming.nest import NestError
 

@@ -16,7 +16,7 @@ from cuagent.expert.streaming.cuda_text import headers_of
 
 THREADS = 256
 MAX_UNROLLED = 32
-"""Largest number of elements of a window up to which its loops are unrolled."""
+"""Most elements of a window whose loops are unrolled."""
 
 
 def generate(request: Request) -> KernelCall:

@@ -16,9 +16,9 @@ from cuagent.expert.rules.reductions import variance
 from cuagent.expert.rules.views import narrowed
 
 LARGE = 1e9
-"""Size from which x * x + 1 is x * x in float32."""
+"""Smallest |x| with x * x + 1 equal to x * x in float32, rounded up."""
 EXP_ALONE = 20.0
-"""Size from which exp(-x) is below the rounding of exp(x)."""
+"""Smallest x whose exp(-x) is below the rounding of exp(x), rounded up."""
 
 
 def _tensors(low: Lowering, fx: Any, count: int) -> list[str] | None:

@@ -217,7 +217,7 @@ def _of_labels(
     reduction = argument(fx, 3, "reduction", MEAN)
     if reduction != MEAN:
         return reduced(low, counted_loss, reduction)
-    # A second copy of this node: the count is in another kernel than the rows.
+    # Repeat this node, because the count is computed in another kernel than the rows.
     counted = low.pointwise("ne", labels, ignore, hint="counted", dtype="bool")
     one = 1.0 if weight is None else _weight_of(low, weight, labels)
     ones = low.pointwise("where", counted, one, 0.0, hint="one")

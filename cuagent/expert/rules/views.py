@@ -107,7 +107,7 @@ def _is_joined(low: Lowering, name: str) -> bool:
 
 
 def _part(low: Lowering, name: str, dim: int, start: int, end: int) -> str:
-    """Return a range of a choice by index as a choice among ranges of its operands."""
+    """Return a range of a value along `dim`, computed from ranges of its operands."""
     node, count = low.by_name[name], end - start
     if dim < 0 or node.shape[dim] in (1, count):
         return name
@@ -286,7 +286,10 @@ def _cost(low: Lowering, name: str) -> int:
 def _joined(
     low: Lowering, parts: Sequence[str], dim: int, shape: Shape, stored: Sequence[bool]
 ) -> str:
-    """Add the choice by index among adjacent parts along `dim`. Those `stored` are not moved."""
+    """Add nodes that choose the part by its index along `dim`.
+
+    `stored` is true for parts that are in memory, which are read in place.
+    """
     ends: list[int] = []
     for part in parts:
         ends.append((ends[-1] if ends else 0) + low.shape(part)[dim])

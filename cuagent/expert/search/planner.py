@@ -15,16 +15,16 @@ from dataclasses import dataclass, field, replace
 
 from cuagent.expert.candidate import Candidate, Options, make_candidate
 from cuagent.expert.capture.subject import Subject
-from cuagent.expert.search.tuning import Memory
+from cuagent.expert.search.memory import Memory
 from cuagent.timing import Ratio
 
 MAX_ATTEMPTS = 6
 """Largest number of candidates in one run."""
 CLEAR_GAIN = 1.05
-"""Smallest lower limit of a candidate's ratios from which its gain counts as clear."""
+"""Smallest lower limit of a candidate's ratios that counts as a clear gain."""
 SCHEDULE_REACH = 2.0
-"""Largest factor that another schedule of the same kernels may gain. Four schedules of a bf16
-RMSNorm at 0.14 times the speed of the best rung stayed there."""
+"""Largest speedup to expect from another schedule of the same kernels. For example, all four
+schedules of a bf16 RMSNorm ran at 0.14 times the speed of the best rung."""
 OWN_SHARE = 0.05
 """Other schedules are tried only if the own kernels take at least this share of the time."""
 IDLE_TRIES = {"cpu": 1, "cuda": 3}
@@ -32,6 +32,10 @@ IDLE_TRIES = {"cpu": 1, "cuda": 3}
 CPU each costs more time than its choices have gained in the examples."""
 
 
+LAUNCH_SECONDS = 6e-6
+"""Seconds of the host for one launch of a kernel from Python, or one call of torch."""
+LONG_CALL_SECONDS = 5e-3
+"""Seconds of a call that launches do not bound."""
 FEW_CONVOLUTIONS = 3
 """Most convolutions for which other layouts are tried."""
 NO_MEMORY = Memory()
@@ -97,6 +101,9 @@ class Bounds:
     floor: float = 0.0
     """Seconds that any correct implementation takes to move its inputs and outputs; 0 if that is
     not certain."""
+    in_tf32: bool = False
+    """True if all convolutions and products of the reference's profile run on tensor cores in
+    TF32."""
 
     @property
     def rung_is_optimal(self) -> bool:
@@ -160,6 +167,20 @@ def propose(
     return None
 
 
+def _mode_of_short_calls(subject: Subject, options: Options, bounds: Bounds) -> str:
+    """Return the mode of torch.compile for a candidate whose launches take longer than its work.
+
+    It captures CUDA graphs. "" if the work decides, or without a time of the best rung.
+    """
+    if subject.device != "cuda" or subject.backward is not None:
+        return ""
+    if bounds.rung_seconds > LONG_CALL_SECONDS:
+        return ""
+    made = make_candidate(subject, options)
+    launches = made.launches if made else 0
+    return "reduce-overhead" if launches * LAUNCH_SECONDS > bounds.rung_seconds else ""
+
+
 def _is_idle(subject: Subject, outcomes: Sequence[Outcome]) -> bool:
     """Return True if the last candidates surely brought no gain over an accepted one before."""
     tries = IDLE_TRIES[subject.device]
@@ -173,9 +194,16 @@ def _choices(
     if not outcomes:
         if memory.first is not None:
             yield memory.first, "start with the choice that won for an equal module before"
-        yield Options(), "fold all operators that can be folded, and fuse the others"
+        first = Options(tf32_few_channels=bounds.in_tf32)
+        if mode := _mode_of_short_calls(subject, first, bounds):
+            yield (
+                replace(first, compile=mode),
+                f"fuse, and run the many short calls as torch.compile does (mode {mode})",
+            )
+        yield first, "fold all operators that can be folded, and fuse the others"
         if subject.device == "cuda":
             yield Options(convolutions="channels_last"), "run convolutions in channels-last layout"
+            yield replace(first, convolutions="every"), "compute convolutions by own kernels"
         return
     best = best_of(outcomes)
     if best is None:
@@ -193,6 +221,7 @@ def _choices(
             "leave recurrences and loops to torch, because the candidate is slower",
         )
     if not best.is_clear_gain:
+        yield from _tf32(subject, best)
         yield from _layouts(subject, best)
     if not options.compile and _rest_may_gain(best, bounds):
         mode = _compile_mode(bounds.rung)
@@ -221,6 +250,16 @@ def _choices(
             )
 
 
+def _tf32(subject: Subject, best: Outcome) -> Iterator[tuple[Options, str]]:
+    """Yield the candidate in which convolutions of few channels run in TF32, where admitted."""
+    options = best.candidate.options
+    if subject.target.tf32_convolutions and not options.exact_convolutions:
+        yield (
+            replace(options, tf32_few_channels=True),
+            "compute convolutions of few channels in TF32, as the library may do",
+        )
+
+
 def _layouts(subject: Subject, best: Outcome) -> Iterator[tuple[Options, str]]:
     """Yield the other ways to compute few convolutions; in networks layouts change too often."""
     options, count = best.candidate.options, best.candidate.convolutions
@@ -233,6 +272,8 @@ def _layouts(subject: Subject, best: Outcome) -> Iterator[tuple[Options, str]]:
         )
     if options.convolutions == "own" and not best.is_clear_gain:
         yield replace(options, convolutions="library"), "leave convolutions to the library"
+    if best.candidate.library_convolutions and not best.is_clear_gain:
+        yield replace(options, convolutions="every"), "compute all convolutions by own kernels"
 
 
 def _compile_mode(rung: str) -> str:

@@ -8,6 +8,7 @@ Invariant: a result is assigned to a candidate only if all of its files were wri
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -67,7 +68,7 @@ def _replay(progress: Progress, call: ToolCall, result: Message, propose: Propos
     arguments = _arguments(call)
     match call.name:
         case "profile":
-            progress.candidate_profiled |= progress.profiled and bool(progress.outcomes)
+            progress.candidate_profiled |= bool(progress.outcomes)
             progress.profiled = True
             _record_profile(progress, result.data)
         case "write":
@@ -90,7 +91,7 @@ def _record_write(progress: Progress, arguments: Mapping[str, Any], result: Mess
         progress.unread.add(path)
         progress.files.pop(path, None)
         if path not in progress.refreshed:
-            # The first refusal only says that another hand wrote the file: it is read next.
+            # The first refusal only says that someone else changed the file, so read it next.
             progress.refreshed.add(path)
             return
         _record_failure(progress, result)
@@ -142,8 +143,24 @@ def _record_failure(progress: Progress, result: Message) -> None:
     progress.failure = (result.content.strip().splitlines() or ["the tool returned no result"])[0]
 
 
+HEAVY = re.compile(r"conv(?!ert)|gemm|xmma|cutlass|scudnn|winograd|fft", re.IGNORECASE)
+"""Names of kernels of the library that compute convolutions and products."""
+TF32 = re.compile(r"tf32|s1688|tensorop_s", re.IGNORECASE)
+"""Names of those that read their operands in TF32."""
+
+
+def runs_in_tf32(profile: Any) -> bool:
+    """Return True if all kernels of convolutions and products in a profile run in TF32."""
+    costs = profile.get("kernels") if isinstance(profile, Mapping) else None
+    names = [str(cost["name"]) for cost in costs or () if HEAVY.search(str(cost["name"]))]
+    return bool(names) and all(TF32.search(name) for name in names)
+
+
 def _record_profile(progress: Progress, data: Mapping[str, Any]) -> None:
-    """Record the share of the newest candidate's time in its own kernels."""
+    """Record the arithmetic of the reference, or the share of time in a candidate's kernels."""
+    if data.get("what") == "reference":
+        in_tf32 = runs_in_tf32(data.get("profile"))
+        progress.bounds = replace(progress.bounds, in_tf32=in_tf32)
     if data.get("what") == "candidate" and progress.outcomes:
         last = progress.outcomes[-1]
         share = own_share(data.get("profile"), last.candidate.kernels)

@@ -12,75 +12,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cuagent.expert.candidate import Options
 from cuagent.expert.capture.export import Captured
+from cuagent.expert.search.memory import Memory
+from cuagent.expert.search.planner import Outcome, best_of
 
 if TYPE_CHECKING:
     from cuagent.expert.capture.subject import Subject
-    from cuagent.expert.search.planner import Outcome
 
 FORMAT = 1
 """Version of the keys and files; increase it when an option gets another meaning."""
 LARGEST_FILE = 1 << 20
 """Largest number of bytes of a memory that are read."""
-LARGEST_OPTION = 1 << 16
-"""Largest number that an option can have."""
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Choices of earlier runs of an equal module."""
-
-    first: Options | None = None
-    """The choice that won."""
-    slower: frozenset[Options] = frozenset()
-    """Choices that were refused, or surely slower than `first`."""
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "first": _plain(self.first) if self.first else None,
-            "slower": sorted((_plain(options) for options in self.slower), key=repr),
-        }
-
-    @staticmethod
-    def from_json(data: Any) -> Memory:
-        """Raise KeyError, TypeError or ValueError for other data."""
-        first = data["first"]
-        return Memory(
-            _options(first) if first else None, frozenset(_options(o) for o in data["slower"])
-        )
-
-
-def _plain(options: Options) -> dict[str, Any]:
-    return asdict(options) | {"keep": sorted(options.keep)}
-
-
-def _options(data: Mapping[str, Any]) -> Options:
-    if set(data) != {field.name for field in fields(Options)}:
-        raise ValueError("options of another version")
-    for each in fields(Options):
-        if not _is_valid(each.name, data[each.name], each.default):
-            raise ValueError(f"{each.name}: not a value of this option")
-    return Options(**{**data, "keep": frozenset(data["keep"])})
-
-
-def _is_valid(name: str, value: Any, default: Any) -> bool:
-    """Return True if `value` has the type of an option. Options become part of generated code."""
-    if name == "keep":
-        return isinstance(value, list) and all(isinstance(item, str) for item in value)
-    if isinstance(value, str):
-        return isinstance(default, str) and re.fullmatch(r"[\w-]*", value, re.ASCII) is not None
-    if isinstance(value, bool):
-        return default is None or isinstance(default, bool)
-    if value is None:
-        return default is None
-    return type(default) is int and type(value) is int and 0 <= value <= LARGEST_OPTION
 
 
 def folder_of_user() -> Path:
@@ -102,8 +48,6 @@ def recalled(subject: Subject, folder: Path | None) -> Memory:
 
 def remember(subject: Subject, folder: Path | None, outcomes: Sequence[Outcome]) -> None:
     """Write the memory of a run; nothing if no candidate was accepted."""
-    from cuagent.expert.search.planner import best_of
-
     best = best_of(outcomes)
     if folder is None or best is None:
         return

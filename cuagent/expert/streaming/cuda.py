@@ -4,8 +4,9 @@ Schedules: `map` (a thread computes VECTOR adjacent elements), `rows` (a warp or
 short row stays in registers between passes), `split rows` (few long rows: several blocks per row
 write partial values, and a second kernel joins them in a fixed order), `columns` (the reduction is
 not innermost: 32 adjacent rows per block, so that a warp reads adjacent elements), `split columns`
-(the same with partial values, for few rows). Reduced and kept dimensions may alternate.
-Not covered: transposition through shared memory; strided reads stay strided.
+(the same with partial values, for few rows), `staged rows` (elements of a row are far apart, but
+adjacent to those of the next row: a block reads 32 rows through shared memory). Reduced and kept
+dimensions may alternate. Not covered: other transpositions; strided reads stay strided.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from cuagent.expert.graph.graph import FLOATS, ITEM_BYTES
 from cuagent.expert.kernel import KernelCall, Request
 from cuagent.expert.streaming.cuda_text import JOIN, CudaText, headers
-from cuagent.expert.streaming.expressions import identifier
+from cuagent.expert.streaming.expressions import TYPES, computed_type, identifier, widened
 from cuagent.expert.streaming.fuse import LONG_ROW
 from cuagent.expert.streaming.nest import Access, Nest, NestError, nest_of
 from cuagent.expert.streaming.stages import Plan, Stage
@@ -24,6 +25,15 @@ from cuagent.expert.streaming.text import without_unused
 
 MAP_THREADS = 256
 """Threads per block of the `map` schedule."""
+AHEAD = 4
+"""Elements that a thread of the `map` schedule loads at once where it has no aligned vectors."""
+AHEAD_ROW = 8192
+"""Innermost elements from which the blocks of that schedule have one row each: indices of the other
+dimensions then cost one division for a block."""
+AHEAD_SIZE = 1 << 20
+"""Elements of a group from which bytes in flight bound the speed of the `map` schedule."""
+STAGED_BYTES, STAGED_THREADS = 48 << 10, 256
+"""Shared memory and threads of a block that reads adjacent rows through it."""
 MAX_SAVED = 48
 """Largest number of registers per thread for saved values of its row."""
 MAX_CACHED = 16
@@ -33,12 +43,12 @@ On an H200, 32 registers slowed a cross-entropy over 32000 columns by 30 % (fewe
 16 registers made a softmax over 4096 columns 6 % faster.
 """
 L1_BYTES = 128 << 10
-"""Bytes below which strided reads of a tensor hit a cache."""
+"""Bytes of a tensor below which its strided reads are assumed to hit the L1 cache."""
 SPLIT_ROWS = 512
 """Long rows below which a block for each would leave multiprocessors idle."""
 FEW_ADJACENT_ROWS = 2048
 LONG_COLUMN = 2048
-"""Elements of a column from which few adjacent rows are split over blocks."""
+"""Fewest elements of a column for which a few adjacent rows are split over blocks."""
 SPLIT_THREADS = 256
 """Threads per block of both kernels of the `split rows` schedule."""
 
@@ -96,8 +106,9 @@ class _Kernel(CudaText):
         may_save = saved <= MAX_SAVED and bool(nest.group.reduced) and not column_rows
         super().__init__(name, nest, title, plan if may_save else Plan(nest, may_save=False))
         self.vector, self.column_rows = width, column_rows
+        self.staged: dict[str, tuple[str, Access]] = {}
         if any(_is_scattered(a, nest) for a in accesses):
-            raise NestError(f"{name}: adjacent threads would read elements far apart")
+            self._stage(name)
         self.workspace = 0
         self.blocks = 0
         self.long = max(a.offset + nest.group.size for a in accesses) >= 1 << 30
@@ -120,6 +131,8 @@ class _Kernel(CudaText):
             self._split_columns()
         elif self.column_rows:
             self._columns()
+        elif self.staged:
+            self._staged_rows()
         elif self._splits_rows():
             self._split_rows()
         else:
@@ -132,6 +145,9 @@ class _Kernel(CudaText):
         return long and self.plan.only_reduces
 
     def _map(self) -> None:
+        if self.vector == 1 and self._loads_ahead():
+            self._map_ahead()
+            return
         w, total = self.w, self.nest.group.size // self.vector
         self._open_kernel(threads=MAP_THREADS)
         self._constexpr(VECTOR=self.vector)
@@ -141,6 +157,59 @@ class _Kernel(CudaText):
         self._element_block(self.plan.stages[0], {})
         w.close()
         self._launcher([self._launch(str(math.ceil(total / MAP_THREADS)), str(MAP_THREADS))])
+
+    def _loads_ahead(self) -> bool:
+        """Return True if the loads of several elements may be written before all arithmetic."""
+        plain = (
+            a.tensor and not (a.guards or a.row or a.is_index) for a in self.nest.reads.values()
+        )
+        return self.nest.group.size >= AHEAD_SIZE and all(plain)
+
+    def _map_ahead(self) -> None:
+        """Write the schedule of elements that have no aligned vectors.
+
+        A thread loads AHEAD elements before it computes and stores the first one: an output may be
+        the memory of an input, so that the compiler cannot move a load before a store.
+        """
+        w, stage, dims = self.w, self.plan.stages[0], self.nest.dimensions
+        by_row = dims[-1].extent >= AHEAD_ROW and len(dims) > 1
+        extent = dims[-1].extent if by_row else self.nest.group.size
+        blocks = math.ceil(extent / (MAP_THREADS * AHEAD))
+        self._open_kernel(threads=MAP_THREADS)
+        self._constexpr(AHEAD=AHEAD, THREADS=MAP_THREADS)
+        chunk = "blockIdx.x"
+        if by_row:
+            w(f"const {self.integer} row = blockIdx.x / {blocks};")
+            self._decode("row", list(range(len(dims) - 1)))
+            chunk = f"(blockIdx.x % {blocks})"
+        w(f"const {self.integer} first = {chunk} * (AHEAD * THREADS) + threadIdx.x;")
+        loads: dict[str, tuple[str, Access]] = {}
+        for access in self.nest.reads.values():
+            word = f"{self._pointer(access.tensor)}_e{len(loads)}"
+            loads.setdefault(self._element(access), (word, access))
+        for word, access in loads.values():
+            w(f"{computed_type(access.dtype)} {word}[AHEAD];")
+        for last in (False, True):
+            w.pragma("unroll")
+            w.open("for (int v = 0; v < AHEAD; ++v)")
+            w(f"const {self.integer} position = first + v * THREADS;")
+            w.open(f"if (position < {extent})")
+            self._decode("position", [len(dims) - 1] if by_row else list(range(len(dims))))
+            if not last:
+                for word, access in loads.values():
+                    w(f"{word}[v] = {self._load(access)};")
+            else:
+                self.stage = stage
+                self.defined = {key: f"{word}[v]" for key, (word, _) in loads.items()}
+                for node in stage.compute:
+                    self._declare(node, "_v")
+                for name in stage.stores:
+                    w(self._assign(name, self._variable(self.plan.source(name))))
+                self.defined = {}
+            w.close(2)
+        w.close()
+        count = blocks * (self.nest.group.size // extent if by_row else 1)
+        self._launcher([self._launch(str(count), str(MAP_THREADS))])
 
     def _rows(self) -> None:
         w, group = self.w, self.nest.group
@@ -154,19 +223,85 @@ class _Kernel(CudaText):
             w(f"const int row = blockIdx.x * {per_block} + threadIdx.y;")
             w(f"if (row >= {group.rows}) return;")
         self._decode("row", self.row_dims)
+        self._row_passes()
+        w.close()
+        grid = math.ceil(group.rows / per_block)
+        block = f"dim3({self.threads}, {per_block})" if per_block > 1 else str(self.threads)
+        self._launcher([self._launch(str(grid), block)])
+
+    def _row_passes(self) -> None:
+        """Write all passes over one row, and its stores."""
         for stage in self.plan.stages:
             for name in stage.save:
-                w(f"float {identifier(name)}_cached[ITEMS][VECTOR];")
+                self.w(f"float {identifier(name)}_cached[ITEMS][VECTOR];")
         self._cache_elements()
         for stage in self.plan.stages:
             self._row_values(stage)
             if stage.loops:
                 self._pass(stage)
         self._row_stores()
-        w.close()
-        grid = math.ceil(group.rows / per_block)
-        block = f"dim3({self.threads}, {per_block})" if per_block > 1 else str(self.threads)
-        self._launcher([self._launch(str(grid), block)])
+
+    def _stage(self, name: str) -> None:
+        """Choose the tensors whose rows are read through shared memory.
+
+        Raises NestError if adjacent rows are not adjacent in memory, or do not fit.
+        """
+        nest, reads = self.nest, self.nest.reads.values()
+        scattered = [a for a in reads if _is_scattered(a, nest)]
+        for access in scattered:
+            word = f"{self._pointer(access.tensor)}_rows{len(self.staged)}"
+            self.staged.setdefault(self._element(access), (word, access))
+        sizes = sum(ITEM_BYTES[a.dtype] for _, a in self.staged.values()) * nest.group.columns
+        self.adjacent = next((n for n in (32, 16, 8) if sizes * (n + 1) <= STAGED_BYTES), 0)
+        fits = nest.dimensions[-1].reduced and self.row_dims and self.adjacent
+        fits = fits and not any(_is_scattered(a, nest) for a in nest.writes.values())
+        if not fits or not all(_is_transposed(a, self.row_dims[-1]) for a in scattered):
+            raise NestError(f"{name}: adjacent threads would read elements far apart")
+        self.threads = 32
+        self.items = math.ceil(nest.group.columns / 32)
+        if self.items > MAX_SAVED:
+            raise NestError(f"{name}: a row is too long for one warp")
+
+    def _load(self, access: Access) -> str:
+        if self.staged and (found := self.staged.get(self._element(access))):
+            return widened(f"{found[0]}[column * {self.adjacent + 1} + local]", access.dtype)
+        return super()._load(access)
+
+    def _staged_rows(self) -> None:
+        """Write the schedule of rows whose elements are far apart, but adjacent to other rows'.
+
+        A block copies some adjacent rows to shared memory, and then has a warp for each.
+        """
+        w, group, adjacent = self.w, self.nest.group, self.adjacent
+        self._open_kernel(threads=STAGED_THREADS)
+        self._constexpr(COLUMNS=group.columns, THREADS=32, VECTOR=1, ITEMS=self.items)
+        for word, access in self.staged.values():
+            w(f"__shared__ {TYPES[access.dtype]} {word}[COLUMNS * {adjacent + 1}];")
+        w(f"const int first = blockIdx.x * {adjacent};")
+        w.open("")
+        w("const int thread = threadIdx.y * 32 + threadIdx.x;")
+        w(f"const int local = thread % {adjacent};")
+        w(f"const int row = first + local < {group.rows} ? first + local : {group.rows - 1};")
+        self._decode("row", self.row_dims)
+        w.pragma("unroll 8")
+        step = STAGED_THREADS // adjacent
+        w.open(f"for (int column = thread / {adjacent}; column < COLUMNS; column += {step})")
+        self._decode("column", self.column_dims)
+        for word, access in self.staged.values():
+            element = f"{self._pointer(access.tensor)}[{self._index(access)}]"
+            w(f"{word}[column * {adjacent + 1} + local] = {element};")
+        w.close(2)
+        w("__syncthreads();")
+        w.open(
+            f"for (int local = threadIdx.y; local < {adjacent}; local += {STAGED_THREADS // 32})"
+        )
+        w("const int row = first + local;")
+        w(f"if (row >= {group.rows}) break;")
+        self._decode("row", self.row_dims)
+        self._row_passes()
+        w.close(2)
+        blocks = math.ceil(group.rows / adjacent)
+        self._launcher([self._launch(str(blocks), f"dim3(32, {STAGED_THREADS // 32})")])
 
     def _cache_elements(self) -> None:
         """Declare register arrays for the elements that several passes read, if they fit."""
@@ -363,6 +498,12 @@ def _is_scattered(access: Access, nest: Nest) -> bool:
         d.extent for d, stride in zip(nest.dimensions, access.strides, strict=True) if stride
     )
     return access.strides[-1] * ITEM_BYTES[access.dtype] > 32 and bytes_read > L1_BYTES
+
+
+def _is_transposed(access: Access, adjacent: int) -> bool:
+    """Return True for a plain read whose elements of adjacent rows are adjacent."""
+    plain = not (access.guards or access.row or access.is_index)
+    return plain and access.strides[adjacent] == 1
 
 
 def vector_width(extent: int, accesses: Sequence[Access]) -> int:

@@ -94,6 +94,42 @@ class CudaText(KernelText):
     def _element_block(self, stage: Stage, slots: dict[str, str]) -> None:
         """Write the loads, arithmetic and stores of VECTOR adjacent elements."""
         w, self.stage, self.defined = self.w, stage, {}
+        self._load_elements(stage)
+        vector_stores = [n for n in stage.stores if self.vector > 1]
+        for name in vector_stores:
+            w(f"{computed_type(self.nest.writes[name].dtype)} {identifier(name)}_vector[VECTOR];")
+        if self.vector > 1:
+            w.pragma("unroll")
+            w.open("for (int v = 0; v < VECTOR; ++v)")
+        else:
+            w.open("")
+            if slots or self.cached:
+                w("constexpr int v = 0;")
+        for name in stage.reload:
+            w(f"const float {identifier(name)}_saved = {slots[name]};")
+        for node in stage.compute:
+            self._declare(node, "_v")
+        for name in stage.save:
+            w(f"{slots[name]} = {identifier(name)}_v;")
+        for node in stage.reduces:
+            word, value = identifier(node.name), self._operand(node, node.args[0])
+            w(f"{word} = {JOIN[node.op]}::join({word}, {value});")
+        for name in stage.stores:
+            value = self._variable(self.plan.source(name))
+            if self.vector > 1:
+                w(f"{identifier(name)}_vector[v] = {value};")
+            else:
+                inside = f"if (flat_row < {self.nest.group.rows}) " if self.column_rows else ""
+                w(inside + self._assign(name, value))
+        w.close()
+        for name in vector_stores:
+            index = self._index(self.nest.writes[name])
+            w(f"store_vector({identifier(name)}_out + {index}, {identifier(name)}_vector);")
+        self.defined = {}
+
+    def _load_elements(self, stage: Stage) -> None:
+        """Write the loads of a block of elements, as vectors where the elements are adjacent."""
+        w = self.w
         inner = len(self.nest.dimensions) - 1
         readers = {n.name for n in stage.compute} | {n.name for n in stage.reduces}
         for (reader, _), access in self.nest.reads.items():
@@ -132,37 +168,6 @@ class CudaText(KernelText):
                 self.defined[key] = word
                 if cached:
                     w(f"{cached[1]}[item][0] = {word};")
-        vector_stores = [n for n in stage.stores if self.vector > 1]
-        for name in vector_stores:
-            w(f"{computed_type(self.nest.writes[name].dtype)} {identifier(name)}_vector[VECTOR];")
-        if self.vector > 1:
-            w.pragma("unroll")
-            w.open("for (int v = 0; v < VECTOR; ++v)")
-        else:
-            w.open("")
-            if slots or self.cached:
-                w("constexpr int v = 0;")
-        for name in stage.reload:
-            w(f"const float {identifier(name)}_saved = {slots[name]};")
-        for node in stage.compute:
-            self._declare(node, "_v")
-        for name in stage.save:
-            w(f"{slots[name]} = {identifier(name)}_v;")
-        for node in stage.reduces:
-            word, value = identifier(node.name), self._operand(node, node.args[0])
-            w(f"{word} = {JOIN[node.op]}::join({word}, {value});")
-        for name in stage.stores:
-            value = self._variable(self.plan.source(name))
-            if self.vector > 1:
-                w(f"{identifier(name)}_vector[v] = {value};")
-            else:
-                inside = f"if (flat_row < {self.nest.group.rows}) " if self.column_rows else ""
-                w(inside + self._assign(name, value))
-        w.close()
-        for name in vector_stores:
-            index = self._index(self.nest.writes[name])
-            w(f"store_vector({identifier(name)}_out + {index}, {identifier(name)}_vector);")
-        self.defined = {}
 
     def _row_values(self, stage: Stage) -> None:
         for node in stage.row_nodes:

@@ -22,7 +22,7 @@ COST = {
 }  # fmt: skip
 """Approximate cost of an operation on one element, in additions."""
 EXPENSIVE = 8
-"""Cost, in additions, from which a value is saved for a later pass; a load costs `load`."""
+"""Smallest cost, in additions, of a value that is saved for a later pass; a load costs `load`."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Plan:
             later_operands = [operands for _, _, operands in targets[level + 1 :]]
             later = {n for operands in later_operands for n in self._closure(operands, set())[0]}
             save = [n for n in compute if may_save and n in later and self._is_expensive(n)]
-            # In a chain of expensive values only the last is read again.
+            # In a chain of expensive values save only the last, which alone is read later.
             save = [n for n in save if self._read_later(n, targets, level, set(save) - {n})]
             saved |= set(save)
             stages.append(

@@ -26,7 +26,7 @@ COUNTED_AS = {"clamp_min": "relu", "relu": ""}
 name."""
 NOT_REQUESTED = "not asked for; they show occupancy, stalls, bank conflicts, wasted sectors"
 ROUGH_FACTOR = 1.5
-"""Factor on the time of a call from which the operators' sum is mostly the profiler's overhead."""
+"""Ratio of the operators' summed time to a call's time that shows overhead of the profiler."""
 FIGURES, GAP, RATES, BAR, NAME = 26, 10, 33, 9, 14
 """Width in columns of a table's parts: calls, time and share; a launch gap; rates against the
 ceilings; a bar; the shortest name."""

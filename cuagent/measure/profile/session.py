@@ -35,6 +35,7 @@ from cuagent.measure.system_load import cpu_times, others_share
 from cuagent.sandbox import Policy, SandboxError, Tier, probe_forked, wrap
 from cuagent.task import Device, Task, TaskError
 from cuagent.task.step import Step
+from cuagent.verify.compiled_code import CompiledCode
 from cuagent.verify.report import build_failure
 from cuagent.worker import ForkServer, ForkServerError, ModelSpec
 from cuagent.worker.channel import send_message
@@ -146,18 +147,22 @@ class ProfileSession:
         counters: bool = False,
         time_limit_s: float = TIME_LIMIT_S,
         alone: Alone = nullcontext,
+        compiled: CompiledCode | None = None,
     ) -> Profile:
         """Run the model and return its profile. Raises ProfileError or ForkServerError.
 
         A session started for an attempt needs `attempt`, with the libraries of `build`; one started
         for the reference needs None. `alone` returns a context in which no other process uses the
-        device; only what is measured runs in it.
+        device; only what is measured runs in it. `compiled` holds what attempts compiled.
         """
         assert self._with_candidate is (attempt is not None)
         if build is not None and not build.ok:
             raise ProfileError(str(build_failure(build)))
         if attempt is not None:
             attempt.write(self.folder)
+            if compiled is not None and attempt in compiled:
+                self.await_opened(time_limit_s)  # only then the folder has its owner
+                compiled.copy_to(attempt, self.folder)
         for library in build.libraries if build is not None else ():
             shutil.copy(library.path, self.folder / LIBRARIES)
         work = _work(self.task, self._fork_server)

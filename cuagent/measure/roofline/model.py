@@ -55,8 +55,8 @@ class Work:
     matrix_flops: int
     """Operations of products, convolutions and attention: two for each multiply-add."""
     other_flops: int
-    """Operations of all other operators, a rough count: one for each element made or reduced,
-    whichever are more."""
+    """Estimated operations of all other operators: one for each element that is written, or that is
+    reduced if these are more."""
     operators: dict[str, OperatorWork] = field(default_factory=dict)
     """Work of each operator that eager launches, by name; views are left out."""
     uncounted: tuple[str, ...] = ()

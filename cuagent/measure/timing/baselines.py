@@ -56,6 +56,8 @@ class Baselines:
         """Seconds to draw one input set."""
         self._emit = emit
         self._warm: dict[str, TimedArm] = {}
+        self._begun: set[str] = set()
+        """Baselines that had a process, so that their graphs are in the cache of compiled code."""
         self._lost: set[str] = set()
         """Baselines whose process ended once while it was timed."""
         self._batch: Batch | None = None
@@ -266,7 +268,8 @@ class Baselines:
         return TimedArm(name, session, time.perf_counter() - begun)
 
     def _fork(self, name: str) -> Session:
-        arm, graphs = EAGER if name == TWIN else name, compiled_graphs()
+        arm, graphs = EAGER if name == TWIN else name, compiled_graphs(again=name in self._begun)
+        self._begun.add(name)
         return self.referee.processes.begin_reference(arm, environment=graphs, cores=self.cores)
 
     def _open(self, name: str, batch: Batch) -> TimedArm:

@@ -46,10 +46,10 @@ the candidate before it is refused, or on a GPU add to the claims before the add
 process in twenty is woken more slowly than the others, whatever it runs (docs/concepts/timing.md).
 """
 DELAYED_FACTOR = 1.3
-"""Factor on a baseline's usual time from which it counts as delayed, unless another baseline is
-equally slow. On a busy host torch.compile took 47 to 229 us instead of 26 in 10 of 48 timings,
-steadily enough for narrow limits: a kernel four times slower was called twice as fast
-(docs/concepts/timing.md)."""
+"""Smallest slowdown of a baseline, relative to its usual time, that counts as a delay, unless
+another baseline is equally slow. On a busy host torch.compile took 47 to 229 us instead of 26 in 10
+of 48 timings, steadily enough for narrow limits: a kernel four times slower was called twice as
+fast (docs/concepts/timing.md)."""
 USUAL_QUANTILE = 0.1
 """Quantile of a baseline's rounds that is its usual time. Other processes only lengthen a round,
 and a single fast round must not set the standard."""
@@ -278,9 +278,9 @@ def leaving(
     """Return the rungs that cannot be the best one, so that later rounds need not time them.
 
     Eager and torch.compile stay, since scores name them. Another rung leaves if the fastest beats
-    it by `LEAVES` with the confidence of a quick timing, and if it was slower by as much in every
-    timing so far (`times`, seconds by rung) of which there are two at least: a process that was
-    delayed once must not remove the best rung.
+    it by `LEAVES` with the confidence of a quick timing. It must also have been slower by as much
+    in every timing so far, at least two (`times`, seconds by rung). So a process that was delayed
+    once cannot remove the best rung.
     """
     timed = {n: median(levels(taken, n, device)) for n in baselines if taken.counted.get(n)}
     if not timed:

@@ -1,7 +1,7 @@
 """Hold a device exclusively while samples are taken, in slices of a second or two.
 
 Only sampling needs the device alone. Everything before it (processes, compilers, first calls) runs
-without the lock or shares it. Between two repeats the lock is given up if another process waits and
+without the lock or shares it. Between two repeats the lock is given up if another timing waits and
 the slice is over. A repeat is never divided, so the arms of a pair share one slice.
 """
 
@@ -15,7 +15,7 @@ from cuagent.device_lock import DeviceLock
 from cuagent.durations import Stage
 
 SLICE_S = 1.5
-"""Seconds after which a timing gives up the device if another process waits."""
+"""Seconds after which a timing gives up the device if another one waits."""
 
 Paused = Callable[[], AbstractContextManager[None]]
 """Return a context in which no process of ours opens in the background."""
@@ -42,7 +42,7 @@ class Slices:
                 self._stack.close()
 
     def give_way(self) -> None:
-        """Give up the device and take it again, if the slice is over and another process waits."""
+        """Give up the device and take it again, if the slice is over and another timing waits."""
         if time.monotonic() - self._begun > SLICE_S and self._lock.is_awaited:
             self._stack.close()
             self._begin()

@@ -12,6 +12,7 @@ from cuagent.measure import system_load
 from cuagent.measure.roofline.ceilings import cache_bytes
 from cuagent.task import Device
 from cuagent.verify.referee import Referee
+from cuagent.worker.user_caches import INDUCTOR, user_caches
 
 MAX_SLOTS, MIN_SLOTS, USUAL_SLOTS = 24, 2, 8
 """Number of input sets in a batch, without the one for warming up."""
@@ -50,19 +51,28 @@ def free_memory(device: Device) -> int | None:
     return torch.cuda.mem_get_info()[0] if device is Device.CUDA else None
 
 
-def compiled_graphs() -> dict[str, str]:
+COMPILERS = "TORCHINDUCTOR_COMPILE_THREADS"
+
+
+def compiled_graphs(*, again: bool = False) -> dict[str, str]:
     """Return the environment variables that place torch.compile's caches in the user's cache
     folder.
 
-    Candidates cannot write there.
+    Candidates cannot write there. With `again` the graph is in the cache already. The process then
+    starts no compilers: torch starts a Python with sixteen processes otherwise, which imports torch
+    for five seconds while the arm is timed.
     """
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cuagent"
-    threads = "TORCHINDUCTOR_COMPILE_THREADS"
-    return {name: os.environ[name] for name in (threads,) if name in os.environ} | {
-        "TORCHINDUCTOR_CACHE_DIR": str(base / "inductor"),
-        "TRITON_CACHE_DIR": str(base / "triton"),
-        "HOME": str(Path.home()),
-    }
+    base = user_caches()
+    given = {COMPILERS: os.environ[COMPILERS]} if COMPILERS in os.environ else {}
+    return (
+        given
+        | ({COMPILERS: "1"} if again else {})
+        | {
+            "TORCHINDUCTOR_CACHE_DIR": str(base / INDUCTOR),
+            "TRITON_CACHE_DIR": str(base / "triton"),
+            "HOME": str(Path.home()),
+        }
+    )
 
 
 def versions() -> dict[str, str]:

@@ -21,7 +21,7 @@ class TaskFloor:
         self,
         task: Task,
         fork_server: ForkServer,
-        shared: Callable[[], AbstractContextManager[None]],
+        shared: Callable[[], AbstractContextManager[object]],
         exclusive: Callable[[], AbstractContextManager[object]],
     ) -> None:
         """Create the floor.

@@ -4,9 +4,9 @@ A block counts as the worker claims, but never as less than the referee's wall c
 overhead of the trusted arms. So work hidden from the worker's clock gains at most the noise of the
 wall clock, and no candidate needs to be accused.
 
-If a single call takes longer than a call within a block, beyond the same difference for eager, the
-excess is added: a worker that does the work of a whole block in one call would save time that no
-user saves.
+A single call may take longer than a call within a block. The part of this difference that exceeds
+eager's is added to the time: a worker that does the work of a whole block in one call would save
+time that no user saves.
 
 Invariant: claims are averaged, never reduced to a median. A worker that shifts one call's work into
 the next must gain nothing.
@@ -41,10 +41,10 @@ FLUSH_S = 5e-6
 """Seconds by which overwriting the L2 may differ between two processes, within a wall time. It
 takes 60 us, and the memory that a process was given changes it by some percent."""
 AUDIT_SHARE = 0.25
-"""Share of a claimed time that the excess of the wall clock must exceed to be a contradiction."""
+"""Smallest excess of the wall clock, as a share of the claimed time, that is a contradiction."""
 AUDIT_S = {Device.CPU: 20e-6, Device.CUDA: 30e-6}
-"""Seconds that the excess of a call must exceed to be a contradiction. The excess is the overhead
-beyond the claim, minus that of the trusted arm."""
+"""Smallest excess of one call, in seconds, that is a contradiction. The excess is the wall time
+beyond the claimed time, minus the same difference of the trusted arm."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def counted(timed_arms: Mapping[str, TimedArm], device: Device) -> dict[str, lis
 def _audited(
     blocks: Mapping[str, Sequence[BlockTime]], trust: Set[str], device: Device
 ) -> dict[str, list[float]]:
-    """Return the claims, increased by the excess of the wall clock."""
+    """Return the claimed times of each arm, plus the excess of the wall clock."""
     if device is Device.CPU:
         # Only the quietest blocks are used, so subtract only the overhead of the quietest blocks.
         # On a busy machine the median overhead is many times larger and would hide work.
@@ -127,7 +127,7 @@ def _audited(
 
 
 def _slowest_trusted(blocks: Mapping[str, Sequence[BlockTime]], trust: Set[str]) -> str | None:
-    """Return the trusted arm with the largest median overhead, which an honest arm may also have.
+    """Return the trusted arm with the largest median overhead; an honest arm may have as much.
 
     Arms differ: a compiled softmax of 21 us was charged 6.5 us when eager's overhead was the limit.
     """

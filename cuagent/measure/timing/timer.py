@@ -13,24 +13,23 @@ honest candidate is refused because the machine is busy.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 
 from cuagent.arms import CANDIDATE, COMPILE, EAGER
 from cuagent.attempt import Attempt
 from cuagent.build import Build
-from cuagent.device_lock import DeviceLock
+from cuagent.device_lock import DeviceLock, GiveWay
 from cuagent.durations import Stage
-from cuagent.events import Emit, Phase, ignore
-from cuagent.measure import system_load
+from cuagent.events import Emit, ignore
 from cuagent.measure.roofline.ceilings import describe
-from cuagent.measure.timing.baselines import FRESH_IF_OPENED_IN_S, Baselines, warmed
+from cuagent.measure.timing.baselines import Baselines
+from cuagent.measure.timing.candidate_process import BUDGET_S, CandidateProcess
 from cuagent.measure.timing.parts import is_final, merge, parts_of
-from cuagent.measure.timing.repeats import Repeats
+from cuagent.measure.timing.round_runner import RoundRunner, Subject
 from cuagent.measure.timing.rounds import (
     LOOKS,
-    TWIN,
     Round,
     Rounds,
     arm_of,
@@ -40,31 +39,18 @@ from cuagent.measure.timing.rounds import (
     ratios,
     twins,
 )
-from cuagent.measure.timing.slices import Slices
-from cuagent.measure.timing.surroundings import MAX_SLOTS, one_thread, versions
+from cuagent.measure.timing.surroundings import versions
 from cuagent.measure.timing.task_floor import TaskFloor
-from cuagent.measure.timing.timed_arm import TimedArm, contradiction_of, counted
-from cuagent.task import Device
+from cuagent.measure.timing.timed_arm import TimedArm
 from cuagent.timing import Effort, Ratio, Timing
 from cuagent.verify.batch import Batch
 from cuagent.verify.oracle.client import OracleLost
 from cuagent.verify.referee import Referee
-from cuagent.worker import ForkServerError, Session, SessionEnded
+from cuagent.worker import SessionEnded
 
 BASELINES = (EAGER, COMPILE)
-BUDGET_S = {Effort.GLANCE: 0.3, Effort.QUICK: 1.5, Effort.RECORD: 30.0}
-"""Seconds for the repeats: of the one round of a quick timing, of all rounds of a record timing.
-The smallest number of repeats runs in any case."""
-ROUND_S = 1.5
-"""Most seconds for the repeats of one round of a record timing. Processes differ more than the
-repeats of one process, so longer rounds gain little."""
-MAX_CALLS = 60 * MAX_SLOTS
-"""Largest number of a candidate's calls in one round."""
-
 OpenProcesses = Callable[[], None]
 """Opens the processes of a timing."""
-Subject = tuple[Attempt, Build]
-"""Candidate to time against the baselines; None times the baselines alone."""
 
 
 def time_arms(
@@ -105,9 +91,10 @@ class Timer:
         self._baselines = Baselines(referee, baselines, emit, self.device_lock.durations)
         lock = self.device_lock
         self._floor = TaskFloor(referee.task, referee.fork_server, self.opening, lock.exclusive)
-        self._baselines_fresh = False
-        self._prewarmed: tuple[Attempt, Session] | None = None
-        """Process of an attempt that may be timed and has not begun."""
+        self._candidate = CandidateProcess(referee, self._baselines)
+        self._runner = RoundRunner(
+            referee, self._baselines, self._candidate, lock, self.opening, emit
+        )
         self._twin_ratios: list[float] = []
         """Log ratio of twins in each timing so far."""
         self._baseline_times: dict[str, list[float]] = {}
@@ -156,8 +143,9 @@ class Timer:
             return self._open_baselines
         if not self._baselines.were_opened:
             return _open_nothing
-        self._draw_inputs()
-        return partial(self._open_prewarmed, attempt)
+        with suppress(OracleLost):
+            self._baselines.batch_with_fresh_inputs()
+        return partial(self._candidate.prewarm, attempt)
 
     def release(self, baselines: Sequence[str] | None = None) -> None:
         """End the processes that a next timing against `baselines` does not need.
@@ -166,13 +154,13 @@ class Timer:
         opens afresh for each timing, and every open context on a GPU makes the creation of the next
         ones slower, in any process. A large task keeps nothing.
         """
-        self._discard_prewarmed()
+        self._candidate.discard()
         self._set_baselines(baselines)
         if self.referee.large:
             self.close()
         elif self.shared_device:
             self._baselines.end(EAGER)
-            self._baselines_fresh = False
+            self._candidate.baselines_ended()
 
     @property
     def baselines(self) -> tuple[str, ...]:
@@ -210,10 +198,14 @@ class Timer:
             self._set_baselines(before)
 
     @contextmanager
-    def opening(self) -> Iterator[None]:
-        """Share the device within the block, in which processes open or outputs are judged."""
-        with self.device_lock.durations.of(Stage.OPENING_ARMS), self.device_lock.shared():
-            yield
+    def opening(self) -> Iterator[GiveWay]:
+        """Hold the device lock shared within the block: processes open, or outputs are judged.
+
+        The block gets `DeviceLock.shared`'s function, to call while none of its processes works.
+        """
+        shared = self.device_lock.shared()
+        with self.device_lock.durations.of(Stage.OPENING_ARMS), shared as give_way:
+            yield give_way
 
     @property
     def failed(self) -> dict[str, str]:
@@ -251,23 +243,6 @@ class Timer:
         if self.shared_device:
             self._floor.count()
 
-    def _draw_inputs(self) -> None:
-        with suppress(OracleLost):
-            self._baselines.batch_with_fresh_inputs()
-
-    def _open_prewarmed(self, attempt: Attempt) -> None:
-        baselines = self._baselines
-        self._discard_prewarmed()
-        with suppress(ForkServerError, OracleLost):
-            self._prewarmed = (
-                attempt,
-                self.referee.processes.waiting(attempt, cores=baselines.cores),
-            )
-            if not self._baselines_fresh:
-                baselines.renew(_opening_limit_s(self.device, Effort.QUICK, 0.0))
-                baselines.timed_arms(baselines.batch)
-                self._baselines_fresh = True
-
     def opened(self) -> dict[str, TimedArm]:
         """Return the baselines with a warm process."""
         return self._baselines.opened()
@@ -284,19 +259,13 @@ class Timer:
                     self._baselines.open_together()
                 with self.device_lock.durations.of(Stage.OPENING_ARMS):
                     self._baselines.await_opening()
-                with self._baselines.paused() if self._pauses_whole else nullcontext():
+                with self._baselines.paused() if self._runner.pauses_whole else nullcontext():
                     timings.append(self._time(subject, effort))
                 if is_final(timings[-1]):
                     break
         finally:
             self._set_baselines(every_baseline)
         return merge(timings)
-
-    @property
-    def _pauses_whole(self) -> bool:
-        """True if nothing opens in the background from the start of a timing to its end: on a CPU
-        it would take the processors of the processes that open for the timing."""
-        return self.device is Device.CPU and not self.shared_device
 
     def _time(self, subject: Subject | None, effort: Effort) -> Timing:
         started = time.perf_counter()
@@ -305,8 +274,8 @@ class Timer:
         failed, done, every_baseline = "", False, self.baselines
         try:
             while not done:
-                self._renew_baselines(effort, time.perf_counter() - started)
-                taken = self._round(subject, effort, len(rounds.valid))
+                self._candidate.renew_baselines(effort, time.perf_counter() - started)
+                taken = self._runner.run(subject, effort, len(rounds.valid))
                 if taken is not None and rounds.add(taken):
                     self._twin_ratios += twins(taken, self.device)
                     elapsed = time.perf_counter() - started
@@ -331,12 +300,6 @@ class Timer:
         if not self._baselines.warm:
             room, models = self.referee.room, len(self.baselines) + (subject is not None)
             room.assure(self.referee.task, f"a timing of {models} models", room.timing(models))
-
-    def _renew_baselines(self, effort: Effort, elapsed: float) -> None:
-        """Replace the processes of baselines that open quickly, unless `prewarm` did."""
-        if not self._baselines_fresh:
-            self._baselines.renew(_opening_limit_s(self.device, effort, elapsed))
-        self._baselines_fresh = False
 
     def _timing(
         self,
@@ -378,8 +341,8 @@ class Timer:
 
     def close(self) -> None:
         """End the baselines' processes and free the memory. Idempotent."""
-        self._discard_prewarmed()
-        self._baselines_fresh = False
+        self._candidate.discard()
+        self._candidate.baselines_ended()
         self._baselines.close()
 
     def __enter__(self) -> Timer:
@@ -387,76 +350,6 @@ class Timer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    # -- one round: a fresh process for the candidate, and the repeats
-
-    def _round(self, subject: Subject | None, effort: Effort, rounds_done: int) -> Round | None:
-        """Time one round. None if a trusted process was lost: the round is then repeated."""
-        session = None
-        before = system_load.cpu_times()
-        try:
-            with self.opening():
-                batch = self._baselines.batch_with_fresh_inputs()
-                if subject is not None:
-                    self._begin_candidate(subject[0])
-                timed_arms = self._baselines.timed_arms(batch)
-                if subject is not None:
-                    self.emit(Phase("timing: opening the attempt", passing=True))
-                    session = self._candidate(*subject)
-                before = system_load.cpu_times()
-                if session is not None:
-                    session.time_limit_s = self.referee.time_limit_s(MAX_CALLS)
-                    timed_arm = warmed(CANDIDATE, session, batch, time.perf_counter())
-                    timed_arms = {CANDIDATE: timed_arm, **timed_arms}
-            self.emit(
-                Phase(_progress(effort, rounds_done, len(timed_arms.keys() - {TWIN})), passing=True)
-            )
-            with one_thread(self.device):
-                wrong, slowed = self._repeats(timed_arms, batch, effort) if timed_arms else ("", 0)
-            left = session is not None and system_load.threads_outside(
-                session.pid, self._baselines.cores
-            )
-            outside_cores = "it left the processors that all arms are timed on" if left else ""
-            busy = system_load.others_share(before, system_load.cpu_times())
-        except SessionEnded as ended:
-            if (session is not None and session.closed) or not self._baselines.drop_ended(
-                str(ended)
-            ):
-                raise
-            return None
-        finally:
-            if session is not None:
-                session.close()
-        contradiction = contradiction_of(timed_arms, self.device)
-        return Round(
-            timed_arms,
-            counted(timed_arms, self.device),
-            wrong,
-            outside_cores,
-            contradiction,
-            busy,
-            slowed,
-        )
-
-    def _begin_candidate(self, attempt: Attempt) -> None:
-        """Fork the candidate's process on a GPU, so that it opens its device while the baselines
-        open."""
-        if self._prewarmed is None and self.device is Device.CUDA and not self.referee.large:
-            waiting = self.referee.processes.waiting(attempt, cores=self._baselines.cores)
-            self._prewarmed = attempt, waiting
-
-    def _candidate(self, attempt: Attempt, build: Build) -> Session:
-        """Return the candidate's session: the prewarmed process of this attempt, else a new one."""
-        prewarmed = None
-        if self._prewarmed is not None and self._prewarmed[0] == attempt:
-            (_, prewarmed), self._prewarmed = self._prewarmed, None
-        return self.referee.processes.candidate(attempt, build, self._baselines.cores, prewarmed)
-
-    def _discard_prewarmed(self) -> None:
-        """End the prewarmed process of an attempt that will not be timed."""
-        if self._prewarmed is not None:
-            self._prewarmed[1].close()
-            self._prewarmed = None
 
     def _may_stop(
         self,
@@ -477,50 +370,6 @@ class Timer:
         alone, twin_ratios = subject is None, self._twin_ratios
         return ratios(rounds, self.baselines, effort, self.device, twin_ratios, alone=alone)
 
-    def _repeats(
-        self, timed_arms: Mapping[str, TimedArm], batch: Batch, effort: Effort
-    ) -> tuple[str, int]:
-        """Time the arms until the budget is spent.
-
-        Returns a message if an output of the candidate was wrong, else "", and the number of
-        repeats that count although the GPU throttled.
-        """
-        # The last slot was for warming up; if it is the only one, it is drawn again.
-        slots = range(max(1, batch.inputs.count - 1))
-        budget = BUDGET_S[effort]
-        if effort is Effort.RECORD:
-            budget = min(budget / 10, ROUND_S)
-        draw_s, glance = self._baselines.draw_s, effort is Effort.GLANCE
-        repeats = Repeats(self.referee, batch, timed_arms, slots, draw_s, glance)
-        slices = Slices(
-            self.device_lock, nullcontext if self._pauses_whole else self._baselines.paused
-        )
-        with slices.held(_stage(timed_arms, effort)):
-            return repeats.run(budget, slices.give_way), repeats.slowed
-
-
-def _stage(timed_arms: Mapping[str, TimedArm], effort: Effort) -> Stage:
-    if CANDIDATE not in timed_arms:
-        return Stage.LADDER
-    return Stage.RECORD_TIMING if effort is Effort.RECORD else Stage.QUICK_TIMING
-
-
-def _progress(effort: Effort, rounds_done: int, models: int) -> str:
-    """Return the progress message of one round."""
-    text = f"timing {models} interleaved models"
-    last = LOOKS.rounds[-1]
-    return f"{text}: round {rounds_done + 1} of at most {last}" if effort is Effort.RECORD else text
-
 
 def _open_nothing() -> None:
     """Open no process, where `prewarm` has nothing to prepare."""
-
-
-def _opening_limit_s(device: Device, effort: Effort, elapsed: float) -> float:
-    """Return the seconds that opening a baseline may take if it is to get a fresh process.
-
-    `elapsed`: seconds since the timing began.
-    """
-    if effort is Effort.RECORD and elapsed < BUDGET_S[effort] / 2:
-        return BUDGET_S[effort] / 6
-    return FRESH_IF_OPENED_IN_S[device]

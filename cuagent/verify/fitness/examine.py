@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 SEEDS = (1, 2)
 """Seeds of the two draws."""
+MORE_SEEDS = tuple(range(3, 11))
+"""Seeds tried in turn where two draws are equal, as two choices among a few recorded inputs are."""
 NOISE = 1e-3
 """Relative difference between equal calls that summation order cannot explain."""
 _RANDOM = ("rand", "bernoulli", "dropout", "multinomial", "normal_", "uniform_", "exponential")
@@ -32,9 +34,10 @@ def examine(model: nn.Module, forward: Forward, draw: Callable[[int], list[Tenso
     """
     import torch
 
-    first, second = draw(SEEDS[0]), draw(SEEDS[1])
-    fixed = not any(_differ(a, b) for a, b in zip(first, second, strict=True))
-    if fixed:
+    first = draw(SEEDS[0])
+    second = _other_draw(first, draw)
+    fixed = second is None
+    if second is None:
         second = derive(Inputs.NORMAL, first, SEEDS[1])
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     given = [tensor.clone() for tensor in first]
@@ -57,6 +60,17 @@ def examine(model: nn.Module, forward: Forward, draw: Callable[[int], list[Tenso
         "ignored": _ignored(forward, first, second, once),
         "not_finite": [i for i, t in enumerate(once) if not _finite(t)],
     }
+
+
+def _other_draw(
+    first: Sequence[Tensor], draw: Callable[[int], list[Tensor]]
+) -> list[Tensor] | None:
+    """Return own inputs that differ from the first ones; None if every seed gives the same."""
+    for seed in (SEEDS[1], *MORE_SEEDS):
+        other = draw(seed)
+        if any(_differ(a, b) for a, b in zip(first, other, strict=True)):
+            return other
+    return None
 
 
 class Findings(TypedDict):

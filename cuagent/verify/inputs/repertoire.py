@@ -18,63 +18,44 @@ from cuagent.verify.inputs.draws import (
     FAR_EXTREME_SIZE,
     TAILS,
     LineView,
-    axes,
-    steps_of_every,
 )
 from cuagent.verify.inputs.kinds import (
     FAINT_SIZE,
     LENIENT,
-    MAX_SWEEP,
-    MOST_VALUES,
     PLACED,
     SWEEPS,
     Inputs,
     boolean,
-    brink_steps,
     derive,
 )
 from cuagent.verify.inputs.ranges import Ends, Range
+from cuagent.verify.inputs.reference_runs import (
+    HUGE_MARGIN,
+    TINY_SHARE,
+    ReferenceRuns,
+    agrees_with_fp64,
+    keeps_size,
+    rms,
+    scaled,
+)
+from cuagent.verify.inputs.sweeps import (
+    STEP_CALLS,
+    STEP_S,
+    SWEEP_S,
+    SweepCount,
+    is_float,
+    sweep_count,
+    values_of,
+)
 from cuagent.verify.inputs.varied import Change, Fixed, accepted_changes
 from cuagent.verify.tensors import is_inexact
-from cuagent.verify.trace.halves import cases
 from cuagent.verify.trace.selections import POOLS, SHIFTED, ReferenceTrace, Selection
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-SWEEP_S = 0.4
-"""Approximate time limit of one sweep, in seconds."""
-STEP_S, STEP_CALLS = 0.003, 8
-"""Cost of one draw of a sweep: seconds, plus calls of the reference."""
-FEWEST_STEPS = 2
-"""Least number of draws of a sweep, even if calls are slow."""
-FEW_TAILS, MOST_TAILS = 3, 6
-"""Draws of moderate tails on slow tasks, and on fast ones."""
-MOST_BRINKS = 24
-"""Largest number of draws at edges."""
-FEW_HALVES, MOST_HALVES = 8, 24
-"""Draws between two whole multiples: least number on slow tasks, largest number on fast ones."""
 MOST_VARIED = 8
 """Largest number of draws of changed fixed integers, unless there are more changes than this."""
-HUGE_MARGIN = 2.0**40
-"""Factor beyond huge numbers that the reference must accept. A reference that squares fails there,
-and an honest kernel may then square something else."""
-TINY_SHARE = 1 / 16
-"""Share of an output's rms on usual inputs, below which its rms on tiny inputs is itself tiny."""
-FAR = 1e-3
-"""Largest error against fp64, relative to the largest value, without an overflow on the way."""
-
-Forward = Callable[[list["Tensor"]], "list[Tensor]"]
-FillsHidden = Callable[[list["Tensor"]], bool]
-Fits = Callable[[list["Tensor"], list["Tensor"]], bool]
-
-
-@dataclass(frozen=True)
-class SweepCount:
-    """Number of draws that a sweep makes, and that it needs to reach every place."""
-
-    made: int
-    needed: int
 
 
 @dataclass(frozen=True)
@@ -146,22 +127,6 @@ SQUARING = ("var", "std", "norm", "dist", "hypot", "complex abs")
 """Parts of the names of operators whose formula squares."""
 
 
-@dataclass(frozen=True)
-class ReferenceRuns:
-    """Functions that run a reference and check its results."""
-
-    forward: Forward
-    """Run the reference in its own precision."""
-    forward_fp64: Forward
-    """Run the reference in fp64."""
-    discrete: bool
-    """True if the outputs contain integers or booleans."""
-    fits: Fits
-    """Return True if results are finite and intermediates fit the admitted dtype."""
-    fills_hidden: FillsHidden | None = None
-    """Return True if mask fills stay hidden; None without mask fills (`trace.mask_fills`)."""
-
-
 def repertoire(
     own: Sequence[Tensor],
     ranges: Sequence[Range | None],
@@ -191,7 +156,7 @@ def repertoire(
         uniform_scale=_computes_with_indices(trace),
         fraction_bits=fraction_bits,
     )
-    if any(ends) and not all(of for of, x in zip(ends, own, strict=True) if _is_float(x)):
+    if any(ends) and not all(of for of, x in zip(ends, own, strict=True) if is_float(x)):
         kept = replace(all_kinds, kept_domains=frozenset(Inputs))
         refused = [kind for kind in SIZED if not _is_answered(runs, all_kinds, kind, own)]
         kept_domains = frozenset(kind for kind in refused if _is_answered(runs, kept, kind, own))
@@ -229,7 +194,7 @@ def _vanishing_steps(
     for step in shifts:
         results = runs.forward(available.drawn(Inputs.TAILS, own, step, step))
         both = [(x, y) for x, y in zip(results, usual, strict=True) if is_inexact(y)]
-        if any(_rms(x) < TINY_SHARE * _rms(y) for x, y in both):
+        if any(rms(x) < TINY_SHARE * rms(y) for x, y in both):
             found.append(step)
     return tuple(found)
 
@@ -275,7 +240,7 @@ def _with_sweeps(
 ) -> Repertoire:
     ranges, line_views = suited.ranges, suited.line_views
     sweep_counts: dict[Inputs, SweepCount] = {
-        kind: _sweep_count(kind, own, ranges, line_views, trace, call_s)
+        kind: sweep_count(kind, own, ranges, line_views, trace, call_s)
         for kind in SWEEPS
         if kind is not Inputs.VARIED
     }
@@ -299,7 +264,7 @@ def _applies(
         case Inputs.EXTREMES | Inputs.ALIKE:
             return any(ranges)
         case Inputs.EVERY:
-            return any(_values(bounds) for bounds in ranges)
+            return any(values_of(bounds) for bounds in ranges)
         case Inputs.MASKS | Inputs.EMPTY | Inputs.SINGLE:
             return any(boolean(tensor) for tensor in own)
         case Inputs.TIES if not discrete:
@@ -307,10 +272,10 @@ def _applies(
         case Inputs.SORTED if not selects:
             return False
         case Inputs.MISSING:
-            return any(map(_is_float, own))
+            return any(map(is_float, own))
         case Inputs.NAN if selects:
             return False  # honest sorts place numbers differently next to NaN
-    return sum(map(_is_float, own)) > (kind is Inputs.OPPOSED)
+    return sum(map(is_float, own)) > (kind is Inputs.OPPOSED)
 
 
 def _is_answered(
@@ -324,7 +289,7 @@ def _is_answered(
     """Return True if the reference gives an answer to the kind that candidates must match."""
     given = available.drawn(kind, own, 0)
     if kind is Inputs.HUGE:
-        given = _scaled(given, HUGE_MARGIN)
+        given = scaled(given, HUGE_MARGIN)
     try:
         results = runs.forward(given)
         for step in range(1, len(TAILS)) if kind is Inputs.TAILS else ():
@@ -339,34 +304,13 @@ def _is_answered(
         return True
     if not runs.fits(given, results):
         return False
-    if kind is Inputs.FAINT and not _keeps_size(
-        results, runs.forward(_scaled(given, 1 / FAINT_SIZE))
+    if kind is Inputs.FAINT and not keeps_size(
+        results, runs.forward(scaled(given, 1 / FAINT_SIZE))
     ):
         return False
-    if kind is Inputs.HUGE and not _agrees_with_fp64(results, runs.forward_fp64(given)):
+    if kind is Inputs.HUGE and not agrees_with_fp64(results, runs.forward_fp64(given)):
         return False
     return runs.fills_hidden is None or runs.fills_hidden(given)
-
-
-def _scaled(tensors: Sequence[Tensor], factor: float) -> list[Tensor]:
-    return [x * factor if x.is_floating_point() else x for x in tensors]
-
-
-def _keeps_size(results: Sequence[Tensor], larger: Sequence[Tensor]) -> bool:
-    """Return True if some output keeps its size when the inputs become tiny.
-
-    If all outputs become tiny, an honest `exp(x) - 1` in an ELU has an error of their size.
-    """
-    return any(
-        _rms(small) > TINY_SHARE * _rms(large)
-        for small, large in zip(results, larger, strict=True)
-        if is_inexact(small)
-    )
-
-
-def _rms(tensor: Tensor) -> float:
-    numbers = tensor[tensor.isfinite()].abs().double()
-    return float(numbers.square().mean().sqrt()) if numbers.numel() else 0.0
 
 
 def _computes_with_indices(trace: ReferenceTrace) -> bool:
@@ -381,8 +325,8 @@ def _computes_with_indices(trace: ReferenceTrace) -> bool:
 def _shifts_along_axes(selections: Iterable[Selection]) -> bool:
     """Return True if the reference shifts by maxima along several axes of one shape.
 
-    The steps of a Sinkhorn normalisation do. A kernel that keeps the sums of rows and of columns
-    instead of the matrix is honest, but among numbers of 1e6 it loses the logarithms of counts.
+    For example, a Sinkhorn normalisation does. An honest kernel may keep the sums of rows and
+    columns instead of the matrix. Among numbers of 1e6 such sums lose the logarithms of counts.
     """
     found: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
     for chosen in selections:
@@ -394,15 +338,6 @@ def _shifts_along_axes(selections: Iterable[Selection]) -> bool:
 def _squares(names: Iterable[str]) -> bool:
     """Return True if an operator squares its input, perhaps in fp64, which does not overflow."""
     return any(word in name for name in names for word in SQUARING)
-
-
-def _agrees_with_fp64(results: Sequence[Tensor], exact: Sequence[Tensor]) -> bool:
-    """Return True if all outputs are near those in fp64: no intermediate result overflowed."""
-    return all(
-        bool(((r - y).abs().double() <= FAR * y.abs().double().max()).all())
-        for r, y in zip(results, exact, strict=True)
-        if r.numel() and is_inexact(r)
-    )
 
 
 def _line_views(tensor: Tensor, selections: Sequence[Selection]) -> tuple[LineView, ...]:
@@ -424,48 +359,3 @@ def _line_views(tensor: Tensor, selections: Sequence[Selection]) -> tuple[LineVi
             for other in found
         )
     )
-
-
-def _sweep_count(
-    kind: Inputs,
-    own: Sequence[Tensor],
-    ranges: Sequence[Range | None],
-    line_views: Sequence[Sequence[LineView]],
-    trace: ReferenceTrace,
-    call_s: float,
-) -> SweepCount:
-    most, selections = int(SWEEP_S / (STEP_S + STEP_CALLS * call_s)), trace.selections
-    if kind is Inputs.TAILS:
-        made = max(FEW_TAILS, min(MOST_TAILS, most))
-        return SweepCount(made, made)
-    if kind is Inputs.HALVES:
-        needed = len(cases(trace.scales))
-        return SweepCount(max(1, min(needed, max(FEW_HALVES, min(most, MOST_HALVES)))), needed)
-    if kind is Inputs.BRINK:
-        needed = brink_steps(own, trace.edges)
-        return SweepCount(max(1, min(needed, most, MOST_BRINKS)), needed)
-    if kind is Inputs.EVERY:
-        values = zip(own, map(_values, ranges), strict=True)
-        needed = max((sum(steps_of_every(x, count)) for x, count in values), default=0)
-        return SweepCount(max(1, min(needed, most, MAX_SWEEP - 1)), needed)
-    of_kind = boolean if kind is Inputs.SINGLE else _is_float
-    lines = [known or axes(x) for x, known in zip(own, line_views, strict=True) if of_kind(x)]
-    needed = max(
-        (len(all_) * max(line_view.steps for line_view in all_) for all_ in lines), default=0
-    )
-    if kind is Inputs.SINGLE or any(chosen.name in ("any", "all") for chosen in selections):
-        needed *= 2  # once with the rest below zero or clear, once the opposite
-    if kind is Inputs.MOVING and not any(line_views):
-        needed = min(needed, FEWEST_STEPS)  # no choice, or none among inputs
-    return SweepCount(max(FEWEST_STEPS, min(needed, most, MAX_SWEEP - 1)), needed)
-
-
-def _values(bounds: Range | None) -> int:
-    """Return the number of values of an integer input that a sweep visits one by one."""
-    if bounds is None or bounds[1] - bounds[0] >= MOST_VALUES:
-        return 0
-    return max(bounds[1] - max(bounds[0], 0) + 1, 0) + (bounds[0] < 0)
-
-
-def _is_float(tensor: Tensor) -> bool:
-    return tensor.is_floating_point()

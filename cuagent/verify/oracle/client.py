@@ -24,7 +24,7 @@ from cuagent.task import Task, TaskError
 from cuagent.task.plain import task_to_json
 from cuagent.verify.inputs.kinds import LENIENT, PLACED, Inputs
 from cuagent.verify.inputs.weights import Weights
-from cuagent.verify.oracle.facts import BUDGET, TaskFacts
+from cuagent.verify.oracle.facts import BUDGET, LOCK, PAUSING, TaskFacts
 from cuagent.verify.oracle.tie_orders import ORDERS
 from cuagent.verify.rules.types import Sensitivity
 from cuagent.worker import Arena, ForkServer, ForkServerError
@@ -130,13 +130,21 @@ class Oracle:
     """Handle on the oracle. Raises TaskError if the user's module fails or crashes its process,
     OracleLost if the process ends otherwise."""
 
-    def __init__(self, fork_server: ForkServer, task: Task, budget: int | None = None) -> None:
-        """`budget` limits the bytes of the device's memory."""
+    def __init__(
+        self,
+        fork_server: ForkServer,
+        task: Task,
+        budget: int | None = None,
+        lock: Path | None = None,
+    ) -> None:
+        """`budget` limits the bytes of the device's memory. `lock` is the device's lock."""
         self._fork_server = fork_server
         self._path = task.path
         self._folder = Path(tempfile.mkdtemp(prefix="oracle-", dir=fork_server.folder))
         (self._folder / "task.json").write_text(json.dumps(task_to_json(task)))
         (self._folder / BUDGET).write_text(json.dumps(budget))
+        (self._folder / LOCK).write_text(json.dumps(lock and str(lock.resolve())))
+        self._give_way: Callable[[], None] = lambda: None
         self._arena_ids = itertools.count()
         self._lent: dict[Arena, int] = {}
         self._child = fork_server.fork("cuagent.verify.oracle.server", self._folder, ONE_QUEUE)
@@ -161,14 +169,21 @@ class Oracle:
         """True if no request is open."""
         return not self._outstanding
 
-    def describe(self) -> TaskFacts:
-        """Return the facts about the task."""
+    def describe(self, give_way: Callable[[], None] = lambda: None) -> TaskFacts:
+        """Return the facts about the task.
+
+        `give_way` is called between two runs of the reference, while the device is idle, if a
+        timing waits for the device's lock.
+        """
+        self._give_way = give_way
         facts = TaskFacts.from_json(self._ask({"do": "describe"}))
         self.lean = facts.large
         return facts
 
-    def examine(self) -> dict[str, Any]:
-        """Return the findings on the reference (`cuagent.verify.fitness`)."""
+    def examine(self, give_way: Callable[[], None] = lambda: None) -> dict[str, Any]:
+        """Return the findings on the reference (`cuagent.verify.fitness`). `give_way` is as in
+        `describe`."""
+        self._give_way = give_way
         return self._ask({"do": "examine"})
 
     def load_weights(self, kind: Weights, seed: int, arena: Arena) -> None:
@@ -359,12 +374,16 @@ class Oracle:
         return number
 
     def _receive(self) -> None:
-        """Receive the next answer."""
+        """Receive the next answer, or a request to give way."""
         self._check_alive()
         channel = self._child.channel
         try:
             readable, _, _ = select.select([channel], [], [], ANSWER_S)
             received = receive_message(channel) if readable else None
+            if received is not None and PAUSING in received[0]:
+                self._give_way()
+                send_message(channel, {})
+                return
         except OSError as error:
             raise self._lost_error(silent=False) from error
         if received is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +27,14 @@ from cuagent.task.memory import large, total
 from cuagent.task.settings import baseline_settings
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.ranges import ends_of, ranges_of
-from cuagent.verify.inputs.repertoire import ReferenceRuns, Repertoire, repertoire, with_fixed
+from cuagent.verify.inputs.reference_runs import ReferenceRuns
+from cuagent.verify.inputs.repertoire import Repertoire, repertoire, with_fixed
 from cuagent.verify.inputs.varied import fixed_of
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.oracle.acceptance import Acceptance, acceptance
 from cuagent.verify.oracle.facts import Layouts, TaskFacts
 from cuagent.verify.oracle.places import find_places
-from cuagent.verify.oracle.slices import find_slicing
+from cuagent.verify.oracle.slice_checks import find_slicing
 from cuagent.verify.oracle.two_precisions import TwoPrecisions
 from cuagent.verify.rules.bounds import coarsest, reach
 from cuagent.verify.tensors import UNIT, is_inexact
@@ -102,10 +103,13 @@ class _FirstRun:
     """True if the reference writes to its inputs."""
 
 
-def describe(opened: Reference, budget: int | None = None) -> Described:
+def describe(
+    opened: Reference, budget: int | None = None, before_call: Callable[[], None] | None = None
+) -> Described:
     """Run the reference and return the facts about it. Raises TaskError if it does not run.
 
-    `budget` limits the bytes of the device's memory.
+    `budget` limits the bytes of the device's memory. `before_call` is called before each run of the
+    reference.
     """
     model = opened.model(0)
     check_runs(opened)
@@ -119,6 +123,7 @@ def describe(opened: Reference, budget: int | None = None) -> Described:
     reference = TwoPrecisions(
         opened, model, spec, copies_inputs=first.writes_inputs or not is_large
     )
+    reference.before_call = before_call
     init = _init_form(opened)
     unit = coarsest(results, opened.task.precision, first.terms.unit)
     reference.roundoff = reach(first.terms.signed, unit)

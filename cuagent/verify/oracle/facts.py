@@ -8,13 +8,18 @@ from typing import Any
 
 from cuagent.task import Spec, TorchSettings
 from cuagent.verify.inputs.kinds import Inputs
-from cuagent.verify.inputs.repertoire import SweepCount
+from cuagent.verify.inputs.sweeps import SweepCount
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.trace.reductions import Terms
 from cuagent.worker import Layout
 
 BUDGET = "budget.json"
 """File in the oracle's folder: bytes that limit the device's memory, or null."""
+LOCK = "lock.json"
+"""File in the oracle's folder: path of the device's lock, or null."""
+PAUSING = "pausing"
+"""Key of a message that precedes an answer: the device is idle, and the oracle goes on when it gets
+a message."""
 
 
 @dataclass(frozen=True)

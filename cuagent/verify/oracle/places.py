@@ -124,15 +124,22 @@ class NearTies:
         return find_places(exact, declared, observed(), 1 + coarse, one_signed)
 
 
-def traces_decide_equally(exact: ReferenceTrace, declared: ReferenceTrace) -> bool:
-    """Return True if two runs, in two precisions, made their decisions by equal numbers."""
+def traces_decide_equally(
+    exact: ReferenceTrace, declared: ReferenceTrace, *, kinks: bool = False
+) -> bool:
+    """Return True if two runs, in two precisions, made their decisions by equal numbers.
+
+    With `kinks` also those at the kinks of a backward pass.
+    """
     import torch
 
-    if not exact.decided or len(exact.decided) != len(declared.decided):
+    ours = [*declared.decided, *(declared.kinks if kinks else ())]
+    theirs = [*exact.decided, *(exact.kinks if kinks else ())]
+    if not theirs or len(theirs) != len(ours):
         return False
     return all(
         x.numel() and x.dtype != y.dtype and torch.equal(x.to(y.dtype), y)
-        for x, y in zip(declared.decided, exact.decided, strict=True)
+        for x, y in zip(ours, theirs, strict=True)
     )
 
 

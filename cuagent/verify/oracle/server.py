@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cuagent.device_lock import DeviceLock
 from cuagent.sandbox import harden
 from cuagent.task import Device, TaskError, TreeError, flatten, open_reference
 from cuagent.task.memory import SMALLER, shortage
@@ -33,9 +34,10 @@ from cuagent.verify.inputs.seeds import BITS
 from cuagent.verify.inputs.weights import Weights, derive_weights
 from cuagent.verify.oracle import sensitivity, sliced_answers
 from cuagent.verify.oracle.describe import describe, sample_of
-from cuagent.verify.oracle.facts import BUDGET
+from cuagent.verify.oracle.facts import BUDGET, LOCK, PAUSING
 from cuagent.verify.oracle.places import NearTies, write_places
-from cuagent.verify.oracle.slices import Slicing, is_consistent
+from cuagent.verify.oracle.slice_checks import is_consistent
+from cuagent.verify.oracle.slices import Slicing
 from cuagent.verify.oracle.spread import Spread
 from cuagent.verify.oracle.tie_orders import ORDERS, ordered
 from cuagent.verify.rules.bounds import reach, sequential
@@ -72,7 +74,7 @@ def serve(channel: socket.socket, folder: Path) -> None:
     for message, descriptors in _requests(channel):
         try:
             if program is None:
-                program = _Oracle(folder)
+                program = _Oracle(folder, channel)
             answer = program.handle(message, descriptors)
             program.finish()
         except (TaskError, TreeError) as error:
@@ -109,7 +111,7 @@ class _Oracle:
     """State of the oracle: facts about the task, the reference with its current weights, lent
     arenas."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, channel: socket.socket) -> None:
         """Raises TaskError if the reference does not run."""
         import torch
 
@@ -120,8 +122,11 @@ class _Oracle:
         self.task = task
         self.arenas: dict[int, Arena] = {}
         budget = json.loads((folder / BUDGET).read_text())
-        self.description = describe(open_reference(task), budget)
+        lock = json.loads((folder / LOCK).read_text())
+        self.channel, self.lock = channel, DeviceLock(None if lock is None else Path(lock))
+        self.description = describe(open_reference(task), budget, self.give_way)
         self.reference = self.description.reference
+        self.reference.before_call = None
         self.spread = Spread(self.reference, 0)
         self.declared_run: ReferenceTrace | None = None
         """Run of the last "declare", for the answer that follows it."""
@@ -135,10 +140,7 @@ class _Oracle:
             case "describe":
                 return self.description.facts.to_json()
             case "examine":
-                reference, draw = self.reference, self.description.own_sample
-                found = examine(reference.declared, reference.call_directly, draw)
-                sample = partial(sample_of, reference)
-                return {**found, **hidden_dependencies(reference.opened, found, sample)}
+                return self.examine()
             case "attach":
                 self.arenas[message["arena"]] = Arena.attach(message["description"], descriptors)
             case "detach":
@@ -160,6 +162,24 @@ class _Oracle:
             case "reorder":
                 return self.reorder(message)
         return {}
+
+    def examine(self) -> dict[str, Any]:
+        """Return the findings on the reference."""
+        reference, draw = self.reference, self.description.own_sample
+        reference.before_call = self.give_way
+        try:
+            found = examine(reference.declared, reference.call_directly, draw)
+            sample = partial(sample_of, reference)
+            return {**found, **hidden_dependencies(reference.opened, found, sample)}
+        finally:
+            reference.before_call = None
+
+    def give_way(self) -> None:
+        """Let the referee give the device up if a timing waits for it."""
+        if self.lock.is_awaited:
+            settle(self.task.device.value)
+            send_message(self.channel, {PAUSING: True})
+            receive_message(self.channel)
 
     def finish(self) -> None:
         """Wait for the device, and release unused memory of a large task."""
@@ -314,7 +334,9 @@ class _Oracle:
             runs = (reference.forward_fp64(inputs) for inputs in perturbed_inputs)
             places = nearby.find(exact, run, runs, spread)
             write_places(places, self.arenas[message["places"]].tensors(message["target"]))
-        certain = message["check_decisions"] and reference.decided_equally(inputs) is True
+        certain = (
+            message["check_decisions"] and reference.decided_equally(inputs, kinks=True) is True
+        )
         return {
             "finite": finite,
             "fills_hidden": fills_hidden,

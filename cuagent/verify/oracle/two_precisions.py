@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +60,8 @@ class TwoPrecisions:
         """Relative error of honest arithmetic (`bounds.roundoff`)."""
         self.fp16_range = False
         """True if a kernel may compute in fp16, whose range is much smaller than fp32's."""
+        self.before_call: Callable[[], None] | None = None
+        """Function that is called before each run, while the device is idle or may become so."""
         self.slicing: Slicing | None = None
         """Slices in which a large reference runs in fp64 (`slices`)."""
 
@@ -105,6 +107,8 @@ class TwoPrecisions:
 
     def call_directly(self, inputs: list[Tensor]) -> list[Tensor]:
         """Call the reference as its user would: it may write to these tensors, and return them."""
+        if self.before_call is not None:
+            self.before_call()
         return flatten(self.declared(*unflatten(inputs, self.inputs)), "output")[0]
 
     def forward(self, inputs: list[Tensor]) -> list[Tensor]:
@@ -143,24 +147,26 @@ class TwoPrecisions:
         self.slicing.run(run, inputs, target)
         return all(defined)
 
-    def decided_equally(self, inputs: list[Tensor]) -> bool | None:
+    def decided_equally(self, inputs: list[Tensor], *, kinks: bool = False) -> bool | None:
         """Return True if all decisions in a run depend on equal numbers in both precisions.
 
-        Returns None if nothing is decided, or the reference does not run in fp64. Its output need
-        not be fp64, because the result of a comparison may have any dtype.
+        With `kinks` those at the kinks of a backward pass count too. Returns None if nothing is
+        decided, or the reference does not run in fp64. Its output need not be fp64, because the
+        result of a comparison may have any dtype.
         """
-        found = [self._decided_equally(part) for part in self._parts(inputs)]
+        found = [self._decided_equally(part, kinks) for part in self._parts(inputs)]
         return None if None in found else all(found)
 
-    def _decided_equally(self, inputs: list[Tensor]) -> bool | None:
+    def _decided_equally(self, inputs: list[Tensor], kinks: bool) -> bool | None:
         both = self._traced_in_both(inputs)
         if both is None:
             return None
         exact, _ = both
-        same = traces_decide_equally(*both)
+        same = traces_decide_equally(*both, kinks=kinks)
         # An index is a choice among equal elements, however certain their values are.
         has_indices = same and any(selection.indexed for selection in exact.selections)
-        return same if exact.decided and not has_indices else None
+        decides = exact.decided or (kinks and exact.kinks)
+        return same if decides and not has_indices else None
 
     def roundoff_chooses(self, inputs: list[Tensor]) -> bool:
         """Return True if roundoff decides which index is taken (`places.roundoff_chooses`)."""
@@ -299,6 +305,8 @@ class TwoPrecisions:
         )
 
     def _forward(self, model: nn.Module, inputs: list[Tensor]) -> list[Tensor]:
+        if self.before_call is not None:
+            self.before_call()
         # Clone, so that a reference that writes to its inputs does not change the judged inputs.
         arguments = [x.clone() for x in inputs] if self.copies_inputs else inputs
         versions = [x._version for x in arguments]

@@ -6,14 +6,14 @@ and Stability of Numerical Algorithms, 1.5). The gate linearizes that statement:
 perturbations by u, times 8 sqrt(K). Here K excludes what a softmax sums (`reductions.Terms`): that
 sum follows the exponentials and does not increase their error.
 
-The linearization fails where the answer jumps (a softmax whose two largest scores are within
-roundoff of each other, a threshold, a quantisation): perturbations by u reach the jump only by
+The linearization fails where the answer jumps: a softmax whose two largest scores are within
+roundoff of each other, a threshold, a quantisation. Perturbations by u reach the jump only by
 chance, and an honest kernel may end on its other side. So before a candidate is refused, the oracle
-measures m, the largest change of each element when inputs and weights are perturbed by `reach` and
-the result of each operator by the error of a sum of one sign, `sequential`. If an element changes
-more than the gate explains, its error counts only by what exceeds m (`without_jumps`). The rms
-change under roundoff in every operator, `carried`, replaces the size of the answer if large
-intermediates cancel.
+measures m, the largest change of each element under larger perturbations: of inputs and weights by
+`reach`, and of the result of each operator by the error of a sum of one sign, `sequential`. If an
+element changes more than the gate explains, its error counts only by what exceeds m
+(`without_jumps`). The rms change under roundoff in every operator, `carried`, replaces the size of
+the answer if large intermediates cancel.
 
 Not covered: the choice of draws, and the rules for integers and NaN.
 """
@@ -55,7 +55,7 @@ the perturbation models this rounding itself."""
 UNEVEN = 30.0
 """Ratio of largest to rms error above which the error is a wrong element, not roundoff."""
 LOGIC_FACTOR = 12.5
-"""Ratio of the gate of draws that judge logic to that of draws that judge precision."""
+"""Bound of draws that judge logic, relative to the bound of draws that judge precision."""
 USUAL = (Inputs.OWN, Inputs.ONE_SIGNED, Inputs.TAILS)
 USUAL_FACTOR = 1.5
 """`LOGIC_FACTOR` for kinds like the task's own inputs, on which 136 honest candidates reach 0.6 of

@@ -1,10 +1,10 @@
 """Rules for NaN and infinities: which elements the strict rule judges.
 
 Honest kernels treat NaN differently on draws that contain it. `fmaxf` drops a NaN that torch.relu
-propagates, a convolution by Fourier transform spreads one over the whole image, a one-hot product
-over all segments, and an insertion sort leaves numbers in other places (so a reference that chooses
-among elements gets no draw with NaN). No reference states a contract for these cases. On such
-draws an element therefore counts against a candidate only if it is finite in the reference, in
+propagates. A convolution by Fourier transform spreads one over the whole image, and a one-hot
+product over all segments. An insertion sort leaves numbers in other places, so a reference that
+chooses among elements gets no draw with NaN. No reference states a contract for these cases. On
+such draws an element therefore counts against a candidate only if it is finite in the reference, in
 either precision, and in the candidate's output. Integers and booleans, which depend on comparisons
 with NaN, do not count. Other differences are reported.
 
@@ -54,7 +54,7 @@ def numbers_only(block: Sequence[Tensor], *, paired: bool) -> tuple[Tensor, ...]
 
     With `paired`, two neighbouring elements are one complex number. NaN or Inf in s becomes 0.
     """
-    wide = [tensor.double() for tensor in block]
+    wide = _representable(block)
     x, r, y = wide[:3]
     numbers = x.isfinite() & r.isfinite() & y.isfinite()
     if paired:
@@ -65,12 +65,28 @@ def numbers_only(block: Sequence[Tensor], *, paired: bool) -> tuple[Tensor, ...]
 
 def finite_only(block: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return the block in fp64 where x, r and y are all finite."""
-    wide = tuple(tensor.double() for tensor in block)
+    wide = tuple(_representable(block))
     x, r, y, *_ = wide
     if _plain(x, r, y):
         return wide
     finite = x.isfinite() & r.isfinite() & y.isfinite()
     return tuple(tensor[finite] for tensor in wide)
+
+
+def _representable(block: Sequence[Tensor]) -> list[Tensor]:
+    """Return the block in fp64, with r for each finite y that the dtype of r cannot represent.
+
+    `nan_to_num` replaces an infinity by the largest number of its dtype, so that fp64 is no truth
+    there.
+    """
+    import torch
+
+    wide = [tensor.double() for tensor in block]
+    r, y = wide[1:3]
+    largest = torch.finfo(block[1].dtype).max
+    if y.numel() and not bool(y.abs().max() <= largest):
+        wide[2] = torch.where((y.abs() > largest) & y.isfinite(), r, y)
+    return wide
 
 
 def misplaced(block: Sequence[Tensor]) -> Tensor | None:

@@ -1,10 +1,10 @@
 """Describe the wrong elements of a refused output, with a hint at the cause.
 
-The description names the worst element as an index tuple with its actual and expected value, the
-share of wrong elements, where they are (a tail, one index, every second one) and how their values
-relate to the right ones (sign, factor, offset, order). It runs only after the rule has refused an
-output, and decides nothing. Its values belong to a draw whose seed the verdict reveals and that is
-never used again.
+The description names the worst element as an index tuple, with its actual and expected value. It
+gives the share of wrong elements, their places (a tail, one index, every second one), and how their
+values relate to the right ones (sign, factor, offset, order). It is made only after the rule has
+refused an output, and decides nothing. Its values belong to a draw whose seed the verdict reveals
+and that is never used again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ALIKE = 0.9
 CLOSE = 1e-3
 """Relative distance at which two numbers count as equal in a description."""
 NEARLY_ALL = 0.99
-"""Share of wrong elements from which a description says that nearly every element is wrong."""
+"""Smallest share of wrong elements that is described as nearly every element."""
 STEPS = (2, 4, 8, 16, 32)
 """Strides of vectors, unrolled loops and warps."""
 HINTS = {

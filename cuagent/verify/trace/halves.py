@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 HALVES, PLANTED = 5, 3
-"""Number of cases with ties, and the first case that plants the scale among the numbers."""
+"""Number of cases of `halves`, and the first case that puts the scale among the numbers."""
 FARTHEST_HALF, MANY_ROWS = 8, 4
-"""Largest number drawn, and least number of rows from which the scale is planted in columns."""
+"""Largest number drawn, and fewest rows for which the scale is put into columns."""
 
 
 def cases(scales: Sequence[float]) -> list[tuple[float, int]]:

@@ -1,9 +1,9 @@
 """Find the operators by which a reference asks for NaN or infinities in its inputs.
 
-An operator counts only if what it tests is an input, moved or changed element by element. After a
-sum, a softmax or a product one NaN has reached a whole row, so the reference cannot tell any more
-which number was NaN: `nan_to_num(softmax(x))` fills rows without a shown element, and says nothing
-about NaN in `x`.
+An operator counts only if what it tests is an input, moved or changed element by element. A sum, a
+softmax or a product spreads one NaN over a whole row, so that the reference can no longer tell
+which number was NaN. `nan_to_num(softmax(x))`, for example, fills rows whose elements are all
+masked, and says nothing about NaN in `x`.
 """
 
 from __future__ import annotations

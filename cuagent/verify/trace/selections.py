@@ -11,7 +11,7 @@ covered: results computed from an index (a sum with it, a one-hot row).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +63,22 @@ COMPARING = frozenset(
 """Operators whose formula changes at a threshold."""
 JUMPING = frozenset(("gt", "ge", "lt", "le", "eq", "ne", "threshold", "hardshrink"))
 """Comparing operators whose result jumps at the threshold."""
+KINKS: dict[str, tuple[tuple[int, ...], tuple[float, ...]]] = {
+    "hardtanh_backward": ((1,), ()),
+    "threshold_backward": ((1,), ()),
+    "hardswish_backward": ((1,), (-3.0, 3.0)),
+    "hardsigmoid_backward": ((1,), (-3.0, 3.0)),
+    "softshrink_backward": ((1,), ()),
+    "hardshrink_backward": ((1,), ()),
+    "leaky_relu_backward": ((1,), (0.0,)),
+    "_prelu_kernel_backward": ((1,), (0.0,)),
+    "elu_backward": ((5,), (0.0,)),
+    "smooth_l1_loss_backward": ((1, 2), ()),
+    "huber_loss_backward": ((1, 2), ()),
+    "sgn": ((0,), (0.0,)),
+}
+"""Operators of a backward pass whose result jumps where the forward has a kink: the positions of
+the operands that decide, and thresholds that are no argument."""
 SCALING = frozenset(("mul", "div"))
 """Operators that scale by a number, for example before a rounding."""
 SEARCHING = {"bucketize": 1, "searchsorted": 0}
@@ -163,6 +179,8 @@ class ReferenceTrace:
     """True if the reference tests its inputs for NaN (`nan_tests`)."""
     handles_infinity: bool = False
     """True if it tests them for infinities too."""
+    kinks: Sequence[Tensor] = ()
+    """Operands that decide at a kink in a backward pass (`KINKS`)."""
 
     @property
     def rounds(self) -> bool:
@@ -172,11 +190,11 @@ class ReferenceTrace:
 
 def trace_reference(run: Callable[[], list[Tensor]]) -> ReferenceTrace:
     """Run the reference; record its selections, comparisons, roundings and scalings."""
-    import torch
 
     selections: list[Selection] = []
     names: set[str] = set()
     decided: list[Tensor] = []
+    kinks: list[Tensor] = []
     thresholds: set[float] = set()
     casts: list[bool] = []
     edges: set[float] = set()
@@ -198,10 +216,9 @@ def trace_reference(run: Callable[[], list[Tensor]]) -> ReferenceTrace:
         if _casts(function, args, result):
             casts.append(_holds(result.dtype, args[0]))
         if _decides(function, result):
-            reals = [x for x in args if isinstance(x, torch.Tensor) and is_inexact(x)]
-            decided.extend(
-                x.detach().clone() if x.numel() <= MOST_DECIDING else x[:0] for x in reals
-            )
+            decided.extend(_kept(args))
+        if (kink := KINKS.get(_plain_name(function))) is not None:
+            kinks.extend(_kept([args[k] for k in kink[0] if k < len(args)]))
         if chosen is not None:
             index = index_of(chosen.name, result)
             if index is not None:
@@ -235,11 +252,25 @@ def trace_reference(run: Callable[[], list[Tensor]]) -> ReferenceTrace:
         tuple(sorted(scales)),
         nan_tests.nan,
         nan_tests.infinity,
+        kinks,
     )
 
 
-def _is_one_of(names: frozenset[str], function: Any) -> bool:
-    return function.overloadpacket.__name__.rstrip("_") in names
+def _is_one_of(names: Collection[str], function: Any) -> bool:
+    return _plain_name(function) in names
+
+
+def _plain_name(function: Any) -> str:
+    """Return the operator's name without the mark of an operator in place."""
+    return str(function.overloadpacket.__name__).rstrip("_")
+
+
+def _kept(values: Sequence[Any]) -> list[Tensor]:
+    """Return copies of the floating tensors among deciding operands; of a large one, nothing."""
+    import torch
+
+    reals = [x for x in values if isinstance(x, torch.Tensor) and is_inexact(x)]
+    return [x.detach().clone() if x.numel() <= MOST_DECIDING else x[:0] for x in reals]
 
 
 def _name(function: Any, args: Sequence[Any]) -> str:
@@ -255,9 +286,11 @@ def _is_complex(value: Any) -> bool:
 
 def _thresholds(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[float]:
     """Return the numbers that an operator compares with, if every precision represents them."""
-    if not _is_one_of(COMPARING, function):
+    kink = KINKS.get(_plain_name(function))
+    if kink is None and not _is_one_of(COMPARING, function):
         return []
     numbers = [x for x in (*args, *kwargs.values()) if isinstance(x, int | float)]
+    numbers += kink[1] if kink is not None else ()
     return [float(x) for x in numbers if abs(x) <= LARGEST_ROUND and x / FINEST == x // FINEST]
 
 
@@ -323,7 +356,7 @@ def _decides(function: Any, result: Any) -> bool:
 
     results = result if isinstance(result, tuple | list) else (result,)
     whole = any(isinstance(x, torch.Tensor) and not is_inexact(x) for x in results)
-    return whole or function.overloadpacket.__name__.rstrip("_") in ROUNDINGS
+    return whole or _plain_name(function) in ROUNDINGS
 
 
 def selection(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Selection | None:

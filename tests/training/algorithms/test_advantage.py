@@ -12,7 +12,6 @@ from cuagent.training.algorithms.advantage import (
     advantages_and_returns,
     gae,
     length_adaptive,
-    monte_carlo,
     naive_advantages,
     whiten,
 )
@@ -93,12 +92,12 @@ def test_context_windows_of_episode_form_one_trajectory() -> None:
     torch.testing.assert_close(advantages[action], wanted)
 
 
-def test_returns_with_lambda_one_are_monte_carlo() -> None:
+def test_returns_with_lambda_one_are_the_terminal_rewards() -> None:
     lengths = torch.tensor([3, 1])
     values = torch.randn(2, 3, generator=torch.Generator().manual_seed(2))
     rewards = torch.tensor([2.0, -1.0])
     returns = values * (torch.arange(3) < lengths[:, None]) + gae(values, rewards, lengths, 1.0)
-    torch.testing.assert_close(returns, monte_carlo(rewards, lengths))
+    torch.testing.assert_close(returns, torch.tensor([[2.0, 2.0, 2.0], [-1.0, 0.0, 0.0]]))
 
 
 def test_naive_gae_differs_from_correct_gae() -> None:
@@ -201,11 +200,6 @@ def test_naive_gae_counts_every_real_token_as_a_step() -> None:
     assert found[0].tolist() == pytest.approx([0, wanted[0], 0, wanted[2], 0])
     assert real.all(1).tolist() == [False]
     assert real[0, 0], "the mask of the caller is unchanged"
-
-
-def test_monte_carlo_returns_are_zero_after_the_end() -> None:
-    found = monte_carlo(torch.tensor([2.0, -1.0]), torch.tensor([3, 1]))
-    assert found.tolist() == [[2, 2, 2], [-1, 0, 0]]
 
 
 def test_whitening_of_equal_values_is_zero_and_keeps_the_type() -> None:

@@ -1,0 +1,80 @@
+"""Compute a linear layer whose features then move to the channels as a pointwise convolution.
+
+Its kernel stores (samples, channels, *places), and computes the elementwise operations behind the
+permutation. The library would write the product, and a further pass would transpose it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cuagent.expert.capture.subject import Target
+from cuagent.expert.convolutions.match import LARGE, LEAST_CHANNELS, LEAST_OPERATIONS
+from cuagent.expert.graph.graph import Graph, Kind, Node, contiguous_strides
+from cuagent.expert.products.match import MOST_DEPTH
+
+RANKS = (3, 4, 5)
+"""Dimensions of the result: samples, channels and one to three of places."""
+
+
+def linears_to_channels(graph: Graph, target: Target, keep: frozenset[str]) -> Graph:
+    """Replace each linear layer in half precision whose only reader moves its features."""
+    if target.device != "cuda" or target.capability < (8, 0):
+        return graph
+    users = graph.users()
+    replaced: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        if node.origin in keep or not _qualifies(graph, node):
+            continue
+        readers = users[node.name]
+        if len(readers) == 1 and node.name not in graph.outputs and _moves(node, readers[0]):
+            replaced |= {node.name: [], readers[0].name: _pointwise(graph, node, readers[0])}
+    nodes = (n for node in graph.nodes for n in replaced.get(node.name, [node]))
+    return replace(graph, nodes=tuple(nodes)) if replaced else graph
+
+
+def _qualifies(graph: Graph, node: Node) -> bool:
+    if node.kind is not Kind.LIBRARY or not node.op.startswith("F.linear(") or not node.contiguous:
+        return False
+    if node.dtype not in ("float16", "bfloat16") or len(node.shape) not in RANKS:
+        return False
+    x, weight = (graph.node(str(arg)) for arg in node.args[:2])
+    same = {n.dtype for n in (node, x, weight)} == {node.dtype}
+    if not same or x.kind is Kind.STRIDED or x.shape[:-1] != node.shape[:-1]:
+        return False
+    depth, large = weight.shape[1], max(x.size, node.size) // node.shape[0] >= LARGE
+    return (
+        LEAST_CHANNELS <= depth <= MOST_DEPTH
+        and not large
+        and (node.size * depth >= LEAST_OPERATIONS)
+    )
+
+
+def _moves(node: Node, reader: Node) -> bool:
+    """Return True if the reader moves the last dimension to the second place."""
+    steps = contiguous_strides(node.shape)
+    shape = (node.shape[0], node.shape[-1], *node.shape[1:-1])
+    strides = (steps[0], steps[-1], *steps[1:-1])
+    same = (reader.shape, reader.strides, reader.offset) == (shape, strides, 0)
+    return reader.kind is Kind.STRIDED and same
+
+
+def _pointwise(graph: Graph, node: Node, reader: Node) -> list[Node]:
+    """Return the convolution under the reader's name, and the views that it reads."""
+    x, weight = (graph.node(str(arg)) for arg in node.args[:2])
+    rank, steps = len(node.shape) - 2, contiguous_strides(x.shape)
+    places, taps = f"{node.name}_places", f"{node.name}_taps"
+    left = Node(
+        places, Kind.STRIDED, "{0}.movedim(-1, 1)", (x.name,),
+        (x.shape[0], x.shape[-1], *x.shape[1:-1]), x.dtype, origin=node.origin,
+        contiguous=False, strides=(steps[0], steps[-1], *steps[1:-1]),
+    )  # fmt: skip
+    right = Node(
+        taps, Kind.VIEW, "view", (weight.name,), (*weight.shape, *(1,) * rank), weight.dtype,
+        origin=node.origin,
+    )  # fmt: skip
+    bias = ", bias={2}" if len(node.args) > 2 else ""
+    call = f"own F.conv{rank}d({{0}}, {{1}}{bias})"
+    args = (places, taps, *node.args[2:])
+    conv = Node(reader.name, Kind.LIBRARY, call, args, reader.shape, node.dtype, origin=node.origin)
+    return [left, right, conv]

@@ -1,0 +1,101 @@
+"""Write the method that computes values of parameters alone, again whenever one of them changes."""
+
+from __future__ import annotations
+
+from cuagent.expert.graph.graph import FLOATS, Kind, Node
+from cuagent.expert.graph.layouts import inverse
+from cuagent.expert.method import Method
+from cuagent.expert.rules.library import literal
+from cuagent.expert.streaming.expressions import PYTHON_REDUCTIONS, on_parameters
+from cuagent.expert.values import Values, shape_text
+
+
+class Prepared(Values):
+    """The prepared values of one method, and the method that computes them."""
+
+    def __init__(self, method: Method) -> None:
+        super().__init__(method)
+        end = "" if self.parts.method == "forward" else f"_{self.parts.method}"
+        self.prepare = self._unused(f"_prepare{end}")
+        self.cache = self._unused(f"_prepared_values{end}")
+        self.watch, self.unchanged = self._unused("watch"), self._unused("unchanged")
+
+    def imported(self) -> list[str]:
+        """Return what the text imports to compute values of parameters again if one changes."""
+        names = (("unchanged", self.unchanged), ("watch", self.watch))
+        if not self.prepared_values:
+            return []
+        return [name if name == own else f"{name} as {own}" for name, own in names]
+
+    def _prepare(self) -> list[str]:
+        if not self.prepared_values:
+            return []
+        needed = set(self.prepared_values)
+        for node in reversed(self.graph.nodes):
+            if node.name in needed:
+                needed.update(node.inputs)
+        chain = [n for n in self.graph.nodes if n.name in needed]
+        sources = [n for n in chain if n.kind is Kind.PARAMETER]
+        listed = "".join(f"\n            {n.op!r}," for n in sources)
+        name = self._name
+        body = [
+            f"{name(n.name)} = {self.parts.attribute(n.op)}"
+            + (".double()" if n.dtype in FLOATS else "")
+            for n in sources
+        ]
+        body += [line for node in chain for line in self._computed(node)]
+        values_text = ", ".join(
+            f"{name(n)}.to(torch.{self.graph.node(n).dtype}){_arranged(self.graph.node(n))}"
+            for n in self.prepared_values
+        )
+        return [
+            "",
+            f"def {self.prepare}(self):",
+            '    """Values that depend on parameters alone; computed again when one changes."""',
+            f'    known = self.__dict__.get("{self.cache}")',
+            f"    if known is None or known[0] is None or not {self.unchanged}(known[0]):",
+            f"        sources = ({listed}",
+            "        )",
+            *(f"        {line}" for line in body),
+            f"        known = {self.watch}(self, sources), ({values_text},)",
+            f'        self.__dict__["{self.cache}"] = known',
+            "    return known[1]",
+        ]
+
+    def _computed(self, node: Node) -> list[str]:
+        """Return the line that computes a node's value in fp64; none for a parameter."""
+        name = self._name
+        values = [name(a) if isinstance(a, str) else literal(a) for a in node.args]
+        if node.kind is Kind.VIEW:
+            value = f"{values[0]}.view{shape_text(node.shape)}"
+        elif node.kind is Kind.CONSTANT:
+            value = node.op
+        elif node.kind is Kind.POINTWISE:
+            value = on_parameters(node, values)
+        elif node.kind is Kind.REDUCE:
+            keepdim = len(node.shape) == len(self.graph.node(node.inputs[0]).shape)
+            options = f"{list(node.dims)}, keepdim={keepdim}"
+            value = f"{values[0]}.{PYTHON_REDUCTIONS[node.op]}({options})"
+        elif node.constant:
+            value = node.op.format(*map(self._as_in_reference, node.inputs))
+        elif node.kind is Kind.LIBRARY:
+            value = node.op.format(*values)
+        else:
+            return []
+        return [f"{name(node.name)} = {value}"]
+
+    def _as_in_reference(self, name: str) -> str:
+        """Return a prepared value in its own dtype; others are in fp64 until they are stored."""
+        node = self.graph.node(name)
+        if node.constant:
+            return self._name(name)
+        if node.kind is Kind.PARAMETER:
+            return self.parts.attribute(node.op)
+        return f"{self._name(name)}.to(torch.{node.dtype})"
+
+
+def _arranged(node: Node) -> str:
+    """Return the call that puts the dimensions of a prepared value in order."""
+    if not node.order:
+        return ".contiguous()"
+    return f".permute{node.order}.contiguous().permute{inverse(node.order)}"

@@ -1,0 +1,130 @@
+"""Name the values of a generated method, and write their expressions in Python."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+
+from cuagent.expert.graph.graph import Kind, Node, contiguous_strides
+from cuagent.expert.method import COMPUTED, Method
+
+GLOBALS = frozenset(dir(builtins)) | {
+    *("torch", "load", "self", "F", "triton", "tl", "sources", "known", "unchanged", "watch")
+}
+"""Names that a local variable of the text must not hide."""
+
+
+class Values:
+    """Names and expressions of the values of one method."""
+
+    def __init__(self, method: Method) -> None:
+        self.parts, self.steps, self.kernels = method.parts, method.steps, method.kernels
+        self.graph = self.parts.graph
+        self.users = self.graph.users()
+        self.prepared_values = self._prepared_for_steps()
+
+    def _unused(self, name: str) -> str:
+        """Return an attribute name that neither the reference's text nor its parameters have."""
+        parameters = {n.op for n in self.graph.nodes if n.kind is Kind.PARAMETER}
+        while name in self.parts.reference or name in parameters:
+            name += "_"
+        return name
+
+    def _names(self) -> list[str]:
+        return list(self.parts.arguments)
+
+    def _name(self, name: str) -> str:
+        # A local variable must not shadow an argument, a kernel or a keyword.
+        taken = {call.name for call in self.kernels.values()} | GLOBALS
+        arguments = set(self.parts.arguments)
+        if name in self.graph.inputs and name in arguments:
+            return name
+        free = not keyword.iskeyword(name) and name not in taken | arguments
+        if free and name not in self.graph.inputs:
+            return name
+        others = {node.name for node in self.graph.nodes}
+        name = f"{name}_"
+        while name in taken | arguments | others:
+            name += "_"
+        return name
+
+    def _value(self, name: str) -> str:
+        """Return the expression of a value in forward."""
+        node = self.graph.node(name)
+        if name in self.prepared_values:
+            return self._name(name)
+        match node.kind:
+            case Kind.PARAMETER:
+                return _quick(node.op, self.parts.attribute(node.op))
+            case Kind.CONSTANT:
+                return node.op
+            case Kind.VIEW if not self._is_output(name):
+                return f"{self._value(node.inputs[0])}.view{shape_text(node.shape)}"
+            case Kind.STRIDED:
+                return node.op.format(self._value(node.inputs[0]))
+        return self._name(name)
+
+    def _is_output(self, name: str) -> bool:
+        return any(isinstance(s, COMPUTED) and name in s.outputs for s in self.steps)
+
+    def _in_group(self, name: str) -> bool:
+        return any(isinstance(s, COMPUTED) and name in s.places for s in self.steps)
+
+    def _tensors(self, position: int) -> list[str]:
+        return list(self.kernels[position].tensors_read)
+
+    def _readers(self, name: str) -> list[Node]:
+        """Return the nodes that read a tensor's memory, also through views outside of kernels."""
+        found: list[Node] = []
+        for user in self.users[name]:
+            if user.kind in (Kind.VIEW, Kind.STRIDED) and not self._in_group(user.name):
+                found += self._readers(user.name)
+                if user.name in self.graph.outputs:
+                    found.append(user)
+            else:
+                found.append(user)
+        return found
+
+    def _memory(self, tensor: str) -> str:
+        return self._value(tensor)
+
+    def _empty(self, node: Node) -> str:
+        return self._empty_of(node.shape, node.dtype)
+
+    def _empty_of(self, shape: tuple[int, ...], dtype: str) -> str:
+        first = next((n for n in self.graph.inputs if self.users[n]), None)
+        device = f", device={self._name(first)}.device" if first else ""
+        # It takes less time than torch.empty with the same arguments (1.5 us, not 2.7).
+        strides = shape_text(contiguous_strides(shape))
+        return f"torch.empty_strided({shape_text(shape)}, {strides}, dtype=torch.{dtype}{device})"
+
+    def _prepared_for_steps(self) -> list[str]:
+        """Return the prepared values that a step reads, except unchanged parameters."""
+        read: list[str] = []
+        for position, step in enumerate(self.steps):
+            if isinstance(step, COMPUTED):
+                read += self._tensors(position)
+            else:
+                read += step.inputs
+        read += self.graph.outputs
+        bases = []
+        for name in read:
+            node = self.graph.node(name)
+            while node.kind in (Kind.VIEW, Kind.STRIDED) and node.name in self.parts.prepared:
+                node = self.graph.node(node.inputs[0])
+            computed = node.kind in (Kind.POINTWISE, Kind.REDUCE, Kind.LIBRARY, Kind.CONSTANT)
+            if node.name in self.parts.prepared and computed:
+                bases.append(node.name)
+        return list(dict.fromkeys(bases))
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+
+
+def _quick(name: str, expression: str) -> str:
+    """Return the expression of a parameter without the slow lookup of its modules."""
+    *path, last = name.split(".")
+    if not path or expression != f"self.{name}":
+        return expression
+    return "self" + "".join(f"._modules[{part!r}]" for part in path) + f".{last}"

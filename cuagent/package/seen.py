@@ -1,0 +1,76 @@
+"""Recognize a call whose tensors have the same properties as those of an earlier, checked call.
+
+Travels with an exported or applied kernel, next to `replacement.py`. The comparison is torch's own
+guard of compiled code. It compares class, dispatch keys (device type, layout, conjugation,
+negation, autocast, transforms), dtype, device, sizes, strides and requires_grad of all tensors in
+0.2 us; the checks of `forms.py` take 0.7 us for each tensor. It distinguishes more than they do, so
+a call that it does not recognize is only checked in full. Alignment is compared here.
+
+Not covered: calls with other arguments than tensors; these are always checked in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .forms import ALIGNMENT, PLAIN
+
+LARGEST = 4
+"""Guards that are kept for each key, as for inference mode and gradients; more are checked in
+full."""
+_MASK = ALIGNMENT - 1
+_pointer = Tensor.data_ptr
+
+
+class Seen:
+    """Guards of the calls that fitted, and what each of these calls runs."""
+
+    def __init__(self, *, by_shape: bool = False) -> None:
+        """With `by_shape` guards are kept by the shape of the first tensor, else together."""
+        self._by_shape = by_shape
+        self._found: dict[Any, list[tuple[Callable[..., bool], Any]]] = {}
+
+    def forget(self) -> None:
+        """Forget all calls, because what they were compared with has changed."""
+        self._found = {}
+
+    def find(self, args: tuple[Any, ...]) -> Any:
+        """Return what an equal call runs; None if no equal call was added."""
+        if not args:
+            return None
+        key: Any = len(args)
+        if self._by_shape and args[0].__class__ in PLAIN:
+            key = (key, args[0].shape)
+        for check, runs in self._found.get(key, ()):
+            if check(*args):
+                for tensor in args:
+                    if _pointer(tensor) & _MASK:
+                        return None
+                return runs
+        return None
+
+    def add(self, args: tuple[Any, ...], runs: Any) -> None:
+        """Remember a call that was checked in full, if torch can recognize it."""
+        if _guards is None or not args or any(value.__class__ not in PLAIN for value in args):
+            return
+        key: Any = (len(args), args[0].shape) if self._by_shape else len(args)
+        kept = self._found.setdefault(key, [])
+        if len(kept) >= LARGEST:
+            return
+        try:
+            guards = _guards(
+                *args,
+                dynamic_dims_sizes=[list(value.shape) for value in args],
+                dynamic_dims_strides=[list(value.stride()) for value in args],
+            )
+            if guards.check(*args):  # not if one tensor was given twice
+                kept.append((guards.check, runs))
+        except (RuntimeError, TypeError, ValueError):  # another version of torch
+            return
+
+
+_guards: Any = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)

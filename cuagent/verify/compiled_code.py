@@ -1,0 +1,176 @@
+"""Give what an attempt compiles at its first call to all its later processes.
+
+Triton and torch.compile compile when a model is first called. That takes seconds in each of some
+ten processes: of the verdict, of compute-sanitizer, of each round of a timing. So one process makes
+a first call that nothing is judged by, and the files that its compilers left are copied to each
+later process of the attempt. These processes start with equal files, so none of them can tell a
+timing from a verdict by its files. Not covered: `kernels/`, which is compiled before, and
+`load_inline`, whose folders hold their own path.
+
+Invariant: files pass only between processes of one attempt, from one that saw no secret of a
+verdict or a timing. They are read from stopped processes, without following links, and within
+limits. No trusted process runs or parses them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cuagent.attempt import Attempt
+
+FOLDERS = ("triton", "inductor")
+"""Folders of compiled code in a candidate's folder (`sandbox.policy.environment`)."""
+WORDS = ("triton", "torch.compile", ".compile(", "_dynamo")
+"""Words in the Python files of an attempt that compiles when it is called."""
+MOST_BYTES = 128 << 20
+"""Largest number of bytes that are kept of one attempt; nothing is kept of one beyond a limit."""
+MOST_ENTRIES = 5_000
+"""Largest number of files and folders that are kept of one attempt."""
+MOST_DEPTH = 8
+"""Largest number of nested folders."""
+MOST_ATTEMPTS = 4
+"""Number of attempts that are kept: the best ones are judged again for the record."""
+PLACE = b"\0folder of the process\0"
+"""Text that stands for the folder of a process in the files that name other files."""
+NAMES_FILES = re.compile(r"__grp__.*\.json")
+"""Names of Triton's files that list other files of its cache by their absolute paths."""
+_PLAIN = re.compile(r"[\w.+=-]{1,200}")
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def compiles_when_called(attempt: Attempt) -> bool:
+    """Return True if an attempt's Python files seem to compile code at the first call."""
+    texts = (text for name, text in attempt.files if name.endswith(".py"))
+    return any(word in text for text in texts for word in WORDS)
+
+
+@dataclass(frozen=True)
+class _File:
+    path: str
+    """Relative to the folder of a process."""
+    content: bytes
+    executable: bool
+
+    def renamed(self, old: bytes, new: bytes) -> bytes:
+        """Return the content; a list of files gets paths in another folder."""
+        is_list = NAMES_FILES.fullmatch(Path(self.path).name)
+        return self.content.replace(old, new) if is_list else self.content
+
+
+class _TooMuch(Exception):
+    """The files exceed a limit."""
+
+
+class CompiledCode:
+    """Files that the last attempts compiled, by the attempts' digests."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, tuple[_File, ...]] = OrderedDict()
+
+    def __contains__(self, attempt: Attempt) -> bool:
+        """Return True if the attempt's first call was made, even if nothing was kept of it."""
+        return attempt.digest in self._kept
+
+    def keep(self, attempt: Attempt, folder: Path | None) -> None:
+        """Keep the compiled files in a process's `folder`; keep nothing if `folder` is None.
+
+        The processes that write to `folder` must be stopped or have ended.
+        """
+        found: tuple[_File, ...] = ()
+        if folder is not None:
+            own = str(folder).encode()
+            try:
+                found = tuple(
+                    _File(f.path, f.renamed(own, PLACE), f.executable) for f in _read(folder)
+                )
+            except (OSError, _TooMuch):
+                found = ()
+        self._kept.pop(attempt.digest, None)
+        self._kept[attempt.digest] = found
+        while len(self._kept) > MOST_ATTEMPTS:
+            self._kept.popitem(last=False)
+
+    def copy_to(self, attempt: Attempt, folder: Path) -> None:
+        """Copy the attempt's compiled files to the folder of a process that has not run its code.
+
+        Files and folders get the owner of `folder`.
+        """
+        owner, own = folder.stat().st_uid, str(folder).encode()
+        for file in self._kept.get(attempt.digest, ()):
+            target = folder / file.path
+            for above in reversed([p for p in target.parents if p.is_relative_to(folder)]):
+                if not above.exists():
+                    above.mkdir()
+                    _give(above, owner)
+            target.write_bytes(file.renamed(PLACE, own))
+            target.chmod(0o755 if file.executable else 0o644)
+            _give(target, owner)
+
+
+def _give(path: Path, owner: int) -> None:
+    if path.stat().st_uid != owner:
+        os.chown(path, owner, owner)
+
+
+def _read(folder: Path) -> Iterator[_File]:
+    """Yield the compiled files below `folder`. Raises OSError, _TooMuch."""
+    left = [MOST_BYTES, MOST_ENTRIES]
+    root = os.open(folder, _FOLDER)
+    try:
+        for name in FOLDERS:
+            if _is_folder(root, name):
+                yield from _below(root, name, name, left, MOST_DEPTH)
+    finally:
+        os.close(root)
+
+
+def _below(parent: int, name: str, path: str, left: list[int], depth: int) -> Iterator[_File]:
+    """Yield the regular files below a folder; `left` holds the bytes and entries that may follow.
+
+    Locks and other empty or special files are left out.
+    """
+    if depth == 0:
+        raise _TooMuch
+    folder = os.open(name, _FOLDER, dir_fd=parent)
+    try:
+        with os.scandir(folder) as entries:
+            kinds = sorted((e.name, e.is_dir(follow_symlinks=False)) for e in entries)
+        for entry, is_folder in kinds:
+            left[1] -= 1
+            if left[1] < 0 or not _PLAIN.fullmatch(entry):
+                raise _TooMuch
+            if is_folder:
+                yield from _below(folder, entry, f"{path}/{entry}", left, depth - 1)
+            elif (file := _content(folder, entry, left)) is not None:
+                yield _File(f"{path}/{entry}", *file)
+    finally:
+        os.close(folder)
+
+
+def _content(folder: int, name: str, left: list[int]) -> tuple[bytes, bool] | None:
+    """Return the bytes of a regular file and if it is executable; None for any other file."""
+    if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+        return None
+    with os.fdopen(os.open(name, _FILE, dir_fd=folder), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            return None
+        content = file.read(left[0] + 1)
+    left[0] -= len(content)
+    if left[0] < 0:
+        raise _TooMuch
+    return content, bool(status.st_mode & stat.S_IXUSR)
+
+
+def _is_folder(folder: int, name: str) -> bool:
+    try:
+        return stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,167 @@
+"""Decide if a large reference runs in slices, and check in each draw that its slices hold.
+
+Each draw repeats the test at full size where the whole run differs most from the slices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING
+
+from cuagent.task import TaskError
+from cuagent.verify.oracle.sensitivity import run_or_none
+from cuagent.verify.oracle.slices import EQUAL, ROWS, Slicing, candidates, separates
+from cuagent.verify.oracle.two_precisions import TwoPrecisions
+from cuagent.verify.tensors import FAILURES, UNIT, in_blocks, wide_dtype
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+OWN_TIMES, ROUNDOFFS = 10.0, 8.0
+"""Largest error of a whole run, as a multiple of the error of the run on the slice, and of the
+honest roundoff. A slice may be computed in another order of summation."""
+
+
+def find_slicing(
+    reference: TwoPrecisions, inputs: list[Tensor], results: list[Tensor], budget: int
+) -> bool:
+    """Find slices of a large reference, let it use them, and determine its properties on one.
+
+    `results` are its outputs on `inputs` in its own precision, `budget` the bytes of the device's
+    memory. Returns False if the reference has no slices.
+    """
+    for found in candidates(inputs, results, budget):
+        sample = found.of_inputs(inputs, 0, min(found.extent, max(ROWS, found.step)))
+        outputs = run_or_none(partial(reference.forward, sample), nullcontext())
+        if outputs is None or len(outputs) != len(results):
+            continue
+        reference.inspect(sample, outputs)
+        equal = EQUAL if reference.fp64 else reference.roundoff
+        if separates(found, reference.plain_fp64, inputs, equal) and _holds_at_full_size(
+            reference, found, inputs, results
+        ):
+            reference.use_slices(found, results)
+            return True
+    return False
+
+
+def _holds_at_full_size(
+    reference: TwoPrecisions, found: Slicing, inputs: list[Tensor], results: list[Tensor]
+) -> bool:
+    """Return True if the run on all inputs agrees with the runs on slices of them."""
+    if not found.joins:
+        exact = [y.new_zeros(y.shape, dtype=wide_dtype(y)) for y in results]
+        summed = [y.new_zeros(y.shape) for y in exact]
+        try:
+            found.run(reference.plain_fp64, inputs, exact)
+            found.run(reference.forward, inputs, summed)
+        except (*FAILURES, TaskError):
+            return False
+        return errors_agree(summed, results, exact, reference.roundoff)
+    # Check every slice, because a reference may treat a few rows differently, anywhere.
+    for part in found.even_ranges():
+        given, of_part = found.of_inputs(inputs, *part), found.of_outputs(results, *part)
+        runs = [
+            run_or_none(partial(run, given), nullcontext())
+            for run in (reference.forward, reference.plain_fp64)
+        ]
+        if any(x is None or [y.shape for y in x] != [y.shape for y in of_part] for x in runs):
+            return False
+        sliced, exact = (x or [] for x in runs)
+        if not errors_agree(sliced, of_part, exact, reference.roundoff):
+            return False
+    return True
+
+
+def is_consistent(
+    reference: TwoPrecisions,
+    inputs: list[Tensor],
+    declared: Sequence[Tensor],
+    precise: Sequence[Tensor],
+    generator: Generator,
+) -> bool:
+    """Return True if the slices hold for this draw: its whole run agrees with the runs on slices.
+
+    `declared` is the whole run and `precise` the answer in slices. Where they differ by more than
+    roundoff, the reference runs again in its own precision: on the slice that differs most and on
+    a random one, or on all of them if the answers add up.
+    """
+    import torch
+
+    slicing, roundoff = reference.slicing, reference.roundoff
+    if slicing is None:
+        return True
+    if not slicing.joins:
+        if errors_agree(precise, declared, precise, roundoff):
+            return True
+        summed = [y.new_zeros(y.shape) for y in precise]
+        try:
+            slicing.run(reference.forward, inputs, summed)
+        except (*FAILURES, TaskError):
+            return False
+        return errors_agree(summed, declared, precise, roundoff)
+    ranges = list(slicing.even_ranges())
+    excess = [
+        _excess(slicing.of_outputs(declared, *part), slicing.of_outputs(precise, *part), roundoff)
+        for part in ranges
+    ]
+    suspects = [n for n, times in enumerate(excess) if times > 1]
+    if not suspects:
+        return True
+    device = reference.task.device.value
+    chosen = int(torch.randint(len(suspects), (1,), generator=generator, device=device))
+    for number in {max(suspects, key=excess.__getitem__), suspects[chosen]}:
+        part = ranges[number]
+        given = slicing.of_inputs(inputs, *part)
+        found = run_or_none(partial(reference.forward, given), nullcontext())
+        if found is None or not errors_agree(
+            found,
+            slicing.of_outputs(declared, *part),
+            slicing.of_outputs(precise, *part),
+            roundoff,
+        ):
+            return False
+    return True
+
+
+def _excess(whole: Sequence[Tensor], exact: Sequence[Tensor], roundoff: float) -> float:
+    """Return the largest error of a whole run on one slice, in units of the admitted roundoff."""
+    found = [0.0]
+    for r, y in zip(whole, exact, strict=True):
+        _, of_whole, size = _errors(y, r, y)
+        limit = ROUNDOFFS * max(roundoff, UNIT) * size
+        found.append(of_whole / limit if limit else (math.inf if of_whole else 0.0))
+    return max(found)
+
+
+def errors_agree(
+    sliced: Sequence[Tensor], whole: Sequence[Tensor], exact: Sequence[Tensor], roundoff: float
+) -> bool:
+    """Return True if two runs in the reference's own precision have errors of one size.
+
+    `roundoff` is the relative error of honest arithmetic.
+    """
+    each = zip(sliced, whole, exact, strict=True)
+    return all(_near(x, r, y, roundoff) for x, r, y in each if r.numel())
+
+
+def _near(sliced: Tensor, whole: Tensor, exact: Tensor, roundoff: float) -> bool:
+    """Return True if the errors of both runs are of one size."""
+    of_slice, of_whole, size = _errors(sliced, whole, exact)
+    return of_whole <= OWN_TIMES * of_slice + ROUNDOFFS * max(roundoff, UNIT) * size
+
+
+def _errors(sliced: Tensor, whole: Tensor, exact: Tensor) -> tuple[float, float, float]:
+    """Return the norms of both errors and of the exact answer, over the finite elements."""
+    sums = [0.0, 0.0, 0.0]
+    for x, r, y in in_blocks(sliced, whole, exact):
+        numbers = [part.double() for part in (x, r, y)]
+        finite = numbers[0].isfinite() & numbers[1].isfinite() & numbers[2].isfinite()
+        x64, r64, y64 = (part.where(finite, 0) for part in numbers)
+        for index, part in enumerate((x64 - y64, r64 - y64, y64)):
+            sums[index] += float(part.square().sum())
+    of_slice, of_whole, size = map(math.sqrt, sums)
+    return of_slice, of_whole, size

@@ -1,0 +1,265 @@
+"""A forked process that executes commands and is suspended between them.
+
+The clock starts when a command is sent and stops when its last record arrives. A command has a time
+limit; a candidate's memory and files have limits too. Any failure of the process ends it with
+`SessionEnded` and kills its process group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import secrets
+import select
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cuagent.sandbox import Policy, Tier
+from cuagent.worker import suspend
+from cuagent.worker.captured_output import CapturedOutput
+from cuagent.worker.channel import (
+    ForgedRecord,
+    Record,
+    Status,
+    receive_record,
+    send_message,
+)
+from cuagent.worker.exit_reason import describe_exit, last_line
+from cuagent.worker.folder import remove
+from cuagent.worker.fork_server import ForkServer, ForkServerError
+from cuagent.worker.holdings import File, holdings
+from cuagent.worker.memory.device_use import DeviceExcess, DeviceUse
+
+WATCH_S = 1.0
+"""Seconds between two checks of a candidate's memory and files, during a call and after one."""
+BUSY = "verify again if the machine was busy"
+SLOW = {
+    "open": "compile kernels from kernels/ ahead of time, not at import, and " + BUSY,
+    "load": "construct the model with less work, and " + BUSY,
+    "run": "look for a hang, compile before the first call (in kernels/ or on import), and " + BUSY,
+}
+"""Advice after a command that took too long."""
+OUT_OF_MEMORY = "out of memory"
+"""Part of the error of torch's CUDA allocator."""
+
+
+class SessionEnded(Exception):
+    """The session ended and its process was killed. `detail` is one line."""
+
+    def __init__(self, status: Status, detail: str, output: str):
+        super().__init__(f"{status.name.lower()}: {detail}")
+        self.status = status
+        self.detail = detail
+        self.output = output
+        """Text that the process printed: feedback for a person or an agent, which no program
+        reads."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Memory that a process and its children may hold; None for no limit."""
+
+    memory_bytes: int | None
+    device_bytes: int | None
+    """Bytes of GPU memory."""
+    kept_bytes: int | None
+    """Bytes of GPU memory that it may hold between commands."""
+
+
+class DrivenProcess:
+    """One forked process with a channel for commands and the folder that it may write to."""
+
+    def __init__(
+        self,
+        fork_server: ForkServer,
+        folder: Path,
+        environment: dict[str, str],
+        policy: Policy | None,
+        tier: Tier,
+        limits: Limits,
+    ):
+        self._memory_bytes = limits.memory_bytes
+        self._device = None
+        if limits.device_bytes is not None:
+            self._device = DeviceUse(limits.device_bytes, limits.kept_bytes)
+        self.time_limit_s = math.inf
+        """Seconds that all further commands may take together."""
+        self._fork_server = fork_server
+        self.folder = folder
+        """Folder that the process may write to."""
+        self._lent_files: set[File] = set()
+        self._checked_at = time.monotonic()
+        self._outside_group: set[int] = set()
+        self._switching = threading.Lock()
+        self._in_command = self._paused = False
+        self.closed = False
+        self._child = fork_server.fork("cuagent.worker.program", folder, environment, policy, tier)
+        self._captured = CapturedOutput(self._child.output)
+
+    @property
+    def pid(self) -> int:
+        """Process id, equal to the process group's."""
+        return self._child.pid
+
+    def pause(self) -> None:
+        """Stop the processes in the middle of a command, which another thread waits for.
+
+        Only for processes that are trusted to stop.
+        """
+        with self._switching:
+            self._paused = True
+            if self._in_command and not self.closed:
+                with contextlib.suppress(suspend.SuspendError, ForkServerError):
+                    self._suspend()
+
+    def unpause(self) -> None:
+        """Continue the command that `pause` stopped, if it has not ended."""
+        with self._switching:
+            self._paused = False
+            if self._in_command and not self.closed:
+                self._resume()
+
+    def output(self) -> str:
+        """Return the text that the process printed so far, capped, with paths relative to its
+        folder."""
+        if not self.closed:
+            self._captured.drain()
+        return self._captured.text.replace(f"{self.folder}/", "")
+
+    def close(self) -> int | None:
+        """Kill the process and its descendants and return its wait status. Idempotent."""
+        if self.closed:
+            return None
+        self._captured.drain()
+        self.closed = True
+        try:
+            return self._fork_server.end(self._child)
+        except ForkServerError:
+            return None  # the fork server died, and its children with it
+        finally:
+            remove(self.folder)
+
+    def _command(
+        self, message: dict[str, Any], deadline_s: float, descriptors: tuple[int, ...] = ()
+    ) -> None:
+        self._exchange(message, descriptors, 1, deadline_s)
+
+    def _exchange(
+        self, message: dict[str, Any], descriptors: tuple[int, ...], expected: int, seconds: float
+    ) -> tuple[list[Record], float]:
+        """Send a command; return its records, each checked, and the seconds until the last one.
+
+        The first record does not count, because it could be sent before the work is done. Raises
+        SessionEnded.
+        """
+        assert not self.closed, "the session is closed"
+        nonce = secrets.randbits(64)
+        seconds = min(seconds, max(self.time_limit_s, 0))
+        if self._device is not None:
+            self._device.begin()
+        start = time.perf_counter()
+        with self._switching:
+            self._in_command = True
+            if not self._paused:
+                self._resume()
+        try:
+            send_message(self._child.channel, message | {"nonce": nonce}, descriptors)
+            records = self._records(nonce, expected, time.monotonic() + seconds)
+            wall = time.perf_counter() - start
+            with self._switching:
+                self._in_command = False
+                self._suspend()
+            self._check_holdings()
+            if self._device is not None:
+                self._device.end(released=message.get("lean", False))
+        except ForgedRecord as error:
+            self._stop(Status.FORGED, f"wrote to the verifier's channel (fd 3): {error}")
+        except TimeoutError:
+            advice = SLOW.get(message["do"], BUSY)
+            self._stop(Status.TIMED_OUT, f"no answer within {seconds:.3g} s; {advice}")
+        except (_Excess, suspend.SuspendError) as excess:
+            self._stop(Status.CRASHED, str(excess))
+        except DeviceExcess as excess:
+            self._stop(Status.CRASHED, str(excess), suspect=self._device)
+        except OSError:  # the channel broke: the process died
+            self._stop(Status.CRASHED)
+        self.time_limit_s -= wall
+        return records, wall
+
+    def _records(self, nonce: int, expected: int, deadline: float) -> list[Record]:
+        records: list[Record] = []
+        for call in range(expected):
+            record = self._next_record(deadline)
+            if record.nonce != nonce or record.call != call:
+                raise ForgedRecord("a record that answers no command")
+            if record.status is not Status.DONE:
+                self._stop(record.status)
+            records.append(record)
+        return records
+
+    def _suspend(self) -> None:
+        """Stop all processes of the session until the next command."""
+        self._outside_group = self._fork_server.suspend(self._child)
+
+    def _resume(self) -> None:
+        suspend.resume(self._child.pid, self._outside_group)
+
+    def _next_record(self, deadline: float) -> Record:
+        channel, output, pidfd = self._child.channel, self._child.output, self._child.pidfd
+        poll = select.poll()
+        for descriptor in (channel.fileno(), output, *([pidfd] if pidfd is not None else [])):
+            poll.register(descriptor, select.POLLIN)
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            ready = {descriptor for descriptor, _ in poll.poll(min(left, WATCH_S) * 1000)}
+            if channel.fileno() not in ready and pidfd not in ready:
+                if self._device is not None and not ready:
+                    self._device.check()
+                self._check_holdings()  # also for a process that prints without pause
+            if channel.fileno() in ready:
+                record = receive_record(channel)
+                if record is None:
+                    raise ConnectionResetError
+                return record
+            if pidfd in ready:
+                raise ConnectionResetError
+            if output in ready and not self._captured.drain():
+                poll.unregister(output)
+
+    def _check_holdings(self) -> None:
+        """Check the memory and files of a candidate, at most once in WATCH_S seconds. Raises
+        _Excess."""
+        if self._memory_bytes is None or time.monotonic() - self._checked_at < WATCH_S:
+            return
+        process_tree = self._fork_server.process_tree(self._child)
+        held = holdings(self._child.pid, process_tree, self.folder, self._lent_files)
+        self._checked_at = time.monotonic()
+        if excess := held.excess(self._memory_bytes):
+            raise _Excess(excess)
+
+    def _stop(self, status: Status, detail: str = "", suspect: DeviceUse | None = None) -> NoReturn:
+        if status is Status.CRASHED and self._child.pidfd is not None:
+            # The channel closes shortly before the process ends; wait for its exit status.
+            select.select([self._child.pidfd], [], [], 1.0)
+        ended = self.close()
+        text = self.output()
+        if status is Status.CRASHED and ended is not None:
+            detail = detail or describe_exit(ended)
+        if self._device is not None and OUT_OF_MEMORY in (detail or last_line(status, text)):
+            room = f"{self._device.limit / 2**30:.1f} GiB are free for it"
+            detail = detail or last_line(status, text)
+            detail += f"; {room}: keep fewer or smaller temporary tensors"
+        if suspect is not None and not suspect.was_freed():
+            status, detail = Status.LOST, "another process used up the GPU's memory meanwhile"
+        if ended is None:
+            status, detail = Status.LOST, "the candidate's process did not end when it was killed"
+        raise SessionEnded(status, detail or last_line(status, text), text)
+
+
+class _Excess(Exception):
+    """The candidate used more memory or disk space than its limit."""

@@ -1,0 +1,63 @@
+"""Remember that this machine's compiler can use all vector instructions of its processor.
+
+Before its first C++ kernel torch.compile builds and loads test programs for each set of vector
+instructions. That is some ten runs of the compiler in every process with its own cache, so in every
+process of a candidate. A compiled baseline keeps its cache in the user's folder and makes the same
+tests. It notes there that all of them passed, and candidates then skip them.
+
+The note holds for one torch, one processor and one compiler. Without it candidates make the tests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+VARIABLE = "TORCHINDUCTOR_VEC_ISA_OK"
+"""torch.compile's own variable: "1" skips the tests."""
+FILE = "vector-units.json"
+
+
+def note_passed() -> None:
+    """Write the note to torch.compile's cache if this process used it and all tests passed."""
+    caches = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""))
+    module = sys.modules.get("torch._inductor.cpu_vec_isa")
+    with suppress(AttributeError, OSError):  # another torch names these parts differently
+        if module is None or not module.valid_vec_isa_list.cache_info().currsize:
+            return
+        flags = module.x86_isa_checker()
+        named = [
+            isa for isa in module.supported_vec_isa_list if set(str(isa).split()) <= set(flags)
+        ]
+        if module.valid_vec_isa_list() == named != [] and not all_passed(caches):
+            (caches / FILE).write_text(json.dumps(_machine()))
+
+
+def all_passed(caches: Path) -> bool:
+    """Return True if the note in a cache of torch.compile is of this machine."""
+    try:
+        return bool(json.loads((caches / FILE).read_text()) == _machine())
+    except (OSError, ValueError):
+        return False
+
+
+def skip_tests() -> None:
+    """Let torch.compile skip the tests in this process if its environment says so."""
+    config = sys.modules.get("torch._inductor.config")
+    if config is not None and os.environ.get(VARIABLE) == "1":
+        config.cpp.vec_isa_ok = True
+
+
+def _machine() -> dict[str, str]:
+    import torch
+
+    compiler = shutil.which(os.environ.get("CXX", "g++")) or ""
+    stamp = Path(compiler).stat().st_mtime_ns if compiler else 0
+    cpu = next((t for t in Path("/proc/cpuinfo").read_text().splitlines() if "flags" in t), "")
+    flags = hashlib.sha256(cpu.encode()).hexdigest()
+    return {"torch": torch.__version__, "processor": flags, "compiler": f"{compiler} {stamp}"}

@@ -1,0 +1,112 @@
+"""Choices of the search from what is known before the first candidate: profile and best rung."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cuagent.expert.capture.subject import Subject, Target, open_subject
+from cuagent.expert.search.planner import Bounds, Outcome, propose
+from cuagent.expert.search.progress import runs_in_tf32
+from cuagent.task import load_task
+from cuagent.timing import Ratio
+
+HOPPER = Target("cuda", (9, 0), 132, tf32_convolutions=True)
+TASK = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c = {layer}
+    def forward(self, x):
+        return {body}
+def get_inputs(): return [torch.randn({shape})]
+def get_init_inputs(): return []
+"""
+
+
+def subject_of(path, layer: str, shape: str, body: str = "F.relu(self.c(x)) * 2") -> Subject:
+    task = path / "task.py"
+    task.write_text(TASK.format(layer=layer, body=body, shape=shape))
+    return replace(open_subject(load_task(f"{task}:Model")), target=HOPPER)
+
+
+def profile_of(*names: str) -> dict[str, list[dict[str, object]]]:
+    return {"kernels": [{"name": name, "seconds": 1.0} for name in names]}
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["sm90_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nchw", "relu"], True),
+        (["void cutlass__5x_cudnn::Kernel<cutlass_tensorop_s1688fprop_optimized_tf32>"], True),
+        (["cutlass_tensorop_s1688dgrad_optimized_tf32", "cudnn::ops::nchwToNhwcKernel"], True),
+        (["void implicit_convolve_sgemm<float, float, 1024>", "x_tf32_fprop_gemm"], False),
+        (["sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs_nchw"], False),
+        (["vectorized_elementwise_kernel", "void cudnn::ops::convertTensor_kernel"], False),
+        ([], False),
+    ],
+)
+def test_arithmetic_of_the_reference_is_read_from_its_kernels(names, expected):
+    assert runs_in_tf32(profile_of(*names)) is expected
+    assert runs_in_tf32(None) is False
+
+
+def test_few_channels_run_in_tf32_where_the_reference_does(tmp_path):
+    subject = subject_of(tmp_path, "nn.Conv2d(8, 48, 3)", "8, 8, 64, 64")
+    careful, as_reference = (
+        propose(subject, [], Bounds(in_tf32=known)).candidate.files["model_new.py"]
+        for known in (False, True)
+    )
+    assert '"tf32x3"' in careful
+    assert '"tf32"' in as_reference
+
+
+def tried(subject: Subject, speed: float) -> list[object]:
+    """Return the options of all candidates, each of this speed relative to torch.compile."""
+    outcomes: list[Outcome] = []
+    ratios = {"compile": Ratio(speed, speed * 0.99, speed * 1.01)}
+    while (proposal := propose(subject, outcomes)) is not None:
+        outcomes.append(Outcome(proposal.candidate, True, "accepted", 1, ratios))
+    return [outcome.candidate.options for outcome in outcomes]
+
+
+def test_tf32_is_tried_next_where_the_profile_does_not_tell(tmp_path):
+    subject = subject_of(tmp_path, "nn.Conv2d(8, 48, 3)", "8, 8, 64, 64")
+    first, second, *_ = tried(subject, speed=0.9)
+    assert not first.tf32_few_channels
+    assert second.tf32_few_channels
+
+
+def test_clear_gain_needs_no_tf32(tmp_path):
+    subject = subject_of(tmp_path, "nn.Conv2d(8, 48, 3)", "8, 8, 64, 64")
+    assert not any(options.tf32_few_channels for options in tried(subject, speed=2.0))
+
+
+def test_convolution_with_a_long_sum_of_few_channels_is_tried_last(tmp_path):
+    subject = subject_of(tmp_path, "nn.Conv2d(3, 96, 11, 4, 2)", "16, 3, 128, 128", "self.c(x)")
+    found = [options.convolutions for options in tried(subject, speed=0.9)]
+    assert found[0] == "channels_last"
+    assert "every" in found
+
+
+@pytest.mark.parametrize(
+    ("shape", "own"), [("2, 256, 7, 7", False), ("32, 256, 28, 28", True)], ids=["few", "many"]
+)
+def test_long_sums_of_few_tiles_stay_with_the_library(tmp_path, shape, own):
+    subject = subject_of(tmp_path, "nn.Conv2d(256, 256, 3, padding=1)", shape)
+    module = propose(subject, []).candidate.files["model_new.py"]
+    assert ("F.conv2d(" in module.rpartition("def forward")[2]) is not own
+
+
+@pytest.mark.parametrize(
+    ("seconds", "mode"), [(5e-6, "reduce-overhead"), (1e-4, ""), (float("inf"), "")]
+)
+def test_many_short_calls_are_captured_into_a_graph_at_once(tmp_path, seconds, mode):
+    layers = ", ".join(["nn.Linear(32, 32), nn.LayerNorm(32)"] * 2)
+    subject = subject_of(tmp_path, f"nn.Sequential({layers})", "64, 32", "self.c(x)")
+    bounds = Bounds("compile", seconds)
+    assert propose(subject, [], bounds).candidate.options.compile == mode
