@@ -19,6 +19,9 @@ EQUATIONS = {
     "a scaling": "'bhs,bhsd->bhsd', z, q",
     "a sum over two letters": "'bhsd,bhsd->bh', q, k",
     "an operand in another order": "'bhsd,bhds->bhs', q, k.mT.contiguous()",
+    "experts": "'td,edf->etf', q[0, 0], m[0]",
+    "a mix of experts": "'te,etd->td', z[0].mT, q[0]",
+    "a batch of the left operand": "'btd,df->btf', q[0], m[0, 0]",
     "a permuted result": "'bhsd,bhde->bshe', q, m",
     "a broadcast letter": "'bhsd,bhde->bhse', q, m[:, :1]",
 }
@@ -39,5 +42,5 @@ def get_init_inputs(): return []
     made = make(text, "Model")
     assert_agrees(made)
     left = "aten.einsum" in made.candidate.files["model_new.py"].split("def _fits")[1]
-    stays = ("an operand in another order", "a permuted result", "a broadcast letter")
+    stays = ("a permuted result", "a broadcast letter")
     assert left == (name in stays)

@@ -20,7 +20,7 @@ from cuagent.expert.graph.lowering import (
     shape_of,
     target_of,
 )
-from cuagent.expert.rules.views import viewed
+from cuagent.expert.rules.views import layout, strided, viewed
 
 
 @rule("linear")
@@ -162,21 +162,28 @@ def _sum_of_products(
         terms = low.pointwise("mul", parts[0], parts[1], hint="terms" if summed else "")
         dims = [letters.index(c) for c in summed]
         return low.reduce("sum", terms, dims, False) if summed else terms
-    batch = "".join(c for c in a if c in b and c in result)
-    rows, columns = ("".join(c for c in word if c not in other) for word, other in ((a, b), (b, a)))
-    whole = len(rows) == len(columns) == len(summed) == 1 and result == batch + rows + columns
-    if not whole or not batch or {a[: len(batch)], b[: len(batch)]} != {batch}:
+    batch, ends = result[:-2], result[-2:]
+    whole = len(summed) == 1 and len(ends) == 2 and batch
+    # An operand without the batch is the same for all of it.
+    if not whole or a[:-2] not in (batch, "") or b[:-2] not in (batch, ""):
+        return None
+    if set(a[-2:]) != {ends[0], summed[0]} or set(b[-2:]) != {summed[0], ends[1]}:
         return None
     x = x if a[-1] == summed[0] else _transposed(low, x)
-    y = y if b[-1] == columns else _transposed(low, y)
+    y = y if b[-1] == ends[1] else _transposed(low, y)
     return contraction(low, fx, "torch.matmul({0}, {1})", x, y, None)
 
 
 def _spread(low: Lowering, word: str, name: str, letters: str) -> str | None:
     """Return a view with one dimension for each letter, of one element where `word` has none."""
-    if "".join(c for c in letters if c in word) != word:
-        return None
     sizes = dict(zip(word, low.shape(name), strict=True))
+    order = [word.index(c) for c in letters if c in word]
+    if len(order) < len(word):
+        return None
+    if order != sorted(order):
+        _, strides = layout(low, name)
+        shape, moved = (tuple(v[k] for k in order) for v in (low.shape(name), strides))
+        name = strided(low, name, f"{{0}}.permute({order})", shape, moved, 0)
     return viewed(low, name, tuple(sizes.get(c, 1) for c in letters))
 
 
