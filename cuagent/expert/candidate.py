@@ -301,6 +301,8 @@ def _may_gain(group: Group, steps: Steps, graph: Graph, device: str) -> bool:
     )
     partial = any(is_partial(graph, a) for n in group.nodes for a in n.inputs)
     gathers = any(graph.node(a).kind in (Kind.GATHER, Kind.TAKE) for n in work for a in n.inputs)
+    # torch writes one-hot integers and converts them in another pass.
+    gathers |= any(n.op == "eq" and graph.node(n.inputs[-1]).kind is Kind.INDEX for n in work)
     widening = origins == {""}
     reduction = any(n.kind is Kind.REDUCE for n in work) and _is_alone(group, steps)
     several = len(origins) > 1 or len(work) > 3 or group.family != "streaming"
