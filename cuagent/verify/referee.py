@@ -54,6 +54,7 @@ from cuagent.verify.versions import versions
 from cuagent.worker import Arena, ForkServer, ForkServerError
 from cuagent.worker.memory.arena import POISONS
 from cuagent.worker.memory.heap import give_back
+from cuagent.worker.open_timeout import FIRST_CALL_S
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -179,7 +180,7 @@ class Referee:
                 session.import_model([library.path for library in build.libraries])
                 session.load(weights)
                 outputs = batch.outputs_of(CANDIDATE)
-                session.block(batch.lent, outputs, [(0, 0)], deadline_s=self.call_s)
+                session.block(batch.lent, outputs, [(0, 0)], deadline_s=FIRST_CALL_S)
                 self.processes.compiled.keep(attempt, session.folder)
         finally:
             self.discard(batch)

@@ -6,6 +6,9 @@ from cuagent.attempt import Attempt
 
 OPEN_S = 60.0
 """Seconds for one command that prepares a session, such as import, construction and loading."""
+FIRST_CALL_S = 120.0
+"""Seconds for a first call in which a candidate compiles, before its verdict: Triton and
+torch.compile take up to a minute on a busy machine."""
 OPEN_WITH_COMPILER_S = 300.0
 """Seconds for a candidate that compiles during its import; load_inline needs over a minute."""
 
