@@ -47,6 +47,7 @@ from cuagent.expert.rules.gathers import settle_gathers
 from cuagent.expert.sharing import shared, shared_triton
 from cuagent.expert.streaming.fuse import Group, fuse
 from cuagent.expert.streaming.nest import NestError
+from cuagent.expert.vectors import with_wide_vectors
 from cuagent.expert.widening import widen_products, widens
 
 CONVOLUTIONS = ("F.conv", "own F.conv")
@@ -301,6 +302,8 @@ def _may_gain(group: Group, steps: Steps, graph: Graph, device: str) -> bool:
     )
     partial = any(is_partial(graph, a) for n in group.nodes for a in n.inputs)
     gathers = any(graph.node(a).kind in (Kind.GATHER, Kind.TAKE) for n in work for a in n.inputs)
+    # torch writes one-hot integers and converts them in another pass.
+    gathers |= any(n.op == "eq" and graph.node(n.inputs[-1]).kind is Kind.INDEX for n in work)
     widening = origins == {""}
     reduction = any(n.kind is Kind.REDUCE for n in work) and _is_alone(group, steps)
     several = len(origins) > 1 or len(work) > 3 or group.family != "streaming"
@@ -403,7 +406,7 @@ def _assemble(subject: Subject, options: Options, plans: Sequence[_Planned]) -> 
     all_calls = [call for plan in plans for call in plan.calls.values()]
     kernels = [call for call in all_calls if isinstance(call, KernelCall)]
     for kernel in kernels:
-        files[kernel.path] = kernel.text
+        files[kernel.path] = with_wide_vectors(kernel.path, kernel.text)
     for header in dict.fromkeys(header for kernel in kernels for header in kernel.headers):
         text = importlib.resources.files("cuagent.expert.streaming") / header
         files[f"kernels/{header}"] = text.read_text("utf-8")

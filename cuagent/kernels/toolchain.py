@@ -51,6 +51,8 @@ NVRTC_FLAGS = ("-lineinfo", "-std=c++17", "--ptxas-options=-v")
 CUBIN_FLAGS = ("-cubin", "-O3", "-lineinfo", "-std=c++17", "--resource-usage")
 
 # -ffast-math would also link start-up code that flushes denormals in the whole process.
+X86 = ("x86_64", "AMD64")
+"""Names of machines whose compilers know the width of vectors as a flag."""
 FAST_MATH = (
     *("-fassociative-math", "-fno-signed-zeros", "-freciprocal-math", "-ffinite-math-only"),
     *("-fno-rounding-math", "-fcx-limited-range", "-D__FAST_MATH__=1"),
@@ -113,6 +115,8 @@ class Toolchain:
 
 def _expanded(flag: str, form: str) -> tuple[str, ...]:
     if form == "g++":
+        if flag.startswith("-mprefer-vector-width") and platform.machine() not in X86:
+            return ()  # a package may be built on another processor than its kernels were made on
         return FAST_MATH if flag == "-ffast-math" else (flag,)
     if flag == "-ffast-math":
         return ("--use_fast_math",)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import test_depthwise as depthwise  # type: ignore[import-not-found]
 import test_gathers as gathers  # type: ignore[import-not-found]
+import test_labels as labels  # type: ignore[import-not-found]
 import test_layouts as layouts  # type: ignore[import-not-found]
 import test_loops as loops  # type: ignore[import-not-found]
 import test_pooling as pooling  # type: ignore[import-not-found]
@@ -41,6 +42,7 @@ TASKS = {
     **{name: products.form_of(name) for name in products.VECTORS},
     "lookup and norm": gathers.text_of("embedding and position"),
     "joined lookups": gathers.text_of("joined embeddings"),
+    **{f"labels: {name}": labels.text_of(name) for name in labels.EMULATED},
     "norm over several dimensions": reductions.text_of(reductions.BODIES[NORM], "9, 70, 3, 64"),
     "split columns": reductions.text_of("return (x * y).sum(0) + 1, x.amax(0)", "20000, 8"),
     "split rows": reductions.text_of("return (x * y).mean((0, 2)) + 1", "3, 2, 40000"),

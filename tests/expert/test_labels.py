@@ -61,6 +61,11 @@ BODIES = {
     "a gather of a kernel's result": ("x.cumsum(1).gather(1, y[:, None]) * 2 + x", "40, 12", ""),
 }  # fmt: skip
 
+EMULATED = [
+    "log-probability of a token", "segmentation, weights, sum", "smoothing, weights, ignored",
+    "a hard choice",
+]  # fmt: skip
+
 
 def text_of(name: str, dtype: str = "float32") -> str:
     body, shape, places = BODIES[name]

@@ -19,7 +19,7 @@ VECTOR = 8
 ROWS = 4
 """Rows of results whose sums are in registers."""
 BAND_BYTES = 48 << 10
-"""Bytes of the copy of a band, which stays in the cache beside its results."""
+"""Bytes of the copy of a band, which stays in the cache with its results."""
 MAX_BYTES = 256 << 10
 """Bytes of the largest copy of the rows that `ROWS` rows of results need."""
 MAX_PRODUCTS = 256

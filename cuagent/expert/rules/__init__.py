@@ -10,6 +10,7 @@ from cuagent.expert.rules import (  # noqa: F401
     loops,
     losses,
     normalisations,
+    pixels,
     pooling,
     recurrences,
     reductions,

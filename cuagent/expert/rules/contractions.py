@@ -5,6 +5,7 @@ A product with a diagonal matrix becomes a scaling of rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from cuagent.expert.graph.graph import Kind, Node, Operand, contiguous_strides
@@ -19,6 +20,7 @@ from cuagent.expert.graph.lowering import (
     shape_of,
     target_of,
 )
+from cuagent.expert.rules.views import layout, strided, viewed
 
 
 @rule("linear")
@@ -98,28 +100,91 @@ def product(low: Lowering, fx: Any) -> str | None:
 
 @rule("einsum")
 def einsum(low: Lowering, fx: Any) -> str | None:
-    """Lower a sum over one letter to a product, if no operand needs a permutation."""
+    """Lower two or three operands without a letter twice, if no result needs a permutation."""
     equation, operands = fx.args[0], fx.args[1]
     left, arrow, result = equation.replace(" ", "").partition("->")
     words = left.split(",")
-    if not arrow or len(words) != 2 or not floating(fx) or "." in equation:
+    given = [
+        (word, name)
+        for word, value in zip(words, operands, strict=True)
+        if isinstance(name := operand(low, value), str) and len(set(word)) == len(word)
+    ]
+    if not arrow or not floating(fx) or "." in equation or len(given) < len(words):
         return None
-    a, b = words
-    x, y = (operand(low, value) for value in operands)
-    if not isinstance(x, str) or not isinstance(y, str) or len(set(a)) + len(set(b)) < len(a + b):
+    if len(given) == 3:
+        return _sum_of_three(low, fx, given, result)
+    if len(given) != 2:
         return None
+    (a, x), (b, y) = given
     common, summed = a[:-1], a[-1]
     if len(b) == 2 and result == common + b.replace(summed, "") and summed not in result:
         call = "torch.matmul({0}, {1})" if b[0] == summed else "F.linear({0}, {1})"
         return contraction(low, fx, call, x, y, None) if summed in b else None
-    batch, row = common[:-1], common[-1:]
-    if not batch or len(b) != len(a) or b[: len(batch)] != batch or result[:-1] != batch + row:
-        return None
-    if b[len(batch) :] == summed + result[-1]:
-        return contraction(low, fx, "torch.matmul({0}, {1})", x, y, None)
-    if b[len(batch) :] == result[-1] + summed:
-        return contraction(low, fx, "torch.matmul({0}, {1})", x, _transposed(low, y), None)
+    return _sum_of_products(low, fx, (a, x), (b, y), result)
+
+
+Labelled = tuple[str, str]
+"""The letters of an operand's dimensions, and its node."""
+
+
+def _sum_of_three(low: Lowering, fx: Any, given: Sequence[Labelled], result: str) -> str | None:
+    """Lower three operands of which one scales the result of the others."""
+    for k in (2, 1, 0):
+        letters, name = given[k]
+        if not set(letters) <= set(result):
+            continue
+        others = [pair for j, pair in enumerate(given) if j != k]
+        scale = _spread(low, letters, name, result)
+        if scale is None or set(result) - set(others[0][0] + others[1][0]):
+            continue
+        total = _sum_of_products(low, fx, others[0], others[1], result)
+        return low.pointwise("mul", total, scale, hint="") if total else None
     return None
+
+
+def _sum_of_products(
+    low: Lowering, fx: Any, left: Labelled, right: Labelled, result: str
+) -> str | None:
+    """Lower to a product, a sum over products of elements, or products of elements."""
+    (a, x), (b, y) = left, right
+    sizes = dict(zip(a, low.shape(x), strict=True))
+    equal = all(sizes.get(c, n) == n for c, n in zip(b, low.shape(y), strict=True))
+    if set(result) - set(a + b) or not equal:
+        return None
+    summed = [c for c in dict.fromkeys(a + b) if c not in result]
+    if not summed or set(b) <= set(a) or set(a) <= set(b):
+        letters = result if not summed else max(a, b, key=len)
+        if "".join(c for c in letters if c in result) != result:
+            return None
+        parts = [_spread(low, word, name, letters) for word, name in (left, right)]
+        if parts[0] is None or parts[1] is None:
+            return None
+        terms = low.pointwise("mul", parts[0], parts[1], hint="terms" if summed else "")
+        dims = [letters.index(c) for c in summed]
+        return low.reduce("sum", terms, dims, False) if summed else terms
+    batch, ends = result[:-2], result[-2:]
+    whole = len(summed) == 1 and len(ends) == 2 and batch
+    # An operand without the batch is the same for all of it.
+    if not whole or a[:-2] not in (batch, "") or b[:-2] not in (batch, ""):
+        return None
+    if set(a[-2:]) != {ends[0], summed[0]} or set(b[-2:]) != {summed[0], ends[1]}:
+        return None
+    x = x if a[-1] == summed[0] else _transposed(low, x)
+    y = y if b[-1] == ends[1] else _transposed(low, y)
+    return contraction(low, fx, "torch.matmul({0}, {1})", x, y, None)
+
+
+def _spread(low: Lowering, word: str, name: str, letters: str) -> str | None:
+    """Return a view with one dimension for each letter, of one element where `word` has none."""
+    sizes = dict(zip(word, low.shape(name), strict=True))
+    order = [word.index(c) for c in letters if c in word]
+    if len(order) < len(word):
+        return None
+    if order != sorted(order):
+        _, strides = layout(low, name)
+        shape, moved = (tuple(v[k] for k in order) for v in (low.shape(name), strides))
+        name = strided(low, name, f"{{0}}.permute({order})", shape, moved, 0)
+    return viewed(low, name, tuple(sizes.get(c, 1) for c in letters))
 
 
 def _transposed(low: Lowering, name: str) -> str:

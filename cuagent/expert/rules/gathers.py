@@ -193,7 +193,7 @@ def scatter(low: Lowering, fx: Any) -> str | None:
     index = _along(low, dim, shape)
     value: Operand = x
     for k in range(given[dim]):
-        at = low.pointwise("cast", narrowed(low, places, dim, k, k + 1), hint="place")
+        at = narrowed(low, places, dim, k, k + 1)
         here = low.pointwise("eq", at, index, hint="here", dtype="bool")
         new = narrowed(low, source, dim, k, k + 1) if isinstance(source, str) else source
         hint = "" if k == given[dim] - 1 else "scattered"
@@ -208,9 +208,11 @@ def one_hot(low: Lowering, fx: Any) -> str | None:
     if not isinstance(labels, str) or not _only_as_numbers(fx):
         return None
     shape = shape_of(fx)
-    at = viewed(low, low.pointwise("cast", labels, hint="label"), (*shape[:-1], 1))
+    at = viewed(low, labels, (*shape[:-1], 1))
+    if at is None:
+        return None
     index = _along(low, len(shape) - 1, shape)
-    here = low.pointwise("eq", str(at), index, hint="here", dtype="bool")
+    here = low.pointwise("eq", at, index, hint="here", dtype="bool")
     return low.pointwise("where", here, 1.0, 0.0, hint="")
 
 

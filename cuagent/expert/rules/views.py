@@ -7,7 +7,6 @@ producers of a part move into the choice.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -225,26 +224,6 @@ def viewed(low: Lowering, x: str, shape: Shape) -> str | None:
     if strides is None:
         return None
     return strided(low, x, f"{{0}}.view({list(shape)})", shape, strides, 0)
-
-
-@rule("pixel_shuffle", "pixel_unshuffle")
-def pixel_shuffle(low: Lowering, fx: Any) -> str | None:
-    """Lower to a permuted copy: blocks of r x r places become channels, or channels blocks."""
-    x, r = _viewed(low, fx), int(fx.args[1])
-    if x is None or low.by_name[x].kind is Kind.STRIDED:
-        return None
-    *batch, channels, height, width = low.shape(x)
-    n, places = math.prod(batch), channels * height * width
-    if "unshuffle" in str(fx.target):
-        parts: Shape = (n, channels, r, r, height // r, width // r)
-        steps: Shape = (places, height * width, width, 1, r * width, r)
-    else:
-        parts = (n, channels // (r * r), height, r, width, r)
-        size = height * width
-        steps = (places, r * r * size, width, r * size, 1, size)
-    call = f"{{0}}.as_strided({list(parts)}, {list(steps)})"
-    moved = strided(low, x, call, parts, steps, 0)
-    return low.view(low.pointwise("cast", moved, hint="shuffled"), shape_of(fx), "")
 
 
 @rule("cat", "stack")

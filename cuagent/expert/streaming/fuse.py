@@ -172,10 +172,9 @@ class _Fuser:
         return moved
 
     def _agrees(self, draft: _Draft) -> bool:
-        """Return True if every node finds its arguments in the group where the group computes them.
+        """Return True if every node reads its arguments where the group computes them.
 
-        Two groups that become one may each have its own axes: the rows of the first are then
-        columns of the second.
+        The rows of one of two joined groups may be columns of the other.
         """
         for name, place in draft.places.items():
             node = self.graph.node(name)

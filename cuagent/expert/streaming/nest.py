@@ -7,12 +7,12 @@ reshapes inside the group.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from cuagent.expert.graph.graph import Graph, Kind, Node, Shape, contiguous_strides
-from cuagent.expert.streaming.fuse import Group, levels_of, overlapping
+from cuagent.expert.streaming.fuse import Group, levels_of, merged_spans, overlapping
 
 
 class NestError(Exception):
@@ -206,9 +206,19 @@ def _read(group: Group, graph: Graph, reader: Node, name: str) -> _Placed:
 
 def _located(place: tuple[int, ...], shape: Shape, strides: tuple[int, ...]) -> tuple[Axis, ...]:
     """Return the axes along which an access moves."""
-    return tuple(
-        (d, n, t) for d, n, t in zip(place, shape, strides, strict=True) if n > 1 and t != 0
-    )
+    axes = zip(place, shape, strides, strict=True)
+    return _runs((d, n, t) for d, n, t in axes if n > 1 and t != 0)
+
+
+def _runs(axes: Iterable[Axis]) -> tuple[Axis, ...]:
+    """Merge axes that are one run in the domain and in memory: they need no loops of their own."""
+    merged: list[Axis] = []
+    for d, n, t in sorted(axes, reverse=True):
+        if merged and merged[-1][0] == d * n and merged[-1][2] == t * n:
+            merged[-1] = (d, merged[-1][1] * n, t)
+        else:
+            merged.append((d, n, t))
+    return tuple(merged)
 
 
 @dataclass(frozen=True)
@@ -289,16 +299,17 @@ def storage(graph: Graph, node: Node) -> tuple[Node, tuple[int, ...], int]:
 
 
 def _axes(shape: Shape, place: tuple[int, ...]) -> tuple[Axis, ...]:
-    strides = contiguous_strides(shape)
-    return tuple((d, n, t) for d, n, t in zip(place, shape, strides, strict=True) if n > 1)
+    axes = zip(place, shape, contiguous_strides(shape), strict=True)
+    return _runs((d, n, t) for d, n, t in axes if n > 1)
 
 
-def _cuts(group: Group, placed: Iterable[_Placed]) -> list[int]:
+def _cuts(group: Group, placed: Sequence[_Placed]) -> list[int]:
     """Return the strides at which the domain must be cut; each divides the next."""
     cuts = {1, group.size}
     spans = [(d, n) for p in placed for d, n, _ in p.axes] + list(group.reduced)
+    spans += [(stride, extent) for p in placed for stride, extent, *_ in p.guards]
     for node in group.nodes:
-        spans += [s for s in zip(group.places[node.name], node.shape, strict=True) if s[1] > 1]
+        spans += merged_spans(zip(group.places[node.name], node.shape, strict=True))
     for stride, extent in spans:
         cuts |= {stride, stride * extent}
     chain = sorted(cuts)
