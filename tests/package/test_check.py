@@ -52,9 +52,9 @@ def run(
 def test_weights_that_are_zeros_are_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(tmp_path, monkeypatch, "1.0") == 0
+    assert run(tmp_path / "right", monkeypatch, "1.0") == 0
     assert "agrees" in capsys.readouterr().out
-    assert run(tmp_path, monkeypatch, "1.5") == 1
+    assert run(tmp_path / "wrong", monkeypatch, "1.5") == 1
     assert "DIFFERS" in capsys.readouterr().out
 
 
