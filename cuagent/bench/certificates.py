@@ -27,10 +27,10 @@ REQUEST = "certify.json"
 TIME_LIMIT_S = 240.0
 """Time limit of the examination of one problem in seconds."""
 PAUSING = "pausing"
-"""Key of a message that precedes the answer: the device is idle, and the examination goes on when
-it gets a message."""
+"""Key of a message that the examining process may send before its answer. It says that the device
+is idle; the process continues when it receives a message."""
 BUDGET_S = 20.0
-"""Seconds after which the search for dead parts ends with the operators tried so far."""
+"""Time limit in seconds of the search for operators without effect; the rest stays untried."""
 
 
 class Kind(StrEnum):
@@ -56,7 +56,7 @@ DEGENERATE = (
     Kind.IGNORED_INPUT,
     Kind.PARTIAL,
 )
-"""Findings with which a kernel that does not do the work passes at 1e-2."""
+"""Findings that let a kernel pass the tolerance of 1e-2 without the computation."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ class Certification:
     family: str
     """Operator family, for instance `convolution and more`."""
     operators: int
-    """Number of computing operators of one call."""
+    """Number of operators that one call runs, without views, copies and creations of tensors."""
     notes: tuple[str, ...] = ()
-    """Parts of the examination that were not made, with the reason."""
+    """Parts of the examination that were skipped or cut short, with the reason."""
     seconds: float = 0.0
 
     @property
@@ -113,10 +113,11 @@ def certify(
     lock: Path | None = None,
     give_way: Callable[[], None] = lambda: None,
 ) -> Certification:
-    """Examine a task's reference. Raises TaskError, ForkServerError.
+    """Examine a task's reference in a forked process. Raises TaskError, ForkServerError.
 
-    `give_way` is called between two runs of the reference, while the device is idle, if a timing
-    waits for the device's `lock`.
+    `budget_s` limits the search for dead parts. If another process waits for the device's `lock` to
+    time something, `give_way` is called between two runs of the reference, while the device is
+    idle.
     """
     folder = Path(tempfile.mkdtemp(prefix="certify-", dir=fork_server.folder))
     (folder / REQUEST).write_text(

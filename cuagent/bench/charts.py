@@ -30,7 +30,7 @@ from cuagent.bench.svg import (
 )
 
 BINS = (0.25, 0.5, 0.71, 0.87, 0.95, 1.05, 1.15, 1.41, 2.0, 4.0, 8.0)
-"""Edges of the histogram; the first and the last bin are open."""
+"""Speedups at the edges of the histogram's bins; the first and the last bin are open."""
 SERIES = (("compile", "torch.compile", "one"), ("best_rung", "best rung", "two"))
 RULE = "strict"
 
@@ -74,7 +74,8 @@ def _bin_name(n: int) -> str:
 
 
 def roofline_scatter(records: Sequence[Record]) -> str:
-    """Return each result's time against the floor of its task; on the line it is at the floor."""
+    """Return a scatter of each result's time over its task's roofline floor, and the line where
+    both are equal."""
     points = []
     for record in records:
         result = (record.get("times") or {}).get("candidate")
@@ -106,7 +107,7 @@ def roofline_scatter(records: Sequence[Record]) -> str:
 
 
 def family_chart(records: Sequence[Record]) -> str:
-    """Return the geometric means by family, with their intervals."""
+    """Return a chart of the geometric mean speedup of each operator family, with intervals."""
     rows = rows_by(records, family_of, (RULE,))
     shown = [row for row in rows if row.group != OVERALL and row.speedup is not None]
     names = sorted({row.group for row in shown})

@@ -1,9 +1,10 @@
 """Run one problem in a process that the benchmark's fork server forked (`engines.py`).
 
-The process has imported torch and torch.compile already. It gets its order, forks its own fork
-server, and only then gets the user's environment, which may hold keys: the processes of candidates
-come from that fork server. It sends progress and the record. What the user's module prints goes to
-the log of the problem. The fork server ends the process with the benchmark.
+The process has imported torch and torch.compile already. It receives its order and forks its own
+fork server, from which the processes of candidates come. Only then does it receive the user's
+environment, which may hold API keys, so no candidate sees them. It sends progress and the record.
+Output of the user's module goes to the log of the problem. The fork server ends the process when
+the benchmark ends.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from cuagent.worker.channel import receive_message, send_message
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 COMPILERS = "TORCHINDUCTOR_COMPILE_THREADS"
 INTERRUPTED = 130
-"""Exit code of a problem without a record."""
+"""Exit code of a process that was interrupted before it sent a record."""
 NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
 WARM = (
     "cuagent.bench.examine",
@@ -33,7 +34,7 @@ WARM = (
     "cuagent.models.expert",
     "cuagent.verify.oracle.server",
 )
-"""Modules that most problems need."""
+"""Modules that the benchmark's fork server imports in advance, because most problems need them."""
 
 
 def serve(channel: socket.socket, folder: Path) -> None:
@@ -88,7 +89,7 @@ def _solve(
 def prepare(order: Order) -> Path | None:
     """Restrict this process to the order's GPU and processors; return the file of the GPU's lock.
 
-    A problem on the CPU has no lock: its processors are its own.
+    Returns None for the CPU, where problems share no processors and need no lock.
     """
     from cuagent.bench.held_lock import lock_file
     from cuagent.verify.oracle.client import ONE_QUEUE
@@ -104,9 +105,9 @@ def prepare(order: Order) -> Path | None:
         return None
     if order.gpu is not None:
         os.environ[VISIBLE] = order.gpu
-    # The rungs were compiled before they are opened (`measure/precompile.py`).
+    # `measure/precompile.py` compiles the rungs earlier, so this process needs one compile thread.
     os.environ.setdefault(COMPILERS, "1")
-    os.environ.update(ONE_QUEUE)  # of this process; those that are timed do not inherit it
+    os.environ.update(ONE_QUEUE)  # for this process only; timed processes do not inherit it
     return lock_file(os.environ.get(VISIBLE, "0"))
 
 
@@ -121,7 +122,7 @@ def _packages(order: Order) -> tuple[str, ...]:
 
 
 def _print_to(log: str) -> None:
-    """Append what this process prints to the problem's log, which exists."""
+    """Append the output of this process to the problem's log, an existing file."""
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | NO_LINK)
     for number in (1, 2):
         os.dup2(descriptor, number)

@@ -1,6 +1,6 @@
 """Compute the result table from records: three rules, against eager, torch.compile and best rung.
 
-lax      the published rule: 5 inputs, atol = rtol = 1e-2, and the ratio of medians
+lax      the published rule: 5 inputs, atol = rtol = 1e-2; speedup is the ratio of median times
 strict   cuagent's rule; faster means that the lower limit of the interval lies above the threshold
 clean    strict, without problems that are degenerate or whose gain is certainly algebra alone
 
@@ -28,7 +28,7 @@ OVERALL = "overall"
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 SHOWN_S = 0.05
-"""Smallest median, in seconds, of a stage that is shown."""
+"""Stages with a median below this many seconds are not shown."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class Row:
     baseline: str
     problems: int
     fast: dict[float, float]
-    """Share of the problems by threshold."""
+    """fast_p by threshold p: share of the problems that pass and are more than p times as fast."""
     speedup: Mean | None
-    """None if no problem that passes was timed."""
+    """Geometric mean speedup of the problems that pass; None if none of them was timed."""
 
 
 def counts(record: Record, rule: str) -> bool:
@@ -69,7 +69,7 @@ def counts(record: Record, rule: str) -> bool:
 def passed(record: Record, rule: str) -> bool:
     """Return True if a kernel for the problem passes the rule.
 
-    A kernel that passes the lax rule only was not timed, so it passes without a speedup.
+    A kernel that passes only the lax rule passes here without a speedup, because it is not timed.
     """
     if rule == "lax":
         return bool((record.get("lax") or {}).get("passed") or record.get("lax_passed"))
@@ -77,7 +77,8 @@ def passed(record: Record, rule: str) -> bool:
 
 
 def ratio_of(record: Record, rule: str, baseline: str) -> dict[str, float] | None:
-    """Return the ratio of a kernel that passes; None if there is none."""
+    """Return the speedup over `baseline` (value, low, high); None if no kernel passed the rule or
+    none was timed."""
     if not passed(record, rule) or record["status"] != "kernel":
         return None
     found: dict[str, float] | None = (record.get("ratios") or {}).get(baseline)
@@ -105,7 +106,10 @@ def row(records: Sequence[Record], group: str, rule: str, baseline: str) -> Row:
 def rows_by(
     records: Sequence[Record], key: Callable[[Record], str], rules: Sequence[str] = RULES
 ) -> list[Row]:
-    """Return rows for all records and for each group, by rule and baseline."""
+    """Return a row for each group, rule and baseline, and rows for all records (`OVERALL`).
+
+    `key` returns the group of a record. A single group is left out, because it equals `OVERALL`.
+    """
     groups = {OVERALL: list(records)}
     for record in records:
         groups.setdefault(key(record), []).append(record)
@@ -149,15 +153,15 @@ def statuses(records: Sequence[Record]) -> dict[str, int]:
 
 
 def device_seconds(records: Sequence[Record]) -> list[float]:
-    """Return the seconds for which each problem held its device alone."""
+    """Return the seconds for which each problem held its device exclusively, to time kernels."""
     held: list[Any] = [record.get("seconds", {}).get("timing_s") for record in records]
     return [float(seconds) for seconds in held if seconds is not None]
 
 
 def stage_seconds(records: Sequence[Record]) -> dict[str, float]:
-    """Return the median over problems of the seconds in each stage, the longest first.
+    """Return the median seconds of each stage over all problems, the longest stage first.
 
-    A stage that a problem did not have counts as zero.
+    A problem without a stage counts with zero seconds.
     """
     tables = [stages for record in records if isinstance(stages := record.get("stages"), dict)]
     found = {

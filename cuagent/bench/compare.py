@@ -1,9 +1,9 @@
 """Compare two benchmarks: which problems became faster, slower, newly accepted or newly failing.
 
-A problem is faster or slower only if the intervals of the two times do not overlap, and those of
-the two speedups over eager neither. Eager ran beside the result each time, so a machine that was
-busy or slow in one of the benchmarks changes the times and not the speedups. Not covered: results
-of different devices, which are not compared.
+A problem counts as faster or slower only if two pairs of intervals are disjoint: those of the times
+and those of the speedups over eager. Eager was timed together with the result in each benchmark, so
+a busy or slow machine changes the times but not the speedups. Not covered: results of different
+devices, which are not compared.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ RESULT = "candidate"
 
 @dataclass(frozen=True)
 class Change:
-    """One problem that differs."""
+    """One problem whose result differs between the benchmarks."""
 
     problem: str
     text: str
     ratio: float | None = None
-    """Speedup over eager after, over that before."""
+    """New speedup over eager divided by the old one; None if either was not timed."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Differences from one benchmark to another."""
+    """Differences from one benchmark (before) to another (after)."""
 
     newly_accepted: tuple[Change, ...]
     newly_failing: tuple[Change, ...]
@@ -39,15 +39,14 @@ class Comparison:
     slower: tuple[Change, ...]
     unchanged: int
     missing: tuple[str, ...]
-    """Problems that only one of the two has."""
+    """Names of problems that only one of the two benchmarks has."""
     speedup: Mean | None
-    """Geometric mean of the speedup over eager after, over that before, over problems accepted in
-    both."""
+    """Geometric mean of `Change.ratio` over the problems that were accepted in both."""
     notes: tuple[str, ...]
 
 
 def compare(before: Sequence[Record], after: Sequence[Record]) -> Comparison:
-    """Compare the newest record of each problem."""
+    """Compare two benchmarks by the newest record of each problem."""
     old = {record["problem"]: record for record in latest(list(before))}
     new = {record["problem"]: record for record in latest(list(after))}
     found: dict[str, list[Change]] = {"accepted": [], "failing": [], "faster": [], "slower": []}
@@ -84,12 +83,12 @@ def _state(record: Record) -> str:
 
 
 Pair = tuple[dict[str, float], dict[str, float]]
-"""Figure before and after."""
+"""One figure with its interval: in the old benchmark and in the new one."""
 
 
 def _figures(a: Record, b: Record) -> tuple[Pair, Pair] | None:
-    """Return the times and the speedups over eager of both results; None if one is missing or the
-    devices differ."""
+    """Return (times before and after, speedups over eager before and after); None if a figure is
+    missing or the devices differ."""
     if a.get("device") != b.get("device"):
         return None
     first, second = (record.get("times", {}).get(RESULT) for record in (a, b))

@@ -1,7 +1,7 @@
 """Run the process of one problem: on this machine, or on a Ray cluster.
 
-An engine is a function that takes an order, reports progress, and returns the record. It raises
-EngineLost if the process gave none. Not covered: which problem runs when (`scheduler.py`).
+`Engine.run` takes an order, reports progress, and returns the record. It raises EngineLost if the
+process ended without a record. Not covered: which problem runs when (`scheduler.py`).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from cuagent.worker.fork_server import Child
 
 Report = Callable[[dict[str, Any]], None]
 CERTIFY_S = 300.0
-"""Seconds that certificates and opening may take, in addition to a problem's time."""
+"""Seconds allowed for certificates and opening, in addition to a problem's time limit."""
 GRACE_S = 10.0
-"""Seconds that an interrupted process has to end its own processes."""
+"""Seconds that an interrupted process gets to end its child processes before it is killed."""
 ENDING_S = 5.0
-"""Seconds from the end of a process's channel to its own end."""
+"""Longest wait in seconds for a process to exit after it closed its channel."""
 
 
 class EngineLost(Exception):
-    """A problem's process ended without a record. One line with the reason."""
+    """A problem's process ended without a record. The message is one line with the reason."""
 
 
 class Cancelled(Exception):
@@ -60,9 +60,9 @@ class Engine(Protocol):
 
 
 def limit_s(order: Order) -> float:
-    """Return the seconds after which a problem's process is ended.
+    """Return the seconds after which a problem's process is killed.
 
-    The run itself stops at `max_time_s`, but may then judge its best attempts for the record.
+    The optimization stops at `max_time_s`; after that the best attempts may still be judged.
     """
     return 2 * order.settings.max_time_s + CERTIFY_S
 
@@ -75,7 +75,7 @@ class LocalEngine:
 
     def __init__(self, logs: Path, *, on_gpu: bool = False) -> None:
         self.logs = logs.resolve()
-        """Folder for what each process prints."""
+        """Folder with one log file for the output of each process."""
         self._on_gpu = on_gpu
         self._changed = threading.Condition()
         self._children: set[Child] = set()
@@ -132,7 +132,7 @@ class LocalEngine:
             return self._server
 
     def _end(self, server: ForkServer, child: Child, folder: Path) -> int | None:
-        """End a process and all that it started; return its exit code, if it had ended itself."""
+        """End a process and its children. Return its exit code; None if that is unknown."""
         if child.pidfd is not None:  # its channel closes a moment before it ends
             select.select([child.pidfd], [], [], ENDING_S)
         with self._changed:
@@ -169,7 +169,10 @@ class LocalEngine:
 
 
 def _record_of(child: Child, order: Order, log: Path, report: Report) -> Record | None:
-    """Send the order, pass on the progress, and return the record; None if there is none."""
+    """Send the order to the child, pass its progress to `report`, and return its record.
+
+    Returns None if the child closes its channel without a record.
+    """
     record: Record | None = None
     here = {"environment": dict(os.environ), "cwd": str(Path.cwd())}
     with suppress(OSError):
@@ -186,13 +189,16 @@ def _record_of(child: Child, order: Order, log: Path, report: Report) -> Record 
 
 
 def _signal(child: Child, number: int) -> None:
-    """Send a signal to a process that the fork server has not ended."""
+    """Send a signal to a child process; do nothing if it has already ended."""
     with suppress(ProcessLookupError):
         os.kill(child.pid, number)
 
 
 def _why(code: int | None, log: Path) -> str:
-    """Return why a process ended, with the last line that it printed."""
+    """Return why a process ended without a record, with the last line of its log.
+
+    `code` is its exit code, negative for a signal; None if unknown.
+    """
     if code == INTERRUPTED:
         return "its process was interrupted"
     if code is None:
@@ -276,7 +282,10 @@ class RayEngine:
 
 
 def _in_ray(order: dict[str, Any], logs: str) -> dict[str, Any]:
-    """Run a problem in a process of this Ray worker's machine; Ray has chosen the GPU."""
+    """Run a problem on the machine of this Ray worker, on the GPU that Ray has chosen.
+
+    Returns {"record": record} or {"lost": reason}.
+    """
     asked = Order.from_json(order)
     try:
         with LocalEngine(Path(logs), on_gpu=asked.settings.device == "cuda") as engine:

@@ -1,7 +1,7 @@
 """Examine a reference for `certificates.py`, in a forked process that runs the user's module.
 
-The lax rule of the published comparisons decides: `allclose` with atol = rtol = 1e-2 on several
-draws of `get_inputs`. A degenerate answer is one that passes it without the computation.
+The lax rule of the published comparisons decides if an answer passes: `allclose` with atol = rtol =
+1e-2 on several draws of `get_inputs`. A degenerate answer passes it without the computation.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-2
 """atol and rtol of the lax rule."""
 DRAWS = 3
-"""Draws of the inputs on which a degenerate answer must pass."""
+"""Number of draws of the inputs on which a degenerate answer must pass."""
 SMALL_GRADIENT = 1e-3
-"""Gradient times weight over the output, below which a weight is disturbed as a test."""
+"""A weight is replaced as a test if |gradient| times |weight| is below this share of |output|."""
 MOST_WEIGHTS = 64
-"""Most weights that are disturbed."""
+"""Largest number of weights that are replaced as a test."""
 STAGES = 5
 """Time limit of the whole examination, as a multiple of the budget for dead parts."""
 SHOWN = 4
-"""Names that one certificate lists."""
+"""Largest number of names that one certificate lists."""
 LEAST_HALVED = 4
-"""Least size of a dimension whose second half is left out."""
+"""Smallest size of a dimension that is tested with its second half left out."""
 
 
 def serve(channel: socket.socket, folder: Path) -> None:
@@ -70,7 +70,7 @@ def serve(channel: socket.socket, folder: Path) -> None:
 
 
 class Examination:
-    """Examination of one reference; each method finds certificates of one kind."""
+    """Examination of one reference; each public generator yields certificates of one kind."""
 
     def __init__(
         self,
@@ -78,7 +78,8 @@ class Examination:
         budget_s: float,
         give_way: Callable[[], None] = lambda: None,
     ) -> None:
-        """`give_way` is called before each run of the reference."""
+        """`budget_s` limits the search for dead parts. `give_way` is called before each run of the
+        reference, while the device is idle."""
         self.reference = reference
         self._give_way = give_way
         self.budget_s = budget_s
@@ -91,7 +92,7 @@ class Examination:
         """Indices of inputs without effect."""
         self.inputs = reference.inputs(0)
         self._copied = True
-        """True if the model may write to its inputs, so that each call needs copies."""
+        """True if the model writes to its inputs, so that each call needs copies."""
         before = [tensor._version for tensor in _tensors(self.inputs)]
         kept = _copies(self.inputs)
         self._copied = False
@@ -100,7 +101,10 @@ class Examination:
         self.inputs = kept if self._copied else self.inputs
 
     def run(self, inputs: Sequence[Any], model: nn.Module | None = None) -> list[Tensor]:
-        """Return copies of the outputs of one call; the inputs stay as they are."""
+        """Return copies of the outputs of one call of `model`, without a change of `inputs`.
+
+        `model` defaults to the reference.
+        """
         import torch
 
         self._give_way()
@@ -109,7 +113,7 @@ class Examination:
         return [leaf.detach().clone() for leaf in flatten(output, "output")[0]]
 
     def drawn(self, seed: int) -> tuple[list[Any], list[Tensor]]:
-        """Return the inputs and outputs of a draw; only those of the first are kept."""
+        """Return the inputs and outputs of the draw `seed`; only draw 0 is cached."""
         if seed == 0:
             return self.inputs, self.output
         inputs = self.reference.inputs(seed)
@@ -150,7 +154,8 @@ class Examination:
     def _in_time(
         self, what: str, examine: Callable[[], Iterator[Certificate]]
     ) -> Iterator[Certificate]:
-        """Run one examination unless the time is over; note it if it did not end in time."""
+        """Run one examination unless the deadline has passed. Add a note if the deadline cut it
+        short; `what` names it there."""
         if time.monotonic() < self.deadline:
             yield from examine()
         if time.monotonic() >= self.deadline:
@@ -163,7 +168,7 @@ class Examination:
             yield Certificate(Kind.RANDOM, "two calls on equal inputs differ")
 
     def trivial_answers(self) -> Iterator[Certificate]:
-        """Look for constants, zeros and inputs that pass for the output on every draw."""
+        """Test if a constant, zeros or an unchanged input passes as the output on every draw."""
         import torch
 
         from cuagent.bench.traced_operators import unchanged
@@ -187,7 +192,7 @@ class Examination:
             yield Certificate(Kind.IDENTITY, f"input {index} passes for the output")
 
     def ignored_inputs(self) -> Iterator[Certificate]:
-        """Find inputs without effect: with another draw of the input the output still passes."""
+        """Find inputs without effect: another draw of such an input gives an output that passes."""
         import torch
 
         if len(list(_tensors(self.inputs))) < 2:
@@ -201,7 +206,7 @@ class Examination:
             try:
                 output = self.run(replaced)
             except (RuntimeError, IndexError, ValueError):
-                continue  # the inputs belong together, so this one has an effect
+                continue  # the inputs depend on each other, so this one has an effect
             if passes(output, self.output):
                 self.ignored.add(index)
                 yield Certificate(Kind.IGNORED_INPUT, f"input {index} may hold other numbers")
@@ -235,14 +240,14 @@ class Examination:
         return True
 
     def ignored_weights(self) -> Iterator[Certificate]:
-        """Look for weights that do not change the output beyond roundoff."""
+        """Look for weights that can be replaced without a change of the output beyond roundoff."""
         names = [name for name in self._suspects() if self._has_no_effect(name)]
         if names:
             more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
             yield Certificate(Kind.IGNORED_WEIGHT, ", ".join(names[:SHOWN]) + more)
 
     def _suspects(self) -> list[str]:
-        """Return the weights with a gradient of nearly nothing; all if there are no gradients."""
+        """Return the names of weights with a gradient near zero; all if there are no gradients."""
         import torch
 
         weights = dict(self.model.named_parameters())
@@ -280,7 +285,7 @@ class Examination:
                 weight.copy_(kept)
 
     def dead_parts(self, operators: Sequence[Any]) -> Iterator[Certificate]:
-        """Look for operators whose result has no effect."""
+        """Look for operators whose result has no effect on the output."""
         from cuagent.bench.traced_operators import without_effect
 
         again: Callable[[], list[Tensor]] = lambda: self.run(self.inputs)  # noqa: E731
@@ -326,7 +331,7 @@ def passes(output: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
 
 
 def _is_identity(given: Any, output: Sequence[Tensor]) -> bool:
-    """Return True if an input passes for the only output."""
+    """Return True if there is one output and the input passes as that output."""
     import torch
 
     if len(output) != 1 or not isinstance(given, torch.Tensor):
@@ -337,7 +342,10 @@ def _is_identity(given: Any, output: Sequence[Tensor]) -> bool:
 
 
 def _halved(value: Any, dimension: int, size: int) -> Any:
-    """Return the tensor with the second half of a dimension replaced by the first."""
+    """Return a copy of the tensor with the second half of a dimension replaced by the first half.
+
+    Returns `value` itself if it is no tensor, has another size there, or its halves are equal.
+    """
     import torch
 
     if not isinstance(value, torch.Tensor) or value.dim() <= dimension:

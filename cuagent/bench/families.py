@@ -1,4 +1,4 @@
-"""Name the operator family of a problem from the operators that one call of it runs.
+"""Name the operator family of a problem from the operators that one call runs.
 
 The names are those of docs/research: `product`, `convolution`, `transposed convolution 3D`, ...,
 with `and more` if the call also runs other operators that compute. Many products or convolutions
@@ -19,7 +19,7 @@ PRODUCTS = names_in(
 )
 CONVOLUTIONS = frozenset(["convolution", "_convolution", "convolution_overrideable"])
 LAYERS = 4
-"""Fewest products or convolutions of a problem that counts as a network."""
+"""A problem with at least this many products or convolutions counts as a network."""
 RECURRENT = ("rnn", "lstm", "gru")
 LOSSES = ("loss", "kl_div", "cross_entropy", "nll", "embedding_bag_loss")
 SCANS = ("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin")
@@ -90,7 +90,7 @@ def _without_matrices(names: Sequence[str], scalar: bool, inputs: int) -> str:
         return "norm, softmax"
     if not any(name in REDUCTIONS for name in names):
         return "elementwise"
-    # A norm written in single operators has elementwise ones after its reduction.
+    # A norm that is written out as single operators ends with elementwise ones.
     return "reduction" if names[-1] in REDUCTIONS else "norm, softmax"
 
 

@@ -1,9 +1,9 @@
 """Turn a judgement and a ladder into the figures of a record, in plain values with units.
 
-`parts` splits the gain over eager into factors: torch.compile or another mode (`compiler`,
+`parts` splits the speedup over eager into factors: torch.compile or another mode (`compiler`,
 `graph`), memory format (`layout`), admitted arithmetic (`precision`), and the kernel over the best
-rung. `algebra` is a lower bound: the reference's operations at the highest rate of the device,
-over the result's time; a value above 1 means that fewer operations were made.
+rung. `algebra_at_least` is a lower bound of the factor that comes from fewer operations: the least
+time for the reference's operations at the device's highest rate, divided by the result's time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from cuagent.timing import Arm, Ratio, Timing
 
 CERTAIN = 1.1
-"""Factor by which a result must beat all arithmetic of the device before it counts as algebra."""
+"""A result counts as algebra only if it takes less than 1/1.1 of the least time for the reference's
+operations."""
 PARTS = {
     "channels_last": "layout",
     "tf32": "precision",
@@ -34,7 +35,7 @@ PARTS = {
     "cuda_graph": "graph",
     "cudnn_benchmark": "algorithms",
 }
-"""Part of a gain that each option of a rung belongs to."""
+"""Name in `parts` of the factor that each option of a rung contributes to."""
 
 
 def figures(
@@ -45,7 +46,7 @@ def figures(
 ) -> dict[str, Any]:
     """Return times, ratios, roofline, parts and verdicts; fields without a figure are None.
 
-    `arithmetic_s`: seconds of the reference's operations at the highest rate of the device.
+    `arithmetic_s`: seconds for the reference's operations at the highest rate of the device.
     """
     timing = judgement.timing if judgement is not None else None
     best = ladder.best if ladder is not None else None
@@ -81,7 +82,7 @@ def figures(
 
 
 def _times(timing: Timing | None, ladder: Ladder | None) -> dict[str, Any]:
-    """Return each arm's time: from the timing of the result, else from the ladder."""
+    """Return the times of each arm by name, from the timing of the result, else from the ladder."""
     times: dict[str, Any] = {}
     for rung in ladder.rungs if ladder is not None else ():
         if not math.isnan(rung.seconds):
@@ -94,7 +95,7 @@ def _times(timing: Timing | None, ladder: Ladder | None) -> dict[str, Any]:
 
 def _time(arm: Arm) -> dict[str, float]:
     low, high = median_interval(arm.samples)
-    # On a CPU the median is of the quietest blocks, which can lie below all medians of blocks.
+    # On a CPU `arm.median` uses the quietest blocks only, so it can lie below the interval.
     low, high = min(low, arm.median), max(high, arm.median)
     return {"median_s": arm.median, "low_s": low, "high_s": high}
 
@@ -123,9 +124,9 @@ def _arithmetic(judgement: Judgement | None) -> str | None:
 
 
 def arithmetic_seconds(task: Task, fork_server: ForkServer) -> float | None:
-    """Return the seconds of the reference's products at the highest rate of the device.
+    """Return the seconds for the reference's matrix products at the device's highest rate.
 
-    None if they cannot be counted.
+    None if the operations cannot be counted.
     """
     from cuagent.measure.roofline.ceilings import RATES, ceilings
     from cuagent.measure.roofline.count import count
@@ -142,7 +143,10 @@ def arithmetic_seconds(task: Task, fork_server: ForkServer) -> float | None:
 def _parts(
     times: dict[str, Any], best: str | None, gain: Any, algebra: float | None
 ) -> dict[str, float]:
-    """Return the factors of the gain that were measured; factors of 1 are left out."""
+    """Return the factors of the speedup over eager by name; what was not measured is left out.
+
+    `best` is the name of the best rung. `algebra` is the bound `algebra_at_least`.
+    """
     parts: dict[str, float] = {}
     if best is not None and best != EAGER and EAGER in times:
         mode, *options = best.split("+")

@@ -1,7 +1,7 @@
 """A device lock that counts the seconds for which a problem held its device.
 
-All benchmarks of one user on one machine share the locks, so two of them never time on one GPU at
-the same time.
+All benchmarks of one user on one machine share the lock of a GPU, so only one of them times on it
+at a time.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from cuagent.device_lock import DeviceLock, GiveWay
 
 @dataclass
 class Held:
-    """Seconds of one problem on its device."""
+    """Seconds for which one problem held its device."""
 
     exclusive_s: float = 0.0
-    """Seconds of exclusive use, which is timing."""
+    """Seconds of exclusive use, for timing."""
     shared_s: float = 0.0
-    """Seconds of shared use: opening and verifying."""
+    """Seconds of shared use, for certifying, opening and verifying."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,10 @@ class HeldLock(DeviceLock):
 
 
 def lock_file(gpu: str) -> Path:
-    """Return the lock of a GPU, named as in CUDA_VISIBLE_DEVICES, for all processes of the user."""
+    """Return the path of a GPU's lock file, which all processes of the user share.
+
+    `gpu` is named as in CUDA_VISIBLE_DEVICES.
+    """
     folder = Path(tempfile.gettempdir()) / f"cuagent-bench-{os.getuid()}"
     with suppress(FileExistsError):  # it may also be a link
         folder.mkdir(mode=0o700)

@@ -1,11 +1,11 @@
 """Share a GPU's memory among the problems in flight: a problem starts when its share is free.
 
-The size of one call is found without memory, by running the reference on fake tensors in a trusted
-child. Problems that ask wait in a queue, so that a large one is not overtaken forever. Not
-covered: memory of other programs, and what a candidate allocates beyond its share; a problem that
-fails for lack of memory runs again alone (`scheduler.py`).
+The size of one call is found without allocation, by running the reference on fake tensors in a
+trusted child. Problems wait in a queue, so small ones cannot delay a large one forever. Not
+covered: memory of other programs, and memory that a candidate allocates beyond its share; a problem
+that fails for lack of memory runs again alone (`scheduler.py`).
 
-Invariant: a claim ends with its process, however the process ends.
+Invariant: a claim on memory ends when its process ends, also after a crash.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ REQUEST = "size.json"
 SIZE_S = 60.0
 """Time limit in seconds of finding the size of a call."""
 CALLS_HELD = 50
-"""Sets of inputs, weights and outputs that a usual verdict and timing hold at the same time."""
+"""Memory that a usual verdict and timing need at the same time, in units of one call's tensors."""
 LEAN_CALLS_HELD = 16
-"""The same for a large task, whose plan has eight (`verify/memory_plan.py`), for allocators and the
-reference's intermediate results."""
+"""The same for a large task. Its memory plan uses eight units (`verify/memory_plan.py`); the rest
+is for allocators and the reference's intermediate results."""
 CONTEXTS = 6 << 30
-"""Bytes of the CUDA contexts of a problem's processes."""
+"""Bytes that the CUDA contexts of a problem's processes take together."""
 USABLE = 0.95
-"""Part of a GPU's memory that claims may take together."""
+"""Largest share of a GPU's memory that all claims may take together."""
 UNKNOWN_PART = 1 / 3
-"""Part of the memory that a problem of unknown size claims."""
+"""Share of the memory that a problem of unknown size claims."""
 POLL_S = 0.1
 
 
@@ -55,13 +55,13 @@ class Size:
     """Bytes of inputs, weights and outputs of one call; None if the reference does not run on fake
     tensors."""
     total: int
-    """Memory of the GPU."""
+    """Total memory of the GPU in bytes."""
 
     @property
     def claim(self) -> int:
-        """Return the bytes that the problem needs, at most all that claims may take.
+        """Return the bytes that the problem claims, at most `USABLE` of the GPU's memory.
 
-        A task above `SHARE` of the memory takes the lean way.
+        If one call takes more than `SHARE` of the memory, the plan for large tasks applies.
         """
         most = int(USABLE * self.total)
         if self.call is None:
@@ -93,7 +93,7 @@ def size_of(task: Task, fork_server: ForkServer) -> Size:
 
 @contextmanager
 def claimed(folder: Path, size: Size) -> Iterator[None]:
-    """Wait for a problem's share of the memory and hold it. `folder` is that of one GPU."""
+    """Wait for a problem's share of the memory and hold it. `folder` has the claims of one GPU."""
     folder.mkdir(mode=0o700, exist_ok=True)
     own = folder / f"{os.getpid()}.claim"
     with own.open("w") as held:
@@ -131,19 +131,20 @@ def _claims_of_others(folder: Path, own: Path) -> int:
 
 
 def serve(channel: socket.socket, folder: Path) -> None:
-    """Send the size of the task of the request."""
+    """Read the task from `folder` and send the size of one call, and of the GPU's memory."""
     import torch
 
     task = task_from_json(json.loads((folder / REQUEST).read_text(encoding="utf-8")))
-    # Its properties need no context, which takes a second to create.
+    # Unlike `mem_get_info`, this creates no CUDA context, which would take a second.
     total = torch.cuda.get_device_properties(0).total_memory if task.device == "cuda" else 0
     send_message(channel, {"call": bytes_of_call(task), "total": total})
 
 
 def bytes_of_call(task: Task) -> int | None:
-    """Return the bytes of inputs, weights and outputs of one call; None if they cannot be found.
+    """Return the bytes of inputs, weights and outputs of one call.
 
-    Changes `nn.Module` for the rest of the process.
+    None if the reference does not run on fake tensors. Changes `nn.Module._apply` for the rest of
+    the process.
     """
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode

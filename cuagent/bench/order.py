@@ -7,21 +7,21 @@ from enum import StrEnum
 from typing import Any
 
 DEFERRED = "deferred"
-"""Status of a problem that is left for later; such a record is not kept."""
+"""Status of a problem that is left for later; a record with it is not written to the results."""
 
 
 class Rules(StrEnum):
     """Operators that a candidate may call."""
 
     PRACTICAL = "practical"
-    """All: what counts is that the module is right and faster."""
+    """All operators: the module need only be right and faster."""
     KERNELS_ONLY = "kernels-only"
-    """No torch operator computes, but products (cuBLAS) and convolutions (cuDNN)."""
+    """Only products (cuBLAS) and convolutions (cuDNN), and operators that compute nothing."""
 
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """Settings of a benchmark. Each changes results, so each is part of a result's key."""
+    """Settings of a benchmark. Each can change results, so all are part of a result's key."""
 
     model: str = "expert"
     rules: Rules = Rules.PRACTICAL
@@ -30,9 +30,9 @@ class BenchSettings:
     isolation: str = "auto"
     max_steps: int = 100
     max_cost: float | None = 5.0
-    """US dollars for each problem."""
+    """Limit in US dollars for each problem; None for no limit."""
     max_time_s: float = 900.0
-    """Wall time for each problem, certificates not included."""
+    """Limit of the wall time in seconds for each problem, without the certificates."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"rules": str(self.rules)}
@@ -44,7 +44,7 @@ class BenchSettings:
 
 @dataclass(frozen=True)
 class Order:
-    """One problem for one process."""
+    """One problem, with all that its process needs to know."""
 
     problem: str
     path: str
@@ -60,7 +60,7 @@ class Order:
     cores: tuple[int, ...] = ()
     """Processors that the process may use; empty means all."""
     endpoints: dict[str, Any] | None = None
-    """The user's own servers of models, from the configuration."""
+    """Model servers from the user's configuration; None if there are none."""
     prices: dict[str, Any] | None = None
     may_defer: bool = False
     """True if a problem that needs most of its GPU's memory ends with the status `DEFERRED`."""

@@ -81,12 +81,12 @@ TEXT_HEADS = frozenset(HEADS[i] for i in (0, 1, 2, 3, 7, 10, 13, 14))
 
 
 def write_page(records: Sequence[Record], path: Path) -> None:
-    """Write the page in one piece, so that a reader never sees half of it."""
+    """Write the page atomically, so that a reader never sees half of it."""
     write_file(path.parent, path.name, page(records).encode("utf-8"))
 
 
 def page(records: Sequence[Record]) -> str:
-    """Return the page."""
+    """Return the page as HTML."""
     found = ", ".join(f"{number} {name}" for name, number in statuses(records).items())
     parts = [
         "<h1>cuagent bench</h1>",
@@ -117,7 +117,7 @@ def page(records: Sequence[Record]) -> str:
 
 
 def _about(records: Sequence[Record]) -> str:
-    """Return device, versions, settings and dates of the figures."""
+    """Return device, versions, settings and dates of the records as HTML."""
     settings = {f"{k} {v}" for r in records for k, v in r["settings"].items()}
     versions = {f"{k} {v}" for r in records for k, v in (r.get("versions") or {}).items()}
     lines = {

@@ -3,7 +3,8 @@
 All are files with `Model`, `get_inputs` and `get_init_inputs`. This module reads names only and
 imports neither torch nor a problem's file. Not covered: whether a problem runs (`solve.py`).
 
-Invariant: the order and the names depend on the source alone, so that an interrupted run resumes.
+Invariant: order and names of the problems depend on the source only, so an interrupted benchmark
+can resume.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ COLUMNS = ("ops", "data_source", "code")
 
 
 class BenchError(Exception):
-    """The benchmark cannot be run as asked. One line: what, where, what to do."""
+    """The benchmark cannot be run. The message is one line: what, where, what to do."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Problem:
     """Unique name within the benchmark, for instance `L1/19`."""
     path: Path
     group: str
-    """Row of the result table that the problem counts to, for instance `level 1`."""
+    """Row of the result table that counts the problem, for instance `level 1`."""
     title: str = ""
     """Name of the problem in its source, or its operators."""
 
@@ -85,7 +86,8 @@ def _numbered(folder: Path) -> Iterable[tuple[int, Path]]:
 def folder_of_tasks(folder: Path, wanted: str = "") -> list[Problem]:
     """Return the task files below a folder, in the order of their names. Raises BenchError.
 
-    `wanted` is a comma-separated list of names. Files without `Model` and `get_inputs` are helpers.
+    `wanted` is a comma-separated list of names; "" means all. Files without `Model` and
+    `get_inputs` are left out.
     """
     files = sorted(file for file in folder.rglob("*.py") if _is_task(file, folder))
     problems = [
@@ -119,9 +121,9 @@ def _is_task(file: Path, folder: Path) -> bool:
 
 
 def refuse_links(out: Path, parts: Iterable[str] = ()) -> None:
-    """Raise BenchError if a part of an output folder, or `.cuagent` above it, is a link.
+    """Raise BenchError if `out`, one of its `parts`, or a folder of a `.cuagent` path is a symlink.
 
-    The folder may come with a cloned repository, and a link in it would lead to other files.
+    The folder may come with a cloned repository, so a link could redirect writes to other files.
     """
     above = [path for path in (out, *out.parents) if CUAGENT_FOLDER in path.parts]
     for path in (*above, *(out / part for part in parts)):
@@ -158,7 +160,7 @@ def parquet(file: Path, into: Path, wanted: str = "") -> list[Problem]:
 
 
 def _operators(value: object) -> str:
-    """Return the operators of a row as text; the column holds a list or the text of one."""
+    """Return the operators of a row as text; the column holds a list, or a list as a string."""
     names = value if isinstance(value, list | tuple) else re.findall(r"[\w.]+", str(value or ""))
     return ", ".join(map(str, names))
 

@@ -30,12 +30,13 @@ from cuagent.record.origin import MAC, has_valid_mac, with_mac
 
 Record = dict[str, Any]
 FORMAT = 1
-"""Format of the records. Increase it when their meaning changes: older ones are then redone."""
+"""Version of the record format. Increase it when the meaning changes; older results then count
+as missing, and their problems run again."""
 RESULTS, LOCK, LOGS, RUNS, PAGE = "results.jsonl", ".lock", "logs", "runs", "report.html"
-"""Parts of an output folder."""
+"""Names of the files and folders in an output folder."""
 NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 TEXTS = ("problem", "key", "title", "group", "status", "reason", "cuagent", "time")
-"""Fields of every record that are texts."""
+"""Fields that every record has as a string."""
 TABLES = (
     "certification",
     "ratios",
@@ -47,7 +48,7 @@ TABLES = (
     "strict",
     "parts",
 )
-"""Fields that are tables of figures or None, if a record has them."""
+"""Optional fields of a record; each is a dict or None."""
 SOURCES = ("*.py", "*.md", "*.cu", "*.cpp", "*.h")
 """Files of the package that can change a result."""
 
@@ -65,7 +66,10 @@ def tool_version() -> str:
 
 
 def key_of(task: str, device: str, settings: Mapping[str, Any]) -> str:
-    """Return the key under which a problem's result is valid."""
+    """Return a digest of everything that a result depends on; a result with this key is valid.
+
+    `task` is the task's digest, `device` the device's name.
+    """
     about = (FORMAT, task, tool_version(), device, sorted(settings.items()))
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:20]
 
@@ -99,13 +103,13 @@ class ResultFile:
         self.path = path
         found = list(_records(path))
         self.records = [_plain(r) for r in found if trust or has_valid_mac(r)]
-        """Records that were written here, or all if the user trusts them."""
+        """Records written by this user on this machine; with `trust` all records."""
         self.foreign = len(found) - len(self.records)
-        """Number of records of another origin; they do not count."""
+        """Number of records that were ignored, because their origin is not trusted."""
         _drop_partial_line(path)
 
     def finished(self, name: str, key: str) -> Record | None:
-        """Return the valid record of a problem; None if it has none."""
+        """Return the newest record of a problem with this key (`key_of`); None if it has none."""
         found = (r for r in reversed(self.records) if (r["problem"], r["key"]) == (name, key))
         return next(found, None)
 
@@ -129,10 +133,9 @@ class ResultFile:
 
 
 def read_results(path: Path) -> list[Record]:
-    """Return the records of a results file or of a folder with one, of any origin; [] if there is
-    none.
+    """Return the records of a results file, or of the folder that holds it; [] if there is none.
 
-    Other lines are left out.
+    Their origin is not checked. Lines without a complete record are left out.
     """
     return [_plain(r) for r in _records(path / RESULTS if path.is_dir() else path)]
 
@@ -155,7 +158,7 @@ def _content(file: Path) -> bytes:
 
 
 def _is_whole(record: Record) -> bool:
-    """Return True if the fields that every reader uses have their types."""
+    """Return True if a record has the fields that all readers use, with the right types."""
     tables = [record.get(name) for name in TABLES]
     return (
         all(isinstance(record.get(name), str) for name in TEXTS)
@@ -169,12 +172,12 @@ def _plain(record: Record) -> Record:
 
 
 def latest(records: list[Record]) -> list[Record]:
-    """Return the newest record of each problem, in the order of the first ones."""
+    """Return the newest record of each problem, in the order in which the problems first occur."""
     return list({record["problem"]: record for record in records}.values())
 
 
 def _drop_partial_line(path: Path) -> None:
-    """Truncate a last line without an end, which a kill left."""
+    """Remove a last line without a newline, which a killed process left."""
     text = _content(path)
     if text and not text.endswith(b"\n"):
         descriptor = os.open(path, os.O_WRONLY | NO_LINK)

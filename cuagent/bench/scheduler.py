@@ -1,13 +1,13 @@
-"""Run the problems of a benchmark, several at the same time, and append each result as it comes.
+"""Run the problems of a benchmark, several at the same time, and append each result at its end.
 
 Each slot runs one problem after the other, each in a new process. On a GPU the slots share the
-device: opening and verifying overlap, and the device lock lets one slot time while no other uses
-the device. On a CPU the slots share no processor. Problems that need most of a GPU's memory come
-last: each of them waits until the memory is free, and all that come after it wait too. A problem
-that failed for lack of memory runs again at the end, with its device to itself.
+device: opening and verifying overlap, and the device lock gives a slot exclusive use while it
+times. On a CPU the slots share no processor. Problems that need most of a GPU's memory run last,
+because each waits until the memory is free and delays all after it. A problem that failed for lack
+of memory runs again at the end, alone on its device.
 
-Invariant: no failure of a problem ends the benchmark; only an interrupt does, and then every result
-so far is in the file.
+Invariant: a failed problem never ends the benchmark. Only an interrupt does; all results so far are
+then in the file.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from cuagent.bench.results import FORMAT, Record, ResultFile, key_of, tool_versi
 from cuagent.task import TaskError, load_task
 
 JOBS_PER_GPU = 4
-"""Problems in flight on one GPU by default, if there are processors for them."""
+"""Default number of problems at the same time on one GPU, if there are enough processors."""
 CORES_PER_JOB = 4
-"""Processors that a problem on a GPU uses for compilers."""
+"""Number of processors that a problem on a GPU uses for compilers."""
 POLL_S = 0.2
 
 
@@ -46,7 +46,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Progressed:
-    """A problem in progress reported something (`solve.Report`)."""
+    """Event: a problem in progress sent a report (`solve.Report`)."""
 
     problem: str
     slot: int
@@ -55,7 +55,7 @@ class Progressed:
 
 @dataclass(frozen=True)
 class Finished:
-    """A problem has its record; `earlier` if it was in the file already."""
+    """Event: a problem has its record. `earlier` is True if the record was in the file already."""
 
     record: Record
     slot: int = -1
@@ -67,7 +67,11 @@ Observe = Callable[[Started | Progressed | Finished], None]
 
 @dataclass(frozen=True)
 class Slots:
-    """Slots that run one problem at a time, each with its GPU and its processors."""
+    """Slots, each of which runs one problem at a time on its GPU and processors.
+
+    `gpus[n]` is the CUDA_VISIBLE_DEVICES of slot n (None for a CPU), `cores[n]` its processors;
+    empty `cores` means that every slot may use all.
+    """
 
     gpus: tuple[str | None, ...]
     cores: tuple[tuple[int, ...], ...] = field(default=())
@@ -77,7 +81,7 @@ class Slots:
 
     @property
     def distinct(self) -> Slots:
-        """Return one slot for each GPU, and one for a CPU."""
+        """Return these slots reduced to one for each GPU, or to one for the CPU."""
         first = {gpu: n for n, gpu in reversed(list(enumerate(self.gpus)))}
         chosen = sorted(first.values())
         cores = tuple(self.cores[n] for n in chosen) if self.cores else ()
@@ -85,7 +89,8 @@ class Slots:
 
 
 def slots_for(device: str, jobs: int | None, gpus: int) -> Slots:
-    """Return the slots of this machine: `jobs` in all, by default enough to keep a GPU busy."""
+    """Return `jobs` slots of this machine; None means one on the CPU, and on GPUs up to
+    `JOBS_PER_GPU` each."""
     cores = sorted(os.sched_getaffinity(0))
     if device == "cuda":
         jobs = jobs or max(gpus, min(JOBS_PER_GPU * gpus, len(cores) // CORES_PER_JOB))
@@ -99,7 +104,7 @@ def slots_for(device: str, jobs: int | None, gpus: int) -> Slots:
 
 
 def visible_gpu(number: int) -> str:
-    """Return the value of CUDA_VISIBLE_DEVICES for one GPU of those that this process sees."""
+    """Return the value of CUDA_VISIBLE_DEVICES that selects GPU `number` of this process."""
     seen = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     return seen[number] if number < len(seen) else str(number)
 
@@ -142,7 +147,10 @@ def _digest(problem: Problem, settings: BenchSettings) -> str:
 def run_orders(
     orders: Sequence[Order], engine: Engine, slots: Slots, results: ResultFile, observe: Observe
 ) -> None:
-    """Run the orders without a valid result. Raises KeyboardInterrupt after a clean end."""
+    """Run the orders that have no valid result yet, and report events to `observe`.
+
+    An interrupt cancels the running problems; then KeyboardInterrupt is raised.
+    """
     waiting: list[Order] = []
     for order in orders:
         if (known := results.finished(order.problem, order.key)) is not None:
@@ -158,7 +166,7 @@ def run_orders(
 
 
 class Left(NamedTuple):
-    """Orders that a pass leaves to a later one."""
+    """Orders that one pass over the queue leaves to a later pass."""
 
     deferred: list[Order]
     """Problems that need most of a GPU's memory."""
@@ -176,9 +184,10 @@ def _pass(
     last: bool = False,
     defers: bool = False,
 ) -> Left:
-    """Run orders in all slots; return those left for later.
+    """Run orders in all slots; return the orders left for later.
 
-    `last`: none runs again. `defers`: those that need most of a GPU's memory are left.
+    `last`: failures for lack of memory are final. `defers`: problems that need most of a GPU's
+    memory are left for later.
     """
     queue: SimpleQueue[Order] = SimpleQueue()
     for order in orders:
@@ -224,7 +233,7 @@ def _pass(
 
 
 def _run(order: Order, engine: Engine, slot: int, observe: Observe, lock: threading.Lock) -> Record:
-    """Return the record of one problem; one with the reason if its process gave none."""
+    """Return the record of one problem. If its process sent none, the record states the reason."""
 
     def report(message: dict[str, Any]) -> None:
         with lock:
@@ -260,7 +269,7 @@ MEMORY = (
     "too large",
     "sigkill",
 )
-"""Words of a failure that may not occur if the problem has the device alone."""
+"""Words that mark a failure for lack of memory; alone on its device the problem may succeed."""
 
 
 def is_for_memory(record: Record) -> bool:

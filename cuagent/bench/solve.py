@@ -43,9 +43,9 @@ Report = Callable[[dict[str, Any]], None]
 """Receives progress: {"phase": text} or {"attempts": number, "best": ratio over torch.compile}."""
 SUBMIT = "submit"
 INTERNAL = "internal error"
-"""Begin of the reason of a failure that is a fault of cuagent; its traceback is in the log."""
+"""Prefix of the reason if a failure is a fault of cuagent; the log then has the traceback."""
 SHOWN_S = 0.05
-"""Seconds from which a stage is in the problem's log."""
+"""Stages shorter than this many seconds are left out of the problem's log."""
 
 
 class Deferred(Exception):
@@ -58,7 +58,7 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True)
 class Status:
-    """End of a problem."""
+    """Status with which a problem ended."""
 
     name: str
     """`kernel`, `no kernel`, `not certifiable` or `failed`."""
@@ -70,7 +70,7 @@ def solve(
 ) -> Record:
     """Return the record of one problem. Raises Interrupted.
 
-    A given `fork_server` is not closed; by default one is started.
+    Without a `fork_server` one is started and closed; a given one stays open.
     """
     started = time.monotonic()
     about: Record = {
@@ -127,7 +127,7 @@ class _Log:
             self._print(f"  {stage} {seconds:.2f} s")
 
     def report(self, message: dict[str, Any]) -> None:
-        """Print progress."""
+        """Print a progress message."""
         self._print(" ".join(f"{name}: {value}" for name, value in message.items()))
 
     def _print(self, text: str) -> None:
@@ -143,13 +143,13 @@ def _both(report: Report, log: _Log) -> Report:
 
 
 def _was_interrupted(error: BaseException) -> bool:
-    """Return True if an error was raised while processes were ended after an interruption."""
+    """Return True if an error occurred during the clean-up after `Interrupted`."""
     context = error.__context__
     return context is not None and (isinstance(context, Interrupted) or _was_interrupted(context))
 
 
 def _failure(error: Exception) -> str:
-    """Return the reason in a record."""
+    """Return the reason for a record's `reason` field."""
     if isinstance(error, TaskError | RecordError | ModelError):
         return str(error)
     text = f"{type(error).__name__}: {error}"
@@ -160,7 +160,8 @@ def _failure(error: Exception) -> str:
 def _solved(
     order: Order, lock: HeldLock, report: Report, found: Record, given: ForkServer | None
 ) -> Status:
-    """Fill `found` as parts of the record are known, and return the status."""
+    """Solve the problem: add parts of the record to `found` as they become known, return the
+    status."""
     settings = order.settings
     task = load_task(order.path, device=settings.device, precision=settings.precision)
     found |= {"task": task.digest, "device": _describe(task)}
@@ -202,7 +203,7 @@ def _started(task: Task) -> ForkServer:
 def _memory(
     order: Order, task: Task, fork_server: ForkServer, lock: HeldLock, emit: Emit
 ) -> Iterator[None]:
-    """Hold the problem's share of its GPU's memory; nothing on a CPU. Raises Deferred."""
+    """Hold the problem's share of its GPU's memory; do nothing on a CPU. Raises Deferred."""
     if lock.lock is None:
         yield
         return
@@ -251,7 +252,7 @@ def _optimized(
     if stop is Stop.INTERRUPTED:
         raise Interrupted
     judgement = run.result.judgement if run.result else None
-    # The timing of the result has measured the device's rates, so that nothing is measured here.
+    # The timing of the result has measured the device's rates, so nothing is measured here.
     arithmetic_s = arithmetic_seconds(task, judge.referee.fork_server) if judgement else None
     found |= figures(judgement, run.ladder, certification, arithmetic_s)
     found |= _effort_of(run, stop)
@@ -276,7 +277,7 @@ def _passed_lax(verdict: Any) -> bool:
 
 
 def _messages(run: Run) -> list[str]:
-    """Return the model's last message about its result, which names its rewrites."""
+    """Return the message of the model's last submission, as a list of at most one text."""
     calls = [call for message in run.messages for call in message.tool_calls]
     texts = []
     for call in calls:
@@ -300,7 +301,7 @@ def _status(run: Run, stop: Stop) -> Status:
 
 
 def _tools() -> Sequence[Tool]:
-    """Return the tools; commands run only if a sandbox confines them, since no user can approve."""
+    """Return the agent's tools; without a sandbox no shell tools, because no user can approve."""
     confined = probe() is not Tier.NONE
     return [tool for tool in TOOLS if confined or not tool.name.startswith("bash")]
 

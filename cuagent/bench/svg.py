@@ -25,7 +25,7 @@ svg .limit { stroke: var(--text); stroke-width: 1.5; }
 
 
 def time_name(exponent: int) -> str:
-    """Return the name of a power of ten of seconds: `10 us`."""
+    """Return the name of 10**exponent seconds, such as `10 us` for -5."""
     for unit, power in (("s", 0), ("ms", -3), ("us", -6)):
         if exponent >= power:
             return f"{10 ** (exponent - power):g} {unit}"
@@ -33,7 +33,7 @@ def time_name(exponent: int) -> str:
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the legend of (label, class) entries, above the chart."""
+    """Return the elements of a legend above the chart, for entries of (label, CSS class)."""
     parts, x = [], LEFT + 10
     for text, style in entries:
         parts.append(f'<rect class="{style}" x="{x}" y="2" width="10" height="10"/>')
@@ -55,12 +55,13 @@ def line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
 
 
 def label(x: float, y: float, text: str, anchor: str) -> str:
-    """Return a text; it is escaped."""
+    """Return a text element at (x, y); the text is escaped."""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(text)}</text>'
 
 
 def bar(x: float, y: float, size: tuple[float, float], style: str, title: str) -> str:
-    """Return a bar of this (width, height) from its upper left corner; the title is escaped."""
+    """Return a bar with its upper left corner at (x, y); `size` is (width, height). The title is
+    escaped."""
     return (
         f'<rect class="{style}" x="{x:.1f}" y="{y:.1f}" width="{size[0]:.1f}" '
         f'height="{size[1]:.1f}"><title>{html.escape(title)}</title></rect>'
@@ -76,7 +77,7 @@ def point(x: float, y: float, style: str, title: str) -> str:
 
 
 def named_bars(rows: Sequence[tuple[str, float, str, str]], left: float, step: float) -> str:
-    """Return a chart of horizontal bars: rows of (name, number, its text, class).
+    """Return a chart of horizontal bars for rows of (name, number, number as text, CSS class).
 
     `left`: width of the names; `step`: height of one bar with its gap.
     """
@@ -93,7 +94,7 @@ def named_bars(rows: Sequence[tuple[str, float, str, str]], left: float, step: f
 
 
 def decades(values: Iterable[float]) -> tuple[int, int]:
-    """Return the powers of ten that enclose the values; they differ."""
+    """Return exponents (low, high) with 10**low <= values <= 10**high and low < high."""
     found = [*values]
     low = math.floor(math.log10(min(found)))
     return low, max(math.ceil(math.log10(max(found))), low + 1)

@@ -1,8 +1,8 @@
-"""Run a reference under a dispatch mode that records, or disturbs, single operators.
+"""Run a reference under a dispatch mode that records operators or replaces their results.
 
 `record` lists the computing operators of one call, each with its module. `without_effect` replaces
-the result of each operator by other numbers and returns those that do not change the output. Views,
-creations of tensors and copies do not count as computing.
+the result of one operator at a time by other numbers, and returns the operators for which the
+output stays the same. Views, creations of tensors and copies do not count as computing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CREATIONS = names_in(
 )
 """Operators whose result does not depend on the numbers in a tensor."""
 UNCHANGED = 1e-5
-"""Largest change, as a share of the largest output, that counts as roundoff."""
+"""Largest difference that counts as roundoff, relative to the largest absolute output."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class Operator:
     name: str
     """Name without namespace and overload, for instance `addmm`."""
     module: str
-    """Path of the innermost module that called it; "" for the model itself."""
+    """Path of the innermost module that called the operator; "" for the model itself."""
     attributes: tuple[tuple[str, int], ...] = ()
     """Dimensions, transposition and grouping of a convolution."""
     same: bool = False
-    """True if the result equals its first argument."""
+    """True if the result equals the operator's first tensor argument."""
 
     @property
     def label(self) -> str:
@@ -69,7 +69,10 @@ def record(model: nn.Module, run: Run) -> list[Operator]:
 def without_effect(
     operators: Sequence[Operator], run: Run, expected: Sequence[Tensor], budget_s: float
 ) -> tuple[list[int], int]:
-    """Return the indices of operators whose result does not matter, and how many were tried."""
+    """Return the indices of operators without effect on the output, and how many were tried.
+
+    `run` calls the reference, `expected` is its normal output, `budget_s` the time limit.
+    """
     found: list[int] = []
     deadline = time.monotonic() + budget_s
     for index in range(len(operators)):
@@ -80,14 +83,14 @@ def without_effect(
             with mode:
                 output = run()
         except (RuntimeError, ValueError, IndexError):
-            continue  # it matters: the others cannot work with other numbers
+            continue  # later operators fail on the replaced numbers, so the result has an effect
         if mode.disturbed and unchanged(output, expected):
             found.append(index)
     return found, len(operators)
 
 
 def unchanged(output: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-    """Return True if all outputs are equal up to roundoff."""
+    """Return True if all outputs equal the expected ones up to `UNCHANGED`."""
     return all(_near(a, b) for a, b in zip(output, expected, strict=True))
 
 
@@ -124,7 +127,7 @@ class _Recorder(TorchDispatchMode):
 
 
 class _Disturber(TorchDispatchMode):
-    """Replaces the floating-point results of the operator with a given index."""
+    """Replaces the floating-point results of the computing operator number `index`."""
 
     def __init__(self, index: int) -> None:
         super().__init__()
@@ -149,7 +152,7 @@ def _disturb(tensor: Tensor) -> None:
 
     finite = tensor.nan_to_num(0, 0, 0)
     size = float(finite.abs().max()) or 1.0
-    # Adding and negating changes results that only their sign or their order decides.
+    # The sign and the order of the numbers change too, because some operators read only those.
     tensor.copy_(torch.randn_like(tensor) * size - finite)
 
 
@@ -176,7 +179,7 @@ def _equal(output: Any, first: Tensor) -> bool:
 
 
 def _attributes(name: str, args: Sequence[Any]) -> tuple[tuple[str, int], ...]:
-    """Return dimensions, transposition and grouping of `aten::convolution`."""
+    """Return dimensions, transposition and grouping of a convolution; () for other operators."""
     if name not in ("convolution", "_convolution", "convolution_overrideable"):
         return ()
     weight, transposed, groups = args[1], args[6], args[8]
@@ -200,7 +203,7 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 @contextmanager
 def _modules_tracked(model: nn.Module, stack: list[str]) -> Iterator[None]:
-    """Keep the path of the module that runs on top of `stack`."""
+    """Keep the paths of the running modules in `stack`, the innermost last."""
 
     def entering(path: str) -> Callable[..., None]:
         return lambda *_: stack.append(path)

@@ -1,14 +1,13 @@
-"""Call a verified kernel from graphs and with gradients: operators of torch with the original's
-backward.
+"""Register a verified kernel as a torch operator, so that graphs and autograd can use it.
 
 Travels with an exported or applied kernel, next to `replace.py`. Each package registers one
 operator in its own namespace, `call(Tensor[] inputs, Tensor[] state) -> Tensor[]`. It runs the
 kernel for a verified call and the original for every other, so its fake implementation and its
 gradients are those of the original. torch.compile and torch.export keep it as one node.
 
-Gradients: the kernel's own backward pass, if one was verified (`gradients.py`). Otherwise the
-backward pass computes the original again from the saved inputs and parameters, and differentiates
-it. So do second derivatives.
+Gradients come from the kernel's own backward pass, if one was verified (`gradients.py`). Otherwise
+the backward pass runs the original again on the saved inputs and parameters, and differentiates it.
+Second derivatives always use the original.
 Not covered: vmap and forward-mode differentiation of the operator, modules without any tensor.
 """
 
@@ -38,10 +37,10 @@ Run = Callable[[tuple[Any, ...]], Any]
 
 CALLS = ("__call__", "_call_impl", "_wrapped_call_impl")
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-"""Attributes of a module that change what its call does besides forward."""
+"""Attributes of a module with hooks that its call runs around forward."""
 MAX_FOREIGN = 256
-"""Largest number of kernels that are kept for parameters of no known module, as those of a loaded
-torch.export."""
+"""Largest number of kernel modules that are cached for parameters without a known module, such as
+those of a loaded torch.export program."""
 
 
 class Unsuitable(Exception):
@@ -49,7 +48,10 @@ class Unsuitable(Exception):
 
 
 class Boundary:
-    """The operators of one package, and the original that they compute gradients with."""
+    """The torch operators for one verified shape of a package, and the original module.
+
+    `forms` are the verified arguments, nested as in the call; each tensor is a `Form`.
+    """
 
     def __init__(
         self,
@@ -61,7 +63,8 @@ class Boundary:
         backward: dict[str, Any] | None = None,
         flags: Mapping[str, Any] | None = None,
     ) -> None:
-        """`flags` are those of torch that the kernel was verified under."""
+        """`folder` holds the package, `make_kernel` constructs the kernel's module, `backward` is
+        that entry of `verified.json`, `flags` are torch's flags during the verification."""
         self._flags = flags or {}
         self.original = original.eval()
         self.names, self.unique = state_names(original)
@@ -74,9 +77,9 @@ class Boundary:
         self._foreign: dict[tuple[int, ...], tuple[list[weakref.ref[Tensor]], nn.Module]] = {}
         self._fitting, self._without_gradients = Seen(), Seen()
         self.read: Reads | None = None
-        """Attributes that a verified call reads; None if they are not known."""
+        """Attributes of the original that a verified call reads; None if unknown."""
         self.own: OwnBackward | None = None
-        """The kernel's own backward, if one was verified."""
+        """The kernel's own backward; None if none was verified."""
         if backward is not None:
             self.own = OwnBackward(backward, self.names, len(self._flat))
         self.outputs = self._output_forms()
@@ -85,7 +88,7 @@ class Boundary:
     # -- arguments
 
     def tensors(self, args: tuple[Any, ...]) -> list[Tensor]:
-        """Return the tensors among the arguments of a verified call, in the order of the forms."""
+        """Return the tensors in the nested arguments of a verified call, as a flat list."""
         if self._is_flat:
             return list(args)
         found: list[Tensor] = []
@@ -93,14 +96,14 @@ class Boundary:
         return found
 
     def arguments(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
-        """Return the arguments of a verified call with these tensors."""
+        """Return the nested arguments of a verified call that contain these tensors, in order."""
         if self._is_flat:
             return tuple(tensors)
         given = iter(tensors)
         return tuple(_filled(form, given) for form in self._forms)
 
     def result(self, flat: Sequence[Tensor]) -> Any:
-        """Return the output in the structure that the original gives it."""
+        """Return the operator's flat outputs in the structure of the original's output."""
         spec = self.outputs[1]
         if spec is None:
             return flat[0]
@@ -109,7 +112,10 @@ class Boundary:
     # -- the original
 
     def compute(self, inputs: Sequence[Tensor], state: Sequence[Tensor]) -> list[Tensor]:
-        """Run the original with this state; no output shares memory with an input."""
+        """Run the original with `state` as its parameters and buffers (as in `unique`).
+
+        An output that shares memory with an input is copied.
+        """
         given = {name: state[at] for name, at in self.names.items()}
         with self._lock:
             out = self._called(given, inputs)
@@ -155,7 +161,10 @@ class Boundary:
         return torch.func.functional_call(self.original, given, self.arguments(inputs))
 
     def _reads_with_gradients(self, given: dict[str, Tensor], inputs: Sequence[Tensor]) -> bool:
-        """Call the original once more with gradients, where it may take another path."""
+        """Call the original with gradients enabled, because it may read other attributes then.
+
+        Returns False if that fails.
+        """
         trained = {n: t.detach().requires_grad_(t.is_floating_point()) for n, t in given.items()}
         try:
             with torch.enable_grad():
@@ -167,7 +176,8 @@ class Boundary:
     # -- kernels
 
     def know(self, state: Sequence[Tensor], owner: Any) -> None:
-        """Remember the module that owns these parameters; `owner.run_in_graph(args)` is called."""
+        """Remember the owner of these parameters. For calls with them, the operator runs
+        `owner.run_in_graph(args)`."""
         self._known = {k: v for k, v in self._known.items() if v() is not None}
         self._known[_pointers(state)] = weakref.ref(owner)
 
@@ -194,7 +204,10 @@ class Boundary:
     def normalised(
         self, out: Any, inputs: Sequence[Tensor], state: Sequence[Tensor]
     ) -> list[Tensor]:
-        """Return the outputs of a kernel in new memory and with the strides of the original's."""
+        """Return the kernel's outputs as a flat list, with the original's strides.
+
+        An output that shares memory with an input or parameter is copied.
+        """
         if out.__class__ is Tensor and len(self.outputs[0]) == 1:
             shape, stride, dtype = self.outputs[0][0]
             if out.shape == shape and out.dtype is dtype and out.stride() == stride:
@@ -264,10 +277,10 @@ class Boundary:
     def _call_of_autograd(
         self, keyset: Any, inputs: Sequence[Tensor], state: Sequence[Tensor]
     ) -> list[Tensor]:
-        """Implement the operator above its kernel: run it, or record its backward pass.
+        """Implement the operator's Autograd key: run the kernel, and record the backward pass.
 
-        torch's own implementation takes 6 us to find that no gradient is wanted. It is used for the
-        first such call, and for calls that are traced or transformed.
+        If no gradient is wanted, a cache of earlier calls skips torch's implementation, which would
+        take 6 us to find that out. The first such call, and traced or transformed calls, use it.
         """
         tensors = (*inputs, *state)
         plain = not torch.is_grad_enabled()
@@ -281,7 +294,10 @@ class Boundary:
     def run_backward(
         self, inputs: Sequence[Tensor], state: Sequence[Tensor], gradients: Sequence[Tensor]
     ) -> list[Tensor]:
-        """Implement the operator of the own backward: one gradient for each of its places."""
+        """Implement the `backward` operator: return one gradient for each of `own.places`.
+
+        A gradient that does not exist is returned as zeros.
+        """
         assert self.own is not None
         saved = [*inputs, *state]
         run = self._kernel_for(state, "run_backward_in_graph", "backward")
@@ -311,10 +327,11 @@ class Boundary:
         gradients: Sequence[Tensor | None],
         state: Sequence[Tensor],
     ) -> list[Tensor | None] | None:
-        """Return the gradients by the kernel's own backward; None where it cannot compute them.
+        """Return the gradients of all `saved` tensors from the kernel's own backward.
 
-        `state` holds the tensors that the kernel's module uses. Hooks for saved tensors may give
-        others (a copy from the host), or inputs of another form.
+        The first `count` of `saved` are inputs, the others parameters and buffers. Returns None if
+        the kernel cannot be used: hooks for saved tensors may have replaced parameters by copies,
+        so that they are not the tensors in `state`, or given inputs of another form.
         """
         if self.own is None or backward is None or torch.is_grad_enabled():
             return None
@@ -351,13 +368,14 @@ class Boundary:
         needed: Sequence[bool],
         gradients: Sequence[Tensor | None],
     ) -> list[Tensor | None]:
-        """Return the gradients of the needed tensors; the first `count` of `saved` are inputs.
+        """Run the original again and return the gradient of each needed tensor, None for others.
 
-        The original is computed again. The results can be differentiated if gradients are enabled.
+        The first `count` of `saved` are inputs, the others parameters and buffers. The results can
+        be differentiated if gradients are enabled.
         """
         again = torch.is_grad_enabled()
         with torch.enable_grad():
-            # An alias that is part of the caller's graph keeps second derivatives.
+            # For second derivatives a copy must stay part of the caller's graph: a view does.
             copies = [
                 (t.view_as(t) if again and t.requires_grad else t.detach().requires_grad_())
                 if need
@@ -386,7 +404,7 @@ class Boundary:
 
 
 def _is_traced(tensors: Sequence[Tensor]) -> bool:
-    """Return True while a mode or a transform of torch takes operators before they run."""
+    """Return True while a dispatch mode or a transform of torch.func intercepts operators."""
     return (
         torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
@@ -402,7 +420,8 @@ def _save_for_backward(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 class Recomputed(torch.autograd.Function):
-    """The kernel with its own backward or the original's, for calls outside of graphs."""
+    """Autograd function of a kernel for eager calls; its backward is the kernel's own if that was
+    verified, else the original's."""
 
     @staticmethod
     def forward(
@@ -434,9 +453,10 @@ class Recomputed(torch.autograd.Function):
 
 
 def called(kernel: nn.Module) -> Callable[..., Any]:
-    """Return what a call of the kernel's module runs, as it was verified.
+    """Return the function to call for the kernel's module.
 
-    That is its forward, which saves a microsecond, unless hooks or a class of its own change it.
+    This is its forward, which saves a microsecond. It is the module itself if the module has hooks
+    or its class overrides `__call__`.
     """
     own = any(getattr(type(kernel), n) is not getattr(nn.Module, n) for n in CALLS)
     forward: Callable[..., Any] = kernel.forward
@@ -444,7 +464,10 @@ def called(kernel: nn.Module) -> Callable[..., Any]:
 
 
 def state_names(module: nn.Module) -> tuple[dict[str, int], list[Tensor]]:
-    """Return the index of each named parameter and buffer, and the tensors, tied ones once."""
+    """Return ({name: index into the list}, list of parameters and buffers).
+
+    Names that share one tensor have the same index.
+    """
     names: dict[str, int] = {}
     unique: list[Tensor] = []
     at: dict[int, int] = {}
@@ -460,7 +483,7 @@ def state_names(module: nn.Module) -> tuple[dict[str, int], list[Tensor]]:
 
 
 def bind_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Put tensors into the places of parameters and buffers of `module`."""
+    """Replace parameters and buffers of `module` by detached tensors, given by name."""
     for name, tensor in tensors.items():
         path, _, key = name.rpartition(".")
         owner = module.get_submodule(path)
@@ -508,7 +531,7 @@ def _filled(form: Any, tensors: Any) -> Any:
 
 
 def _unaliased(outputs: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
-    """Return the outputs; one that shares memory with another tensor is copied."""
+    """Return the outputs; copy each that shares memory with `others` or an earlier output."""
     seen = {tensor.untyped_storage()._cdata for tensor in others}
     result = []
     for tensor in outputs:

@@ -1,7 +1,7 @@
-"""Map a call of the user's module to the inputs that the kernel was verified with.
+"""Map a call of the user's module to the flat tensor inputs that the kernel takes.
 
 Travels with an exported or applied kernel, next to `replace.py`. The task of a captured module has
-one input for each tensor of the recorded call; the call's other arguments are constants of it.
+one input for each tensor of the recorded call. Other arguments must equal the recorded constants.
 torch.compile traces `CallForm.inputs`, so it uses plain tuples only.
 """
 
@@ -17,7 +17,10 @@ _ABSENT = object()
 
 
 class CallForm:
-    """Arguments by position and by name; each is a tensor's number, a constant, or nested."""
+    """The recorded form of a call: arguments by position and by name.
+
+    Each argument is the index of a task input, a constant, or a list, tuple or dict of these.
+    """
 
     def __init__(self, call: dict[str, Any], forward: Callable[..., Any]) -> None:
         self.count: int = call["inputs"]
@@ -28,7 +31,7 @@ class CallForm:
         self._all = dict(zip(self._names, self._positional, strict=False)) | dict(self._named)
         self._by_name = len(self._positional) <= len(self._names)
         forms = (*self._positional, *(form for _, form in self._named))
-        # Most calls pass nothing but different tensors, in the order of the task's inputs.
+        # True for the usual call: only distinct tensors, in the order of the task's inputs.
         self._plain = forms == tuple(("tensor", number) for number in range(self.count))
 
     def inputs(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...] | None:
@@ -66,7 +69,7 @@ class CallForm:
 
 
 def _form(item: dict[str, Any]) -> tuple[Any, ...]:
-    """Return one argument as plain tuples."""
+    """Return one recorded argument as nested tuples (kind, value or items)."""
     (kind, value), *_ = item.items()
     if kind in ("list", "tuple"):
         return (kind, tuple(_form(inner) for inner in value))
@@ -76,7 +79,10 @@ def _form(item: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _taken(value: Any, form: tuple[Any, ...], found: list[Any]) -> bool:
-    """Put the tensors of an argument into `found`. Returns False if it has another form."""
+    """Store the tensors of an argument in `found`, at their input's index.
+
+    Returns False if the argument does not have the recorded form.
+    """
     kind, inner = form
     if kind == "tensor":
         if not isinstance(value, Tensor):
@@ -108,7 +114,7 @@ def _equal(value: Any, other: Any) -> bool:
 
 
 def _parameters(forward: Callable[..., Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Return the names that a call can give by position, and the defaults, without `self`."""
+    """Return the names of the positional parameters and the default values, without `self`."""
     try:
         found = list(inspect.signature(forward).parameters.values())[1:]
     except (TypeError, ValueError):

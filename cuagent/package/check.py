@@ -27,7 +27,7 @@ REFERENCE = "reference.py"
 VERIFIED = "model_new_verified"
 WARM_UP, FEWEST = 5, 11
 TIMED_S, BLOCK_S = 3.0, 0.01
-"""Seconds of all timed blocks, and of one block."""
+"""Total seconds of timing, and seconds of one timed block."""
 INPUTS = "inputs.py"
 
 
@@ -97,9 +97,10 @@ def main() -> int:
 
 
 def _fill(module: Any) -> None:
-    """Draw parameters and buffers that are zero everywhere, if all are.
+    """Fill parameters and buffers with random numbers, if all of them are zero.
 
-    A package holds no weights, so those of a module of a script are zeros, which any kernel passes.
+    A package holds no weights, so the weights of a captured module are zeros here. With zeros a
+    wrong kernel could pass.
     """
     import torch
 
@@ -153,7 +154,7 @@ def _time(facts: dict[str, Any], reference: Any, candidate: Any, inputs: list[An
 
 
 def _record(facts: dict[str, Any], speedup: float | None) -> None:
-    """Store the result for this machine; None deletes an earlier one."""
+    """Store the speedup for this machine; None deletes an earlier result."""
     machine = importlib.import_module(f"{facts['name']}.{VERIFIED}.machine")
     here = machine.machine(facts["device"])
     path = machine.record_path(HERE / VERIFIED, here)
@@ -180,7 +181,10 @@ def _module(name: str, path: Path) -> ModuleType:
 
 
 def _init(module: ModuleType) -> tuple[list[Any], dict[str, Any]]:
-    """Return positional and named arguments, from any form that get_init_inputs may return."""
+    """Return positional and named arguments of the constructor from `get_init_inputs`.
+
+    It may return a list of arguments, a dict of named ones, or [list, dict].
+    """
     given = module.get_init_inputs() if hasattr(module, "get_init_inputs") else []
     match given:
         case dict():
@@ -202,8 +206,8 @@ def _to(value: Any, device: str) -> Any:
 def _error(expected: Any, got: Any, tolerance: float | None) -> float:
     """Return the largest |expected - got| / (tolerance * (1 + |expected|)).
 
-    `tolerance` is by default that of the dtype. The error is infinite if structure, shape or dtype
-    differ.
+    Without a `tolerance` the default of the dtype applies. The error is infinite if structure,
+    shape or dtype differ.
     """
     if isinstance(expected, tuple | list):
         if len(expected) != len(got):

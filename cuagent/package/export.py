@@ -3,7 +3,7 @@
 The folder is both a Python package and an installable project, and its `model_new.py` can also be
 imported by path. Its kernel runs for verified calls only (`guarded.py`). Not covered: attempts that
 need packages other than torch.
-Invariant: nothing in the folder imports cuagent unless its copy of the loader is missing.
+Invariant: code in the folder imports cuagent only if the folder's copy of the loader is missing.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ def _write(
 
 
 def _prebuilt(library: Path, kernels: Path) -> None:
-    # The cache folder is named target-toolchain; the loader reads prebuilt/<target> by the source.
+    # The cache folder is named <target>-<toolchain>; the loader looks in prebuilt/<target> next to
+    # the source.
     folder = kernels / "prebuilt" / library.parent.name.rpartition("-")[0]
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(library, folder)

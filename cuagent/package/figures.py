@@ -1,4 +1,4 @@
-"""The results of a judgement that a package states."""
+"""The results of a judgement that a package's README reports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cuagent.verify.domain import Domain
 
 
 class Figures(Protocol):
-    """Results of a judgement. The README states that a None was not verified or not measured."""
+    """Results of a judgement; for a None the README says "not verified" or "not measured"."""
 
     @property
     def verdict(self) -> Verdict | None: ...

@@ -1,4 +1,7 @@
-"""torch's flags, for `guard.py` in this folder. An export holds `cuagent/task/flags.py` here."""
+"""Functions for torch's global flags, for `guard.py` in this folder.
+
+An export replaces this file by a copy of `cuagent/task/flags.py`.
+"""
 
 from cuagent.task.flags import flags_kept, flags_set, flags_test, read_flags, set_flags
 

@@ -1,4 +1,4 @@
-"""Write the parts that all exported folders share, each folder completely or not at all."""
+"""Write exported folders atomically, with the files that all exports have."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ExportError(Exception):
 def atomic_folder(out: Path) -> Iterator[Path]:
     """Yield a temporary folder to write into, and move it to `out` if the body succeeds.
 
-    So `out` never holds half a package. Raises ExportError if `out` is not empty.
+    `out` never holds an incomplete package. Raises ExportError if `out` is not empty.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ExportError(f"{out} exists and is not empty; name a new folder with --out")
@@ -56,7 +56,8 @@ def write_files(files: Mapping[str, str], folder: Path) -> None:
 
 
 def write_original(task: Task, folder: Path) -> None:
-    """Write the files that `check.py` reads: the user's file, and inputs given as options."""
+    """Write the files that `check.py` reads: the user's file, and `inputs.py` if the command line
+    gave inputs or constructor arguments."""
     (folder / REFERENCE).write_text(task.source)
     if text := inputs_text(task):
         (folder / INPUTS).write_text(text)

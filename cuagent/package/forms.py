@@ -1,4 +1,4 @@
-"""Compare the arguments of a call with the forms that a kernel was verified on.
+"""Compare the arguments of a call with the dtypes, shapes and values that a kernel was verified on.
 
 Travels with an exported or applied kernel, next to `guard.py`.
 """
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 ALIGNMENT = 16
-"""Bytes that tensors must be aligned to, as verified; vector loads of other views may fail."""
+"""Alignment in bytes that tensors must have, as in the verification; vector loads need it."""
 STRIDED = torch.strided
 SCALARS = (bool, int, float, str, type(None))
 PLAIN = (Tensor, nn.Parameter, getattr(nn, "Buffer", nn.Parameter))
-"""Classes of tensors with plain memory; a subclass may have none."""
+"""Tensor classes with ordinary memory; other subclasses may have no memory."""
 
 
 class Form:
@@ -56,9 +56,8 @@ class Form:
 
 
 def nested(spec: dict[str, Any], tensors: Iterator[Any]) -> Any:
-    """Build the nested arguments of `spec`: its constants, and the next of `tensors` for each one.
-
-    `spec` is a `cuagent.task.Spec`.
+    """Build nested arguments from `spec`, a `cuagent.task.Spec`: constants as given there, and the
+    next item of `tensors` in the place of each tensor.
     """
     match spec["kind"]:
         case "tensor":
@@ -72,7 +71,10 @@ def nested(spec: dict[str, Any], tensors: Iterator[Any]) -> Any:
 
 
 def matches(value: Any, form: Any, device: torch.device) -> bool:
-    """Return True if a tensor has the verified form, and any other argument the verified value."""
+    """Return True if each tensor in `value` has its verified form and all else its verified value.
+
+    `form` is nested like `value`, with a `Form` for each tensor.
+    """
     if isinstance(form, Form):
         return form.fits(value, device)
     if isinstance(form, (list, tuple)):
@@ -92,7 +94,7 @@ def matches(value: Any, form: Any, device: torch.device) -> bool:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return True if both have equal types and values at every depth; a list may be a tuple."""
+    """Return True if types and values are equal at every depth; a list equals such a tuple."""
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, dict) and isinstance(other, dict):
@@ -114,14 +116,15 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def is_strided(tensor: Tensor) -> bool:
-    """Return True for a tensor with strides; a sparse or nested one raises when asked for them."""
+    """Return True for a tensor with strides; `stride()` of a sparse or nested one raises."""
     return tensor.layout is torch.strided and not tensor.is_nested
 
 
 def form_of(tensor: Tensor) -> tuple[Any, ...]:
-    """Return (dtype, shape, stride); the layout in place of a stride that does not exist.
+    """Return (dtype, shape, stride) to compare tensors by.
 
-    The stride of a dimension of size 1 moves nothing, so it is given as 0.
+    A tensor without strides has its layout there. The stride of a dimension of size 1 has no effect
+    and is given as 0.
     """
     if tensor.is_nested:
         return tensor.dtype, None, "nested"
@@ -133,7 +136,10 @@ def form_of(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def module_form(module: nn.Module) -> tuple[Any, ...]:
-    """Return class, number of forward hooks, whether forward was replaced, and plain attributes."""
+    """Return (class, number of forward hooks, True if forward was replaced, attributes).
+
+    Attributes are public ones with numbers, strings, None or tuples of these.
+    """
     attributes = module.__dict__
     values = {
         key: value
@@ -150,17 +156,17 @@ def module_form(module: nn.Module) -> tuple[Any, ...]:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return `float32` for torch.float32."""
+    """Return the name of a dtype without its prefix: `float32` for torch.float32."""
     return str(dtype).removeprefix("torch.")
 
 
 def required_text(form: Any, device: torch.device) -> str:
-    """Return the text of a verified form, with the device of a tensor."""
+    """Return a verified form as text for messages, for a tensor with the device."""
     return f"{form} on {device}" if form.__class__ is Form else form_text(form)
 
 
 def form_text(form: Any) -> str:
-    """Return the text of a form or of nested forms."""
+    """Return a form, or nested forms, as text for messages."""
     if form.__class__ is Form:
         return str(form)
     if isinstance(form, dict):
@@ -171,7 +177,7 @@ def form_text(form: Any) -> str:
 
 
 def value_text(value: Any) -> str:
-    """Return a short description of an argument."""
+    """Return a short description of an argument for messages."""
     if not isinstance(value, Tensor):
         text = repr(value) if isinstance(value, (bool, int, float, str)) else type(value).__name__
         return text[:60]

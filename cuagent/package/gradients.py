@@ -1,10 +1,11 @@
-"""Compute gradients by the verified backward of a kernel.
+"""Compute gradients with the verified backward of a kernel.
 
 Travels with an exported or applied kernel, next to `boundary.py`. A kernel of a training step has a
 function `backward(*arguments, *cotangents)`. It returns the gradients of the inputs and parameters
 that `verified.json` lists, in that order; all other tensors have none.
 
-Not covered: second derivatives and cotangents of another form; the original computes them.
+Not covered: second derivatives, and cotangents (gradients of the outputs) with another dtype or
+shape; the original computes these.
 """
 
 from __future__ import annotations
@@ -18,31 +19,38 @@ from torch import Tensor
 from .forms import ALIGNMENT, Form
 
 _batched = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda tensor: False)
-"""Test for gradients of several backward passes at once (`is_grads_batched`)."""
+"""Function that returns True for a batched gradient (`torch.autograd.grad(is_grads_batched=True)`).
+"""
 
 
 class OwnBackward:
     """The verified backward of one kernel."""
 
     def __init__(self, facts: dict[str, Any], names: dict[str, int], inputs: int) -> None:
-        """`names` are the places of parameters among the module's `state`, after the `inputs`."""
+        """`facts` is the entry `backward` of `verified.json`, `names` gives the index of each
+        parameter in the module's state, `inputs` is the number of input tensors."""
         self.places = [*facts["inputs"], *(inputs + names[n] for n in facts["parameters"])]
-        """Index of each gradient among the inputs and the state."""
+        """Index in [*inputs, *state] of the tensor that each gradient of the kernel belongs to."""
         state = {inputs + names[n] for n in (*facts["parameters"], *facts["unused"])}
         self._known = state.union(range(inputs))
-        """Places of all tensors whose gradient was verified, or verified to be none."""
+        """Indices of the tensors whose gradient was verified, or that were verified to have none.
+        """
         self.outputs: list[int] = facts["outputs"]
         self._forms = [Form(**form) for form in facts["tensors"]]
 
     def covers(self, needed: Sequence[bool]) -> bool:
         """Return True if the gradients of all needed tensors were verified.
 
-        A parameter that was frozen then has a gradient that no verdict covers.
+        `needed` has one entry for each input and state tensor. The gradient of a parameter that was
+        frozen during the verification was not verified.
         """
         return all(k in self._known for k, need in enumerate(needed) if need)
 
     def cotangents(self, gradients: Sequence[Tensor | None]) -> list[Tensor] | None:
-        """Return the cotangents for the kernel; None if the gradients of the outputs do not fit."""
+        """Return the outputs' gradients as the kernel takes them: contiguous and aligned.
+
+        None if one is missing, batched, or has another dtype or shape than the verified one.
+        """
         found: list[Tensor] = []
         for k, form in zip(self.outputs, self._forms, strict=True):
             given = gradients[k]
@@ -64,9 +72,10 @@ class OwnBackward:
         saved: Sequence[Tensor],
         cotangents: Any,
     ) -> list[Tensor | None] | None:
-        """Return the gradient of each saved tensor, by the kernel; none shares memory.
+        """Call the kernel's backward and return a gradient, or None, for each saved tensor.
 
-        None if the kernel's module has other parameters now.
+        A gradient that shares memory with another tensor is copied. Returns None instead of a list
+        if `backward` does, because the module has other parameters now.
         """
         found = backward(*args, *cotangents)
         if found is None:

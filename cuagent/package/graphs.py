@@ -16,7 +16,10 @@ from .forms import Form
 
 
 def static_form(form: Any) -> tuple[Any, ...]:
-    """Return a verified argument as plain tuples: ("tensor", dtype, shape, stride or None)."""
+    """Return a verified argument as nested plain tuples.
+
+    A tensor is ("tensor", dtype, shape, stride), with None for the stride of a contiguous one.
+    """
     if form.__class__ is Form:
         stride = None if form.contiguous else form.stride
         return ("tensor", form.dtype, tuple(form.shape), stride)
@@ -28,7 +31,8 @@ def static_form(form: Any) -> tuple[Any, ...]:
 
 
 def shape_in_graph(module: nn.Module, args: tuple[Any, ...], package: Any) -> int:
-    """Return the number of the verified shape that the arguments have; -1 if they have none."""
+    """Return the index in `package.static` of the verified arguments that the call has; -1 if the
+    call is not a verified one."""
     on = torch.is_autocast_enabled(package.device)
     if on != (package.autocast is not None):
         return -1
@@ -45,7 +49,7 @@ def shape_in_graph(module: nn.Module, args: tuple[Any, ...], package: Any) -> in
 
 
 def wants_gradients_in_graph(module: nn.Module, args: tuple[Any, ...]) -> bool:
-    """Return True if a tensor of the call or of the module requires a gradient."""
+    """Return True if gradients are enabled and an argument or a parameter requires one."""
     if not torch.is_grad_enabled():
         return False
     for tensor in module.parameters():

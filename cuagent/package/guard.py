@@ -4,13 +4,13 @@ This file travels with an exported or applied kernel and does not import cuagent
 the same folder lists the verified calls: device; shapes, dtypes and strides of the tensors; values
 of the other arguments; arguments of the constructor; all in eval mode and without gradients.
 
-torch's global settings (TF32) are set around the kernel's call as they were when it was verified,
-and restored. So its result does not depend on them, and they stay the user's.
+During the kernel's call torch's global flags (TF32) have the values of the verification; the user's
+values are restored afterwards. So the result does not depend on the user's flags.
 
 The original shares the parameters and buffers of the kernel's module. It is imported and built at
 the first call that needs it.
 
-Not covered: the values in the tensors, and functions of the module other than forward.
+Not covered: the values in the tensors, and methods of the module other than forward.
 Invariant: a call that differs from the verified calls in a listed property never runs the kernel.
 """
 
@@ -63,14 +63,14 @@ SHARED = (
     "_load_state_dict_pre_hooks",
     "_load_state_dict_post_hooks",
 )
-"""Attributes of the kernel's module that the guarding module shares."""
+"""Attributes that the guarding module takes from the kernel's module, as the same objects."""
 
 
 class Guarded(nn.Module):
     """Base of an exported `ModelNew`: same constructor, forward and state_dict as the original.
 
-    A subclass sets the paths of its files. A call that needs the original raises RuntimeError if
-    the original cannot be used; it never runs the kernel instead.
+    A subclass sets `folder` and `reference`. A call that needs the original raises RuntimeError if
+    the original cannot be imported or built; it never runs the kernel instead.
     """
 
     folder: ClassVar[Path]
@@ -80,7 +80,7 @@ class Guarded(nn.Module):
     _verified: ClassVar[dict[str, Any] | None] = None
     _warned: ClassVar[set[str]]
     _imported_flags: ClassVar[dict[str, Any]] = {}
-    """Flags that the import of the kernel's module changed."""
+    """Flags of torch that the import of the kernel's module changed, with their new values."""
     _was_imported: ClassVar[bool] = False
     _unloadable: ClassVar[str] = ""
     """Reason why the kernel cannot be used in this process, such as a missing compiler."""
@@ -105,7 +105,11 @@ class Guarded(nn.Module):
     def _construct_kernel(
         self, args: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
-        """Return the kernel's module, and the flags that it sets itself; none is left set."""
+        """Return the kernel's module, and the flags of torch that its import and constructor set.
+
+        The flags of the process are restored. If the kernel cannot be loaded, the original is
+        returned, and `_unloadable` has the reason.
+        """
         cls, verified = type(self), self._facts()
         with flags_kept():
             set_flags(verified["flags"])
@@ -161,7 +165,7 @@ class Guarded(nn.Module):
         return "" if not named and self._fits(args) else self._why(args, named)
 
     def _fits(self, args: tuple[Any, ...]) -> bool:
-        """Return True for a verified call, within microseconds; `_why` explains a False."""
+        """Return True for a verified call; takes microseconds. `_why` explains a False."""
         verified = self._facts()
         device = self._device(verified)
         if self.training or self._construction or self._changed:
@@ -178,7 +182,10 @@ class Guarded(nn.Module):
         return not torch.is_grad_enabled() or not self._wants_gradients(args)
 
     def _device(self, verified: dict[str, Any]) -> torch.device:
-        """Return the device of a verified call, the CPU or the current GPU; one object each."""
+        """Return the device that a verified call uses: the CPU or the current GPU.
+
+        Equal devices are the same object, so that callers can compare with `is`.
+        """
         if verified["device"] == "cuda" and torch.cuda.is_initialized():
             return _device("cuda", torch._C._cuda_getDevice())
         return _device(verified["device"])
@@ -190,7 +197,7 @@ class Guarded(nn.Module):
     def _by_position(
         self, args: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Move named arguments to their positions, and return them with those that have none."""
+        """Return (positional arguments, named arguments that have no position)."""
         return by_position(self._facts()["names"], args, named)
 
     def _why(self, args: tuple[Any, ...], named: dict[str, Any]) -> str:
@@ -225,7 +232,8 @@ class Guarded(nn.Module):
     def _state_difference(self, device: torch.device) -> str:
         """Return how parameters, buffers and submodules differ from the verified ones, or "".
 
-        The full check runs only if one was replaced or moved since the last full check.
+        The full check runs only if a tensor or module was replaced, or memory moved, since the last
+        one.
         """
         checked = self._checked_state
         if checked is not None and checked[0] == device:
@@ -269,7 +277,11 @@ class Guarded(nn.Module):
         return ""
 
     def _construction_difference(self) -> str:
-        """Return how the construction differs from the verified one, as a message, or ""."""
+        """Return why an object constructed like this cannot use the kernel, as a message, or "".
+
+        Reasons: other constructor arguments or default dtype, a kernel that cannot be loaded, or
+        one that was timed as slower on this machine.
+        """
         verified = self._facts()
         if why := self._unloadable or slower_here(self.folder):
             return why
@@ -358,5 +370,5 @@ def _call_outside_graph(module: Guarded, args: tuple[Any, ...], named: dict[str,
 
 
 def _changed(before: dict[str, Any]) -> dict[str, Any]:
-    """Return the flags that have changed, with their values now."""
+    """Return the flags of torch that differ from `before`, with their values now."""
     return {name: value for name, value in read_flags().items() if before[name] != value}

@@ -27,15 +27,18 @@ FOLDER = "model_new_verified"
 FACTS = "verified.json"
 SET_PRODUCTS = ("torch.backends", "fp32_precision", "allow_tf32", "matmul_precision")
 SET_OTHERS = ("benchmark", "deterministic", "set_default", "accumulation")
-"""Words of a candidate that may change flags of its process: those of products, and others."""
+"""Words in a candidate's code that show that it may set torch's flags: for matrix products, and
+others."""
 PRODUCTS = re.compile(
     r"linear|conv|matmul|mm\b|mv\b|@|einsum|attention|transformer|lstm|gru|rnn|dist|dot|outer|inner"
     r"|kron|linalg|matrix|solve|corr|cov|chain|addr|ger\b|ops\b|getattr|import_module|compile",
     re.IGNORECASE,
 )
-"""Words without which a candidate's Python calls no product of torch, whose precision flags change.
+"""Words that show that a candidate's Python may call matrix products of torch, which depend on
+precision flags.
 
-A word too many costs half a microsecond a call; a word too few would cost precision."""
+Without any of them the test of the flags is left out, which saves half a microsecond a call. A
+missing word would let a call run with the wrong precision."""
 OLDEST_TORCH = (2, 6)
 """Oldest torch that an export runs with; `pyproject.toml` of cuagent has the same."""
 GUARD_FILES = (
@@ -54,13 +57,14 @@ class Captured:
     module: str
     """Name of the module in the script, such as `model.layers.0.mlp`."""
     kind: str
-    """Name of its class; the task's `Model` is a subclass of it."""
+    """Name of the module's class; the task's `Model` is a subclass of it."""
     call: dict[str, Any] | None
-    """Arguments of the recorded calls (`cuagent.capture.callspec`); None if they hold objects."""
+    """Form of the recorded calls' arguments (`cuagent.capture.callspec`); None if they hold objects
+    other than tensors and constants."""
     autocast: str | None = None
-    """The dtype of the autocast that it was called under."""
+    """Dtype of the autocast that the recorded calls were under; None without autocast."""
     shapes: tuple[Domain, ...] = ()
-    """Further shapes that the attempt was accepted for."""
+    """Domains of further shapes that the attempt was accepted for."""
 
 
 def guarded_files(
@@ -70,9 +74,10 @@ def guarded_files(
     reference: str,
     captured: Captured | None = None,
 ) -> dict[str, str]:
-    """Return path and text of each file; `reference` is the path for the original module's file.
+    """Return the text of each file by its path.
 
-    Raises ExportError if the verified calls are not recorded.
+    `reference` is the path for the original module's file. Raises ExportError if `domain` is None:
+    the record does not say which calls were verified.
     """
     if domain is None:
         raise ExportError(
@@ -104,7 +109,10 @@ def guarded_files(
 
 
 def forward_domain(task: Task, domain: Domain) -> Domain:
-    """Return the calls of forward that a verdict covers, also one on a training step."""
+    """Return the domain of the verified forward calls.
+
+    For a task that is a training step, cut off the cotangents that follow the arguments.
+    """
     step = Step.of(task)
     if step is None:
         return domain
@@ -119,7 +127,10 @@ def forward_domain(task: Task, domain: Domain) -> Domain:
 
 
 def backward_facts(task: Task, domain: Domain) -> dict[str, object] | None:
-    """Return which gradients a verdict on a training step covers; None for another task."""
+    """Return the entry `backward` of `verified.json`: the gradients that the verdict covers.
+
+    None if the task is no training step.
+    """
     step = Step.of(task)
     if step is None:
         return None
@@ -142,7 +153,7 @@ def verified_facts(
 ) -> dict[str, object]:
     """Return the content of `verified.json`, which `verified.py` reads.
 
-    `backward` names the gradients that the attempt's own backward computes.
+    `backward` is the result of `backward_facts`; None if the attempt has no backward.
     """
     settings = recorded_settings(domain.settings, task.precision)
     return {
@@ -181,7 +192,8 @@ def _of_script(captured: Captured) -> dict[str, object]:
 
 
 def _changes(attempt: Attempt) -> str:
-    """Return which flags the kernel's code may change: none (""), of `products`, or `all`."""
+    """Return which flags of torch the kernel's code may change: "" for none, `products` for those
+    of matrix products, or `all`."""
     text = "".join(text for _, text in attempt.files)
     if any(word in text for word in SET_OTHERS):
         return "all"
@@ -253,7 +265,8 @@ def restore_(model):
 
 
 def _imports(task: Task) -> dict[str, str]:
-    """Return the project files that the original imports, if they are the same as when judged."""
+    """Return the user's files that the original imports, by their path in the export; none if they
+    changed since the judgement."""
     if not task.imported or imported_digest(task.path) != task.imported:
         return {}
     return {f"imports/{name}": text for name, text in imported_texts(task.path).items()}

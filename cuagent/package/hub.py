@@ -1,8 +1,8 @@
 """Turn an exported package into a repository of the Hugging Face kernels format.
 
-The layout is `build/torch-cuda/` or `build/torch-cpu/` with the package, a folder of the package's
-name for older clients, and `metadata.json` with the sha256 digest of each file. The code needs no
-extension of torch, so one variant serves all versions of torch.
+`build/torch-cuda/` or `build/torch-cpu/` holds the package, a folder with the package's name for
+older clients, and `metadata.json` with the sha256 digest of each file. The code uses no compiled
+torch extension, so one variant serves all versions of torch.
 Source: https://github.com/huggingface/kernels, docs/source/kernel-requirements.md.
 
 Not covered: the upload, a signature, and layers for `kernelize`; `optimize_` takes their place.
@@ -24,11 +24,14 @@ from cuagent.package.guarded import FOLDER
 from cuagent.package.machine import namespace
 
 LICENSE = "other"
-"""License named in the metadata; only the owner of the module can choose another."""
+"""License in the metadata; only the owner of the module may choose a specific one."""
 
 
 def hub_repository(package: Path, out: Path) -> Path:
-    """Write the exported `package` to `out` in the format, and return `out`. Raises ExportError."""
+    """Write the exported `package` to `out` as such a repository, and return `out`.
+
+    Raises ExportError.
+    """
     facts = json.loads((package / "task.json").read_text())
     if "rung" in facts:
         raise ExportError("the result has no kernel, so there is nothing for --format hf-kernels")

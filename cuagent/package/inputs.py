@@ -1,4 +1,4 @@
-"""Write `--inputs` and `--init` of a task as Python, for a package that works without cuagent.
+"""Write a task's `--inputs` and `--init` options as Python code that works without cuagent.
 
 The written functions draw the same values as `Reference.inputs` does from the same seed.
 """
@@ -16,9 +16,9 @@ _INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 
 
 def inputs_text(task: Task) -> str | None:
-    """Return a module with `get_inputs` and `get_init_inputs`, for the options that were given.
+    """Return Python text with `get_inputs` for `--inputs` and `get_init_inputs` for `--init`.
 
-    None if the command line gave neither.
+    None if the command line gave neither option.
     """
     parts = []
     if task.inputs is not None:

@@ -1,9 +1,9 @@
 """Tell whether a module of the user equals the original that a kernel was verified against.
 
 Travels with an exported or applied kernel, next to `replace.py`. Two modules are equal if their
-trees have classes with the same source, the same plain attributes, the same names of parameters
-and buffers, and the same tensors in several places. Functions and constants that a class uses from
-its own file are compared too. Not covered: functions that it imports from other files.
+submodules have the same paths, class sources and attributes, and their parameters and buffers have
+the same names and ties. Functions and constants that a class uses from its own file are compared
+too. Not covered: functions that it imports from other files.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from .boundary import state_names
 from .reads import Reads, reads
 
 KEY = "_cuagent_replacement"
-"""Attribute of an optimized module with its replacement (`replace.py`)."""
+"""Attribute of an optimized module that holds its `Replacement` (`replacement.py`)."""
 ORIGINAL = "_cuagent_original"
-"""Attribute of an optimized module's class with the original class."""
+"""Attribute of an optimized module's class that holds the original class."""
 ADDED = "_cuagent_added"
-"""Attribute of a function that `accelerate_` set on a class: True if the class had none."""
+"""Attribute of the `__init__` that `accelerate_` sets on a class: True if the class had none."""
 FLAT = ("_flat_weights", "_flat_weight_refs")
-"""Attributes of recurrent modules that hold their parameters again."""
+"""Attributes of recurrent modules with a second list of their parameters."""
 INTERNAL = frozenset((*nn.Module().__dict__, KEY, "_compiled_call_impl", *FLAT))
 """Attributes that are not compared: those of every module, and lists of parameters."""
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 DEPTH = 8
-"""Levels of objects in attributes that are compared; deeper ones count as different."""
+"""Depth to which nested objects in attributes are compared; deeper ones count as different."""
 
 
 def original_of(module: nn.Module) -> type[nn.Module]:
@@ -92,7 +92,8 @@ def _attribute_difference(
 
 @functools.lru_cache(maxsize=4096)
 def same_class(one: Any, other: Any) -> bool:
-    """Return True if both are one class, or have one name, one source and equal definitions."""
+    """Return True if both are the same class, or have equal names, sources and bases, and their
+    methods use equally defined globals."""
     if one is other:
         return True
     if one.__name__ != other.__name__ or _source(one) != _source(other) or not _source(one):
@@ -153,7 +154,10 @@ def _same_function(one: Any, other: Any, seen: set[Any]) -> bool:
 
 
 def _same_globals(one: types.FunctionType, other: types.FunctionType, seen: set[Any]) -> bool:
-    """Return True if all globals that two functions of equal source use are defined alike."""
+    """Return True if the globals that two functions use have equal values or sources.
+
+    The functions have equal source. `seen` holds the names of functions compared already.
+    """
     if one.__globals__ is other.__globals__ or one.__qualname__ in seen:
         return True
     seen.add(one.__qualname__)

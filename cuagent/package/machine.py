@@ -1,4 +1,4 @@
-"""Identify a package, and remember per machine whether a package is faster than the original there.
+"""Identify a package, and store for each machine if the package is faster than the original there.
 
 Travels with an exported or applied kernel. `check.py --time` writes the result into the user's
 cache; `optimize_` reads it. A result belongs to one package, one device and one version of torch.
@@ -33,13 +33,13 @@ def _processor() -> str:
 
 
 def record_path(folder: Path, here: dict[str, str]) -> Path:
-    """Return the file with the result of timing the package in `folder` on a machine."""
+    """Return the path of the timing result for the package in `folder` on the machine `here`."""
     name = hashlib.sha256(json.dumps(here, sort_keys=True).encode()).hexdigest()[:16]
     return _records(folder) / f"{name}.json"
 
 
 def slower_here(folder: Path) -> str:
-    """Return why the original is to run on this machine, if it was timed as faster; else ""."""
+    """Return a message if the package was timed as slower than the original here; else ""."""
     try:
         if not _records(folder).is_dir():  # do not initialize CUDA if nothing was timed
             return ""
@@ -58,7 +58,7 @@ def slower_here(folder: Path) -> str:
 
 
 def namespace(folder: Path) -> str:
-    """Return the name of the package's operators in torch.ops; equal packages have equal names."""
+    """Return the namespace in torch.ops for the package's operators, a digest of its files."""
     digest = hashlib.sha256()
     for file in sorted(p for p in folder.rglob("*") if p.suffix in SOURCES and p.is_file()):
         digest.update(file.relative_to(folder).as_posix().encode() + file.read_bytes())

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 def unverified_mode(device: str, autocast: str | None = None) -> str:
     """Return the active torch mode that would change a kernel's result, as a message, or "".
 
-    `autocast` is the dtype of the autocast that the verified calls were under; None for none.
+    `autocast` is the autocast dtype of the verified calls; None if they were not under autocast.
     """
     if _any_autocast() and torch.is_autocast_enabled(device):
         if autocast is None:
@@ -29,4 +29,5 @@ def unverified_mode(device: str, autocast: str | None = None) -> str:
 
 
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
-"""A test without the name of a device, which takes a quarter of the time."""
+"""Test if autocast is enabled on any device; takes a quarter of the time of a test for one device.
+"""

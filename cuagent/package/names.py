@@ -7,5 +7,5 @@ from pathlib import Path
 
 
 def quoted_name(path: Path) -> str:
-    """Return a file's name for a docstring or comment: one line that cannot end either."""
+    """Return a file's name with special characters replaced, safe in a docstring or comment."""
     return re.sub(r"[^\w .+-]", "_", path.name)

@@ -1,8 +1,8 @@
 """Build the original module of a guarded kernel, and let it share the kernel's state.
 
-Travels with an exported or applied kernel, next to `guard.py`, whose module calls `linked` before
-it runs the original. `guarded` is that module (`guard.Guarded`); "ours" are modules and tensors of
-the kernel's module in it.
+Travels with an exported or applied kernel, next to `guard.py`, which calls `linked` before it runs
+the original. In this file `guarded` is a `guard.Guarded`; "ours" are the modules and tensors of the
+kernel's module in it, "theirs" those of the original.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .forms import form_of, module_form
 from .verified import original_class
 
 Shared = tuple[nn.Module, str, nn.Module, str, Tensor]
-"""A shared buffer: (original's module, key there, our module, key there, tensor)."""
+"""A shared buffer: (original's module, key in it, our module, key in it, tensor)."""
 HOOKS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
@@ -24,13 +24,14 @@ HOOKS = (
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
 )
-"""Attributes with the hooks of a submodule, which the original calls too."""
+"""Attributes with a submodule's hooks; the original's submodule gets them too."""
 
 
 def linked(guarded: Any) -> tuple[nn.Module, list[Shared]]:
     """Give the original our parameters, buffers and modes; return it and the shared buffers.
 
-    Raises RuntimeError if gradients are enabled and a parameter here is a buffer there.
+    Raises RuntimeError if gradients are enabled and a tensor is a parameter in one of the two
+    modules and a buffer in the other.
     """
     original = guarded._original if guarded._original is not None else _construct(guarded)
     _carry_over(guarded, original)
@@ -63,7 +64,7 @@ def linked(guarded: Any) -> tuple[nn.Module, list[Shared]]:
 
 
 def _carry_over(guarded: Any, original: nn.Module) -> None:
-    """Change submodules of the original as ours were changed since their construction."""
+    """Apply to the original's submodules the changes that ours had since their construction."""
     for path, form in guarded._constructed_modules.items():
         ours = _at(guarded, path)
         parent, _, key = path.rpartition(".")
@@ -125,7 +126,8 @@ def _at(guarded: Any, path: str) -> nn.Module | None:
 
 
 def _tensor(guarded: Any, name: str) -> tuple[nn.Module, str, Tensor] | None:
-    """Return owner, key and tensor of that name in the kernel's module."""
+    """Return (owner, key, tensor) of a parameter or buffer of the kernel's module by its name;
+    None if there is none."""
     path, _, key = name.rpartition(".")
     owner = _at(guarded, path) if path else guarded._kernel
     for store in () if owner is None else (owner._parameters, owner._buffers):
@@ -137,7 +139,7 @@ def _tensor(guarded: Any, name: str) -> tuple[nn.Module, str, Tensor] | None:
 
 
 def _tie(guarded: Any, name: str, tensor: Tensor) -> None:
-    """Store `tensor` under `name` too, because both names are one tensor in the original."""
+    """Store `tensor` as our `name`, because in the original this name is tied to that tensor."""
     found = _tensor(guarded, name)
     if found is not None and found[2] is not tensor:
         owner, key, _ = found

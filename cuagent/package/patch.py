@@ -17,17 +17,20 @@ from cuagent.package.folder import ExportError
 
 BEGIN, END = "# cuagent: begin", "# cuagent: end"
 MANIFEST = "applied.json"
-"""File in the folder of a patch with the digests of its files."""
+"""Name of the JSON file in a patch's folder that lists the digests of the folder's files."""
 _BLOCK = re.compile(rf"\n\n\n{BEGIN} (?P<folder>\w+)[^\n]*\n(?:(?!{END})[^\n]*\n)*{END}(?=\n|\Z)")
 
 
 def folder_name(stem: str, entry: str) -> str:
-    """Return the name of the folder with the kernel of one class in one file."""
+    """Return the folder name for the kernel of class `entry` in the file `stem`.py."""
     return re.sub(r"\W", "_", f"{stem}_{entry}_fast".lower())
 
 
 def class_text(source: str, entry: str) -> str:
-    """Return the text of a class at the top level; "" if there is none. Raises ExportError."""
+    """Return the source of a top-level class, normalized by `ast.unparse`; "" if there is none.
+
+    Raises ExportError if `source` is not valid Python.
+    """
     found = _class(source, entry)
     return "" if found is None else ast.unparse(found)
 
@@ -35,6 +38,7 @@ def class_text(source: str, entry: str) -> str:
 def patched(source: str, entry: str, folder: str, *, in_package: bool) -> str:
     """Return the text of the file with the block for `entry`; an earlier block is replaced.
 
+    `in_package` adds a relative import of `folder`, with the plain import as a fallback.
     Raises ExportError if the file has no such class.
     """
     source = unpatched(source, folder)[0]
@@ -55,7 +59,8 @@ def patched(source: str, entry: str, folder: str, *, in_package: bool) -> str:
 
 
 def unpatched(source: str, folder: str = "") -> tuple[str, list[str]]:
-    """Return the text without the blocks, or without that of `folder`, and the blocks' folders."""
+    """Return the text without the blocks of `folder`, or all blocks if it is "", and the folders of
+    the removed blocks."""
     folders: list[str] = []
 
     def drop(match: re.Match[str]) -> str:
@@ -74,7 +79,7 @@ def manifest(files: dict[str, bytes]) -> bytes:
 
 
 def unchanged(listed: str, name: str, content: bytes) -> bool:
-    """Return True if a file is as the manifest `listed` says."""
+    """Return True if the manifest `listed` (its text) has the digest of this file's content."""
     return bool(json.loads(listed).get(name) == hashlib.sha256(content).hexdigest())
 
 

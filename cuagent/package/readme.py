@@ -108,7 +108,7 @@ _NOT_TRAINED = (
 
 
 def _subject(task: Task, captured: Captured | None) -> str:
-    """Return the sentence on the modules of the package."""
+    """Return the sentence that says which modules the package replaces."""
     if captured is None:
         return (
             f"`{ENTRY}` replaces `{task.entry}` of `{quoted_name(task.path)}`: same constructor, "
@@ -186,7 +186,7 @@ def _form(item: Spec, tensors: Iterator[TensorForm]) -> str:
 
 
 def _also(names: tuple[str, ...], domain: Domain) -> str:
-    """Return the row of one more shape of a captured module."""
+    """Return the table row for a further verified shape of a captured module."""
     tensors = iter(domain.tensors)
     items = json.loads(domain.nesting)["items"]
     pairs = zip([*names, *map(str, range(len(names), len(items)))], items, strict=False)

@@ -1,8 +1,8 @@
 """Record which attributes of its modules a call of the original reads.
 
 Travels with an exported or applied kernel, next to `replace.py`. Two modules of one class that
-agree in all attributes that a call reads take the same path through their code, so other attributes
-(the number of a layer, a name) may differ. If a call reads no `training`, its mode does not matter.
+agree in all attributes that a call reads run the same code, so other attributes (the number of a
+layer, a name) may differ. If a call never reads `training`, the module's mode does not matter.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _TORCH = str(Path(torch.__file__).parent)
 
 @contextmanager
 def recorded_reads(module: nn.Module) -> Iterator[Reads]:
-    """Yield a set that the reads of the body are added to; nothing else about `module` changes."""
+    """Yield a set; each attribute that the `with` body reads from `module` is added to it.
+
+    The submodules have a subclass of their class meanwhile.
+    """
     paths: dict[int, list[str]] = {}
     for path, inner in module.named_modules(remove_duplicate=False):
         paths.setdefault(id(inner), []).append(path)
@@ -41,14 +44,14 @@ def recorded_reads(module: nn.Module) -> Iterator[Reads]:
 
 
 def reads(found: Reads | None, path: str, name: str) -> bool:
-    """Return True if a call may read the attribute; None stands for unknown reads."""
+    """Return True if a call may read the attribute; always True if `found` is None (unknown)."""
     return found is None or (path, name) in found or (path, ALL) in found
 
 
 def _recording(kind: Any, paths: list[str], found: Reads) -> Any:
     def read(self: Any, name: str) -> Any:
         if name == "__dict__":
-            # torch's own modules look up parameters there.
+            # Reads of `__dict__` by torch itself are only look-ups of parameters.
             if not sys._getframe(1).f_code.co_filename.startswith(_TORCH):
                 found.update((path, ALL) for path in paths)
         elif not (name == "training" and _never_drops(self)):
@@ -60,7 +63,7 @@ def _recording(kind: Any, paths: list[str], found: Reads) -> Any:
 
 
 def _never_drops(module: nn.Module) -> bool:
-    """Return True for a dropout or a recurrent module of rate 0, which has one mode."""
+    """Return True for a dropout or recurrent module with rate 0; `training` has no effect on it."""
     own = object.__getattribute__(module, "__dict__")
     if isinstance(module, nn.RNNBase):
         return bool(own.get("dropout") == 0)

@@ -8,7 +8,7 @@ original class. Its forward runs the kernel for verified calls and the original'
 A module is optimized only if it equals the verified original (`likeness.py`); `replacement.py`
 decides for each call.
 
-Not covered: TorchScript, and attributes that are mutable objects and change in themselves.
+Not covered: TorchScript, and attributes that are mutable objects and are changed in place.
 Invariant: a call that differs from the verified calls in a listed property runs the original.
 """
 
@@ -37,11 +37,11 @@ def optimize_(
 ) -> Any:
     """Let the modules in `model` that equal the verified original run the kernel; return `model`.
 
-    `original` names the class of the modules, if it is not the class of the verified file. Where
-    gradients are wanted, the kernel runs if its own backward was verified; else the original runs,
-    because a backward pass that computes the original again would make training slower. With
-    `gradients` true the kernel runs there all the same, which saves memory; with false never.
-    Warns about a module of that class that cannot be optimized.
+    `original` names the class of the modules, if it is not the class of the verified file.
+    `gradients` decides what runs where gradients are wanted. None: the kernel if its own backward
+    was verified, else the original. True: always the kernel; without its own backward, the backward
+    pass runs the original again, which saves memory but takes more time. False: never the kernel.
+    Warns if a module of that class cannot be optimized.
     """
     if why := slower_here(package.folder):
         package.warn(why)
@@ -67,7 +67,10 @@ def optimize_(
 def replace_(
     module: nn.Module, package: Package, any_class: bool = False, gradients: bool | None = None
 ) -> str:
-    """Let one module run the kernel. Returns the reason if it cannot, else ""."""
+    """Let one module run the kernel, in place. Return the reason if it cannot, else "".
+
+    With `any_class` the module's class may differ from the verified one.
+    """
     try:
         replacement = Replacement(package, module, any_class, gradients)
     except Unsuitable as why:
@@ -83,9 +86,10 @@ def replace_(
 
 
 def accelerate_(kind: Any, package: Package) -> Any:
-    """Optimize each new object of the class at the end of its constructor; return the class.
+    """Change the class so that each new object is optimized at the end of its constructor; return
+    the class.
 
-    Objects of a subclass stay as they are.
+    Objects of a subclass are not optimized.
     """
     construct = kind.__init__
     inherited = "__init__" not in vars(kind)
@@ -112,7 +116,7 @@ def restore_(model: nn.Module) -> Any:
 
 @functools.cache
 def _replaced_class(original: Any) -> Any:
-    """Return the subclass of the original class whose forward may run a kernel."""
+    """Return the subclass that optimized modules get; its forward runs the kernel if it fits."""
 
     @functools.wraps(original.forward)
     def forward(self: Any, *args: Any, **named: Any) -> Any:
@@ -175,7 +179,7 @@ def _call_operator(
 
 
 def _twin(module: nn.Module) -> nn.Module:
-    """Return a module of the original class with the same attributes, for pickle and deepcopy."""
+    """Return a copy for pickle and deepcopy: the original class, the same attribute objects."""
     kind = original_of(module)
     twin: nn.Module = kind.__new__(kind)
     twin.__dict__.update({k: v for k, v in module.__dict__.items() if k != KEY})
@@ -183,7 +187,7 @@ def _twin(module: nn.Module) -> nn.Module:
 
 
 def _reduced(module: nn.Module, protocol: int) -> Any:
-    """Return what pickle stores: the module with its original class."""
+    """Implement `__reduce_ex__`: pickle the module with its original class."""
     found: Any = _twin(module).__reduce_ex__(protocol)
     make, args, *state = found
     if make is copyreg.__newobj__:  # type: ignore[attr-defined]  # pickle demands the same class

@@ -1,10 +1,11 @@
-"""The kernel of one optimized module: the check of each call, and its run.
+"""Decide for each call of an optimized module if the kernel may run, and run it.
 
-Travels with an exported or applied kernel, next to `replace.py`. Each call compares
-properties that may change later with those found when the module was optimized (`watch.py`). With
-gradients the original runs, unless the kernel's own backward was verified (`boundary.py`).
+Travels with an exported or applied kernel, next to `replace.py`. Each call checks that the module
+has not changed since it was optimized (`watch.py`). Where gradients are wanted the original runs,
+unless the kernel's own backward was verified (`boundary.py`).
 
-Invariant: a call that differs from the verified calls in a listed property does not fit.
+Invariant: a call that differs from the verified calls in a property of `verified.json` does not
+run the kernel.
 """
 
 from __future__ import annotations
@@ -34,11 +35,14 @@ from .verified import by_position, kernel_class, original_class, read_verified
 from .watch import Watch
 
 FAKE = (torch._subclasses.FakeTensor, torch._subclasses.functional_tensor.FunctionalTensor)
-"""Classes of the tensors that torch.compile traces, which have no memory."""
+"""Tensor classes without memory that torch.compile uses to trace."""
 
 
 class Package:
-    """One exported kernel: its files, the verified calls and the operators; one in a process."""
+    """One exported kernel: its files, the verified calls and the operators.
+
+    A process has one object for each export.
+    """
 
     def __init__(self, folder: Path, reference: Path) -> None:
         self.folder, self.reference = folder, reference
@@ -46,12 +50,12 @@ class Package:
         self.entry: str = self.facts.get("class") or self.facts["entry"]
         """Name of the class of the user's modules."""
         self.shapes: list[Any] = [tuple(forms) for forms in self.facts["shapes"]]
-        """Verified arguments, one entry for each shape."""
+        """Arguments of each verified shape, with a `Form` for each tensor."""
         self.static = tuple(tuple(map(static_form, forms)) for forms in self.shapes)
         self.device: str = self.facts["device"]
         self.autocast: str | None = self.facts.get("autocast")
         self.backward: dict[str, Any] | None = self.facts.get("backward")
-        """Gradients that the kernel's own backward computes; None without one."""
+        """Entry `backward` of `verified.json`; None if no own backward was verified."""
         self.call: CallForm | None = None
         self.mode_matters = True
         """False if no verified call of the original reads `training`."""
@@ -84,9 +88,9 @@ class Package:
         return made.eval()
 
     def boundaries(self, device: torch.device) -> list[Boundary]:
-        """Return the operators, one for each shape; the first call registers them.
+        """Return the operators for each verified shape; the first call registers them.
 
-        Raises Unsuitable.
+        Raises Unsuitable if the original cannot be imported or the calls pass other objects.
         """
         if self._boundaries:
             return self._boundaries
@@ -103,7 +107,7 @@ class Package:
             self.call = CallForm(self.facts["call"], self.kind.forward)
         original, lock = self._made(made).to(device), threading.RLock()
         found = [
-            # The gradients were verified for the first shape, the task's own.
+            # Gradients were verified for the first shape only, that of the task.
             Boundary(
                 *(self.folder, forms, original, self.make_kernel, lock),
                 backward=None if number else self.backward,
@@ -120,14 +124,17 @@ class Package:
         return found
 
     def inputs(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...] | None:
-        """Return the inputs of the task by position; None if the call has another form."""
+        """Return the kernel's inputs by position for a call; None if the call has another form."""
         if self.call is not None:
             return self.call.inputs(args, named)
         args, named = by_position(self.facts["names"], args, named)
         return None if named else args
 
     def _made(self, make: Any) -> Any:
-        """Construct as it was verified, without a change of the random numbers of the process."""
+        """Call `make` with the verified constructor arguments and default dtype.
+
+        The random state of the process does not change.
+        """
         args, named = self.facts["init"]
         dtype = torch.get_default_dtype()
         devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
@@ -157,7 +164,7 @@ class Replacement:
         self.trains = tuple(
             b.own is not None if gradients is None else gradients for b in self.boundaries
         )
-        """For each shape, if the kernel runs where gradients are wanted."""
+        """One flag for each verified shape: True if the kernel runs where gradients are wanted."""
         if why := self._structure_difference():
             raise Unsuitable(why)
         self.kernel = package.make_kernel()
@@ -175,14 +182,18 @@ class Replacement:
         self._seen = Seen(by_shape=len(package.shapes) > 1)
         self.places = _places(module)
         self.structure = ""
-        """Difference of the module from the verified original now, as a message, or ""."""
+        """Message on the module's current difference from the verified original, or ""."""
         self.state = ""
-        """Difference of parameters or modes from the verified ones now, as a message, or ""."""
+        """Message on why the module cannot use the kernel now, or "": `structure`, or a difference
+        of parameters or modes."""
         self.check()
         self.fitting(())  # fail here, not in a call, if torch lacks a function
 
     def check(self) -> None:
-        """Compare the module with the verified original, and bind the kernel to it."""
+        """Compare the module with the verified original, and let the kernel use its parameters.
+
+        Sets `structure` and `state`.
+        """
         module = self.module
         self.watch = Watch(module)
         self._seen.forget()
@@ -232,7 +243,10 @@ class Replacement:
 
     @assume_constant_result
     def reason_in_graph(self) -> str:
-        """Return the reason while a graph is traced, when parameters may have no memory."""
+        """Return why a traced call cannot use the kernel, or "".
+
+        Parameters may have no memory during a trace.
+        """
         if any(t.__class__ in FAKE for t in state_names(self.module)[1]):
             return self.structure
         return self.reason() and self.structure
@@ -279,7 +293,10 @@ class Replacement:
         return torch.device(self.package.device)
 
     def fitting(self, args: tuple[Any, ...]) -> Boundary | None:
-        """Return the operators for a verified call, in microseconds; `why` explains a None."""
+        """Return the operators for a verified call, None for others; takes microseconds.
+
+        `why` explains a None.
+        """
         if not self.watch.unchanged():
             self.check()
         if self.state or unverified_mode(self._on, self._autocast):
@@ -299,12 +316,18 @@ class Replacement:
         return None
 
     def _run_without_autocast(self, args: tuple[Any, ...]) -> Any:
-        """Run the kernel of a module that was recorded under autocast, as it was verified."""
+        """Run the kernel with autocast disabled, as it was verified.
+
+        For a module whose calls were recorded under autocast.
+        """
         with torch.autocast(self._on, enabled=False):
             return self._run(args)
 
     def run_backward(self, args: tuple[Any, ...]) -> Any:
-        """Run the kernel's own backward as it was verified; `args` end with the cotangents."""
+        """Run the kernel's own backward under the verified flags.
+
+        `args` are the arguments of the call, followed by the gradients of the outputs.
+        """
         with torch.no_grad(), torch.autocast(self._on, enabled=False), flags_kept():
             set_flags(self.package.facts["flags"])
             return self.kernel.backward(*args)  # type: ignore[operator]
@@ -338,7 +361,7 @@ class Replacement:
             return self.run(args)
 
     def run_in_graph(self, args: tuple[Any, ...]) -> Any:
-        """Run the kernel for a compiled graph; None if the module's state does not fit now.
+        """Run the kernel for a compiled graph; return None if the module's state does not fit now.
 
         Raises RuntimeError if the module has changed since it was compiled.
         """
@@ -352,15 +375,18 @@ class Replacement:
         return self.run_without_gradients(args)
 
     def run_with_gradients(self, args: tuple[Any, ...], boundary: Boundary) -> Any:
-        """Run the kernel; the backward pass is its own if one was verified, else the original's."""
+        """Run the kernel and record a backward pass: its own if verified, else the original's."""
         inputs, state = boundary.tensors(args), self.watch.tensors
         own = None if boundary.own is None else self._backward_of(state)
         flat = Recomputed.apply(boundary, self.run, own, args, len(inputs), *inputs, *state)
         return boundary.result(flat)
 
     def _backward_of(self, state: list[Tensor]) -> Callable[[tuple[Any, ...]], Any]:
-        """Return the own backward of a call; None from it if the module has other parameters then,
-        as after `functional_call`."""
+        """Return a function that runs the kernel's own backward for a call with these parameters.
+
+        The function returns None if the module has other parameters by then, as after
+        `functional_call`.
+        """
 
         def backward(args: tuple[Any, ...]) -> Any:
             if self.reason() or any(a is not b for a, b in zip(self.watch.tensors, state)):  # noqa: B905
@@ -374,14 +400,18 @@ class Replacement:
         return boundary.own is not None if self.given is None else self.given
 
     def wants_gradients(self, args: tuple[Any, ...]) -> bool:
-        """Return True if a tensor of the call requires a gradient, given enabled gradients."""
+        """Return True if an argument or parameter requires a gradient; the caller has tested that
+        gradients are enabled."""
         return any(t.requires_grad for t in self.trainable) or any(
             t.requires_grad for t in tensors_in(args)
         )
 
 
 def _by_first_shape(shapes: list[Any], checks: list[Any]) -> dict[Any, list[Any]] | None:
-    """Return the checks by the shape of the first tensor; None if that needs no dictionary."""
+    """Return the checks grouped by the shape of the first argument.
+
+    None if there is one verified shape only, or the first argument is not always a tensor.
+    """
     if len(shapes) == 1 or not all(forms and forms[0].__class__ is Form for forms in shapes):
         return None
     found: dict[Any, list[Any]] = {}
@@ -395,14 +425,14 @@ def _checked(check: Any, value: Any, device: torch.device) -> Any:
 
 
 def _check_of(form: Any) -> Any:
-    """Return the function of (value, device) that compares an argument with its verified form."""
+    """Return a function (value, device) -> True if the argument has its verified form."""
     if form.__class__ is Form:
         return form.fits
     return lambda value, device: matches(value, form, device)
 
 
 def _places(module: nn.Module) -> list[tuple[list[str], str]]:
-    """Return (path of the owner, key) of each parameter and buffer, tied ones once."""
+    """Return (path of the owning submodule, key) of each parameter and buffer; tied ones once."""
     names, unique = state_names(module)
     first: list[str] = [""] * len(unique)
     for name, at in names.items():

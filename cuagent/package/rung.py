@@ -46,7 +46,8 @@ def export_rung(
 ) -> Path:
     """Write the package to `out` and return `out`.
 
-    `free` is eager's time over the rung's from a later timing with an attempt, if there was one.
+    `free` is the rung's speedup over eager from a later timing with an attempt; None uses the
+    ladder's.
     `measured` is the date in the README; None stands for today. Raises ExportError if `out` is not
     empty.
     """
@@ -74,7 +75,10 @@ def export_rung(
 
 
 def module_text(name: str, task: Task, own: TorchSettings) -> str:
-    """Return Python text with the function that applies a rung; `own` are the task's settings."""
+    """Return Python text with a function that applies the rung `name`.
+
+    `own` are the torch settings of the user's process.
+    """
     mode, *options = name.split("+")
     used = arm_settings(own, task.precision, options)
     cast, graph = "bf16" in options, GRAPH in options
@@ -144,8 +148,8 @@ def _with_flags(compiled):
 
     return call
 """
-"""Functions of the exported module. Methods are bound to the module, so that a deep copy of it gets
-its own. torch sets the flags of a compiled module outside of its graph."""
+"""Source texts for the exported file. The functions are bound to the module as methods, so a deep
+copy gets its own. The flags are set around the compiled call, not inside its graph."""
 
 
 def _statements(mode: str, options: list[str]) -> Iterator[str]:

@@ -3,8 +3,8 @@
 Travels with an exported or applied kernel, next to `replacement.py`. The comparison is torch's own
 guard of compiled code. It compares class, dispatch keys (device type, layout, conjugation,
 negation, autocast, transforms), dtype, device, sizes, strides and requires_grad of all tensors in
-0.2 us; the checks of `forms.py` take 0.7 us for each tensor. It distinguishes more than they do, so
-a call that it does not recognize is only checked in full. Alignment is compared here.
+0.2 us; the checks of `forms.py` take 0.7 us for each tensor. It distinguishes more properties than
+those checks, so a call that it does not recognize is checked in full. Alignment is compared here.
 
 Not covered: calls with other arguments than tensors; these are always checked in full.
 """
@@ -20,26 +20,26 @@ from torch import Tensor
 from .forms import ALIGNMENT, PLAIN
 
 LARGEST = 4
-"""Guards that are kept for each key, as for inference mode and gradients; more are checked in
-full."""
+"""Largest number of guards for each key; calls may differ in inference mode or gradients. Further
+calls are always checked in full."""
 _MASK = ALIGNMENT - 1
 _pointer = Tensor.data_ptr
 
 
 class Seen:
-    """Guards of the calls that fitted, and what each of these calls runs."""
+    """A cache from recognized calls to the value that `add` stored for them."""
 
     def __init__(self, *, by_shape: bool = False) -> None:
-        """With `by_shape` guards are kept by the shape of the first tensor, else together."""
+        """Group the guards by the shape of the first tensor if `by_shape`, for a faster search."""
         self._by_shape = by_shape
         self._found: dict[Any, list[tuple[Callable[..., bool], Any]]] = {}
 
     def forget(self) -> None:
-        """Forget all calls, because what they were compared with has changed."""
+        """Forget all calls; needed when the module that they were checked for has changed."""
         self._found = {}
 
     def find(self, args: tuple[Any, ...]) -> Any:
-        """Return what an equal call runs; None if no equal call was added."""
+        """Return the value that was added for an equal call; None if there is none."""
         if not args:
             return None
         key: Any = len(args)
@@ -54,7 +54,8 @@ class Seen:
         return None
 
     def add(self, args: tuple[Any, ...], runs: Any) -> None:
-        """Remember a call that was checked in full, if torch can recognize it."""
+        """Store `runs` for a call that was checked in full; do nothing if torch cannot recognize
+        it."""
         if _guards is None or not args or any(value.__class__ not in PLAIN for value in args):
             return
         key: Any = (len(args), args[0].shape) if self._by_shape else len(args)
@@ -67,7 +68,7 @@ class Seen:
                 dynamic_dims_sizes=[list(value.shape) for value in args],
                 dynamic_dims_strides=[list(value.stride()) for value in args],
             )
-            if guards.check(*args):  # not if one tensor was given twice
+            if guards.check(*args):  # False if one tensor was given twice
                 kept.append((guards.check, runs))
         except (RuntimeError, TypeError, ValueError):  # another version of torch
             return

@@ -19,9 +19,10 @@ LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 
 
 def loader_files(folder: str, source: str) -> dict[str, str]:
-    """Return `model_new.py` with rewritten loader imports and the files of the copy, by path.
+    """Return the text of each file by path: `model_new.py` with rewritten loader imports, and the
+    copy of the loader if it is used.
 
-    `folder` is the folder of both; `source` is the text of `model_new.py`.
+    Both lie in `folder`; `source` is the text of `model_new.py`.
     """
     text, used = vendored(source)
     place = Path(cuagent.kernels.__file__).parent
@@ -60,13 +61,17 @@ def vendored(source: str) -> tuple[str, bool]:
 
 @dataclass(frozen=True)
 class _Imports:
-    """Imports of one statement: those from the loader, and the others."""
+    """Replacements for one import statement that imports from the loader.
+
+    `package`, `path` and `original` import the loader's names: as part of the package (without its
+    `from`), by path, and from cuagent.
+    """
 
     package: str
     path: str
     original: str
     others: tuple[str, ...] = ()
-    """Statements that import the rest."""
+    """Statements for the other imports of the statement."""
     after: tuple[str, ...] = ()
     """Statements that give the imported modules the names that the source uses."""
 
@@ -83,7 +88,7 @@ class _Imports:
 
 
 def _loader_imports(node: ast.Import | ast.ImportFrom) -> _Imports | None:
-    """Return what a statement imports from the loader; None if it imports nothing of it."""
+    """Return the replacements for a statement; None if it imports nothing from the loader."""
     if isinstance(node, ast.ImportFrom) and _below(node.module or "") and not node.level:
         names = ", ".join(ast.unparse(alias) for alias in node.names)
         part = (node.module or "").removeprefix(ORIGINAL)
@@ -124,7 +129,7 @@ def _below(module: str) -> bool:
 def _submodules(node: ast.Import, ours: list[ast.alias]) -> _Imports | None:
     """Return the imports of a statement such as `import cuagent.kernels.calls as calls`.
 
-    None if one of them has no name of its own: then it needs the whole of cuagent.
+    None if one has no `as` name, because the statement then needs all of cuagent.
     """
     if not all(alias.asname for alias in ours):
         return None

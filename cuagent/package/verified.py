@@ -20,8 +20,9 @@ from .forms import Form, form_text, nested
 def read_verified(path: Path) -> dict[str, Any]:
     """Return the facts of `verified.json`, with the arguments as nested `Form` objects.
 
-    `same_flags()` returns True if torch computes products as when the kernel was verified. It takes
-    a microsecond, so a kernel that neither calls products nor sets flags has none to test.
+    Its entry `same_flags` is a function that returns True if torch's flags for matrix products have
+    the verified values. The test takes a microsecond, so it is left out for a kernel that neither
+    calls products nor sets flags.
     """
     facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     tensors = iter(Form(**each) for each in facts["tensors"])
@@ -40,14 +41,17 @@ def read_verified(path: Path) -> dict[str, Any]:
 
 
 def _always() -> bool:
-    """Stand for the test of torch's flags if no result depends on them."""
+    """Replace the test of torch's flags for a kernel that does not depend on them."""
     return True
 
 
 def by_position(
     names: list[str], args: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments by position, and the named ones that have no position."""
+    """Return (positional arguments, named arguments that have no position).
+
+    `names` are the parameters in order of position.
+    """
     remaining, positional = dict(named), list(args)
     for name in names[len(args) :]:
         if name not in remaining:

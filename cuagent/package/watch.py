@@ -1,7 +1,7 @@
 """Notice within a microsecond that a module changed since its kernel was bound to it.
 
 Travels with an exported or applied kernel, next to `replace.py`. A watch compares the identity of
-each parameter, buffer, submodule and attribute, and the place of each tensor's memory. Not covered:
+each parameter, buffer, submodule and attribute, and the address of each tensor. Not covered:
 an attribute that is a mutable object and changes without being replaced.
 """
 
@@ -19,7 +19,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 class Watch:
-    """The attributes, tensors and submodules of a module at one time."""
+    """Snapshot of a module's attributes, tensors and submodules, to detect later changes."""
 
     def __init__(self, module: nn.Module) -> None:
         entries: list[tuple[dict[str, Any], str, Any]] = []
@@ -39,13 +39,13 @@ class Watch:
         self.plain = all(tensor.__class__ in PLAIN for tensor in self.tensors)
         plain = self.tensors if self.plain else []
         self._pointers = [(tensor, tensor.data_ptr()) for tensor in plain]
-        # Memory of one place can be seen with other strides only if there are several dimensions.
+        # With the same address, only tensors of several dimensions can have other strides.
         self._packed = [(tensor, tensor.is_contiguous()) for tensor in plain if tensor.ndim > 1]
 
     def unchanged(self) -> bool:
-        """Return True if nothing was replaced, added, removed or moved.
+        """Return True if nothing was replaced, added, removed or moved to other memory.
 
-        Each call of an optimized module waits for this; loops take half the time of `map` here.
+        Every call of an optimized module runs this. Loops take half the time of `map` here.
         """
         try:
             for owner, key, value in self._entries:
