@@ -1,4 +1,4 @@
-"""The agent: a language model with tools, in a loop that ends.
+"""The agent: a language model that calls tools in a loop until a stop.
 
 run = start_run(task, judge, model=model.name, tools=[t.spec for t in TOOLS], emit=view)
 stop = run_agent(run, model, emit=view)

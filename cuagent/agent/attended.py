@@ -1,8 +1,7 @@
 """Wait for long work so that the user or a deadline can end the wait immediately.
 
 The work runs in a separate thread. When the wait ends early, the thread continues and its result is
-dropped, so the objects that it uses must stay usable until it ends. Not covered: ending the work
-itself.
+dropped, so the objects that it uses must stay usable until it ends. Nothing here ends the work.
 """
 
 from __future__ import annotations

@@ -119,7 +119,8 @@ def resume_run(
 
 
 def _durations_of(judge: Judge) -> Durations:
-    """Return the judge's seconds by stage, to which the run adds; a pool's judge has none."""
+    """Return the judge's object for seconds by stage, which the run shares; a new one if the judge
+    has none."""
     found = getattr(judge, "durations", None)
     return found if isinstance(found, Durations) else Durations()
 
@@ -134,8 +135,7 @@ def _fits(folder: RunFolder, records: Sequence[Record], task: Task) -> None:
 def _prepare(run: Run, *, trusted: bool = True) -> None:
     """Create the work folder with the reference in it, under git. Existing files stay unchanged.
 
-    A run that is not `trusted` comes from elsewhere: its git history and its shell state are not
-    used.
+    A run that is not `trusted` was recorded elsewhere: its git history and shell state are dropped.
     """
     if not trusted and run.folder.scratch.exists():
         shutil.rmtree(run.folder.scratch)
@@ -184,7 +184,8 @@ def _recall_call(run: Run, record: Record) -> None:
 
 
 def _recall_judgement(run: Run, record: Record, texts: Mapping[int, Record]) -> None:
-    """Restore the state that `Run.register` or `Run.settle` had set."""
+    """Restore what `Run.register` or `Run.settle` stored; `texts` holds the attempt records by
+    number."""
     n = record["attempt"]
     text = texts[n]
     tried = Tried(n, attempt_of(text["files"]), text["commit"], judgement_of(record))
@@ -197,14 +198,14 @@ def _recall_judgement(run: Run, record: Record, texts: Mapping[int, Record]) -> 
 
 
 def _recall_ladder(run: Run, records: Sequence[Record]) -> None:
-    """Measure attempts against the recorded ladder again, unless it is of another machine."""
+    """Use the recorded ladder as the baselines of the run, unless another machine measured it."""
     ladder = ladder_of(records)
     if ladder is not None and run.judge.start_from(ladder):
         run.ladder = ladder
 
 
 def _worked(records: Sequence[Record]) -> float:
-    """Return the seconds within the sessions, without the time between them."""
+    """Return the seconds of work on the run, without the time between a stop and a resume."""
     total, start, last = 0.0, records[0]["time"], records[0]["time"]
     for record in records:
         if record["type"] == "resume":

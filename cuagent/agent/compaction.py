@@ -19,17 +19,20 @@ from cuagent.message import Message, Reply
 from cuagent.models.model import ContextOverflow, Model
 
 SHARE = 0.8
-"""Fraction of the model's context; a longer conversation is compacted before the next step."""
+"""A conversation longer than this share of the model's context is compacted before the next step.
+"""
 OPENING = 2
 """Number of messages that every run begins with: the system prompt and the task."""
 FEWEST = 6
-"""Number of messages after the opening that a conversation must exceed to be compacted."""
+"""A conversation is compacted only if it has more than this many messages after the opening."""
 SHORT = 600
-"""Characters kept of each end of a tool result if the conversation is too long to summarize."""
+"""Number of characters kept at each end of a tool result, if the conversation is too long to be
+summarized as a whole."""
 
 
 def is_due(run: Run, model: Model) -> bool:
-    """True if the conversation exceeds `SHARE` of the model's context. False if that is unknown."""
+    """Return True if the conversation should be compacted now; False if the model's context length
+    is unknown."""
     context = getattr(model, "context", None)
     return (
         context is not None
@@ -63,7 +66,8 @@ def compact(run: Run, model: Model, focus: str = "") -> bool:
 
 
 def _summary(run: Run, model: Model, focus: str) -> Reply:
-    """Ask the model for a summary. The request keeps the prefix, so prompt caches stay valid."""
+    """Ask the model for a summary. The request extends the conversation unchanged, so the
+    provider's prompt cache applies."""
     request = importlib.resources.files(__package__).joinpath("compaction.md")
     wanted = request.read_text(encoding="utf-8").strip()
     if focus:

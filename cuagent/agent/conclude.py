@@ -24,17 +24,20 @@ _PREFIX = {
     None: "no gain: ",
 }
 UNSCORED = (Stop.INTERRUPTED, Stop.ANSWERED, Stop.MODEL_FAILED, Stop.JUDGE_FAILED)
-"""Stops that the policy did not cause; they have no reward unless an attempt was accepted."""
+"""Stops that the policy (the model) did not cause; without an accepted attempt such a run has no
+reward."""
 UNSETTLED = (Stop.INTERRUPTED, Stop.ANSWERED, Stop.JUDGE_FAILED)
-"""Stops that do not judge the best attempt again: the run may continue, or the judge failed."""
+"""Stops after which the best attempt is not judged again: the run may continue, or the judge
+failed."""
 
 MOST_AFRESH = 3
-"""Largest number of attempts judged for the record at the end: if one turns out worse, the next
-best is judged."""
+"""Largest number of attempts that are judged for the record at the end. If the best one turns out
+worse, the next best is judged too."""
 
 
 def conclude(run: Run, emit: Emit) -> None:
-    """Judge the best attempt if it was not submitted, write the last record and report the end."""
+    """Judge the best attempt for the record if that was not done, write the last record and report
+    the end."""
     assert run.stop is not None
     shown = run.stop
     if run.ended is not None and run.stop in (Stop.ANSWERED, Stop.INTERRUPTED):
@@ -60,7 +63,8 @@ def reward_of(run: Run) -> int | None:
 
 
 def result_judgement(run: Run) -> Judgement | None:
-    """Return the judgement on the best attempt: the one of record if there is one."""
+    """Return the judgement on the best attempt, preferably one at record effort; None if there is
+    no accepted attempt."""
     result = run.result
     return result.judgement if result else None
 
@@ -73,7 +77,7 @@ def summarize(run: Run) -> str:
 
 
 def _free_line(run: Run) -> str:
-    """Return the line on the best free option, or on an undecided one."""
+    """Return the text on the best free option, or on a rung that was not clearly faster."""
     found = run.ladder
     free = free_of(result_judgement(run), found)
     rung = found.best if found is not None else None
@@ -107,7 +111,7 @@ def _attempt_line(run: Run) -> str:
 
 
 def _settle(run: Run, emit: Emit) -> None:
-    """Judge the result again: the best attempt, or else the best free option."""
+    """Measure the result again at record effort: the best attempt, or else the best free option."""
     try:
         for _ in range(1 if run.stop in HURRIED else MOST_AFRESH):
             best = run.next_to_settle
@@ -129,7 +133,8 @@ def _settle(run: Run, emit: Emit) -> None:
 
 
 def _has_no_kernel(run: Run) -> bool:
-    """Return True if no attempt can be the result: none is accepted, or the best surely loses."""
+    """Return True if no attempt can be the result: none was accepted, or the best one surely loses
+    to a baseline and was not judged for the record."""
     best = run.result
     return best is None or (best.n not in run.settled and bool(best.judgement.loses_to))
 

@@ -1,7 +1,7 @@
 """Return to an attempt or to a step, and compare attempts.
 
-Files and conversation go back together. Nothing is lost: the log and its blobs keep everything.
-The run must not be working meanwhile.
+Files and conversation are restored together. The log and its blobs keep the removed state. No agent
+loop may run on the same `Run` meanwhile.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Undone:
     """The messages and calls that `undo` removed from the conversation."""
 
     said: str
-    """The user's messages among them, offered to the user again."""
+    """Text of the removed messages of the user, to offer it for editing."""
     calls: tuple[str, ...]
-    """Names of the tools that were called."""
+    """Names of the tools that the removed messages called."""
     compaction: bool = False
     """True if a summary of the conversation was undone instead of a step."""
 
@@ -95,7 +95,7 @@ def _undo_compaction(run: Run, records: Records, path: Records) -> Undone | None
 
 
 def _go_back(run: Run, path: Records, removed: Records) -> list[Message]:
-    """Reset the conversation to `path`. Return the removed messages."""
+    """Reset the conversation to the message records `path`; return `removed` as messages."""
     run.branch([message_of(record) for record in path], path[-1]["id"], "undo")
     run.stop = Stop.ANSWERED  # an end of the run is undone as well
     return [message_of(record) for record in removed]
@@ -106,7 +106,7 @@ def _user_text(messages: list[Message]) -> str:
 
 
 def _files_before(records: Records, message: Record) -> Any:
-    """Return the files at the time of `message`, None if no record has them.
+    """Return the last snapshot of the files before `message`; None if there is none.
 
     The order of the log decides, not the branch of the conversation: a summary shortens the branch
     but does not change the files.
@@ -158,7 +158,10 @@ def _current(run: Run) -> Attempt:
 
 
 def _before_last_step(path: list[dict[str, Any]]) -> int | None:
-    """Count the messages before the last step and before the user messages that led to it."""
+    """Return the number of messages before the last step, without the user messages that led to it.
+
+    None if there is no step.
+    """
     steps = [at for at, record in enumerate(path) if record["role"] == "assistant"]
     if not steps:
         return None
@@ -169,5 +172,5 @@ def _before_last_step(path: list[dict[str, Any]]) -> int | None:
 
 
 def _stays(record: dict[str, Any]) -> bool:
-    """True for a message that `undo` keeps: a summary or the ladder."""
+    """Return True for a message that `undo` keeps: a summary, the ladder or the user's kernel."""
     return record.get("data", {}).get("from") in ("compaction", "ladder", "seed")

@@ -1,7 +1,7 @@
-"""Checks before each step: user messages, limits, repetition, turns without calls, length.
+"""Hooks that run before each step: user messages, limits, repetition, turns without calls, length.
 
 A hook takes the run and the model. It returns None to continue, a text to show to the model, or a
-Stop. It changes the run only through its methods, and leaves a complete conversation.
+Stop. It changes the run only through the run's methods. After it every tool call has a result.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from cuagent.models.model import Model
 Hook = Callable[[Run, Model], Stop | str | None]
 
 LAST_STEPS = 5
-"""Steps before the step limit at which the model is warned."""
+"""The model is warned when this many steps are left."""
 SAME_CALLS_WARN, SAME_CALLS_STOP = 3, 6
-"""Identical calls in a row after which the model is warned, and after which the run stops."""
+"""Number of identical calls in a row after which the model is warned, and the run is stopped."""
 WAITING = ("bash_output",)
-"""Tools that may give a new result for the same call."""
+"""Tools whose repeated calls are allowed, because the result may change."""
 IDLE_TURNS = 3
-"""Turns in a row without a tool call after which the run ends."""
+"""The run ends after this many turns in a row without a tool call."""
 
 
 def steering(run: Run, model: Model) -> None:

@@ -27,6 +27,6 @@ class Job:
 
 
 def end_jobs(jobs: Iterable[Job]) -> None:
-    """Kill every background command and the processes that ended commands have left."""
+    """Kill all processes of the given commands, also those that outlive their command."""
     for job in jobs:
         job.kill()

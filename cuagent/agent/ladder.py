@@ -1,7 +1,7 @@
 """Measure the run's ladder before the first step, log it, and show it to the model and the views.
 
-Rungs that open quickly are measured first, since the first attempt needs eager and torch.compile
-anyway. The others are measured when an attempt is judged for the record, so that no attempt waits
+Rungs that open quickly are measured first: the first attempt is compared with eager and
+torch.compile. The others are measured when an attempt is judged for the record, so no attempt waits
 for autotuning. Not covered: the measurement itself (`cuagent.measure.ladder`).
 """
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from cuagent.measure.rungs import Ladder
 
 HURRIED = (Stop.TIME_LIMIT, Stop.DEVICE_LIMIT)
-"""Stops after which only measurements that the result needs are made."""
+"""Stops after which only the measurements that the result needs are made, to save time."""
 WAIT_S = {Device.CPU: 5.0, Device.CUDA: 15.0}
-"""Seconds that the end of a run waits for rungs which still compile in the background. On a GPU
-autotuning is often the best rung of a product or a convolution."""
+"""Longest wait in seconds, at the end of a run, for rungs that still compile in the background. It
+is longer on a GPU, where an autotuned rung is often the best for products and convolutions."""
 
 
 def start_at_ladder(run: Run, model: Model) -> None:
@@ -42,21 +42,24 @@ def start_at_ladder(run: Run, model: Model) -> None:
 
 
 def _data(ladder: Ladder) -> dict[str, Any]:
-    """Return the figures by which the expert bounds the gain of a kernel."""
+    """Return message data from which the expert computes an upper bound of a kernel's speedup."""
     best = ladder.best
     figures = {"rung": best.name, "rung_seconds": best.seconds} if best is not None else {}
     return {"from": "ladder", "bounds": figures | {"floor": ladder.certain_floor}}
 
 
 def measure_ladder(run: Run, *, whole: bool = False) -> Ladder:
-    """Measure the missing rungs of the ladder. Raises JudgeLost and Interrupted."""
+    """Measure the rungs that are missing, with `whole` also the slow ones; return the ladder.
+
+    Raises JudgeLost and Interrupted.
+    """
     return _record(run, run.measured("ladder", lambda judge: judge.measure_ladder(whole=whole)))
 
 
 def measure_remaining_rungs(run: Run) -> None:
     """Measure the rungs that were left for later, if the run has a ladder.
 
-    This precedes a judgement of record. That judgement shows its own table, so none is shown here.
+    Called before a judgement at record effort, which shows a table; so none is shown here.
     """
     if run.ladder is not None and run.ladder.later and run.stop not in HURRIED:
         run.emit(Phase(f"timing the rest of the ladder: {', '.join(run.ladder.later)}"))

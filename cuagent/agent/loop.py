@@ -1,7 +1,7 @@
 """Run the ReAct loop: check the limits, ask the model, execute its calls, until a stop.
 
 Invariants: every tool call gets exactly one result, also when interrupted; each event is in the
-log before the next one happens; only `Stop` states why the run ended.
+log before the next one happens; the reason for the end is always a `Stop`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from cuagent.models.model import ContextOverflow, Model, ModelError
 NOT_RUN = "not executed: the run has ended"
 BY_USER = "interrupted by the user before it finished"
 GRACE = 60.0
-"""Seconds after the wall-time limit in which a pending reply may still arrive."""
+"""Seconds that a pending reply may take beyond the wall-time limit."""
 
 
 def run_agent(
@@ -49,9 +49,9 @@ def run_agent(
     hooks: Sequence[Hook] = HOOKS,
     emit: Emit = ignore,
 ) -> Stop:
-    """Step until the run stops. Leave a complete conversation and a complete log.
+    """Run steps until a stop, and return it. Every tool call then has a result.
 
-    A stopped run continues.
+    A run that stopped before is continued.
     """
     run.emit, run.tools = emit, tuple(tool.spec for tool in tools)
     _begin(run, model)
@@ -90,7 +90,7 @@ def _begin(run: Run, model: Model) -> None:
 
 
 def announce(run: Run, model: Model) -> None:
-    """Report the run to the views and, if it was resumed, its totals so far."""
+    """Report the start of the run to the views; for a resumed run also its totals so far."""
     where = run.folder
     run.emit(RunStarted(where.id, where.path, run.task.name, run.task.device, model.name))
     if run.steps:
@@ -141,7 +141,10 @@ def query(run: Run, model: Model, emit: Emit) -> Reply:
 
 
 def ask(run: Run, model: Model, emit: Emit) -> tuple[Reply, float]:
-    """Return one reply and its seconds. Raises Interrupted, or Overdue at the wall-time limit."""
+    """Return one reply and the seconds that it took.
+
+    Raises Interrupted, and Overdue `GRACE` seconds after the wall-time limit.
+    """
     messages = tuple(run.messages)
     abandoned = threading.Event()
 

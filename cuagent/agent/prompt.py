@@ -31,11 +31,11 @@ ADMITTED = {
     "bf16": "bfloat16 and TF32 are also admitted",
     "fp16": "float16 and TF32 are also admitted",
 }
-"""Meaning of each precision, for the model."""
+"""Explanation of each precision setting in the prompt."""
 LONGEST_RULES = 32 << 10
-"""Limit in bytes on all AGENTS.md files together."""
+"""Largest total size in bytes of the AGENTS.md files in the prompt."""
 LONGEST_SOURCE = 24_000
-"""Largest number of characters of the reference in the prompt; the rest is in reference.py."""
+"""Largest number of characters of the reference's source in the prompt; a longer one is cut."""
 
 
 def opening(task: Task, project: Path | None = None) -> list[Message]:
@@ -83,8 +83,8 @@ def _upward(folder: Path) -> Iterator[Path]:
 def skill(device: Device | None = None) -> str:
     """Return the body of skills/SKILL.md, without its front matter.
 
-    A part between `<!-- cuda -->` and `<!-- /cuda -->` (or the same for `cpu`) is for tasks on that
-    device only. With `device`, the parts for the other device are omitted.
+    Parts between `<!-- cuda -->` and `<!-- /cuda -->` (or the same for `cpu`) are for that device
+    only. With `device`, the parts for the other device are omitted; None keeps all.
     """
     text = _text("cuagent.skills", "SKILL.md")
     if text.startswith("---\n"):
@@ -128,7 +128,7 @@ def _assignment(task: Task) -> str:
 
 
 def _training(step: Step) -> str:
-    """Return the line on a training step."""
+    """Return the line of the prompt that describes a training step."""
     wanted = [f"input tensor {k}" for k in step.inputs] + [f"`{n}`" for n in step.parameters]
     return (
         f"Training step: write `ModelNew` with the constructor of `{step.entry}`, its `forward` of "

@@ -1,7 +1,7 @@
-"""Hold the state of one `optimize` run; it is the only mutable state of the agent.
+"""Hold the state of one `optimize` run, the only mutable state of the agent.
 
 The state is the conversation, the judged attempts and the totals spent. Each change is also
-written to the log, with Ctrl-C held back, so that memory and log always agree.
+written to the log, with Ctrl-C delayed meanwhile, so memory and log always agree.
 Another thread may only put texts into `inbox` and call `cancel`.
 Not covered: starting and resuming (`begin.py`), decisions (`loop.py`, `hooks.py`) and measurements
 (`cuagent.judge`).
@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 REFERENCE = "reference.py"
 CHARACTERS_PER_TOKEN = 3
-"""Characters per token for estimates; source code has three to four, so estimates are high."""
+"""Characters per token for estimates. Source code has three to four, so estimates are rather high.
+"""
 
 
 class JudgeLost(Exception):
@@ -61,7 +62,7 @@ class Tried:
     n: int
     attempt: Attempt
     commit: str
-    """Commit in the git history of the work folder, "" if there is none."""
+    """Commit of the attempt in the git history of the work folder; "" if there is none."""
     judgement: Judgement
 
     @property
@@ -89,11 +90,11 @@ class Run:
     ladder: Ladder | None = None
     """Baselines that need no kernel; None until they are measured."""
     settled: dict[int, Tried] = field(default_factory=dict)
-    """Attempts accepted when judged for the record, by number, with that judgement."""
+    """Attempts that were accepted at record effort, by number, each with that judgement."""
     stop: Stop | None = None
     ended: Stop | None = None
-    """Last stop with a result. It stays valid until another attempt is judged; a reply to a user's
-    question does not reset it."""
+    """Last stop with a result; None if there was none, or after another attempt was judged. A reply
+    to a user's question does not reset it."""
     error: str = ""
     """Error of the provider or the judge, "" if neither failed."""
     steps: int = 0
@@ -121,12 +122,12 @@ class Run:
     files: dict[str, FileState] = field(default_factory=dict)
     """Files of the work folder at the last snapshot, by name."""
     settles_rung: bool = True
-    """True if rungs need a timing of record, false if they need none unless a kernel is compared
-    with them."""
+    """True to time the best rung at record effort when no kernel is the result; False to keep its
+    quick timing."""
     durations: Durations = field(default_factory=Durations)
-    """Seconds by stage; the judge counts in the same object."""
+    """Seconds by stage; the judge adds to the same object."""
     outputs: int = 0
-    """Number of output files created so far; it numbers the next one."""
+    """Number of output files created so far, for the name of the next one."""
     _judging: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -141,27 +142,28 @@ class Run:
 
     @property
     def best(self) -> Tried | None:
-        """The best accepted attempt, by the judgements within the loop."""
+        """The best accepted attempt by its last judgement in the loop; None if there is none."""
         return max((t for t in self.tried if t.accepted), key=lambda t: t.rank, default=None)
 
     @property
     def final(self) -> Tried | None:
-        """The best attempt by the judgements of record; None if there is none."""
+        """The best attempt among those accepted at record effort; None if there is none."""
         return max(self.settled.values(), key=lambda t: t.rank, default=None)
 
     @property
     def result(self) -> Tried | None:
-        """The best attempt by the judgements of record; before the first one, `best`.
+        """`final` if there is one, else `best`.
 
-        Limits for the record are wider, so the two kinds are never compared by rank.
+        Confidence limits at record effort are wider, so the two are never compared by rank.
         """
         return self.final or self.best
 
     @property
     def next_to_settle(self) -> Tried | None:
-        """The best attempt without a judgement of record, if it may be better than `final`.
+        """The best attempt not yet judged at record effort, if it may be better than `final`.
 
-        It may if it earns more, or if the lower limit of its gain is above the gain of `final`.
+        It may be better if its reward is higher, or if the lower limit of its gain is above the
+        gain of `final`. None if there is no such attempt.
         """
         open_ones = (t for t in self.tried if t.accepted and t.n not in self.settled)
         best, final = max(open_ones, key=lambda t: t.rank, default=None), self.final
@@ -177,7 +179,7 @@ class Run:
         return Spent(self.steps, self.seconds, tokens_in, self.usage.output, self.cost)
 
     def cancel(self) -> None:
-        """Interrupt the current step, from any thread."""
+        """Interrupt the current step. Any thread may call this."""
         self.cancelled.set()
 
     def start_clock(self) -> None:
@@ -187,7 +189,7 @@ class Run:
             self.started = time.monotonic()
 
     def stop_clock(self) -> None:
-        """Stop the clock and add up its seconds."""
+        """Stop the clock and add its seconds to `earlier_seconds`."""
         self.earlier_seconds, self.started = self.seconds, None
 
     def notice(self, text: str, level: Literal["info", "warning", "error"] = "info") -> None:
@@ -198,7 +200,8 @@ class Run:
     def add(self, message: Message, call: str | None = None) -> None:
         """Append a message to the conversation and the log.
 
-        `call` names the recorded call of the model that produced it; its tokens are counted there.
+        `call` is the id of the record of the model call that produced the message, whose tokens are
+        counted there; None for other messages, whose tokens are estimated.
         """
         with shielded():
             self.log.message(message, call)
@@ -237,7 +240,7 @@ class Run:
         )
 
     def close_calls(self, why: str) -> None:
-        """Add a result, with the text `why`, for every call that has none."""
+        """Add a result with the text `why` for every tool call that has no result."""
         for message in close_open_calls(self.messages, why)[len(self.messages) :]:
             self.add(message)
 
@@ -252,9 +255,10 @@ class Run:
             self.context_tokens = tokens_of(messages)
 
     def consult(self, work: Callable[[Judge], T]) -> T:
-        """Call the judge. Raises JudgeLost and Interrupted.
+        """Return `work(judge)`, one call at a time. Raises JudgeLost and Interrupted.
 
-        Interrupted work continues to its end and its result is dropped; later calls wait for it.
+        After an interrupt the work continues to its end in the background and its result is
+        dropped; later calls wait for that end.
         """
 
         def locked() -> T:
@@ -267,7 +271,7 @@ class Run:
             raise JudgeLost(f"{type(error).__name__}: {error}") from error
 
     def measured(self, what: str, work: Callable[[Judge], T]) -> T:
-        """Call the judge for work on the device, and count its time.
+        """Return `work(judge)` for work on the device, and add its time to `device_seconds`.
 
         Raises JudgeLost and Interrupted.
         """
@@ -288,7 +292,8 @@ class Run:
                 self.log.write("checkpoint", message=self.log.head, files=files)
 
     def register(self, attempt: Attempt, judgement: Judgement) -> Tried:
-        """Number, commit and record a judged attempt. A text judged before keeps its number."""
+        """Number, commit and record a judged attempt. A known attempt keeps its number and gets the
+        new judgement."""
         with shielded():
             earlier = next((t for t in self.tried if t.attempt.digest == attempt.digest), None)
             if earlier:
@@ -306,7 +311,7 @@ class Run:
         return tried
 
     def settle(self, tried: Tried, judgement: Judgement) -> Tried:
-        """Record the judgement of record on an attempt."""
+        """Record a judgement at record effort on an attempt."""
         with shielded():
             settled = replace(tried, judgement=judgement)
             self._confirm_ladder(judgement)
@@ -319,7 +324,8 @@ class Run:
         return settled
 
     def _confirm_ladder(self, judgement: Judgement) -> None:
-        """Update the rungs that the timing of record includes; the best rung is among them."""
+        """Replace the ladder's quick timings by those of a timing at record effort, where the
+        timing includes the rung."""
         from cuagent.measure.rungs import with_record_timing
 
         if self.ladder is None or judgement.timing is None or not judgement.verdict.accepted:
@@ -374,7 +380,7 @@ class Run:
 
 
 def tokens_of(messages: Sequence[Message]) -> int:
-    """Estimate the tokens of a conversation, rather too high than too low."""
+    """Return an estimate of a conversation's tokens, rather too high than too low."""
     characters = sum(len(m.content) + len(m.reasoning) for m in messages)
     arguments = sum(len(c.arguments) for m in messages for c in m.tool_calls)
     return (characters + arguments) // CHARACTERS_PER_TOKEN

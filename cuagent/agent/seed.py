@@ -17,12 +17,13 @@ from cuagent.record import write_file
 from cuagent.timing import Effort
 
 BARE = (".cu", ".cuh", ".cpp", ".h", ".hpp")
-"""Suffixes of a kernel without a module; it cannot be judged before one calls it."""
+"""Suffixes of a kernel source without a module; it can be judged only after a module calls it."""
 
 
 @dataclass(frozen=True)
 class Seed:
-    """The user's kernel: files for the work folder, and whether they are an attempt."""
+    """The user's kernel: (path, text) of files for the work folder, and the attempt that they form;
+    None if they have no module yet."""
 
     files: tuple[tuple[str, str], ...]
     attempt: Attempt | None

@@ -1,7 +1,7 @@
 """Recall which files of the work folder the model has seen, from the messages of its conversation.
 
-A file tool refuses to change a file that the model has not seen. After a resumed run or an undone
-step the conversation is another one, and so are the files that it shows.
+A file tool refuses to change a file that the model has not seen. After a resume or an `undo` the
+conversation differs, so the files that the model has seen are computed again.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from types import FrameType
 
 @contextmanager
 def shielded() -> Iterator[None]:
-    """Delay KeyboardInterrupt until the block has ended. Only the main thread receives one."""
+    """Delay KeyboardInterrupt until the block has ended. Other threads than the main thread never
+    receive one, so nothing changes there."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

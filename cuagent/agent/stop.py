@@ -10,7 +10,7 @@ class Stop(StrEnum):
     """Reason for the end of a run; the value is the text shown to users."""
 
     SUBMITTED = "submitted"
-    """An attempt was submitted; judged again, it was right and faster than eager."""
+    """An attempt was submitted; judged at record effort, it was right and faster than eager."""
     NO_GAIN = "no gain"
     """The model submitted, but no attempt was right and faster than eager."""
     ANSWERED = "answered"
@@ -28,13 +28,13 @@ class Stop(StrEnum):
     MODEL_FAILED = "model failed"
     """The provider cannot answer, or did not answer after all retries."""
     JUDGE_FAILED = "judge failed"
-    """The judge cannot work on this machine any more; the policy did not cause it."""
+    """The judge cannot work on this machine any more; the model did not cause it."""
     INTERRUPTED = "interrupted"
-    """The user stopped it."""
+    """The user stopped the run."""
 
 
 FINISHED = (Stop.SUBMITTED, Stop.NO_GAIN)
-"""Stops with a result, made by the model itself; such a run continues only at a user's request."""
+"""Stops that the model chose by a submission; such a run continues only at a user's request."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,6 @@ class Budget:
     cost: float | None = 5.0
     """US dollars; applies only if the model's price is known."""
     seconds: float | None = 3600.0
-    """Wall time. No step begins after it, and a pending reply is abandoned a minute later."""
+    """Wall time in seconds. No step begins after it; a pending reply is dropped a minute later."""
     device_seconds: float | None = None
     """Seconds for which the judge verifies, times or profiles on the device."""

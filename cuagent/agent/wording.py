@@ -1,4 +1,4 @@
-"""Format figures and verdicts for the model and for people: short, the verdict first."""
+"""Format figures and verdicts as short texts for the model and the user, the verdict first."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def judgement_lines(tried: Tried, best: bool) -> Iterator[str]:
 
 
 def next_line(timing: Timing | None) -> str:
-    """Suggest the next step after an accepted attempt."""
+    """Return a line that suggests the next step after an accepted attempt."""
     ratios = timing.ratios if timing else {}
     slower = _named(ratios, Standing.SLOWER)
     if slower:

@@ -1,9 +1,10 @@
 """Repeat a recorded verdict on its own seeds and compare every figure.
 
-One machine computes the same digits twice, so each figure must agree to the last digit. Two
-circumstances allow a difference up to a factor: another machine, compiler or torch; and an attempt
-whose answers vary, which three repetitions show. Timings are compared with their own raw samples
-(`audit/recount.py`). Not compared: the attempt's output and the duration of the judging.
+The same machine computes the same digits again, so each figure must agree to the last digit. Two
+circumstances allow a difference up to a factor: another machine, compiler or torch version; or an
+attempt whose answers vary, which three repetitions show. Timings are not repeated, but compared
+with their own raw samples (`audit/recount.py`). Not compared: the attempt's printed output and the
+duration of the judging.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from cuagent.verify.referee import Isolation
 
 REPETITIONS = 2
-"""Number of further verdicts after a first one that disagrees, to see if the answers vary."""
+"""Number of extra repetitions if the first one disagrees, to see if the attempt's answers vary."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,14 @@ class Audit:
     """The result of an audit. Its field names are keys of `cuagent audit --json`."""
 
     said: str
-    """The recorded reason."""
+    """Reason of the recorded verdict."""
     verdict: Verdict
-    """The verdict of now."""
+    """The repeated verdict that agrees best with the record."""
     contrary: tuple[str, ...]
     """Recorded figures that the repetition contradicts, one line each."""
     circumstances: tuple[str, ...]
-    """Differences that need not matter (versions, isolation tier), one line each."""
+    """Other differences, such as versions or the isolation tier, one line each; they do not count
+    against the record."""
 
     @property
     def holds(self) -> bool:
@@ -70,8 +72,9 @@ class Recorded:
 def audit(
     data: Mapping[str, Any], isolation: Isolation = "auto", effort: Effort | None = None
 ) -> Audit:
-    """Repeat the verdict of an evidence file; repeat the timing too if `effort` is given.
+    """Repeat the verdict of an evidence file (`data` is its content).
 
+    If `effort` is given and the verdict is accepted, the timing is repeated too.
     Raises EvidenceError, TaskError, ForkServerError, OracleLost.
     """
     from cuagent.build import build
@@ -124,7 +127,7 @@ def _require_seeds(then: Verdict) -> None:
 
 
 def repeat_verdict(recorded: Recorded, built: Build, referee: Referee) -> list[Verdict]:
-    """Repeat the verdict on its recorded seeds; twice more if the first repetition disagrees."""
+    """Repeat the verdict on its recorded seeds: once, or three times if the first one disagrees."""
     from cuagent.audit.figures import disagreements
     from cuagent.verdict import Reason
     from cuagent.verify import races
@@ -144,7 +147,10 @@ def repeat_verdict(recorded: Recorded, built: Build, referee: Referee) -> list[V
 
 
 def _repeat_timing(recorded: Recorded, built: Build, referee: Referee, effort: Effort) -> list[str]:
-    """Measure the recorded ratios again; return one line each. They cannot contradict a record."""
+    """Measure the recorded ratios again and return one line for each.
+
+    The lines are for information; a new timing never contradicts the record.
+    """
     from cuagent.measure.timing.timer import time_arms
 
     then = recorded.timing.ratios if recorded.timing is not None else {}
@@ -158,7 +164,10 @@ def _repeat_timing(recorded: Recorded, built: Build, referee: Referee, effort: E
 
 
 def compare(recorded: Recorded, built: Build, found: Sequence[Verdict]) -> Audit:
-    """Compare the record with the verdicts of now."""
+    """Compare the record with its repetitions `found`.
+
+    If versions differ or the answers vary, figures are compared coarsely (`figures.py`).
+    """
     from cuagent.audit.figures import disagreements, rejected_by_timing
 
     then = recorded.verdict
@@ -182,7 +191,7 @@ def compare(recorded: Recorded, built: Build, found: Sequence[Verdict]) -> Audit
 
 
 def _forged(recorded: Recorded) -> list[str]:
-    """Return one line for each text (task, attempt) whose digest is not the recorded one."""
+    """Return one line for each of task and attempt whose text does not have the recorded digest."""
     data, then = recorded.data, recorded.verdict
     texts = {
         "task": (recorded.task.digest, data.get("task_digest"), then.task),
@@ -196,7 +205,7 @@ def _forged(recorded: Recorded) -> list[str]:
 
 
 def _differences(data: Mapping[str, Any], then: Verdict, now: Verdict) -> list[str]:
-    """Return one line for each changed version that can change figures."""
+    """Return one line for each changed version: of the verifier, torch or the compilers."""
     from cuagent.build import versions
 
     lines = []
@@ -215,10 +224,10 @@ def _tier(then: Verdict, now: Verdict) -> list[str]:
 
 
 def _changed_libraries(data: Mapping[str, Any], built: Build) -> list[str]:
-    """Return one line for each library that differs from the record's under the same compilers.
+    """Return one line for each compiled library that differs from the recorded one.
 
-    g++ gives the same bytes for the same text. nvcc may not, so its libraries are compared by the
-    key of their inputs only.
+    Contents are compared only if the compilers are the same. g++ gives the same bytes for the same
+    text; nvcc may not, so libraries of nvcc are compared only by the cache key of their inputs.
     """
     from cuagent.build import versions
 

@@ -1,8 +1,8 @@
 """Compare two verdicts on the same seeds, figure by figure; return one line per disagreement.
 
-`coarse` is for verdicts that may differ in the last digits: from another machine, or of an attempt
-whose answers vary. Errors and bounds may then differ by a factor of COARSE or by SMALL times the
-bound, and draws that were repeated because an output had changed are ignored.
+A `coarse` comparison is for verdicts that may differ in the last digits: from another machine, or
+of an attempt whose answers vary. Errors and bounds may then differ by a factor of COARSE, or by
+SMALL times the bound. Draws that were repeated because an output had changed are ignored.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ if TYPE_CHECKING:
 EXACT = 1e-9
 """Relative tolerance of an exact comparison."""
 COARSE = 8.0
-"""Largest factor between two figures in a coarse comparison."""
+"""Largest factor between two figures that agree in a coarse comparison."""
 SMALL = 0.25
-"""Largest difference of two figures in a coarse comparison, as a share of the bound."""
+"""Two figures also agree in a coarse comparison if they differ by at most this share of the bound.
+"""
 BY_VALUE = (Reason.ACCEPTED, Reason.WRONG_VALUES, Reason.LESS_PRECISE, Reason.NOT_DETERMINISTIC)
-"""Reasons whose detail contains figures of the draws."""
+"""Verdict reasons whose detail text contains figures of the draws, so that it must agree exactly.
+"""
 UNCOMPARED_NOTES = ("compute-sanitizer", "data races", "its text reads its surroundings")
-"""First words of notes that are not compared: they are of checks at record effort, or follow from
+"""First words of notes that are not compared: they come from checks at record effort only, or from
 the attempt's text."""
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
@@ -58,7 +60,7 @@ def disagreements(said: Verdict, found: Verdict, *, coarse: bool) -> list[str]:
 
 
 def _contract(said: Verdict, found: Verdict, coarse: bool) -> list[str]:
-    """Compare the settings and the errors of reference and candidate."""
+    """Compare the torch settings and the recorded errors of reference and candidate."""
     lines = []
     if said.settings != found.settings:
         lines.append(f"settings: recorded {said.settings!r}, now {found.settings!r}")
@@ -72,7 +74,7 @@ def _contract(said: Verdict, found: Verdict, coarse: bool) -> list[str]:
 
 
 def rejected_by_timing(said: Verdict) -> bool:
-    """True if the reason of a rejection was found only while timing."""
+    """Return True if the attempt was rejected during timing, which an audit does not repeat."""
     timed = said.reason is Reason.CRASHED and said.detail.startswith(WHILE_TIMED)
     return timed or said.reason in (Reason.WRONG_WHILE_TIMED, Reason.CLOCK_CONTRADICTION)
 
@@ -88,7 +90,8 @@ def _outcome(said: Verdict, found: Verdict) -> list[str]:
 
 
 def _detail(said: Verdict, found: Verdict, coarse: bool) -> list[str]:
-    """Compare the details; ignore numbers (addresses, seconds) in the message of a crash."""
+    """Compare the detail texts. Numbers in them (addresses, seconds) are ignored unless the detail
+    contains figures of the draws."""
     if coarse and said.reason is not Reason.ACCEPTED:
         return []
     exact = not coarse and said.reason in BY_VALUE
@@ -108,7 +111,7 @@ def _seeds(said: Sequence[int], found: Sequence[int], coarse: bool) -> list[str]
 
 
 WORDS = ("note", "hint")
-"""Parts of a draw that say in words where it was refused."""
+"""Fields of a draw with text, which a coarse comparison ignores."""
 
 
 def _draws(said: Sequence[Draw], found: Sequence[Draw], coarse: bool) -> list[str]:
@@ -140,7 +143,8 @@ def _agrees(part: str, then: Draw, now: Draw, coarse: bool) -> bool:
 
 
 def _near(a: float, b: float, bound: float, coarse: bool) -> bool:
-    """Return True if two figures agree; a coarse comparison allows SMALL times `bound`."""
+    """Return True if two figures agree; a coarse comparison allows a factor of COARSE or a
+    difference of SMALL times `bound`."""
     if a == b or (math.isnan(a) and math.isnan(b)):
         return True
     if not coarse:
@@ -166,7 +170,7 @@ def _verifier_notes(verdict: Verdict) -> tuple[str, ...]:
 
 
 def _plausible(seconds: dict[str, float]) -> bool:
-    """Return True if no part is negative and the parts, which never overlap, fit into the total."""
+    """Return True if no part is negative and the sum of the parts is at most the total."""
     total = seconds.get("total", 0.0)
     parts = [value for name, value in seconds.items() if name != "total"]
     return all(value >= 0 for value in parts) and sum(parts) <= total * (1 + EXACT)

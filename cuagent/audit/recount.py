@@ -1,7 +1,7 @@
 """Compare the figures of a recorded timing with its own raw samples.
 
-This module recomputes medians, ratios and limits with the functions that first computed them. It
-measures nothing and cannot show that the samples were measured.
+This module recomputes medians, ratios and limits from the samples, with the functions that first
+computed them. It measures nothing, so it cannot show that the samples are genuine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cuagent.task import Device
 from cuagent.timing import Arm, Ratio, Timing
 
 CLOSE = 1e-9
-"""Relative tolerance; small, because the same numbers are added in the same order."""
+"""Relative tolerance of the comparisons; small, because the computation is the same."""
 
 
 def contradictions(timing: Timing, device: Device) -> list[str]:
@@ -30,7 +30,8 @@ def contradictions(timing: Timing, device: Device) -> list[str]:
 
 
 def _consistent(arm: Arm) -> bool:
-    """True if the rounds divide the samples and all samples are positive and finite."""
+    """Return True if the sizes of the rounds add up to the number of samples, and all samples are
+    positive and finite."""
     divided = sum(arm.rounds) == len(arm.samples) and min(arm.rounds, default=0) > 0
     return divided and all(0 < sample < math.inf for sample in arm.samples)
 
@@ -71,7 +72,7 @@ def _ratios(timing: Timing, arms: list[Arm], device: Device) -> list[str]:
 
 
 def _compare(label: str, said: Ratio | None, found: Ratio) -> list[str]:
-    """Return a line if the recorded ratio `said` differs from the one of the samples."""
+    """Return a line if the recorded ratio `said` differs from `found`, the ratio of the samples."""
     if said is None:
         return [f"no {label} is recorded, but the samples give one"]
     pairs = [(said.value, found.value), (said.low, found.low), (said.high, found.high)]

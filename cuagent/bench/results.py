@@ -29,6 +29,8 @@ from cuagent.bench.problems import TASK_FOLDER, BenchError, refuse_links
 from cuagent.record.origin import MAC, has_valid_mac, with_mac
 
 Record = dict[str, Any]
+INTERNAL = "internal error"
+"""Begin of the reason of a failure that is a fault of cuagent; its traceback is in the log."""
 FORMAT = 1
 """Version of the record format. Increase it when the meaning changes; older results then count
 as missing, and their problems run again."""
@@ -109,9 +111,13 @@ class ResultFile:
         _drop_partial_line(path)
 
     def finished(self, name: str, key: str) -> Record | None:
-        """Return the newest record of a problem with this key (`key_of`); None if it has none."""
+        """Return the newest record of a problem with this key (`key_of`); None if it has none.
+
+        None also for a failure by an internal error: its cause may be gone by now.
+        """
         found = (r for r in reversed(self.records) if (r["problem"], r["key"]) == (name, key))
-        return next(found, None)
+        last = next(found, None)
+        return None if last is None or last["reason"].startswith(INTERNAL) else last
 
     def append(self, record: Record) -> None:
         """Write a record in one piece and sync it."""

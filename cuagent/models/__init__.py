@@ -41,7 +41,7 @@ DEFAULTS = {"anthropic": "claude-sonnet-5-5", "openai": "gpt-6.1-sol"}
 
 
 def default_model() -> str:
-    """Return the default model: of a provider whose key is set, else the expert."""
+    """Return the name of the default model: of a provider whose key is set, else `expert`."""
     for endpoint in (ANTHROPIC, OPENAI):
         if os.environ.get(endpoint.key_variable, "").strip():
             return f"{endpoint.name}:{DEFAULTS[endpoint.name]}"
@@ -56,9 +56,10 @@ def make_model(
     prices: Mapping[str, Price] | None = None,
     stall: float | None = None,
 ) -> Model:
-    """Return the model of that name. `endpoints` are the user's own servers, by name.
+    """Return the model of that name; None means the default model.
 
-    `stall` replaces the endpoint's time-out, in seconds without a byte.
+    `endpoints` are the user's own servers, by name. `task` is needed for the expert only. `stall`
+    replaces the endpoint's time-out, in seconds without a byte.
     Raises ModelError if the name is unknown or the key is missing.
     """
     kind, _, rest = (name or default_model()).partition(":")

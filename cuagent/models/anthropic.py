@@ -98,7 +98,7 @@ def request_of(
 def messages_of(messages: Sequence[Message]) -> tuple[str, list[dict[str, Any]]]:
     """Return the system prompt and the other messages, with adjacent ones of one role merged.
 
-    So all results of one turn are in one user message, before its text.
+    So all tool results of one turn are in one user message, before the text of the next one.
     """
     system = "\n\n".join(wire.clean(m.content) for m in messages if m.role == "system")
     sent: list[dict[str, Any]] = []
@@ -204,7 +204,8 @@ class _Parts:
                 on_text("", "text")
 
     def _count(self, usage: Any) -> None:
-        """Update the counts. They are cumulative, so a later value replaces an earlier one."""
+        """Update the token counts. The server's values are cumulative: later ones replace earlier
+        ones."""
         for name in (
             "input_tokens",
             "output_tokens",

@@ -22,7 +22,7 @@ from cuagent.record import redactor
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 """HTTP status codes after which a retry may succeed."""
 PERMANENT = ("invalid_request", "authentication", "permission", "not_found", "billing", "quota")
-"""Parts of the error texts in a stream after which a retry cannot succeed."""
+"""Words in an error reported within a stream after which a retry cannot succeed."""
 OVERLONG = (
     "context_length",
     "context length",
@@ -31,19 +31,19 @@ OVERLONG = (
     "too many tokens",
     "maximum context",
 )
-"""Parts of the providers' error texts for a conversation that exceeds the context."""
+"""Words in the providers' errors for a conversation that exceeds the model's context."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Server of a model and its settings. None leaves the choice to the SDK or to the server."""
+    """A model server and its settings. None leaves a setting to the SDK or to the server."""
 
     name: str
     """Name before the colon in `name:model`."""
     protocol: Literal["openai", "responses", "anthropic"]
     """`openai` means chat completions, which all compatible servers support."""
     key_variable: str
-    """Environment variable that holds the key."""
+    """Name of the environment variable that holds the API key."""
     base_url: str | None = None
     context: int | None = None
     """Context length in tokens; if None, looked up by the model's name (`prices.py`)."""
@@ -59,10 +59,10 @@ class Endpoint:
     needs_key: bool = True
     stall: float = 600.0
     """Seconds without a byte after which a request is retried. Any byte counts: text, a ping event,
-    an SSE comment. The run's wall-time limit ends a reply that never ends. A model may think for
-    minutes before its first byte, so the default is that of the SDKs."""
+    an SSE comment. A model may think for minutes before its first byte, so the default is that of
+    the SDKs. A reply that never ends is stopped by the run's wall-time limit."""
     tries: int = 6
-    """Requests sent before a query fails."""
+    """Number of times that a request is sent before the query fails."""
     retry_delay: float = 1.0
     """Seconds before the first retry; doubled each time, at most a minute."""
 
@@ -94,8 +94,9 @@ class Dropped(Exception):
 def ask(
     once: Callable[[], Reply], sdk: ModuleType, endpoint: Endpoint, model: str, on_text: OnText
 ) -> Reply:
-    """Call `once` until it succeeds, at most `endpoint.tries` times.
+    """Call `once`, which sends a request and returns the reply, until it succeeds.
 
+    At most `endpoint.tries` times. Retries are announced to `on_text` as reasoning.
     Raises ModelError, ContextOverflow or ModelUnavailable.
     """
     delay, why = endpoint.retry_delay, ""
@@ -123,8 +124,9 @@ def ask(
 def greet(
     once: Callable[[], object], sdk: ModuleType, endpoint: Endpoint, model: str, address: str
 ) -> None:
-    """Request the model's entry, which costs nothing, to find a missing server or a wrong key.
+    """Check that the server answers and knows the key, by a request that costs nothing.
 
+    `once` requests the model's entry. `address` is the server's URL for messages.
     Raises ModelUnavailable if no server answers, and ModelError if the key is unknown (401). Other
     errors are ignored: a key may be valid for replies but not for this request (403), and
     compatible servers may not support it (404).
@@ -162,7 +164,7 @@ def _transport_errors(kind: str = "HTTPError") -> tuple[type[Exception], ...]:
 
 
 def _is_transient(error: Exception) -> bool:
-    """True if a retry may succeed."""
+    """Return True if a retry may succeed."""
     status = getattr(error, "status_code", None)
     if status is not None and status >= 400:
         return status in RETRIED and "insufficient_quota" not in str(error)
@@ -192,7 +194,7 @@ def _overlong(text: str) -> bool:
 
 
 def _stalled(error: Exception, sdk: ModuleType, endpoint: Endpoint) -> str:
-    """Return the message for a time-out, "" for another error."""
+    """Return a message if the error is a time-out, else ""."""
     timeouts = (sdk.APITimeoutError, *_transport_errors("TimeoutException"))
     if not isinstance(error, timeouts):
         return ""
@@ -205,7 +207,7 @@ def _stalled(error: Exception, sdk: ModuleType, endpoint: Endpoint) -> str:
 
 
 def _unconnected(error: Exception) -> bool:
-    """True if the connection timed out, not the reply."""
+    """Return True if the time-out occurred while connecting, not while waiting for the reply."""
     return any("ConnectTimeout" in type(e).__name__ for e in (error, error.__cause__) if e)
 
 

@@ -1,10 +1,9 @@
 """Drive the agent's loop with the offline expert, which implements `Model` like a provider.
 
-The expert reads the state of a run from the conversation alone (`expert.search.progress`), so that
-an interrupted run resumes at the same point. `expert.search.planner` chooses the next candidate.
-The expert follows no instructions from the conversation. It chooses among candidates by timings at
-quick effort; unless a candidate is clearly slower than eager, only a timing at record effort
-decides if there is a gain.
+The expert reads the state of a run from the conversation only (`expert.search.progress`), so an
+interrupted run resumes at the same point. It follows no instructions in the conversation.
+`expert.search.planner` chooses the next candidate by timings at quick effort. Only a timing at
+record effort decides if there is a gain, unless a candidate is clearly slower than eager.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ if TYPE_CHECKING:
 Call = tuple[str, dict[str, Any]]
 """Name and arguments of a tool call."""
 MAX_FAILURES = 2
-"""Consecutive calls that fail for reasons other than the candidate, after which the run stops."""
+"""The run stops after this many calls in a row that fail for reasons other than the candidate."""
 POSSIBLE_SHARES = (0.0, 0.5, 1.0)
-"""Shares of a candidate's time in its own kernels that lead to different choices
-(`planner.OWN_SHARE`)."""
+"""Shares of a candidate's time spent in its own kernels, which test if the planner's choice depends
+on that share (`planner.OWN_SHARE`)."""
 BASELINES = {"eager": "eager", "compile": "torch.compile"}
 
 
@@ -44,11 +43,11 @@ class ExpertModel:
     name = "expert"
 
     def __init__(self, task: Task, tuning: Path | None = None) -> None:
-        """`tuning` is the folder with memories of earlier runs; without it nothing is kept."""
+        """`tuning` is the folder with results of earlier runs; None to use and store none."""
         self._task, self._tuning = task, tuning
         self.explains = True
-        """False to profile only if the next candidate depends on it. A user of `optimize` reads the
-        profiles too."""
+        """True to profile also for the user of `optimize`; False to profile only if the choice of
+        the next candidate depends on the profile."""
         self._memory: Memory | None = None
         self._subject: Subject | None = None
         self._problem = ""
@@ -61,7 +60,7 @@ class ExpertModel:
     def query(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], on_text: OnText
     ) -> Reply:
-        """Return the next step of the plan; accept any result of a tool."""
+        """Return a reply with the calls of the next step; any result of a tool is handled."""
         tool_names = {tool.name for tool in tools}
         recorded = self._memory = _recorded(messages)
         text, calls = self._next(read_progress(messages, self._proposal), tool_names)
@@ -74,13 +73,14 @@ class ExpertModel:
             if not tool_names or name in tool_names
         )
         finish = Finish.TOOL_CALLS if tool_calls else Finish.STOP
-        # The memory is a part of the run, which a later one may change.
+        # The log keeps the memory that the run began with, because a later run may change the file.
         data = {"tuning": self._memory.to_json()} if self._memory and recorded is None else {}
         message = Message("assistant", text, tool_calls, sampled=True, data=data)
         return Reply(message, finish, cost=0.0)
 
     def _proposal(self, outcomes: Sequence[Outcome], bounds: Bounds) -> Proposal | None:
-        # The planner is deterministic, outcomes are only appended, and profiles only added.
+        # The planner is deterministic, and outcomes and profiles are only ever added, so their
+        # numbers identify the planner's input.
         key = len(outcomes), sum(o.own_share is not None for o in outcomes), bounds.in_tf32
         if key not in self._proposals:
             subject = self._open()
@@ -127,13 +127,14 @@ class ExpertModel:
         return _try_proposal(proposal, progress)
 
     def _profiles(self, last: Outcome, progress: Progress, tool_names: set[str]) -> bool:
-        """Return True if the last candidate is profiled; a run profiles one."""
+        """Return True if the last candidate should be profiled; a run profiles at most one."""
         if not last.accepted or progress.candidate_profiled or "profile" not in tool_names:
             return False
         return self.explains or self._choice_depends_on_profile(progress)
 
     def _choice_depends_on_profile(self, progress: Progress) -> bool:
-        """Return True if the next candidate depends on the share of the last one's own kernels."""
+        """Return True if the next candidate depends on how much of the last one's time its own
+        kernels take."""
         *before, last = progress.outcomes
         texts = set()
         for share in POSSIBLE_SHARES:
@@ -174,7 +175,7 @@ class ExpertModel:
 
 
 def _recorded(messages: Sequence[Message]) -> Memory | None:
-    """Return the memory with which a run began; None before its first candidate."""
+    """Return the memory that this run began with; None before its first candidate."""
     found = next((m.data["tuning"] for m in messages if "tuning" in m.data), None)
     if found is not None:
         return Memory.from_json(found)
@@ -183,7 +184,7 @@ def _recorded(messages: Sequence[Message]) -> Memory | None:
 
 
 def _try_proposal(proposal: Proposal, progress: Progress) -> tuple[str, list[Call]]:
-    """Write the candidate to the work folder with the fewest changes, and compile it."""
+    """Return the text and the calls that write the proposal's candidate and compile it."""
     candidate, last = proposal.candidate, progress.outcomes[-1] if progress.outcomes else None
     lines = [_outcome_text(last)] if last else []
     lines.append(f"{'Next' if last else 'My plan'}: {proposal.why}.")
@@ -193,7 +194,8 @@ def _try_proposal(proposal: Proposal, progress: Progress) -> tuple[str, list[Cal
 
 
 def _changes(progress: Progress, candidate: Candidate) -> list[Call]:
-    """Remove files that are not part of the candidate, and write those that differ."""
+    """Return the calls that remove files which are not part of the candidate, and write those that
+    differ."""
     calls: list[Call] = []
     stale = sorted(progress.files.keys() - candidate.files.keys())
     if stale:
@@ -228,9 +230,9 @@ def _outcome_text(outcome: Outcome) -> str:
 
 
 def _figures(outcome: Outcome) -> str:
-    """Return `6.41x over eager, 1.02x over torch.compile (0.91 to 1.20)`.
+    """Return the ratios as text: `6.41x over eager, 1.02x over torch.compile (0.91 to 1.20)`.
 
-    The interval follows only if it includes 1.
+    An interval is given only if it includes 1.
     """
     parts = []
     for name, ratio in outcome.ratios.items():

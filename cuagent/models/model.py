@@ -30,7 +30,7 @@ __all__ = [
 
 
 class ModelError(Exception):
-    """Raised when the provider cannot answer and a retry cannot help. The line says what to do."""
+    """Raised when the provider cannot answer and a retry cannot help. The message is one line."""
 
 
 class ModelUnavailable(ModelError):

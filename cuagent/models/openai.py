@@ -146,7 +146,8 @@ class _Parts:
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: dict[int, dict[str, str]] = field(default_factory=dict)
-    """Id, name and arguments so far of each call, by the index that the server gives it."""
+    """Id, name and arguments received so far of each call, by the index that the server gives it.
+    """
     finish: str | None = None
     usage: Usage = field(default_factory=Usage)
     prompt_ids: list[int] = field(default_factory=list)
@@ -202,14 +203,14 @@ class _Parts:
         return Reply(message, finish, self.usage, cost_of(self.usage, price), self._tokens())
 
     def _tokens(self) -> TokenTrace | None:
-        # a trace needs one log-probability per token: training must not guess
+        # training needs exactly one log-probability for each token
         if not self.ids or len(self.ids) != len(self.logprobs):
             return None
         return TokenTrace(tuple(self.prompt_ids), tuple(self.ids), tuple(self.logprobs))
 
 
 def _usage(usage: Any) -> Usage:
-    """Return the four disjoint parts; `prompt_tokens` includes cache reads and writes."""
+    """Return the usage in disjoint parts; `prompt_tokens` includes cache reads and writes."""
     cached, written = wire.cached(getattr(usage, "prompt_tokens_details", None))
     output = getattr(usage, "completion_tokens_details", None)
     return Usage(

@@ -31,7 +31,7 @@ class Long:
 
 @dataclass(frozen=True)
 class Price:
-    """US dollars per million tokens of each disjoint part."""
+    """US dollars per million tokens, for each of the disjoint parts of `Usage`."""
 
     input: float
     output: float
@@ -101,14 +101,14 @@ CONTEXTS = (
     ("o3", 200_000),
     ("o4", 200_000),
 )
-"""Longest conversation in tokens by the beginning of the model's name: the context length, or the
-length above which a long prompt costs more."""
+"""Longest conversation in tokens by the start of the model's name: the context length, or the
+length above which a prompt costs more."""
 SNAPSHOT = re.compile(r"-(\d{8}|\d{4}-\d\d-\d\d|latest)$")
-"""Suffix of a dated version, which has the price of its model; other names are never matched."""
+"""Suffix of a dated version of a model; it is dropped to look up the price."""
 
 
 def price_of(model: str, own: Mapping[str, Price] | None = None) -> Price | None:
-    """Return the price of a model by its name, dated or not; `own` takes precedence."""
+    """Return the price of a model, None if unknown. The user's prices `own` take precedence."""
     table = {**PRICES, **(own or {})}
     return table.get(model) or table.get(SNAPSHOT.sub("", model))
 

@@ -28,7 +28,7 @@ PROVIDER = "openai-responses"
 TEXT = ("response.output_text.delta", "response.refusal.delta")
 REASONING = ("response.reasoning_summary_text.delta", "response.reasoning_text.delta")
 TRANSIENT = ("server_error", "rate_limit_exceeded", "server_overloaded", "vector_store_timeout")
-"""Error codes of a response after which a retry may succeed."""
+"""Error codes of a failed response after which a retry may succeed."""
 
 
 class ResponsesModel(Served):
@@ -157,9 +157,9 @@ class _Parts:
     items: list[Any] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     ended: Any = None
-    """Whole response, from the last event."""
+    """The complete response, from the last event; None until then."""
     failed: tuple[str, str] | None = None
-    """Error code and text."""
+    """Error code and text; None if the response did not fail."""
 
     def take(self, event: Any, on_text: OnText) -> None:
         match event.type:
@@ -233,7 +233,7 @@ def _reasoning(item: Any) -> dict[str, Any]:
 
 
 def _usage(usage: Any) -> Usage:
-    """Return the four disjoint parts; `input_tokens` includes cache reads and writes."""
+    """Return the usage in disjoint parts; `input_tokens` includes cache reads and writes."""
     if usage is None:
         return Usage()
     cached, written = wire.cached(usage.input_tokens_details)

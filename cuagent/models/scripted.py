@@ -2,7 +2,7 @@
 
 A script is a list, or a JSONL file, of replies such as
 `{"text": "Let me see.", "calls": [{"name": "bash", "arguments": {"command": "ls"}}]}`;
-`arguments` may be a string, which is passed on unchanged, malformed or not.
+`arguments` may also be a string; it is passed on unchanged, even if it is not valid JSON.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ from cuagent.models.model import OnText, ToolSpec
 from cuagent.models.prices import Price, context_of, price_of
 
 GREET_TIMEOUT = 5.0
-"""Seconds that `greet` waits; a slow server passes the check."""
+"""Seconds that `greet` waits for an answer; a slower server passes the check."""
 
 
 class Served(ABC):
-    """One model of one server. Raises ModelError if its key is missing."""
+    """One model of one server. The constructor raises ModelError if the key is missing."""
 
     default_endpoint: ClassVar[Endpoint]
     """Server that is used if none is given."""

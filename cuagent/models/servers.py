@@ -61,7 +61,8 @@ KEYS: Mapping[str, tuple[type, ...]] = {
 
 
 def endpoints_of(tables: Mapping[str, Any]) -> dict[str, Endpoint]:
-    """Return the user's servers; a built-in name changes that server. Raises ModelError."""
+    """Return the user's servers by name. A table with a built-in name changes settings of that
+    built-in server. Raises ModelError."""
     return {name: _endpoint(name, table) for name, table in tables.items()}
 
 

@@ -1,7 +1,7 @@
 """Make texts, names and arguments of earlier replies valid for the providers' requests.
 
-The log keeps the model's bytes. They are corrected only in the request, so that one malformed call
-does not make every later request fail.
+A provider rejects a request that contains a malformed earlier call. So the texts are corrected in
+the request; the log keeps the model's own bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def call_id(id: str) -> str:
 
 
 def arguments(raw: str) -> dict[str, Any]:
-    """Parse the arguments; wrap a text that is not a JSON object into one."""
+    """Parse a call's arguments; a text that is not a JSON object becomes {"malformed": text}."""
     try:
         value = json.loads(clean(raw) or "{}")
     except (ValueError, RecursionError):
@@ -38,7 +38,7 @@ def arguments(raw: str) -> dict[str, Any]:
 
 
 def cached(details: Any) -> tuple[int, int]:
-    """Return the tokens read from and written to the cache, by OpenAI's details of the input."""
+    """Return (tokens read from the cache, tokens written to it) from OpenAI's token details."""
     read = getattr(details, "cached_tokens", None) or 0
     written = getattr(details, "cache_write_tokens", None) or 0
     return read, written

@@ -1,7 +1,7 @@
-"""Tool `bash`: run one command line in the folder and environment that the last one left.
+"""Tool `bash`: run one command line, with the folder and variables that the last command set.
 
-At its end or its time limit a command and all its processes are killed, so none is left running.
-The shell's folder and exported variables pass through a file in the run's scratch folder. A
+When a command ends or reaches its time limit, all its processes are killed. The current folder and
+the exported variables are passed to the next command in a file of the run's scratch folder. A
 background command runs in parallel to others until it ends, is killed, or the agent stops working.
 Not covered: terminals.
 """
@@ -28,14 +28,14 @@ DEFAULT_TIMEOUT, LONGEST_TIMEOUT = 120, 1200
 LARGEST_FILE = 1 << 30
 """Limit in bytes on any file that a command writes."""
 LARGEST_OUTPUT = 64 << 20
-"""Limit in bytes on the output of a background command, which is killed beyond it."""
+"""Limit in bytes on the output of a background command; a command that exceeds it is killed."""
 MOST_STREAMED = 64 << 10
-"""Limit in bytes on the output that is shown while a command runs."""
+"""Limit in bytes on the output that the user sees while a command runs."""
 MOST_JOBS = 4
 """Background commands that may run at the same time."""
 DRAIN_SECONDS = 0.2
-"""Seconds without output after which reading stops, if the command has ended but a child process
-still holds its pipe open."""
+"""Seconds without output after which reading stops, once the command has ended; a child process may
+still hold its pipe open."""
 ENDED, TIMED_OUT, INTERRUPTED = "ended", "timed out", "interrupted"
 
 
@@ -83,7 +83,10 @@ def _in_background(run: Run, command: str) -> ToolResult:
 
 
 def _collect(command: Command, spool: Spool, deadline: float, context: Context) -> str:
-    """Read output until the end, the time limit or an interrupt. Return which of them came."""
+    """Read output until the command ends, its time limit or an interrupt.
+
+    Returns ENDED, TIMED_OUT or INTERRUPTED.
+    """
     process = command.process
     assert process.stdout is not None
     fd = process.stdout.fileno()
@@ -121,7 +124,7 @@ def _ending(outcome: str, code: int | None, timeout: float) -> str:
 
 
 def exit_line(code: int) -> str:
-    """Return a line with the signal or exit code, "" after success."""
+    """Return a line with the signal (for a negative code) or the exit code; "" for 0."""
     if code < 0:
         return f"[killed by {signal.Signals(-code).name}]"
     return f"[exit code {code}]" if code else ""

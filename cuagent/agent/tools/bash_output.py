@@ -15,7 +15,7 @@ from cuagent.agent.tools.capped import LONGEST, OUTPUTS, head_and_tail, tidy
 from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
 
 DEFAULT_WAIT, LONGEST_WAIT = 10, 600
-"""Seconds to wait for the end: the default, and the longest that the model may set."""
+"""Seconds to wait for the command to end: the default, and the longest that the model may set."""
 POLL_SECONDS = 0.1
 """Seconds between two checks for an interrupt."""
 
@@ -49,7 +49,7 @@ def _wait(run: Run, job: Job, seconds: float) -> None:
 
 
 def _new_output(job: Job) -> str:
-    """Return the output that was not shown before; of a long one, head and tail."""
+    """Return the output since the last call; if it is long, only its head and tail."""
     file = job.output.fileno()
     size = os.fstat(file).st_size
     new = max(0, size - job.shown)  # the command may have truncated its output

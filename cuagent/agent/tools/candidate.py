@@ -25,7 +25,7 @@ def frozen(run: Run, *, needs_module: bool = True) -> Attempt:
 
 
 def judged(run: Run, attempt: Attempt, effort: Effort) -> Judgement:
-    """Judge an attempt, again if the infrastructure failed. Raises JudgeLost if it failed twice."""
+    """Judge an attempt. If the infrastructure fails, try once more, then raise JudgeLost."""
     for _ in range(2):
         judgement = run.measured("verify", lambda judge: judge.judge(attempt, effort))
         if judgement.verdict.reason is not Reason.INFRASTRUCTURE:
@@ -34,7 +34,7 @@ def judged(run: Run, attempt: Attempt, effort: Effort) -> Judgement:
 
 
 def figures(tried: Tried) -> dict[str, Any]:
-    """Return a judgement as data for the expert, the views and the log.
+    """Return an attempt's judgement as plain data for the expert, the views and the log.
 
     Times are seconds per call; ratios are baseline time over candidate time.
     """

@@ -38,10 +38,10 @@ def tidy(raw: bytes) -> str:
 
 
 def output_file(run: Run, name: str) -> tuple[str, BinaryIO]:
-    """Create a new file for a whole output. Return its name and the file, open for both directions.
+    """Create a new file for a whole output. Return its name and the file, open to read and write.
 
-    A command may place links at this path before and during the write. So the file is opened once,
-    beneath the work folder, and never by its name again. Raises ToolError.
+    A command may create links at this path at any time. So the file is opened once, beneath the
+    work folder, and never by its name again. Raises ToolError.
     """
     run.outputs += 1
     file = f"{name}-{run.outputs}.txt"
@@ -62,7 +62,10 @@ def discard_output(run: Run, file: str) -> None:
 
 @contextmanager
 def _opened_outputs(work: int) -> Iterator[int]:
-    """Open the folder of outputs. Remove a file or link at its path first."""
+    """Yield the descriptor of the folder of outputs; a file or link in its place is removed first.
+
+    `work` is the descriptor of the work folder.
+    """
     try:
         folder = make_folders(work, OUTPUTS)
     except OSError:
@@ -75,7 +78,8 @@ def _opened_outputs(work: int) -> Iterator[int]:
 
 
 def head_and_tail(head: str, tail: str, left_out: int, size: int, file: str) -> str:
-    """Join both ends with a line on the number of missing characters and the file that has them."""
+    """Join head and tail of an output with a line on the omitted characters and the file that holds
+    the whole. `size` is the size of the output in bytes."""
     stored = (
         "the whole output is" if size <= LARGEST_KEPT else f"the first {LARGEST_KEPT >> 20} MiB are"
     )
@@ -84,7 +88,8 @@ def head_and_tail(head: str, tail: str, left_out: int, size: int, file: str) -> 
 
 @dataclass
 class Spool:
-    """Growing output: its head and tail in memory, the whole in a file."""
+    """Output of a running command: head and tail in memory, the whole in a file (at most
+    `LARGEST_KEPT` bytes)."""
 
     file: BinaryIO
     head: bytearray = field(default_factory=bytearray)
@@ -93,7 +98,7 @@ class Spool:
 
     @property
     def is_long(self) -> bool:
-        """True if the file holds more than the model sees."""
+        """Return True if the output is too long to be shown to the model as a whole."""
         return self.size > LONGEST
 
     def append(self, piece: bytes) -> None:
@@ -106,7 +111,7 @@ class Spool:
         del self.tail[: -2 * LONGEST // 3]
 
     def text(self, file: str) -> str:
-        """Return the text for the model; `file` names the file with the rest."""
+        """Return the text for the model; `file` is the path of the whole output to mention."""
         if not self.tail:
             return tidy(bytes(self.head))
         if self.size <= LONGEST + len(self.tail) and len(self.tail) < 2 * LONGEST // 3:

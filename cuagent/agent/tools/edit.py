@@ -19,7 +19,7 @@ CONTEXT_LINES = 3
 MOST_SHOWN = 40
 """Largest number of lines shown of one region."""
 LONGEST_SEARCH = 4000
-"""Lines of a file that are searched for the most similar region."""
+"""Number of lines at the start of a file that are searched for the most similar region."""
 SEARCH_SECONDS = 2.0
 """Time limit of that search in seconds."""
 
@@ -74,7 +74,7 @@ def _check(name: str, text: str, old: str, new: str, *, everywhere: bool) -> Non
 
 
 def _why(text: str, old: str) -> str:
-    """Return the likely cause and the most similar region."""
+    """Return why `old` was not found, for the error: a likely cause and the most similar region."""
     cause = ""
     if _squeezed(old) in _squeezed(text):
         cause = "; it differs only in white space"
@@ -83,7 +83,7 @@ def _why(text: str, old: str) -> str:
 
 
 def _nearest(lines: list[str], wanted: list[str]) -> tuple[int, int]:
-    """Return the first and last line of the window most similar to `wanted`."""
+    """Return the first and last line number (from 1) of the region most similar to `wanted`."""
     size = max(1, len(wanted))
     target = "\n".join(line.strip() for line in wanted)[:2000]
     matcher = SequenceMatcher(autojunk=False)

@@ -1,8 +1,8 @@
 """Access files of the work folder for the file tools, and record what the model has seen.
 
 `skills/...` can be read as well; the tools reach no other file outside of the work folder.
-Commands of the agent may change the folder while a tool reads it. So a path is a name relative to
-the work folder, and the operating system opens files beneath it (`cuagent.sandbox.beneath`).
+Commands of the agent may change the folder while a tool reads it. So a file is always opened by its
+name relative to the work folder's descriptor, and no link is followed (`cuagent.sandbox.beneath`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SKILLS, REFERENCE = "skills", "reference.py"
 LARGEST = 4 << 20
 """Limit in bytes on a file that is read as text."""
 HIDDEN = frozenset({".outputs", "__pycache__", ".git"})
-"""Folders that no listing shows."""
+"""Names of folders that listings leave out."""
 LINK = (
     "a symbolic link, or a path through one, which may lead outside of your work folder; the file "
     "tools follow no links: name the file itself, or use bash"
@@ -38,9 +38,9 @@ LINK = (
 
 
 def confined(run: Run, path: str) -> str:
-    """Return the path relative to the work folder, "" for the folder itself.
+    """Return `path` relative to the work folder; "" for the folder itself.
 
-    Raises ToolError if it is outside.
+    Raises ToolError if `path` is outside of the folder.
     """
     if "\0" in path:
         raise ToolError("the path contains a NUL character")
@@ -91,9 +91,9 @@ def text_if_there(run: Run, name: str) -> str | None:
 
 
 def skill_text(run: Run, path: str) -> str | None:
-    """Return the text of a file of the skill under `skills/`, None for another path.
+    """Return the text of a file of cuagent's skill, for a path under `skills/`; None for others.
 
-    A folder `skills` in the work folder takes precedence. Raises ToolError.
+    If the work folder contains `skills`, the result is always None. Raises ToolError.
     """
     if Path(path).parts[:1] != (SKILLS,) or os.path.lexists(run.work / SKILLS):
         return None
@@ -114,7 +114,7 @@ def mark_seen(run: Run, name: str, text: str) -> None:
 
 
 def require_seen(run: Run, name: str, text: str) -> None:
-    """Raise ToolError unless the model may change the file and has seen its current text."""
+    """Raise ToolError if the file is the reference, or the model has not seen its current text."""
     _refuse_reference(name)
     if name not in run.seen:
         raise ToolError(f"{name}: read it before you change it")
@@ -134,7 +134,7 @@ def save(run: Run, name: str, text: str) -> None:
 
 
 def listed(run: Run, pattern: str) -> list[tuple[str, int]]:
-    """Return name and size in bytes of the matching files, sorted, without the hidden ones.
+    """Return (name, size in bytes) of the files that match a glob pattern, sorted by name.
 
     Raises ToolError.
     """
@@ -149,11 +149,14 @@ def listed(run: Run, pattern: str) -> list[tuple[str, int]]:
 
 
 def _fits(parts: Sequence[str], names: Sequence[str]) -> bool:
-    """True if the components of a file's name match those of a pattern, as in `Path.glob`."""
+    """Return True if a file matches a pattern as in `Path.glob`.
+
+    `parts` are the components of the pattern, `names` those of the file's path.
+    """
     if parts[-1] == "**":  # it matches folders only
         return False
     states = {0}
-    """Possible numbers of parts that the names so far have matched."""
+    """Numbers of leading `parts` that the names read so far can have matched."""
     for name in names:
         for state in sorted(states):
             while state < len(parts) and parts[state] == "**":  # it also matches no folder

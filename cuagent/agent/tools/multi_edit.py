@@ -33,7 +33,7 @@ def multi_edit(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
 
 
 def _save_all(context: Context, texts: Mapping[str, str]) -> None:
-    """Write every file. If one fails, restore those written before."""
+    """Write the texts by file name. If one file cannot be written, restore the others."""
     run = context.run
     before = {name: text_of(run, name) for name in texts}
     done: list[str] = []

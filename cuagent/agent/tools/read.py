@@ -12,7 +12,7 @@ DEFAULT_LINES = 600
 LONGEST_LINE = 1000
 """Largest number of characters shown of one line."""
 LONGEST = 48_000
-"""Characters of one result, exceeded by at most one line."""
+"""Number of characters after which a result ends with the current line."""
 
 
 def read(context: Context, arguments: Mapping[str, Any]) -> ToolResult:

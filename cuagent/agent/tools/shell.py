@@ -1,10 +1,10 @@
 """Start a command line in the sandbox, and kill all its processes.
 
-Each command is a separate process group without input. It can write to the work folder and to
-scratch, and has no network and no secret of the user. Each of its processes inherits a tag in its
-environment, so that those that have left the group are found and killed as well.
-Not covered: a process that left the group and erased its environment, if the sandbox does not
-end it (bubblewrap does).
+Each command is a separate process group without input. It can write to the work folder and the
+scratch folder, and has no network and no secrets of the user. Its processes inherit a random tag in
+their environment, so those that left the group are found and killed as well.
+Not covered: a process that left the group and erased its environment, unless the sandbox ends it
+(bubblewrap does).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cuagent.sandbox import Policy, SandboxError, probe, wrap
 TAG = "CUAGENT_COMMAND"
 """Environment variable that holds the random tag of a command."""
 KILL_ROUNDS = 40
-"""Limit on the rounds of killing; a fork bomb needs more than one."""
+"""Largest number of passes over all processes to kill a command; a fork bomb needs several."""
 FOREGROUND = f"""\
 _state=$1 _command=$2 _mark=${TAG}
 set --
@@ -40,8 +40,8 @@ trap '_code=$?; {{ export -p; printf "cd %q 2>/dev/null\\n" "$PWD"; }} > "$_stat
 && mv -f "$_state.new" "$_state"; exit $_code' EXIT
 eval "$_command"
 """
-"""Script that loads the folder and variables of the last command, except its tag, and saves its
-resulting ones."""
+"""Script for a normal command: load the folder and variables that the last command saved, except
+its tag; run the command; save the new folder and variables."""
 BACKGROUND = f"""\
 _command=$2 _mark=${TAG}
 [ -r "$1" ] && . "$1"
@@ -49,7 +49,7 @@ _command=$2 _mark=${TAG}
 set --
 eval "$_command"
 """
-"""Script that loads the same state but saves none: for commands in parallel to others."""
+"""Script for a background command: load the same state, but save none."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,10 @@ class Command:
     tag: str
 
     def kill(self) -> None:
-        """Kill the command and its processes, but none that has reused its process id."""
+        """Kill the command and all its processes, and wait for its end.
+
+        A process that has reused the command's process id is not killed.
+        """
         if self.process.returncode is None:  # else another process may have this id now
             _end_group(self.process.pid)
         empty = 0  # two empty rounds: during execve a process has no readable environment
@@ -75,7 +78,10 @@ class Command:
 
 
 def start(run: Run, command: str, script: str, out: int | IO[bytes], largest: int) -> Command:
-    """Start a command line whose files may not exceed `largest` bytes. Raises ToolError."""
+    """Start a command line with the script FOREGROUND or BACKGROUND. Raises ToolError.
+
+    `out` receives its output. No file that it writes may exceed `largest` bytes.
+    """
     shell = shutil.which("bash")
     if shell is None:
         raise ToolError("there is no bash on this machine; use the file tools")
@@ -100,7 +106,7 @@ def start(run: Run, command: str, script: str, out: int | IO[bytes], largest: in
 
 
 def environment(run: Run) -> dict[str, str]:
-    """Return variables added to the sandbox's own; they turn off prompts, pagers and colours."""
+    """Return environment variables of a command; most turn off prompts, pagers and colours."""
     return {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "TERM": "dumb",
@@ -136,7 +142,10 @@ def _confined(run: Run, argv: list[str], tag: str, largest: int) -> list[str]:
 
 
 def _kill_tagged(tag: str, group: int) -> bool:
-    """Kill all processes with the tag, and `group` if one is in it. Return True if any existed."""
+    """Kill all processes with the tag; kill the process group `group` as a whole.
+
+    Returns True if there was such a process.
+    """
     wanted, found = f"{TAG}={tag}".encode(), False
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():

@@ -30,7 +30,7 @@ TYPES: Mapping[str, tuple[type, ...]] = {
     "object": (dict,),
 }
 LONGEST_SUMMARY = 100
-"""Largest number of characters of the line that shows a call to a person."""
+"""Largest number of characters of the summary of a call that the user sees."""
 
 
 class ToolError(Exception):
@@ -57,7 +57,10 @@ class Context:
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool of the model; `shown` names the argument that represents a call in one line."""
+    """A tool of the model.
+
+    `shown` names the argument that summarizes a call for the user; "" for no summary.
+    """
 
     name: str
     schema: Mapping[str, Any]
@@ -72,7 +75,7 @@ class Tool:
         return ToolSpec(self.name, text.read_text(encoding="utf-8").strip(), self.schema)
 
     def summarize(self, raw: str) -> str:
-        """Summarize the arguments of a call in one line for a person."""
+        """Return one line for the user that summarizes a call with the JSON arguments `raw`."""
         try:
             value = json.loads(raw)[self.shown] if self.shown else ""
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -138,7 +141,10 @@ def parse(raw: str, schema: Mapping[str, Any], *, cut_off: bool = False) -> dict
 
 
 def _object(arguments: Mapping[str, Any], schema: Mapping[str, Any], where: str = "") -> Any:
-    """Return the checked object without its nulls, which mean omitted. Raises ToolError."""
+    """Check an object against its schema and return it without its nulls, which mean "omitted".
+
+    `where` is the prefix of argument names in messages. Raises ToolError.
+    """
     properties = schema["properties"]
     for name in arguments.keys() - properties.keys():
         near = get_close_matches(name, properties, 1)

@@ -10,7 +10,7 @@ from cuagent.agent.tools.files import confined, require_seen, save, text_if_ther
 from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
 
 LARGEST_COMPARED = 200_000
-"""Largest number of characters of both texts together; a longer comparison takes too long."""
+"""Largest number of characters of old and new text together for which a diff is computed."""
 LONGEST_DIFF = 2_000
 """Largest number of lines of a diff that the log and the views get."""
 
@@ -33,7 +33,7 @@ def write(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
 
 
 def _diff(before: str, after: str) -> str:
-    """Return the change for the views: unified, without file names; "" if it is too long."""
+    """Return the unified diff without its two header lines; "" if it is too long."""
     if len(before) + len(after) > LARGEST_COMPARED:
         return ""
     rows = list(unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=1))
