@@ -30,7 +30,7 @@ from cuagent.record.origin import MAC, has_valid_mac, with_mac
 
 Record = dict[str, Any]
 INTERNAL = "internal error"
-"""Begin of the reason of a failure that is a fault of cuagent; its traceback is in the log."""
+"""Prefix of the reason if a failure is a fault of cuagent; the log then has the traceback."""
 FORMAT = 1
 """Version of the record format. Increase it when the meaning changes; older results then count
 as missing, and their problems run again."""

@@ -1,7 +1,7 @@
-"""Describe the calls of a module: form, constants, tensors, and the state that torch is in.
+"""Describe the calls of a module: the arguments as source text, with the tensors taken out.
 
 A tensor that occurs twice in the arguments is one input. Objects that hold tensors (a cache, a
-dataclass) are written as text around them. Runs in the user's process.
+dataclass) are written as an expression that contains the tensors. Runs in the user's process.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 PLACE = "\x03{}\x04"
-"""Placeholder for the name of input number `{}`."""
+"""Placeholder in a text for the tensor that is input number `{}`."""
 
 
 @dataclass
 class Call:
-    """The arguments of one call, as text around its tensors."""
+    """The arguments of one call: expressions with a `PLACE` for each tensor, and the tensors."""
 
     positional: list[str]
     named: dict[str, str]
     tensors: list[Tensor]
     names: list[str]
     aliases: list[str] = field(default_factory=list)
-    """Inputs that share memory with an earlier one but are not the same tensor."""
+    """One line for each input that is another view of an earlier input's memory."""
 
     @property
     def is_plain(self) -> bool:
-        """Return True if the arguments are distinct tensors, by position."""
+        """Return True if all arguments are distinct tensors that are given by position."""
         places = [PLACE.format(number) for number in range(len(self.tensors))]
         return self.positional == places and not self.named
 
@@ -74,9 +74,9 @@ def describe_call(
 
 
 def plain_output(value: Any) -> tuple[Any, bool]:
-    """Return an output as nested dicts, lists and tensors, and whether it was so already.
+    """Return (output as nested dicts, lists and tensors, True if no object had to be replaced).
 
-    The same function is part of the task's text (`template.PLAIN`).
+    A captured task contains the same function as text (`template.PLAIN`).
     """
     import torch
 
@@ -98,7 +98,7 @@ def plain_output(value: Any) -> tuple[Any, bool]:
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    """Return the tensors of a plain output, dicts in the order of their keys."""
+    """Return the tensors of a plain output as a flat list, dicts in the order of sorted keys."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -111,7 +111,7 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 
 def same_view(a: Tensor, b: Tensor) -> bool:
-    """Return True if two tensors are the same elements of the same memory."""
+    """Return True if two tensors have equal memory address, dtype, shape and strides."""
     return (
         a.numel() > 0
         and a.device == b.device
@@ -123,7 +123,7 @@ def same_view(a: Tensor, b: Tensor) -> bool:
 
 
 def autocast_of(device: str) -> str | None:
-    """Return the dtype of autocast on a kind of device; None if autocast is off."""
+    """Return the autocast dtype for a device type such as `cuda`; None if autocast is off."""
     import torch
 
     if not torch.is_autocast_enabled(device):
@@ -152,7 +152,7 @@ def _aliases(leaves: list[Tensor], names: list[str]) -> list[str]:
 
 
 def _positional_names(module: nn.Module, count: int) -> list[str]:
-    """Return names for positional arguments, `x0` and so on where forward has none."""
+    """Return names for `count` positional arguments: those of forward's parameters, else `xN`."""
     try:
         parameters = list(inspect.signature(module.forward).parameters.values())
     except (TypeError, ValueError):

@@ -1,6 +1,6 @@
 """Describe the arguments of a recorded call as JSON, for an exported package.
 
-Each argument is {"tensor": number}, {"const": value}, or nested in {"list"}, {"tuple"}, {"dict"}.
+An argument is {"tensor": input number}, {"const": value}, or {"list"|"tuple"|"dict": arguments}.
 Not covered: other objects, such as caches and dataclasses.
 """
 
@@ -17,7 +17,7 @@ PLACES = re.compile(re.escape(PLACE).replace(r"\{\}", r"(\d+)"))
 
 
 def call_spec(call: Call) -> dict[str, Any] | None:
-    """Return the description of a call; None if an argument is another object."""
+    """Return the description of a call; None if an argument holds another kind of object."""
     try:
         return {
             "inputs": len(call.names),

@@ -1,8 +1,8 @@
 """Write live Python values as source text: attributes of modules, and arguments of their calls.
 
-Classes and functions become tokens, because their final names depend on how the user's sources are
-embedded (`sources.Sources.resolve`). Not covered: lambdas, nested classes and open resources; each
-raises `Unsupported` with one line.
+Classes and functions become tokens. `sources.Sources.resolve` replaces the tokens by names later,
+when it is known how the user's sources are embedded. Not covered: lambdas, nested classes and open
+resources; each raises `Unsupported` with one line.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from collections.abc import Callable
 from typing import Any
 
 TOKEN = "\x00{}\x01{}\x02"
-"""Placeholder for a module and a qualified name in a text."""
+"""Placeholder in a text for a class or function: its module and its qualified name."""
 DEEPEST = 16
-"""Levels of nested values."""
+"""Largest depth of nested values that are written."""
 LARGEST_PICKLE = 64 << 10
-"""Bytes of the largest object of an installed package that is embedded."""
+"""Largest pickle in bytes that is embedded, for an object of an installed package."""
 LARGEST_TENSOR = 1 << 20
 """Compressed bytes of the largest tensor that is embedded as text."""
 
 
 class _Plain:
-    """A class without state in C, to compare with."""
+    """A class without C-level state; its `__basicsize__` is compared with that of others."""
 
 
 class Unsupported(Exception):
-    """The value cannot be written as text. The message is its description."""
+    """The value cannot be written as text. The message describes the value: `a Lock, which ...`."""
 
 
 class Encoder:
-    """Write values as text. `is_library` tells modules that are imported from those embedded.
+    """Writes values as text.
 
-    `tensor` returns the text of a tensor; by default its data is embedded.
+    `is_library` returns True for modules that a task imports; the sources of others are embedded.
+    `tensor` returns the text for a tensor; by default its data is embedded.
     """
 
     def __init__(
@@ -107,14 +108,15 @@ class Encoder:
         return f"{type(value).__name__}([{inner}])"
 
     def _object(self, value: Any, depth: int) -> str:
-        """Write an object as its class and its attributes, or as a pickle of library classes."""
+        """Write an object as its class with its attributes; an object of a library class that has
+        other state is written as a pickle."""
         cls, kind = type(value), type(value).__name__
         name = reference(cls)
         custom = cls.__reduce__ is not object.__reduce__ or cls.__reduce_ex__ is not (
             object.__reduce_ex__
         )
         slots = any(vars(base).get("__slots__") for base in cls.__mro__)
-        # Equal sizes: the class adds no state in C.
+        # With the same size as a plain class, the class has no C-level state.
         is_plain = cls.__basicsize__ == _Plain.__basicsize__ and not (custom or slots)
         if is_plain and hasattr(value, "__dict__"):
             pairs = []
@@ -136,7 +138,7 @@ class Encoder:
 
 
 def reference(value: Any) -> str:
-    """Return the token of a class or function that its module holds. Raises Unsupported."""
+    """Return the token of a class or function. Raises Unsupported if its module lacks the name."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
     if name.endswith("<lambda>"):
         raise Unsupported("a lambda; use a function of the file's top level")
@@ -169,7 +171,7 @@ def embedded(tensor: Any) -> str:
 
 
 class _WithoutTensors(pickle.Pickler):
-    """Pickler that refuses tensors, which would be hidden in the pickle."""
+    """Pickler that refuses tensors and modules, because a task must not hide them in a pickle."""
 
     def persistent_id(self, value: Any) -> None:
         import torch

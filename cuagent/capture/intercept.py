@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def intercept(names: Names, around: Around) -> None:
     """Patch `nn.Module` for the rest of the process.
 
-    `names` gets each new module. A call of a module becomes `around(call, module, args, kwargs)`,
-    where `call(*args, **kwargs)` runs the original.
+    Each new module is added to `names`. A call of a module becomes
+    `around(call, module, args, kwargs)`, where `call(*args, **kwargs)` runs the original.
     """
     from torch import nn
 

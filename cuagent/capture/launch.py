@@ -1,9 +1,9 @@
 """Run a user's script with the recorder in place: `python -P -m cuagent.capture.launch ORDER`.
 
-ORDER is a JSON file with the script, its arguments and what to record; the answer is written to
-the file that it names, also if the script fails. The script sees what `python SCRIPT ARGS` gives
-it: `__main__`, sys.argv, sys.path and the folder. torch.compile is switched off while it runs,
-because compiled code calls no module.
+ORDER is a JSON file with the script, its arguments, the module to record, and the path for the
+answer, which is written even if the script fails. `__main__`, sys.argv, sys.path and the current
+folder are those of `python SCRIPT ARGS`. torch.compile is switched off meanwhile, because compiled
+code does not call the modules.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any
 from cuagent.capture.recorder import Recorder, Stopped
 
 JOINED_S = 1.0
-"""Seconds within which interrupts count as one."""
+"""Interrupts within this many seconds count as one."""
 INTERRUPTED = 130
-"""Exit code, without an answer, of an interrupt before the script began."""
+"""Exit code after an interrupt before the script began; no answer is written then."""
 
 
 def main(order_file: str) -> int:
-    """Run the script and write the answer; returns the exit code of the script."""
+    """Run the script, write the answer, and return the exit code of the script."""
     order = json.loads(Path(order_file).read_text())
     began = time.perf_counter()
     try:
@@ -76,7 +76,7 @@ def main(order_file: str) -> int:
 
 
 def _timed(order: dict[str, Any]) -> int:
-    """Run the script with or without a kernel, and write the times."""
+    """Run the script, with the kernel in place of the module if there is one; write the times."""
     import torch
 
     from cuagent.capture.swapper import Swapper
@@ -135,7 +135,7 @@ def _listed(recorder: Recorder) -> list[dict[str, Any]]:
 
 
 def _run(script: str, arguments: list[str]) -> tuple[int, str]:
-    """Run the script as `__main__`. Returns its exit code, and the line of an error."""
+    """Run the script as `__main__`. Return its exit code and a line on its failure ("" if none)."""
     main_module = types.ModuleType("__main__")
     main_module.__file__ = script
     main_module.__builtins__ = __builtins__  # type: ignore[attr-defined]
@@ -169,9 +169,9 @@ def _run(script: str, arguments: list[str]) -> tuple[int, str]:
 
 
 def _join_interrupts() -> None:
-    """Let interrupts within a second count as one.
+    """Install a SIGINT handler that counts interrupts within `JOINED_S` as one.
 
-    On a terminal Ctrl-C arrives twice: from the terminal, and from the process that started this.
+    On a terminal Ctrl-C arrives twice: from the terminal, and from the parent process.
     """
     last = -JOINED_S
 
@@ -187,7 +187,7 @@ def _join_interrupts() -> None:
 
 
 def _below(error: BaseException) -> Any:
-    """Return the traceback without the frame of this file."""
+    """Return the error's traceback without this file's frame."""
     trace = error.__traceback__
     return trace.tb_next if trace is not None and trace.tb_next is not None else trace
 
@@ -202,7 +202,10 @@ def _exit_code(end: SystemExit) -> tuple[int, str]:
 
 
 def _without_compile() -> list[str]:
-    """Make torch.compile return its argument; return the names of the compiled modules."""
+    """Replace torch.compile by a function that returns its argument.
+
+    Returns a list to which the name of each such module or function is added.
+    """
     import torch
 
     seen: list[str] = []

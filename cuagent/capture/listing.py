@@ -7,19 +7,19 @@ from typing import Any
 
 MOST_ROWS = 60
 LEAST_SHARE = 0.01
-"""Share below which a module deeper than the first level is left out."""
+"""Nested modules with a smaller share of the time are left out of the table."""
 
 MOST_SHARE = 0.99
-"""Share of the time above which the limit 1 / (1 - share) is not shown, since noise decides it."""
+"""Largest share of the time for which the limit 1 / (1 - share) is shown; above, it is noise."""
 
 
 def amdahl(share: float, speedup: float) -> float:
-    """Return the speedup of a script whose part `share` becomes `speedup` times as fast."""
+    """Return the speedup of a script if a part with this share of its time gets this speedup."""
     return 1 / (1 - share + share / speedup)
 
 
 def rows(answer: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the listed modules with their shares, in the order of the tree."""
+    """Return the modules of the answer with their shares of the time, sorted by name."""
     window = answer["window_s"]
     found = [
         entry | {"share": min(1.0, entry["seconds"] / window) if window else 0.0}
@@ -76,7 +76,10 @@ def _about(answer: dict[str, Any]) -> list[str]:
 
 
 def gain_line(share: float) -> str:
-    """Return the gain of the script from a faster module."""
+    """Return a line on the speedup of the script that a faster module can give.
+
+    `share` is the module's share of the time of the script's steps.
+    """
     text = (
         f"the module takes {share:.0%} of the script's steps: twice as fast it makes them "
         f"{amdahl(share, 2):.2f}x as fast"

@@ -19,7 +19,7 @@ SHOWN = 3
 
 
 class Names:
-    """Registry of the live modules; `of` returns the root's name and the path below it."""
+    """Registry of the live modules of the script, and their names."""
 
     def __init__(self) -> None:
         self._live: list[weakref.ref[nn.Module]] = []
@@ -30,7 +30,7 @@ class Names:
         self._live.append(weakref.ref(module))
 
     def of(self, module: nn.Module) -> tuple[str, str]:
-        """Return (root, path) of a module; the path of a root is ""."""
+        """Return (name of the root module, path below it); the path of a root is ""."""
         entry = self._found.get(id(module))
         if entry is None or entry[0]() is not module:
             self._refresh(module)
@@ -42,7 +42,7 @@ class Names:
         return [_joined(root, path) for ref, root, path in self._found.values() if ref()]
 
     def refresh(self) -> None:
-        """Name all live modules, for a suggestion."""
+        """Name all live modules, so that `known` returns all of them."""
         self._refresh(None)
 
     def _refresh(self, called: nn.Module | None) -> None:

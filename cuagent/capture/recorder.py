@@ -1,7 +1,8 @@
 """Record the calls of modules in a running script.
 
-Work of the recorder is subtracted from the measured times. Calls under CUDA graph capture are
-counted, and replays of a graph are not seen.
+The recorder's own time is subtracted from the measured times. Calls under CUDA graph capture are
+only counted, and replays of a graph are not noticed. A step of the script is an outermost call of a
+module.
 """
 
 from __future__ import annotations
@@ -24,18 +25,21 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 MOST_EXAMPLES = 4
-"""Largest number of forms of calls of which one call is kept whole."""
+"""Largest number of call forms for which one example call with its results is kept."""
 MOST_SHAPES = 64
-"""Number of forms that are recorded separately; calls of further forms are only counted."""
+"""Largest number of different calls (`Shape`) that are recorded; others are only counted."""
 
 
 class Stopped(BaseException):
-    """Ends the script after the wanted number of calls; not an Exception, so that it passes."""
+    """Ends the script after the wanted number of calls.
+
+    A BaseException, so that the script's `except Exception` does not catch it.
+    """
 
 
 @dataclass
 class Shape:
-    """Calls of one form: shapes, dtypes, constants, mode and autocast."""
+    """All calls with equal shapes, dtypes, constants, training mode and autocast."""
 
     call: Call
     inputs: list[Input]
@@ -43,14 +47,14 @@ class Shape:
     autocast: str | None
     count: int = 0
     with_gradients: int = 0
-    """Calls in which a gradient was wanted."""
+    """Number of calls in which a gradient was wanted."""
     recorded: int = 0
     output_is_plain: bool = True
     example: Example | None = None
 
     @property
     def form(self) -> tuple[object, ...]:
-        """All of the call but the shapes and dtypes of its tensors."""
+        """Key of the call form: everything except shapes and dtypes of tensors and the mode."""
         named = tuple(self.call.named.items())
         return tuple(self.call.positional), named, self.autocast, self.output_is_plain
 
@@ -65,7 +69,7 @@ class Snapshot:
     sources: Sources
     reference: type
     versions: tuple[int, ...]
-    """Counters of the in-place changes of the weights."""
+    """Version counters of the weights, which in-place changes increase."""
 
 
 @dataclass
@@ -78,19 +82,24 @@ class Example:
 
 @dataclass
 class Timed:
-    """Calls of one module (`--list`), or of the one that is captured."""
+    """Number and time of the calls of one module."""
 
     kind: str
     count: int = 0
     seconds: float = 0.0
-    """Seconds in the calls after the script's first step, or in all if there is one step."""
+    """Seconds in the calls after the script's first step."""
     first_seconds: float = 0.0
     shapes: dict[str, int] = field(default_factory=dict)
     events: list[tuple[Any, Any, bool]] = field(default_factory=list)
 
 
 class Recorder:
-    """State of one capture. `target` is None for a list of all modules."""
+    """State of one capture.
+
+    `target` is the name of the module to capture; None to time all modules for a list. `calls` is
+    the number of calls of each shape to record, `quota` the limit in bytes. With `stop` the script
+    ends after `calls` calls.
+    """
 
     def __init__(self, target: str | None, calls: int, quota: int, stop: bool) -> None:
         self.target, self.calls, self.stop = target, calls, stop
@@ -99,14 +108,14 @@ class Recorder:
         self.timed: dict[str, Timed] = {}
         self.shapes: dict[str, Shape] = {}
         self.others = 0
-        """Calls of forms beyond MOST_SHAPES."""
+        """Number of calls that were not recorded, because `MOST_SHAPES` others were."""
         self.under_capture = 0
         self.snapshot: Snapshot | None = None
         self.module: str = ""
         """Full name of the captured module."""
         self.problem = ""
         self.steps: list[tuple[float, float]] = []
-        """Begin and end of each outermost call."""
+        """Begin and end of each outermost module call, in seconds of `perf_counter`."""
         self.spent, self.first_spent = 0.0, 0.0
         """Seconds of the recorder's own work: after the first step, and during the first step."""
         self._depth = 0
@@ -208,7 +217,8 @@ class Recorder:
             return shape
 
     def _add_example(self, shape: Shape, module: nn.Module, call: Call) -> None:
-        """Keep this call for the check, if the form has none and the weights are unchanged."""
+        """Copy this call as the example of its form, if there is none and the weights are still
+        those of the snapshot."""
         snapshot = self.snapshot
         if snapshot is None or _versions(module) != snapshot.versions:
             return
@@ -261,8 +271,8 @@ class Recorder:
     # -- results
 
     def window(self) -> float:
-        """Return the seconds from the end of the first step to the end of the last, without the
-        recorder's work; those of the only step if there is one."""
+        """Return the seconds from the end of the first step to the end of the last one, without the
+        recorder's work; if there is only one step, its seconds."""
         if not self.steps:
             return 0.0
         if len(self.steps) == 1:
@@ -280,7 +290,7 @@ class Recorder:
 
 
 def _versions(module: nn.Module) -> tuple[int, ...]:
-    """Return the counters of the in-place changes of all weights; those of inference have none."""
+    """Return the version counters of all weights; -1 for inference tensors, which have none."""
     found = []
     for tensor in (*module.parameters(), *module.buffers()):
         try:
@@ -301,7 +311,10 @@ def _sources(structure: Structure, kind: type) -> Sources:
 
 
 def _start(entry: Timed | None, module: nn.Module) -> Any:
-    """Record an event if the module is on a GPU; None otherwise."""
+    """Record and return a CUDA event if the module is on a GPU.
+
+    Returns None for a module on the CPU, and False under CUDA graph capture.
+    """
     import torch
 
     if entry is None or not (torch.cuda.is_available() and torch.cuda.is_initialized()):

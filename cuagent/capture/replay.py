@@ -16,7 +16,8 @@ from cuagent.task import TaskError, check_runs, load_task, open_reference
 from cuagent.task.load import cuda_here
 
 TOLERANCES = {"float64": 1e-9, "float32": 1e-3, "bfloat16": 5e-2, "float16": 1e-2}
-"""Largest difference over the largest value that another order of sums explains."""
+"""Largest accepted difference by dtype, relative to the largest value; another order of summation
+can cause as much."""
 
 
 def main(folder: str) -> None:
@@ -28,7 +29,11 @@ def main(folder: str) -> None:
 
 
 def check(folder: Path) -> dict[str, Any]:
-    """Return the largest difference from the recorded result. Raises TaskError."""
+    """Run the rebuilt module on the recorded call and compare the results. Raises TaskError.
+
+    Returns {"difference": as a share of the tolerance, "note": text} or {"error": text}; the
+    difference is None if nothing could be compared.
+    """
     import torch
 
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -81,7 +86,8 @@ def _tolerance(tensor: Any) -> float:
 
 
 def _difference(got: Any, wanted: Any) -> float:
-    """Return the largest difference over the largest value; inf where only one is finite."""
+    """Return the largest difference relative to the largest value; inf if not the same elements are
+    finite."""
     import torch
 
     if not wanted.numel():

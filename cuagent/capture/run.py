@@ -15,22 +15,22 @@ from typing import Any
 from cuagent.capture.names import suggestions
 
 CALLS = 20
-"""Calls of each shape whose inputs are recorded."""
+"""Default number of calls of each shape whose inputs are recorded."""
 QUOTA_MIB = 1024
-"""MiB of weights, inputs and results that a capture may copy."""
+"""Default limit in MiB on the weights, inputs and results that a capture copies."""
 CHECK_S = 600.0
-"""Seconds that the check of a captured folder may take."""
+"""Time limit in seconds of the check of a captured folder."""
 
 INTERRUPTED = 130
-"""Exit code of `launch.py` without an answer, after an interrupt before the script began."""
+"""Exit code of `launch.py`, without an answer, after an interrupt before the script began."""
 
 
 class CaptureRefused(Exception):
-    """Nothing usable was recorded. One line: what happened, then what to do."""
+    """Nothing usable was recorded. The message is one line: what happened, what to do."""
 
 
 class ScriptFailed(Exception):
-    """Error of a script before anything was recorded; its text is one line."""
+    """The script failed before anything was recorded. The message is one line."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def check_folder(folder: Path, python: Sequence[str]) -> dict[str, Any]:
 
 
 def notes(manifest: dict[str, Any]) -> list[str]:
-    """Return the limits and losses of a capture, one line each."""
+    """Return notes on parts that a capture omits or changes, one line each."""
     lines = []
     first = manifest["shapes"][0]
     if manifest["failure"]:
@@ -171,7 +171,8 @@ def calls_with_gradients(manifest: dict[str, Any]) -> int:
 
 
 def _waited(command: Sequence[str]) -> int:
-    """Run a command to its end; an interrupt reaches it, and its results are awaited."""
+    """Run a command and return its exit code. An interrupt is passed on to the command, which then
+    has 60 s to end."""
     process = subprocess.Popen(command, stdout=sys.stderr)
     try:
         return process.wait()

@@ -13,28 +13,28 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 QUANTILES = 33
-"""Points of the distribution of a floating input."""
+"""Number of quantiles that describe the values of a floating input."""
 SAMPLED = 8192
-"""Elements of one call that enter the quantiles."""
+"""Largest number of elements of one call that are sampled for the quantiles."""
 MASK_VALUES = 4
-"""Most distinct values of a floating tensor that counts as a mask; it must have more elements."""
+"""A floating tensor with at most this many distinct values, and more elements, counts as a mask."""
 KEPT = 4
-"""Number of calls whose integer and mask tensors are kept."""
+"""Number of calls whose integer and mask tensors are stored."""
 
 
 class TooLarge(Exception):
-    """The copies exceed the quota. One line."""
+    """The copies exceed the quota. The message is one line."""
 
 
 @dataclass
 class Quota:
-    """Bytes that all copies of a capture may take."""
+    """Limit in bytes on all copies of a capture together."""
 
     limit: int
     used: int = 0
 
     def take(self, count: int, what: str) -> None:
-        """Count `count` bytes. Raises TooLarge."""
+        """Count `count` bytes for `what`. Raises TooLarge if the limit is exceeded."""
         if self.used + count > self.limit:
             raise TooLarge(
                 f"{what} takes {(self.used + count) / 2**20:.0f} MiB, over the quota of "
@@ -53,11 +53,11 @@ class Input:
     stride: tuple[int, ...]
     device: str
     drawn: bool
-    """True if it is drawn from quantiles, False if its values are kept."""
+    """True if the task draws this input from quantiles; False if recorded values are used."""
     requires_grad: bool = False
     kept: list[Tensor] = field(default_factory=list)
     pieces: list[Tensor] = field(default_factory=list)
-    """Sampled elements, float64."""
+    """Elements sampled for the quantiles, one float64 tensor for each call."""
     low: float = 0.0
     high: float = 0.0
     other_strides: bool = False
@@ -72,7 +72,7 @@ class Input:
             self.kept.append(copy(tensor))
 
     def quantiles(self) -> list[float]:
-        """Return the points of the distribution, from the least to the largest value."""
+        """Return `QUANTILES` quantiles of the values, from the smallest to the largest value."""
         import torch
 
         values = torch.cat(self.pieces).sort().values
@@ -98,7 +98,7 @@ def new_input(name: str, tensor: Tensor, quota: Quota) -> Input:
 
 
 def copy(tensor: Tensor) -> Tensor:
-    """Return a copy on the CPU, contiguous."""
+    """Return a contiguous copy on the CPU."""
     import torch
 
     return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)

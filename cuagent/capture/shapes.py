@@ -1,8 +1,8 @@
 """Judge an attempt on every recorded shape of a captured module, and weigh the results by calls.
 
 Each shape is a separate task (`shape_2.py`) with separate secret inputs and timing.
-A shape on which the attempt is rejected, or surely slower, keeps the original module, as an
-exported package does for calls that no verdict covers.
+On a shape where the attempt is rejected or surely slower, the original module is used and counts as
+1x. An exported package does the same.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cuagent.verify.referee import Isolation
 
 MOST_JUDGED = 8
-"""Shapes that are judged, the most frequent first; the others count as the original module."""
+"""Largest number of shapes that are judged, the most frequent first; others count as 1x."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ class ShapeResult:
     covered: bool
     """True if the attempt is used for this shape; else the original module."""
     why: str
-    """Reason of the original module; "" if covered."""
+    """Reason why the original module is used; "" if the attempt is used."""
     speedup: float = 1.0
-    """Eager time over the time with the attempt, or 1."""
+    """Eager time over the attempt's time; 1 if the original module is used."""
     low: float = 1.0
     high: float = 1.0
     eager_s: float | None = None
     """Seconds of one call in eager mode; None if it was not timed."""
     domain: Domain | None = None
-    """Form of the calls that an accepted verdict covers; None if the original module stays."""
+    """Calls that the accepted verdict covers; None if the original module is used."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ class ShapesResult:
 
     shapes: tuple[ShapeResult, ...]
     share: float
-    """Part of the script's steps that the module took."""
+    """Share of the time of the script's steps that the module took."""
 
     @property
     def weighted(self) -> float:
-        """Speedup of all recorded calls together, with the original module where it stays."""
+        """Speedup of the total time of all recorded calls; the original module counts as 1x."""
         known = [s for s in self.shapes if s.eager_s is not None]
         mean = sum(s.calls * (s.eager_s or 0) for s in known) / max(1, sum(s.calls for s in known))
         times = [(s.calls * (s.eager_s or mean), s.speedup) for s in self.shapes]
@@ -75,7 +75,7 @@ class ShapesResult:
 
     @property
     def script(self) -> float:
-        """Speedup of the script's steps that follows from the share (Amdahl)."""
+        """Speedup of the script's steps that follows from `weighted` and `share` (Amdahl's law)."""
         return 1 / (1 - self.share + self.share / self.weighted)
 
     def to_json(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class ShapesResult:
 
 
 def manifest_of(task: Task) -> dict[str, Any] | None:
-    """Return the manifest of a captured task; None for another task."""
+    """Return the manifest of a captured task; None if the task was not captured."""
     file = task.path.with_name(MANIFEST)
     if task.path.name != FOLDER_FILE or not file.is_file():
         return None
@@ -135,7 +135,8 @@ def judge_shapes(
 
 
 def lines(found: ShapesResult) -> list[str]:
-    """Return one line for each shape, then the weighted mean, the worst shape and the script's."""
+    """Return one line for each shape, then lines on the weighted speedup, the worst shape and the
+    script."""
     rows = []
     for shape in found.shapes:
         name = shape.task or "other calls"

@@ -1,9 +1,9 @@
 """Collect the definitions that a class of the user's script needs, from the live process.
 
-Names are resolved in the running module: classes and functions give their text, imports are written
-again, and plain data is written as its value at the time of the capture. So the script's own work
-(argument parsing, data loading) does not run again. Not covered: names that code looks up in
-globals().
+Each name is looked up in the running module. Classes and functions are copied as source, imports
+are written again, and plain data is written as its value at the time of the capture. So the
+script's own work (argument parsing, data loading) is not part of the task. Not covered: names that
+code looks up in globals().
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from cuagent.capture.encode import Encoder, Unsupported
 
 TOKENS = re.compile("\x00([^\x01]*)\x01([^\x02]*)\x02")
 LONGEST_VALUE = 20_000
-"""Characters of the largest piece of plain data that is embedded."""
+"""Largest number of characters of one piece of plain data that is embedded."""
 
 
 def is_library(module: str) -> bool:
-    """Return True for a module of Python, an installed package or cuagent."""
+    """Return True for a module of the standard library, an installed package or cuagent."""
     if module == "__main__":
         return False
     if module.partition(".")[0] in (*sys.stdlib_module_names, "torch", "cuagent"):
@@ -48,7 +48,7 @@ def is_library(module: str) -> bool:
 
 
 class Sources:
-    """Texts of the user's modules, reduced to the needed definitions."""
+    """Sources of the user's modules, reduced to the definitions that were asked for."""
 
     def __init__(self) -> None:
         self._pieces: dict[str, dict[tuple[int, str], str]] = {}
@@ -61,13 +61,14 @@ class Sources:
         """Names whose values could not be written."""
 
     def need_tokens(self, text: str) -> None:
-        """Collect every class and function that a text of `Encoder` refers to."""
+        """Collect every class and function that has a token in a text of `Encoder`."""
         for module, name in TOKENS.findall(text):
             if not is_library(module):
                 self.need(module, name.partition(".")[0])
 
     def need(self, module: str, name: str) -> None:
-        """Collect the definition of a top-level name of a user's module, and the names in it."""
+        """Collect the definition of a top-level name of a user's module, and recursively those of
+        the names that it uses."""
         if (module, name) in self._seen:
             return
         self._seen.add((module, name))
@@ -89,10 +90,10 @@ class Sources:
     def resolve(
         self, text: str, *, in_modules: bool = False, of: str | None = None
     ) -> tuple[str, list[str]]:
-        """Replace the tokens of a text; return it with the imports that it needs.
+        """Replace the tokens of a text by names; return the text and the imports that it needs.
 
-        `in_modules`: the user's definitions are in `_modules`, by the names of their modules. `of`
-        is the user's module that the text is part of.
+        `in_modules` is True if the task holds the user's modules in the dict `_modules`. `of` is
+        the user's module that the text is part of; None for the task itself.
         """
         imports: set[str] = set()
         modules = self.modules()
@@ -109,7 +110,7 @@ class Sources:
         return TOKENS.sub(name, text), sorted(imports)
 
     def modules(self) -> list[str]:
-        """Return the names of the user's modules, in the order in which they import each other."""
+        """Return the names of the user's modules, each after the modules that it imports."""
         order: list[str] = []
         for module in self._pieces:
             self._visit(module, order, [])
@@ -137,7 +138,7 @@ class Sources:
         return "\n".join([*imports, re.sub(r"\n{4,}", "\n\n\n", body)]).strip("\n")
 
     def has_future_annotations(self, module: str) -> bool:
-        """Return True if the module's annotations are not evaluated."""
+        """Return True if the module has `from __future__ import annotations`."""
         return module in self._future
 
     def _read(self, module: str) -> None:
@@ -233,7 +234,7 @@ class Sources:
 
 
 def _global_names(text: str) -> list[str]:
-    """Return the names that a statement reads from its module; its own local names are left out."""
+    """Return the global names that a statement reads."""
     found: dict[str, None] = {}
     tables = [symtable.symtable(text, "<statement>", "exec")]
     while tables:
@@ -247,7 +248,7 @@ def _global_names(text: str) -> list[str]:
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements of a module, also those under conditions, with and try."""
+    """Yield the statements of a module, also those inside `if`, `with` and `try`."""
     for statement in body:
         yield statement
         for field in ("body", "orelse", "finalbody"):
@@ -270,6 +271,6 @@ def _bound(statement: ast.stmt) -> list[str]:
 
 
 def _matching(statements: Sequence[ast.stmt], value: Any) -> ast.stmt:
-    """Return the definition that the live value came from; the last one if none matches."""
+    """Return the definition of the live `value`, by its line; the last one if none matches."""
     line = getattr(getattr(value, "__code__", None), "co_firstlineno", None)
     return next((s for s in statements if s.lineno == line), statements[-1])

@@ -1,4 +1,6 @@
-"""Write a live module as a table: classes, attributes, and the forms of parameters and buffers.
+"""Write a live module as a table with one row for each submodule.
+
+A row has the class, the attributes, and dtype and shape of the parameters and buffers.
 
 The table rebuilds the module without its constructor's arguments, also if the script changed the
 module after its construction (tied weights, frozen parameters, replaced layers). Hooks are not part
@@ -17,22 +19,22 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 REBUILT = ("_flat_weights", "_flat_weight_refs")
-"""Attributes of recurrent modules that their parameters determine."""
+"""Attributes of recurrent modules that are rebuilt from their parameters instead of written."""
 IGNORED = ("_compiled_call_impl", "_is_hf_initialized", "_forward_hooks_with_kwargs")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 @dataclass
 class Structure:
-    """The table of a module, its tensors, and the parts that are left out."""
+    """The table of a module, its tensors, and notes on parts that the table omits."""
 
     rows: list[str] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    """Parameters and persistent buffers by their first name in the state dict, not copied."""
+    """Parameters and persistent buffers (not copies) by their first name in the state dict."""
     tied: list[str] = field(default_factory=list)
     hooks: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
-    """Attributes that could not be written, with their kinds."""
+    """One line for each attribute that could not be written, with the reason."""
     modules: int = 0
 
 
@@ -95,7 +97,8 @@ def _note_hooks(module: nn.Module, path: str, found: Structure) -> None:
 
 
 def _attributes(module: nn.Module, path: str, found: Structure, encode: Encoder) -> str:
-    """Return the attributes as text; those that cannot be written are left out and noted."""
+    """Return the attributes as the text of a dict; those that cannot be written are added to
+    `found.skipped`."""
     import torch
 
     own = vars(torch.nn.Module())
@@ -155,14 +158,16 @@ def _buffers(
 
 
 def _form(tensor: Tensor, *, trained: bool) -> str:
-    """Return dtype, shape, if it is trained, and the stride of another order of dimensions."""
+    """Return a tensor's form as the text of a tuple: dtype, shape, then, unless they are default,
+    if it is trained and its strides."""
     stride = _permuted_stride(tensor)
     rest = f", {trained}, {stride}" if stride is not None else "" if trained else ", False"
     return f"({_dtype(tensor)!r}, {tuple(tensor.shape)}{rest})"
 
 
 def _permuted_stride(tensor: Tensor) -> tuple[int, ...] | None:
-    """Return the stride of a tensor without gaps that is not contiguous; else None."""
+    """Return the strides of a dense tensor with another order of dimensions; None for a contiguous
+    tensor or one with gaps."""
     if tensor.is_contiguous():
         return None
     packed = 1

@@ -1,9 +1,9 @@
-"""Time the user's script without and with the result in the place of the captured module.
+"""Time the user's script with the original module, and with the kernel in its place.
 
-The script runs four times, in alternation, in new processes. The kernel runs for the shapes
-on which it was accepted, without gradients and in the recorded mode; the original module runs for
-all other calls, as in an exported package. Not covered: modules that return objects around
-tensors, and arguments with tensors inside containers.
+The script runs four times in new processes, alternately without and with the kernel. The kernel
+runs for the shapes on which it was accepted, without gradients and in the recorded mode; the
+original module runs for all other calls, as in an exported package. Not covered: modules that
+return objects which hold tensors, and arguments with tensors inside containers.
 """
 
 from __future__ import annotations
@@ -25,30 +25,33 @@ if TYPE_CHECKING:
     from cuagent.task import Task
 
 PAIRS = 2
-"""Runs of the script without the kernel, and as many with it."""
+"""Number of runs of the script without the kernel; there are as many with it."""
 
 
 class SwapRefused(Exception):
-    """The script cannot be timed with the kernel. One line."""
+    """The script cannot be timed with the kernel. The message is one line."""
 
 
 @dataclass(frozen=True)
 class ScriptTiming:
-    """Wall times of the script's steps, and of the whole script, without and with the kernel."""
+    """Wall times in seconds of the script's steps and of the whole script, one for each run.
+
+    `before` is without the kernel, `after` with it.
+    """
 
     before_s: tuple[float, ...]
     after_s: tuple[float, ...]
     whole_before_s: tuple[float, ...]
     whole_after_s: tuple[float, ...]
     swapped: int
-    """Calls in which the kernel ran, in the last run with it."""
+    """Number of calls in which the kernel ran, in the last run with it."""
     calls: int
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """Return the measured times as lines; two runs each show no interval, only a range."""
+        """Return the measured times as lines of text; each time is a range over the runs."""
         before, after = statistics.median(self.before_s), statistics.median(self.after_s)
         whole = [statistics.median(x) for x in (self.whole_before_s, self.whole_after_s)]
         apart = min(self.before_s) > max(self.after_s) or min(self.after_s) > max(self.before_s)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Swapper:
     """Patch of `nn.Module.__call__` that runs a candidate in place of the captured module.
 
-    It also times the steps of the script; without a candidate it only does that.
+    It also times the steps of the script. Without a candidate it only times them.
     """
 
     def __init__(self, module: str, order: dict[str, Any]) -> None:
@@ -40,7 +40,8 @@ class Swapper:
         self.steps: list[tuple[float, float]] = []
         self.swapped, self.calls, self.problem = 0, 0, ""
         self.spent, self.first_spent = 0.0, 0.0
-        """Seconds of compilation and first calls of the kernel, after the first step and in it."""
+        """Seconds to build the kernel and call it for the first time, after the script's first step
+        and during it. They are subtracted from the measured times."""
         self._warm: set[tuple[int, object]] = set()
         self._new: dict[int, nn.Module] = {}
         self._depth = 0
@@ -63,7 +64,8 @@ class Swapper:
                 self.steps.append((begin, time.perf_counter()))
 
     def window(self) -> float:
-        """Return the seconds from the end of the first step to the end of the last."""
+        """Return the seconds from the end of the first step to the end of the last one, without the
+        time in `spent`; if there is only one step, its seconds."""
         if not self.steps:
             return 0.0
         first, last = self.steps[0], self.steps[-1]
@@ -74,7 +76,7 @@ class Swapper:
     def _replacement(
         self, module: nn.Module, args: Any, kwargs: dict[str, Any]
     ) -> tuple[nn.Module | None, list[Any]]:
-        """Return the kernel's module and its inputs; None where the original runs."""
+        """Return (kernel's module, its inputs) for a call; (None, []) if the original must run."""
         import torch
 
         if not matches(self.target, *self.names.of(module)):
@@ -99,7 +101,10 @@ class Swapper:
         return self._new[id(module)], given
 
     def _warm_up(self, module: nn.Module, form: object, given: list[Any]) -> None:
-        """Build the kernel's module and call it once on copies; the time is not the script's."""
+        """Build the kernel's module and call it once on copies of the inputs.
+
+        The time is added to `spent` or `first_spent`.
+        """
         begin = time.perf_counter()
         if id(module) not in self._new:
             self._new[id(module)] = self._built(module)
@@ -114,7 +119,7 @@ class Swapper:
         self.first_spent += 0.0 if self.steps else elapsed
 
     def _built(self, module: nn.Module) -> nn.Module:
-        """Return the kernel's module with the tensors of the original."""
+        """Return the kernel's module, with the original's parameters and buffers (no copies)."""
         assert self.candidate is not None
         folder = str(Path(self.candidate).parent)
         spec = importlib.util.spec_from_file_location("model_new", self.candidate)

@@ -1,7 +1,7 @@
-"""Texts of the helpers in a captured task.
+"""Source texts of the helper functions in a captured task.
 
-A candidate includes the helpers that `Model` uses, and runs without the files of the folder: its
-parameters are then zeros until a state dict is loaded.
+A candidate also contains the helpers that `Model` uses. It runs without the folder's files: its
+parameters are zeros until a state dict is loaded.
 """
 
 BUILD = '''

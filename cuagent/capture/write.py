@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 
 RESERVED = ("Model", "get_inputs", "get_init_inputs", "torch", "nn")
 STANDARD = ("base64", "hashlib", "io", "linecache", "pathlib", "pickle", "sys", "types", "zlib")
-"""Modules of Python that the helpers of a task use."""
+"""Modules of the standard library that the helpers in a task use."""
 PLACES = re.compile("\x03(\\d+)\x04")
 MOST_TEXT = 3 << 20
-"""Characters of the longest task; `cuagent.task.source` reads 4 MiB."""
+"""Largest number of characters of a task; `cuagent.task.source` reads 4 MiB."""
 
 
 class WriteError(Exception):
-    """The capture cannot be written. One line."""
+    """The capture cannot be written. The message is one line."""
 
 
 def write_capture(recorder: Recorder, out: Path, script: str, facts: dict[str, Any]) -> list[str]:
     """Write the folder and return the names of its tasks, the main one first.
 
-    `facts` joins the manifest. Raises WriteError and OSError.
+    `facts` are added to the manifest. Raises WriteError and OSError.
     """
     snapshot = recorder.snapshot
     assert snapshot is not None
@@ -83,7 +83,7 @@ def write_capture(recorder: Recorder, out: Path, script: str, facts: dict[str, A
 
 
 def _main_form(shapes: Sequence[Shape]) -> list[Shape]:
-    """Return the shapes of the most frequent form, by falling counts."""
+    """Return the shapes with the most frequent call form (`Shape.form`), the most calls first."""
     totals: dict[object, int] = {}
     for shape in shapes:
         totals[shape.form] = totals.get(shape.form, 0) + shape.count
@@ -168,7 +168,7 @@ def _in_modules(snapshot: Snapshot) -> bool:
 
 
 def _collides(snapshot: Snapshot) -> bool:
-    """Return True if the user's only module defines a name that the task defines too."""
+    """Return True if there is one user's module, and it defines a name that the task needs."""
     modules = snapshot.sources.modules()
     if len(modules) != 1:
         return False
@@ -179,7 +179,8 @@ def _collides(snapshot: Snapshot) -> bool:
 
 
 def _user_text(snapshot: Snapshot) -> str:
-    """Return the user's definitions: flat for one module, else as modules of their own."""
+    """Return the user's definitions as text: at the top level, or each module in a string that the
+    task executes as a module."""
     sources = snapshot.sources
     modules = sources.modules()
     if not modules:
@@ -201,7 +202,7 @@ def _safe(module: str) -> str:
 
 
 def _model(snapshot: Snapshot, shape: Shape) -> str:
-    """Return the class Model: the user's class, rebuilt from the table."""
+    """Return the text of class Model: a subclass of the user's class, built from the table."""
     lines = [
         f"class Model({reference(snapshot.reference)}):",
         "    def __init__(self):",
@@ -240,7 +241,7 @@ def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _repeats_only(known: Input) -> bool:
-    """Return True if no two elements share memory except by `expand`."""
+    """Return True if elements share memory only in dimensions of stride 0, as after `expand`."""
     extent = 1
     for step, size in sorted(zip(known.stride, known.shape, strict=True)):
         if step == 0 or size == 1:
@@ -252,7 +253,7 @@ def _repeats_only(known: Input) -> bool:
 
 
 def _flags(flags: dict[str, Any]) -> list[str]:
-    """Return the lines that set torch's flags as the script had set them."""
+    """Return lines of code that set torch's flags as the script had; usual values are left out."""
     from cuagent.task.settings import TorchSettings
 
     usual = TorchSettings().flags
@@ -321,8 +322,11 @@ def _manifest(
 
 
 def _positions(shape: Shape) -> dict[str, Any]:
-    """Return, for each argument, if it is just a tensor; and "swappable": True if no tensor is
-    inside another argument and the output is plain."""
+    """Return manifest entries on the arguments.
+
+    `positional` and `named` tell for each argument if it is a tensor. `swappable` is True if no
+    tensor is nested in an argument and the output is plain.
+    """
     call = shape.call
     places = [PLACE.format(number) for number in range(len(call.names))]
     texts = [*call.positional, *call.named.values()]

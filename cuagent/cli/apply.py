@@ -90,7 +90,10 @@ def apply(
 
 
 def _guarded(attempt: Attempt, task: Task, judgement: Judgement, run: str) -> dict[str, str]:
-    """Return the files that run the kernel for verified calls. Raises Refused."""
+    """Return the text of each file to write, by path; the files run the kernel for verified calls.
+
+    Raises Refused.
+    """
     from cuagent.package import ExportError
     from cuagent.package.guarded import FOLDER, guarded_files
 
@@ -119,13 +122,13 @@ def _install(files: Mapping[str, str], place: Path, run: str, *, force: bool) ->
 
 
 def refuse_slower(judgement: Judgement, *, force: bool) -> None:
-    """Raise Refused for a kernel that measured slower than the module or rung it replaces."""
+    """Raise Refused, unless `force`, if the kernel surely is slower than eager or a rung."""
     if not force and (why := slower(judgement)):
         raise Refused(f"{why}, so nothing was written; to write it anyway, give --force")
 
 
 def slower(judgement: Judgement) -> str:
-    """Return a line that names what the kernel is slower than; "" if it is not surely slower."""
+    """Return a line that says what the kernel surely is slower than; "" if nothing."""
     from cuagent.ui.table import baseline_name
 
     name = judgement.slower_than
@@ -188,5 +191,5 @@ def _put(files: Mapping[str, str], place: Path) -> None:
 
 
 def _bytes(text: str) -> bytes:
-    """Encode a file of a log; a lone surrogate, which no source needs, is written as an escape."""
+    """Encode text from a log as UTF-8; lone surrogates, as in a forged log, become escapes."""
     return text.encode("utf-8", "backslashreplace")

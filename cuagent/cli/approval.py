@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from cuagent.agent.tools import Context, Tool, ToolResult
 
 Ask = Callable[[str, str, "Context"], str | None]
-"""Shows a command and asks the user a question; returns None for an interrupt."""
+"""Function that shows a command and asks the user a question. Returns the answer; None after an
+interrupt."""
 ASKED = ("bash",)
 YES = ("y", "yes")
 ALWAYS = ("a", "always")
@@ -31,15 +32,15 @@ KIND = ("k", "kind")
 KEYS = "allow this command? y: yes, a: always this command{kind}, n or why not: no"
 ALWAYS_KIND = ", k: always {programs}"
 HARMLESS = re.compile(r"(?<![^\s])(?:2>&1|[12&]?>{1,2}\s*/dev/null)(?=$|[\s;|&])")
-"""Redirections that write nowhere."""
+"""Matches redirections that write no file, such as `2>&1` and `> /dev/null`."""
 OPERATORS = ("&&", "||", ";", "|")
-"""Operators that may separate the programs of a plain command line."""
+"""Operators that may separate the calls in a plain command line."""
 PROGRAM = re.compile(r"[\w./+-]+")
 SHELL = ("bash", "sh", "dash", "zsh", "eval", "exec", "source", ".", "command", "coproc")
 LAUNCHERS = ("env", "xargs", "sudo", "su", "nohup", "nice", "time", "timeout", "setsid")
 WORDS = ("if", "then", "elif", "else", "fi", "for", "while", "until", "do", "done", "case", "esac")
 STARTERS = frozenset((*SHELL, *LAUNCHERS, *WORDS, "select", "function"))
-"""Programs that start another program, and shell keywords: never allowed by name."""
+"""Programs that start other programs, and shell keywords. They cannot be allowed by name."""
 
 
 @dataclass
@@ -50,13 +51,13 @@ class Allowed:
     programs: set[str] = field(default_factory=set)
 
     def covers(self, command: str) -> bool:
-        """True if the command needs no further approval."""
+        """Return True if the command needs no further approval."""
         kind = programs(command)
         return command in self.commands or (bool(kind) and set(kind) <= self.programs)
 
 
 def approved(tools: Sequence[Tool], mode: str, ask: Ask | None = None) -> tuple[Tool, ...]:
-    """Return the tools; those that run commands ask first if `mode` requires it."""
+    """Return the tools, changed so that those that run commands ask first if `mode` requires it."""
     if mode == "yolo" or (mode == "auto" and _confined()):
         return tuple(tools)
     allowed = Allowed()

@@ -12,7 +12,7 @@ from cuagent.cli.exits import Exit
 from cuagent.cli.trust import require_agreement
 
 SHOWN = 12
-"""Most contradictions printed."""
+"""Largest number of contradictions that are printed."""
 
 
 def audit(

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from cuagent.timing import Floor
 
 WIDTH = 100
-"""Columns of a file or a pipe."""
+"""Width in columns of the table in a file or a pipe."""
 LEFT = (0, 2)
-"""Left-aligned columns (names and ratios); the others are right-aligned."""
+"""Indices of the left-aligned columns (names and ratios); the others are right-aligned."""
 
 
 HEAD = ("rung", "time", "over eager", "roof", "error", "start", "memory")
 BELOW = ("", "", "over eager", "of the roofline", "error", "to start", "of memory")
-"""Labels after a figure that is printed below its row for lack of width."""
+"""Label of each column, written after a figure that is printed below its row for lack of width."""
 ABOVE = (
     "over 100% of the roofline: the machine was busy when its limits were measured, or less "
     "arithmetic suffices"

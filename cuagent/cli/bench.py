@@ -106,7 +106,10 @@ def _name_of(source: str) -> str:
 
 
 def _problems(source: str, root: Path | None, levels: str, wanted: str, out: Path) -> list[Problem]:
-    """Return the problems of a source. Raises BenchError and Refused."""
+    """Return the problems of a source (`kernelbench`, a folder or a parquet file).
+
+    Raises BenchError and Refused.
+    """
     from cuagent.bench import problems
 
     if source == KERNELBENCH:
@@ -200,9 +203,9 @@ def _run(
 
 
 def _require_all_parts() -> None:
-    """Refuse to start without the skill, which each problem reads: all would fail at their end.
+    """Raise Refused if the package has no skill folder, because every problem would fail without.
 
-    Its folder is a part of the package only where cuagent is installed. Raises Refused.
+    The folder exists only where cuagent is installed.
     """
     from cuagent.agent.prompt import skill
 
@@ -225,7 +228,7 @@ def _engine(placed: tuple[str, int, int | None], device: str, out: Path) -> tupl
 
 
 def _device_name(device: str, placed: tuple[str, int, int | None]) -> str:
-    """Return the name of the device that results are valid for, found in a separate process.
+    """Return the name of the device, found in a separate process. It is part of a result's key.
 
     Raises Refused if there are fewer GPUs than asked for.
     """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 CAPTURED = Path("captured")
 SETTINGS = {"ignore_unknown_options": True}
-"""Options that cuagent does not know belong to the script."""
+"""Settings of the command for click: unknown options are passed to the user's script."""
 
 Module = Annotated[
     str | None,
@@ -101,8 +101,11 @@ def captured(order: Order, folder: Path) -> tuple[dict[str, Any], dict[str, Any]
 
 
 def capture_for_run(script: str, module: str, arguments: str) -> Path:
-    """Capture a module of a script for `optimize`; return the folder. Raises Refused and the
-    errors of `captured`."""
+    """Capture a module of a script for `optimize` and return the folder.
+
+    `arguments` are those of the script, as on a command line. Raises Refused and the errors of
+    `captured`.
+    """
     from cuagent.capture.run import Order
 
     refuse_script(Path(script))
@@ -121,7 +124,7 @@ def capture_for_run(script: str, module: str, arguments: str) -> Path:
 
 
 def report(manifest: dict[str, Any], checked: dict[str, Any], folder: Path) -> list[str]:
-    """Return the lines on a capture: shapes, share, notes and the next command."""
+    """Return the report on a capture as lines: shapes, share, notes and the next command."""
     from cuagent.capture.listing import gain_line, shape_lines
     from cuagent.capture.run import calls_with_gradients, notes
 
@@ -145,14 +148,14 @@ def report(manifest: dict[str, Any], checked: dict[str, Any], folder: Path) -> l
 
 
 def refuse_script(script: Path) -> None:
-    """Raise Refused unless the script is a file."""
+    """Raise Refused if `script` is not a file."""
     if not script.is_file():
         what = "is a folder; give a script" if script.is_dir() else "no such file"
         raise Refused(f"{script}: {what}")
 
 
 def default_folder(module: str) -> Path:
-    """Return a new folder for a module's name."""
+    """Return the path of a folder that does not exist yet, named after the module."""
     name = re.sub(r"[^\w.]+", "_", module).strip(".") or "module"
     folder, number = CAPTURED / name, 2
     while folder.exists():

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cuagent.ui.terminal import Terminal
 
 NARROWEST = 20
-"""Columns; nothing is broken into narrower pieces."""
+"""Smallest width in columns to which text is wrapped."""
 
 
 @dataclass
@@ -35,15 +35,15 @@ class Session:
     view: Terminal
     prompt: Prompt
     draft: str = ""
-    """Text to prefill in the prompt at the user's next turn."""
+    """Text that is put into the input line at the user's next turn."""
     first: tuple[Hook, ...] = ()
-    """Hooks that open the run, before those of every step."""
+    """Hooks that run before `INTERACTIVE`, to open the run."""
 
     def __post_init__(self) -> None:
         self.user_commands = UserCommands(self.say, self.run.inbox.put)
 
     def interrupt(self) -> None:
-        """End the running step and the user's own commands."""
+        """Interrupt the agent's step and kill the user's running commands."""
         self.user_commands.end()
         self.run.cancel()
 
@@ -53,7 +53,7 @@ class Session:
         self.view.say(Text(line, style) for line in lines)
 
     def say_rows(self, *rows: tuple[str, str]) -> None:
-        """Show label and value rows, the values aligned and uncut."""
+        """Show (label, value) rows with aligned values, which are never cut."""
         self.view.say(label_lines(rows, self.width))
 
     @property

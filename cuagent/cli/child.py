@@ -14,12 +14,13 @@ from typing import Any
 from cuagent.cli.exits import Refused
 
 LIMIT_S = 600
-"""Seconds that the child may take; measuring the rates of a device takes most."""
+"""Time limit of the child in seconds; measuring a device's rates takes the longest."""
 
 
 def ask_child(statements: str, value: str, problem: str) -> Any:
-    """Return the value of the Python expression `value` after `statements`, by way of JSON.
+    """Run Python `statements` in a child process and return the value of the expression `value`.
 
+    The value is transferred as JSON.
     Raises Refused with `problem` and the last line of the error if the child fails.
     """
     code = f"import json; {statements}; print(json.dumps([{value}]))"

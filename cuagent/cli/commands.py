@@ -1,7 +1,7 @@
-"""The table of commands, and a group that imports the module of a command when it is called.
+"""The table of commands, and a group that imports a command's module only when it is called.
 
-Help and completion of the first word read the table alone, so `cuagent --help` and each command
-start without the modules of the other commands.
+`cuagent --help` and the completion of command names read only the table. So no command waits for
+the imports of the others.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ COMMANDS = {
         "Turn runs into a better policy: RFT, value pretraining, PPO.",
     ),
 }
-"""Place (`module of cuagent.cli:name`) and first sentence of the help of each command."""
+"""By command: (`module of cuagent.cli:name`, first sentence of its help)."""
 
 
 class Commands(TyperGroup):
-    """Group of commands whose entries hold the summary until they are called."""
+    """Group of commands. An entry holds only its summary until the command is called."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -87,4 +87,4 @@ def load(name: str) -> Any:
 
 
 def _nothing() -> None:
-    """Callback of the holder; it makes typer return a group for a single command too."""
+    """Empty callback; with a callback typer returns a group even for a single command."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 HEAD = 27
-"""Columns before the text of a finding."""
+"""Width in columns of the part before the text of a finding."""
 
 
 def doctor(

@@ -30,11 +30,11 @@ class Exit(IntEnum):
 
 
 class Refused(Exception):
-    """The request cannot be carried out. One line: what, where, what to do."""
+    """The request cannot be carried out. The message is one line: what, where, what to do."""
 
 
 class Crash(Exception):
-    """An internal error of cuagent. One line that names the file of the traceback."""
+    """An internal error of cuagent. The message is one line that names the traceback's file."""
 
 
 EXPECTED = {
@@ -62,7 +62,8 @@ EXPECTED = {
     "OracleLost": Exit.INFRASTRUCTURE,
     "SandboxError": Exit.INFRASTRUCTURE,
 }
-"""Exit codes of the packages' errors, whose text is a line for the user; by name, not imported."""
+"""Exit codes of the packages' expected errors, whose message is one line for the user. Errors are
+listed by class name, so that their packages are not imported."""
 
 
 def exit_for(error: BaseException) -> Exit | None:
@@ -87,7 +88,7 @@ def print_stderr(text: str) -> None:
 
 
 def _broken(line: str, width: int) -> list[str]:
-    """Split the line after semicolons, then at blanks if a piece is still too long."""
+    """Break a line into pieces of `width` columns: after semicolons, else at blanks."""
     from cuagent.ui.text import wrap
 
     *others, last = line.split("; ")
@@ -103,7 +104,7 @@ def _broken(line: str, width: int) -> list[str]:
 def crashes_to(folder: Path | None) -> Iterator[None]:
     """Write the traceback of an unexpected error into `folder` and raise Crash instead.
 
-    None stands for a new file in the system's folder for temporary files.
+    If `folder` is None, the file is created in the system's folder for temporary files.
     """
     try:
         yield
@@ -119,7 +120,7 @@ def crashes_to(folder: Path | None) -> Iterator[None]:
 
 
 def _written(text: bytes, folder: Path | None) -> Path:
-    """Write the text into the run's folder, never through a link, and return the file."""
+    """Write a traceback to a new file in `folder`, never through a link, and return its path."""
     import tempfile
 
     from cuagent.record import write_file

@@ -100,7 +100,10 @@ def export(
 
 
 def _write_as(form: Form, out: Path, write: Callable[[Path], str]) -> None:
-    """Call `write` with the folder of a package, convert it to `form`, and say what was written."""
+    """Write a package with `write`, convert it to `form`, and print what was written.
+
+    `write` takes the folder and returns a line that describes the package.
+    """
     from tempfile import TemporaryDirectory
 
     from cuagent.package import hub_repository
@@ -133,13 +136,16 @@ def _write_attempt(
 
 
 def capabilities(names: str) -> list[str]:
-    """Return the compute capabilities of `sm_80,sm_90` as the loader names them. Raises Refused."""
+    """Return the compute capabilities in a list such as `sm_80,sm_90`, as the loader names them.
+
+    Raises Refused.
+    """
     found = []
     for name in filter(None, (part.strip() for part in names.split(","))):
         match = re.fullmatch(r"sm_(\d{2,3})a?", name)
         if match is None:
             raise Refused(f"--arch {name}: not an architecture; name some as sm_80,sm_90")
-        # As the loader on such a device: code with "a" may use all of its instructions.
+        # As the loader does on such a device: the "a" variant may use all of its instructions.
         found.append(match[1] + ("a" if int(match[1]) >= 90 else ""))
     return list(dict.fromkeys(found))
 
@@ -169,12 +175,12 @@ def write_result(
     names: Sequence[str] = (),
     run: Path | None = None,
 ) -> str:
-    """Export the result of a run and return a line that names it; `run` is the run's folder.
+    """Export the result of a run to `out` and return a line that names it.
 
-    Kernels are compiled ahead of time for the compute capabilities in `names`.
-
-    It is an attempt that is faster than the best rung; else the best rung; else a correct attempt,
-    if no ladder was measured. `attempts` maps digests. Raises Refused without a result.
+    The result is an attempt that is faster than the best rung; else the best rung; else a correct
+    attempt, if no ladder was measured. `attempts` holds the attempts by digest. Kernels are
+    compiled ahead of time for the compute capabilities `names`. `run` is the run's folder. Raises
+    Refused if there is no result.
     """
     from cuagent.judgement import Result, free_of, result_of
     from cuagent.package import export_rung

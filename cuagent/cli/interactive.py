@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from cuagent.events import Emit, Event
 
 LONG = 10.0
-"""Seconds of work after which its end is notified."""
+"""The user is notified of the end of work that took longer than this many seconds."""
 CONTINUE = "Go on."
-"""Message that an empty line sends to a model that waits for an answer."""
+"""Message that is sent for an empty line if the model waits for an answer."""
 LIMITS = (Stop.STEP_LIMIT, Stop.COST_LIMIT, Stop.TIME_LIMIT, Stop.DEVICE_LIMIT)
 
 
@@ -83,7 +83,10 @@ def run_session(plan: Plan) -> tuple[Run, Stop]:
 
 
 def converse(session: Session, *, resumed: bool = False) -> Stop:
-    """Alternate work and user input until the user leaves; `resumed`: an earlier run continues."""
+    """Alternate the agent's work and user input until the user leaves.
+
+    `resumed` is True if an earlier run is continued.
+    """
     run = session.run
     with _leaving_on_signals(session.prompt):
         if resumed:
@@ -115,7 +118,8 @@ def converse(session: Session, *, resumed: bool = False) -> Stop:
 def asker(session: Session) -> Ask:
     """Return a function that shows a whole command and asks the user to approve it.
 
-    Slash commands and `!` commands work as usual; then the question is asked again.
+    The user may answer with a slash command or a `!` command: it is run, and the question is asked
+    again.
     """
 
     def ask(command: str, question: str, context: Context) -> str | None:
@@ -150,13 +154,13 @@ def history_file() -> Path:
 
 
 def _welcome(session: Session) -> None:
-    """Show the state of a resumed run; its attempts are already shown."""
+    """Show the state of a resumed run, without its attempts, which were shown before."""
     for line in progress_lines(session.run):
         session.say(line)
 
 
 def _wait_first(session: Session) -> None:
-    """Stay idle until the user sends a message."""
+    """Wait until the user sends a first message."""
     run = session.run
     run.emit = session.view
     announce(run, session.model)
@@ -209,7 +213,8 @@ def _stopped(session: Session) -> Stop:
 
 
 def to_the_end(prompt: Prompt, view: Emit) -> Emit:
-    """Return an emitter that gives the prompt back to the user before the end is shown."""
+    """Return an event sink that passes events to `view`, and gives the prompt back to the user
+    before the end of the run is shown."""
 
     def emit(event: Event) -> None:
         if isinstance(event, RunEnded):
@@ -220,7 +225,7 @@ def to_the_end(prompt: Prompt, view: Emit) -> Emit:
 
 
 def _raise_limit(session: Session) -> None:
-    """Raise the reached limit by its first amount: the user agreed by continuing."""
+    """Raise the limit that stopped the run by its original amount, because the user continues."""
     run, first = session.run, session.settings
     more: dict[Any, dict[str, Any]] = {
         Stop.STEP_LIMIT: {"steps": run.steps + first.max_steps},
@@ -239,7 +244,8 @@ def _notify(settings: Settings, text: str) -> None:
 
 @contextmanager
 def _leaving_on_signals(prompt: Prompt) -> Iterator[None]:
-    """Leave on SIGINT and SIGTERM: keys are read raw, so signals come from other processes."""
+    """Leave the session on SIGINT and SIGTERM. Ctrl-C is read as a key, so signals come from other
+    processes."""
 
     def leave(number: int, frame: object) -> None:
         prompt.leave()

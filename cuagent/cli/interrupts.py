@@ -1,8 +1,8 @@
 """Record Ctrl-C, so that it is never lost.
 
-Python raises KeyboardInterrupt at the current place of the main thread. There it can be swallowed:
-in a weak reference callback or a finalizer, of which an import of torch has thousands, or by code
-that clears every error. So an event also records the interrupt for later checks.
+Python raises KeyboardInterrupt wherever the main thread is. The exception is lost inside a weak
+reference callback or a finalizer (an import of torch runs thousands of them), and in code that
+swallows every error. So an event also records the interrupt for later checks.
 Not covered: an immediate stop of the code that swallowed it.
 """
 
@@ -16,7 +16,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def interrupts_recorded() -> Iterator[threading.Event]:
-    """Raise KeyboardInterrupt on SIGINT and SIGTERM and set the event; main thread only."""
+    """Yield an event; on SIGINT and SIGTERM set it and raise KeyboardInterrupt.
+
+    Only the main thread may call this.
+    """
     interrupted = threading.Event()
 
     def interrupt(number: int, frame: object) -> None:

@@ -11,7 +11,7 @@ import typer
 from cuagent.cli.commands import Commands
 from cuagent.cli.exits import Exit, crashes_to, exit_for, print_stderr
 
-# Plain help: rich's takes longer to load than everything else together.
+# Plain help texts: rich takes longer to import than all the rest.
 app = typer.Typer(
     name="cuagent",
     cls=Commands,
@@ -49,7 +49,7 @@ def main() -> NoReturn:
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command; returns its exit code."""
+    """Run one command line and return its exit code."""
     # some versions of typer vendor click under another name
     usage_error: type[Exception] = typer.BadParameter.__mro__[1]
     try:

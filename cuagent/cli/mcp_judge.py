@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cuagent.task.task import Task
 
 Say = Callable[[str], None]
-"""Reports progress to the client."""
+"""Function that reports a line of progress to the client."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class JudgeThread:
         return await loop.run_in_executor(self._thread, answer)
 
     def judge(self, given: Given) -> LocalJudge:
-        """Return the open judge of that task; reuse it while the task stays the same."""
+        """Return the judge of a task; reuse the open one if it is for the same task."""
         from cuagent.config import resolve
 
         flags = {"device": given.device, "precision": given.precision}
@@ -93,7 +93,7 @@ class JudgeThread:
         return self._judge
 
     def number(self, attempt: Attempt) -> int:
-        """Return the attempt's number, from 1 for each task; equal text has an equal number."""
+        """Return the attempt's number, from 1 for each task; equal attempts have the same number."""
         return self._numbers.setdefault(attempt.digest, len(self._numbers) + 1)
 
     def emit(self, event: Event) -> None:
@@ -123,7 +123,10 @@ class JudgeThread:
 def answer_of(
     text: str, data: dict[str, Any] | None = None, *, failed: bool = False
 ) -> CallToolResult:
-    """Return text for a model with structured figures; secrets are masked in both."""
+    """Return an answer with `text` for the model and `data` as structured content, secrets masked.
+
+    `failed` marks it as an error.
+    """
     redact = redactor()
     words: list[ContentBlock] = [TextContent(type="text", text=redact(text))]
     return CallToolResult(content=words, structured_content=redact(data), is_error=failed)

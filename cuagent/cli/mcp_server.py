@@ -51,12 +51,12 @@ Precision = Annotated[
 RUNS_CODE = ToolAnnotations(
     read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=True
 )
-"""Hints of every tool: it imports the task's file, whose Python is arbitrary, with the user's
-rights outside of the sandbox. A client should ask before it calls one."""
+"""Hints of every tool. A tool imports the task's file, which is arbitrary Python, with the user's
+rights and outside of the sandbox. So a client should ask the user before it calls one."""
 
 
 def serve() -> None:
-    """Answer until the client closes the connection."""
+    """Run the server on stdin and stdout until the client closes the connection."""
     judge_thread = JudgeThread()
     try:
         server(judge_thread).run()
@@ -264,7 +264,7 @@ def _export(
 def _judged(
     judge_thread: JudgeThread, attempt: Attempt, judgement: Judgement, command: str, started: float
 ) -> CallToolResult:
-    """Return the judgement as an answer; a rejection is not an error of the call."""
+    """Return a judgement as an answer. A rejection does not mark the call as failed."""
     from cuagent.agent.run import Tried
     from cuagent.agent.wording import judgement_lines
     from cuagent.record import result

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 RUNS = Path(".cuagent", "runs")
 WITHOUT_USER = ("expert", "replay", "scripted")
-"""Models that take no instructions: they run without a user."""
+"""Kinds of models that take no instructions, so they run without an interactive session."""
 UNPRICED = object()
-"""Marker for a model without a price attribute."""
+"""Marker for a model that has no attribute `price`."""
 LONG = 10.0
-"""Seconds of work after which the end of a run is notified."""
+"""The user is notified of the end of a run that took longer than this many seconds."""
 
 
 def optimize(
@@ -117,7 +117,7 @@ def _run(plan: Plan, interactive: bool | None) -> tuple[Run, Stop]:
 
 
 def _refuse_early(output_format: str, out: Path | None, message: str | None) -> None:
-    """Check the options before any work. Raises Refused."""
+    """Raise Refused, before any work, for options that cannot be used."""
     if message is not None and not message.strip():
         raise Refused("--message is empty; say what to try next")
     if output_format not in options.FORMATS:
@@ -130,7 +130,7 @@ def _refuse_early(output_format: str, out: Path | None, message: str | None) -> 
 def _refuse_script_options(
     task: str | None, module: str | None, script_args: str, *, time_script: bool
 ) -> None:
-    """Raise Refused for options of a script without a script."""
+    """Raise Refused for options on a script without a script, or without `--module`."""
     if module is not None and task is None:
         raise Refused("--module needs your script as TASK")
     if module is None and script_args:
@@ -143,7 +143,10 @@ def _refuse_script_options(
 
 
 def _seed(path: Path | None, resumed: ResumedRun | None) -> Seed | None:
-    """Return the user's own kernel. Raises Refused and AttemptError."""
+    """Return the user's own kernel (`--seed-kernel`); None without a path.
+
+    Raises Refused and AttemptError.
+    """
     if path is None:
         return None
     if resumed is not None:
@@ -343,7 +346,7 @@ def _code(run: Run, stop: Stop, run_dir: Path) -> Exit:
 
 
 def _context_note(run: Run) -> str:
-    """Explain a full context, if it ended the run."""
+    """Return an addition to the end's text if the model's context is full; else ""."""
     from cuagent.agent import Stop
 
     if run.stop is not Stop.CONTEXT_FULL:
@@ -356,5 +359,5 @@ def _context_note(run: Run) -> str:
 
 
 def _answered(run: Run) -> bool:
-    """True if the model answered at least once."""
+    """Return True if the model answered at least once."""
     return run.usage.output > 0 or any(message.role == "assistant" for message in run.messages)

@@ -180,7 +180,7 @@ Out = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Export the result there at the end.")
 ]
 NARROW = 24
-"""Least columns for wrapped text."""
+"""Smallest width in columns of wrapped text."""
 FORMATS = ("text", "json", "stream-json")
 OutputFormat = Annotated[
     str,
@@ -200,7 +200,10 @@ def open_task(
     *,
     backward: bool = False,
 ) -> Task:
-    """Load the task with these settings, or its training step. Raises TaskError."""
+    """Load the task that `spec` names, with these settings; with `backward` its training step.
+
+    Raises TaskError.
+    """
     from cuagent.task import load_task
 
     task = load_task(
@@ -214,7 +217,7 @@ def open_task(
 
 
 def effort(text: str) -> Effort | None:
-    """Return the effort for `--timing`. Raises Refused."""
+    """Return the effort for a value of `--timing`; None for `none`. Raises Refused."""
     from cuagent.timing import Effort
 
     if text == "none":
@@ -225,7 +228,7 @@ def effort(text: str) -> Effort | None:
 
 
 def open_candidate(path: Path) -> Attempt:
-    """Freeze the candidate. Raises AttemptError and Refused."""
+    """Read the candidate at a path as a frozen attempt. Raises AttemptError and Refused."""
     from cuagent.attempt import freeze
 
     try:
@@ -238,7 +241,7 @@ def open_candidate(path: Path) -> Attempt:
 
 
 def refuse_full(out: Path) -> None:
-    """Raise Refused unless the output folder is empty or new."""
+    """Raise Refused if the output folder exists and is not empty."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise Refused(f"{out}: already exists; name an empty or new folder")
 
@@ -250,7 +253,7 @@ def refuse_nowhere(file: Path | None) -> None:
 
 
 def fitted(lines: Iterable[str], indent: int = 2) -> Iterator[str]:
-    """Wrap lines to the terminal and indent their continuation; leave them as is in a pipe.
+    """Yield the lines wrapped to the terminal's width, continuations indented; unchanged in a pipe.
 
     An `indent` that would leave fewer than `NARROW` columns becomes two.
     """
@@ -275,9 +278,9 @@ def fitted(lines: Iterable[str], indent: int = 2) -> Iterator[str]:
 
 @contextmanager
 def activity(text: str, *, silent: bool) -> Iterator[Emit]:
-    """Show progress on stderr; nothing if `silent`, because a program reads the result.
+    """Yield an event sink that shows progress on stderr; with `silent` it shows nothing.
 
-    A swallowed Ctrl-C takes effect at the next event, or at the end.
+    A Ctrl-C that other code swallowed takes effect at the next event, or at the end.
     """
     from cuagent.cli.interrupts import interrupts_recorded, raise_if_interrupted
     from cuagent.events import Event, Phase, ignore

@@ -1,4 +1,4 @@
-"""`cuagent apply --to FILE` and `--undo FILE`: change one file of the user, and take it back."""
+"""`cuagent apply --to FILE` and `--undo FILE`: change one file of the user, and undo the change."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def patch_file(
     yes: bool,
     force: bool,
 ) -> None:
-    """Show the change of `path` as a diff, ask, and write it with the folder that it imports.
+    """Show the change of `path` as a diff, ask the user, and write it and the folder it imports.
 
-    Raises Refused; then nothing was written.
+    Raises Refused, before anything is written.
     """
     from cuagent.attempt import MODULE
     from cuagent.package import ExportError
@@ -72,7 +72,7 @@ def patch_file(
         for each, content in {**files, MANIFEST: manifest(files)}.items():
             folder.mkdir(exist_ok=True)
             write_file(folder, each, content)
-        # The user's file comes last, so that it never imports a folder that is not complete.
+        # The user's file is written last, so that it never imports an incomplete folder.
         write_file(path.parent, path.name, after.encode("utf-8"))
     except OSError as error:
         if new:
@@ -82,7 +82,10 @@ def patch_file(
 
 
 def undo(path: Path) -> None:
-    """Remove the lines that `apply` added to a file, and the kernels' folders. Raises Refused."""
+    """Remove the lines that `apply` added to a file, and the folders that they import.
+
+    Raises Refused.
+    """
     from cuagent.package.patch import MANIFEST, unchanged, unpatched
     from cuagent.record import write_file
     from cuagent.ui.console import say

@@ -13,7 +13,7 @@ from cuagent.cli import options
 from cuagent.cli.trust import resolve_settings
 
 WIDTH = 500
-"""Columns of a file or a pipe, wide enough to cut nothing."""
+"""Width in columns for a file or a pipe, large enough that nothing is cut."""
 
 
 def profile(
@@ -55,7 +55,7 @@ def profile(
     from cuagent.ui.roofline_chart import svg as chart
     from cuagent.worker import ForkServer
 
-    # No judge: its oracle takes longer to open than the profile itself.
+    # No judge is opened, because its oracle takes longer to start than the profile.
     what = f"profiling {candidate or opened.name} on {opened.device}"
     packages, on_gpu = installed_imports(opened.source), opened.device == "cuda"
     with (

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from cuagent.agent import Run
 
 LONGEST = 240
-"""Most columns of a quoted message."""
+"""Largest number of columns of a quoted message."""
 WHY = {
     None: "it ended without a record",
     Stop.INTERRUPTED: "it was interrupted",
@@ -25,7 +25,7 @@ WHY = {
 
 
 def progress_lines(run: Run) -> Iterator[str]:
-    """Return lines on the steps, the reason of the stop, the result and the task in progress."""
+    """Yield lines on the run's steps, why it stopped, its result, and what it was doing."""
     why = WHY.get(run.stop, f"it ended: {run.stop}")
     steps = f"{run.steps} step{'s' * (run.steps != 1)}"
     yield f"resumed after {steps} and {clock(run.seconds)} of work; {why}"

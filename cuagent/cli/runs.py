@@ -125,7 +125,7 @@ def attempt_in(records: list[dict[str, Any]], digest: str) -> Attempt:
 
 @contextmanager
 def readable(folder: RunFolder) -> Iterator[None]:
-    """Turn errors of parsing a foreign log into RecordError; such a log may be malformed.
+    """Convert errors in the body to RecordError: a log from elsewhere may be malformed.
 
     Raises RecordError.
     """
@@ -141,7 +141,7 @@ def readable(folder: RunFolder) -> Iterator[None]:
 
 
 def chosen_attempt(records: list[dict[str, Any]], number: int, run: str) -> Judgement:
-    """Return the latest judgement of an accepted attempt. Raises Refused."""
+    """Return the latest judgement of attempt `number`. Raises Refused if it is not accepted."""
     from cuagent.record import judgements_of
 
     latest = judgements_of(records)
@@ -158,7 +158,7 @@ def _row(folder: RunFolder) -> dict[str, str]:
     try:
         with readable(folder):
             return _row_of(folder.id, read_records(folder, blobs=False))
-    except RecordError as error:  # one run that cannot be read does not hide the others
+    except RecordError as error:  # a run that cannot be read must not hide the others
         return {"run": folder.id, "model": "?", "stop": "unreadable", "summary": str(error)}
 
 

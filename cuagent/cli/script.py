@@ -1,4 +1,4 @@
-"""Report the gain of the user's script: all recorded shapes, share, measured time."""
+"""Report the speedup of the user's script: recorded shapes, the module's share, measured time."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ RESULT = "script.json"
 
 
 def report_on_script(run: Run, settings: Settings, *, time_script: bool) -> None:
-    """Judge the result of a captured task on all its shapes, print the lines and keep the figures.
+    """Judge the result of a captured task on all its shapes; print and store the figures.
 
-    Nothing happens for a task that was not captured.
+    Does nothing for a task that was not captured. With `time_script` the script is timed too.
     """
     from cuagent.capture.run import calls_with_gradients
     from cuagent.capture.shapes import judge_shapes, lines, manifest_of
@@ -63,7 +63,7 @@ def report_on_script(run: Run, settings: Settings, *, time_script: bool) -> None
 
 
 def script_results(folder: Path) -> dict[str, Any]:
-    """Return the results on the script in a run's folder; {} where there are none."""
+    """Return the content of `script.json` in a run's folder; {} if there is none."""
     with suppress(OSError, ValueError):
         found = loads((folder / RESULT).read_text(encoding="utf-8"))
         if isinstance(found, dict):
@@ -72,9 +72,10 @@ def script_results(folder: Path) -> dict[str, Any]:
 
 
 def captured_of(task: Task, folder: Path, digest: str) -> Captured | None:
-    """Return what an export needs to know of a captured task; None for another task.
+    """Return the facts on a captured task for an export; None if the task was not captured.
 
-    The further shapes are those that the attempt with this digest was accepted for.
+    `folder` is the run's folder. Further shapes are those that the attempt `digest` was accepted
+    for.
     """
     from cuagent.capture.shapes import manifest_of
     from cuagent.package import Captured

@@ -41,9 +41,9 @@ class ResumedRun:
     model: str
     """Name of the model that answered last."""
     stop: str | None
-    """Reason of the end; None if the log has no end."""
+    """Reason why the run ended; None if the log has no end record."""
     model_timeout: float | None = None
-    """Seconds that `--model-timeout` gave when the run began; None without that flag."""
+    """Value of `--model-timeout` in seconds when the run began; None without that flag."""
 
 
 @dataclass(frozen=True)
@@ -55,27 +55,28 @@ class Plan:
     settings: Settings
     run_dir: Path
     resumed: ResumedRun | None
-    """The run to continue, if any."""
+    """The run to continue; None for a new run."""
     message: str | None
-    """First message of the user to the model."""
+    """First message of the user to the model; None for none."""
     output_format: str
     headless: bool
     fresh: bool = False
-    """True if the baselines are timed again in any case."""
+    """True to time the baselines again instead of reusing stored times."""
     seed: Seed | None = None
-    """The user's own kernel to start from, if any."""
+    """The user's own kernel to start from; None for none."""
 
 
 def first_hooks(plan: Plan) -> tuple[Hook, ...]:
-    """Return the hooks that open a run: the ladder, then the user's own kernel."""
+    """Return the hooks that open a run: measure the ladder, then judge the user's own kernel."""
     from cuagent.agent import start_at_ladder, start_from
 
     return (start_at_ladder,) if plan.seed is None else (start_at_ladder, start_from(plan.seed))
 
 
 def find_resumable(name: str | None, run_dir: Path, *, trust: bool = False) -> ResumedRun:
-    """Return the run of that name, or the newest; ask before one of unknown origin is used.
+    """Return the run with this name, or the newest one if `name` is None.
 
+    The user is asked before a run of unknown origin is used, unless `trust`.
     Raises RecordError, TaskError and Refused.
     """
     from cuagent.record import end_record, find_run, read_records
@@ -121,7 +122,8 @@ def _model_timeout(config: Any) -> float | None:
 def speaker(
     name: str, task: Task, settings: Settings, *, trust: bool = False, ask: bool = True
 ) -> Model:
-    """Return the model of that name; ask before a run of unknown origin is replayed.
+    """Return the model with this name. The user is asked before `replay` uses a run of unknown
+    origin, unless `trust`; `ask=False` refuses such a run without a question.
 
     Raises RecordError and Refused.
     """
@@ -146,9 +148,9 @@ def speaker(
 
 
 def _stall(name: str, settings: Settings) -> float | None:
-    """Return the time-out for a model; None if the table of its endpoint sets one.
+    """Return the time-out in seconds to use for a model; None to use that of its endpoint's table.
 
-    The flag overrides the table; the table overrides every other setting.
+    `--model-timeout` overrides the table; the table overrides every other setting.
     """
     table = settings.endpoints.get(name.partition(":")[0], {})
     own = isinstance(table, Mapping) and "stall" in table
@@ -158,7 +160,7 @@ def _stall(name: str, settings: Settings) -> float | None:
 
 @contextmanager
 def opened(plan: Plan, emit: Emit) -> Iterator[Run]:
-    """Open the run with its judge and log. No interrupt is lost inside this context."""
+    """Open the run with its judge and log, as a context in which no interrupt is lost."""
     from cuagent.agent import TOOLS, resume_run, start_run
     from cuagent.events import Phase
     from cuagent.judge import LocalJudge
@@ -209,7 +211,7 @@ def _admit(judge: LocalJudge, emit: Emit) -> None:
 
 
 def budget(settings: Settings) -> Budget:
-    """Return the limits of the whole run; earlier sessions of the run count."""
+    """Return the limits of the whole run; the work of earlier sessions counts too."""
     from cuagent.agent import Budget
 
     return Budget(
@@ -220,7 +222,7 @@ def budget(settings: Settings) -> Budget:
 def resume_command(run: Run, run_dir: Path) -> str:
     """Return the command that continues this run, with twice the limit that ended it.
 
-    After a full context, the user has to fill in another model.
+    After a full context the command has a placeholder for another model.
     """
     from cuagent.agent import Stop
     from cuagent.record import RUNS

@@ -39,7 +39,7 @@ COMMANDS = {
 }
 UNPRICED = "unknown: the model has no known price, so a limit cannot be enforced"
 ANYTIME = ("best", "cost", "diff", "help", "quit")
-"""Commands that only read, or leave: allowed while the agent works."""
+"""Commands that are allowed while the agent works: they only read, or leave the session."""
 KEYS = (
     "Enter sends, Alt-Enter or Ctrl-J makes a new line, Tab completes commands and files, Up "
     "brings back what was said, Esc or Ctrl-C interrupts, twice leaves. While the agent works, "
@@ -49,7 +49,8 @@ KEYS = (
 
 
 def while_working(session: Session, line: str) -> None:
-    """Handle a line in the prompt's thread; it may read, steer and interrupt, nothing more."""
+    """Handle an input line while the agent works, in the prompt's thread. The line may only show
+    something, send a message to the model, or interrupt."""
     if line.startswith(SIGN):
         session.user_commands.begin(line)
     elif not line.startswith("/"):
@@ -94,7 +95,7 @@ def unknown(line: str) -> str:
 
 
 def _name(line: str) -> str:
-    """Return the typed command, or the only command with that prefix."""
+    """Return the name of the typed command, which may be an unambiguous prefix."""
     word = (line[1:].split() or [""])[0]
     meant = [name for name in COMMANDS if name.startswith(word)]
     return meant[0] if word not in COMMANDS and len(meant) == 1 else word

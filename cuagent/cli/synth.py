@@ -214,7 +214,7 @@ def _device(given: str) -> str:
 
 
 def _device_facts(device: str) -> tuple[str, tuple[float, float]]:
-    """Return the device's name, and its bytes and FLOP per second, from a separate process."""
+    """Return (device name, (bytes per second, FLOP per second)), measured in a separate process."""
     imports = "from cuagent.measure.roofline.ceilings import ceilings"
     name, copy, flops = ask_child(
         f"{imports}; from cuagent.task import Device; c = ceilings(Device({device!r}))",

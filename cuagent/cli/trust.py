@@ -1,7 +1,7 @@
 """Ask before something of unknown origin is used.
 
-What cuagent wrote for this user on this machine carries a mark (`record/origin.py`). Everything
-else may come from a third party, for instance with a cloned repository.
+Files that cuagent wrote for this user on this machine have an authentication code
+(`record/origin.py`). All others may come from a third party, for instance in a cloned repository.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 
 def require_trusted_run(folder: RunFolder, does: str, trust: bool, *, ask: bool = True) -> bool:
-    """Return True if the run was made here; ask before a run of unknown origin is used.
+    """Return True if this user made the run on this machine, False if the user agrees to use it.
 
-    `does` says what will happen. Raises RecordError, and Refused where the user does not agree.
+    Other runs are used only if `trust` is set or the user agrees; `does` tells the user what will
+    happen. Raises RecordError, and Refused if the user does not agree.
     """
     from cuagent.record.origin import Origin
 
@@ -45,9 +46,10 @@ def require_trusted_run(folder: RunFolder, does: str, trust: bool, *, ask: bool 
 
 
 def require_agreement(what: str, first: str, trust: bool, *, ask: bool = True) -> None:
-    """Ask on a terminal. Raises Refused where the user does not agree, or cannot be asked.
+    """Ask the user on a terminal, unless `trust`. Raises Refused if the user does not agree or
+    cannot be asked.
 
-    `ask=False` refuses without a question, because a session holds the keyboard.
+    `ask=False` refuses without a question, for instance while a session reads the keyboard.
     """
     if trust:
         return
@@ -61,14 +63,16 @@ def require_agreement(what: str, first: str, trust: bool, *, ask: bool = True) -
 
 
 def can_ask() -> bool:
-    """True if stdin and stderr are terminals."""
+    """Return True if stdin and stderr are terminals."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def resolve_settings(flags: Mapping[str, Any], trust: bool) -> Settings:
-    """Return the settings for a command with these flags; print each warning on stderr.
+    """Return the settings of a command from its flags, variables and files. Print warnings on
+    stderr.
 
-    Settings of a project's file that need consent apply if the user agrees. Raises ConfigError.
+    Some settings of a project's file need the user's consent: ask, unless `trust`, and ignore them
+    if the user does not agree. Raises ConfigError.
     """
     from cuagent.config import resolve
 
@@ -93,7 +97,7 @@ def resolve_settings(flags: Mapping[str, Any], trust: bool) -> Settings:
 
 
 def is_agreed(proposal: Proposal) -> bool:
-    """True if the user has accepted these values of this file before."""
+    """Return True if the user has accepted these values of this file before."""
     return _agreement(proposal).is_file()
 
 

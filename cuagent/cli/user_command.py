@@ -18,25 +18,26 @@ from dataclasses import dataclass, field
 
 SIGN = "!"
 LONGEST_TOLD = 12_000
-"""Most characters of an output for the model: a third from its head, the rest from its tail."""
+"""Largest number of characters of an output that the model gets: a third from its head, the rest
+from its tail."""
 LONGEST_SHOWN = 1_000
-"""Most lines of an output shown to the user."""
+"""Largest number of lines of an output that the user sees."""
 
 Say = Callable[[str, str], None]
-"""Shows text in a style."""
+"""Function that shows a text in a style."""
 
 
 @dataclass
 class UserCommands:
-    """Running commands of a session; `end` kills them."""
+    """Runs the user's commands in a session; `end` kills those that still run."""
 
     say: Say
     tell_model: Callable[[str], None]
-    """Sends text to the model with its next step."""
+    """Function that queues a text for the model's next step."""
     running: set[subprocess.Popen[str]] = field(default_factory=set)
 
     def run(self, line: str) -> None:
-        """Run the command after the sign to its end."""
+        """Run the command after `!` or `!!` and wait for its end."""
         told = line.startswith(2 * SIGN)
         command = line.lstrip(SIGN).strip()
         if not command:
@@ -62,7 +63,7 @@ class UserCommands:
             self.say("the model gets the output with its next step", "dim")
 
     def begin(self, line: str) -> None:
-        """Run a line in a thread while the agent works."""
+        """Run a line in a separate thread, while the agent works."""
         threading.Thread(target=self.run, args=(line,), daemon=True, name="own-command").start()
 
     def end(self) -> None:
@@ -93,7 +94,7 @@ HELP = (
 
 
 def start(command: str) -> subprocess.Popen[str]:
-    """Start the command in a new process group, without input."""
+    """Start the command in the user's shell, in a new process group and without input."""
     return subprocess.Popen(
         [_shell(), "-c", command],
         stdin=subprocess.DEVNULL,
@@ -106,7 +107,7 @@ def start(command: str) -> subprocess.Popen[str]:
 
 
 def message(command: str, output: str, ending: str) -> str:
-    """Return the message to the model about a command of the user."""
+    """Return the message that tells the model about a command of the user and its output."""
     body = output.rstrip() or "(no output)"
     return f"I ran `{command}` myself. Its output:\n\n{body}" + (f"\n[{ending}]" if ending else "")
 

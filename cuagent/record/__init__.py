@@ -12,7 +12,7 @@ Records of `log.jsonl`, one JSON object a line, each with `type`, `id` and `time
 - judgement: attempt, effort, verdict, timing, score, build, worth
 - checkpoint: message, files (path in the work folder to the digest of its blob)
 - device: what, seconds (of judging, timing or profiling)
-- branch: message (the one that the next message follows), why (undo, compaction)
+- branch: message (id of the message that the next one follows), why (undo, compaction)
 - resume: model, budget (the run continues after its end or after a kill)
 - notice: level, text
 - end: stop, summary, attempt, rewards (score null: not scored), usage, cost, seconds

@@ -19,7 +19,7 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 MAX_DEPTH = 64
-"""Largest number of levels of nested folders that `files_below` visits; it ignores deeper ones."""
+"""Largest depth of nested folders that `files_below` visits; deeper ones are ignored."""
 
 
 class RecordError(Exception):
@@ -27,7 +27,8 @@ class RecordError(Exception):
 
 
 def parts_of(name: str) -> tuple[str, ...]:
-    """Return the parts of a relative path. Raises RecordError if it can leave its folder."""
+    """Return the parts of a relative path. Raises RecordError if the path can lead out of its
+    folder."""
     parts = PurePosixPath(name).parts
     if not parts or name.startswith("/") or ".." in parts or "\0" in name:
         raise RecordError(f"{name[:80]!r}: leads out of the folder of the run; it was not used")
@@ -35,10 +36,10 @@ def parts_of(name: str) -> tuple[str, ...]:
 
 
 def refuse_links(folder: Path) -> None:
-    """Raise RecordError if a folder of results holds a link, also in a folder below it.
+    """Raise RecordError if a folder of results, or a folder below it, contains a symbolic link.
 
-    cuagent writes none there. A folder that came with a repository may hold one, and what is
-    written or appended would then go to another file of the user.
+    cuagent creates no links there. A folder from a cloned repository may contain one, which would
+    redirect a write to another file of the user.
     """
     for place, folders, names in os.walk(folder):
         for name in (*folders, *names):
@@ -71,10 +72,10 @@ def read_at(folder: int, name: str, largest: int | None = None) -> bytes:
 
 
 def write_file(root: Path, name: str, content: bytes, *, replace_links: bool = False) -> None:
-    """Write a file atomically, create the folders above it and keep its permissions.
+    """Write a file atomically. Create the folders above it; an existing file keeps its permissions.
 
-    A link at the file's path is replaced. A link at the path of a folder is an error, unless
-    `replace_links` is set: then it is replaced. Raises OSError and RecordError.
+    A link at the file's path is replaced. A link in place of a folder is replaced if
+    `replace_links` is True, else it is an error. Raises OSError and RecordError.
     """
     *above, last = parts_of(name)
     with _folder(root, above, make=True, replace_links=replace_links) as folder:
@@ -105,7 +106,7 @@ def create_file(root: Path, name: str, content: bytes, mode: int = 0o666) -> boo
 
 
 def files_below(root: Path, left_out: frozenset[str]) -> Iterator[tuple[str, int, os.stat_result]]:
-    """Yield relative path, open folder (descriptor) and status of each regular file.
+    """Yield (relative path, descriptor of its folder, status) of each regular file below `root`.
 
     The descriptor is valid until the next item. Folders named in `left_out` are skipped.
     """
@@ -125,7 +126,7 @@ def files_below(root: Path, left_out: frozenset[str]) -> Iterator[tuple[str, int
 def _folder(
     root: Path, parts: Sequence[str], *, make: bool = False, replace_links: bool = False
 ) -> Iterator[int]:
-    """Yield the descriptor of a folder below `root`."""
+    """Yield the descriptor of the folder `root/parts...`; `make` creates missing folders."""
     folder = os.open(root, FOLDER)
     try:
         for part in parts:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 FORMAT = "cuagent evidence 2"
 JUDGING = ("verify", "worker", "sandbox", "build", "task", "kernels")
-"""Packages whose sources decide a verdict."""
+"""Packages of cuagent whose sources can change a verdict."""
 RECORD = "record"
 """The effort whose verdicts always get an evidence file."""
 MAX_EVIDENCE_BYTES = 64 << 20
@@ -105,9 +105,10 @@ def keep_evidence(
     name: tuple[int, str],
     redact: Callable[[Any], Any],
 ) -> Path | None:
-    """Write the evidence file of a judgement; `name` is the attempt's number and the effort.
+    """Write the evidence file of a judgement and return its path.
 
-    Return its path, or None for a rejected attempt below record effort, which gets no file.
+    `name` is (number of the attempt, effort). Returns None, without a file, for a rejected attempt
+    below record effort.
     Raises RecordError.
     """
     n, effort = name
@@ -127,7 +128,7 @@ def keep_evidence(
 
 @cache
 def verifier_digest() -> str:
-    """Return the sha256 of the sources that decide a verdict."""
+    """Return the sha256 over the sources of the packages in `JUDGING`."""
     h = hashlib.sha256()
     root = Path(__file__).parents[1]
     for package in JUDGING:

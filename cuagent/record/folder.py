@@ -22,8 +22,8 @@ CUAGENT_FOLDER = ".cuagent"
 RUNS = Path(CUAGENT_FOLDER) / "runs"
 LOG = "log.jsonl"
 MAX_LOG_BYTES = 256 << 20
-"""Bytes of the largest log, and of the largest blob; longer ones are refused. A sparse file of a
-hostile repository would fill the memory."""
+"""Largest size in bytes of a log and of a blob; larger ones are refused, because a huge sparse file
+in a hostile repository would fill the memory."""
 PARTS = (LOG, "blobs", "evidence", "work", "history.git", "scratch", "crash.txt")
 
 
@@ -68,7 +68,7 @@ class RunFolder:
 
     @property
     def is_made_here(self) -> bool:
-        """True if cuagent wrote this log for this user on this machine, and it is complete.
+        """True if this user wrote the log on this machine, and no records were removed from it.
 
         Raises RecordError.
         """
@@ -76,7 +76,7 @@ class RunFolder:
 
     @property
     def origin(self) -> Origin:
-        """Origin of the log; see `origin`. Raises RecordError."""
+        """Origin of the log (`record/origin.py`). Raises RecordError."""
         try:
             return log_origin(read_file(self.path, LOG, MAX_LOG_BYTES))
         except OSError as error:
@@ -109,7 +109,7 @@ def new_run(name: str, root: Path = RUNS) -> RunFolder:
 
 
 def find_run(run: str | None = None, root: Path = RUNS) -> RunFolder:
-    """Return the run that an ID, an unambiguous part of an ID, or a path names.
+    """Return the run with this ID, unambiguous part of an ID, or path.
 
     LATEST and None name the newest run. Raises RecordError if no run or more than one fits, or if
     a part of the run is a link.
@@ -136,7 +136,7 @@ def find_run(run: str | None = None, root: Path = RUNS) -> RunFolder:
 
 
 def list_runs(root: Path = RUNS) -> list[RunFolder]:
-    """Return all runs under `root`, oldest first, without links. Raises RecordError."""
+    """Return all runs under `root`, oldest first, except symbolic links. Raises RecordError."""
     _refuse_linked_root(root)
     if not root.is_dir():
         return []
@@ -168,7 +168,7 @@ def _without_links(folder: RunFolder) -> RunFolder:
 
 
 def _has_log(path: Path) -> bool:
-    """True if `path` is a folder with a log and neither of them is a link."""
+    """Return True if `path` is a folder with a log, and neither of them is a link."""
     try:
         folder, log = path.lstat(), (path / LOG).lstat()
     except OSError:
@@ -179,7 +179,7 @@ def _has_log(path: Path) -> bool:
 def _refuse_linked_root(root: Path) -> None:
     """Raise RecordError if `.cuagent` or its folder of runs is a link.
 
-    The user has named any other folder of runs, so its path may contain links.
+    Any other `root` was named by the user and may contain links.
     """
     if root.parent.name == CUAGENT_FOLDER:
         _refuse_link(root.parent)

@@ -1,4 +1,4 @@
-"""Rebuild from records a conversation that every provider accepts.
+"""Rebuild a conversation from the records of a log, in a form that every provider accepts.
 
 Invariant: in the messages that `conversation` and `close_open_calls` return, each tool call has
 exactly one answer, directly after the message that made the call.
@@ -44,12 +44,14 @@ def close_open_calls(messages: Sequence[Message], why: str = INTERRUPTED) -> lis
 
 
 def conversation(records: Sequence[dict[str, Any]], leaf: str | None = None) -> list[Message]:
-    """Return the messages from the first to `leaf` (None: the current one), all calls closed."""
+    """Return the messages from the first one to `leaf` (None: the current message), with an answer
+    for each tool call."""
     return close_open_calls([message_of(record) for record in branch_of(records, leaf)])
 
 
 def branch_of(records: Sequence[dict[str, Any]], leaf: str | None = None) -> list[dict[str, Any]]:
-    """Return the `message` records from the first to `leaf` (None: the current message)."""
+    """Return the `message` records on the path from the first one to the message with id `leaf`;
+    None means the current message."""
     by_id = {r["id"]: r for r in records if r["type"] == "message"}
     at = leaf_of(records) if leaf is None else leaf
     path = []

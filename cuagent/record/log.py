@@ -30,11 +30,10 @@ from cuagent.record.redact import redactor
 
 VERSION = 1
 MAX_INLINE = 8 << 10
-"""Longest value in a line, in characters of JSON; longer strings and lists become blobs."""
+"""Longest value in a line, in characters; longer strings and lists (as JSON) become blobs."""
 BLOB = "$blob"
 MOST_BLOB_BYTES = 1 << 30
-"""Largest number of bytes of all values in blobs that one log may refer to, counted once for each
-reference."""
+"""Largest total size in bytes of the blobs that one log refers to; each reference counts."""
 
 
 class RunLog:
@@ -47,20 +46,20 @@ class RunLog:
         self.folder = folder
         self.redact = redact or redactor()
         self.head: str | None = None
-        """Id of the message that the next message follows; set it to start a branch."""
+        """Id of the message that the next message follows; None before the first one."""
         folder.refuse_links()
         self._file = _open_log(folder)
         _lock(self._file, folder)
         existing = _drop_partial_line(self._file, folder)
         self.is_made_here = log_origin(existing) is Origin.HERE
-        """True if this user on this machine wrote the existing records; see `origin`."""
+        """True if this user wrote the existing records on this machine (`record/origin.py`)."""
         self._authenticator = LogAuthenticator(existing)
         self.count = existing.count(b"\n")
         if self.count:
             self.head = leaf_of(read_records(folder, blobs=False))
 
     def write(self, type: str, **fields: Any) -> str:
-        """Append one record and return its id."""
+        """Append one record of a type with these fields, return its id. Raises RecordError."""
         self.count += 1
         record = {"type": type, "id": f"{type[0]}{self.count}", "time": round(time.time(), 3)}
         if type == "session":
@@ -72,7 +71,10 @@ class RunLog:
         return str(record["id"])
 
     def message(self, message: Message, call: str | None = None) -> str:
-        """Append one message after `head`. `call` is the id of the call that sampled it."""
+        """Append a message that follows `head`, make it the new `head`, and return its id.
+
+        `call` is the id of the record of the model call that gave the message; None for others.
+        """
         # People read logs too, so empty fields are omitted.
         fields = {key: value for key, value in vars(message).items() if value or key == "content"}
         fields["sampled"] = message.sampled
@@ -192,7 +194,10 @@ def leaf_of(records: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 class _BlobLoader:
-    """Loads the blobs that one log refers to. A forged log could name a large one many times."""
+    """Loads the blobs that one log refers to, up to `MOST_BLOB_BYTES` in total.
+
+    Without the limit a forged log could fill the memory by many references to one large blob.
+    """
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder

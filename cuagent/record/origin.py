@@ -3,10 +3,10 @@
 The key is in the user's state folder, outside every repository (`$XDG_STATE_HOME/cuagent/key`,
 else `~/.local/state/cuagent/key`). Each record of a log ends with an HMAC over the log up to and
 including this record, so the last record authenticates the whole log. Each prefix of a log is
-authentic too, so the state folder also keeps the number of records and the last code of each log
-(`heads/`): a log that lost whole records is incomplete. An evidence file holds an HMAC over its
-content. A file without a valid HMAC has another origin: it came with a repository, another machine
-or user wrote it, it was edited, or a version without HMACs wrote it.
+authentic too, so the state folder also stores the number of records and the last HMAC of each log
+(`heads/`). They show if records were removed from the end of a log. An evidence file holds an HMAC
+over its content. A file without a valid HMAC has an unknown origin: it came with a repository,
+another machine or user wrote it, it was edited, or a version without HMACs wrote it.
 Not covered: the work folder, the history and the scratch folder of a run. They are never trusted.
 """
 
@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 MAC = "mac"
-"""The JSON key of an authentication code."""
+"""The JSON key of an authentication code (HMAC) in a record or file."""
 KEY_BYTES = 32
 HEADS = "heads"
-"""Folder in the state folder with the number of records and the last code of each log."""
+"""Folder in the state folder with a file for each log: its number of records and last code."""
 _HEAD = re.compile(rb"(\d{12}) ([0-9a-f]{64})\n")
 _MAC_AT_END = re.compile(rb',"mac":"([0-9a-f]{64})"\}\n\Z')
 
@@ -38,9 +38,9 @@ class Origin(StrEnum):
     """Origin of a log."""
 
     HERE = "here"
-    """This user on this machine wrote it, and it is complete."""
+    """This user wrote the log on this machine, and it is complete."""
     INCOMPLETE = "incomplete"
-    """This user on this machine wrote it, and it has lost records at its end."""
+    """This user wrote the log on this machine, but records are missing at its end."""
     UNKNOWN = "unknown"
 
 
@@ -81,7 +81,7 @@ class LogAuthenticator:
 
 
 def log_origin(content: bytes) -> Origin:
-    """Return the origin of a log with this content. A log without a complete line is from here."""
+    """Return the origin of a log with this content; HERE if it has no complete line."""
     content = content[: content.rfind(b"\n") + 1]
     if content and not _is_authentic(content):
         return Origin.UNKNOWN
@@ -95,7 +95,7 @@ def log_origin(content: bytes) -> Origin:
 
 
 def _is_authentic(content: bytes) -> bool:
-    """True if the last line authenticates the log."""
+    """Return True if the code in the last line is valid for the whole log."""
     secret = key(state_folder())
     start = content.rfind(b"\n", 0, len(content) - 1) + 1
     found = _MAC_AT_END.search(content, start)
@@ -107,13 +107,16 @@ def _is_authentic(content: bytes) -> bool:
 
 
 def _head_path(content: bytes) -> Path:
-    """Return the file with the head of the log whose first line is that of `content`."""
+    """Return the path of the head file of a log, named by a digest of the log's first line."""
     first = content[: content.index(b"\n")]
     return state_folder() / HEADS / hashlib.sha256(first).hexdigest()[:32]
 
 
 def _write_head(path: Path, head: bytes) -> None:
-    """Write the head of a log. If that fails, the loss of later records is not noticed."""
+    """Write the head of a log (number of records and last code).
+
+    A failure is ignored; then a later removal of records cannot be detected.
+    """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -134,14 +137,14 @@ def _read_head(path: Path) -> tuple[int, bytes] | None:
 
 
 def with_mac(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a file with its authentication code, if there is a key."""
+    """Return the JSON content of a file with its authentication code added, if there is a key."""
     secret = key(state_folder())
     plain = {name: value for name, value in data.items() if name != MAC}
     return plain if secret is None else plain | {MAC: _mac(secret, b"", _canonical(plain))}
 
 
 def has_valid_mac(data: Mapping[str, Any]) -> bool:
-    """True if `with_mac` made this content with the key of this user and machine."""
+    """Return True if `with_mac` made this content with the key of this user and machine."""
     secret, given = key(state_folder()), data.get(MAC)
     if secret is None or not isinstance(given, str):
         return False
@@ -152,20 +155,20 @@ def has_valid_mac(data: Mapping[str, Any]) -> bool:
 
 
 def code_of(content: bytes) -> bytes | None:
-    """Return the authentication code of bytes, 32 bytes; None without a key."""
+    """Return the authentication code (32 bytes) of some bytes; None without a key."""
     secret = key(state_folder())
     return None if secret is None else hmac.digest(secret, b"bytes:" + content, "sha256")
 
 
 def has_valid_code(content: bytes, code: bytes) -> bool:
-    """True if `code_of` made this code with the key of this user and machine."""
+    """Return True if `code_of` made this code with the key of this user and machine."""
     expected = code_of(content)
     return expected is not None and hmac.compare_digest(expected, code)
 
 
 @cache
 def key(folder: Path) -> bytes | None:
-    """Return the key in `folder`; create it if it is missing. None if this is impossible."""
+    """Return the key in `folder`; create it if it is missing. None if neither is possible."""
     path = folder / "key"
     try:
         if not path.exists():
@@ -180,7 +183,7 @@ def key(folder: Path) -> bytes | None:
 
 
 def _create_key(path: Path) -> None:
-    """Create the key file. Processes that do so at the same time get the same key."""
+    """Create the key file. If several processes do so at the same time, only one key remains."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     partial = path.with_name(f"key.{secrets.token_hex(6)}")
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -43,10 +43,10 @@ def plain(value: Any) -> Any:
 
 
 def plain_judgement(judgement: Judgement) -> dict[str, Any]:
-    """Return a judgement as plain values, with the figures that are derived from it.
+    """Return a judgement as plain values, with figures that are computed from it.
 
-    These are the gains, the kernel's part of the speedup (`adds`), the line on settings and errors
-    (`contract`), and of the timing the SUSPECT flag, the share of the roofline and the remarks.
+    `gains`: True if it is faster than eager. `adds`: True if it beats the best rung. `contract`:
+    the line on settings and errors. In `timing`: SUSPECT flag, share of the roofline, remarks.
     """
     values: dict[str, Any] = plain(judgement) | {
         "gains": judgement.is_faster,

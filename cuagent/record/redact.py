@@ -1,7 +1,7 @@
-"""Mask secrets in values before they are written: known formats of keys, and the environment's.
+"""Mask secrets before values are written: keys of known formats, and secret environment variables.
 
-Not covered: a secret with no known format that is not in an environment variable with a telling
-name; a secret that is encoded or split.
+Not covered: a secret of unknown format that is not the value of a variable named like a secret; a
+secret that is encoded or split.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ SECRET_NAME = re.compile(
 )
 """Matches names of environment variables whose values are secret."""
 MIN_SECRET_LENGTH = 8
-"""Shortest masked value, in characters. `TOKENIZERS_PARALLELISM=false` is not a secret."""
+"""Shortest value of a variable that is masked, in characters, because short ones such as
+`TOKENIZERS_PARALLELISM=false` are no secrets."""
 NEVER_MATCHES = r"(?!)"
 KNOWN_FORMATS = re.compile(
     r"(?<![\w+/-])(?:"
@@ -37,14 +38,14 @@ KNOWN_FORMATS = re.compile(
 
 
 def is_secret_name(name: str) -> bool:
-    """True if tools and logs must not see the environment variable of this name."""
+    """Return True if an environment variable with this name holds a secret."""
     return SECRET_NAME.search(name) is not None
 
 
 def redactor(environment: Mapping[str, str] = os.environ) -> Callable[[Any], Any]:
-    """Return a function that masks secrets in all strings of a plain value.
+    """Return a function that returns a plain value with the secrets in all its strings masked.
 
-    The environment is read only now, not at each call of the function.
+    The environment is read once, here.
     """
     values = {
         value

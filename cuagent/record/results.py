@@ -60,14 +60,14 @@ KEYS: dict[str, dict[str, str]] = {
     "ToolFinished": {"seconds": "duration_s"},
     "Verdict": {"seconds": "parts_s", "errors": "relative_errors"},
 }
-"""Keys by class and field, for fields whose names do not tell the unit."""
+"""JSON keys by class and field, for fields whose names do not end with the unit."""
 
 COUNTERS = {
     "seconds": "duration_s",
     "dram_bytes_read": "dram_read_bytes",
     "dram_bytes_written": "dram_written_bytes",
 }
-"""Keys of hardware counters, for those whose names do not end with the unit."""
+"""JSON keys of hardware counters whose names do not end with the unit."""
 
 
 def public(value: Any) -> Any:
@@ -90,7 +90,7 @@ def result(command: str, value: Any, **more: Any) -> dict[str, Any]:
 
 
 def _derived(kind: str, value: Any) -> dict[str, Any]:
-    """Return the figures that are computed from the fields of an object."""
+    """Return additional keys of an object: figures that are computed from its fields."""
     match kind:
         case "Judgement":
             return _judgement(value)

@@ -28,8 +28,8 @@ Records = Sequence[Mapping[str, Any]]
 def attempt_of(files: Mapping[str, Any]) -> Attempt:
     """Return the attempt with these texts by path.
 
-    Raises RecordError unless each path is one that `freeze` gives: model_new.py, or a source below
-    kernels/. So a forged log cannot name another kind of file or a file outside the attempt.
+    Each path must be model_new.py or a source below kernels/, so that a forged log cannot name
+    other files; else RecordError is raised.
     """
     for name, text in files.items():
         first, *below = parts_of(name)
@@ -44,7 +44,8 @@ def attempt_of(files: Mapping[str, Any]) -> Attempt:
 def judgement_of(record: Mapping[str, Any]) -> Judgement:
     """Return the Judgement of a `judgement` record.
 
-    The record's `attempt` is the number in the run; the digest is in its verdict.
+    In the record `attempt` is the attempt's number in the run; in a Judgement it is the digest,
+    which the record's verdict holds.
     """
     from cuagent.judgement import Judgement
 
@@ -53,9 +54,9 @@ def judgement_of(record: Mapping[str, Any]) -> Judgement:
 
 
 def judgements_of(records: Records) -> dict[int, Judgement]:
-    """Return the valid judgement of each attempt of a run, by the attempt's number.
+    """Return the judgement that counts for each attempt of a run, by the attempt's number.
 
-    This is the judgement of record effort if it accepts the attempt, else the latest one.
+    This is the judgement at record effort if it accepts the attempt, else the latest one.
     """
     quick: dict[int, Judgement] = {}
     final: dict[int, Judgement] = {}
@@ -74,7 +75,7 @@ def judgements_of(records: Records) -> dict[int, Judgement]:
 
 
 def task_of(records: Records) -> Task:
-    """Return the task of a run, with its precision in the meaning that it has now."""
+    """Return the task of a run; the precision of an old record is converted to its current name."""
     data = records[0]["task"]
     task: Task = revive(Task, data)
     Step.of(task)  # raises ValueError if the text is not a step
@@ -91,7 +92,7 @@ def ladder_of(records: Records) -> Ladder | None:
 
 
 def end_record(records: Records) -> Mapping[str, Any] | None:
-    """Return the `end` record; None if the run has not ended, or went on by undo or resume."""
+    """Return the `end` record; None if the run has not ended, or continued by undo or resume."""
     for record in reversed(records):
         if record["type"] == "end":
             return record
@@ -101,9 +102,9 @@ def end_record(records: Records) -> Mapping[str, Any] | None:
 
 
 def revive(kind: Any, value: Any) -> Any:
-    """Return the value of type `kind` from its plain form; ignore keys that `kind` does not have.
+    """Rebuild a value of type `kind` from its plain form `value`; ignore unknown keys.
 
-    Raises KeyError, TypeError, ValueError or AttributeError if `value` is not a form of `kind`.
+    Raises KeyError, TypeError, ValueError or AttributeError if `value` does not fit `kind`.
     """
     if get_origin(kind) in (Union, types.UnionType):
         if value is None:

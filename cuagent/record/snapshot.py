@@ -32,14 +32,15 @@ class FileState:
     """The state of a file at its last snapshot."""
 
     stamp: tuple[int, int]
-    """Modification time (ns) and size (bytes). While both are equal, the content is not reread."""
+    """Modification time (ns) and size (bytes). The content is read again only if one differs."""
     digest: str
 
 
 def take_snapshot(folder: RunFolder, known: dict[str, FileState]) -> dict[str, str]:
-    """Store each file of the work folder as a blob and return its digest by path.
+    """Store each file of the work folder as a blob and return the digests by path.
 
-    `known` holds the states at the last snapshot and is updated; unchanged files are not read.
+    `known` holds the states at the last snapshot by path, and is updated. Unchanged files are not
+    read again.
     """
     present = set()
     for name, at, status in files_below(folder.work, LEFT_OUT):
@@ -57,7 +58,10 @@ def take_snapshot(folder: RunFolder, known: dict[str, FileState]) -> dict[str, s
 
 
 def restore_snapshot(folder: RunFolder, files: Mapping[str, str]) -> None:
-    """Restore the work folder to a snapshot: digests by path. Raises RecordError."""
+    """Restore the work folder to a snapshot; `files` holds the digests by path.
+
+    Raises RecordError.
+    """
     for name in files:
         parts_of(name)
     contents = {name: read_blob(folder, digest) for name, digest in files.items()}

@@ -1,9 +1,9 @@
 """Record the work folder in git: one commit for each attempt, for people to inspect.
 
-The git directory is outside the work folder. cuagent reads the files itself and passes them to
+The git directory is outside the work folder. cuagent reads the files and passes them to
 `git fast-import`, so git never reads the work folder. No foreign configuration, hook or attribute
-applies: when a run starts or resumes, cuagent rewrites the configuration of the git directory, and
-moves a git directory away that it would not have made.
+applies: when a run starts or resumes, cuagent rewrites the configuration of the git directory. A
+git directory with unexpected files is moved away.
 If git is not installed, the run continues without commits; the log holds each attempt in any case.
 """
 
@@ -30,7 +30,7 @@ CONFIG = b"[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = tr
 REDIRECTS = frozenset(
     {"alternates", "http-alternates", "commondir", "config.worktree", "gitdir", "grafts", "shallow"}
 )
-"""Files of a git directory that refer to other places. cuagent creates none of them."""
+"""Files of a git directory that can refer to other folders. cuagent creates none of them."""
 OPTIONS = {
     "core.hooksPath": "/dev/null",
     "core.fsmonitor": "false",
@@ -41,7 +41,7 @@ OPTIONS = {
 
 
 def init_work(folder: RunFolder, *, trusted: bool = True) -> bool:
-    """Create the history of the work folder, or reuse it. Return False if git is not installed.
+    """Create the git directory of the work folder, or reuse it. Return False if git is missing.
 
     A history that is not `trusted`, or has files that cuagent does not create, is moved to
     `history.git.old-N`. Raises RecordError.
@@ -77,7 +77,7 @@ def commit_work(folder: RunFolder, message: str) -> str:
 
 
 def _commit(folder: RunFolder, message: str, parent: str) -> Iterator[bytes]:
-    """Yield the commands for `git fast-import`, which then prints the commit's hash."""
+    """Yield the input of `git fast-import` for one commit; git then prints the commit's hash."""
     text = message.encode("utf-8", "replace")
     yield f"commit {BRANCH}\nmark :1\n".encode()
     yield f"committer cuagent <cuagent@localhost> {int(time.time())} +0000\n".encode()
@@ -107,9 +107,10 @@ def _quoted(name: str) -> bytes:
 
 
 def _is_plain(history: Path) -> bool:
-    """True if a git directory has only folders and regular files, no hooks and no redirects.
+    """Return True if a git directory has only folders and regular files, no hooks and none of
+    `REDIRECTS`.
 
-    Locks of a killed git are removed, so the run must not be running.
+    Lock files of a killed git are removed, so no other process may use the directory.
     """
     for _, folders, names, at in os.fwalk(history, follow_symlinks=False):
         entries = [*folders, *names]

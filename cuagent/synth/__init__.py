@@ -1,7 +1,7 @@
 """New tasks for training and benchmarks: composed from operators of torch, then filtered.
 
 seeds.py, catalogue.py    operators with signatures from the installed torch, by family
-templates.py, draft.py    placeholders of one call; a task in the making
+templates.py, draft.py    fill the placeholders of one call; build up one task
 compose.py, blocks.py     candidates of the grammar; blocks of transformers and timm
 language_model.py         candidates of a language model
 source.py, labelled.py    text, labels and fingerprints; labels of the operators that run

@@ -1,9 +1,9 @@
 """Audit a file of tasks: one of ours, CUDA-Agent-Ops-6K, or any parquet file with a column `code`.
 
 The text of every row is audited: duplicates, labels that the code does not have, changed
-checksums. The rows that run pass the same checks as new candidates, without the time window,
-and on request those of `cuagent check`, which draws other inputs and weights and tries trivial
-answers under the strict rule.
+checksums. Some rows are also run. They undergo the checks of new candidates, except the time
+window, and on request those of `cuagent check`, which draws other inputs and weights and tries
+trivial answers under the strict rule.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class Audit:
 
     rows: int = 0
     faults: dict[str, list[int]] = field(default_factory=dict)
-    """Numbers of the faulty rows by fault."""
+    """Row numbers by the fault that the rows have."""
     details: dict[int, str] = field(default_factory=dict)
     operators: Counter[str] = field(default_factory=Counter)
     """Number of calls of each operator in the code of all rows."""
     counts: Counter[int] = field(default_factory=Counter)
-    """Rows by number of declared operators."""
+    """Number of rows by their number of declared operators."""
     sources: Counter[str] = field(default_factory=Counter)
     run: int = 0
-    """Rows that were run."""
+    """Number of rows that were run."""
 
     def add(self, fault: str, row: int, detail: str = "") -> None:
         self.faults.setdefault(fault, []).append(row)
@@ -69,7 +69,7 @@ class Audit:
 
 @dataclass
 class _Seen:
-    """First row with each text, syntax tree and graph."""
+    """Number of the first row with each text, normalized syntax tree and operator graph."""
 
     texts: dict[str, int] = field(default_factory=dict)
     trees: dict[str, int] = field(default_factory=dict)
@@ -86,7 +86,11 @@ def audit(
     check: bool = False,
     observe: Callable[[int, Mapping[str, Any]], None] = lambda row, answer: None,
 ) -> Audit:
-    """Audit every row's text, and run the first `run` rows. Raises SynthError."""
+    """Audit the text of every row, and run the first `run` rows with `jobs` processes at a time.
+
+    `kernelbench` is a checkout to compare with, "" for none. `observe` gets the number and the
+    answer of each row that was run. Raises SynthError.
+    """
     found, seen = Audit(), _Seen()
     known = read_problems(Path(kernelbench)) if kernelbench else []
     orders: list[tuple[int, Order]] = []
@@ -130,7 +134,7 @@ def _read(number: int, row: Mapping[str, Any], found: Audit, seen: _Seen) -> boo
 
 
 def _words(code: str, ops: list[str]) -> set[str]:
-    """Return the names in the code, as labels spell them."""
+    """Return all names in the code and its operators, in the spelling of labels (`tail`)."""
     return {tail(name) for name in ops} | {tail(word) for word in re.findall(r"\w+", code)}
 
 

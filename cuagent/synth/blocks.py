@@ -1,8 +1,8 @@
 """Compose candidates from blocks of transformers and timm, with small configurations.
 
-The blocks of transformers are found in the text of the installed modelling files: classes that are
-constructed from a configuration, or from one size, and whose forward needs one tensor. Nothing is
-imported here. Not covered: blocks with masks, caches or positions as arguments.
+The blocks of transformers are found in the sources of the installed modelling files: classes that
+are constructed from a configuration or one size, and whose forward requires one argument only.
+Nothing is imported here. Not covered: blocks with masks, caches or positions as arguments.
 """
 
 from __future__ import annotations
@@ -47,16 +47,17 @@ MODELS = {
     "t5": ("T5Config", "d_model={d}, d_ff={f}, dropout_rate=0.0"),
     "vit": ("ViTConfig", f"{SIZES}, {HEADS}, {NO_DROPOUT}"),
 }
-"""Configuration of each family of models that is read, and the sizes that make it small."""
+"""Configuration class of each family of models that is read, and the arguments that make it small.
+"""
 TIMM = (
     ("timm.layers", "Mlp({d}, {f})"),
     ("timm.layers", "GluMlp({d}, {f})"),
     ("timm.layers", "SwiGLU({d}, {f})"),
     ("timm.layers", "GlobalResponseNormMlp({d}, {f})"),
 )
-"""Blocks of timm, each with its module and its constructor."""
+"""Blocks of timm: (module to import from, constructor)."""
 OTHER_INPUTS = re.compile("Patch|Embedding|Router")
-"""Blocks that need images or the indices of experts."""
+"""Matches names of blocks that are left out, because they need images or indices of experts."""
 ONE_SIZE = ("hidden_size", "dim", "normalized_shape")
 WIDTHS = (32, 48, 64, 96, 128, 192)
 LENGTHS = (16, 20, 32, 50, 64)
@@ -64,7 +65,7 @@ LENGTHS = (16, 20, 32, 50, 64)
 
 @dataclass(frozen=True)
 class Block:
-    """One class that a task can be made of."""
+    """One module class of a library that can become a task."""
 
     library: str
     imports: str
@@ -90,7 +91,8 @@ def blocks() -> tuple[Block, ...]:
 
 
 def _in_file(file: Path, name: str, config: str, sizes: str, texts: set[str]) -> Iterator[Block]:
-    """Yield the blocks of a file whose text no other family of models has."""
+    """Yield the blocks of a file, except those whose text is in `texts`: another family of models
+    has the same block."""
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if not isinstance(node, ast.ClassDef) or OTHER_INPUTS.search(node.name):
             continue
@@ -114,7 +116,7 @@ def _in_file(file: Path, name: str, config: str, sizes: str, texts: set[str]) ->
 
 
 def _required(method: ast.FunctionDef) -> list[str]:
-    """Return the arguments without a default, except self."""
+    """Return the names of the method's parameters without a default, except self."""
     given = method.args.posonlyargs + method.args.args
     needed = given[1 : len(given) - len(method.args.defaults)]
     keywords = zip(method.args.kwonlyargs, method.args.kw_defaults, strict=True)
@@ -122,7 +124,7 @@ def _required(method: ast.FunctionDef) -> list[str]:
 
 
 def block_candidate(draw: random.Random, index: int) -> Candidate | None:
-    """Return a task of one block; None if no library with blocks is installed."""
+    """Return a candidate with one block; None if no library with blocks is installed."""
     if not blocks():
         return None
     block = draw.choice(blocks())

@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 FIRST_BATCH = 8
-"""Batch size of a composed candidate; the filter solves for another one."""
+"""Batch size in the source of a composed candidate; the filter replaces it."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A task before the filter."""
+    """A composed task that the filter has not checked yet."""
 
     index: int
     code: str
     ops: tuple[str, ...]
     families: tuple[str, ...]
-    """Family of each seed that was applied."""
+    """Family of each operator template (`Seed`) that was applied."""
     dtype: str
     library: str = "torch"
-    """Library of the operators; the paper keeps blocks of transformers apart."""
+    """Library of the operators, such as `transformers`; `loop` for a task with a loop."""
 
     @property
     def source(self) -> str:
@@ -31,6 +31,6 @@ class Candidate:
 
 
 def drawn(draw: random.Random, shares: Mapping[Any, float]) -> Any:
-    """Draw a name with the given shares."""
+    """Return a random key of `shares`, with probabilities proportional to the values."""
     names: Sequence[Any] = list(shares)
     return draw.choices(names, [shares[name] for name in names])[0]

@@ -18,14 +18,14 @@ from cuagent.synth.reasons import MEANINGS, Reason
 
 ACCEPTED = "accepted"
 MILLISECONDS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
-"""Edges of the chart of times."""
+"""Edges in milliseconds of the bins in the chart of eager times."""
 PAPER_COUNTS = {1: 0.034, 2: 0.838, 3: 0.076, 4: 0.028, 5: 0.012}
 """Shares of CUDA-Agent-Ops-6K by number of operators (Table 3 of arXiv 2602.24286)."""
 
 
 def yields(reasons: Iterable[str | None]) -> dict[str, int]:
-    """Return the number of candidates by outcome: accepted first, then the reasons in the order of
-    the checks."""
+    """Return the number of candidates by outcome: first `accepted`, then the reasons of rejection
+    in the order of the checks. A None in `reasons` is an accepted candidate."""
     found = Counter(reason or ACCEPTED for reason in reasons)
     order = [ACCEPTED, *(reason.value for reason in Reason)]
     return {name: found[name] for name in order if found[name]}
@@ -38,7 +38,7 @@ def entropy(counts: Mapping[Any, int]) -> float:
 
 
 def distributions(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """Return the distributions that the card shows, by title."""
+    """Return the distributions that the card shows: by title, the number of tasks in each class."""
     times = [row["baselines"][0]["eager_s"] * 1e3 for row in rows]
     operators = Counter(name for row in rows for name in row["ops"])
     families = Counter(family for row in rows for family in set(row["families"]))
@@ -60,7 +60,10 @@ def write_card(
     about: Mapping[str, Any],
     folder: Path,
 ) -> None:
-    """Write README.md and card.html."""
+    """Write README.md and card.html to `folder`.
+
+    `found` is the number of candidates by outcome, `about` further lines on the set.
+    """
     operators = Counter(name for row in rows for name in row["ops"])
     lines = {
         "tasks": str(len(rows)),

@@ -1,6 +1,6 @@
-"""The catalogue of operators by family, with the seeds that cannot be read from torch.
+"""The catalogue of operator templates (seeds) by family, with those that cannot be read from torch.
 
-Each line is the form of the main argument and the call. Placeholders (`templates.py`):
+Each entry is the shape form of the main argument and the call. Placeholders (`templates.py`):
 
     {x}                     the main argument
     {c} {d} {l} ...         a size of the form
@@ -37,10 +37,10 @@ FAMILIES = {
     "loops": 3.0,
 }
 """Default weight of each family when an operator is drawn. A convolution or a pooling fits fewer
-values than an elementwise operator, so its weight is higher."""
+shapes than an elementwise operator, so its weight is higher."""
 
-# The mean of a loss over many independent draws hardly depends on labels or signs, so that a kernel
-# that ignores them would pass: such losses are taken for each element.
+# The mean of a loss over many independent numbers hardly depends on labels or signs, so a kernel
+# that ignores them would pass. Such losses have reduction='none'.
 LISTED: dict[str, tuple[tuple[str, str], ...]] = {
     "elementwise": (
         ("...", "torch.clamp({x}, min=-{number}, max={number})"),
@@ -231,7 +231,8 @@ LISTED: dict[str, tuple[tuple[str, str], ...]] = {
         ("n d", "nn.GRUCell({d}, {small})|$({x}, {input[n, small]})"),
     ),
 }
-"""Form and call of each seed that is listed by hand; `|` separates a module from its call."""
+"""Form and call of each seed that is written by hand, by family. For a module, `|` separates its
+constructor from its call."""
 
 ON_INTEGERS = (
     ("n l", "nn.Embedding({vocabulary}, {width})"),

@@ -1,7 +1,7 @@
 """Compose candidates with the grammar: a number of operators, their families, shapes and dtypes.
 
-`candidate(settings, index)` is a pure function of the settings, the index and the installed torch,
-so that any candidate can be made again alone.
+`candidate` depends only on its arguments and the installed torch, so any candidate can be made
+again without the others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COUNTS = {1: 0.15, 2: 0.25, 3: 0.25, 4: 0.2, 5: 0.15}
 """Default share of tasks by number of operators. CUDA-Agent-Ops-6K has 84 % with two."""
 DTYPES = {"float32": 0.7, "bfloat16": 0.15, "float16": 0.15}
 TRIES = 24
-"""Seeds that are tried for one place."""
+"""Number of seeds that are tried to find the next operator."""
 SIZES: dict[int, tuple[tuple[int, ...], ...]] = {
     1: (),
     2: ((16, 24, 32, 48, 64, 96, 100, 127, 128, 192, 250, 256, 384, 512, 1000),),
@@ -32,14 +32,15 @@ SIZES: dict[int, tuple[tuple[int, ...], ...]] = {
     4: ((3, 4, 6, 8, 12, 16, 24, 32), (7, 8, 12, 14, 16, 20, 28, 32), (7, 8, 12, 15, 16, 24, 32)),
     5: ((2, 3, 4, 8), (4, 5, 6, 8), (6, 7, 8, 10), (6, 8, 9, 10)),
 }
-"""Sizes after the batch, by number of dimensions."""
+"""Choices for the sizes of the first input after the batch, by number of dimensions."""
 WHOLE = ("blocks", "loops")
-"""Families whose candidates are whole tasks."""
+"""Families whose seeds make a whole task instead of one operator."""
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """Distribution of the composed tasks."""
+    """Distribution of the composed tasks: relative shares by number of operators, operator family
+    and dtype."""
 
     counts: Mapping[int, float] = field(default_factory=lambda: dict(COUNTS))
     families: Mapping[str, float] = field(default_factory=lambda: dict(FAMILIES))
@@ -50,7 +51,7 @@ class Grammar:
 
 
 def candidate(seed: int, index: int, grammar: Grammar) -> Candidate | None:
-    """Return the candidate of an index; None if no seeds fit together."""
+    """Return candidate number `index` of a seed; None if no operators fit together."""
     draw = random.Random(f"{seed}/{index}")
     wanted = drawn(draw, grammar.counts)
     at = draw.random() * sum(grammar.families.values())
@@ -73,7 +74,10 @@ def candidate(seed: int, index: int, grammar: Grammar) -> Candidate | None:
 
 
 def _begin(draft: Draft, grammar: Grammar, wanted: int) -> bool:
-    """Draw the first seed, an input of its form, and apply it."""
+    """Draw a first operator and an input for it. Return False if none of `TRIES` tries fits.
+
+    `wanted` is the number of operators of the task.
+    """
     for _ in range(TRIES):
         seed = _seed(draft.random, grammar)
         if seed is None or (seed.family == "losses" and wanted > 2):
@@ -135,7 +139,7 @@ def _count_line(draft: Draft, line: str) -> int:
 
 
 def _outputs(draft: Draft) -> tuple[str, ...]:
-    """Return the last value, now and then with an earlier one."""
+    """Return the names of the task's outputs: the last value, sometimes also an earlier one."""
     made = [value for value in draft.values if not value.given]
     if len(made) > 1 and draft.random.random() < 0.15:
         return (made[-1].name, draft.random.choice(made[:-1]).name)

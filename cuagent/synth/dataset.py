@@ -22,7 +22,7 @@ from cuagent.synth.shards import Record
 HELD_OUT = ("resampling", "recurrent")
 """Families whose tasks are all in the split `test_family`."""
 HELD_OUT_SHAPES = 10
-"""One shape in ten is held out: all its tasks are in the split `test_shape`."""
+"""One in this many input shapes is held out: all its tasks are in the split `test_shape`."""
 GROUP = 500
 COLUMNS = (
     "ops", "data_source", "code", "id", "seed", "index", "shapes", "outputs", "dtype", "families",
@@ -33,7 +33,8 @@ SPLITS = ("train", "test_family", "test_shape")
 
 
 def split_of(families: Iterable[str], shapes: Iterable[str]) -> str:
-    """Return the split of a task; the shape is that of its first input, without the batch."""
+    """Return the split of a task by its families and the shape of its first input, without the
+    batch."""
     if set(families) & set(HELD_OUT):
         return SPLITS[1]
     sizes = re.sub(r"\[\d+,?", "[", next(iter(shapes), ""))
@@ -44,7 +45,10 @@ def split_of(families: Iterable[str], shapes: Iterable[str]) -> str:
 def row_of(
     record: Record, settings: Mapping[str, Any], device: str, rates: tuple[float, float]
 ) -> dict[str, Any]:
-    """Return the row of an accepted record. `rates` are the device's bytes and FLOP per second."""
+    """Return the parquet row of an accepted record.
+
+    `device` is the device's name, `rates` its bytes and FLOP per second.
+    """
     facts = measured(record, *rates)
     code = record["code"]
     row = {
@@ -83,7 +87,8 @@ def checksum(code: str) -> str:
 
 
 def write_set(rows: Iterable[Mapping[str, Any]], path: Path, about: Mapping[str, Any]) -> int:
-    """Write rows to a parquet file and return their number. Raises SynthError."""
+    """Write rows to a parquet file, with `about` as metadata; return their number. Raises
+    SynthError."""
     pa, parquet = _pyarrow(path)
     text, number, whole = pa.string(), pa.float64(), pa.int64()
     times = pa.struct([("device", text), ("eager_s", number), ("compile_s", number)])
@@ -123,9 +128,9 @@ def read_set(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def task_files(path: Path, split: str) -> list[Path]:
-    """Write the code of each row to a file next to the set and return the files, in order.
+    """Write the code of each row of a split to a file in `PATH.tasks`; return the files, in order.
 
-    Rows of another split are left out; a foreign file has no splits. Raises SynthError.
+    All rows of a file without a column `split` are written. Raises SynthError.
     """
     folder = path.with_suffix(".tasks")
     if folder.is_symlink():
@@ -157,7 +162,8 @@ def set_and_split(path: Path) -> tuple[Path, str] | None:
 
 
 def difficulties(path: Path) -> dict[str, float]:
-    """Return the difficulty of each task by the checksum of its code; {} for a foreign file."""
+    """Return the difficulty of each task by the checksum of its code; {} for a file that was not
+    written by cuagent."""
     return {
         row["checksum"]: row["difficulty"]
         for row in read_set(path)
@@ -166,7 +172,8 @@ def difficulties(path: Path) -> dict[str, float]:
 
 
 def about_of(path: Path) -> dict[str, Any]:
-    """Return the settings and versions in the metadata of the file; {} for a foreign file."""
+    """Return the settings and versions from the file's metadata; {} for a file that cuagent did not
+    write."""
     _, parquet = _pyarrow(path)
     metadata = parquet.read_schema(path).metadata or {}
     found: dict[str, Any] = json.loads(metadata.get(b"cuagent", b"{}"))
@@ -174,7 +181,7 @@ def about_of(path: Path) -> dict[str, Any]:
 
 
 def operators_of(row: Mapping[str, Any]) -> list[str]:
-    """Return the declared operators; the column holds a list, or the text of one."""
+    """Return the declared operators of a row; the column holds a list, or a list as a string."""
     value = row.get("ops")
     if isinstance(value, list | tuple):
         return [str(name) for name in value]

@@ -1,8 +1,8 @@
-"""Compose one task: apply seeds one after the other to values whose shapes torch computes.
+"""Compose one task by adding one call after the other.
 
 A draft holds the lines of `forward`, the modules, the inputs, and one meta tensor for each value.
-Each call runs on meta tensors as it is added, so that the installed torch itself decides if shapes
-and dtypes fit; a call that fails leaves the draft as it was.
+Each call runs on meta tensors when it is added, so the installed torch decides if shapes and dtypes
+fit. A call that fails does not change the draft.
 """
 
 from __future__ import annotations
@@ -20,44 +20,45 @@ from cuagent.synth.templates import BATCH, Filling, Unfit, Value, size_text
 NAMES = ("x", "y", "z", "u", "v", "w", "p", "q", "r", "s")
 """Names of the inputs, in order."""
 LARGEST_GROWTH = 32
-"""Largest number of elements of a value, as a multiple of that of the first input."""
+"""Largest size of a value, as a multiple of the number of elements of the first input."""
 MOST_DIMENSIONS = 5
 RANDOM_SCALE = "3 * torch.rand(()) * "
-"""Factor of the inputs of a mean, which would be nearly constant over equal draws."""
+"""Random factor of inputs whose mean is the output. Without it the mean of many numbers would be
+nearly the same for each draw."""
 
 
 @dataclass
 class Draft:
-    """One task in the making."""
+    """One task that is being composed."""
 
     random: random.Random
     dtype: str = "float32"
     inputs: dict[str, str] = field(default_factory=dict)
-    """Expression in `get_inputs` for each input."""
+    """Expression in `get_inputs` for each input, by name."""
     attributes: dict[str, str] = field(default_factory=dict)
-    """Expression in the constructor for each module and parameter."""
+    """Expression in the constructor for each module and parameter, by attribute name."""
     afterwards: list[str] = field(default_factory=list)
-    """Statements at the end of the constructor."""
+    """Statements that are added at the end of the constructor."""
     lines: list[str] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
     families: list[str] = field(default_factory=list)
     _made: dict[str, Any] = field(default_factory=dict)
-    """Meta modules and parameters."""
+    """Modules and parameters on the meta device, by attribute name."""
 
     @property
     def last(self) -> Value:
         return self.values[-1]
 
     def start(self, shape: tuple[int, ...], layout: str) -> None:
-        """Add the first input, of a floating-point dtype."""
+        """Add the first input, with the draft's floating-point dtype."""
         self._add_input("input", shape, 0, layout)
 
     def start_with_indices(self, shape: tuple[int, ...]) -> None:
-        """Add a first input of integers; the first call sets its upper bound."""
+        """Add a first input of int64 indices; the first call determines their upper bound."""
         self._add_input("index", shape, 2, "contiguous")
 
     def apply(self, seed: Seed) -> None:
-        """Add one call on the last value. Raises Unfit and leaves the draft as it was."""
+        """Add one call on the last value. If it does not fit, restore the draft and raise Unfit."""
         kept = self._state()
         try:
             self._apply(seed)
@@ -89,13 +90,16 @@ class Draft:
         self.families.append(seed.family)
 
     def _scale_first_input(self) -> None:
-        """Draw the size of the first input too: the mean of many equal draws is nearly constant."""
+        """Multiply the first input by a random factor (`RANDOM_SCALE`)."""
         first = next(iter(self.inputs))
         if self.inputs[first].startswith("torch.randn("):
             self.inputs[first] = RANDOM_SCALE + self.inputs[first]
 
     def _within(self, domain: Domain, main: Value) -> str:
-        """Return an expression whose numbers are in the domain, from the main argument."""
+        """Return an expression that maps the main argument into the domain.
+
+        An input of the task is drawn from the domain instead.
+        """
         if domain is Domain.ANY:
             return main.name
         if main.given and not self.lines:
@@ -112,7 +116,7 @@ class Draft:
         return f"{wrapped[domain]}({main.name})"
 
     def _module(self, constructor: str) -> str:
-        """Add a module and return its name."""
+        """Add a module and return its attribute name."""
         import torch
 
         cls = constructor.partition("(")[0].removeprefix("nn.")
@@ -122,7 +126,7 @@ class Draft:
         self._made[name] = module.to(getattr(torch, self.dtype))
         self.attributes[name] = constructor
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
-            # Fresh statistics would make the module nearly the identity in eval mode.
+            # With its initial statistics the module is nearly the identity in eval mode.
             self.afterwards.append(f"nn.init.normal_(self.{name}.running_mean)")
             self.afterwards.append(f"nn.init.uniform_(self.{name}.running_var, 0.5, 2.0)")
         return name
@@ -147,7 +151,10 @@ class Draft:
         return self._add_input(kind, shape, below, "contiguous").name
 
     def like(self, value: Value, broadcast: bool) -> str:
-        """Return an earlier value of the same shape, or a new input."""
+        """Return the name of an earlier value of the same shape, or of a new input.
+
+        With `broadcast` the new input may have size 1 in one dimension.
+        """
         same = [
             v.name
             for v in self.values[:-1]
@@ -219,7 +226,7 @@ class Draft:
 
 
 def _drawn_text(kind: str, shape: tuple[int, ...], below: int, layout: str, dtype: str) -> str:
-    """Return the expression that draws an input."""
+    """Return the expression that draws an input; indices are smaller than `below`."""
     if layout == "transposed":
         shape = (*shape[:-2], shape[-1], shape[-2])
     sizes = ", ".join(map(size_text, shape))

@@ -1,7 +1,7 @@
 """Examine one candidate in a forked process: the filter's checks that run code.
 
-Order: cheap checks first, torch.compile last. The checks of degenerate answers are those of
-`cuagent bench` (certificates) and of `cuagent check` (fitness). A crash ends only this process.
+Cheap checks come first, torch.compile last. Degenerate answers are found by the checks of
+`cuagent bench` (certificates) and `cuagent check` (fitness). A crash ends only this process.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 ORDER = "order.json"
 TASK = "task.py"
 AGREEMENT = {"float32": 1e-3, "bfloat16": 4e-2, "float16": 1e-2}
-"""Largest difference from fp64, as a share of the largest output. On a GPU it includes TF32."""
+"""Largest accepted difference from fp64 by dtype, relative to the largest output."""
 BUDGET_S = 4.0
-"""Seconds for the search for operators without effect."""
+"""Time limit in seconds of the search for operators without effect."""
 LARGEST_BATCH = 1 << 22
 ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AssertionError)
 
 
 @dataclass(frozen=True)
 class Order:
-    """Request to the process of one candidate."""
+    """Request to the process that examines one candidate."""
 
     code: str
     labels: tuple[str, ...]
@@ -53,12 +53,12 @@ class Order:
     window_s: tuple[float, float]
     target_s: float
     memory: int
-    """Largest number of bytes of one call."""
+    """Limit in bytes on all results of one call."""
     compile: bool = True
     exact_labels: bool = True
-    """False if operators that run may be missing from the labels."""
+    """True if the labels must name all operators that run; False if some may be missing."""
     solve: bool = True
-    """True to choose the batch size by the measured time; False to keep it."""
+    """True to change the batch size until the time is in the window; False to keep it."""
 
     def write(self, folder: Path) -> None:
         (folder / ORDER).write_text(json.dumps(asdict(self)), encoding="utf-8")
@@ -88,7 +88,7 @@ def serve(channel: socket.socket, folder: Path) -> None:
 
 
 def _cpu_seconds() -> float:
-    """Return the processor seconds of this process and of its compilers."""
+    """Return the processor seconds of this process and its ended children, such as compilers."""
     import resource
 
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -96,7 +96,7 @@ def _cpu_seconds() -> float:
 
 
 class Examined:
-    """One candidate with its reference; each method makes one check and raises Rejected."""
+    """One candidate with its reference. Methods for checks raise Rejected if a check fails."""
 
     def __init__(self, order: Order, folder: Path) -> None:
         self.order = order
@@ -160,7 +160,10 @@ class Examined:
             raise Rejected(Reason.LABEL, wrong)
 
     def sizes(self) -> tuple[int, float, Cost]:
-        """Solve for the batch size; return it with the eager seconds and the counted work."""
+        """Find a batch size with an eager time in the window.
+
+        Returns (batch size, eager seconds, counted work); 0 for a batch size that was kept.
+        """
         if not (self.order.solve and BATCH_LINE.search(self.code)):
             seconds, cost = self.timed(None), self.cost(None)
             low, high = self.order.window_s
@@ -177,7 +180,10 @@ class Examined:
         return batch, seconds, self.cost(batch)
 
     def _at(self, batch: int | None) -> tuple[Any, list[Any]]:
-        """Return model and inputs at a batch size, and keep the reference opened for it."""
+        """Return model and inputs at a batch size, and set `code` and `reference` to that size.
+
+        None keeps the current size.
+        """
         if batch is not None:
             self.code = with_batch(self.order.code, batch)
             self.reference = self._open(self.code)
@@ -197,7 +203,7 @@ class Examined:
                 raise Rejected(Reason.NOT_FINITE, f"output {number}")
 
     def fp64(self) -> list[Tensor]:
-        """Return the outputs in fp64."""
+        """Return the outputs computed in fp64. Raises Rejected if that is impossible."""
         import torch
 
         model = self.reference.model(0).double()
@@ -211,7 +217,8 @@ class Examined:
         return exact
 
     def agrees(self, output: Sequence[Tensor], exact: Sequence[Tensor], reason: Reason) -> float:
-        """Return the largest difference from fp64, relative to the largest output."""
+        """Return the largest difference of `output` from `exact` (fp64), relative to the largest
+        output. Raises Rejected with `reason` if it exceeds the limit of the dtype."""
         worst = 0.0
         for number, (a, b) in enumerate(zip(output, exact, strict=True)):
             if a.shape != b.shape:
@@ -250,7 +257,10 @@ class Examined:
             raise Rejected(Reason.RANDOM, "changes its inputs")
 
     def certified(self) -> dict[str, Any]:
-        """Apply the certificates of `cuagent bench`; return family, operators and mode."""
+        """Apply the certificates of `cuagent bench`.
+
+        Returns `family`, `operators` (their number) and `mode` (modes in which the task is usable).
+        """
         from cuagent.bench.examine import Examination
 
         certification = Examination(self.reference, BUDGET_S).certification()
@@ -272,7 +282,8 @@ class Examined:
         return {"family": certification.family, "operators": certification.operators, "mode": mode}
 
     def _unused_state(self, detail: str) -> bool:
-        """Return True if only the last state of a recurrent module has no effect."""
+        """Return True if all operators without effect (in `detail`) are in recurrent modules; then
+        only the last state is unused."""
         import torch
 
         modules = dict(self.model.named_modules())
@@ -280,15 +291,21 @@ class Examined:
         return all(isinstance(modules.get(path), torch.nn.RNNBase) for path in paths)
 
     def _labelled(self, detail: str) -> bool:
-        """Return True if a label names one of the operators; others lie within a function of torch,
-        such as the lower limit of a norm in `normalize`."""
+        """Return True if a label of the task names one of the operators in `detail`.
+
+        Other operators are internal to a function of torch, such as the lower limit of a norm in
+        `normalize`.
+        """
         from cuagent.synth.labelled import tail
 
         names = {tail(label).lower() for label in self.order.labels}
         return any(part.split()[0].strip("_") in names for part in detail.split(", "))
 
     def compiled(self, exact: Sequence[Tensor]) -> dict[str, Any]:
-        """Run under torch.compile; return its seconds and the number of its regions."""
+        """Run under torch.compile and compare with fp64.
+
+        Returns seconds of a call, largest difference, and the number of generated kernels.
+        """
         import torch
         from torch._inductor import metrics
 

@@ -17,7 +17,7 @@ FILE = "tasks.parquet"
 def write_outputs(
     settings: Settings, out: Path, accepted: Sequence[Record], rates: tuple[float, float], name: str
 ) -> Path:
-    """Write the set of the accepted records and its card; return the parquet file.
+    """Write the parquet file of the accepted records and the data card; return the file's path.
 
     `rates` are the device's bytes and FLOP per second, `name` is the device's name.
     """

@@ -2,11 +2,11 @@
 
     difficulty = 0.4 share + 0.3 regions + 0.3 operators - 0.3 expert, between 0 and 1
 
-    share      share of the roofline that the best baseline reaches: little is left to gain
+    share      share of the roofline that the best baseline reaches: if high, little is left to gain
     regions    log2(1 + kernels of torch.compile) / 3, at most 1
     operators  operators of one call / 8, at most 1
-    expert     log2 of the expert's gain over the best baseline, if `cuagent bench` has measured it,
-               between 0 and 1: an offline search already finds the gain
+    expert     log2 of the expert's gain over the best baseline, between 0 and 1, if `cuagent bench`
+               has measured it: a task that the offline expert solves is easier
 
 The grade is the fifth of the scale, from 1 to 5. Pure functions on facts.
 """
@@ -23,7 +23,7 @@ OPERATORS = 8.0
 
 
 def measured(record: Mapping[str, Any], copy_rate: float, flop_rate: float) -> dict[str, Any]:
-    """Return gain, floor and share of the roofline of an accepted record.
+    """Return best time, gain over eager, floor and share of the roofline of an accepted record.
 
     The rates are the device's ceilings in bytes and FLOP per second.
     """
@@ -39,7 +39,8 @@ def measured(record: Mapping[str, Any], copy_rate: float, flop_rate: float) -> d
 
 
 def difficulty(facts: Mapping[str, Any]) -> float:
-    """Return the difficulty from `roofline_share`, `regions`, `operators` and `expert_gain`."""
+    """Return the difficulty (0 to 1) from `roofline_share`, `regions`, `operators` and
+    `expert_gain`."""
     share = float(facts["roofline_share"])
     regions = min(1.0, math.log2(1 + (facts.get("regions") or 1)) / REGIONS)
     operators = min(1.0, facts["operators"] / OPERATORS)
@@ -54,7 +55,8 @@ def grade(value: float) -> int:
 
 
 def with_bench(row: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of the set with the facts that `cuagent bench` measured for it."""
+    """Return a copy of a row with gains, difficulty and grade updated from a record of
+    `cuagent bench`."""
     changed = dict(row)
     ratios = record.get("ratios") or {}
     if record.get("status") == "kernel" and "best_rung" in ratios:

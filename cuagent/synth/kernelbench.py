@@ -23,7 +23,7 @@ ALL_LEVELS = (1, 2, 3, 4)
 
 @dataclass(frozen=True)
 class Known:
-    """One problem."""
+    """One problem of KernelBench, reduced to the parts that are compared."""
 
     name: str
     tokens: tuple[str, ...]
@@ -50,7 +50,7 @@ def read_problems(root: Path) -> list[Known]:
 
 
 def collision(code: str, known: Sequence[Known]) -> str:
-    """Return the problem that the task collides with and the kind of collision; "" for none."""
+    """Return text with the problem that the task is like, and the kind of likeness; "" for none."""
     if not known:
         return ""
     parsed = parse(code)
@@ -67,7 +67,7 @@ def collision(code: str, known: Sequence[Known]) -> str:
 
 
 def signature(ops: Sequence[str]) -> tuple[str, ...]:
-    """Return the operators without order and spelling (`nn.ReLU` is `torch.relu`)."""
+    """Return the operators sorted and in one spelling, so that `nn.ReLU` equals `torch.relu`."""
     return tuple(sorted(Counter(tail(name).lower() for name in ops).elements()))
 
 

@@ -17,7 +17,7 @@ IGNORED = names_in(
     is_contiguous boolean_dispatch __bool__ __int__ __index__ device dtype type is_floating_point
     """
 )
-"""Functions that get no label."""
+"""Functions that compute nothing and get no label."""
 DUNDERS = {
     "iadd": "add", "radd": "add", "isub": "sub", "rsub": "sub", "imul": "mul", "rmul": "mul",
     "truediv": "div", "itruediv": "div", "rtruediv": "div", "rdiv": "div", "invert": "bitwise_not",
@@ -68,10 +68,10 @@ def traced(model: Any, inputs: Sequence[Any]) -> list[str]:
 def differences(
     labels: Sequence[str], run: Sequence[str], exact: bool = True, repeated: bool = False
 ) -> str:
-    """Return what differs between labels and traced names as text; "" if nothing does.
+    """Return the differences between labels and traced names `run` as text; "" if there are none.
 
-    Unless `exact`, only labels that did not run at all count. `repeated` is for a forward with a
-    loop, which has a label for each call in its text: numbers of calls are not compared.
+    Unless `exact`, only labels of operators that did not run count. With `repeated` the numbers of
+    calls are not compared: a call in a loop has one label but runs several times.
     """
     declared = Counter(tail(label) for label in labels)
     ran = Counter(tail(name) for name in run)
@@ -86,7 +86,10 @@ def differences(
 
 
 def tail(label: str) -> str:
-    """Return an operator's name without its module and without the forms of the same operator."""
+    """Return an operator's name without its module, in one spelling for all its variants.
+
+    For instance `add` for `torch.add`, `add_` and `__iadd__`.
+    """
     name = label.rpartition(".")[2].strip("_")
     name = name.removeprefix("linalg_")
     return DUNDERS.get(name, name)

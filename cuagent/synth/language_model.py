@@ -1,7 +1,7 @@
-"""Let a language model compose candidates, from operators that the grammar's settings draw.
+"""Let a language model compose candidates, from operators that are drawn as for the grammar.
 
-The model gets the operators and the form of a task; its file passes the same checks as all others.
-A reply is written to OUT/composed/ before it is examined, so that a resumed run uses it again.
+The model gets the operators and the form of a task; its file undergoes the same checks as all
+others. A reply is written to OUT/composed/ before it is examined, so a resumed run reuses it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Use functions of torch, F and nn with their full names, not methods of tensors.
 
 
 class ModelComposer:
-    """Composes the candidate of an index with one query."""
+    """Composes candidates with a language model, with one query for each index."""
 
     def __init__(self, model: Model, seed: int, grammar: Grammar, out: Path) -> None:
         self.model = model
@@ -44,7 +44,7 @@ class ModelComposer:
         self.folder = out / FOLDER
 
     def __call__(self, index: int) -> Candidate | None:
-        """Return the candidate; None if the reply has no task. Raises ModelError."""
+        """Return the candidate of an index; None if the reply has no task. Raises ModelError."""
         path = self.folder / f"{index:06}.json"
         if path.exists():
             reply = json.loads(path.read_text(encoding="utf-8"))["reply"]
@@ -58,7 +58,7 @@ class ModelComposer:
         return parsed_reply(reply, index, families, dtype)
 
     def recipe(self, index: int) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-        """Return families, operators and dtype that the model is asked for."""
+        """Return the families, operators and dtype that the model is asked for at an index."""
         draw = random.Random(f"{self.seed}/{index}/model")
         count = draw.choices(list(self.grammar.counts), list(self.grammar.counts.values()))[0]
         weights = {f: w for f, w in self.grammar.families.items() if catalogue().get(f)}
@@ -77,7 +77,7 @@ class ModelComposer:
 
 
 def parsed_reply(reply: str, index: int, families: tuple[str, ...], dtype: str) -> Candidate | None:
-    """Return the candidate of a reply; None if it has no task. Labels are read from its code."""
+    """Return the candidate in a reply, with labels read from its code; None if it has no task."""
     found = FENCE.search(reply)
     code = found[1] if found else reply
     try:

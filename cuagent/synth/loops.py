@@ -1,7 +1,7 @@
 """Compose candidates with a Python loop over time: averages, gated states, hand-written cells.
 
-A task is a choice of a decay, an update, a readout and a result. `torch.export` unrolls the loop,
-so that its operators repeat. Not covered: loops whose length depends on the input.
+A task is a random choice of a decay, an update, a readout and a result. `torch.export` unrolls the
+loop, so its operators repeat in the graph. Not covered: loops whose length depends on the input.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DECAYS = (
     "g = torch.exp(-F.softplus(v))\nh = g * h + u",
     "h = torch.maximum({n} * h, u)",
 )
-"""Text that computes the next state `h` from the update `u` and the input `v` of a step."""
+"""Statements that compute the next state `h` from the update `u` and the step's input `v`."""
 UPDATES = (
     "u = v",
     "u = torch.tanh(v)",
@@ -45,7 +45,7 @@ MATRIX = (
     "e = v - torch.sum(torch.unsqueeze(k[:, t], -1) * s, -2)\n"
     "s = s + {m} * torch.unsqueeze(k[:, t], -1) * torch.unsqueeze(e, -2)",
 )
-"""Updates of a matrix of states `s`, as in linear attention and the delta rule."""
+"""Statements that update a matrix state `s`, as in linear attention and the delta rule."""
 ATTRIBUTES = {
     "decay": "nn.Parameter(torch.randn({d}))",
     "shift": "nn.Parameter(torch.randn({d}))",
@@ -56,7 +56,7 @@ ATTRIBUTES = {
 
 
 def loop_candidate(draw: random.Random, index: int, dtypes: Mapping[str, float]) -> Candidate:
-    """Return a task with a loop over time."""
+    """Return a candidate with a loop over time."""
     width, steps, dtype = draw.choice(WIDTHS), draw.choice(STEPS), drawn(draw, dtypes)
     share = draw.choice((0.5, 0.7, 0.9, 0.95))
     matrix = draw.random() < 0.2

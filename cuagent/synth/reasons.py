@@ -39,7 +39,7 @@ MEANINGS = {
     Reason.DEGENERATE: "a constant, zeros, an input or half of the work passes at 1e-2",
     Reason.TIME: "no batch size has an eager time in the window",
 }
-"""Explanations of the reasons whose names are not enough."""
+"""Explanations for the data card of reasons whose names do not say enough."""
 
 
 class Rejected(Exception):

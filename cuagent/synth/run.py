@@ -1,8 +1,8 @@
 """Make a set of tasks: compose, filter, record; then write the set.
 
-Candidates are numbered. Which candidate an index names, and if it repeats an earlier one, depends
-only on the seed and the settings; so does the order of the set: the first `count` accepted ones by
-index. A killed run goes on where its records end.
+Candidates are numbered. The candidate of an index, and the decision if it repeats an earlier one,
+depend only on the seed and the settings. The set consists of the first `count` accepted candidates
+by index. A killed run continues where its records end.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from cuagent.synth.source import graph_of, normalized, parse
 from cuagent.synth.workers import Workers
 
 GENERATOR = 2
-"""Version of the generator. Increase it when a seed gives other tasks."""
+"""Version of the generator. Increase it when the same seed gives other tasks than before."""
 SETTINGS = "settings.json"
 WINDOWS = {"cpu": (1e-4, 2e-2), "cuda": (1e-3, 1e-1)}
-"""Range of a task's eager time in seconds; the paper's range for a GPU."""
+"""Accepted range of a task's eager time in seconds; for a GPU that of the CUDA Agent paper."""
 MEMORY = {"cpu": 256 << 20, "cuda": 8 << 30}
-"""Bytes of all results of one call."""
+"""Limit in bytes on all results of one call."""
 MOST_PER_TASK = 20
-"""Largest number of candidates for each wanted task after which a run ends with fewer tasks."""
+"""A run ends with fewer tasks after about this many candidates for each wanted task."""
 
 Observe = Callable[[int, int, Record], None]
-"""Callback for each record, with the accepted and the examined candidates so far."""
+"""Callback for each record: (number accepted so far, number examined so far, record)."""
 Compose = Callable[[int], Candidate | None]
 
 
 class SynthError(Exception):
-    """The set cannot be made as asked. One line: what, where, what to do."""
+    """The set cannot be made. The message is one line: what, where, what to do."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a set. All but the count are part of its identity."""
+    """Settings of a set. A resumed run must have the same settings, except `count`."""
 
     count: int
     seed: int = 0
@@ -78,7 +78,11 @@ def synthesize(
     gpus: Sequence[str | None] = (None,),
     compose: Compose | None = None,
 ) -> list[Record]:
-    """Make the set and return its accepted records. Raises SynthError, KeyboardInterrupt."""
+    """Make the set and return its accepted records. Raises SynthError, KeyboardInterrupt.
+
+    `jobs` candidates are examined at a time. `compose` returns the candidate of an index, by
+    default from the grammar.
+    """
     _begin(settings, out, resume)
     shards = Shards(out)
     run = _Run(settings, shards, observe, compose or _grammar(settings))
@@ -131,7 +135,7 @@ def _grammar(settings: Settings) -> Compose:
 
 
 class _Run:
-    """State of a run: composed and examined candidates."""
+    """State of a run: the candidates composed and examined so far."""
 
     def __init__(
         self, settings: Settings, shards: Shards, observe: Observe, compose: Compose
@@ -149,7 +153,7 @@ class _Run:
         self.verdicts: dict[int, bool] = {}
         """True for each accepted index, False for each rejected one."""
         self.waiting: dict[int, Record] = {}
-        """Composed candidates in flight."""
+        """Records of the candidates that are being examined, by index."""
         self.restored: dict[int, Record] = {}
         self.index = 0
         self._prefix = 0
@@ -157,7 +161,8 @@ class _Run:
 
     @property
     def complete(self) -> bool:
-        """True if enough of the candidates without a gap before them are accepted."""
+        """True if enough candidates are accepted, counted only up to the first index without a
+        verdict."""
         while self._prefix in self.verdicts and self._prefix_accepted < self.settings.count:
             self._prefix_accepted += self.verdicts[self._prefix]
             self._prefix += 1
@@ -170,7 +175,7 @@ class _Run:
         }
 
     def next(self) -> tuple[int, Order] | None:
-        """Return the next candidate to examine; None if there are enough for now."""
+        """Return (index, order) of the next candidate to examine; None if no more are needed."""
         limit = MOST_PER_TASK * self.settings.count + 100
         while self.index < limit and not self.complete:
             index, self.index = self.index, self.index + 1
@@ -188,7 +193,8 @@ class _Run:
         return None
 
     def _screened(self, made: Candidate) -> Order | None:
-        """Return the order of a candidate that repeats nothing; else record why."""
+        """Return the order to examine a candidate. If it is invalid, a duplicate or like a
+        KernelBench problem, record the reason and return None."""
         record: Record = {
             "index": made.index,
             "ops": list(made.ops),
@@ -234,8 +240,9 @@ class _Run:
         self.observe(sum(self.verdicts.values()), len(self.verdicts), record)
 
     def accepted(self) -> list[Record]:
-        """Return the first accepted records by index, without gaps before them."""
-        self.complete  # noqa: B018 - it moves the prefix on
+        """Return the first `count` accepted records by index, up to the first index without a
+        verdict."""
+        self.complete  # noqa: B018 - the property updates `_prefix`
         found: list[Record] = []
         for record in self.shards.read():
             if len(found) < self.settings.count and record["index"] < self._prefix:

@@ -20,7 +20,7 @@ from cuagent.worker.operators import names_in
 
 
 class Domain(StrEnum):
-    """Numbers that an operator accepts."""
+    """Range of numbers for which an operator gives finite results."""
 
     ANY = "any"
     POSITIVE = "positive"
@@ -38,7 +38,7 @@ class Seed:
     text: str
     """Constructor of a module (`nn.*`) or the whole call, with placeholders."""
     call: str = "$({x})"
-    """Call of the module `$`; unused for a function."""
+    """Call of a module, which `$` stands for; unused if `text` is a function call."""
     domain: Domain = Domain.ANY
     integers: bool = False
     """True if the main argument holds integers."""
@@ -58,8 +58,8 @@ SKIPPED_POINTWISE = names_in(
     pow xlogy clamp_max clamp_min where remainder fmod copysign
     """
 )
-"""Operators without a use for floating-point tensors, with a jump nearly everywhere, or listed in
-the catalogue in another form."""
+"""Pointwise operators that are left out: useless for floating-point tensors, discontinuous nearly
+everywhere, or listed in the catalogue in another form."""
 REDUCTIONS = {
     "amax": "extremes", "amin": "extremes", "argmax": "extremes", "argmin": "extremes",
     "max": "extremes", "median": "extremes", "min": "extremes",
@@ -82,7 +82,7 @@ MODULE_FAMILIES = {
     "channelshuffle": "views",
     "pooling": "pooling",
 }
-"""Family of the modules in each file of `torch.nn.modules` that is read."""
+"""Family of the modules in each file of `torch.nn.modules`; other files are not read."""
 SKIPPED_MODULES = re.compile(
     "Lazy|Sync|Fractional|MaxUnpool|CrossMapLRN|RReLU|MultiheadAttention|Softmax|Softmin|Threshold"
 )
@@ -103,14 +103,14 @@ PARAMETERS = {
     "upscale_factor": "2",
     "downscale_factor": "2",
 }
-"""Placeholder for each parameter of a constructor."""
+"""Placeholder or value for each required parameter of a module's constructor."""
 OPTIONS = {
     "conv": ("", ", padding={padding}", ", stride={stride}, padding={padding}", ", bias=False"),
     "conv transposed": ("", ", stride={stride}"),
     "instancenorm": (", affine=True",),
     "pooling": ("", ", stride={stride}"),
 }
-"""Further arguments of the constructors in a file of `torch.nn.modules`."""
+"""Variants of further constructor arguments, by file of `torch.nn.modules`."""
 SPATIAL = {"1": "n c l", "2": "n c h w", "3": "n c s h w"}
 
 
@@ -121,7 +121,7 @@ def from_torch() -> tuple[Seed, ...]:
 
 
 def _schemas() -> Iterator[tuple[str, Any]]:
-    """Yield each public function of torch with each overload that is deterministic and pure."""
+    """Yield (name, overload) of torch's public operators that are not random and mutate nothing."""
     import torch
 
     for name in sorted(dir(torch)):
@@ -161,7 +161,7 @@ def _pointwise() -> Iterator[Seed]:
 
 
 def _domain(function: Any) -> Domain | None:
-    """Return the first domain on which the results are finite; None if there is none."""
+    """Return the first domain on which all results of a function are finite; None for none."""
     import torch
 
     uniform = torch.linspace(0.01, 0.99, 64)
@@ -220,7 +220,10 @@ def _modules() -> Iterator[Seed]:
 
 
 def _form(required: list[str]) -> str:
-    """Return the form for a module whose name gives no rank."""
+    """Return the shape form for a module without a rank (1d, 2d, 3d) in its name.
+
+    `required` are the names of its required constructor parameters.
+    """
     if "normalized_shape" in required:
         return "... d"
     if "upscale_factor" in required or "downscale_factor" in required:

@@ -1,7 +1,7 @@
 """Append the record of each candidate to JSONL shards, and read them back after a kill.
 
-A record is one line that is written in one piece and synced. Shard n has the candidates from
-1000 n, so that no file grows without end. A line that a kill cut off is ignored.
+A record is one line that is written in one piece and synced. Shard n holds the candidates 1000 n to
+1000 n + 999. An incomplete line, left by a killed process, is ignored.
 """
 
 from __future__ import annotations

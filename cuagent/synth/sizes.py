@@ -1,8 +1,8 @@
-"""Solve for the batch size that puts the eager time of a task into the window.
+"""Find a batch size at which the eager time of a task is in the window.
 
-The traffic and the arithmetic of one call, counted at two batch sizes, and nominal rates of the
-device predict the size. They do not vary between runs, so the same seed gives the same sizes. Timed
-runs then check it: the size changes by a factor of 4 while the time is outside of the window.
+A first size is predicted from memory traffic and arithmetic, counted at two batch sizes, and
+nominal rates of the device. These do not vary between runs, so the same seed gives the same sizes.
+Timed runs then check the size; it changes by a factor of 4 while the time is outside of the window.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 from cuagent.synth.reasons import Reason, Rejected
 
 PROBES = (8, 16)
-"""Batch sizes at which a call is counted."""
+"""Batch sizes at which the work of a call is counted."""
 STEPS = 4
-"""Corrections by a factor of 4 at most."""
+"""Largest number of batch sizes that are timed."""
 REPEATS = 5
-"""Timed calls; the fastest counts, because a busy machine only adds time."""
+"""Number of timed calls; the fastest counts, because a busy machine only adds time."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Rates:
     bytes_per_s: float
     flops_per_s: float
     call_s: float
-    """Seconds of one operator on an empty tensor."""
+    """Fixed seconds for each operator call."""
 
 
 NOMINAL = {"cpu": Rates(2e9, 2e10, 4e-6), "cuda": Rates(2e12, 2e13, 6e-6)}
@@ -37,12 +37,12 @@ NOMINAL = {"cpu": Rates(2e9, 2e10, 4e-6), "cuda": Rates(2e12, 2e13, 6e-6)}
 
 @dataclass(frozen=True)
 class Cost:
-    """Counted work of one eager call."""
+    """Counted work of one eager call of a task."""
 
     bytes: int
-    """Bytes that all operators read and write."""
+    """Bytes that all operators together read and write."""
     made: int
-    """Bytes of all results: an upper limit of the memory of one call."""
+    """Bytes of all operators' results, an upper limit of the memory of one call."""
     flops: int
     calls: int
 
@@ -53,7 +53,7 @@ class Cost:
 
 
 def count_cost(run: Callable[[], Any]) -> Cost:
-    """Count one call."""
+    """Run once and return the counted work."""
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -80,7 +80,7 @@ def _bytes(values: Any) -> int:
     import torch
 
     if isinstance(values, torch.Tensor):
-        # An expanded tensor is read from the cache.
+        # The repeated elements of an expanded tensor are read from the cache, so they do not count.
         size = values.untyped_storage().nbytes()
         return min(size, values.numel() * values.element_size())
     if isinstance(values, list | tuple):
@@ -89,7 +89,10 @@ def _bytes(values: Any) -> int:
 
 
 def predicted_batch(low: Cost, high: Cost, device: str, target_s: float, memory: int) -> int:
-    """Return the batch size whose predicted time is `target_s`, within the memory bound."""
+    """Return the batch size with the predicted time `target_s` whose results fit in `memory` bytes.
+
+    `low` and `high` are the costs at the batch sizes `PROBES`.
+    """
     near, far = low.seconds(device), high.seconds(device)
     step = PROBES[1] - PROBES[0]
     slope = (far - near) / step
@@ -102,7 +105,7 @@ def predicted_batch(low: Cost, high: Cost, device: str, target_s: float, memory:
 
 
 def rounded(batch: float) -> int:
-    """Return a batch size with four significant bits, at least 1."""
+    """Return the batch size rounded down to four significant bits, at least 1."""
     whole = max(1, int(batch))
     shift = max(0, whole.bit_length() - 4)
     return whole >> shift << shift
@@ -111,9 +114,10 @@ def rounded(batch: float) -> int:
 def solve(
     first: int, window: tuple[float, float], timed: Callable[[int], float], largest: int
 ) -> tuple[int, float]:
-    """Return a batch size in the window, and its seconds. Raises Rejected.
+    """Return (batch size with a time in the window, its seconds). Raises Rejected.
 
-    `timed` returns the seconds of one call at a batch size.
+    `first` is tried first, `largest` is the limit. `timed` returns the seconds of one call at a
+    batch size.
     """
     batch, tried = min(first, largest), set[int]()
     for _ in range(STEPS):

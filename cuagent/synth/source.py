@@ -1,8 +1,8 @@
 """Write a draft as a Python file; read operators and structure from the source of any task.
 
-`labels` names the operators of `Model` from its syntax tree, so that labels and code agree.
-`graph_of` is the data flow of forward without names and sizes: two tasks with equal graphs are near
-duplicates.
+`labels` reads the operators of `Model` from its syntax tree, so labels and code agree. `graph_of`
+is a digest of the data flow of forward without names and sizes: two tasks with equal digests are
+near duplicates.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ COMPARISONS = {
 NO_OPERATORS = names_in("size dim numel view_as type item tolist keys values items append")
 """Methods that compute nothing and have no label."""
 KEPT_OPTIONS = re.compile("dim|affine|bias|mode|stride|dilation")
-"""Options of a module whose number is part of the computation."""
+"""Matches options of a module that change the computation and not only its size."""
 SIZE = "#"
 BATCH_LINE = re.compile(r"^BATCH = \d+$", re.MULTILINE)
 
 
 def write_source(draft: Draft, outputs: tuple[str, ...], batch: int) -> str:
-    """Return the file of a task."""
+    """Return the source of a task from a draft; `outputs` are the names of the returned values."""
     attributes = [f"self.{name} = {text}" for name, text in draft.attributes.items()]
     cast = [] if draft.dtype == "float32" or not attributes else [f"self.to(torch.{draft.dtype})"]
     constructor = ["super().__init__()", *attributes, *draft.afterwards, *cast]
@@ -71,7 +71,7 @@ class Parsed:
 
     tree: ast.Module
     attributes: dict[str, ast.expr]
-    """Value of each `self.name` that the constructor sets."""
+    """Expression of each `self.name` that the constructor sets, by name."""
     forward: ast.FunctionDef
     inputs: str
     """Expressions of `get_inputs` without sizes."""
@@ -133,7 +133,7 @@ def _label(node: ast.AST, parsed: Parsed) -> str:
 
 
 def _called(function: ast.expr, parsed: Parsed) -> str:
-    """Return the label of a call's function."""
+    """Return the label of a called function, module or method; "" if it has none."""
     text = ast.unparse(function)
     if match := re.fullmatch(r"self\.(\w+)", text):
         made = parsed.attributes.get(match[1])
@@ -152,7 +152,7 @@ def _called(function: ast.expr, parsed: Parsed) -> str:
 
 
 def _sizeless(node: ast.AST) -> str:
-    """Return an expression's dump without sizes and names of constants."""
+    """Return the text of an expression, with `SIZE` in place of numbers and named constants."""
     text = ast.unparse(node)
     text = re.sub(r"\b[A-Z][A-Z_0-9]*\b", SIZE, text)
     text = re.sub(r"(?<![\w.])\d+(\.\d+)?", SIZE, text)
@@ -203,7 +203,7 @@ def graph_of(parsed: Parsed) -> str:
 
 
 def _flow(node: ast.expr, values: dict[str, str], parsed: Parsed) -> str:
-    """Return the digest of an expression, with the digests of the values that it reads."""
+    """Return a digest of an expression; `values` holds the digests of the variables in it."""
     match node:
         case ast.Name(id=name):
             return values.get(name, name)
@@ -216,7 +216,7 @@ def _flow(node: ast.expr, values: dict[str, str], parsed: Parsed) -> str:
         case ast.Call(func=function, args=args, keywords=keywords):
             name = _flow(function, values, parsed)
             given = [_flow(a, values, parsed) for a in args]
-            # A dimension is not a size: another dimension is another computation.
+            # Unlike a size, another dimension is another computation.
             named = sorted(
                 f"{k.arg}={ast.unparse(k.value)}"
                 if str(k.arg).startswith("dim")
@@ -236,7 +236,8 @@ def _flow(node: ast.expr, values: dict[str, str], parsed: Parsed) -> str:
 
 
 def _module_text(made: ast.expr) -> str:
-    """Return a constructor without sizes; strides and dimensions of 1 stay apart from others."""
+    """Return the text of a module's constructor without sizes, but with the values of options such
+    as `dim`, `bias` and `stride`."""
     kept = [
         f"{k.arg}={ast.unparse(k.value)}"
         for k in ast.walk(made)
@@ -247,7 +248,7 @@ def _module_text(made: ast.expr) -> str:
 
 
 def similarity(one: Any, other: Any) -> float:
-    """Return the share of equal parts of two tokenized syntax trees, from 0 to 1."""
+    """Return the similarity of two token lists from 0 to 1; 0 if it is surely at most 0.9."""
     matcher = difflib.SequenceMatcher(None, one, other, autojunk=False)
     return (
         matcher.ratio() if matcher.real_quick_ratio() > 0.9 and matcher.quick_ratio() > 0.9 else 0
@@ -255,7 +256,7 @@ def similarity(one: Any, other: Any) -> float:
 
 
 def model_tokens(parsed: Parsed) -> list[str]:
-    """Return the syntax tree of Model as a list of node kinds and of the names of operators."""
+    """Return the syntax tree of Model as a list of tokens: node type and attribute name."""
     model = next(n for n in parsed.tree.body if getattr(n, "name", "") == "Model")
     return [
         f"{type(node).__name__}{getattr(node, 'attr', '')}"

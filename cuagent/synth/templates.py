@@ -2,14 +2,14 @@
 
     {x}                 the main argument
     {c}                 a size of the form, by its letter; not the batch, which the filter chooses
-    {width} {dim} ...   a drawn number (`_NUMBERS`), the same one at every place of one call
+    {width} {dim} ...   a drawn number (`_NUMBERS`), the same one wherever it occurs in one call
     {like}              an earlier value, or a new input, of the shape of {x}
     {input[n, d]}       a new input: input, scaled, positive, unit, signs or mask; `...` is the
                         shape of {x}
     {index[n; d]}       a new input of integers from 0 to d - 1
     {weight[d, width]}  a new parameter; {bias[width]} too
 
-Invariant: all draws come from the draft's random numbers, in the order of the text.
+Invariant: all random numbers come from the draft's generator, in the order of the placeholders.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from cuagent.synth.seeds import Seed
 
 BATCH = 1_000_003
-"""Stand-in for the batch size while shapes are computed: a prime, so that sizes that depend on it
-are multiples of it."""
+"""Batch size while shapes are computed. It is a large prime, so a size that depends on the batch is
+recognized as a multiple of it."""
 PLACEHOLDER = re.compile(r"\{(\w+)(?:\[([^\];]*)(?:;\s*(\w+))?\])?\}")
 DRAWN_INPUTS = ("input", "scaled", "positive", "unit", "signs", "mask", "index")
 
 
 class Unfit(Exception):
-    """The seed does not fit the value that it was tried on."""
+    """The seed cannot be applied to the value."""
 
 
 def bind(form: str, shape: tuple[int, ...]) -> dict[str, int]:
-    """Return the size for each letter of a form. Raises Unfit."""
+    """Return the size for each letter of a shape form. Raises Unfit if the shape does not fit."""
     letters = form.split()
     if letters[0] == "...":
         letters = letters[1:]
@@ -48,7 +48,10 @@ def bind(form: str, shape: tuple[int, ...]) -> dict[str, int]:
 
 
 def size_text(size: int) -> str:
-    """Return a size as it stands in the source, where the batch is a constant with a name."""
+    """Return a size as source text; one that depends on the batch contains the constant BATCH.
+
+    Raises Unfit if the size depends on the batch in another way.
+    """
     if size % BATCH == 0 and size:
         return "BATCH" if size == BATCH else f"{size // BATCH} * BATCH"
     if size > BATCH // 2:
@@ -58,13 +61,13 @@ def size_text(size: int) -> str:
 
 @dataclass(frozen=True)
 class Value:
-    """One tensor of the forward."""
+    """One tensor of forward: an input or the result of a call."""
 
     name: str
     meta: Any
-    """Meta tensor of its shape, strides and dtype."""
+    """Meta tensor with the value's shape, strides and dtype."""
     given: bool = False
-    """True for an input."""
+    """True for an input of the task."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -72,7 +75,7 @@ class Value:
 
 
 class Drafted(Protocol):
-    """The parts of a draft that fill placeholders."""
+    """The part of `Draft` that `Filling` uses."""
 
     random: random.Random
 
@@ -85,7 +88,7 @@ class Drafted(Protocol):
 
 @dataclass
 class Filling:
-    """Placeholders of one call, filled so far."""
+    """Fills the placeholders of one call; equal names get equal numbers."""
 
     draft: Drafted
     seed: Seed
@@ -141,15 +144,15 @@ class Filling:
 
     @property
     def spatial(self) -> int:
-        """Smallest of the sizes after batch and channel."""
+        """Smallest size of the main argument after batch and channel; 0 if it has no more."""
         return min(self.main.shape[2:], default=0)
 
     def window(self) -> int:
-        """Return the drawn size of the window; 3 for a call that has none."""
+        """Return the drawn kernel size of the call; 3 if it has none."""
         return next((int(self.drawn[name]) for name in ("kernel", "odd") if name in self.drawn), 3)
 
     def dim(self) -> int:
-        """Draw a dimension, seldom the first, which is most often the batch."""
+        """Draw a dimension of the main argument, seldom the first: it is most often the batch."""
         rank = len(self.main.shape)
         if rank == 1 or self.draft.random.random() < 0.1:
             return 0
@@ -212,4 +215,4 @@ _NUMBERS: dict[str, Callable[[Filling], str]] = {
     "number": lambda f: f"{f.draft.random.choice((0.1, 0.25, 0.3, 0.5, 0.7, 1.5, 2.0))}",
     "power": lambda f: str(f.choose(2, 3)),
 }
-"""Drawn numbers by the name of their placeholder."""
+"""Function that draws the number, by the name of the placeholder."""

@@ -1,8 +1,8 @@
-"""Start torch.compile once in the fork server, for children on the CPU.
+"""Run torch.compile once in the fork server, so that children on the CPU start faster.
 
-The first compilation builds inductor's tables of patterns, precompiles headers and finds out which
-vector instructions work: several processor seconds that each child would spend again. Not for CUDA,
-whose context does not survive a fork.
+The first compilation builds inductor's tables of patterns, precompiles headers and tests vector
+instructions: several processor seconds that each child would spend again. Not for CUDA, whose
+context does not survive a fork.
 """
 
 from __future__ import annotations

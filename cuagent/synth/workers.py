@@ -1,7 +1,8 @@
-"""Run candidates in forked processes: each has its own folder, caches, time and memory limits.
+"""Run candidates in forked processes, each with its own folder, caches and limits.
 
-One fork server has imported torch and the compiler; a child costs a fork. A child that crashes,
-hangs or fills the memory is ended and becomes a rejection. No file of a candidate remains on disk.
+The children are forked from one fork server that has imported torch and the compiler. A child that
+crashes, hangs or fills the memory is ended, and its candidate is rejected. No file of a candidate
+remains on disk.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from cuagent.worker import ForkServer
 from cuagent.worker.channel import receive_message
 
 TIME_LIMIT_S = 300.0
-"""Wall time of one candidate. Long, because a busy machine must not change the set."""
+"""Limit of the wall time of one candidate in seconds; long, so that a busy machine does not change
+the set."""
 COMPILER = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.cpp")
-"""Parts of torch.compile, for children on a CPU: their import looks for a GPU, and CUDA then
-refuses the children."""
+"""Modules of torch.compile that are imported before the fork, for children on a CPU only: their
+import looks for a GPU, and CUDA cannot be used in a process forked after that."""
 IMPORTED = (
     "torch.utils.flop_counter",
     "cuagent.synth.examine",
@@ -32,10 +34,10 @@ IMPORTED = (
     "cuagent.bench.traced_operators",
     "cuagent.verify.fitness.examine",
 )
-"""Modules that each child needs."""
+"""Modules that each child needs; they are imported before the fork."""
 WARM = "cuagent.synth.warm"
 HEADERS = "precompiled_headers"
-"""Folder in inductor's cache that all children share; the rest of a cache is one candidate's."""
+"""Folder in inductor's cache that all children share; all other parts belong to one candidate."""
 
 
 class Workers:
@@ -56,13 +58,20 @@ class Workers:
         self.fork_server.close()
 
     def examine(self, order: Order, slot: int = 0, limit_s: float = TIME_LIMIT_S) -> dict[str, Any]:
-        """Return the facts about a candidate, or its reason and detail. Raises ForkServerError."""
+        """Examine a candidate in a child process, on the GPU that `slot` selects.
+
+        Returns the measured facts, or `reason` and `detail` of its rejection. Raises
+        ForkServerError.
+        """
         return self.run("cuagent.synth.examine", order.write, slot, limit_s)
 
     def run(
         self, program: str, write: Callable[[Path], None], slot: int, limit_s: float
     ) -> dict[str, Any]:
-        """Run `program.serve` in a folder that `write` fills, and return its answer."""
+        """Run `program.serve` in a child process in a folder that `write` fills. Return its answer.
+
+        If it dies or exceeds `limit_s` seconds, the answer has `reason` and `detail`.
+        """
         folder = Path(tempfile.mkdtemp(prefix="synth-", dir=self.fork_server.folder))
         try:
             write(folder)
@@ -98,6 +107,7 @@ class Workers:
 
 
 def default_jobs(device: str, gpus: int) -> int:
-    """Return the number of candidates in flight: one for each core, at most 8 for each GPU."""
+    """Return the number of candidates to examine at a time: one for each core, at most 8 for each
+    GPU."""
     cores = len(os.sched_getaffinity(0))
     return cores if device == "cpu" else max(gpus, min(cores, 8 * gpus))

@@ -1,4 +1,4 @@
-"""The views: consumers of typed events, for people (`terminal`) and for programs (`jsonl`).
+"""The views: they show typed events to people (`terminal`) and write them for programs (`jsonl`).
 
 The engine does not import them. `text` and `table` only format the data of lower packages.
 """

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 CANDIDATE = "candidate"
 EAGER, COMPILE = "eager", "compile"
 RECORD_TITLE = "record timing, in fresh processes"
-"""Title of the table if its attempt was timed for the record."""
+"""Title of the table if its attempts were timed at record effort."""
 ALL_TITLE = "all attempts, each by its latest timing"
 MOST_ROWS = 12
-"""Largest number of attempts in the table at the end."""
+"""Largest number of attempts in the table at the end of a run."""
 MOST_BARS = 40
 _COLOURS = {Standing.FASTER: "green", Standing.SLOWER: "red", Standing.INCONCLUSIVE: "yellow"}
 _UNJUDGED = (Reason.INFRASTRUCTURE, Reason.NOT_CERTIFIABLE)
@@ -45,15 +45,16 @@ class Row:
 
     name: str
     sign: str = ""
-    """`yes`, `no`, `unsure` or `best` (a rung): an attribute of `Glyphs`, or nothing."""
+    """Name of the sign's attribute in `Glyphs`: `yes`, `no`, `unsure`, or `best` (for a rung); ""
+    for none."""
     seconds: float | None = None
     ratios: Mapping[str, Ratio] = field(default_factory=dict)
-    """Ratio over each baseline, by the baseline's name."""
+    """Speedup over each baseline, by the baseline's name."""
     share: float | None = None
     """Share of the roofline: the task's floor over the measured time."""
     precision: str = ""
     note: str = ""
-    """Text in place of the figures if there are none."""
+    """Text that replaces the figures, such as the reason of a rejection."""
 
 
 @dataclass
@@ -63,18 +64,18 @@ class AttemptTable:
     baselines: list[Row] = field(default_factory=list)
     attempts: dict[int, Row] = field(default_factory=dict)
     recorded: set[int] = field(default_factory=set)
-    """Numbers of the attempts whose latest timing is one of record."""
+    """Numbers of the attempts whose latest timing is at record effort."""
     numbers: dict[str, int] = field(default_factory=dict)
-    """Attempt numbers by digest."""
+    """Attempt number by the attempt's digest."""
     has_ladder: bool = False
-    """True if the baselines come from a ladder; else they come from the last attempt."""
+    """True if the baselines come from a ladder, False if from the timing of an attempt."""
     rung: str = ""
     """Name of the best rung, if it is neither eager nor default torch.compile."""
     best_over_time: list[tuple[float, float]] = field(default_factory=list)
-    """Seconds into the run and best ratio so far, one pair for each improvement."""
+    """(seconds into the run, best speedup from then on), for each improvement."""
 
     def measure_ladder(self, found: Ladder) -> None:
-        """Set the rungs of the ladder as the first rows; keep the other earlier baselines."""
+        """Replace or add the ladder's rungs in `baselines`; keep rows of other baselines."""
         self.has_ladder = True
         before = {row.name: replace(row, sign="") for row in self.baselines}
         self.baselines = list((before | {row.name: row for row in ladder_rows(found)}).values())
@@ -86,7 +87,7 @@ class AttemptTable:
         self.numbers[judgement.attempt] = number
         row = self.attempts[number] = attempt_row(number, judgement)
         timing = judgement.timing
-        # a quick timing does not improve on the baselines of the ladder
+        # a quick timing does not replace the ladder's figures of the baselines
         of_record = timing is not None and timing.effort is Effort.RECORD and not row.note
         (self.recorded.add if of_record else self.recorded.discard)(number)
         quick = self.has_ladder and timing is not None and timing.effort is not Effort.RECORD
@@ -99,14 +100,14 @@ class AttemptTable:
 
     @property
     def best(self) -> Ratio | None:
-        """The largest gain of an attempt over its best baseline, by the latest timings."""
+        """The largest speedup of an attempt over its best baseline, by the latest timings."""
         timed = [row for row in self.attempts.values() if row.ratios and not row.note]
         gains = [min(row.ratios.values(), key=lambda r: r.value) for row in timed]
         return max(gains, key=lambda r: r.value, default=None)
 
     @property
     def title(self) -> str:
-        """The kind of timing that the figures of the attempts come from."""
+        """Title of the table: the kind of timing that the attempts' figures come from."""
         timed = {number for number, row in self.attempts.items() if not row.note}
         if self.recorded and timed <= self.recorded:
             return RECORD_TITLE
@@ -116,10 +117,10 @@ class AttemptTable:
         return ALL_TITLE
 
     def new_lines(self, number: int, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
-        """Return the lines for an attempt just added; none for a timing of record.
+        """Return the lines for an attempt just added; none if it was timed at record effort.
 
-        The end of the run shows that one in the table of all attempts, with the baselines that were
-        timed beside it, so that no two tables disagree.
+        Such an attempt is shown at the end of the run, in the table of all attempts, together with
+        the baselines of the same timing.
         """
         row = self.attempts[number]
         line = row_line(row, width, glyphs, self.rung)
@@ -133,11 +134,14 @@ class AttemptTable:
         return [head_line(width, self.rung), *above, line]
 
     def ladder_lines(self, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
-        """Return the baseline rows with their header; without attempts, limits fit as well."""
+        """Return the header and the baseline rows."""
         return [head_line(width), *(row_line(row, width, glyphs) for row in self.baselines)]
 
     def all_lines(self, width: int, glyphs: Glyphs = UNICODE, fewest: int = 1) -> list[Text]:
-        """Return all attempts and the trend of the best one; nothing below `fewest` attempts."""
+        """Return the table of all attempts and the trend of the best one.
+
+        Returns [] if there are fewer than `fewest` attempts.
+        """
         rows = [row for _, row in sorted(self.attempts.items())]
         if len(rows) < fewest:
             return []
@@ -150,7 +154,7 @@ class AttemptTable:
 
 
 def attempt_row(number: int, judgement: Judgement) -> Row:
-    """Return the row for the latest judgement of an attempt."""
+    """Return the table row of an attempt with this judgement."""
     verdict, timing = judgement.verdict, judgement.timing
     name = f"attempt {number}"
     if not verdict.accepted:
@@ -165,7 +169,7 @@ def attempt_row(number: int, judgement: Judgement) -> Row:
 
 
 def baseline_rows(timing: Timing | None) -> list[Row]:
-    """Return the baselines of an attempt in the order of timing, eager first."""
+    """Return the rows of the baselines in an attempt's timing, eager first."""
     return [
         Row(arm.name, note=f"failed: {arm.failed}")
         if arm.failed
@@ -176,7 +180,7 @@ def baseline_rows(timing: Timing | None) -> list[Row]:
 
 
 def ladder_rows(found: Ladder) -> list[Row]:
-    """Return a row for each rung; mark the best one and those not timed yet."""
+    """Return a row for each rung, with a sign at the best one and a note at those not timed yet."""
     best = found.best
     rows = []
     for rung in found.rungs:
@@ -192,7 +196,7 @@ def ladder_rows(found: Ladder) -> list[Row]:
         sign = "best" if best is not None and rung.name == best.name else ""
         options = rung.name.split("+")[1:]
         own = "fp32" if found.precision == "fp32" else "match"
-        # In an earlier record all rungs had the precision of the task.
+        # In old records, without settings, all rungs had the precision of the task.
         own = next((o for o in options if o in ("tf32", "bf16")), own) if found.settings else ""
         shown = (own or found.precision) if rung.right else "wrong"
         rows.append(Row(rung.name, sign, rung.seconds, over, share, shown))
@@ -200,13 +204,14 @@ def ladder_rows(found: Ladder) -> list[Row]:
 
 
 def settings_lines(found: Ladder, width: int) -> list[Text]:
-    """Return the torch settings of the ladder; none for an earlier record."""
+    """Return the lines with the ladder's torch settings; [] for an old record without them."""
     text = f"torch settings: {found.settings}" if found.settings else ""
     return [Text(f"  {piece}", "dim") for piece in wrap(text, max(width - 2, 8)) if text]
 
 
 def updated_baselines(rows: Sequence[Row], timing: Timing) -> list[Row]:
-    """Return the baselines with figures of a newer timing; keep all other rungs."""
+    """Return the baseline rows with the figures of a newer timing; rows that it does not include
+    stay as they are."""
     fresh = {row.name: row for row in baseline_rows(timing)}
     kept = []
     for row in rows:
@@ -220,7 +225,7 @@ def updated_baselines(rows: Sequence[Row], timing: Timing) -> list[Row]:
 
 
 class Column(NamedTuple):
-    """A column; `over` names the baseline of a ratio, numbers stand to the right."""
+    """A column of the table. `over` names the baseline of a ratio, `right` aligns to the right."""
 
     title: str
     width: int
@@ -229,9 +234,9 @@ class Column(NamedTuple):
 
 
 def columns_for(width: int, rung: str = "") -> list[Column]:
-    """The columns that `width` has room for; the first two are always there.
+    """Return the columns that fit into `width`, at least name, time and two ratios.
 
-    `rung` adds a third baseline: the best rung.
+    `rung` is the name of the best rung, which adds a column; "" for none.
     """
     first = [Column("", 34 if width == UNCUT else 15), Column("time", 7, right=True)]
     last = [Column("roof", 4, right=True), Column("math", 5)]
@@ -253,14 +258,14 @@ def columns_for(width: int, rung: str = "") -> list[Column]:
 
 
 def head_line(width: int, rung: str = "") -> Text:
-    """The titles of the columns."""
+    """Return the line with the titles of the columns."""
     line = Text(_join([(c.title, c) for c in columns_for(width, rung)]), "dim")
     line.truncate(width)
     return line
 
 
 def row_line(row: Row, width: int, glyphs: Glyphs = UNICODE, rung: str = "") -> Text:
-    """One row in at most `width` columns."""
+    """Return one row as a line of at most `width` columns."""
     columns = columns_for(width, rung)
     sign = getattr(glyphs, row.sign) if row.sign else " "
     colour = {"yes": "green", "no": "red", "unsure": "yellow"}.get(row.sign, "dim")
@@ -288,7 +293,7 @@ def table_lines(
     rung: str = "",
     most: int = MOST_ROWS,
 ) -> list[Text]:
-    """Return the whole table; of many attempts, the first are only counted."""
+    """Return the whole table; of more than `most` attempts, the first ones are only counted."""
     left_out = max(len(attempts) - most, 0)
     lines = [head_line(width, rung), *(row_line(row, width, glyphs, rung) for row in baselines)]
     if left_out:
@@ -297,9 +302,9 @@ def table_lines(
 
 
 def trend(attempts: Sequence[Row], width: int, glyphs: Glyphs = UNICODE) -> str:
-    """The best ratio over the better baseline, attempt by attempt: `▁▁▄▇ 1.05x to 1.43x`.
+    """Return the best speedup after each attempt as small bars: `▁▁▄▇ 1.05x to 1.43x`.
 
-    Empty if the best ratio never grew.
+    Returns "" if the best speedup never grew.
     """
     best: list[float | None] = []
     for row in attempts:
@@ -321,7 +326,8 @@ def trend(attempts: Sequence[Row], width: int, glyphs: Glyphs = UNICODE) -> str:
 
 
 def row_gain(row: Row) -> float | None:
-    """Return the smallest ratio of an attempt, which is the one over its best baseline."""
+    """Return an attempt's speedup over its best baseline, the smallest of its ratios; None if it
+    has none."""
     return min((r.value for r in row.ratios.values()), default=None)
 
 

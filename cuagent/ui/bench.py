@@ -40,12 +40,15 @@ NARROW = 80
 """Width in characters below which tables leave out their less important columns."""
 BASELINE_NAMES = {"eager": "eager", "compile": "torch.compile", "best_rung": "best rung"}
 SHORT_NAMES = {"eager": "eager", "compile": "compile", "best_rung": "rung"}
-"""Names in narrow terminals."""
+"""Names of the baselines in narrow terminals."""
 STYLES = {"kernel": "green", "failed": "red", "not certifiable": "yellow", "no kernel": "yellow"}
 
 
 class BenchView:
-    """Follows a benchmark. A context manager; call `observe` from one thread at a time."""
+    """Shows the progress of a benchmark of `total` problems on `stream`.
+
+    A context manager; only one thread may call `observe` at a time.
+    """
 
     def __init__(self, stream: TextIO, total: int) -> None:
         self.console = make_console(stream)
@@ -67,7 +70,7 @@ class BenchView:
         self._stack.close()
 
     def observe(self, event: Started | Progressed | Finished) -> None:
-        """Take in an event of `cuagent.bench.scheduler`."""
+        """Show an event of `cuagent.bench.scheduler`."""
         match event:
             case Started(problem=problem, slot=slot):
                 self._running[slot] = (problem, time.monotonic(), {"phase": "starting"})
@@ -102,7 +105,7 @@ class BenchView:
         return f"{done}/{self.total}{self._left()}" + (f"  {found}" if found else "")
 
     def _left(self) -> str:
-        """Return the time left, from the problems done in this session; "" before the first."""
+        """Return text with the estimated time left; "" before a problem is done in this session."""
         fresh = len(self.records) - self.earlier
         if not fresh or len(self.records) >= self.total:
             return ""

@@ -1,6 +1,6 @@
-"""Highlight short excerpts of the agent's files: first lines, or the change of an edit.
+"""Format short excerpts of the agent's files with colours: first lines, or the change of an edit.
 
-Colours are the terminal's own sixteen, so that they suit a dark and a light background alike.
+Only the sixteen standard colours of the terminal are used; they suit dark and light backgrounds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _LANGUAGES = {
 def excerpt(
     path: str, source: str, width: int, glyphs: Glyphs = UNICODE, lines: int = LINES
 ) -> list[Text]:
-    """Return the first code lines of a file behind a bar; skip comments at the top."""
+    """Return the first `lines` lines of a file, each after a vertical bar.
+
+    Comments and imports at the top of a longer file are skipped.
+    """
     rows = clean(source).rstrip().split("\n")
     skipped = _preamble(rows) if len(rows) > lines else 0
     shown = rows[skipped : skipped + lines]
@@ -89,7 +92,7 @@ def written(
     lines: int = LINES,
     diff: str = "",
 ) -> list[Text]:
-    """Return the text that a `write` or edit call puts into a file; else nothing.
+    """Return the lines that show what a `write` or edit call changes; [] for other tools.
 
     `diff` is the change that a `write` made to an existing file.
     """
@@ -114,7 +117,8 @@ def _lines(number: int) -> str:
 
 
 def _preamble(rows: list[str]) -> int:
-    """Count the includes, imports, comments and blank rows at the top; 0 if all are such."""
+    """Return the number of rows with includes, imports, comments or blanks at the top; 0 if no
+    other rows follow."""
     for i, row in enumerate(rows):
         if row.strip() and not row.lstrip().startswith(("#", "//", "import ", "from ", '"""')):
             return i

@@ -1,7 +1,7 @@
-"""Make the consoles of all views; they remove control sequences from foreign text.
+"""Make the consoles of all views; they replace control characters in foreign text.
 
-Invariant: what `rich` prints through such a console holds no control character but line ends,
-tabs, and what `rich` itself makes of styles.
+Invariant: output through such a console contains no control characters except line ends, tabs, and
+those that `rich` writes for styles.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from rich.text import Text
 from cuagent.ui.text import harmless
 
 UNCUT = 1_000_000
-"""Columns of a file or a pipe, where nothing is cut or wrapped unless COLUMNS is set."""
+"""Width in columns that is used for a file or a pipe, so that nothing is cut or wrapped; COLUMNS
+overrides it."""
 
 
 class _HarmlessConsole(Console):
-    """Makes every piece of text harmless, also inside tables, groups and live views."""
+    """Console that replaces control characters in all text, also inside tables and live views."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -36,14 +37,14 @@ class _HarmlessConsole(Console):
 
 
 class _Harmless(RenderHook):
-    """Makes each text harmless before it is measured; its styles stay where they are."""
+    """Render hook that replaces control characters before a text is measured; styles stay."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         return [_harmless(one) if isinstance(one, Text) else one for one in renderables]
 
 
 def make_console(stream: TextIO, *, footer: bool = False) -> Console:
-    """Return a console on `stream`; `footer` treats `stream` as a terminal in any case."""
+    """Return a console on `stream`; with `footer`, `stream` always counts as a terminal."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")  # output of a tool may not fit the encoding
     to_file = not footer and not stream.isatty() and "COLUMNS" not in os.environ
@@ -59,7 +60,7 @@ def make_console(stream: TextIO, *, footer: bool = False) -> Console:
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Print foreign text, made harmless."""
+    """Print foreign text with its control characters replaced, by default on stdout."""
     print(harmless(text), file=stream or sys.stdout)
 
 

@@ -1,7 +1,7 @@
 """Wrap streamed text at blanks while it arrives.
 
-Written characters never move, so nothing flickers; the price is that a word
-appears only when it is complete. The text is returned, not printed.
+Written characters never move, so nothing flickers. A word is therefore written only when it is
+complete. The text is returned, not printed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _TOKEN = re.compile(r"\n|[^\S\n]+|\S+")
 
 
 class Flow:
-    """One stretch of streamed text in `width` columns; `None` leaves the lines as they are."""
+    """Wraps one streamed text to `width` columns; None keeps its lines."""
 
     def __init__(self, width: int | None) -> None:
         self.width = width
@@ -25,7 +25,7 @@ class Flow:
         self._partial_word = ""
 
     def feed(self, piece: str) -> str:
-        """Take a piece; returns what can be written now."""
+        """Add a piece of text and return the text that can be written now."""
         tokens = _TOKEN.findall(self._partial_word + piece)
         self._partial_word = ""
         if tokens and not tokens[-1].isspace() and cell_len(tokens[-1]) < (self.width or 80):
@@ -43,7 +43,7 @@ class Flow:
             self._blank = ""
             return ""
         if token.isspace():
-            self._blank += token  # may come in pieces
+            self._blank += token  # white space may arrive in pieces
             return ""
         # blank lines wait for the text after them, so that none is left at the end
         before = "\n" * min(self._newlines, 2) if self._has_text else ""

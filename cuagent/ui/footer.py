@@ -1,8 +1,8 @@
 """Redraw the footer of a terminal when its window becomes narrower.
 
-The terminal then breaks each line that no longer fits in two, and prompt_toolkit, which counts
-lines as it wrote them, would clear too few of them and leave pieces standing. Not covered: a
-terminal that cuts lines instead of breaking them; there a line of the transcript is lost.
+The terminal then breaks each line that no longer fits. prompt_toolkit counts the lines as it wrote
+them, so it would erase too few and leave pieces on the screen. Not covered: a terminal that cuts
+lines instead of breaking them; there a line of the transcript is lost.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from prompt_toolkit.application import Application
 
 
 class Footer:
-    """The lines that were drawn last, with the width that each had then."""
+    """The footer lines that were drawn last, with their widths."""
 
     def __init__(self) -> None:
         self._columns = 0
         self._above: list[int] = []
-        """Columns of the lines above that of the cursor."""
+        """Width in columns of each line above the cursor's line."""
         self._cursor = 0
-        """Columns before the cursor in its line."""
+        """Number of columns to the left of the cursor."""
 
     def remember(self, app: Application[Any]) -> None:
         """Record the drawn lines and the cursor. Call after drawing."""

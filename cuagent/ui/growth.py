@@ -1,6 +1,6 @@
-"""Draw a small chart of the best ratio over the time of the run.
+"""Draw a small chart of the best speedup over the time of the run.
 
-Pure: from points to lines. For one line of it by attempts see `attempts.trend`.
+Pure functions from points to lines. `attempts.trend` draws one line, by attempts instead of time.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def growth_lines(
     height: int,
     glyphs: Glyphs = UNICODE,
 ) -> list[str]:
-    """Return `height` rows of bars and a time axis; nothing without measurements.
+    """Return `height` rows of bars and a time axis; [] without points.
 
-    `points` are (seconds into the run, best ratio from then on), `seconds` is now. The chart
-    begins at 1x, or lower where the first attempt was slower.
+    `points` are (seconds into the run, best speedup from then on); `seconds` is the current time in
+    the run. The vertical axis begins at 1x, or lower if the first attempt was slower.
     """
     if not points or height < 1:
         return []
@@ -47,7 +47,7 @@ def growth_lines(
 
 
 def _level(points: Sequence[tuple[float, float]], at: float, low: float, high: float) -> float:
-    """Return the bar height in [0, 1]; at least 0.05 for any measured value, so it shows."""
+    """Return the height of the bar at time `at`, in [0, 1]; at least 0.05 if there is a value."""
     gain = next((value for when, value in reversed(points) if when <= at), None)
     if gain is None:
         return 0.0
@@ -55,7 +55,7 @@ def _level(points: Sequence[tuple[float, float]], at: float, low: float, high: f
 
 
 def _bar(filled: float, glyphs: Glyphs) -> str:
-    """Return one cell of a column, filled to the given share."""
+    """Return the character for one cell of a bar that is filled to this share."""
     if filled <= 0:
         return " "
     return glyphs.bars[min(int(filled * len(glyphs.bars)), len(glyphs.bars) - 1)]

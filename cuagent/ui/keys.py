@@ -28,7 +28,10 @@ def silent_keys() -> Iterator[None]:
 
 
 def _is_ours() -> bool:
-    """True if stdin is a terminal with this process in its foreground (others get stopped)."""
+    """Return True if stdin is a terminal and this process is in its foreground.
+
+    A background process would be stopped if it changed the terminal.
+    """
     try:
         return sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     except (OSError, ValueError, AttributeError):  # closed, not there, or not a Unix

@@ -1,8 +1,8 @@
-"""Lay out the status below the transcript: one line, or two columns in a wide terminal.
+"""Lay out the two columns of status below the transcript in a wide terminal.
 
 The left column shows the agent's activity; the right one the ladder, the attempts and the best
-over time. Pure; `ui.terminal` decides when and where it is shown. Invariant: never wider than
-`width`, and never higher than half of the terminal.
+over time. Pure functions; `ui.terminal` decides when and where the columns are shown. Invariant:
+never wider than `width`, and never higher than half of the terminal.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from cuagent.ui.status import Status
 from cuagent.ui.text import UNICODE, Glyphs, clip, wrap
 
 WIDE, WIDEST = 118, 150
-"""Least columns for two sides, and most columns used."""
+"""Smallest width in columns of a terminal with both sides, and largest width that is used."""
 RIGHT = 80
-"""Columns of the right side, enough for all columns of the table."""
+"""Width in columns of the right side, enough for all columns of the table."""
 TALL = 20
-"""Least rows of the terminal for two sides."""
+"""Smallest height in rows of a terminal with both sides."""
 CHART = 3
-"""Rows of the chart."""
+"""Height of the chart in rows."""
 
 
 def two_sided(attempt_table: AttemptTable, width: int, height: int) -> bool:
-    """True if both columns fit and the right one has content."""
+    """Return True if both sides fit into the terminal and the right one has content."""
     return (
         width >= WIDE and height >= TALL and bool(attempt_table.baselines or attempt_table.attempts)
     )
@@ -44,9 +44,10 @@ def panel_lines(
     glyphs: Glyphs = UNICODE,
     tick: int | None = None,
 ) -> list[Text]:
-    """Return both columns below a rule; `recent_output` is the newest text of model or tool.
+    """Return a horizontal rule and both sides below it.
 
-    `height` is the number of rows of the terminal; at most half of them are used.
+    `recent_output` is the newest text of the model or a tool, `seconds` the time of the run,
+    `height` the number of rows of the terminal. `tick` turns the spinner; None leaves it out.
     """
     width = min(width, WIDEST)
     left_width = width - RIGHT - 3
@@ -57,7 +58,7 @@ def panel_lines(
 
 
 def _right(attempt_table: AttemptTable, seconds: float, most: int, glyphs: Glyphs) -> list[Text]:
-    """Return the table, with the chart below it if both fit."""
+    """Return the right side, at most `most` rows: the table, and the chart if both fit."""
     rows = [row for _, row in sorted(attempt_table.attempts.items())]
     chart = growth_lines(attempt_table.best_over_time, seconds, RIGHT, CHART, glyphs)
     room = most - 1 - len(attempt_table.baselines)
@@ -77,7 +78,7 @@ def _left(
     glyphs: Glyphs,
     tick: int | None,
 ) -> list[Text]:
-    """Return the left column: the run's figures above its current activity, `height` lines."""
+    """Return the left side, exactly `height` rows: the run's figures and its activity."""
     figures = status.parts(seconds)
     activity = wrap(status.activity, width)[:2] if status.activity else []
     spin = "" if tick is None else glyphs.spinner[tick % len(glyphs.spinner)] + " "

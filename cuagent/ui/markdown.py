@@ -1,8 +1,8 @@
 """Render streamed Markdown of a model for a terminal, block by block.
 
-A block is finished at a blank line, at the end of a fence of code, or after a heading; what is not
-finished is shown raw elsewhere, as its last line. Colours are the terminal's own sixteen.
-Not covered: blocks that need others to be understood (footnotes, references).
+A block ends at a blank line, at the end of a fence of code, or after a heading. Of an unfinished
+block only the last line is available (`Blocks.open`), unrendered. Only the sixteen standard colours
+are used. Not covered: syntax that refers to other blocks (footnotes, references).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STYLES = {
 
 
 class Blocks:
-    """One stretch of text as it comes in pieces, cut into finished blocks."""
+    """Splits a text that arrives in pieces into blocks."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -47,7 +47,7 @@ class Blocks:
         return self._rest or (self._lines[-1] if self._lines else "")
 
     def feed(self, piece: str) -> list[str]:
-        """Take a piece; returns the blocks that are finished now."""
+        """Add a piece of text and return the blocks that it finishes."""
         *lines, self._rest = (self._rest + piece).split("\n")
         return [block for line in lines if (block := self._take(line))]
 
@@ -58,7 +58,7 @@ class Blocks:
         return [block] if (block := self._cut()) else []
 
     def _take(self, line: str) -> str:
-        """The block that this line finishes, or ""."""
+        """Add a line and return the block that it finishes, or ""."""
         fence = _FENCE.match(line)
         if self._fence:
             self._lines.append(line)
@@ -81,7 +81,7 @@ class Blocks:
 
 
 def rendered(block: str, console: Console, width: int) -> Iterator[Text]:
-    """The lines of one block, none wider than `width` and none padded."""
+    """Yield the lines of a block, at most `width` columns wide, without padding."""
     from rich.theme import Theme
 
     with console.use_theme(Theme(STYLES)):
@@ -103,7 +103,7 @@ def _markdown(block: str) -> Markdown:
     from rich.syntax import Syntax
 
     class Plain(Heading):
-        """A heading to the left, without a box."""
+        """Heading that is left-aligned and has no box."""
 
         def __rich_console__(self, console: Any, options: Any) -> Any:
             self.text.justify = "left"
@@ -111,7 +111,7 @@ def _markdown(block: str) -> Markdown:
             yield self.text
 
     class Code(CodeBlock):
-        """Code as it is, without a background; long lines are broken."""
+        """Code block without a background; long lines are broken."""
 
         def __rich_console__(self, console: Any, options: Any) -> Any:
             code, name = str(self.text).rstrip(), self.lexer_name

@@ -1,7 +1,7 @@
 """Notify the user that a run has ended or waits for an answer.
 
-Uses the terminal's bell or notification, and a program that the user chose. A failure
-here never fails the run.
+It uses the terminal's bell or notification, and optionally a program of the user. A failure here
+never fails the run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ OSC9_TERMINALS = ("iTerm.app", "WezTerm", "ghostty")
 
 
 def notify(text: str, stream: TextIO, how: str = "auto", command: str = "") -> str:
-    """Notify, and return the error of the user's program in one line; "" if none."""
+    """Notify the user on a terminal `stream`, and start the user's program `command`.
+
+    `how` is `auto`, `bell` or `off`. Returns one line on an error of the program; "" for none.
+    """
     if how != "off" and stream.isatty():
         stream.write(signal_for(text, how, os.environ))
         stream.flush()
@@ -39,7 +42,7 @@ def notify(text: str, stream: TextIO, how: str = "auto", command: str = "") -> s
 
 
 def signal_for(text: str, how: str, environ: Mapping[str, str]) -> str:
-    """Return OSC 9 if the terminal shows it and tmux is absent; else the bell."""
+    """Return the control sequence: OSC 9 if the terminal shows it (not in tmux), else the bell."""
     supported = (
         environ.get("TERM_PROGRAM") in OSC9_TERMINALS or environ.get("TERM") == "xterm-kitty"
     )

@@ -31,7 +31,7 @@ def page(lines: Iterable[Text], console: Console | None = None) -> None:
     environment = {"LESS": LESS, "LESSCHARSET": "utf-8"} | os.environ
     reader = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
     assert reader.stdin is not None
-    # Ctrl-C is the pager's while it runs
+    # while the pager runs, Ctrl-C is for the pager only
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with suppress(BrokenPipeError), reader.stdin as pipe:

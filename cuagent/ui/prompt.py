@@ -1,10 +1,10 @@
 """Read the user's input line at the foot of the terminal, also while the agent works.
 
-It runs in a separate thread; printed output appears above it and stays unchanged. The
-main thread asks for the next line while idle, gets lines through `Work`, or asks a
-question. Keys: Enter sends, Alt-Enter or Ctrl-J makes a new line, Up and Down go through what was
-said before, Tab completes a command or a file's name, Esc or Ctrl-C interrupts, twice leaves.
-Not covered: the meaning of the lines.
+The prompt runs in a separate thread; printed output appears above it. While the agent is idle, the
+main thread calls `next`; while it works, lines go to the handlers in `Work`; `ask` asks a question.
+Keys: Enter sends, Alt-Enter or Ctrl-J makes a new line, Up and Down show earlier inputs, Tab
+completes a command or a file name, Esc or Ctrl-C interrupts, twice leaves. Not covered: the meaning
+of the lines.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from cuagent.ui.footer import Footer
 from cuagent.ui.text import clip, wrap
 
 REFRESH = 0.25
-"""Seconds between two states of the status above the line."""
+"""Seconds between two updates of the status above the input line."""
 TWICE = 1.5
-"""Seconds in which a second interrupt means to leave."""
+"""A second interrupt within this many seconds leaves the session."""
 GRAY = "ansibrightblack"
 AGAIN = "press it again to leave"
 
@@ -47,10 +47,10 @@ class Work:
 
 
 class Prompt:
-    """A context manager; `sys.stdout` and `sys.stderr` print above the line while it is open.
+    """The input line, a context manager. While it is open, stdout and stderr print above it.
 
-    `commands` maps slash commands to their help. `status` gives the lines above the
-    input for a width in columns; `names` gives completions for a word of the text.
+    `commands` maps slash commands to their help, `history` is the file of earlier inputs. `status`
+    returns the lines above the input for a width in columns. `names` returns words to complete.
     """
 
     def __init__(
@@ -106,7 +106,10 @@ class Prompt:
         self._thread.join()
 
     def next(self, default: str = "") -> str | None:
-        """Return the next line while the agent is idle, or None to quit; prefill `default`."""
+        """Wait for the next line while the agent is idle; None means quit.
+
+        `default` is put into the input line for the user to edit.
+        """
         if default:
             self._default = default
             self._exit_soon()
@@ -137,7 +140,7 @@ class Prompt:
         self._work, self._hint = None, ""
 
     def ask(self, question: str, cancelled: threading.Event) -> str | None:
-        """Return the answer to a question, or None once `cancelled` is set."""
+        """Show a question and wait for the answer; return None once `cancelled` is set."""
         self._question = question
         try:
             while not cancelled.is_set():
@@ -254,23 +257,23 @@ class Prompt:
 
 
 class _Renew(Exception):
-    """Signal that the prompt must be shown again."""
+    """Ends the current prompt so that it is shown again, with another default."""
 
 
 def _completions(commands: Mapping[str, str], typed: str) -> list[str]:
-    """Return the commands that complete the typed text."""
+    """Return the names of the commands that start with the typed text, such as `/he`."""
     return [name for name in commands if f"/{name}".startswith(typed)]
 
 
 def _common_rest(names: Iterable[str], begun: str) -> str:
-    """Return the text that all names that start with `begun` share behind it; "" if it is empty."""
+    """Return the text that completes `begun` as far as all matching names agree; "" if none."""
     ends = [name[len(begun) :] for name in names if begun and name.startswith(begun)]
     same = takewhile(lambda letters: len(set(letters)) == 1, zip(*ends, strict=False))
     return "".join(letters[0] for letters in same)
 
 
 def _matching(commands: Mapping[str, str], typed: str) -> str:
-    """Return the matching commands in one line, or the help of a complete command."""
+    """Return one line: the help of the typed command, or the commands that match so far."""
     word = typed[1:].split(" ")[0]
     if word in commands:
         return f"/{word}: {commands[word]}"

@@ -1,7 +1,7 @@
 """Convert the log of a recorded run back to events for the views.
 
-Covers the visible events; pauses and streaming are not recorded, and a call's result follows its
-title directly. Invariant: reading never changes the log.
+Only visible events are converted. Pauses and streaming are not recorded, so a call's result follows
+its title directly. Invariant: reading never changes the log.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Records = Sequence[Mapping[str, Any]]
 
 
 def events_of(folder: RunFolder, records: Records) -> Iterator[Event]:
-    """The events of a run, in order."""
+    """Yield the events of a run in order, from its records."""
     spent = _Spending(records[0]["time"] if records else 0.0)
     waiting: dict[str, ToolStarted] = {}
     running: dict[str, ToolStarted] = {}
@@ -47,7 +47,7 @@ def events_of(folder: RunFolder, records: Records) -> Iterator[Event]:
                 )
             case "message" if record["role"] == "user" and _is_from_user(record):
                 yield UserSaid(record["content"])
-            case "call" if "purpose" in record:  # no step, but paid for
+            case "call" if "purpose" in record:  # no step, but its cost counts
                 spent.add(record, 0)
             case "call":
                 spent.add(record)
@@ -72,7 +72,7 @@ def events_of(folder: RunFolder, records: Records) -> Iterator[Event]:
                         record.get("data", {}),
                     )
             case "judgement":
-                # it was made by the first call that has no result yet
+                # the first tool call without a result made this judgement
                 if waiting and not running:
                     first = next(iter(waiting))
                     yield waiting[first]
@@ -101,7 +101,8 @@ def _started(call: ToolCall) -> ToolStarted:
 
 
 def best_of(records: Records) -> Judgement | None:
-    """Return the best accepted attempt's judgement: of those for the record, if there is one."""
+    """Return the judgement of the best accepted attempt; only judgements at record effort count if
+    there are any. None without an accepted attempt."""
     accepted = [j for j in judgements_of(records).values() if j.verdict.accepted]
     settled = [j for j in accepted if j.timing is not None and j.timing.effort is Effort.RECORD]
     return max(settled or accepted, key=lambda judgement: judgement.rank, default=None)
@@ -119,7 +120,7 @@ def _summary(name: str, arguments: str) -> str:
 
 
 class _Spending:
-    """Totals over the `call` records read so far."""
+    """Totals of steps, tokens and cost over the `call` records read so far."""
 
     def __init__(self, started: float) -> None:
         self.step = self.tokens_in = self.tokens_out = 0

@@ -1,7 +1,7 @@
 """Redraw the last lines of a terminal in place.
 
-It only builds the text; the caller writes it in one call under a lock. Invariant: nothing
-above the first of the lines is ever touched.
+The methods only return text with control sequences; the caller writes it in one call under a lock.
+Invariant: nothing above the first of the lines changes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rich.text import Text
 
 
 class Region:
-    """The lines now on the screen: the number of columns of each."""
+    """The last lines of a terminal; `drawn` holds the width in columns of each drawn line."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -48,9 +48,9 @@ class Region:
         return start + self.draw(lines) + "\x1b[K"
 
     def _to_start(self) -> str:
-        """Return the cursor to the start of the first line.
+        """Return the text that moves the cursor to the start of the first line.
 
-        A terminal that has become narrower has broken each in pieces, unless it is one that cuts.
+        In a terminal that has become narrower, each line may have been broken into several.
         """
         if not self.drawn:
             return "\r"

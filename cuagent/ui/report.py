@@ -1,7 +1,7 @@
 """Write one run as an HTML page that needs no network: charts, kernels, precision, installation.
 
-The charts are made of the parts of `bench/svg.py`. Every text of the log is escaped, because a log
-may come from elsewhere, and the page's policy forbids scripts and every request.
+The charts use `bench/svg.py`. Every text of the log is escaped, because a log may come from
+elsewhere. The page's content security policy forbids scripts and network requests.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def report(run: str, records: Records, script: Mapping[str, Any] | None = None) -> str:
-    """Return the page of a run; `script` is the content of `script.json` of a captured module."""
+    """Return the HTML page of a run.
+
+    `script` is the content of the run's `script.json`, for a captured module only.
+    """
     task, ladder, best = task_of(records), ladder_of(records), best_of(records)
     attempts = {r["digest"]: attempt_of(r["files"]) for r in records if r["type"] == "attempt"}
     captured = _captured(script)
@@ -116,7 +119,7 @@ def _summary(
 
 
 def _gain_line(gain: Gain) -> str:
-    """Return the result as one line; it claims only what the interval shows."""
+    """Return a paragraph with the speedup; it says "faster" only if the interval excludes 1."""
     whole = gain.end_to_end
     if whole.low > 1:
         style, claim = "good", f"{whole.value:.2f} times as fast as eager"
@@ -147,7 +150,8 @@ def _captured(script: Mapping[str, Any] | None) -> Mapping[str, str] | None:
 
 
 def _of_script(script: Mapping[str, Any] | None) -> list[str]:
-    """Return the section on the user's script: shapes, share, measured time. [] without one."""
+    """Return the section on the user's script: shapes, share, measured time; [] if the module was
+    not captured."""
     if _captured(script) is None or script is None:
         return []
     rows, share, whole = "", script.get("share"), script.get("script")
@@ -180,7 +184,10 @@ def _of_script(script: Mapping[str, Any] | None) -> list[str]:
 
 
 def _points(records: Records) -> list[tuple[float, float | None, str]]:
-    """Return seconds since the start, speedup over eager (None: rejected), and a name."""
+    """Return (seconds since the start, speedup over eager, name) for each judgement.
+
+    The speedup is None for a rejected or untimed attempt.
+    """
     start = float(records[0].get("time", 0.0)) if records else 0.0
     numbers = {r["digest"]: r["n"] for r in records if r["type"] == "attempt"}
     points = []

@@ -1,4 +1,4 @@
-"""Draw the charts of one run as SVG, of the parts that the page of the bench uses too."""
+"""Draw the charts of one run as SVG, with the functions of `bench/svg.py`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES, STEP = 190, 26
 
 
 def ladder_chart(ladder: Ladder | None, best: Judgement | None) -> str:
-    """Return the time of each rung and of the best attempt, as bars."""
+    """Return a bar chart of the time of a call with each rung and with the best attempt."""
     rungs = [] if ladder is None else [r for r in ladder.rungs if r.seconds > 0]
     times = [(rung.name, rung.seconds, "one") for rung in rungs]
     arm = best.timing.arm(CANDIDATE) if best is not None and best.timing is not None else None
@@ -31,7 +31,8 @@ def ladder_chart(ladder: Ladder | None, best: Judgement | None) -> str:
 
 
 def parts_chart(best: Judgement | None) -> str:
-    """Return the time of a call of eager, of the best free option and of the kernel, as shares."""
+    """Return a bar chart of the times of eager, the best free option and the kernel, relative to
+    eager."""
     if best is None or best.gain is None:
         return svg.empty()
     gain = best.gain
@@ -45,7 +46,7 @@ def parts_chart(best: Judgement | None) -> str:
 
 
 def roofline_chart(ladder: Ladder | None, best: Judgement | None) -> str:
-    """Return the floor of the task and the times of a call on a logarithmic axis."""
+    """Return a chart of the task's roofline floor and each arm's time, on a logarithmic axis."""
     timing = best.timing if best is not None else None
     floor = (timing.floor if timing is not None else None) or (ladder.floor if ladder else None)
     times = {} if timing is None else {arm.name: arm.median for arm in timing.arms}
@@ -77,7 +78,7 @@ def roofline_chart(ladder: Ladder | None, best: Judgement | None) -> str:
 
 
 def attempts_chart(points: Sequence[tuple[float, float | None, str]]) -> str:
-    """Return the speedup of each attempt over eager, by the time of its judgement.
+    """Return a chart of each attempt's speedup over eager, by the time of its judgement.
 
     A point is (seconds, speedup or None, name); None stands for a rejected or untimed attempt.
     """

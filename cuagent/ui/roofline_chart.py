@@ -1,8 +1,8 @@
 """Draw a profile: a bar for each kernel or operator, and the model on the roofline.
 
-SVG as text, without a library: a chart is a handful of rectangles and lines; and the roofline in
-characters for a terminal, whose bars are in `Profile.lines`. Invariant: every name is escaped,
-since an attempt chooses its kernels'.
+`svg` writes both as SVG, without a library. `roofline` draws the roofline in characters for a
+terminal; `Profile.lines` has the bars there. Invariant: every name is escaped, because an attempt
+chooses the names of its kernels.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cuagent.measure.roofline.model import amount, seconds_text
 WIDTH, ROW, LEFT, MARGIN, ROOF = 880, 22, 330, 20, 220
 MOST_BARS = 16
 COLUMNS, ROWS = 76, 9
-"""Largest size of the roofline drawn in characters."""
+"""Largest width and height, in characters, of the roofline in a terminal."""
 STYLE = (
     "text{font:13px sans-serif;fill:#222}.bar{fill:#4878a8}.roof{stroke:#222;stroke-width:2;"
     "fill:none}.floor{stroke:#b04030;stroke-dasharray:4 3}.dot{fill:#b04030}"
@@ -25,7 +25,7 @@ STYLE = (
 
 
 def svg(profile: Profile) -> str:
-    """Return the whole SVG, 880 pixels wide; its height depends on the number of bars."""
+    """Return the SVG of a profile, `WIDTH` pixels wide; the height depends on the bars."""
     costs = (profile.kernels or profile.operators)[:MOST_BARS]
     height = 2 * MARGIN + 30 + ROW * len(costs) + ROOF
     parts = [
@@ -57,16 +57,16 @@ def _bars(costs: tuple[Cost, ...], top: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Plane:
-    """Work per second over work per byte, both logarithmic; the model stands somewhere on it."""
+    """The roofline plane: FLOP/s over FLOP/byte, both logarithmic, and the model's point in it."""
 
     copy: float
-    """Bytes/s at most."""
+    """Memory bandwidth of the device in bytes/s."""
     rate: float
-    """FLOP/s at most."""
+    """Peak arithmetic rate of the device in FLOP/s."""
     here: float
-    """FLOP/byte of the task."""
+    """Arithmetic intensity of the task in FLOP/byte."""
     reached: float
-    """FLOP/s of the model."""
+    """FLOP/s that the model reaches."""
 
     @staticmethod
     def of(profile: Profile) -> Plane | None:
@@ -80,27 +80,28 @@ class Plane:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """FLOP/byte at the left and at the right."""
+        """FLOP/byte at the left and the right end of the plane."""
         ridge = self.rate / self.copy
         return min(self.here, ridge) / 8, max(self.here, ridge) * 8
 
     def allowed(self, intensity: float) -> float:
-        """FLOP/s under the roof."""
+        """Return the largest possible FLOP/s at an intensity (FLOP/byte)."""
         return min(self.rate, self.copy * intensity)
 
     def across(self, intensity: float) -> float:
-        """0 at the left end, 1 at the right one."""
+        """Return the horizontal position of an intensity: 0 at the left end, 1 at the right."""
         low, high = self.ends
         return math.log(intensity / low) / math.log(high / low)
 
     def up(self, speed: float) -> float:
-        """0 at the bottom, 1 at the top, which is twice the rate."""
+        """Return the vertical position of a speed in FLOP/s: 0 at the bottom, 1 at twice `rate`."""
         least = min(self.reached, self.copy * self.ends[0]) / 4
         return math.log(speed / least) / math.log(2 * self.rate / least)
 
 
 def roofline(profile: Profile, width: int) -> list[str]:
-    """Return the roofline in characters with the model as a dot; nothing if unknown."""
+    """Return the roofline in characters, with the model as a dot; [] if a count or measurement is
+    missing."""
     plane = Plane.of(profile)
     columns = min(width, COLUMNS)
     if plane is None or columns < 2:

@@ -14,18 +14,18 @@ from cuagent.ui.text import UNICODE, Glyphs, clip, clock, count, money, times
 
 @dataclass(frozen=True)
 class Status:
-    """The figures of the line; None where there is nothing to say yet."""
+    """The figures in the status line; None if unknown yet."""
 
     step: int = 0
     best: float | None = None
-    """Best ratio over the best baseline."""
+    """Speedup of the best attempt over its best baseline."""
     tokens: int = 0
     cost: float | None = None
     """Cost in US dollars; hidden if zero."""
     activity: str = ""
-    """The operation in progress."""
+    """Text on the operation in progress."""
     sure: bool = True
-    """True if the interval of the best ratio excludes "not faster"."""
+    """False if the interval of `best` is inconclusive."""
 
     @property
     def best_text(self) -> str:
@@ -46,10 +46,13 @@ class Status:
     def line(
         self, seconds: float, width: int, glyphs: Glyphs = UNICODE, tick: int | None = None
     ) -> str:
-        """At most `width` columns; `tick` turns the spinner, None leaves it out."""
+        """Return the status line in at most `width` columns.
+
+        `tick` turns the spinner; None leaves it out, for a run that waits for the user.
+        """
         figures = self.parts(seconds)
         dot = f" {glyphs.dot} "
-        # While nothing moves, the keys that the user can press count more than tokens and cost.
+        # While the run waits, the keys that the user can press matter more than tokens and cost.
         activity = [self.activity] if self.activity else []
         while tick is None and len(figures) > 2 and _width([*figures, *activity], dot) > width:
             figures.pop()

@@ -1,7 +1,7 @@
 """Format a recorded run as text: the result first, then each step.
 
-More complete than the live view: whole commands and files, the verdicts with all their
-figures, and the diff of each attempt. Pure: from records to lines; `ui.pager` shows them.
+It is more complete than the live view: whole commands and files, verdicts with all figures, and the
+diff of each attempt. Pure functions from records to lines; `ui.pager` shows the lines.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from cuagent.ui.table import judgement_lines
 from cuagent.ui.text import UNICODE, Glyphs, clean, clock, count, fold, money, one_line, wrap
 
 HEAD, TAIL = 60, 20
-"""Lines kept of a tool's output."""
+"""Numbers of first and last lines shown of a tool's output."""
 WIDEST = 120
-"""Largest number of columns of a rule."""
+"""Largest width in columns of a horizontal rule."""
 CODE = 400
-"""Lines shown of a file that was written."""
+"""Largest number of lines shown of a file that was written."""
 _DIFF = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def story(
     folder: RunFolder, records: Records, width: int, glyphs: Glyphs = UNICODE
 ) -> Iterator[Text]:
-    """Return the lines of a started run; with `width` `UNCUT`, all of them."""
+    """Yield the lines on a run for `width` columns; with `UNCUT` no output is shortened."""
     session = records[0]
     task = session["task"]
     when = strftime("%Y-%m-%d %H:%M:%S UTC", gmtime(session["time"]))
@@ -85,7 +85,7 @@ def story(
 
 
 def _result(folder: RunFolder, records: Records, width: int, glyphs: Glyphs) -> Iterator[Text]:
-    """Return the table of attempts and the summary at the end of the log."""
+    """Yield the table of attempts and the summary of a run."""
     attempt_table, found = AttemptTable(), ladder_of(records)
     if found is not None:
         attempt_table.measure_ladder(found)
@@ -114,12 +114,12 @@ def _call(event: ToolStarted, width: int, glyphs: Glyphs) -> Iterator[Text]:
 
 
 def _most(lines: int, width: int) -> int:
-    """Return the line limit on a terminal; no limit in a file or a pipe."""
+    """Return the limit `lines` on a terminal, and no limit (`UNCUT`) for a file or a pipe."""
     return UNCUT if width == UNCUT else lines
 
 
 def _shown(event: ToolStarted) -> str:
-    """Return the whole command of a call, else its arguments."""
+    """Return the whole command of a shell call; for other calls their arguments."""
     import json
 
     try:
@@ -134,7 +134,7 @@ def _shown(event: ToolStarted) -> str:
 
 
 def _change(texts: Mapping[int, Mapping[str, str]], number: int, width: int) -> Iterator[Text]:
-    """Return the diff to the previous attempt; the first attempt is shown when written."""
+    """Yield the diff from the previous attempt to attempt `number`; nothing for the first one."""
     before, after = texts.get(number - 1), texts.get(number)
     if before is None or after is None:
         return

@@ -29,7 +29,7 @@ CUT_SHORT = {
     "judge failed": "the judge failed",
     "unfinished": "the run has not ended",
 }
-"""Reasons for an early end of a run, in words."""
+"""Text for each stop that ended a run early."""
 
 
 def summary_lines(
@@ -39,7 +39,11 @@ def summary_lines(
     width: int,
     glyphs: Glyphs = UNICODE,
 ) -> list[Text]:
-    """Return the summary; `attempts` maps the digest of an attempt to its number."""
+    """Return the lines of the summary.
+
+    `run` is None if its folder and the next commands are not shown. `attempts` maps the digest of
+    an attempt to its number.
+    """
     best: Judgement | None = ended.best
     found: Ladder | None = ended.ladder
     number = attempts.get(best.attempt) if best is not None else None
@@ -76,7 +80,8 @@ def short_path(path: Path) -> str:
 
 
 def handle(run: RunStarted) -> str:
-    """Return the argument that names this run: its ID, or its path if it is elsewhere."""
+    """Return the argument that names a run in a command: its ID, or its path if it is not in the
+    current folder's runs."""
     return run.run_id if run.folder.parent == RUNS.resolve() else short_path(run.folder)
 
 
@@ -112,12 +117,12 @@ def _module_head(ended: RunEnded, found: Ladder, tried: int) -> str:
 
 
 def _early_end(ended: RunEnded) -> str:
-    """Return the reason for an early end in brackets, or ""."""
+    """Return the reason for an early end in parentheses, or ""."""
     return f" ({CUT_SHORT[ended.stop]})" if ended.stop in CUT_SHORT else ""
 
 
 def _may_beat(best: Judgement | None) -> bool:
-    """True if it is inconclusive whether the attempt is faster than eager."""
+    """Return True if it is inconclusive whether the attempt is faster than eager."""
     return best is not None and best.standing is Standing.INCONCLUSIVE
 
 
@@ -134,7 +139,7 @@ def _unsure_rows(found: Ladder) -> list[tuple[str, str]]:
 
 
 def _may_add(best: Judgement | None) -> bool:
-    """True if the attempt measured faster than the best rung, but inconclusively."""
+    """Return True if the attempt measured faster than the best rung, but inconclusively."""
     gain = best.gain if best is not None else None
     if gain is None or gain.kernel.standing is not Standing.INCONCLUSIVE:
         return False
@@ -152,7 +157,8 @@ def _no_gain(best: Judgement, name: str) -> str:
 
 
 def _gain_rows(best: Judgement, found: Ladder | None, width: int) -> list[tuple[str, str]]:
-    """Return the free gain, the kernel's gain over it, and their product, end to end."""
+    """Return rows (label, text): the speedup of the best free option over eager, the kernel's
+    speedup over that option, and their product."""
     if (gain := best.gain) is None:
         return []
     free = ("free", "nothing: eager is the best option")
@@ -173,8 +179,7 @@ def _gain_rows(best: Judgement, found: Ladder | None, width: int) -> list[tuple[
 
 
 def _lower_ratio(best: Judgement, over_eager: Ratio, rung: str) -> Ratio | None:
-    """Return the attempt's ratio over a rung that may be the best; None if eager is harder to
-    beat."""
+    """Return the attempt's speedup over a rung if it is smaller than that over eager, else None."""
     over = best.timing.ratios.get(rung) if best.timing is not None else None
     return over if over is not None and over.value < over_eager.value else None
 
@@ -189,7 +194,7 @@ def _free_rows(best: Judgement | None, found: Ladder) -> list[tuple[str, str]]:
 
 
 def _kernel_rows(best: Judgement | None, name: str, tried: int) -> list[tuple[str, str]]:
-    """Return the outcome of the best attempt if it is not the result."""
+    """Return the row on the best of `tried` attempts, for a result that is no kernel."""
     if best is None:
         return [("kernels", f"none of {tried} was accepted" if tried else "none was tried")]
     if best.gain is not None:
@@ -228,7 +233,7 @@ def _ratio_text(gain: Ratio) -> str:
 
 
 def full_name(rung: str) -> str:
-    """Return the full name of a rung."""
+    """Return the name of a rung for people, such as `torch.compile` for `compile`."""
     return baseline_name(rung, 40)
 
 

@@ -1,7 +1,7 @@
 """Format builds, verdicts and timings as styled lines. Pure functions.
 
-Each takes the columns it may use and leaves out the less important parts when they are few.
-Colour only repeats what the words say, so that the lines lose nothing on paper or in a pipe.
+Each function takes a width in columns and leaves out the less important parts if it is small.
+Colour only repeats the words, so the lines lose nothing on paper or in a pipe.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from cuagent.judgement import Judgement
 
 WIDEST = 120
-"""Largest number of columns; no more small print is put on a line, even of a file."""
+"""Largest width in columns of a line with several facts, also in a file."""
 NARROW = 50
-"""Columns; below it names are short and nothing is indented."""
+"""Width in columns below which short names are used and nothing is indented."""
 SHOWN_DIAGNOSTICS = SHOWN_DRAWS = 3
 COPIED = ("run", "details", "apply", "export", "or")
 NAMES = {
@@ -57,7 +57,7 @@ def judgement_lines(
 ) -> list[Text]:
     """Return all lines of one judged attempt: compiler output, verdict, times.
 
-    `tier` is the isolation shown before; the same tier is not repeated.
+    `tier` is the isolation tier that was shown before; an equal one is not shown again.
     """
     lines = []
     if not judgement.build.ok:
@@ -75,9 +75,9 @@ def judgement_lines(
 def why_lines(
     judgement: Judgement, width: int, glyphs: Glyphs = UNICODE, tier: str = ""
 ) -> list[Text]:
-    """Return details missing from the table row: reason of rejection, remarks.
+    """Return details that an attempt's table row does not show: errors, remarks, notes.
 
-    The limits of a verdict are shown once, with the record timing.
+    The notes of a verdict are shown only with a timing at record effort.
     """
     verdict, timing = judgement.verdict, judgement.timing
     if not judgement.build.ok:
@@ -112,7 +112,7 @@ def build_lines(build: Build, width: int, glyphs: Glyphs = UNICODE) -> list[Text
 def verdict_lines(
     verdict: Verdict, width: int, glyphs: Glyphs = UNICODE, tier: str = ""
 ) -> list[Text]:
-    """Return verdict, reason, rules, and the isolation if it differs from `tier`."""
+    """Return the lines of a verdict: reason, worst draws, rules, isolation unless it is `tier`."""
     seconds = verdict.seconds.get("total")
     match verdict.reason:
         case Reason.ACCEPTED if verdict.accepted:
@@ -142,7 +142,7 @@ def verdict_lines(
 
 
 def _worst_of_each_kind(draws: Sequence[Draw]) -> list[Draw]:
-    """Return the worst failed draw of each kind."""
+    """Return the worst failed draw of each kind, at most `SHOWN_DRAWS`."""
     worst: dict[str, Draw] = {}
     for draw in draws:
         if not draw.passed and (draw.kind not in worst or draw.ratio > worst[draw.kind].ratio):
@@ -159,7 +159,7 @@ def timing_lines(timing: Timing, width: int, glyphs: Glyphs = UNICODE) -> list[T
 
 
 def remark_lines(timing: Timing, width: int) -> list[Text]:
-    """Return the remarks on a timing: doubts in red, notes in yellow."""
+    """Return the remarks on a timing: serious ones in red, notes in yellow."""
     grave = len(timing.remarks) - len(timing.notes)
     styles = ["red"] * grave + ["yellow"] * len(timing.notes)
     pairs = zip(timing.remarks, styles, strict=True)
@@ -167,7 +167,8 @@ def remark_lines(timing: Timing, width: int) -> list[Text]:
 
 
 def share_facts(timing: Timing) -> list[str]:
-    """Return the candidate's share of the roofline, with the floor of the task."""
+    """Return the text on the candidate's share of the roofline and the task's floor; [] if
+    unknown."""
     if timing.share is None or timing.floor is None:
         return []
     floor = f"floor {duration(timing.floor.seconds)}, {timing.floor.bound}"
@@ -199,13 +200,13 @@ def score_lines(score: Score, width: int) -> list[Text]:
 
 
 def smallest_ratio(timing: Timing | None) -> Ratio | None:
-    """Return the smallest measured ratio, which is the one over the best baseline."""
+    """Return the smallest measured ratio, that over the best baseline; None if there is none."""
     ratios = timing.ratios.values() if timing is not None else ()
     return min(ratios, key=lambda r: r.value, default=None)
 
 
 def baseline_name(name: str, width: int) -> str:
-    """Return the common name of an arm, in at most `width` columns if possible."""
+    """Return an arm's name for people, in at most `width` columns if possible."""
     if "+" in name:
         return " ".join(SHORT.get(part, part) for part in name.split("+"))
     called = NAMES.get(name, name)
@@ -213,16 +214,16 @@ def baseline_name(name: str, width: int) -> str:
 
 
 def label_lines(pairs: Sequence[tuple[str, str]], width: int) -> list[Text]:
-    """`name  value` rows with the values aligned; a long value is wrapped, never cut.
+    """Return `name  value` rows with aligned values; a long value is wrapped, never cut.
 
-    A path or a command stays on one line, so that it can be copied.
+    A path or a command (a name in `COPIED`) stays on one line, so that it can be copied.
     """
     first = max((cell_len(name) for name, _ in pairs), default=0)
     lines = []
     for name, value in pairs:
         room = max(width - first - 4, 8)
         pieces = [value] if name in COPIED else wrap(value, room)
-        if name in COPIED and cell_len(value) > room:  # below its name, where it has more room
+        if name in COPIED and cell_len(value) > room:  # put it below its name, where more fits
             lines.append(Text(f"  {name}", "dim"))
             lines.append(Text(value if cell_len(value) > width - 4 else f"    {value}"))
             continue
@@ -233,7 +234,7 @@ def label_lines(pairs: Sequence[tuple[str, str]], width: int) -> list[Text]:
 
 
 def _ratio_text(gain: Ratio, room: int) -> str:
-    """Return a ratio with as many words as fit; always with the number."""
+    """Return a ratio with interval and standing as far as they fit into `room` columns."""
     full = ratio(gain)
     for text in (f"{full} {gain.standing}", full, f"{times(gain.value)} {gain.standing}"):
         if cell_len(text) <= room:
@@ -260,7 +261,7 @@ def _paragraph(text: str, width: int, style: str = "") -> list[Text]:
 
 
 def _facts(facts: Sequence[str], width: int, glyphs: Glyphs) -> list[Text]:
-    """Return the facts in dim text, as many on a line as fit."""
+    """Return the facts in dim text, separated by dots, with as many on a line as fit."""
     lines: list[str] = []
     for fact in facts:
         joined = f"{lines[-1]} {glyphs.dot} {fact}" if lines else fact

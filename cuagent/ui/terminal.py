@@ -1,8 +1,8 @@
 """Show a run to a person: a transcript of its events and, on a terminal, a live status below it.
 
-The live status is one line, or both columns of `ui.live` in a wide terminal. Without a terminal
-there is none: nothing is cut, and the figures are printed as a line for each step. `transcript.py`
-writes and redraws.
+The live status is one line, or the two columns of `ui.live` in a wide terminal. Without a terminal
+there is no live status: nothing is cut, and the figures are printed as a line for each step.
+`transcript.py` writes and redraws.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ if TYPE_CHECKING:
     from cuagent.measure.rungs import Ladder
 
 TOOL_LINES = {"bash": (4, 3), "compile": (6, 0), "profile": (12, 0)}
-"""Numbers of first and last lines shown of a tool's output; other tools have `OTHER_LINES`."""
+"""Numbers of first and last lines shown of a tool's output; `OTHER_LINES` for all other tools."""
 OTHER_LINES, ERROR_LINES = (3, 0), (4, 3)
 USER_LINES = (6, 2)
 """First and last lines shown of the user's text: the output of `!!command` may be long."""
 OUTPUT_LINES = 8
-"""Lines of a running tool that a wide terminal shows below the transcript."""
+"""Number of a running tool's last output lines that a wide terminal shows below the transcript."""
 PAUSES = ("interrupted", "answered")
-"""Reasons to stop after which an interactive user continues; they need no summary."""
+"""Stops after which an interactive run usually continues, so that no full summary is shown."""
 _NOTICE = {"info": "cyan", "warning": "yellow", "error": "red"}
 
 
 class Terminal:
-    """Shows the events of one run on `stream`; used as a context manager.
+    """Shows the events of one run on `stream`. A context manager.
 
-    A `recorded` run has no live status, and takes its times from the log. With `footer`, the caller
+    With `recorded` there is no live status, and times come from the log. With `footer` the caller
     shows the status (`footer_lines`) below the transcript, and only whole lines are written.
     """
 
@@ -83,10 +83,10 @@ class Terminal:
         self._open: dict[str, ToolStarted] = {}
         self._last_call = ""
         self._summary = ""
-        """The summary of the run shown last."""
+        """The summary that was shown last."""
         self._judged = self._ladder_shown = self._table_due = False
         self._tier = ""
-        """The isolation tier shown last."""
+        """The isolation tier that was shown last."""
         self._started = time.monotonic()
         self._paused_at: float | None = None
 
@@ -108,7 +108,7 @@ class Terminal:
         return self._transcript.width
 
     def __call__(self, event: Event) -> None:
-        """Show one event; any thread may call."""
+        """Show one event. Any thread may call this."""
         with self._transcript.lock:
             self._show(event)
 
@@ -131,7 +131,7 @@ class Terminal:
         self._transcript.print(lines)
 
     def recall(self, judged: Iterable[tuple[int, Judgement]], found: Ladder | None = None) -> None:
-        """Take the ladder and the numbered attempts from an earlier session."""
+        """Add the ladder and (number, judgement) pairs of an earlier session, without output."""
         with self._transcript.lock:
             if found is not None:
                 self.attempt_table.measure_ladder(found)
@@ -140,9 +140,9 @@ class Terminal:
             self._improve()
 
     def pause(self, *, finished: bool = False) -> None:
-        """Stop the clock until the next step and show that it is the user's turn.
+        """Stop the clock until the next step, and show that the run waits for the user.
 
-        `finished`: only a message continues the run.
+        `finished`: the run continues only if the user sends a message.
         """
         with self._transcript.lock:
             self._paused_at = self._paused_at or time.monotonic()
@@ -151,18 +151,18 @@ class Terminal:
             self._set(activity=f"your turn: {does}, /help")
 
     def show_table(self) -> None:
-        """All attempts so far."""
+        """Print the table of all attempts so far."""
         self.say(self.attempt_table.all_lines(self.width, self.glyphs))
 
     def _show(self, event: Event) -> None:
         match event:
             case RunStarted():
                 self._run = event
-                self._started = time.monotonic()  # earlier time was setup
+                self._started = time.monotonic()  # the time until now was setup
                 self.say(self._header(event))
             case Phase(text, passing):
                 self._set(activity=one_line(text))
-                # within a call only the live status shows it; else it is printed one time
+                # within a tool call only the live status shows a phase; else it is printed once
                 if not (passing or self._open or text in self._phases):
                     self.say([self._line(f"{self.glyphs.dot} {one_line(text)}", "dim")])
                 self._phases.add(text)
@@ -213,17 +213,17 @@ class Terminal:
         self.say([Text(), *table, *([Text()] if table else []), *lines])
 
     def _final_table(self) -> list[Text]:
-        """Return the table of all attempts; none if a single attempt stands above already."""
+        """Return the table of all attempts; [] if the only attempt is already on the screen."""
         fewest, self._table_due = 1 if self._table_due else 2, False
         return self.attempt_table.all_lines(self.width, self.glyphs, fewest)
 
     def _show_pause(self, stop: str, summary: str) -> None:
-        """Show why the run stopped, and its summary if that changed since it was last shown."""
+        """Show why the run stopped; show its summary only if it has changed since last time."""
         if self._table_due:
             self.say([Text(), *self._final_table()])
         known, self._summary = summary == self._summary, summary
         said = stop if known else f"{stop}: {summary}"
-        answer = known and stop == "answered"  # the answer stands above
+        answer = known and stop == "answered"  # the answer is already on the screen
         rows = [] if answer else [Text(), *(Text(row, "yellow") for row in wrap(said, self.width))]
         self.say(rows)
 
@@ -315,7 +315,7 @@ class Terminal:
         self.say([*lines, *settings_lines(found, self.width), *notes])
 
     def _improve(self) -> None:
-        """Show the best attempt by the latest timings: a timing of record replaces a lucky one."""
+        """Set the best speedup in the status from the latest timing of each attempt."""
         if gain := self.attempt_table.best:
             self._set(best=gain.value, sure=gain.standing is not Standing.INCONCLUSIVE)
 

@@ -1,8 +1,8 @@
 """Write whole lines and streamed text of a model to a terminal or a file, above a live status.
 
-Printed lines never change; only the live status is redrawn in place, in one write, so nothing
-flickers and scrolling back works. Without a terminal there is no live status and no control
-character. Invariant: every write goes through `_write`, under the lock that the ticks share.
+Printed lines never change. Only the live status is redrawn in place, in one write, so nothing
+flickers and the user can scroll back. Without a terminal there is no live status and no control
+character. Invariant: every write holds `lock`, which the thread that redraws the status uses too.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from cuagent.ui.region import Region
 from cuagent.ui.text import clean
 
 TICK = 0.25
-"""Seconds between two states of the live status."""
+"""Seconds between two updates of the live status."""
 WIDEST = 120
-"""Largest number of columns; longer lines are hard to read, and nothing here needs them."""
+"""Largest width of a line in columns; longer lines are hard to read."""
 
 
 class Transcript:
-    """Lines on `stream` that only grow, and below them a live status.
+    """Lines that are appended to `stream`, and a live status below them.
 
-    `status` returns the lines of the live status for a tick, and `is_tall` is True if they are more
-    than one: one line is hidden while text streams, and more stay. With `footer`, the caller shows
-    the status, and only whole lines are written. Any thread may call.
+    `status` returns the lines of the live status for a tick. `is_tall` returns True if there is
+    more than one; a single line is hidden while text streams, several stay. With `footer` the
+    caller shows the status, and only whole lines are written. Any thread may call the methods.
     """
 
     def __init__(
@@ -49,27 +49,27 @@ class Transcript:
         self.footer = footer
         self.lock = threading.RLock()
         self.tick = 0
-        """Number of states of the live status so far."""
+        """Number of updates of the live status so far."""
         self.live = self._is_rich and not recorded and not footer
         self._status = status
         self._is_tall = is_tall
         self._region = Region(self.console)
         self._unwritten = ""
         self._blocks: Blocks | None = None
-        """Text of the model in progress, if Markdown is rendered."""
+        """Markdown of the model that is being streamed; None if there is none."""
         self._flow: Flow | None = None
         self._flow_style = ""
         self._echo = ExitStack()
         self._ended = threading.Event()
 
     def start(self) -> None:
-        """Begin to redraw the live status, if there is one."""
+        """Start the thread that redraws the live status, if there is one."""
         if self.live:
             self._echo.enter_context(silent_keys())
             threading.Thread(target=self._keep_ticking, daemon=True, name="status").start()
 
     def end(self) -> None:
-        """Stop redrawing; what was drawn stays."""
+        """Stop redrawing; the last status stays on the screen."""
         self._ended.set()
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class Transcript:
 
     @property
     def width(self) -> int:
-        """Columns of a line; `UNCUT` in a file or a pipe."""
+        """Width of a line in columns; `UNCUT` for a file or a pipe."""
         width = self.console.width
         return width if width == UNCUT else min(width, WIDEST)
 
@@ -98,11 +98,11 @@ class Transcript:
 
     @property
     def pending(self) -> str:
-        """The last line of the unfinished text."""
+        """The last line of the streamed text, which is not printed yet."""
         return self._unwritten if self._blocks is None else self._blocks.open
 
     def print(self, lines: Iterable[Text]) -> None:
-        """End streamed text, if any, and add whole lines."""
+        """Print whole lines, after the rest of a streamed text if there is one."""
         with self.lock:
             text = ""
             if self._blocks is not None:
@@ -118,7 +118,7 @@ class Transcript:
             self._write(text + capture.get())
 
     def stream(self, event: TextDelta) -> None:
-        """Add a piece of the model's text: as Markdown in a terminal, else as it comes."""
+        """Print a piece of the model's text: rendered Markdown on a terminal, else plain."""
         with self.lock:
             if event.kind == "text" and self._is_rich:
                 self._add_markdown(clean(event.text))
@@ -126,7 +126,7 @@ class Transcript:
                 self._add_plain(clean(event.text), "dim" if event.kind == "reasoning" else "")
 
     def _add_markdown(self, piece: str) -> None:
-        """Show Markdown block by block."""
+        """Add a piece of Markdown and print the blocks that it finishes."""
         if self._flow is not None:
             self.print([])
         blocks = self._blocks or Blocks()
@@ -146,7 +146,7 @@ class Transcript:
         if self._flow is None:
             self._flow = Flow(self.width if self.console.is_terminal else None)
             self._flow_style = style
-        # Tabs and bells of the model stay off the terminal; `Flow` makes the line ends.
+        # `clean` has removed control characters of the model; `Flow` adds the line ends.
         ready, self._unwritten = self._unwritten + self._flow.feed(piece), ""
         if self.footer or (self.live and self._is_tall()):
             whole, newline, self._unwritten = ready.rpartition("\n")
@@ -170,7 +170,7 @@ class Transcript:
 
     @property
     def _is_shown(self) -> bool:
-        """True if the live status shows; one line hides while text streams, a tall one stays."""
+        """True if the live status is shown now: a single line is hidden while text streams."""
         return self.live and (self._flow is None or self._is_tall())
 
     def _keep_ticking(self) -> None:
