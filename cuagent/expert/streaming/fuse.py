@@ -96,6 +96,8 @@ class _Fuser:
                 continue
             if node.kind in (Kind.POINTWISE, Kind.REDUCE, Kind.VIEW):
                 self._place(node)
+        for node in reversed(self.graph.nodes):
+            self._postpone(node)
         return self._ordered()
 
     def _place(self, node: Node) -> None:
@@ -170,6 +172,56 @@ class _Fuser:
             else:
                 return None
         return moved
+
+    def _postpone(self, node: Node) -> None:
+        """Move a node to the only group that reads it if its arguments are in memory anyway.
+
+        The node is then neither written nor read. Groups with reductions read their arguments
+        several times, so nothing is moved into them.
+        """
+        source, readers = self.draft_of.get(node.name), self.users[node.name]
+        if source is None or node.kind is not Kind.POINTWISE or len(readers) != 1:
+            return
+        target = self.draft_of.get(readers[0].name)
+        if target is None or target is source or target.claimed or target.reduced:
+            return
+        own = [a for a in node.inputs if a in source.places]
+        rest = {name: at for name, at in source.places.items() if name != node.name}
+        whole = any(self.graph.node(n).kind is Kind.REDUCE for n in rest) or any(
+            self.graph.node(n).size == source.size for n in rest
+        )
+        if source.claimed or node.name in self.graph.outputs or not own or not whole:
+            return
+        moved = self._moved(
+            _Draft(source.size, {node.name: source.places[node.name]}),
+            readers[0],
+            target.places[readers[0].name],
+        )
+        read = {self._owner(a) for n in target.places for a in self.graph.node(n).inputs}
+        more = sum(self.graph.node(a).size for a in node.inputs if self._owner(a) not in read)
+        if moved is None or more > node.size or not all(self._is_stored(a, source) for a in own):
+            return
+        joined = _Draft(target.size, target.places | moved)
+        if not self._agrees(joined) or self._leaves(joined) > MAX_LEAVES:
+            return
+        before = dict(self.draft_of)
+        left = _Draft(source.size, rest, source.reduced)
+        self.draft_of |= dict.fromkeys(rest, left) | dict.fromkeys(joined.places, joined)
+        if self._cycles(joined) or self._cycles(left):
+            self.draft_of = before
+
+    def _owner(self, name: str) -> str:
+        """Return the value whose memory a view, a slice or a window reads."""
+        node = self.graph.node(name)
+        while node.kind in (Kind.VIEW, Kind.STRIDED, Kind.WINDOW):
+            node = self.graph.node(node.inputs[0])
+        return node.name
+
+    def _is_stored(self, name: str, draft: _Draft) -> bool:
+        """Return True if a value of a group is written to memory: another step needs it too."""
+        outside = [u for u in self.users[name] if self.draft_of.get(u.name) is not draft]
+        is_value = self.graph.node(name).kind in (Kind.POINTWISE, Kind.REDUCE)
+        return is_value and (bool(outside) or name in self.graph.outputs)
 
     def _agrees(self, draft: _Draft) -> bool:
         """Return True if every node reads its arguments where the group computes them.
