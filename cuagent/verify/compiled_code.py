@@ -30,7 +30,7 @@ WORDS = ("triton", "torch.compile", ".compile(", "_dynamo")
 """Words in the Python files of an attempt that compiles when it is called."""
 MOST_BYTES = 128 << 20
 """Largest number of bytes that are kept of one attempt. If an attempt exceeds this or a limit
-below, nothing of it is kept."""
+below, none of its files are kept."""
 MOST_ENTRIES = 5_000
 """Largest number of files and folders that are kept of one attempt."""
 MOST_DEPTH = 8

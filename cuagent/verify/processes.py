@@ -67,7 +67,7 @@ class Processes:
         self.tier = tier
         self.memory_bytes = memory_bound()
         self.compiled = CompiledCode()
-        """What attempts compiled at their first call."""
+        """Files that attempts compiled at their first call."""
         self._ending = ExitStack()
         self.fork_server = fork_server or self._start()
         try:

@@ -51,8 +51,8 @@ that one thread does in 0.1 s).
 
 
 EXTRA_DRAWS = 2
-"""Number of further draws that decide about a failed draw whose errors are no larger than the
-changes that roundoff can cause."""
+"""Number of further draws that decide about a failed draw whose errors roundoff alone may
+explain."""
 DEFERRED = (
     f"past its bound, but not by more than roundoff can cause; {EXTRA_DRAWS} other draws decide"
 )

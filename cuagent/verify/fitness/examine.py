@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 SEEDS = (1, 2)
 """Seeds of the two draws."""
 MORE_SEEDS = tuple(range(3, 11))
-"""Seeds tried in turn where two draws are equal, as two choices among a few recorded inputs are."""
+"""Further seeds to try if the two draws are equal, which happens if a task chooses among a few
+recorded inputs."""
 NOISE = 1e-3
 """Relative difference between equal calls that summation order cannot explain."""
 _RANDOM = ("rand", "bernoulli", "dropout", "multinomial", "normal_", "uniform_", "exponential")

@@ -90,7 +90,7 @@ def hidden_dependencies(
     """Return the hidden dependencies of a reference.
 
     `facts` are the findings of `examine`; if they suffice to refuse the task, nothing is run.
-    `sample` returns the part of the inputs on which it is run.
+    `sample` returns the part of the inputs on which the reference is run.
     """
     if facts["random"] or facts["changed_state"] or facts["noise"] > NOISE:
         return NO_FINDINGS
@@ -100,7 +100,7 @@ def hidden_dependencies(
     ):
         try:
             return _Experiment(reference, environment, facts["noise"], sample).run()
-        except (*FAILURES, TaskError):  # only these conditions fail, not the usual use
+        except (*FAILURES, TaskError):  # it fails only under these conditions, not in usual use
             return NO_FINDINGS
 
 
@@ -281,7 +281,11 @@ class _Experiment:
             self.environment.offset_s = 0
 
     def _dependence_on_history(self) -> str:
-        """Return the reason why a later model with other earlier calls differs, or ""."""
+        """Return why a fresh model differs at another time and after other calls; "" if it does
+        not.
+
+        The reason is "construction", "calls" or "clock".
+        """
         if self._fresh_model_agrees(SHIFT_S, called=True):
             return ""
         if not self._fresh_model_agrees(0, called=False):

@@ -43,7 +43,7 @@ class ModuleState:
     value: Any = None
     """The value itself, for numbers, lists and dicts only."""
     setter: Setter | None = None
-    """Function that replaces the value."""
+    """Function that replaces the value; None if it cannot be replaced."""
 
 
 def module_state(
@@ -162,7 +162,7 @@ class _Walk:
 
 
 def _nothing(key: str, value: Any) -> None:
-    """Ignore a new value: a buffer does not count calls."""
+    """Setter for buffers, which are not treated as counters: it ignores the new value."""
 
 
 def _tensor(tensor: Tensor) -> Hashable:

@@ -36,7 +36,8 @@ NUMBER, NUMBER_PAST = 5.0, 24.0
 GROWN_SIZE = 2.0
 """Rms of the amounts added to tables and other tensors of several axes."""
 SMALL_VARIANCE = 2.0**-10
-"""Factor of every second running variance. The gain compensates it, and an epsilon shows."""
+"""Factor of every second running variance. The gain compensates it, so that a wrong epsilon
+shows."""
 
 
 class Weights(StrEnum):
@@ -73,8 +74,9 @@ def derive_weights(
 ) -> dict[str, Tensor]:
     """Return a state dict of `kind`, derived from the constructor's state dict.
 
-    `roles` names the parameters and buffers that grown weights change. `positive` adds positive
-    amounts only, for references that take a logarithm of a parameter.
+    `parameters` are the names of the model's parameters. `roles` names the parameters and buffers
+    that grown weights change. `positive` adds positive amounts only, for references that take a
+    logarithm of a parameter.
     """
     if kind is Weights.OWN:
         return state
@@ -135,7 +137,7 @@ def _grown(
 
 
 def _of_product(name: str, state: dict[str, Tensor]) -> bool:
-    """Return True for a bias, except that of a norm, whose weight is a vector."""
+    """Return True for a bias, unless the weight of the same layer is a vector, as in a norm."""
     weight = state.get(name.replace("bias", "weight"))
     return (
         "bias" in name

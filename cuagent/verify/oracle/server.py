@@ -192,7 +192,7 @@ class _Oracle:
         """Construct a model from `seed`, change its weights to `kind`, and write its state dict to
         `target`."""
         model = self.reference.opened.model(seed)
-        # A constructor may have changed them.
+        # A constructor may have changed torch's settings.
         baseline_settings(self.description.facts.settings, self.task.precision).apply()
         parameters = frozenset(name for name, _ in model.named_parameters(remove_duplicate=False))
         if kind in (Weights.GROWN, Weights.PAST):

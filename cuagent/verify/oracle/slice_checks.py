@@ -1,6 +1,7 @@
-"""Decide if a large reference runs in slices, and check in each draw that its slices hold.
+"""Decide if a large reference can run in slices, and check this again in each draw.
 
-Each draw repeats the test at full size where the whole run differs most from the slices.
+The runs on slices must agree with the whole run. In each draw this is tested on the slices that
+differ most from the whole run.
 """
 
 from __future__ import annotations
@@ -140,22 +141,23 @@ def _excess(whole: Sequence[Tensor], exact: Sequence[Tensor], roundoff: float) -
 def errors_agree(
     sliced: Sequence[Tensor], whole: Sequence[Tensor], exact: Sequence[Tensor], roundoff: float
 ) -> bool:
-    """Return True if two runs in the reference's own precision have errors of one size.
+    """Return True if two runs in the reference's own precision have errors of similar size.
 
-    `roundoff` is the relative error of honest arithmetic.
+    `sliced` is the run in slices, `whole` the whole run, `exact` the fp64 answer. `roundoff` is the
+    relative error of honest arithmetic.
     """
     each = zip(sliced, whole, exact, strict=True)
     return all(_near(x, r, y, roundoff) for x, r, y in each if r.numel())
 
 
 def _near(sliced: Tensor, whole: Tensor, exact: Tensor, roundoff: float) -> bool:
-    """Return True if the errors of both runs are of one size."""
+    """Return True if the errors of both runs are of similar size."""
     of_slice, of_whole, size = _errors(sliced, whole, exact)
     return of_whole <= OWN_TIMES * of_slice + ROUNDOFFS * max(roundoff, UNIT) * size
 
 
 def _errors(sliced: Tensor, whole: Tensor, exact: Tensor) -> tuple[float, float, float]:
-    """Return the norms of both errors and of the exact answer, over the finite elements."""
+    """Return the norms of (sliced - exact), (whole - exact) and exact, over the finite elements."""
     sums = [0.0, 0.0, 0.0]
     for x, r, y in in_blocks(sliced, whole, exact):
         numbers = [part.double() for part in (x, r, y)]

@@ -60,7 +60,7 @@ def ordered(order: TieOrder, slack: float = 0.0) -> AbstractContextManager[Any]:
 
 
 def _keys(chosen: Selection, order: TieOrder, slack: float) -> Tensor:
-    """Return fp64 keys in the operand's shape, all different within a line."""
+    """Return fp64 numbers that order the elements of each line as the operand, with ties broken."""
     import torch
 
     operand, count = chosen.operand, chosen.places
@@ -75,8 +75,7 @@ def _keys(chosen: Selection, order: TieOrder, slack: float) -> Tensor:
 
 
 def _sizes(chosen: Selection, operand64: Tensor) -> Tensor:
-    """Return the largest size among the elements that each one is compared with, without mask
-    fills."""
+    """Return for each element the largest absolute value in its line, mask fills left out."""
     import torch
 
     last = tuple(range(-len(chosen.dims), 0))

@@ -89,13 +89,13 @@ LAX = 1e-2
 NO_JUMPS = JumpLimit(math.inf, 0.0)
 """No change of an element counts as a jump."""
 NEGLIGIBLE = 1e-3
-"""Share of an output's rms. An element that changes by less hardly depends on a choice."""
+"""Share of an output's rms. An element that changes by less counts as independent of a choice."""
 WITH_SENSITIVITY = 5
 """Least number of tensors that the rule gets once the sensitivity is known: x, r, y, s and m."""
 
 
 UNEXPLAINED = Finding(False, math.inf, math.inf, math.inf, None)
-"""A refusal without a bound and without an explanation."""
+"""Refusal of an error that has no bound, without a description of the wrong elements."""
 
 
 def lax(outputs: Sequence[Tensor], declared: Sequence[Tensor]) -> RuleResult:
@@ -124,7 +124,7 @@ def strict(
     *,
     explain: bool = True,
 ) -> Finding:
-    """Apply the strict rule to one draw of `kind`.
+    """Apply the strict rule to the candidate's `outputs` for one draw of `kind`.
 
     `terms` are the longest sums of the reference, `admitted` the precision that the task admits.
     With `explain` a refusal describes the wrong elements.
@@ -199,9 +199,10 @@ class _DrawFacts:
     terms: Terms
     admitted: Precision
     unit: float
-    """Unit roundoff with which m was measured (`bounds.coarsest`)."""
+    """Unit roundoff with which the sensitivity was measured (`bounds.coarsest`)."""
     line_unit: float
-    """`unit` without the reference's own products, whose error the bound of a line contains."""
+    """Unit roundoff as in `unit`, but without the reference's own products: their error is part of
+    a line's bound."""
     undecided: bool
     """See `Sensitivity`."""
     certain: bool
@@ -299,7 +300,8 @@ def _inexact(index: int, tensors: Sequence[Tensor], draw: _DrawFacts, carried: f
 
 
 def _within_sensitivity(blocks: Callable[[], Iterable[Block]], bound: Gates) -> bool:
-    """Return True if each error past its bound is within the sensitivity of its element."""
+    """Return True if all errors are within their bounds once each is reduced by the sensitivity of
+    its element."""
 
     def nearest() -> Iterator[Block]:
         return ((reduced(x, y, moved), r, y, s) for x, r, y, s, moved, *_ in blocks())
@@ -308,10 +310,10 @@ def _within_sensitivity(blocks: Callable[[], Iterable[Block]], bound: Gates) -> 
 
 
 def _unmoved(block: Block, size: float) -> Block:
-    """Return x, r, y and s of elements that hardly change with roundoff and with tie order.
+    """Return x, r, y and s of the elements that hardly change with roundoff and with tie order.
 
-    Their small change with tie order is subtracted: it may exceed the bound, as in a loss that one
-    choice of many changes.
+    `size` is the rms of the output. The small change with tie order is subtracted from the errors:
+    it may exceed the bound, as in a loss that one choice of many changes.
     """
     moves = (block[4] > NEGLIGIBLE * size) | (block[5] > NEGLIGIBLE * size)
     x, r, y, s, _, tied = (tensor[~moves] for tensor in block)
@@ -319,7 +321,7 @@ def _unmoved(block: Block, size: float) -> Block:
 
 
 def _gates_of(blocks: Iterable[Block], dtype: dtype, draw: _DrawFacts) -> Gates:
-    """Return bounds computed from a part of a tensor only; infinite ones for an empty part."""
+    """Return bounds computed from the blocks alone; infinite bounds if they are empty."""
     sums = Sums.of(blocks)
     none = Gates(math.inf, math.inf, math.inf, math.inf)
     return gates(sums, dtype, draw.kind, draw.terms, UNITS[draw.admitted]) if sums.count else none
@@ -377,9 +379,10 @@ def _explained(
 
 
 def _tied(output: Tensor, declared: Tensor, spread: Tensor) -> Tensor:
-    """Return a mask of the elements at which a near-tie admits a value other than the reference's.
+    """Return a mask of the elements that a near-tie excuses although they differ from the
+    reference.
 
-    An integer may differ by as much as the oracle's own answer does when the tie breaks otherwise.
+    An integer may differ by as much as the oracle's answer changes under perturbation (`spread`).
     """
     import torch
 
