@@ -39,7 +39,7 @@ excuses a trivial answer shows in any pair."""
 
 @dataclass(frozen=True)
 class Admission:
-    """Findings about a task."""
+    """Result of `admit` for one task: can a verdict certify an answer to it?"""
 
     task: str
     """Digest of the task."""

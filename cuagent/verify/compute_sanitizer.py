@@ -37,8 +37,9 @@ MAX_READ = 1 << 20
 """Largest number of characters of a report that are read."""
 PROGRAM = Path(__file__).parents[1] / "worker" / "single.py"
 TRAMPOLINE = "/usr/bin/env"
-"""Program that the tool starts. The tool calls access() first, which fails for an interpreter in a
-private home folder, although the sandbox's capability allows executing it."""
+"""Program that the tool starts and that starts Python. The tool first calls access() on its
+program. That would fail for a Python in a private home folder, although the sandbox allows
+executing it."""
 INVALID = "Invalid __"
 """Text that reports an access that the driver would reject. It is a fault in any kernel, also in a
 library's."""

@@ -114,7 +114,8 @@ class MemoryPlan:
 
     @property
     def calling(self) -> int:
-        """Bytes while the candidate is called the second time, as much as the reference takes."""
+        """Bytes during the candidate's second call, if it takes as much as the reference; the
+        output of the first call is held."""
         lent = self.inputs + self.outputs
         return self._held + lent + self._worker + self.outputs
 

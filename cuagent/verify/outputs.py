@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KeptOutput:
-    """An earlier output: its tensors, or the fingerprint of a large one."""
+    """An earlier output, kept for comparison: its tensors, or for a large one its fingerprint."""
 
     tensors: Sequence[Tensor] = ()
     prints: Sequence[Sequence[int]] = ()

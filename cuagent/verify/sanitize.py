@@ -73,7 +73,8 @@ run the attempt's kernels."""
 CONTEXT_BYTES = 1 << 30
 """GPU memory of a process under a tool, without its tensors."""
 TAIL = 64
-"""The number of rows is reduced by multiples of this, so that kernels keep their ragged ends."""
+"""The number of rows is reduced by multiples of this, so that the remainder of rows in a kernel's
+last block stays the same."""
 BUDGET_S = 15.0
 """Seconds that all tools together may run."""
 SHARED = "shared"

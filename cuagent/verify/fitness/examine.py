@@ -75,7 +75,7 @@ def _other_draw(
 
 
 class Findings(TypedDict):
-    """Properties of a reference that two draws and five kinds of calls show."""
+    """Properties of a reference, found by a few calls on two draws of its own inputs."""
 
     random: list[str]
     """Names of random operators that ran."""
@@ -146,7 +146,11 @@ def _differ(a: Tensor, b: Tensor) -> bool:
 
 
 def distance(a: Tensor, b: Tensor) -> float:
-    """Return the largest difference over the largest value; inf if NaN or Inf are elsewhere."""
+    """Return the largest |a - b| divided by the largest |a|, over finite elements.
+
+    It is inf if `a` and `b` are finite at different elements. For integers and booleans it is 1 if
+    any element differs, else 0.
+    """
     import torch
 
     if not a.numel():

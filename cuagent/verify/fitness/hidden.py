@@ -39,8 +39,8 @@ WATCH_S = 0.08
 MOST_CALLS, FEWEST_CALLS = 200, 1
 """Limits of the number of repeated equal calls."""
 COUNTER_VALUES = (100, 1_000, 10_000, 10_080)
-"""Values that counters are advanced to: common thresholds and multiples. They stay small, since a
-module may loop that often."""
+"""Values that counters are advanced to: common thresholds and multiples. They stay small, because
+a module may loop that often."""
 LIST_LENGTHS = (100, 1_000)
 """Lengths to which a growing list of the module is extended, to see if the answer changes."""
 ROUNDING = 4.0
@@ -164,7 +164,7 @@ class _Experiment:
         }
 
     def _agrees(self, model: _Model) -> bool:
-        """Return True if the model repeats the first answer, up to the noise of equal calls."""
+        """Return True if the model gives the first answer again, up to the noise of equal calls."""
         self.calls += 1
         return self._same(model(self.inputs, self.spec))
 

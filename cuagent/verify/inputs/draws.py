@@ -268,7 +268,7 @@ def every(tensor: Tensor, bounds: tuple[int, int], step: int, order: Generator) 
     """Return the integers of one step; over all steps of a sweep each integer of the range occurs.
 
     Of negative integers only the least occurs, which may mark padding. In the last steps each row
-    has one integer throughout, since any integer may be the mark.
+    has one integer throughout, because any integer may mark padding.
     """
     import torch
 

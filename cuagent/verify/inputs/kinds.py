@@ -137,7 +137,7 @@ class Inputs(StrEnum):
 ROUND = (Inputs.TIES, Inputs.BRINK, Inputs.HALVES)
 """Kinds of round numbers whose sums are exact, so that comparisons of them are certain."""
 EXACT = (Inputs.INTEGER, Inputs.CANCELLATION, Inputs.FEW, *ROUND)
-"""Kinds on which honest arithmetic may make no error at all."""
+"""Kinds on which a correct kernel makes no rounding error if the reference makes none."""
 AMONG_OWN = (Inputs.OWN, Inputs.ENDS, Inputs.TAILS)
 """Kinds that keep some of the task's own floating numbers."""
 PLACED = (

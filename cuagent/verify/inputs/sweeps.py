@@ -24,7 +24,7 @@ FEWEST_STEPS = 2
 FEW_TAILS, MOST_TAILS = 3, 6
 """Draws of moderate tails on slow tasks, and on fast ones."""
 MOST_BRINKS = 24
-"""Largest number of draws at edges."""
+"""Largest number of draws of BRINK."""
 FEW_HALVES, MOST_HALVES = 8, 24
 """Draws of HALVES: the number on slow tasks, and the largest number on fast ones."""
 

@@ -31,7 +31,7 @@ EMPTIED = 0.3
 """Share of lengths that become zero."""
 
 MOST_ROWS = 64
-"""Largest number of rows that are changed separately if all rows are equal."""
+"""Number of rows that are changed separately if more rows than this are all equal."""
 
 Accepts = Callable[["Tensor"], bool]
 

@@ -80,7 +80,7 @@ class AnswerInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class PerturbationBudget:
-    """Amount of perturbation for one answer."""
+    """Limits of the perturbed runs for one answer."""
 
     seconds: float | None
     """Approximate seconds for the spread; None for a zero spread and no search for ties."""
@@ -312,7 +312,7 @@ class Oracle:
         seed: int,
         pairs: int,
     ) -> Sensitivity:
-        """Return the change of the answer in slot `target` under honest roundoff.
+        """Return how much the roundoff of a correct kernel may change the answer in slot `target`.
 
         Fills `answers` (moved, tied) with `pairs` pairs of perturbations from `seed`.
         """
@@ -332,8 +332,8 @@ class Oracle:
         )
 
     def reorder(self, inputs: Arena, slot: int, answers: dict[str, Arena], order: int) -> bool:
-        """Fill `answers` (reordered) with equal elements chosen in this order. Returns False if the
-        run fails."""
+        """Write the answer with equal elements chosen by ORDERS[order] to `answers` (reordered).
+        Returns False if the run fails, or if only one order is right."""
         self.lend(inputs, answers["reordered"])
         message = {"do": "reorder", "inputs": self._lent[inputs], "slot": slot, "order": order}
         return self._ask(message | {"reordered": self._lent[answers["reordered"]]})["ran"]

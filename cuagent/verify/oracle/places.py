@@ -40,7 +40,7 @@ sigmoid tanh _softmax _log_softmax erf erfc exp exp2 expm1 softplus log_sigmoid_
 mish elu celu selu
 """
 SATURATING = frozenset(_SATURATING.split())
-"""Operators that give equal results for different large numbers, in each precision. An honest
+"""Operators that give equal results for different large numbers, in each precision. A correct
 kernel may leave them out before a maximum, because they keep the order."""
 
 
@@ -54,7 +54,7 @@ BESIDE = 16.0
 
 @dataclass(frozen=True)
 class NearTies:
-    """Distance to a tie at which an honest kernel may decide differently from the reference."""
+    """Search for near-ties, at which a correct kernel may decide differently from the reference."""
 
     longest_sum: int
     admitted: Precision

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 OWN_TIMES, ROUNDOFFS = 10.0, 8.0
-"""Largest error of a whole run, as a multiple of the error of the run on the slice, and of the
-honest roundoff. A slice may be computed in another order of summation."""
+"""Largest admitted error of a whole run: the first times the error of the run on the slice, plus
+the second times roundoff. A slice may be summed in another order than the whole."""
 
 
 def find_slicing(
@@ -84,7 +84,7 @@ def is_consistent(
     precise: Sequence[Tensor],
     generator: Generator,
 ) -> bool:
-    """Return True if the slices hold for this draw: its whole run agrees with the runs on slices.
+    """Return True if the whole run of this draw agrees with the runs on slices.
 
     `declared` is the whole run and `precise` the answer in slices. Where they differ by more than
     roundoff, the reference runs again in its own precision: on the slice that differs most and on

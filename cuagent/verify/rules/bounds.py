@@ -1,10 +1,11 @@
 """Bounds of the strict rule: the largest error of an honest result against the fp64 oracle.
 
-`tolerance` states the formulas. A backward-stable kernel gives the exact answer to inputs and
-weights that differ from the given ones by a factor of 1 +- `reach`, 8 sqrt(K) u (Higham, Accuracy
-and Stability of Numerical Algorithms, 1.5). The gate linearizes that statement: s, measured under
-perturbations by u, times 8 sqrt(K). Here K excludes what a softmax sums (`reductions.Terms`): that
-sum follows the exponentials and does not increase their error.
+Honest arithmetic is that of a correct kernel: it errs only by roundoff, in any order of summation.
+`tolerance` states the formulas and the symbols x, r, y, s, m and u. A backward-stable kernel gives
+the exact answer to inputs and weights that differ from the given ones by a factor of 1 +- `reach`,
+8 sqrt(K) u (Higham, Accuracy and Stability of Numerical Algorithms, 1.5). The gate linearizes that
+statement: s, measured under perturbations by u, times 8 sqrt(K). Here K excludes what a softmax
+sums (`reductions.Terms`): that sum follows the exponentials and does not increase their error.
 
 The linearization fails where the answer jumps: a softmax whose two largest scores are within
 roundoff of each other, a threshold, a quantisation. Perturbations by u reach the jump only by
@@ -53,7 +54,8 @@ COARSE_GATE = 2.5
 products errs by 0.7, truncating by about 2, the next coarser type by 6. It omits sqrt(K), since
 the perturbation models this rounding itself."""
 UNEVEN = 30.0
-"""Ratio of largest to rms error above which the error is a wrong element, not roundoff."""
+"""Ratio of largest to rms error above which the error counts as a wrong element, not as
+roundoff."""
 LOGIC_FACTOR = 12.5
 """Factor of the gate on draws that judge logic, relative to draws that judge precision."""
 USUAL = (Inputs.OWN, Inputs.ONE_SIGNED, Inputs.TAILS)

@@ -8,6 +8,9 @@ such draws an element therefore counts against a candidate only if it is finite 
 either precision, and in the candidate's output. Integers and booleans, which depend on comparisons
 with NaN, do not count. Other differences are reported.
 
+Symbols: x is the candidate's output, r the reference in its own precision, y the fp64 answer, s its
+spread. A block has the same range of elements of each.
+
 Not covered: inputs that a task may draw. If its own inputs, or its own range of integers and
 booleans, lead to NaN or Inf, the candidate must have them where the reference has (`tolerance`).
 """

@@ -1,11 +1,12 @@
 """The two rules, as pure functions on tensors: lax and strict.
 
-lax     |x - r| <= 1e-2 + 1e-2 |r| for every element, r the reference in its declared precision
-        (KernelBench, CUDA Agent). Reported with the verdict; the strict rule decides.
+lax     |x - r| <= 1e-2 + 1e-2 |r| for every element, x the candidate's output, r the reference in
+        its declared precision (KernelBench, CUDA Agent). Reported with the verdict; the strict rule
+        decides.
 
-strict  With y the fp64 oracle, r the reference, e = x - y, s the spread of the oracle when every
-        input and weight is multiplied by 1 + u N(0,1), K the longest sum, K' the longest sum
-        outside a softmax, u_o the unit roundoff of the output's dtype:
+strict  With y the fp64 oracle, e = x - y, s the spread of y: its rms change when every input and
+        weight is multiplied by 1 + u N(0,1), u = 2^-24, K the length of the longest sum, K' that
+        of the longest sum outside a softmax, u_o the unit roundoff of the output's dtype:
             q           min(u sqrt(K), 1e-4); on BIASED kinds at least min(u K / 4, 1e-3)
             gate        8 sqrt(K') rms(s) + q rms(y)
             precision   rms(e) <= max(  gate + rms(u_o y),           3 rms(r - y)) + floor

@@ -39,9 +39,9 @@ class Expected:
     """The oracle's answer to one draw. Each list has one item per output tensor."""
 
     declared: Sequence[Tensor]
-    """The reference in its own precision."""
+    """Outputs of the reference in its own precision."""
     precise: Sequence[Tensor]
-    """The reference in fp64."""
+    """Outputs of the reference in fp64."""
     spread: Sequence[Tensor]
     """Floating outputs: rms change of each element under perturbation by UNIT, in the dtype of
     `precise`. Integers and booleans: largest change under perturbation by `bounds.reach`."""
