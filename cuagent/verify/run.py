@@ -188,7 +188,8 @@ class VerificationRun:
         outputs of the single calls, one list per draw."""
         poisons = [next(self._poisons) for _ in trials]
         for trial, poison in zip(trials, poisons, strict=True):
-            # Poison in the guards shows reads past the end of an input, also times zero.
+            # Poison in the guards shows reads past the end of an input, even if a kernel multiplies
+            # them by zero.
             self.context.inputs.mend_guards(self._input_slot(trial), poison)
         # The first pass goes up from slot 0 and the second one down to it. So effects of one call
         # on the next one show. Each group starts at the address where the last group ended, with

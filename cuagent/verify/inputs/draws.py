@@ -327,7 +327,7 @@ def few(normal: Tensor, generator: Generator, bits: int = 17) -> Tensor:
 
 
 def uniform(normal: Tensor) -> Tensor:
-    """Make normal numbers uniform in [0, 1), in place."""
+    """Replace normal numbers in place by numbers uniform in [0, 1), and return the tensor."""
     import torch
 
     for part in normal.view(-1).split(STRETCH):

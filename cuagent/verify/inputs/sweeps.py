@@ -31,7 +31,7 @@ FEW_HALVES, MOST_HALVES = 8, 24
 
 @dataclass(frozen=True)
 class SweepCount:
-    """Number of draws that a sweep makes, and that it needs to reach every place."""
+    """Number of draws that a sweep makes, and that it would need to cover every place or case."""
 
     made: int
     needed: int

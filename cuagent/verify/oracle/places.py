@@ -228,7 +228,7 @@ def find_places(
         moved = (spread != 0).any(-1)
         flags = ((value == 0) | (value == 1)).all(-1)
         first = _chooses_first(selection, value) & (own_error == 0).all(-1)
-        # A flag moves by a whole step, so honest roundoff may set another one.
+        # A flag (0 or 1) changes by a whole step, so roundoff may set another one.
         first &= torch.where(flags, ~moved, _is_wider(selection, declared, traced))
         if saturates:
             first &= moved

@@ -81,7 +81,7 @@ reference may be exact by chance although its sum is long."""
 LEAST = 2.0**-114
 """Absolute error that is always admitted: 4,096 times the smallest normal fp32."""
 OWN_ARITHMETIC = (Precision.MATCH, Precision.FP32)
-"""Precisions that admit no error beyond the reference's own."""
+"""Precisions that admit no coarser arithmetic than the reference's own."""
 UNITS = {
     Precision.MATCH: UNIT,
     Precision.FP32: UNIT,
@@ -130,8 +130,8 @@ class Sums:
     def bound_spread(self) -> None:
         """Limit spread and `carried` to STEEPEST times the observed roundoff.
 
-        For draws that admit no jump. There honest arithmetic moves no number across a tie, but the
-        oracle's perturbations may.
+        This applies to draws that admit no jump. There honest arithmetic moves no number across a
+        tie, but the oracle's perturbations may.
         """
         roundoff = self.rms("own") + UNIT * self.rms("value")
         limit = self.count * (STEEPEST * roundoff) ** 2

@@ -40,7 +40,8 @@ class Places:
     elements, then for pairs with a mask fill. Negative if only the reference's own index is
     right."""
     fill_sizes: Tensor
-    """[lines], fp64: the least size of a mask fill (`magnitude_gaps`)."""
+    """[lines], fp64: smallest magnitude of a mask fill in a line, inf without one
+    (`magnitude_gaps`)."""
     line: Tensor
     """int64 S: the line to which each index belongs."""
     sizes: Tensor
