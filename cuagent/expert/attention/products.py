@@ -42,7 +42,7 @@ class BatchedProduct:
 
 
 def batched_product(node: Any) -> BatchedProduct | None:
-    """Return the operands of a product; None if it has another form."""
+    """Return the product that an fx node computes; None if it is not of a covered form."""
     if node.op != "call_function":
         return None
     name = called(node)

@@ -56,7 +56,7 @@ class Edit:
     ) -> Any:
         """Add a call at the insertion point.
 
-        Its result has the traced value of the call itself, or `shape` in the dtype of `like`.
+        The result's shape and dtype are traced, or are `shape` and the dtype of `like`.
         """
         import torch
 

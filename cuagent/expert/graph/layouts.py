@@ -28,15 +28,16 @@ from cuagent.expert.graph.graph import (
 Order = tuple[int, ...]
 """Dimensions of a value, outermost in memory first."""
 READ_IN_PLACE = (Kind.WINDOW, Kind.GATHER, Kind.TAKE)
-"""Kinds of nodes without memory that a view cannot reshape."""
+"""Kinds of nodes without memory of their own (kernels read their argument). A view cannot reshape
+them."""
 FOLLOWING = (Kind.SCAN, Kind.POOL, Kind.RESAMPLE)
-"""Kinds of one argument whose `dims` move with it."""
+"""Kinds of nodes whose result takes the order of their only argument; `dims` are renumbered."""
 
 
 def order_of(shape: Sequence[int], strides: Sequence[int]) -> Order | None:
     """Return the order of a dense tensor's dimensions, () if it is contiguous; None if not dense.
 
-    Strides of dimensions with one element say nothing.
+    Strides of dimensions with one element are ignored.
     """
     rank = len(shape)
     whole = tuple(range(rank))
@@ -52,19 +53,19 @@ def order_of(shape: Sequence[int], strides: Sequence[int]) -> Order | None:
 
 
 def order_of_value(value: Any) -> Order:
-    """Return the order of a traced tensor, () also for one that is not dense or no tensor."""
+    """Return the order of a traced tensor; () also for any value that is not a dense tensor."""
     if not hasattr(value, "stride") or value.numel() == 0:
         return ()
     return order_of(tuple(map(int, value.shape)), value.stride()) or ()
 
 
 def permuted(values: Sequence[int], order: Order) -> tuple[int, ...]:
-    """Return one number for each dimension in another order."""
+    """Return `values` (one for each dimension) in the given order; () leaves them as they are."""
     return tuple(values[d] for d in order) if order else tuple(values)
 
 
 def inverse(order: Order) -> Order:
-    """Return the order that restores the dimensions."""
+    """Return the permutation that undoes `order`."""
     return tuple(order.index(d) for d in range(len(order)))
 
 
@@ -78,7 +79,7 @@ def has_layouts(nodes: Sequence[Any]) -> bool:
 
 
 def with_layouts(graph: Graph) -> Graph:
-    """Return the graph in which every node is contiguous."""
+    """Return an equal graph in which every node is contiguous and has the shape of its memory."""
     if not any(n.order for n in graph.nodes) and not any(graph.orders):
         return graph
     return _Layouts(graph).run()
@@ -90,7 +91,8 @@ class _Layouts:
     nodes: list[Node] = field(default_factory=list)
     by_name: dict[str, Node] = field(default_factory=dict)
     known: dict[str, tuple[str, Order]] = field(default_factory=dict)
-    """Node of each value, and the order of the value's dimensions in that node."""
+    """Node in the new graph of each node of the old one, and the order of the old node's
+    dimensions in it."""
     views: dict[tuple[str, Order], str] = field(default_factory=dict)
     origin: str = ""
 
@@ -127,7 +129,7 @@ class _Layouts:
         return name
 
     def _output(self, name: str, order: Order) -> str:
-        """Return the node of an output in the given order; it may be a copy."""
+        """Return the node of an output in the given order; add a copy if there is none."""
         found, current = self.known[name]
         computed = self.by_name[found].kind is not Kind.STRIDED
         if current == order and (order == () or computed):
@@ -217,7 +219,7 @@ class _Layouts:
         return self._add(self._in_order(node)), ()
 
     def _follow(self, node: Node, found: str, order: Order) -> tuple[str, Order]:
-        """Add a node of one argument in the order of that argument."""
+        """Add `node` in the order of its argument `found`; return its name and order."""
         dims = tuple(order.index(d) for d in node.dims) if order else node.dims
         spec = node.spec
         if isinstance(spec, tuple) and order:
@@ -228,7 +230,7 @@ class _Layouts:
         return self._add(replace(node, args=(found,), shape=shape, dims=dims, spec=spec)), order
 
     def _in_order(self, node: Node) -> Node:
-        """Return a node whose arguments are in their own order of dimensions."""
+        """Return `node` with arguments whose dimensions are in the order of the old graph."""
         args = tuple(self._to(a, ()) if isinstance(a, str) else a for a in node.args)
         return replace(node, args=args)
 
@@ -357,9 +359,10 @@ class _Layouts:
 
 
 def _with_ordered_weights(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """Give computed weights of convolutions the order of their results.
+    """Store computed weights of channels-last convolutions in channels-last order.
 
-    The library would copy them in each call. Kernels read contiguous weights.
+    Otherwise the library would copy them in each call. A weight that another node reads stays
+    contiguous.
     """
     orders: dict[str, Order] = {}
     for node in nodes:
@@ -377,10 +380,10 @@ def _with_ordered_weights(nodes: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def _moved(node: Node, given: Shape, place: Sequence[int]) -> tuple[tuple[int, ...], int] | None:
-    """Return strides and offset of a slice in memory with the strides `place`.
+    """Return strides and offset of the slice `node` if its argument has the strides `place`.
 
-    The slice's own strides are those in a contiguous argument of the shape `given`. None if they
-    cross the border of a dimension.
+    The node's own strides hold for a contiguous argument of the shape `given`. Returns None if one
+    of them crosses the border of a dimension.
     """
     steps = contiguous_strides(given)
     reach = [0] * len(given)

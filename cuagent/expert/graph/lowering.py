@@ -23,7 +23,7 @@ class Lowering:
     nodes: list[Node] = field(default_factory=list)
     values: dict[str, Operand] = field(default_factory=dict)
     multiple: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Results of lowered operators that return more than one."""
+    """Node names of all results, for each lowered operator that returns more than one."""
     by_name: dict[str, Node] = field(default_factory=dict)
     origin: str = ""
     """Name of the captured operator that is being lowered."""
@@ -61,7 +61,7 @@ class Lowering:
     ) -> str:
         """Add a pointwise node over broadcast operands; `hint` replaces `op` in its name.
 
-        Integers become numbers first: C++ would divide them without a remainder.
+        Integer operands of a floating result are cast first: C++ would drop a quotient's fraction.
         """
         if dtype in FLOATS and op not in ("cast", "where"):
             args = tuple(self._as_number(arg) for arg in args)
