@@ -2,7 +2,7 @@
 
 The graph is traced through torch's own autograd on fake tensors. Operators with a lowering rule
 stay whole; torch decomposes the others into those. The forward pass stores no values: the graph
-computes the values that the gradients need again.
+recomputes those that the gradients need.
 Not covered: modules whose gradients torch can only compute with real values.
 """
 

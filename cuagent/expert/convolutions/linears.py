@@ -36,7 +36,7 @@ def linears_to_channels(graph: Graph, target: Target, keep: frozenset[str]) -> G
 
 
 def _before_strided_results(graph: Graph) -> frozenset[str]:
-    """Return the names of all nodes that outputs of the library with strides are computed from."""
+    """Return the names of all nodes on which non-contiguous outputs of library calls depend."""
     names = graph.outputs
     needed = {
         n for n in names if graph.node(n).kind is Kind.LIBRARY and not graph.node(n).contiguous

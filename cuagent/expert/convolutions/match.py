@@ -337,7 +337,7 @@ def with_convolutions(
 
 
 def _reader_of_channels(node: Node, steps: Sequence[Any], graph: Graph) -> Group | None:
-    """Return the group that reduces a convolution over its channels; None if others read it."""
+    """Return the group that reduces a convolution over its channels, if it is the only reader."""
     if node.name in graph.outputs or node.shape[1] > MOST_CHANNELS:
         return None
     readers = {user.name for user in graph.users()[node.name]}

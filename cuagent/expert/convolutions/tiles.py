@@ -49,7 +49,7 @@ def _tiles(conv: Convolution, processors: int) -> tuple[Tile, ...]:
         return tuple(Tile(rows, columns, 16, 4, 1, 1.0) for rows in (64, 128, 32))
     if conv.taps == 1 and not conv.reduces:
         found = ranked(rows_of(conv), conv.columns, conv.node.dtype, processors, conv.groups)
-        # Loads have no mask if the channels are a multiple of 64, so deeper tiles do not fit.
+        # Loads have no mask if the channels are a multiple of 64: a deeper tile could read beyond.
         found = tuple(replace(t, depth=min(t.depth, 64)) for t in found)
         shallow = float32 and conv.channels_in <= 64 < conv.columns
         return (SHALLOW, *found) if shallow else found

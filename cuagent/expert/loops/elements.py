@@ -1,8 +1,8 @@
 """Resolve the body of a loop into operations on single elements, each with its axes.
 
-An axis is an index of the state: each element of a value belongs to one index of each of its axes.
-Lanes are the axes over which the body sums; the others are channels. A channel needs no other one,
-so that all its steps run in one thread, or in one group of threads with the lanes between them.
+An axis is a dimension of the states, or of values that the body sums. Lanes are the axes over which
+the body sums; the others are channels. No channel reads another one, so that all steps of a channel
+run in one thread, or in one group of threads that divide the lanes among them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_LANES = 512
 
 @dataclass(frozen=True)
 class Place:
-    """An index along one dimension: `axis * scale + offset`; without an axis a number."""
+    """An index along one dimension: `axis * scale + offset`; without an axis it is `offset`."""
 
     axis: int | None = None
     scale: int = 1
@@ -40,20 +40,22 @@ class Element:
     """`load`, `state`, `operation`, `sum` or `product`."""
     node: Node
     index: Index
+    """Index of the element in the node's value; for a sum, the summed indices."""
     args: tuple[int | float, ...] = ()
     """Positions of the operands in the list of elements; floats are numbers."""
     axes: frozenset[int] = frozenset()
     timed: bool = False
     """True if the value differs between steps."""
     stage: int = 0
-    """Sums of this step that come before: 0 for none, 1 for a value of sums of stage 0."""
+    """Depth of sums and products in this step: 0 for a value that needs none, 1 for a sum of values
+    of stage 0, and for operations on such sums."""
     carried: bool = False
     """True if the value depends on a state."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A new state or a result: its element and the axes of its dimensions."""
+    """A new state or a result: position of its element in the list, and the element's index."""
 
     element: int
     index: Index
@@ -61,7 +63,7 @@ class Target:
 
 @dataclass
 class Elements:
-    """The elements of a loop's body, arguments first. Raises NestError for other bodies."""
+    """The elements of a loop's body, arguments first. Raises NestError for unsupported bodies."""
 
     loop: Loop
     elements: list[Element] = field(default_factory=list)
@@ -178,7 +180,7 @@ class Elements:
         return math.prod(self._shape(index))
 
     def _at(self, operand: Operand, index: Index) -> int:
-        """Return the position of the element of a value at an index."""
+        """Return the position in `elements` of a value's element at an index."""
         index = self._resolved(index)
         key = (operand, index)
         if key not in self._known:

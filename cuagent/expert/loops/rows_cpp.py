@@ -103,7 +103,10 @@ class RowsKernel(LoopText):
         return any(p.axis in self.lanes for p in target.index)
 
     def _arrays(self) -> set[int]:
-        """Return the elements that another loop than their own reads."""
+        """Return the elements that need an array, because another loop than their own reads them.
+
+        Sums and values that all steps share need one as well.
+        """
         found = set()
         for position, loop in self._users():
             element = self.elements.elements[position]
@@ -241,7 +244,7 @@ class RowsKernel(LoopText):
 
 
 class LoopWriter:
-    """One loop over the channels of a block, of one stage, with or without the lanes."""
+    """Writer of one loop over the channels of a block (and the lanes) for the values of a stage."""
 
     def __init__(self, kernel: RowsKernel, loop: Loop, timed: bool) -> None:
         self.kernel, self.loop, self.timed = kernel, loop, timed

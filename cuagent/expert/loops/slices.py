@@ -39,7 +39,7 @@ def equation(text: str) -> tuple[list[str], str]:
 
 
 def outer_product(node: Any) -> tuple[list[str], str] | None:
-    """Return the letters of an einsum that sums over none; None for any other."""
+    """Return the letters of an einsum that sums over no letter; None for any other."""
     try:
         operands, result = equation(node.args[0])
     except NoLoop:
