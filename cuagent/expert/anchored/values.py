@@ -111,7 +111,7 @@ class Values:
         return widened(f"{identifier(base.name)}[{address(index, strides, offset)}]", base.dtype)
 
     def _gathered(self, node: Node, index: Index) -> str:
-        """Declare the slice of a gather, and return the expression of its element."""
+        """Declare the index of a gather's slice, and return the expression of an element of it."""
         (dim,), (table, places) = node.dims, map(self._node, node.inputs)
         end = dim + len(places.shape)
         wraps = "true" if node.spec.wraps else "false"

@@ -65,7 +65,7 @@ class AttentionStep:
 
     @property
     def spec(self) -> Scored:
-        """Operations on the scores: scale, bias, mask, softmax."""
+        """Options of the call: operations on the scores, and order of the result."""
         found: Scored = self.node.spec
         return found
 
@@ -103,13 +103,14 @@ class Blocks:
     warps: int
     stages: int
     splits: int = 1
-    """Parts of the keys that separate blocks compute."""
+    """Number of parts of the keys; separate blocks compute them."""
 
 
 def has_kernel(target: Target, dtype: str, depth: int, width: int) -> bool:
     """Return True if a kernel can compute attention with these head sizes.
 
-    float32 is split into TF32 parts, where these are faster than float32 arithmetic.
+    A float32 kernel splits its operands into TF32 parts. GPUs where that is slower than float32
+    arithmetic have none.
     """
     if max(depth, width) > MOST_DEPTH[dtype]:
         return False
@@ -153,7 +154,7 @@ def _place(graph: Graph, node: Node, shape: tuple[int, ...]) -> Place:
 
 
 def blocks(step: AttentionStep, target: Target, rank: int = 0) -> Blocks:
-    """Return the tile and launch options of a kernel; `rank` counts the choices, best guess first.
+    """Return the tile and launch options of a kernel: the best guess for `rank` 0, then others.
 
     First guesses from published kernels (FlashAttention for sm_80), to be measured.
     """

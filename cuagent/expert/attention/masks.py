@@ -119,7 +119,7 @@ def _removes_only(edit: Edit, scores: Scores) -> bool:
 
 
 def _is_causal(kept: Any) -> bool:
-    """Return True for the lower triangle of a square matrix, in each pair of matrices."""
+    """Return True if `kept` is one square matrix that is True in its lower triangle only."""
     rows, columns = kept.shape[-2:] if kept.dim() > 1 else (0, 1)
     if rows != columns or kept.numel() != rows * columns:
         return False
@@ -142,7 +142,7 @@ def _empty(edit: Edit, kept: Any, added: Any, rank: int) -> Any:
 
 
 def _padded(edit: Edit, tensor: Any, rank: int) -> Any:
-    """Add dimensions of extent 1 in front."""
+    """Add leading dimensions of one element up to `rank` dimensions."""
     import torch
 
     while len(shape_of(tensor)) < rank:

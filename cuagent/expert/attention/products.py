@@ -72,7 +72,7 @@ def _plain(left: Any, right: Any) -> BatchedProduct | None:
 
 
 def _einsum(equation: str, first: Any, second: Any) -> BatchedProduct | None:
-    """Read an equation as rows times columns, in either order of its operands."""
+    """Return the product of an einsum with two operands; None if it is not of a covered form."""
     terms, arrow, result = equation.replace(" ", "").partition("->")
     left, _, right = terms.partition(",")
     words = (left, right, result)

@@ -101,6 +101,7 @@ class Match:
     """The product with the values."""
     scores: Scores
     values: Operand
+    """The values as (batch, keys, head size)."""
     order: tuple[int, ...]
     """Dimensions of (batch, rows, head size) in the order of the result."""
 

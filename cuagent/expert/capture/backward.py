@@ -83,7 +83,11 @@ def _expressions(spec: dict[str, Any], names: Sequence[str]) -> list[str]:
 
 
 def _captured(traced: Any, state: list[str], inputs: list[str], arguments: int) -> Captured:
-    """Return the traced graph, its placeholders named, without operators that change nothing."""
+    """Return the traced graph, without operators that change nothing.
+
+    `state` are the parameters' and buffers' names, `inputs` the expressions of the input tensors,
+    both in the order of the placeholders; `arguments` is the number of arguments.
+    """
     from cuagent.expert.graph.lowering import operator_name
 
     graph = traced.graph
@@ -125,7 +129,7 @@ def _is_first_power(node: Any) -> bool:
 
 
 def _table() -> dict[Any, Any]:
-    """Return the decompositions: torch's core ones, and norms and losses as the rules read them."""
+    """Return the decompositions: torch's core ones, and ours of norms and losses."""
     import torch
 
     aten = torch.ops.aten

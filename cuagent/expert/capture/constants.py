@@ -15,7 +15,7 @@ from cuagent.expert.capture.export import Captured
 from cuagent.expert.graph.lowering import operator_name
 
 MAX_BYTES = 64 << 20
-"""Largest value that is held between calls."""
+"""Bytes of the largest value that is kept between calls."""
 ARITHMETIC = {
     "add", "sub", "rsub", "mul", "div", "neg", "sqrt", "rsqrt", "reciprocal", "exp", "log",
     "sigmoid", "tanh", "abs", "relu", "softplus", "silu", "gelu", "maximum", "clamp", "clamp_min",

@@ -194,7 +194,7 @@ class Convolution:
 
     @property
     def rows(self) -> frozenset[str]:
-        """Nodes of the epilogue with one value for each place, reduced over the channels."""
+        """Names of the epilogue's nodes that have one value for all channels of a place."""
         size = self.node.size // self.channels_out
         return frozenset(n.name for n in self.epilogue if n.size == size and self.reduces)
 

@@ -111,7 +111,7 @@ def partial_sums(graph: Graph, processors: int, skip: frozenset[str]) -> Graph:
 def _sum_of(
     graph: Graph, node: Node, users: dict[str, list[Node]], convolutions: dict[str, Node]
 ) -> _Match | None:
-    """Return the sum over places that a node is, or None."""
+    """Return the sum of a convolution's value over places that `node` computes, or None."""
     if node.kind is not Kind.REDUCE or node.op != "sum" or node.dtype != "float32":
         return None
     source, centre = graph.node(node.inputs[0]), ""
@@ -165,7 +165,7 @@ def _over_places(source: Node, total: Node) -> bool:
 
 
 def _convolution_of(graph: Graph, value: Node, convolutions: dict[str, Node]) -> Node | None:
-    """Return the only convolution from which elementwise operations compute a value."""
+    """Return the one convolution from which elementwise operations compute a value, or None."""
     found: set[str] = set()
     stack, seen = [value.name], set()
     while stack:

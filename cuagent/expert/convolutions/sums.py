@@ -92,7 +92,8 @@ def _nodes(
     rank = len(x.shape) - 2
     rest = [d for d in range(rank) if d not in dims]
     if rest and len(total.shape) == len(conv.shape):
-        # The result keeps summed dimensions: windows of one element need no view of the result.
+        # The result keeps the summed dimensions. If the convolution keeps them too, with windows of
+        # one element, its result needs no view.
         settings = _of_one(settings, dims)
         rest = list(range(rank))
     name, origin = total.name, total.origin

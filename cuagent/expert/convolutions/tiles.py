@@ -23,14 +23,14 @@ SHAPES = {
 
 
 PARTIAL_ROWS = 128
-"""Places of a tile whose sums are stored."""
+"""Places of a tile, in a kernel that stores sums over them."""
 
 
 def tiles(conv: Convolution, processors: int) -> tuple[Tile, ...]:
     """Return the tiles of a convolution, the best by estimate first."""
     found = _tiles(conv, processors)
     if conv.copy:
-        # A tile has all channels.
+        # The scale test of the copy needs all channels of a place in one tile.
         columns = max(16, 1 << (conv.channels_out - 1).bit_length())
         wide = tuple(t for t in found if t.columns >= columns)
         found = wide or (replace(found[0], columns=columns),)

@@ -27,7 +27,7 @@ VARYING = ("points", "taps", "output_start", "input_start", "kernel_start")
 
 
 INPUT_SCALE = 16.0
-"""Factor of inputs in float16."""
+"""Factor by which inputs are multiplied before they become float16."""
 SCALED = f"""\
     most = tl.max(total.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
     fits = ((most >= 0x38800000) & (most < 0x45000000)) | (most == 0)

@@ -23,7 +23,7 @@ CALLS = ("F.conv1d(", "F.conv2d(", "F.conv3d(")
 
 
 def with_depthwise(graph: Graph, device: str, keep: frozenset[str]) -> Graph:
-    """Turn the library's depthwise convolutions into nodes of the family."""
+    """Turn the library's depthwise convolutions into nodes of the kind `DEPTHWISE`."""
     nodes = tuple(
         _depthwise(n, graph) if n.origin not in keep and _qualifies(n, graph, device) else n
         for n in graph.nodes

@@ -104,6 +104,8 @@ class Depthwise:
 
 
 class Kind(StrEnum):
+    """Kinds of nodes; each defines the meaning of a node's other fields."""
+
     INPUT = "input"
     PARAMETER = "parameter"
     """A parameter or buffer; `op` is its state_dict name."""
@@ -156,9 +158,12 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Node:
+    """One operation on whole tensors; shape and dtype are those of its result."""
+
     name: str
     kind: Kind
     op: str
+    """Name of the operation, or a Python expression; see `Kind`."""
     args: tuple[Operand, ...]
     shape: Shape
     dtype: str = "float32"
@@ -197,7 +202,7 @@ class Graph:
     outputs: tuple[str, ...]
     inputs: dict[str, str] = field(default_factory=dict)
     template: str = "{0}"
-    """The expression that forward returns, over the outputs."""
+    """Expression that forward returns, with the outputs as {0}, {1}, ..."""
     orders: tuple[tuple[int, ...], ...] = ()
     """Order of each output's dimensions in the reference's result; () if all are contiguous."""
 

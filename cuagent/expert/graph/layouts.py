@@ -261,7 +261,10 @@ class _Layouts:
         return self._add(replace(node, args=args, shape=permuted(node.shape, order))), order
 
     def _is_smaller(self, node: Node, size: int) -> bool:
-        """Return True if a contiguous argument has more elements than all permuted ones."""
+        """Return True if a contiguous argument has more elements than `size`.
+
+        `size` is that of the largest permuted argument.
+        """
         contiguous = [
             self.graph.node(a).size
             for a in node.inputs

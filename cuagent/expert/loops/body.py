@@ -106,7 +106,7 @@ class Body(Program):
         return self.whole(leaf) if hasattr(leaf, "meta") else leaf
 
     def _family(self, nodes: Sequence[Any]) -> Any:
-        """Return the value of a step from nodes outside of the loop, one for each step."""
+        """Return the value of a step, read from `nodes`: one node outside of the loop per step."""
         base, dim, first, step, keeps = slices(nodes)
         value = self.at(base, dim, first, step)
         return self.unsqueezed(value, dim) if keeps else value
@@ -192,11 +192,11 @@ class Body(Program):
         )
 
     def _is_cheap(self, node: Any) -> bool:
-        """Return True if computing a value in the body repeats it a few times at most."""
+        """Return True if the body computes an element at most `MOST_REPEATED` times."""
         return MOST_REPEATED * math.prod(shape_of(node)) >= self.work
 
     def _part(self, arg: Any, node: Any, dim: int, first: int, step: int) -> Any:
-        """Return the slice of an operand of an elementwise operator."""
+        """Return the slice of `arg` that a slice of the elementwise operator `node` reads."""
         import torch
 
         place = dim - len(shape_of(node)) + len(shape_of(arg))

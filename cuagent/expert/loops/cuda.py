@@ -106,7 +106,7 @@ class _Kernel(ThreadLayout):
         return self.width * self.items != self.lane_count
 
     def _exists(self) -> str:
-        """Return the condition that a lane of a thread exists."""
+        """Return the condition that a lane of a thread exists; "" if all lanes do."""
         if not self._is_uneven():
             return ""
         return f"lane + item * WIDTH < {self.lane_count}"

@@ -72,7 +72,10 @@ class ThreadLayout(LoopText):
         self.ahead = min(self.ahead, self.loop.steps)
 
     def _users(self) -> dict[int, set[int]]:
-        """Return the elements that read each element; -1 for a state or a result within a step."""
+        """Return the elements that read each element.
+
+        -1 stands for a new state, and for a result that a step stores.
+        """
         users: dict[int, set[int]] = {k: set() for k in self.needed}
         for k in self.needed:
             for a in self.elements.elements[k].args:

@@ -44,6 +44,7 @@ class Element:
     args: tuple[int | float, ...] = ()
     """Positions of the operands in the list of elements; floats are numbers."""
     axes: frozenset[int] = frozenset()
+    """Axes along which the value varies."""
     timed: bool = False
     """True if the value differs between steps."""
     stage: int = 0
@@ -334,7 +335,10 @@ class Elements:
 
 
 def _reshaped(shape: Shape, index: Index, to: Shape) -> Index:
-    """Return the index in a value of shape `to` with the same extents above 1."""
+    """Convert an index of a value of `shape` to an index of its view of the shape `to`.
+
+    Raises NestError if the extents above 1 differ.
+    """
     known = [p for p, n in zip(index, shape, strict=True) if n > 1]
     if [n for n in shape if n > 1] != [n for n in to if n > 1]:
         raise NestError("a reshape in the body of a loop")
@@ -343,7 +347,7 @@ def _reshaped(shape: Shape, index: Index, to: Shape) -> Index:
 
 
 def _strided(node: Node, index: Index, to: Shape) -> Index:
-    """Return the index in the contiguous argument of a strided slice."""
+    """Convert an index of a strided slice to an index of its contiguous argument of shape `to`."""
     places: list[Place] = []
     offset, left = node.offset, list(zip(index, node.shape, node.strides, strict=True))
     for extent, stride in zip(to, contiguous_strides(to), strict=True):

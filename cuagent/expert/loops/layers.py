@@ -98,7 +98,7 @@ def _joins_columns(node: Any) -> bool:
 
 
 def replaced_by_layer(edit: Edit, loop: Rolled) -> bool:
-    """Replace a loop by a call of the library's layer; return False for other cells."""
+    """Replace a loop by a call of the library's layer; return False if none has its equations."""
     try:
         edit.graph.inserting_before(loop.steps[0][0])
         body = Body(loop, edit)

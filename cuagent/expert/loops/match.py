@@ -155,7 +155,7 @@ class _Replacement:
         return [user for user in node.users if user not in self.place]
 
     def _add_readers(self, position: int) -> None:
-        """Add the outputs that the readers of one operator of the body need."""
+        """Add the outputs that nodes outside of the loop read from one operator of the body."""
         readers = [
             (k, u) for k in range(self.count) for u in self._outside(self.steps[k][position])
         ]

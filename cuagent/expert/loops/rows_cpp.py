@@ -84,7 +84,7 @@ class RowsKernel(LoopText):
         return not element.carried and self.vector not in element.axes and element.kind != "sum"
 
     def _users(self) -> list[tuple[int, Loop]]:
-        """Return one pair of an element and a loop for each read of the element."""
+        """Return a pair (element, loop that reads it) for each read of an element."""
         found = []
         for k in self.needed:
             loop = self.home(k)
@@ -183,7 +183,7 @@ class RowsKernel(LoopText):
         return f"{word}_{k}[r][k]" if self._has_lanes(self.elements.states[k]) else f"{word}_{k}[k]"
 
     def state_with(self, target: Target) -> int | None:
-        """Return the state whose new value is the element of a result."""
+        """Return the number of the state whose new value a result has; None if there is none."""
         for k, state in enumerate(self.elements.states):
             if state.element == target.element and state.index == target.index:
                 return k
