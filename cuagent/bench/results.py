@@ -29,6 +29,8 @@ from cuagent.bench.problems import TASK_FOLDER, BenchError, refuse_links
 from cuagent.record.origin import MAC, has_valid_mac, with_mac
 
 Record = dict[str, Any]
+INTERNAL = "internal error"
+"""Begin of the reason of a failure that is a fault of cuagent; its traceback is in the log."""
 FORMAT = 1
 """Format of the records. Increase it when their meaning changes: older ones are then redone."""
 RESULTS, LOCK, LOGS, RUNS, PAGE = "results.jsonl", ".lock", "logs", "runs", "report.html"
@@ -105,9 +107,13 @@ class ResultFile:
         _drop_partial_line(path)
 
     def finished(self, name: str, key: str) -> Record | None:
-        """Return the valid record of a problem; None if it has none."""
+        """Return the last valid record of a problem; None if it has none.
+
+        A failure by an internal error is not valid: its cause may be in the environment, and gone.
+        """
         found = (r for r in reversed(self.records) if (r["problem"], r["key"]) == (name, key))
-        return next(found, None)
+        last = next(found, None)
+        return None if last is None or last["reason"].startswith(INTERNAL) else last
 
     def append(self, record: Record) -> None:
         """Write a record in one piece and sync it."""

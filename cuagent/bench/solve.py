@@ -22,7 +22,7 @@ from cuagent.bench.figures import arithmetic_seconds, figures
 from cuagent.bench.held_lock import HeldLock
 from cuagent.bench.memory import claimed, size_of
 from cuagent.bench.order import DEFERRED, Order, Rules
-from cuagent.bench.results import FORMAT, Record, tool_version
+from cuagent.bench.results import FORMAT, INTERNAL, Record, tool_version
 from cuagent.durations import Stage
 from cuagent.events import Emit, Judged, LadderMeasured, Notice, Phase
 from cuagent.judge import LocalJudge
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 Report = Callable[[dict[str, Any]], None]
 """Receives progress: {"phase": text} or {"attempts": number, "best": ratio over torch.compile}."""
 SUBMIT = "submit"
-INTERNAL = "internal error"
-"""Begin of the reason of a failure that is a fault of cuagent; its traceback is in the log."""
 SHOWN_S = 0.05
 """Seconds from which a stage is in the problem's log."""
 

@@ -123,3 +123,12 @@ def test_incomplete_records_are_left_out(tmp_path: Path, broken: dict[str, objec
     lines = [json.dumps(broken), "[" * 100_000, json.dumps(solved("b"))]
     (tmp_path / RESULTS).write_text("\n".join(lines) + "\n")
     assert [r["problem"] for r in read_results(tmp_path)] == ["b"]
+
+
+def test_a_problem_that_failed_by_an_internal_error_runs_again(tmp_path: Path) -> None:
+    failed = unsolved("a") | {"reason": "internal error: ModuleNotFoundError: No module named 'x'"}
+    with opened_for_writing(tmp_path) as results:
+        results.append(failed)
+        assert results.finished("a", "key of a") is None
+        results.append(solved("a"))
+        assert results.finished("a", "key of a") == solved("a")

@@ -41,8 +41,7 @@ def order_of(shape: Sequence[int], strides: Sequence[int]) -> Order | None:
     """
     rank = len(shape)
     whole = tuple(range(rank))
-    by_stride = tuple(sorted(whole, key=lambda d: (-strides[d], d)))
-    for order in (whole, (0, *whole[2:], 1)[:rank], by_stride):
+    for order in (whole, (0, *whole[2:], 1)[:rank], _by_stride(shape, strides)):
         step, dense = 1, len(order) == rank
         for d in reversed(order):
             dense = dense and (shape[d] == 1 or strides[d] == step)
@@ -50,6 +49,11 @@ def order_of(shape: Sequence[int], strides: Sequence[int]) -> Order | None:
         if dense:
             return () if order == whole else order
     return None
+
+
+def _by_stride(shape: Sequence[int], strides: Sequence[int]) -> Order:
+    """Return the dimensions of one element, then the others, outermost in memory first."""
+    return tuple(sorted(range(len(shape)), key=lambda d: (shape[d] > 1, -strides[d], d)))
 
 
 def order_of_value(value: Any) -> Order:
@@ -70,12 +74,24 @@ def inverse(order: Order) -> Order:
 
 
 def has_layouts(nodes: Sequence[Any]) -> bool:
-    """Return True if a captured input or a convolution's result has permuted dimensions."""
+    """Return True if an input, a convolution's result or a computed output has permuted dimensions.
+
+    An output that only views another value's memory does not count.
+    """
+    outputs = nodes[-1].args[0]
     return any(
         order_of_value(fx.meta.get("val"))
         for fx in nodes
-        if (fx.op == "placeholder" and fx.users) or ".conv" in str(fx.target)
+        if (fx.op == "placeholder" and fx.users)
+        or ".conv" in str(fx.target)
+        or (fx in outputs and fx.op == "call_function" and not _is_view(fx))
     )
+
+
+def _is_view(fx: Any) -> bool:
+    """Return True if an operator's result shares the memory of its first argument."""
+    alias = fx.target._schema.returns[0].alias_info if hasattr(fx.target, "_schema") else None
+    return alias is not None
 
 
 def with_layouts(graph: Graph) -> Graph:
@@ -358,7 +374,22 @@ class _Layouts:
             return self._add(self._view_of(node.name, base, shape)), after
         back = f".permute({list(inverse(order))})" if order else ""
         op = node.op.replace("{0}", "{0}" + back).replace(".view(", ".reshape(")
-        return self._add(replace(node, args=(found,), op=op, strides=strides, offset=offset)), ()
+        # Work on the slice goes through memory in its order, as torch's own does.
+        inside = _by_stride(node.shape, strides)
+        repeats = any(n > 1 and s == 0 for n, s in zip(node.shape, strides, strict=True))
+        if inside == tuple(range(len(inside))) or repeats:
+            return self._add(
+                replace(node, args=(found,), op=op, strides=strides, offset=offset)
+            ), ()
+        slice_ = replace(
+            node,
+            args=(found,),
+            op=f"{op}.permute({list(inside)})",
+            shape=permuted(node.shape, inside),
+            strides=permuted(strides, inside),
+            offset=offset,
+        )
+        return self._add(slice_), inside
 
 
 def _with_ordered_weights(nodes: Sequence[Node]) -> tuple[Node, ...]:
