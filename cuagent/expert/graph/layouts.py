@@ -3,7 +3,7 @@
 All nodes of the result are contiguous. A value with another order of dimensions in memory is
 a node with permuted dimensions; elementwise operations, reductions, scans and pools follow their
 arguments, and other operations read a permuted view. Outputs take the order that the reference
-gives them. The pass runs only if an input or a convolution's result is permuted.
+gives them. The pass runs only if an input, a convolution's result or a computed output is permuted.
 Not covered: layouts with gaps or overlaps (slices, expansions), which stay library calls.
 """
 
@@ -374,7 +374,7 @@ class _Layouts:
             return self._add(self._view_of(node.name, base, shape)), after
         back = f".permute({list(inverse(order))})" if order else ""
         op = node.op.replace("{0}", "{0}" + back).replace(".view(", ".reshape(")
-        # Work on the slice goes through memory in its order, as torch's own does.
+        # Kernels that read the slice go through memory in its order, as torch's kernels do.
         inside = _by_stride(node.shape, strides)
         repeats = any(n > 1 and s == 0 for n, s in zip(node.shape, strides, strict=True))
         if inside == tuple(range(len(inside))) or repeats:
