@@ -31,7 +31,11 @@ from cuagent.expert.rules.contractions import with_bias
 
 @dataclass
 class _Editor:
-    """Edits of a graph: replacements of nodes by lists of nodes, and new names of nodes."""
+    """Pending edits of a graph.
+
+    `replaced` maps a node to the nodes that take its place, `renamed` a name to the one that
+    readers use instead.
+    """
 
     graph: Graph
     replaced: dict[str, list[Node]] = field(default_factory=dict)
@@ -101,7 +105,7 @@ PREPARATIONS = {SUM_FEATURES, SUM_BIAS}
 
 
 GROUPED = re.compile(r"groups=(?!1\b)")
-"""Several groups of a convolution."""
+"""Matches the call of a convolution with more than one group."""
 
 
 def is_contraction(node: Node) -> bool:
@@ -125,7 +129,7 @@ def rewrite(graph: Graph, *, fold: bool = True, merge: bool = False) -> Graph:
 
 
 EXPANSION = re.compile(r"\{0\}\.expand\(\[[\d, ]*\]\)")
-"""Call of a strided node that only repeats elements."""
+"""Matches the call of a strided node that only repeats elements."""
 
 
 def read_before_expansion(graph: Graph) -> Graph:

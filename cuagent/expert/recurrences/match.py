@@ -37,7 +37,7 @@ class Loop:
 
     @property
     def weights(self) -> tuple[Any, ...]:
-        """Weights and biases; empty places have None."""
+        """weight_ih, weight_hh, bias_ih and bias_hh; None for a missing bias."""
         return _weights(self.steps[0])
 
 
@@ -87,7 +87,7 @@ def _states(step: Any) -> list[Any]:
 
 
 def _results(step: Any) -> list[Any]:
-    """Return the nodes of h and, for an lstm, c behind a step; None for one without a reader."""
+    """Return the nodes of a step's h and, for an lstm, its c; None for one without a reader."""
     if CELLS[called(step)] != "lstm":
         return [step]
     items: list[Any] = [None, None]
@@ -241,7 +241,7 @@ def _step(edit: Edit, outputs: Any, k: int) -> Any:
 
 
 def _stacks(edit: Edit, loop: Loop, outputs: Any) -> None:
-    """Let readers of all steps, stacked in order, read the result of the call."""
+    """Let nodes that stack h of all steps in order read the result of the call instead."""
     import torch
 
     aten = torch.ops.aten
@@ -267,7 +267,7 @@ def _stacks(edit: Edit, loop: Loop, outputs: Any) -> None:
 
 
 def _joins(node: Any, states: Sequence[Any], dim: int) -> bool:
-    """Return True for a concatenation of all steps, each with a new dimension."""
+    """Return True if `node` concatenates all steps in order, each with a new dimension `dim`."""
     if called(node) != "cat" or argument(node, 1, "dim", 0) % 3 != dim:
         return False
     parts = list(node.args[0])

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 """Version of the keys and files; increase it when an option gets another meaning."""
 LARGEST_FILE = 1 << 20
-"""Largest number of bytes of a memory that are read."""
+"""Most bytes that are read from the file of a memory."""
 
 
 def folder_of_user() -> Path:

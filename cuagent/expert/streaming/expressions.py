@@ -25,12 +25,13 @@ FUNCTIONS = {
     "sin": "sine", "cos": "cosine",
 }  # fmt: skip
 OF_HALF = ("gelu",)
-"""Operations with a function for results in half precision, which needs fewer instructions."""
+"""Operations with a second function for results in half precision, which needs fewer
+instructions."""
 TYPES = {
     "float32": "float", "float16": "half", "bfloat16": "bf16", "bool": "bool", "int64": "int64_t",
     "int32": "int32_t", "uint8": "uint8_t",
 }  # fmt: skip
-"""Types of elements in memory."""
+"""C++ type of an element in memory, by dtype."""
 IDENTITY = {
     "sum": "0.f", "max": "-INFINITY", "min": "INFINITY", "amax": "-INFINITY", "amin": "INFINITY",
 }  # fmt: skip
@@ -62,9 +63,10 @@ PYTHON = {
     "relu": "torch.relu({0})", "softplus": "F.softplus({0})", "silu": "F.silu({0})",
     "gelu": "F.gelu({0})", "maximum": "torch.maximum({0}, {1})",
 }  # fmt: skip
-"""Operations that torch may apply once, in advance, if all their operands are parameters."""
+"""Python expression of each operation that torch may compute once, in advance, if all its operands
+depend on parameters alone."""
 PYTHON_REDUCTIONS = {"sum": "sum", "max": "amax", "amax": "amax", "min": "amin", "amin": "amin"}
-"""Python's names of reductions: methods of a tensor."""
+"""Name of the tensor method of each reduction."""
 
 
 def on_parameters(node: Node, values: Sequence[str]) -> str:

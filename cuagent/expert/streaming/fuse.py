@@ -27,7 +27,11 @@ MAX_LEAVES = 12
 
 @dataclass(frozen=True)
 class Group:
-    """One kernel. `nodes` are in order; `places` has the domain strides of each node, per axis."""
+    """The nodes that one kernel computes, in order.
+
+    `places` maps each node to the strides of its axes in the group's flat domain. `reduced` has the
+    axes of the domain over which the reductions run.
+    """
 
     nodes: tuple[Node, ...]
     places: dict[str, tuple[int, ...]]
@@ -150,7 +154,7 @@ class _Fuser:
     def _moved(
         self, small: _Draft, node: Node, place: tuple[int, ...]
     ) -> dict[str, tuple[int, ...]] | None:
-        """Return the places of a group's nodes where `node`, at `place`, reads their results."""
+        """Return the group's places, rescaled for `node` at `place` to read; None if none fit."""
         steps: dict[tuple[int, int], int] = {}
         for arg in node.inputs:
             if arg in small.places:
@@ -174,7 +178,7 @@ class _Fuser:
     def _agrees(self, draft: _Draft) -> bool:
         """Return True if every node reads its arguments where the group computes them.
 
-        The rows of one of two joined groups may be columns of the other.
+        Two joined groups may fail this: the rows of one may be columns of the other.
         """
         for name, place in draft.places.items():
             node = self.graph.node(name)
@@ -325,7 +329,7 @@ def leaves_and_returns(
 ) -> bool:
     """Return True if a path leaves the group `members` and returns to it.
 
-    `block_of` has the members of the other group of a node; such a group counts as one node.
+    `block_of` maps a node to the members of its own group, which together count as one node.
     """
     stack = [u.name for m in members for u in users[m] if u.name not in members]
     seen: set[str] = set()
@@ -365,7 +369,10 @@ def _aligned(
 
 
 def _reads_in_place(node: Node, place: tuple[int, ...], arg: Node, at: tuple[int, ...]) -> bool:
-    """Return True if a node at `place` reads each element of an argument at `at` where it is."""
+    """Return True if `node` reads each element of `arg` at the index where `arg` is computed.
+
+    `place` and `at` have the domain strides of the axes of `node` and of `arg`.
+    """
     shape, to = arg.shape, place
     match node.kind:
         case Kind.VIEW:

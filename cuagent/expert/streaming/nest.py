@@ -94,7 +94,7 @@ class Nest:
 
 
 SHORT_RUN = 8
-"""Elements of a run below which a loop over it is not worth a condition that is constant there."""
+"""Fewest elements of a run for which a loop is cut, so that a condition is constant in the run."""
 Key = tuple[str, str] | str
 """Key of an access: (reader, argument) for a read, the node for a write."""
 Axis = tuple[int, int, int]
@@ -112,7 +112,7 @@ class _Placed:
     index: _Placed | None = None
     """Index tensor of a gather."""
     gather: tuple[int, int, bool] = (0, 0, False)
-    """Elements of a slice, number of slices, and if negative indices wrap."""
+    """Elements of a slice, number of slices, and whether negative indices count from the end."""
 
 
 def nest_of(group: Group, graph: Graph) -> Nest:
@@ -205,13 +205,13 @@ def _read(group: Group, graph: Graph, reader: Node, name: str) -> _Placed:
 
 
 def _located(place: tuple[int, ...], shape: Shape, strides: tuple[int, ...]) -> tuple[Axis, ...]:
-    """Return the axes along which an access moves."""
+    """Return the axes along which an access has a nonzero stride."""
     axes = zip(place, shape, strides, strict=True)
     return _runs((d, n, t) for d, n, t in axes if n > 1 and t != 0)
 
 
 def _runs(axes: Iterable[Axis]) -> tuple[Axis, ...]:
-    """Merge axes that are one run in the domain and in memory: they need no loops of their own."""
+    """Merge axes that form one run in the domain and in memory, because one loop covers them."""
     merged: list[Axis] = []
     for d, n, t in sorted(axes, reverse=True):
         if merged and merged[-1][0] == d * n and merged[-1][2] == t * n:
@@ -223,7 +223,7 @@ def _runs(axes: Iterable[Axis]) -> tuple[Axis, ...]:
 
 @dataclass(frozen=True)
 class _Source:
-    """A tensor in memory as a value reads it."""
+    """The tensor in memory that holds a value's elements, with their strides and conditions."""
 
     base: Node
     strides: tuple[int, ...]
@@ -234,7 +234,7 @@ class _Source:
     gather: tuple[int, int, bool] = (0, 0, False)
 
     def moved(self, dim: int, start: int) -> _Source:
-        """Return the source of a part that starts at `start` along `dim`."""
+        """Return the source for a longer tensor, in which this value starts at `start` on `dim`."""
         index = self.index.moved(dim, start) if self.index else None
         return replace(self, offset=self.offset - start * self.strides[dim], index=index)
 
