@@ -2,13 +2,13 @@
 
 - `fold_affine`: moves a per-channel multiply or add (such as BatchNorm in eval mode) after a linear
   layer or a convolution into its weight and bias.
-- `read_before_expansion`: reads a value itself instead of its expansion.
+- `read_before_expansion`: lets operations read a value before it is expanded.
 - `sum_into_linear`: replaces a sum over the output features of a linear layer by one dot product
   per row with the summed weights.
 - `bound_exponentials`: marks exp(x - max x), whose argument is never positive, as a cheaper exp.
 - `merge_linears`: merges linear layers of one input into one product with stacked weights.
-Rounding differs from the reference's only like two orders of the same sum. Values that depend on
-parameters alone are computed once, in fp64 (see `module`).
+Rounding differs from the reference's only as it does between two orders of the same sum. Values
+that depend on parameters alone are computed once, in fp64 (see `module`).
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ SPLIT_CAPABILITIES = {(8, 0), (9, 0), (10, 0), (10, 3)}
 """Compute capabilities with tensor cores for TF32 that are at least six times as fast as float32
 arithmetic. Elsewhere three TF32 products are no faster than one of float32."""
 SPLIT_BEFORE = {(9, 0), (10, 0), (10, 3)}
-"""Compute capabilities whose shared memory holds three stages of both parts of the operands."""
+"""Compute capabilities for which operands may be split beforehand: their shared memory holds three
+stages of both parts of the operands."""
 LEAST_SPLIT_OPERATIONS = 1 << 30
 """Fewest multiplications of a product whose operands are split: for fewer, the launches that split
 them cost too much. On an H200 1024 x 1024 x 1024 took 0.033 ms and cuBLAS 0.060, 512 x 512 x 2048

@@ -1,8 +1,8 @@
 """Write a matrix product with its epilogue as a Triton kernel.
 
 float32 operands are split into parts whose three products are added: in each tile (`tf32x3`), or
-into float16 parts by a kernel beforehand (see `halves`). Half types accumulate in float32. Offsets
-are constants of the text, except those of the tiles.
+into float16 parts by a kernel beforehand (see `halves`). Half types accumulate in float32. Sizes,
+strides and offsets of the tensors are constants of the text; the sizes of tiles are parameters.
 """
 
 from __future__ import annotations

@@ -151,11 +151,16 @@ def _replaced(edit: Edit, loop: Loop, device: str) -> bool:
 
 
 def _depends(inputs: Sequence[Any], steps: set[Any], first: int, position: dict[Any, int]) -> bool:
-    """Return True if an input of a step depends on a step."""
+    """Return True if an input of a step depends on a step.
+
+    `position` has the index of each node that existed before the edits; `first` is the first
+    step's.
+    """
     stack, seen = list(inputs), set()
     while stack:
         node = stack.pop()
-        # Nodes before the first step depend on none; new nodes are views of such.
+        # Nodes before the first step depend on no step. Nodes of the edits have no index: follow
+        # their inputs.
         if node in seen or position.get(node, first) < first:
             continue
         if node in steps:

@@ -167,7 +167,7 @@ def _sum_of_products(
         return low.reduce("sum", terms, dims, False) if summed else terms
     batch, ends = result[:-2], result[-2:]
     whole = len(summed) == 1 and len(ends) == 2 and batch
-    # An operand without the batch is the same for all of it.
+    # An operand without batch dimensions is shared by the whole batch.
     if not whole or a[:-2] not in (batch, "") or b[:-2] not in (batch, ""):
         return None
     if set(a[-2:]) != {ends[0], summed[0]} or set(b[-2:]) != {summed[0], ends[1]}:

@@ -164,7 +164,7 @@ def gather(low: Lowering, fx: Any) -> str | None:
     if dtype_of(fx.args[2]) != "int64" or not shape_of(fx):
         return None
     found = taken(low, x, places, int(fx.args[1]) % len(shape_of(fx)))
-    # A view of the result needs an element that a kernel computes.
+    # A later view can read a computed value only, so that a TAKE alone gets a cast.
     return low.pointwise("cast", found, hint="") if low.by_name[found].kind is Kind.TAKE else found
 
 

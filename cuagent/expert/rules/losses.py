@@ -111,7 +111,7 @@ def bce_with_logits(low: Lowering, fx: Any) -> str | None:
 
 @rule("cross_entropy_loss")
 def cross_entropy(low: Lowering, fx: Any) -> str | None:
-    """Lower logits and class labels, or class probabilities, to a loss of each position.
+    """Lower the loss of logits, for class labels or for class probabilities as targets.
 
     Positions with the ignored label count neither in the sum nor in the mean.
     """
@@ -180,7 +180,7 @@ def _of_probabilities(
 
 @rule("nll_loss", "nll_loss_nd", "nll_loss2d")
 def nll_loss(low: Lowering, fx: Any) -> str | None:
-    """Lower log-probabilities and class labels to a loss of each position."""
+    """Lower the loss of log-probabilities for class labels as targets."""
     x, target, weight = (operand(low, value) for value in (*fx.args[:2], argument(fx, 2, "weight")))
     if not isinstance(x, str) or not isinstance(target, str) or not floating(fx):
         return None

@@ -62,7 +62,7 @@ def layout(low: Lowering, arg: str) -> tuple[Shape, tuple[int, ...]]:
 
 
 def _viewed(low: Lowering, fx: Any) -> str | None:
-    """Return the node of a view's argument, if a kernel can read it."""
+    """Return the node of a view's argument; None if it is not a node."""
     x = operand(low, fx.args[0])
     return x if isinstance(x, str) else None
 

@@ -72,7 +72,8 @@ class _Scatter:
     def _inner(self, row: str, before: Node | None = None) -> Index:
         """Open the loops over the elements of a row; return the index of an element.
 
-        Values of `before` that do not vary along the innermost dimension are declared outside.
+        `before` is the value that the loops will compute. Those of its operands that do not vary
+        along the innermost dimension are declared in front of the innermost loop.
         """
         w, rank = self.w, len(self.shape)
         index = (row, *(f"i{k}" for k in range(1, rank)))

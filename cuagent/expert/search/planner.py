@@ -177,7 +177,10 @@ def propose(
 
 
 def _mode_of_short_calls(subject: Subject, options: Options, bounds: Bounds) -> str:
-    """Return the torch.compile mode with CUDA graphs if launches outlast the best rung; else ""."""
+    """Return the torch.compile mode with CUDA graphs if launches outlast the best rung; else "".
+
+    Also "" on the CPU, for a training step, and without a time of the best rung.
+    """
     if subject.device != "cuda" or subject.backward is not None:
         return ""
     if bounds.rung_seconds > LONG_CALL_SECONDS:

@@ -162,7 +162,7 @@ def runs_in_tf32(profile: Any) -> bool:
 
 
 def _record_profile(progress: Progress, data: Mapping[str, Any]) -> None:
-    """Record the arithmetic of the reference, or the share of time in a candidate's kernels."""
+    """Record whether the reference runs in TF32, or a candidate's share of time in own kernels."""
     if data.get("what") == "reference":
         in_tf32 = runs_in_tf32(data.get("profile"))
         progress.bounds = replace(progress.bounds, in_tf32=in_tf32)

@@ -62,7 +62,7 @@ class CppText(KernelText):
         self.parallel = parallel and plan.operations > PARALLEL_WORK
         self.constants = 0
         self.overlaps = False
-        """True if an element may be computed twice."""
+        """True if an element may be computed twice, so that no output may be written in place."""
         self.part = ""
         """Suffix of the variables in which the current part of a row is reduced."""
         self.scratch = self._scratch()
@@ -97,7 +97,7 @@ class CppText(KernelText):
             self.w(f"alignas(64) float {array}[{size}];")
 
     def _constants(self, stage: Stage, inner: int) -> None:
-        """Write the loads that do not change along the innermost loop in front of it."""
+        """Write, in front of the innermost loop, the loads that do not change along it."""
         self._forget()
         for node in (*stage.compute, *stage.reduces):
             for arg in node.inputs:
@@ -152,10 +152,10 @@ class CppText(KernelText):
         self.defined, self.slices, self.starts = {}, {}, {}
 
     def _start(self, access: Access, inner: int) -> None:
-        """Declare where the run of elements starts that an access with conditions reads.
+        """Declare the index of a conditional access's first element in the innermost loop.
 
-        Loads without a condition can be vectorized. Where the conditions do not hold, the run
-        starts at the tensor's first element, so that it lies inside the tensor.
+        The loop then loads without a condition, which can be vectorized. Where the conditions do
+        not hold, it starts at the tensor's first element, so that it stays inside the tensor.
         """
         key, step = self._element(access), access.strides[inner]
         varies = access.row is not None and access.row.index.strides[inner]

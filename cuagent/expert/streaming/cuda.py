@@ -5,8 +5,8 @@ short row stays in registers between passes), `split rows` (few long rows: sever
 write partial values, and a second kernel joins them in a fixed order), `columns` (the reduction is
 not innermost: 32 adjacent rows per block, so that a warp reads adjacent elements), `split columns`
 (the same with partial values, for few rows), `staged rows` (elements of a row are far apart, but
-adjacent to those of the next row: a block reads 32 rows through shared memory). Reduced and kept
-dimensions may alternate. Not covered: other transpositions; strided reads stay strided.
+adjacent to those of the next row: a block reads 8 to 32 rows through shared memory). Reduced and
+kept dimensions may alternate. Not covered: other transpositions; strided reads stay strided.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ other dimensions then cost one division per block."""
 AHEAD_SIZE = 1 << 20
 """Fewest elements of a group for which threads load ahead: bytes in flight then bound the speed."""
 STAGED_BYTES, STAGED_THREADS = 48 << 10, 256
-"""Shared memory and threads of a block that reads adjacent rows through it."""
+"""Largest shared memory in bytes, and threads, of a block that reads adjacent rows through it."""
 MAX_SAVED = 48
 """Largest number of registers per thread for saved values of its row."""
 MAX_CACHED = 16

@@ -35,7 +35,7 @@ TYPES = {
 IDENTITY = {
     "sum": "0.f", "max": "-INFINITY", "min": "INFINITY", "amax": "-INFINITY", "amin": "INFINITY",
 }  # fmt: skip
-"""First values of reductions. `amax` and `amin` keep a NaN, which `max` and `min` may drop."""
+"""Initial value of each reduction. `amax` and `amin` keep a NaN, which `max` and `min` may drop."""
 RESERVED = {
     "relu", "sigmoid", "silu", "gelu", "gelu_half", "gelu_tanh", "softplus", "mish", "elu", "selu",
     "leaky_relu",
@@ -79,17 +79,17 @@ def on_parameters(node: Node, values: Sequence[str]) -> str:
 
 
 def computed_type(dtype: str) -> str:
-    """Return the C++ type of a value in a register."""
+    """Return the C++ type in which a kernel computes values of `dtype`."""
     return "float" if dtype in FLOATS else TYPES[dtype]
 
 
 def widened(element: str, dtype: str) -> str:
-    """Return the expression of a loaded element as a value in a register."""
+    """Return the expression that converts a loaded element to the type of computation."""
     return f"to_float({element})" if dtype in ("float16", "bfloat16") else element
 
 
 def narrowed(value: str, dtype: str) -> str:
-    """Return the expression of a value as an element in memory, rounded to nearest even."""
+    """Return the expression that converts a computed value to `dtype`, rounded to nearest even."""
     match dtype:
         case "float16":
             return f"to_half({value})"

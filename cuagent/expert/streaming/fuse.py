@@ -58,6 +58,8 @@ Step = Group | Node
 
 @dataclass
 class _Draft:
+    """A group that is being built; its fields are those of `Group`."""
+
     size: int
     places: dict[str, tuple[int, ...]] = field(default_factory=dict)
     reduced: tuple[Span, ...] | None = None
@@ -126,10 +128,11 @@ class _Fuser:
                 return
 
     def _absorbed(self, target: _Draft, drafts: list[_Draft], node: Node) -> _Draft | None:
-        """Return `target` with the other groups moved into it, or None if one cannot move.
+        """Return `target` with the other groups merged into it, or None if one cannot be.
 
-        A group can move if it has no reduction, fewer elements than `target` and no reader except
-        `node`: its arithmetic costs little where it is used.
+        A group can be merged if it has no reduction, fewer elements than `target` and no reader
+        except `node`. Its arithmetic is then repeated for the elements of `target`, which costs
+        little.
         """
         if node.kind is not Kind.POINTWISE:
             return None
@@ -154,7 +157,11 @@ class _Fuser:
     def _moved(
         self, small: _Draft, node: Node, place: tuple[int, ...]
     ) -> dict[str, tuple[int, ...]] | None:
-        """Return the group's places, rescaled for `node` at `place` to read; None if none fit."""
+        """Return places for the nodes of `small` that let `node` read them; None if none do.
+
+        `place` is that of `node`: the stride of each of its axes in the domain into which `small`
+        moves.
+        """
         steps: dict[tuple[int, int], int] = {}
         for arg in node.inputs:
             if arg in small.places:
@@ -255,7 +262,7 @@ class _Fuser:
         return len(names - set(draft.places))
 
     def _splittable(self, draft: _Draft) -> bool:
-        """Return False if few long rows would be reduced and then read again."""
+        """Return False if the group reduces few long rows and reads the results per element."""
         columns = math.prod(n for _, n in draft.reduced or ())
         if draft.size // columns >= FEW_ROWS or columns < LONG_ROW:
             return True

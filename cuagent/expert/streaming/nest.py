@@ -62,7 +62,10 @@ class Access:
 
 @dataclass(frozen=True)
 class Row:
-    """The slice `index` of a tensor with `extent` slices of `stride` elements."""
+    """The slice that a gather reads, of `extent` slices that are `stride` elements apart.
+
+    `index` reads the number of the slice. If `wraps` is True, negative numbers count from the end.
+    """
 
     index: Access
     stride: int
@@ -103,6 +106,8 @@ Axis = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class _Placed:
+    """An access in the flat domain of a group, before the domain is cut into dimensions."""
+
     tensor: str
     dtype: str
     axes: tuple[Axis, ...]
@@ -304,7 +309,7 @@ def _axes(shape: Shape, place: tuple[int, ...]) -> tuple[Axis, ...]:
 
 
 def _cuts(group: Group, placed: Sequence[_Placed]) -> list[int]:
-    """Return the strides at which the domain must be cut; each divides the next."""
+    """Return the strides that cut the domain into loops, from 1 up; each divides the next."""
     cuts = {1, group.size}
     spans = [(d, n) for p in placed for d, n, _ in p.axes] + list(group.reduced)
     spans += [(stride, extent) for p in placed for stride, extent, *_ in p.guards]
@@ -365,7 +370,7 @@ def _collapse(
     strides: list[tuple[int, ...]],
     covered: list[tuple[bool, ...]],
 ) -> list[int]:
-    """Return the indices of the remaining dimensions; the others merge into the next one."""
+    """Return the indices of the dimensions to keep; each of the others merges into the next one."""
     keep = []
     for k in range(len(dims)):
         if k + 1 < len(dims) and flags[k] == flags[k + 1]:

@@ -96,7 +96,8 @@ class KernelText:
         self.row_suffix = ""
         """Subscript of row values if several rows are processed together."""
         self.slices: dict[str, str] = {}
-        """Variables of slices that are constant along the innermost loop."""
+        """Variable with the slice number of each gather whose slice is constant along the innermost
+        loop."""
         self.declared_slices = 0
         self.starts: dict[str, tuple[str, str]] = {}
         """For each access whose conditions are constant along the innermost loop: the variable with
@@ -158,7 +159,7 @@ class KernelText:
         return f"{element}{self._condition(access)}"
 
     def _load(self, access: Access) -> str:
-        """Return the expression of an element as a value in a register."""
+        """Return the expression that loads an element, converted to the type of computation."""
         condition = self._condition(access)
         if access.is_index:
             return f"static_cast<float>(static_cast<int>({self._index(access)}))"
@@ -178,7 +179,7 @@ class KernelText:
         return _chosen(condition, value)
 
     def _row(self, access: Access) -> str:
-        """Return the variable with the slice of a gather, which is negative if out of range."""
+        """Declare a gather's slice number, negative if out of range, and return its variable."""
         row = access.row
         assert row is not None
         key = self._element(access)
