@@ -173,7 +173,11 @@ def _of_backward(keep: frozenset[str]) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class _Planned:
-    """A captured graph after all rewrites, its steps, and the calls that compute them."""
+    """A captured graph after all rewrites, its steps, and the calls that compute them.
+
+    `calls` has the kernel at each position in `steps` that has one. `rewritten` and `library` name
+    the captured operators that rewrites and fused calls replaced.
+    """
 
     subject: Subject
     graph: Graph

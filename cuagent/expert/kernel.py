@@ -42,6 +42,7 @@ class Request:
     group: Group
     graph: Graph
     title: str
+    """Comment at the top of the kernel's source."""
     tile: int = 64
     """CPU: number of adjacent rows processed together if the reduced dimension is not the
     innermost."""

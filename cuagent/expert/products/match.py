@@ -70,7 +70,10 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Product:
-    """A product of M x K and N x K operands, with the group behind it as its epilogue."""
+    """A product of M x K and N x K operands, with the group behind it as its epilogue.
+
+    `rows`, `columns` and `depth` are M, N and K.
+    """
 
     node: Node
     rows: int

@@ -13,7 +13,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Tile:
-    """Launch parameters of one product kernel. `speed` is relative to the fastest full tile."""
+    """Launch parameters of one product kernel.
+
+    `rows`, `columns` and `depth` are the elements of a tile along M, N and K. `speed` is relative
+    to the fastest full tile.
+    """
 
     rows: int
     columns: int

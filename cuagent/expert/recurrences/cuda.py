@@ -48,6 +48,7 @@ class Layout:
     together: int
     """Rows that a warp sums in one pass, a power of 2."""
     passes: int
+    """Passes in which a cluster goes through its rows."""
     chunks: int
     """Groups of four columns that a lane has."""
 

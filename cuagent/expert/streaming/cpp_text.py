@@ -22,8 +22,8 @@ CHEAP = 8
 """Cost of an element, in additions, above which its arithmetic hides the time for which the
 additions of a reduction wait for one another."""
 FEW_COLUMNS = 16
-"""Longest row, in elements, for which a tile is vectorized across rows. If the length is no
-multiple of VECTOR, it may be up to twice that.
+"""Longest row, in elements, for which a tile is vectorized across rows. A row may be up to twice as
+long if its length is no multiple of VECTOR.
 
 This applies only to expensive elements: see `FEW_COLUMNS_WORK`."""
 FEW_COLUMNS_WORK = 4
@@ -33,8 +33,8 @@ VECTOR = 8
 PREFETCH_AHEAD = 8
 """Number of slices of a gather by which the prefetch is ahead of the read."""
 PREFETCHED_TABLE = 1 << 18
-"""Size in bytes of the smallest gathered table whose slices are prefetched: it exceeds the
-cache."""
+"""Size in bytes of the smallest gathered table whose slices are prefetched: it does not fit into
+the cache."""
 PREFETCHED_BYTES = 512
 """Most bytes of a slice that are prefetched; after them the processor's own prefetcher takes
 over."""

@@ -29,8 +29,9 @@ MAX_LEAVES = 12
 class Group:
     """The nodes that one kernel computes, in order.
 
-    `places` maps each node to the strides of its axes in the group's flat domain. `reduced` has the
-    axes of the domain over which the reductions run.
+    `size` is the number of elements of the group's flat domain. `places` maps each node to the
+    strides of its axes in this domain. `reduced` has the axes of the domain over which the
+    reductions run.
     """
 
     nodes: tuple[Node, ...]

@@ -117,7 +117,8 @@ class _Placed:
     index: _Placed | None = None
     """Index tensor of a gather."""
     gather: tuple[int, int, bool] = (0, 0, False)
-    """Elements of a slice, number of slices, and whether negative indices count from the end."""
+    """Elements between two slices, number of slices, and whether negative indices count from the
+    end."""
 
 
 def nest_of(group: Group, graph: Graph) -> Nest:
