@@ -127,7 +127,7 @@ class Verdict:
         return f"baselines: {self.settings}" + (f"; error against fp64: {text}" if text else "")
 
     def extra_note(self, draw: Draw) -> str:
-        """Return the note of a draw, or "" if the detail says the same."""
+        """Return the note of a draw, or "" if the verdict's detail says the same."""
         where = draw.note.partition("; ")[2]
         repeated = draw.note in self.detail or (where and where in self.detail)
         return "" if repeated else draw.note

@@ -105,7 +105,10 @@ class CompileFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Recipe:
-    """Inputs of the compilation of one source. Reading it needs no compiler."""
+    """Everything that determines the compilation of one source, except the toolchain.
+
+    `read_recipe` reads it without a compiler.
+    """
 
     source: Path
     form: str
@@ -207,7 +210,7 @@ def shared_library(recipe: Recipe) -> Path:
 
 
 _CHECKED: set[Path] = set()
-"""Libraries that this process has compiled, or whose manifest it has checked."""
+"""Paths of libraries that this process has compiled, or whose manifest it has checked."""
 
 
 def _settings() -> str:

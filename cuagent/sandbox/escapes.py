@@ -48,7 +48,10 @@ def replace_verifier(t: Targets) -> str:
 
 
 def _require_change(path: str, change: Callable[[], None]) -> str:
-    """Raise PermissionError if `change` did not change the metadata; it can succeed in vain."""
+    """Call `change`; raise PermissionError if the metadata of `path` did not change.
+
+    A call may report success without an effect.
+    """
 
     def metadata() -> tuple[int, int, int]:
         found = Path(path).stat()

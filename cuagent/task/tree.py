@@ -6,7 +6,7 @@ unpickled. torch.utils._pytree is not used: its JSON form is private, names Pyth
 import, and accepts any registered class.
 
 Invariant: `unflatten(*flatten(tree))` equals `tree`, with dict keys in sorted order. So two equal
-dicts have equal descriptions in whichever order they were filled.
+dicts have equal descriptions, regardless of the order in which they were filled.
 """
 
 from __future__ import annotations

@@ -55,11 +55,12 @@ class ModelSpec:
     kept_bytes: int | None = None
     """Bytes of GPU memory that it may hold between calls."""
     settings: TorchSettings | None = None
-    """torch's settings of the process; None keeps those that the task's file makes."""
+    """torch's settings for the process; None keeps those that the task's file sets."""
     step: int = 0
-    """Arguments of forward if a training step is judged, whose gradients `backward` returns."""
+    """Number of forward's arguments if a training step is judged, in which `backward` returns
+    gradients; else 0."""
     kernels_only: bool = False
-    """True if no torch operator of a candidate may compute (`operators.py`)."""
+    """True if a candidate must compute in its own kernels (`operators.py`)."""
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {

@@ -20,13 +20,14 @@ from cuagent.measure.system_load import BUSY_SHARE
 MAX_LINES = 60
 """Largest number of lines that `Profile.lines` returns."""
 MAX_LOOPS = 16
-"""Largest number of loops of the vectorization report among them."""
+"""Largest number of lines of a report that describe vectorized loops."""
 COUNTED_AS = {"clamp_min": "relu", "relu": ""}
-"""Counted operator by profiled name, for operators whose time the profiler books under another
-name."""
+"""Name of an operator in the counted work, by its name in the profile, if the two differ. It is ""
+if another operator has the work."""
 NOT_REQUESTED = "not asked for; they show occupancy, stalls, bank conflicts, wasted sectors"
 ROUGH_FACTOR = 1.5
-"""Ratio of the operators' summed time to a call's time that shows overhead of the profiler."""
+"""Ratio of the operators' summed time to a call's time above which the profiler's overhead
+dominates."""
 FIGURES, GAP, RATES, BAR, NAME = 26, 10, 33, 9, 14
 """Width in columns of a table's parts: calls, time and share; a launch gap; rates against the
 ceilings; a bar; the shortest name."""
@@ -47,7 +48,8 @@ class Cost:
     share: float
     """Share of the time of all operators, or of all kernels."""
     bytes_per_s: float | None = None
-    """Bytes that eager moves for it over its time, if they could be counted."""
+    """Bytes that eager mode moves for it per second of its time; None if they could not be counted.
+    """
     flop_per_s: float | None = None
     gap: float = 0.0
     """Kernels only: idle seconds of the GPU before it, under the profiler, which adds to them."""
@@ -183,7 +185,11 @@ class Profile:
 def costs_of(
     rows: Iterable[Mapping[str, Any]], work: Mapping[str, OperatorWork], *, on_cuda: bool
 ) -> tuple[Cost, ...]:
-    """Return the costs in the profiler's rows, longest first."""
+    """Return the costs in the profiler's rows, longest first, without those below 0.1 % of the
+    time.
+
+    `work` is the counted work of each operator by name.
+    """
     rows = list(rows)
     total = sum(row["seconds"] for row in rows) or 1.0
     costs = []

@@ -61,7 +61,8 @@ class RoundRunner:
         return self.device is Device.CPU and self.device_lock.lock is None
 
     def run(self, subject: Subject | None, effort: Effort, rounds_done: int) -> Round | None:
-        """Time one round. None if a trusted process was lost: the round is then repeated."""
+        """Time one round. Returns None if a trusted process was lost; the caller then repeats the
+        round."""
         session = None
         before = system_load.cpu_times()
         try:

@@ -18,7 +18,7 @@ SLICE_S = 1.5
 """Seconds after which a timing gives up the device if another one waits."""
 
 Paused = Callable[[], AbstractContextManager[None]]
-"""Return a context in which no process of ours opens in the background."""
+"""Function that returns a context in which no process of ours opens in the background."""
 
 
 class Slices:

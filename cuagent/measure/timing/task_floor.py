@@ -50,7 +50,10 @@ class TaskFloor:
         return self._work
 
     def of(self, arms: Sequence[Arm]) -> Floor | None:
-        """Return the floor; measure the ceilings again if an arm is below it."""
+        """Return the floor; None if the work could not be counted.
+
+        If an arm is below the floor, the ceilings are measured again.
+        """
         if self._roofline is None and not self._failed:
             with self._shared():
                 work = self.count()

@@ -50,7 +50,7 @@ from cuagent.worker import SessionEnded
 
 BASELINES = (EAGER, COMPILE)
 OpenProcesses = Callable[[], None]
-"""Opens the processes of a timing."""
+"""Function that opens the processes of a timing."""
 
 
 def time_arms(
@@ -201,7 +201,8 @@ class Timer:
     def opening(self) -> Iterator[GiveWay]:
         """Hold the device lock shared within the block: processes open, or outputs are judged.
 
-        The block gets `DeviceLock.shared`'s function, to call while none of its processes works.
+        Yields the function of `DeviceLock.shared`; call it only while no process of the block
+        works.
         """
         shared = self.device_lock.shared()
         with self.device_lock.durations.of(Stage.OPENING_ARMS), shared as give_way:
@@ -318,7 +319,8 @@ class Timer:
     ) -> Timing:
         """Return the timing of all rounds; `failed` is why the candidate did not finish.
 
-        `baselines` are those of the first round. One that left has an arm but no ratio.
+        `baselines` are those of the first round. A rung that left the timing early has an arm but
+        no ratio.
         """
         names = baselines if subject is None else (CANDIDATE, *baselines)
         why = self._baselines.failed | {CANDIDATE: failed}
