@@ -97,7 +97,7 @@ class Settings:
 
 
 TIMES = ("model_timeout", "max_time", "max_device_time")
-"""Settings that are times."""
+"""Names of the settings that are times in seconds."""
 TIME_FORMS = "a time above 0: 90s, 30m, 1.5h, or a plain number of seconds"
 
 
@@ -122,7 +122,7 @@ class Proposal:
 Layer = Mapping[str, tuple[Any, str]]
 """Values of one source of settings, by key: (value, origin)."""
 Accept = Callable[[Proposal], bool]
-"""Asks the user; True accepts the proposal of a project's file."""
+"""Function that asks the user for consent to the values of a project's file; True accepts them."""
 KEYS = tuple(f.name for f in fields(Settings) if f.name not in ("origins", "ignored", *TABLES))
 
 

@@ -16,7 +16,7 @@ MARGIN = 0.01
 
 
 class Standing(StrEnum):
-    """Conclusion that an interval allows."""
+    """Conclusion that the interval of a ratio allows."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -97,7 +97,8 @@ class Timing:
 
     arms: tuple[Arm, ...]
     ratios: dict[str, Ratio]
-    """Ratios by baseline name."""
+    """Ratio of each baseline's time to the candidate's, by the baseline's name. Without a
+    candidate: of eager's time to each other baseline's."""
     effort: Effort
     device: str
     """Name of the device."""

@@ -28,7 +28,8 @@ _LOOP = re.compile(r"\b(?:for|while|do)\b")
 NEAR = 3
 """Largest distance, in lines, between the head of a loop and the line that g++ reports."""
 NESTS = ("loop nest", "multiple nested loops", "outer loop", "nested loop")
-"""Starts of reasons that only say that a loop contains others, which have their own reports."""
+"""Beginnings of g++'s reasons that only say that a loop contains other loops. Those have reports of
+their own."""
 REASONS = (
     (
         "no vectype for stmt",
@@ -58,7 +59,7 @@ class Loop:
     source: str
     line: int
     vector_bytes: int
-    """Vector width of the widest version in bytes; 0 if the loop is scalar."""
+    """Bytes of the widest vectors that the loop uses; 0 if it is scalar."""
     reason: str = ""
     """Reason why the loop, or a part of it, is scalar."""
     text: str = ""

@@ -70,7 +70,7 @@ MAX_FLAGS = 64
 MAX_FLAG_LENGTH = 200
 """Largest number of characters of one flag. Linux accepts 128 KiB in one argument of a command."""
 FIXED = {"LC_ALL": "C", "SOURCE_DATE_EPOCH": "0"}
-"""Environment of every compiler: messages in English, the same `__DATE__` every day."""
+"""Environment variables of every compiler: messages in English, the same `__DATE__` every day."""
 SETTINGS = (
     *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH"),
     *("GCC_EXEC_PREFIX", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN"),
@@ -273,7 +273,8 @@ def _manifest(recipe: Recipe, scratch: Path) -> str:
 
 
 def _write_whole(content: bytes, path: Path) -> None:
-    """Write under another name and rename, so that a reader sees the whole file or none."""
+    """Write a file under another name and rename it to `path`, so that a reader sees all of it or
+    none."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         file.write(content)
     Path(file.name).chmod(0o644)

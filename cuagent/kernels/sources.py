@@ -40,7 +40,8 @@ def watch(module: torch.nn.Module, names: Sequence[str]) -> Watched | None:
 
 
 def unchanged(watched: Watched) -> bool:
-    """Return True if the module has the same tensors at the same addresses, without a change."""
+    """Return True if the module still has the same tensors at the same addresses, and none was
+    changed in place."""
     for held, name, module in watched[0]:
         if held.get(name) is not module:
             return False

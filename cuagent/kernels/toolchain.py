@@ -67,10 +67,11 @@ extern "C" __attribute__((visibility("default"))) const char* cuagent_error_name
   return cudaGetErrorName((cudaError_t)e);
 }
 """
-"""Code in every .cu library: its CUDA runtime is linked statically, with its own error state."""
+"""Code that is added to every .cu library. Each library links its own CUDA runtime statically; this
+code reads the error state of that runtime."""
 
 DEPENDENCIES = ("dependencies.compiler", "dependencies.assembler")
-"""Names of the dependency lists in the scratch folder."""
+"""Names of the files in the scratch folder that list the files a compiler and an assembler read."""
 
 
 class CompilerMissing(RuntimeError):

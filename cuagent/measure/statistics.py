@@ -36,7 +36,7 @@ class Looks:
 
     @property
     def per_look(self) -> float:
-        """Return the confidence of the interval at each look."""
+        """Return the confidence of the interval at each single look."""
         return 1 - (1 - self.confidence) / len(self.rounds)
 
 

@@ -229,7 +229,8 @@ def descriptor_in_flight(_t: Targets) -> str:
 
 
 def memory_in_a_pipe(_t: Targets) -> str:
-    """Keep a page of memory in a pipe after it is unmapped; a huge page stays whole with it."""
+    """Keep a page of memory in a pipe after it is unmapped. If it is part of a huge page, all of
+    that stays."""
     libc = ctypes.CDLL(None, use_errno=True)
     page = ctypes.create_string_buffer(4096)
     part = (ctypes.c_size_t * 2)(ctypes.addressof(page), len(page))

@@ -42,7 +42,7 @@ REDUCTIONS = {
 ARITHMETIC = (*OLD_SWITCHES, *LEAVES, *REDUCTIONS, "fp16_accumulation")
 """Flags that change the results of products."""
 AROUND = (*ARITHMETIC, "cudnn_benchmark")
-"""Flags that `flags_set` sets."""
+"""Flags that `flags_set` sets around a block."""
 
 
 def read_flags() -> dict[str, Any]:
@@ -177,7 +177,7 @@ def _effect(value: str) -> str:
 
 
 def _leaf(name: str) -> str:
-    """Return the arithmetic of one kind of fp32 products."""
+    """Return torch's value for one kind of fp32 products: `ieee`, `tf32`, `bf16` or `none`."""
     import torch
 
     if _has_leaves():

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
 SHOWN = 3
-"""Number of submodules that one line names."""
+"""Largest number of submodules that the note on training mode names."""
 
 
 @dataclass(frozen=True)

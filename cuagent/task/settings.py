@@ -78,7 +78,7 @@ class TorchSettings:
         return TorchSettings(**{**data, **typed, "environment": pairs})
 
     def apply(self) -> None:
-        """Set them in this process, which must be one of ours, never the user's."""
+        """Set torch's settings in this process, which must be one of ours, never the user's."""
         set_flags(self.flags)
 
     def products(self, device: Device) -> dict[str, Any]:

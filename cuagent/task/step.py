@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SUFFIX = "Step"
 """End of the name of a step's class."""
 MARK = "# Added by cuagent: the training step that is verified and timed."
-"""Line between the user's text and the step's."""
+"""Comment line between the user's text and the text of the step."""
 TRAINED = 1 / 4
 """Share of a candidate's calls whose arguments require gradients. Each costs microseconds."""
 SHORT = {long: short for short, long in reversed(DTYPES.items())}
@@ -165,7 +165,7 @@ def as_step(model: Any, arguments: int) -> Any:
 
 
 def _trained(argument: Any) -> Any:
-    """Return an argument that requires gradients, as a user's does in training."""
+    """Return a floating tensor as one that requires gradients, as in training; others unchanged."""
     import torch
 
     if not isinstance(argument, torch.Tensor) or not argument.is_floating_point():

@@ -22,7 +22,7 @@ Spec = dict[str, Any]
 """{"kind": "tensor" | "const" | "list" | "tuple" | "namedtuple" | "dict", ...}; JSON-able."""
 
 DEEPEST = 64
-"""Largest depth of nesting."""
+"""Largest depth of nested containers in a tree."""
 
 
 class TreeError(TypeError):

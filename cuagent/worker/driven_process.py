@@ -41,7 +41,7 @@ SLOW = {
     "load": "construct the model with less work, and " + BUSY,
     "run": "look for a hang, compile before the first call (in kernels/ or on import), and " + BUSY,
 }
-"""Advice after a command that took too long."""
+"""Advice after a command that took too long, by the command's name."""
 OUT_OF_MEMORY = "out of memory"
 """Part of the error of torch's CUDA allocator."""
 

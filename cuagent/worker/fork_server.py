@@ -132,7 +132,7 @@ class ForkServer:
         self._threads = 0
         self.pid = self._process.pid
         self.living: set[int] = set()
-        """Process ids of the children that were not ended yet."""
+        """Process ids of the children that `end` has not ended yet."""
 
     def fork(
         self,

@@ -237,7 +237,7 @@ class ProfileSession:
 
     @property
     def alive(self) -> bool:
-        """Return True if the session can still be finished."""
+        """Return True if the child still runs, so that `finish` can use it."""
         return self._child.alive
 
     def close(self) -> None:

@@ -82,7 +82,7 @@ class Ceilings:
     """True if other processes were idle in at least one of the measurements."""
 
     def highest(self, other: Ceilings) -> Ceilings:
-        """Return the higher of each rate."""
+        """Return the ceilings with the higher of both values for each rate."""
         rates = {n: max(getattr(self, n), getattr(other, n)) for n in RATES}
         return replace(self, **rates, calm=self.calm or other.calm)
 

@@ -71,7 +71,7 @@ class Work:
 
     @property
     def bytes_eager(self) -> int:
-        """Return the bytes that move if every operator runs alone."""
+        """Return the bytes that eager mode moves, where every operator runs alone."""
         return sum(operator.bytes for operator in self.operators.values())
 
     @staticmethod
@@ -115,7 +115,7 @@ class Roofline:
         return self.work.bytes > 2 * self.ceilings.cache_bytes
 
     def share(self, seconds: float) -> float:
-        """Return the floor over a time: 1 is at the floor."""
+        """Return the floor divided by a measured time; 1 means that the time equals the floor."""
         return self.floor / seconds
 
     def suspect(self, seconds: float) -> bool:
@@ -383,7 +383,7 @@ def _view(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _bytes_behind(tensor: torch.Tensor) -> int:
-    """Return the bytes behind a view; an expanded dimension counts once."""
+    """Return the bytes that a view reads; a dimension with stride 0 counts once."""
     count = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         count *= 1 if stride == 0 else size

@@ -33,7 +33,7 @@ Judge = Callable[[int, "Sequence[Tensor]"], RuleResult]
 
 @dataclass(frozen=True)
 class Distance:
-    """Distance of a tensor from eager's."""
+    """Distance of a tensor of an output from the same tensor of eager's output."""
 
     rms: float = 0.0
     """Root mean square of the differences."""
@@ -54,7 +54,7 @@ class Distance:
         )
 
     def elementwise_max(self, other: Distance) -> Distance:
-        """Return the larger of each component."""
+        """Return the distance with the larger of both values in each component."""
         return Distance(
             max(self.rms, other.rms),
             max(self.most, other.most),

@@ -31,7 +31,7 @@ took."""
 
 
 class OpenedAhead:
-    """Baselines that open in the background. `end` ends those that were not taken."""
+    """Baselines that open in the background. `take` hands one over; `end` ends all others."""
 
     def __init__(
         self, begin: Begin, first_call: FirstCall, workers: int, opened: Opened = lambda *_: None
@@ -98,7 +98,7 @@ class OpenedAhead:
                 self._running.set()
 
     def end(self) -> None:
-        """Kill the processes that were not taken, and wait for the threads. Idempotent."""
+        """Kill the processes that `take` did not hand over; wait for the threads. Idempotent."""
         with self._opening:
             self._ended = True
             for session in self._sessions.values():

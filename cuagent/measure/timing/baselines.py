@@ -91,7 +91,8 @@ class Baselines:
             self._warm.pop(name).session.close()
 
     def keep(self, names: Sequence[str]) -> None:
-        """Keep the processes of these baselines while others are timed, for a later timing."""
+        """Keep the processes of these baselines open for a later timing, even while others are
+        timed."""
         self._kept = tuple(names)
 
     def open_ahead(self, names: Sequence[str]) -> None:
@@ -127,11 +128,11 @@ class Baselines:
             self.open_ahead(missing)
 
     def still_opening(self, names: Sequence[str], seconds: float) -> tuple[str, ...]:
-        """Return the baselines that the background has not opened after `seconds`."""
+        """Wait at most `seconds`; return those of `names` that still open in the background."""
         return self._ahead.unfinished(names, seconds) if self._ahead is not None else ()
 
     def await_opening(self) -> None:
-        """Wait until the baselines to time that open in the background have opened."""
+        """Wait for those of the baselines `names` that still open in the background."""
         ahead = self._ahead
         for name in self.names if ahead is not None else ():
             if ahead is not None and name in ahead:
@@ -140,7 +141,7 @@ class Baselines:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Let no process that opens in the background compute within the block."""
+        """Stop the processes that open in the background until the `with` block ends."""
         if self._ahead is None:
             yield
             return
@@ -151,7 +152,10 @@ class Baselines:
 
     @contextmanager
     def opening_paused(self, needed: Sequence[str]) -> Iterator[None]:
-        """Pause the background within the block, unless a `needed` baseline still opens there."""
+        """Stop the processes that open in the background until the `with` block ends.
+
+        Nothing is stopped if one of the baselines `needed` still opens there.
+        """
         if self._ahead is None or self._ahead.unfinished(needed, 0):
             yield
             return
@@ -267,7 +271,7 @@ class Baselines:
                 self._warm[name] = future.result()
 
     def _opened(self, name: str, batch: Batch) -> TimedArm:
-        """Open a process and make its first call."""
+        """Open a baseline's process and make its first call, in which torch.compile compiles."""
         begun = time.perf_counter()
         session = self._fork(name)
         try:

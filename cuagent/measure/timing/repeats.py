@@ -60,13 +60,13 @@ SETTLE_S = 0.001
 TIMED_CALL_S = 60.0
 """Time limit of a timed call in seconds."""
 CHECK_EVERY = 5
-"""Number of repeats in a stretch. A check with other kinds of inputs precedes one of them, chosen
-at random."""
+"""Number of consecutive repeats of which one, chosen at random, is preceded by a check with other
+kinds of inputs."""
 CERTAIN_CHECKS = 3
 """Number of checks in a round that always run. Later ones run only while judging is within
 `JUDGING_SHARE`."""
 JUDGED_CALLS = 4
-"""Number of calls of a check that are judged."""
+"""Largest number of outputs of a check that are judged."""
 JUDGING_SHARE = 0.25
 """Share of a round's time that judging random calls may take."""
 
@@ -154,8 +154,8 @@ class Repeats:
         return [self.slots[k % len(self.slots)] for k in range(first, first + calls)]
 
     def _check_is_due(self, done: int, may_judge: bool) -> bool:
-        """Return True if a check precedes this repeat: one in each stretch of `CHECK_EVERY`
-        repeats, at random."""
+        """Return True if a check precedes this repeat: one in each `CHECK_EVERY` repeats, at
+        random."""
         if CANDIDATE not in self.timed_arms or done < self._next_check:
             return False
         stretch = done // CHECK_EVERY

@@ -34,7 +34,7 @@ MAX_CALLS = 60 * MAX_SLOTS
 """Largest number of a candidate's calls in one round."""
 
 Subject = tuple[Attempt, Build]
-"""Candidate to time against the baselines; None times the baselines alone."""
+"""Candidate to time: its attempt and build. A parameter that is None times the baselines alone."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class RoundRunner:
     candidate: CandidateProcess
     device_lock: DeviceLock
     opening: Callable[[], AbstractContextManager[GiveWay]]
-    """Returns the context in which processes open (`Timer.opening`)."""
+    """Function that returns the context in which processes open (`Timer.opening`)."""
     emit: Emit
 
     @property

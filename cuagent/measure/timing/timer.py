@@ -96,7 +96,7 @@ class Timer:
             referee, self._baselines, self._candidate, lock, self.opening, emit
         )
         self._twin_ratios: list[float] = []
-        """Log ratio of twins in each timing so far."""
+        """Log ratio of two eager processes ("twins") in each round so far that counts."""
         self._baseline_times: dict[str, list[float]] = {}
         """Seconds of each baseline in each round so far."""
 
@@ -168,7 +168,7 @@ class Timer:
         return self._baselines.names
 
     def _set_baselines(self, baselines: Sequence[str] | None) -> None:
-        """Set the baselines, unless None, and end the processes of all others."""
+        """Set the baselines and end the processes of all others; None changes nothing."""
         if baselines is not None:
             self._baselines.set_baselines(baselines)
 
@@ -210,7 +210,7 @@ class Timer:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Hold the device within the block, in which its rates are measured."""
+        """Hold the device exclusively within the `with` block, to measure its ceilings."""
         with self.device_lock.durations.of(Stage.PROFILING), self.device_lock.exclusive():
             yield
 
@@ -220,7 +220,7 @@ class Timer:
         return self._baselines.failed
 
     def still_opening(self, baselines: Sequence[str], seconds: float) -> tuple[str, ...]:
-        """Return the baselines that the background has not opened after `seconds`."""
+        """Wait at most `seconds`; return those of `baselines` that still open in the background."""
         return self._baselines.still_opening(baselines, seconds)
 
     def nothing_opens(self) -> AbstractContextManager[None]:
@@ -380,4 +380,4 @@ class Timer:
 
 
 def _open_nothing() -> None:
-    """Open no process, where `prewarm` has nothing to prepare."""
+    """Do nothing. `prewarm` returns this function if there is nothing to prepare."""

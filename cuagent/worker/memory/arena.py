@@ -58,7 +58,7 @@ class Layout:
 
     @property
     def gaps(self) -> list[tuple[int, int]]:
-        """[begin, end) of every range of bytes in a slot that belongs to no tensor."""
+        """Ranges [begin, end) of the bytes in a slot that belong to no tensor."""
         edges = [0, *(e for leaf in self.leaves for e in (leaf.offset, leaf.offset + leaf.nbytes))]
         return list(zip(edges[::2], [*edges[1::2], self.size], strict=True))
 
@@ -330,7 +330,7 @@ class Arena:
 
 
 def _typed(flat: Tensor, leaf: Leaf, device: str) -> Tensor:
-    """Return uint8[leaf.nbytes] as the tensor that it holds."""
+    """Return the bytes `flat`, uint8[leaf.nbytes], as the tensor that `leaf` describes."""
     import torch
 
     dtype = getattr(torch, leaf.dtype)

@@ -24,8 +24,8 @@ class DeviceExcess(Exception):
 def memory_limit(peak: int, free: int, others: int) -> int:
     """Return the largest number of bytes that a candidate may use.
 
-    It is the free memory `free` less `others`, the bytes that our other processes need, but at
-    least a multiple of `peak`, the bytes that the reference needs.
+    It is the free memory `free` less `MARGIN` and less `others`, the bytes that our other processes
+    need. It is at least a multiple of `peak`, the bytes that the reference needs.
     """
     return max(free - others - MARGIN, MIN_PEAK_TIMES * peak)
 
