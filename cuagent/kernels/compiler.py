@@ -284,7 +284,10 @@ def _write_whole(content: bytes, path: Path) -> None:
 def run_compiler(
     argv: list[str], scratch: Path, folder: Path, seconds: float = TIME_LIMIT_S
 ) -> tuple[int, str]:
-    """Run a compiler in `folder` as this user. Raises CompileFailed after `seconds`."""
+    """Run a compiler in `folder` as this user; return its exit status and its messages.
+
+    Raises CompileFailed after `seconds`.
+    """
     environment = {**os.environ, **FIXED, "TMPDIR": str(scratch)}
     # A pipe would be read without a size limit, and until every process that holds it ends.
     with tempfile.TemporaryFile() as output:

@@ -22,13 +22,12 @@ from cuagent.timing import Ratio
 
 @dataclass(frozen=True)
 class Looks:
-    """Interim looks: a test after each number of `rounds`, at a confidence that holds for all
+    """Numbers of rounds after which a timing may be tested, and the confidence of all tests
     together.
 
     Testing after every round until the answer pleases makes 24 % of A/A runs "significant" at a
     nominal 5 %. With looks fixed beforehand and alpha split evenly among them (Bonferroni) the
-    confidence holds for all looks together.
-
+    confidence holds for all looks together. ¶
     """
 
     rounds: tuple[int, ...]

@@ -229,7 +229,7 @@ FREE = ("empty", "detach", "alias", "lift_fresh", "_unsafe_view", "sym_", "is_")
 
 
 class _Traffic:
-    """Reads and writes of all operators, and the traffic that the outputs depend on."""
+    """Reads and writes of all operators, from which the compulsory traffic is computed."""
 
     def __init__(self) -> None:
         self.storages_in_use: list[torch.Tensor] = []

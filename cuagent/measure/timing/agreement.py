@@ -38,7 +38,7 @@ class Distance:
     rms: float = 0.0
     """Root mean square of the differences."""
     most: float = 0.0
-    """Largest difference."""
+    """Largest absolute difference."""
     unequal: int = 0
     """Number of integers that differ, or of elements where only one tensor is NaN or Inf."""
 

@@ -56,8 +56,10 @@ class RoundRunner:
 
     @property
     def pauses_whole(self) -> bool:
-        """True if nothing opens in the background from the start of a timing to its end: on a CPU
-        it would take the processors of the processes that open for the timing."""
+        """True if nothing may open in the background from the start of a timing to its end.
+
+        On a CPU it would compete for processors with the processes that open for the timing.
+        """
         return self.device is Device.CPU and self.device_lock.lock is None
 
     def run(self, subject: Subject | None, effort: Effort, rounds_done: int) -> Round | None:

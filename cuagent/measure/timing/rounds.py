@@ -65,7 +65,7 @@ RESOLUTION_S = {Device.CPU: 1e-6, Device.CUDA: 0.25e-6}
 
 @dataclass(frozen=True)
 class Round:
-    """Times of one set of processes."""
+    """Times of one round, in which all arms run in one set of processes."""
 
     timed_arms: dict[str, TimedArm]
     counted: dict[str, list[float]]
@@ -78,7 +78,7 @@ class Round:
     clock_contradiction: str
     """Message if the wall clock contradicts the candidate's claims, else ""."""
     busy: float
-    """Share of the processors that other processes used."""
+    """Share of the processors that other processes used during the round."""
     slowed: int = 0
     """Number of repeats that count although the GPU throttled."""
 
@@ -102,7 +102,7 @@ class Rounds:
     baseline_times: dict[str, list[float]] = field(default_factory=dict)
     """Seconds of each baseline in each of its rounds so far, earlier timings included."""
     valid: list[Round] = field(default_factory=list)
-    """Rounds that count."""
+    """Rounds whose times enter the result."""
     wrong: str = ""
     contradiction: str = ""
     _contradicted_in_a_row: int = 0
@@ -164,9 +164,11 @@ class Rounds:
         return counts
 
     def _delayed(self, taken: Round) -> tuple[str, float]:
-        """Return the delayed baseline and the factor on its usual time; ("", 1.0) if there is none.
+        """Return the name of the delayed baseline and its time over its usual time; ("", 1.0) if
+        none was.
 
         A slowdown common to all baselines does not count as a delay.
+
         """
         now = {n: median(c) for n, c in taken.counted.items() if n not in (CANDIDATE, TWIN) and c}
         # A baseline without earlier rounds is compared with eager, which it should beat.

@@ -42,7 +42,7 @@ class TaskFloor:
         """Return the task's work, counted once; None if counting failed.
 
         Counting runs in a separate process for some seconds. It may fail because other users of the
-        device hold memory. The first timing counts if nothing did before.
+        device hold memory. If nothing called this before, the first timing does.
         """
         if self._work is None:
             with suppress(TaskError):
