@@ -90,7 +90,8 @@ STREAM = "cudaStream_t"
 STATUS = {"int", "cudaError_t", "int32_t"}
 
 MAX_CHARACTERS = 1 << 20
-"""Characters of one source: forty times the longest kernel of CUTLASS's examples."""
+"""Largest number of characters of one source: forty times the longest kernel of CUTLASS's examples.
+"""
 
 _NOISE = re.compile(
     r"""
@@ -108,7 +109,7 @@ _TOKEN = re.compile(r'"C"|\w+|::|[^\s\w]')
 _ATTRIBUTES = {"__launch_bounds__", "__cluster_dims__", "__attribute__", "__maxnreg__"}
 _IGNORED = {"noexcept", "__host__"}
 _ALIAS_TOKENS = 12
-"""Tokens of the longest alias that names a scalar type."""
+"""Number of tokens after `using` or `typedef` in which the alias of a scalar type must end."""
 _QUALIFIERS = re.compile(
     r"\b(?:const|volatile|struct|__restrict__|__restrict|restrict|__grid_constant__)\b"
 )
