@@ -4,7 +4,8 @@ All nodes of the result are contiguous. A value with another order of dimensions
 a node with permuted dimensions; elementwise operations, reductions, scans and pools follow their
 arguments, and other operations read a permuted view. Outputs take the order that the reference
 gives them. The pass runs only if an input, a convolution's result or a computed output is permuted.
-Not covered: layouts with gaps or overlaps (slices, expansions), which stay library calls.
+Slices are read in the order in which they lie in memory. Not covered: inputs with gaps or
+overlaps, which stay library calls.
 """
 
 from __future__ import annotations

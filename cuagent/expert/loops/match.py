@@ -127,8 +127,6 @@ class _Replacement:
         edit.graph.inserting_before(loop.steps[0][0])
         self.body = Body(loop, edit)
         self.outputs: list[_Output] = []
-        self.lists: dict[Any, list[tuple[Any, ...]]] = {}
-        """Readers of lists of values: segments of the loop's values, and other values."""
         self.sequences: dict[int, _Output] = {}
         """Output with all steps of a value, by the value's position in the body; slices written
         into a tensor have the key -1 - position."""
