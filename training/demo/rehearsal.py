@@ -58,7 +58,7 @@ class Rehearsal:
         """Do nothing: the rule needs no open tasks."""
 
     def judge_for(self, task: Task) -> Judge:
-        """Return a judge of the task's attempts, for one episode."""
+        """Return a judge of attempts at `task`, for the run of one episode."""
         return PooledJudge(self, task)
 
     def judge(self, task: Task, attempt: Attempt, timed: bool = True) -> Judgement:

@@ -62,7 +62,7 @@ class Pool(Protocol):
         ...
 
     def judge_for(self, task: Task) -> Judge:
-        """Return the judge of an episode's run."""
+        """Return a judge of attempts at `task`, for the run of one episode."""
         ...
 
     def judge(self, task: Task, attempt: Attempt, timed: bool = True) -> Judgement:
@@ -153,7 +153,7 @@ class JudgePool:
             list(threads.map(work, by_process))
 
     def judge_for(self, task: Task) -> Judge:
-        """Return the judge of an episode's run."""
+        """Return a judge of attempts at `task`, for the run of one episode."""
         return PooledJudge(self, task)
 
     def judge(self, task: Task, attempt: Attempt, timed: bool = True) -> Judgement:
@@ -263,7 +263,7 @@ class RemotePool:
         """Do nothing: the other process opens the tasks, and may serve several clients."""
 
     def judge_for(self, task: Task) -> Judge:
-        """Return the judge of an episode's run."""
+        """Return a judge of attempts at `task`, for the run of one episode."""
         return PooledJudge(self, task)
 
     def judge(self, task: Task, attempt: Attempt, timed: bool = True) -> Judgement:
