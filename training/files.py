@@ -2,7 +2,8 @@
 all.
 
 This is for files that are read while seeds still train, and for folders whose existence marks a
-stage as done. Not covered: checkpoints, which several processes write (`checkpoint.py`).
+stage as done.
+Not covered: checkpoints, which several processes write (`checkpoint.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Record the settings and inputs that a folder was made with, in `manifest.json`.
 
 A command with the same inputs and settings resumes the folder, or finds it finished. A command with
-other inputs or settings is refused before it writes anything. Not covered: folders without a
-manifest, which are resumed as they are.
+other inputs or settings is refused before it writes anything.
+Not covered: folders without a manifest, which are resumed as they are.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ def open_manifest(
     None.
 
     `inputs`: fingerprints of the data that the results depend on, by name. `first`: True in the
-    process that may write. Results without a manifest also return None. Raises ConfigError if the
-    results were made with other inputs or settings, or if the folder contains a link.
+    process that may write. Results without a manifest also return None.
+    Raises ConfigError if the results were made with other inputs or settings, or if the folder
+    contains a link.
     """
     try:
         refuse_links(out)

@@ -4,8 +4,8 @@
     of RFT and of PPO
 
 Every stage has a folder under `out`. A finished stage is skipped, so a repeated command continues
-where the last one stopped. One file has the settings of all commands. Not covered: the stages
-themselves (`stages.py`); several seeds.
+where the last one stopped. One file has the settings of all commands.
+Not covered: the stages themselves (`stages.py`); several seeds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Run the training stages for the commands: load policies, tasks and episodes, and save results.
 
-The policy may be any Hugging Face causal model with a chat template; the tasks are the user's. Not
-covered: the training loops (`rft.py`, `value.py`, `ppo.py`), communication between processes
+The policy may be any Hugging Face causal model with a chat template; the tasks are the user's.
+Not covered: the training loops (`rft.py`, `value.py`, `ppo.py`), communication between processes
 (`parallel.py`).
 """
 

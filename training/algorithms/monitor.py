@@ -1,8 +1,8 @@
 """Detect a collapsing run by thresholds on the metrics of each PPO iteration.
 
 The signs are those that preceded the collapses in the literature (CUDA Agent figures 4 and 5,
-RAGEN, VC-PPO). The thresholds are settings, not published constants. Not covered: the reaction to
-an alarm. `ppo.py` warns, stops or rolls back, as `on_alarm` says.
+RAGEN, VC-PPO). The thresholds are settings, not published constants.
+Not covered: the reaction to an alarm. `ppo.py` warns, stops or rolls back, as `on_alarm` says.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Train with PPO against the real verifier: sample episodes, score them, update actor and critic.
 
 The loop is `ppo`. The objective is equation 5 of CUDA Agent, averaged over all action tokens of the
-batch (DAPO); `advantage.py` computes the advantages. Not covered: sampling of episodes.
-`collect(iteration)` returns them, sampled from the current actor (`rollout.py`, or a simulated
-environment in tests). Invariant: only weights, optimizer states and metrics pass from one iteration
-to the next. So a resumed run equals an uninterrupted one if `collect` depends on the iteration
-alone.
+batch (DAPO); `advantage.py` computes the advantages.
+Not covered: sampling of episodes. `collect(iteration)` returns them, sampled from the current actor
+(`rollout.py`, or a simulated environment in tests).
+Invariant: only weights, optimizer states and metrics pass from one iteration to the next. So a
+resumed run equals an uninterrupted one if `collect` depends on the iteration alone.
 """
 
 from __future__ import annotations

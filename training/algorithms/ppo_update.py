@@ -1,7 +1,8 @@
 """Make the updates of PPO from one batch of episodes: advantages, clipped policy loss, value loss.
 
 The objective is equation 5 of CUDA Agent, averaged over all action tokens of the batch (DAPO);
-`advantage.py` computes the advantages. Not covered: the loop over iterations (`ppo.py`).
+`advantage.py` computes the advantages.
+Not covered: the loop over iterations (`ppo.py`).
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 The runs come from `cuagent optimize` or from rollouts. If the sampler returned token ids, the
 episode has exactly those ids. For an API model only the text is known: it is rendered with the
-policy's chat template. Such an episode has no log-probabilities, so only RFT can use it. Not
-covered: which episodes to imitate (`filters.py`). Invariant: the recording (`Message.sampled`, the
-token trace) decides which tokens were sampled, never markers in rendered text.
+policy's chat template. Such an episode has no log-probabilities, so only RFT can use it.
+Not covered: which episodes to imitate (`filters.py`).
+Invariant: the recording (`Message.sampled`, the token trace) decides which tokens were sampled,
+never markers in rendered text.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 A log is a tree of messages. Undo continues from an earlier message: the undone messages are not
 part of the episode. Compaction continues from the opening with a summary: the messages before it
-form a separate context window of the episode, because they led to the summary. Not covered: tokens
-(`data.py`). Invariant: every sampled message that was not undone is in exactly one window. The
-reply of the call that wrote a summary is not a message of the log, so this call is in no window.
+form a separate context window of the episode, because they led to the summary.
+Not covered: tokens (`data.py`).
+Invariant: every sampled message that was not undone is in exactly one window. The reply of the call
+that wrote a summary is not a message of the log, so this call is in no window.
 """
 
 from __future__ import annotations

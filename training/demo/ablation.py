@@ -5,8 +5,9 @@ Each arm leaves one part out or replaces it by a wrong one.
 Each arm is compared with the full method, seed by seed, in a folder that `cuagent train demo
 --seeds` filled. Stages that an arm does not change are copied from the full method's run of the
 same seed, so that arms differ in the named part only. Tasks, demonstrations and judgements are
-shared. Not covered: the declared end points and expectations (docs/research/ablations.md); the
-training loops.
+shared.
+Not covered: the declared end points and expectations (docs/research/ablations.md); the training
+loops.
 """
 
 from __future__ import annotations

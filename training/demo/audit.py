@@ -2,7 +2,8 @@
 
 The rewards of an evaluation come from short, cached judgements; a published result needs a new
 verdict and a longer timing. The source of a kernel is rebuilt from the calls of its episode, and
-must have the digest that was scored. Not covered: the choice of the policy (`trial.py`).
+must have the digest that was scored.
+Not covered: the choice of the policy (`trial.py`).
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 A run with a time limit must leave enough time for the stages after PPO, because an unfinished arm
 is lost. The prediction takes the times of similar stages: for an evaluation the last one's, for
-further RFT those of RFT and PPO. Invariant: a stage's seconds add up over resumed runs
-(`seconds.json`). Only the time between the last write and a kill is lost.
+further RFT those of RFT and PPO.
+Invariant: a stage's seconds add up over resumed runs (`seconds.json`). Only the time between the
+last write and a kill is lost.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ scratch.
 It needs no download and no key: tokenizer and weights are created locally, tasks come from
 `gym.py`, and every kernel is compiled and judged. Each stage writes a folder. A stage whose folder
 exists is skipped, so an interrupted demonstration resumes. Held-out tasks are compositions that
-neither the teacher nor the policy has seen; the policy plays them after each stage. Not covered:
-comparisons over several seeds (`trial.py`).
+neither the teacher nor the policy has seen; the policy plays them after each stage.
+Not covered: comparisons over several seeds (`trial.py`).
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 With `rehearsal=true` settings and all stages can be tried in minutes and under any load. A kernel
 is right if its text is the chain, line by line, in one of the teacher's forms. A right kernel
 counts as fast if it has one pass over the rows, no `volatile` and no `schedule(dynamic)`; measured
-kernels of this form were the fastest. Not covered: CUDA. The figures are not results. Invariant: it
-answers with the types of `JudgePool`, and always the same for the same text.
+kernels of this form were the fastest. Not covered: CUDA. The figures are not results.
+Invariant: it answers with the types of `JudgePool`, and always the same for the same text.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 The base policy imitates them. The teacher picks loop, type and launch at random, mostly slow ones,
 and errs at known rates. So the policy can still learn from verdicts. Its episodes go through the
 agent's tools and are judged. First turns can also be created without judging (`first_turn`), since
-their text contains no verdict. Not covered: optimization, which is the task of `cuagent.expert`.
+their text contains no verdict.
+Not covered: optimization, which is the task of `cuagent.expert`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Sample with transformers' continuous batching: requests join and leave the batch at any token.
 
 It suits policies with long conversations. Keys and values are paged. If a request begins like an
-earlier one (as the next turn of an episode does), the common part is not computed again. Not
-covered: reproducible samples (`LocalEngine`). The sampled tokens depend on which requests share the
-batch and on when they joined. Invariant: when the engine closes, it frees its memory and drops all
-keys and values, so none are of old weights.
+earlier one (as the next turn of an episode does), the common part is not computed again.
+Not covered: reproducible samples (`LocalEngine`). The sampled tokens depend on which requests share
+the batch and on when they joined.
+Invariant: when the engine closes, it frees its memory and drops all keys and values, so none are of
+old weights.
 """
 
 from __future__ import annotations

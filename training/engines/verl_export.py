@@ -7,9 +7,10 @@
     run.sh                   starts verl with all settings; more can be appended
 
 verl needs its own environment (it pins an older transformers), with cuagent installed there too, on
-every node. All nodes must see the folder. Not covered: installing verl; starting a Ray cluster of
-several nodes; the curriculum (verl plays all tasks equally often); the link between the context
-windows of an episode (verl makes each a row with the episode's whole reward).
+every node. All nodes must see the folder.
+Not covered: installing verl; starting a Ray cluster of several nodes; the curriculum (verl plays
+all tasks equally often); the link between the context windows of an episode (verl makes each a row
+with the episode's whole reward).
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 verl (0.9) skips observations correctly. But it puts the terminal reward on the last token even if
 that token is masked, and it has one lambda for actor and critic. Its registry of estimators does
-not pass the values, so the function itself must be replaced. Not covered: rewards within an episode
-(a KL penalty in the reward), discounting. Invariant: `gae` takes and returns the same things as
-verl's function; `install` refuses a verl whose function takes others.
+not pass the values, so the function itself must be replaced.
+Not covered: rewards within an episode (a KL penalty in the reward), discounting.
+Invariant: `gae` takes and returns the same things as verl's function; `install` refuses a verl
+whose function takes others.
 """
 
 from __future__ import annotations

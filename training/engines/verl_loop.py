@@ -1,8 +1,9 @@
 """Play episodes of cuagent's agent loop inside verl: verl's servers sample, Ray actors judge.
 
-The agent_loop.yaml of `cuagent train export-verl` names `CuagentLoop`. Imports verl. Not covered:
-the advantages (`verl_gae.py`). Invariant: verl gets the ids that its servers sampled, and no token
-after the last sampled one, because verl puts the reward on the last token.
+The agent_loop.yaml of `cuagent train export-verl` names `CuagentLoop`. Imports verl.
+Not covered: the advantages (`verl_gae.py`).
+Invariant: verl gets the ids that its servers sampled, and no token after the last sampled one,
+because verl puts the reward on the last token.
 """
 
 from __future__ import annotations

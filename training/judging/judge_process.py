@@ -3,8 +3,8 @@ ready).
 
 `pool.py` owns these processes. No two measurements run at the same time: a process answers one
 request after the other, and processes on one GPU share a device lock for timing. Only `open`, which
-times nothing, handles several tasks in parallel. Invariant: the child ends with the process that
-started it.
+times nothing, handles several tasks in parallel.
+Invariant: the child ends with the process that started it.
 """
 
 from __future__ import annotations

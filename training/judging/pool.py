@@ -5,8 +5,9 @@ judging process; a GPU may have several (`judges_per_gpu`), which verify in para
 after the other while none verifies, so none of our own work disturbs a measurement. The threads of
 the episodes compile, and the judging process finds the result in the build cache; they do not
 compile if they may run on a timing core. Judgements are cached by content, because a policy repeats
-its kernels. Not covered: several machines (`ray_pool.py`). Invariant: a judgement never depends on
-the episode that asked. A failure of the machine is not cached.
+its kernels. Not covered: several machines (`ray_pool.py`).
+Invariant: a judgement never depends on the episode that asked. A failure of the machine is not
+cached.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Judge on many machines: pools with one timing GPU each, as Ray actors (`cuagent[train-ray]`).
 
 It is for rollouts that need more verdicts than one machine gives, and for training by verl, whose
-processes share named actors. Not covered: starting a Ray cluster; without one (RAY_ADDRESS) Ray
-starts on this machine alone. Task files must be in a folder that all machines see. Invariant: an
-actor holds a whole GPU, so nothing else runs there during a timing.
+processes share named actors.
+Not covered: starting a Ray cluster; without one (RAY_ADDRESS) Ray starts on this machine alone.
+Task files must be in a folder that all machines see.
+Invariant: an actor holds a whole GPU, so nothing else runs there during a timing.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class RayPool(RemotePool):
 
     With `name`, all pools of the cluster that have this name share the actors, which outlive the
     pools. `tasks` are assigned to the actors round-robin; other tasks follow as they come. `effort`
-    None verifies without timing. Raises ConfigError if Ray is not installed.
+    None verifies without timing.
+    Raises ConfigError if Ray is not installed.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """Keep the weights with the lowest held-out loss, and tell when this loss stops falling.
 
-For RFT it is the held-out loss, for PPO the negative held-out reward. Invariant: the stage's
-checkpoints contain the whole state, so a resumed stage decides like an uninterrupted one.
+For RFT it is the held-out loss, for PPO the negative held-out reward.
+Invariant: the stage's checkpoints contain the whole state, so a resumed stage decides like an
+uninterrupted one.
 """
 
 from __future__ import annotations

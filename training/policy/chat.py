@@ -5,8 +5,8 @@ sampled ids into a message. A sampled turn is never rendered again: templates re
 (Qwen3's drops their reasoning), and the policy would then train on text that it never saw. Instead,
 the text after a turn is rendered after a fixed placeholder conversation, which is then cut off. So
 it does not matter what the template does with earlier turns. Text of tools and users cannot become
-control tokens: where it spells one, it is encoded in two pieces (`cut_controls`). Not covered:
-which tokens count in a loss (`segments.py`), forms of tool calls (`tool_calls.py`).
+control tokens: where it spells one, it is encoded in two pieces (`cut_controls`).
+Not covered: which tokens count in a loss (`segments.py`), forms of tool calls (`tool_calls.py`).
 """
 
 from __future__ import annotations

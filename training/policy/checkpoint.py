@@ -5,7 +5,8 @@ of torch (DCP: every process writes its part, and any number of processes can re
 not), and `state.pt` with random states and position (the stage's own counters). The folder is
 written under another name and then renamed, so a folder with the final name is complete. Several
 nodes need a shared folder. This format is for resuming only; finished models are saved as Hugging
-Face folders. Not covered: frozen weights below an adapter; the policy's folder has them.
+Face folders.
+Not covered: frozen weights below an adapter; the policy's folder has them.
 """
 
 from __future__ import annotations

@@ -4,8 +4,10 @@ RFT, value pretraining and PPO can use them for models whose full training would
 per trained weight). The adapters are those of `peft`, which is imported only if they are enabled.
 Actor and critic may share one frozen backbone: only the adapters and the critic's head are then
 separate. For N frozen weights in bf16 this saves 2 N bytes (15.2 GB for 7.6 billion) and changes no
-result. Not covered: adapters on sharded models. Invariant: a stage saves a complete model with the
-adapter merged into it, and the adapter separately.
+result.
+Not covered: adapters on sharded models.
+Invariant: a stage saves a complete model with the adapter merged into it, and the adapter
+separately.
 """
 
 from __future__ import annotations

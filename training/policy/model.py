@@ -2,8 +2,8 @@
 
 The actor is any causal language model. The critic has the same backbone, with a
 token-classification head of one label. Its dropout is 0, because Hugging Face's default of 0.1
-would make its values noisy. Its head begins with zeros, so that the first predictions are 0. Not
-covered: sampling (`engine.py`), devices and sharding (`placement.py`).
+would make its values noisy. Its head begins with zeros, so that the first predictions are 0.
+Not covered: sampling (`engine.py`), devices and sharding (`placement.py`).
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 transformers itself uses a mask [T, T] for T packed tokens, which costs time and memory for the many
 pairs of different rows. Here the rows are computed separately: on a GPU in half precision by one
-variable-length kernel of torch, otherwise by one call per row. Not covered: the layout of packed
-rows (`data/packing.py`); models with a state from token to token (Mamba, linear attention), which
-`can_pack` detects.
+variable-length kernel of torch, otherwise by one call per row.
+Not covered: the layout of packed rows (`data/packing.py`); models with a state from token to token
+(Mamba, linear attention), which `can_pack` detects.
 """
 
 from __future__ import annotations

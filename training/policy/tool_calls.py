@@ -7,8 +7,8 @@
     DeepSeek (V3)               the same with function<｜tool▁sep｜>NAME and a block of JSON
 
 The form is that of the model's own chat template (`form_of`). A malformed call becomes a call of
-the tool `unparsable` with the text as arguments, and the agent's loop answers with an error. Not
-covered: other forms, as Mistral's; such templates are refused.
+the tool `unparsable` with the text as arguments, and the agent's loop answers with an error.
+Not covered: other forms, as Mistral's; such templates are refused.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Collect episodes: a policy plays tasks, iteration by iteration, and its episodes are saved.
 
 PPO, the data sets for RFT and value pretraining, and evaluation all use it, with different tasks
-and seeds. Not covered: one episode (`rollout.py`). Invariant: if a file `out/episodes/*.jsonl`
-exists, it has all episodes of its iteration.
+and seeds. Not covered: one episode (`rollout.py`).
+Invariant: if a file `out/episodes/*.jsonl` exists, it has all episodes of its iteration.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 PPO's `collect` and every evaluation of a policy use it. An episode is an ordinary run with
 `run_agent`, the real tools and a run log; `data.runs.episode_of` reads the log. Two things differ:
 the model keeps its token ids, and many episodes share one engine and one pool of judges. Not
-covered: sampling itself (`engine.py`), judging (`pool.py`). Invariant: a policy's prompt consists
-of the ids that it sampled before and the ids that were inserted between them, never of a
-re-tokenization.
+covered: sampling itself (`engine.py`), judging (`pool.py`).
+Invariant: a policy's prompt consists of the ids that it sampled before and the ids that were
+inserted between them, never of a re-tokenization.
 """
 
 from __future__ import annotations
