@@ -8,7 +8,7 @@ lengths.
 
 - RFT: `SFTTrainer.compute_loss`, on padded rows and on TRL's padding-free rows.
 - PPO: `GRPOTrainer._compute_loss` with `loss_type=bnpo`, bounds 0.2 and 0.28 and no KL. It accepts
-  one advantage a token, so it gets ours, and sampled tokens of tools are masked by `tool_mask`. TRL
+  one advantage per token, so it gets ours; `tool_mask` masks the tokens that were not sampled. TRL
   has no critic any more: advantages and the value loss are compared with a plain reference instead
   (tests/training/algorithms/test_reference.py).
 

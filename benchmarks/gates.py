@@ -187,7 +187,7 @@ def _in_turn(
     device: Device,
 ) -> Rows:
     """Yield rows of turnaround. The judge of an example stays open for all its steps. A first run,
-    which also opens processes, is not counted, but its seconds are in each row (`opening`)."""
+    which also opens processes, is not counted; its seconds are in cuagent's rows (`opening`)."""
     for name, steps in groupby(missing, key=lambda step: plan[step][0]):
         with turnaround.judging(name, device.value) as once:
             opening = once()["all"]
