@@ -238,8 +238,10 @@ def _events(
 
 
 def _kernelbench(folder: Path, model: Callable[..., Any], arguments: list[Any]) -> Figures:
-    """Return the times by KernelBench's methods. Its default method uses events, waits and flushes
-    before each call, and reports the mean."""
+    """Return the times by KernelBench's methods.
+
+    Its default method uses events, waits and flushes before each call, and reports the mean.
+    """
     spec = importlib.util.spec_from_file_location("timing", folder / "src/kernelbench/timing.py")
     assert spec is not None
     assert spec.loader is not None

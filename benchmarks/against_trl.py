@@ -124,8 +124,10 @@ def both_ppo(batch: Batch) -> tuple[Step, Step]:
 
 
 def trl_grpo(batch: Batch, old: torch.Tensor, advantages: torch.Tensor, config: PpoConfig) -> Step:
-    """Return loss and gradient of TRL's step. For TRL the prompt is the first token of a row, and
-    the completion is the rest."""
+    """Return loss and gradient of TRL's step.
+
+    For TRL the prompt is the first token of a row, and the completion is the rest.
+    """
     from trl import GRPOConfig, GRPOTrainer
 
     settings = GRPOConfig(

@@ -166,8 +166,10 @@ def _subjects(kernelbench: Path | None) -> dict[str, Callable[[], Row]]:
 
 
 def _plan(names: list[str], tools: list[str], rounds: int) -> dict[str, tuple[str, str]]:
-    """Return the steps of turnaround by name, each (example, tool). Cuagent runs before and after
-    each run of another tool."""
+    """Return the steps of turnaround by name, each (example, tool).
+
+    Cuagent runs before and after each run of another tool.
+    """
     turns = [OURS]
     for _ in range(rounds):
         for tool in tools or [OURS]:
@@ -186,8 +188,11 @@ def _in_turn(
     jobs: dict[tuple[str, str], Callable[[], Row]],
     device: Device,
 ) -> Rows:
-    """Yield rows of turnaround. The judge of an example stays open for all its steps. A first run,
-    which also opens processes, is not counted; its seconds are in cuagent's rows (`opening`)."""
+    """Yield rows of turnaround.
+
+    The judge of an example stays open for all its steps. A first run, which also opens processes,
+    is not counted; its seconds are in cuagent's rows (`opening`).
+    """
     for name, steps in groupby(missing, key=lambda step: plan[step][0]):
         with turnaround.judging(name, device.value) as once:
             opening = once()["all"]

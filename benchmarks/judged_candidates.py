@@ -50,8 +50,10 @@ def main() -> None:
 
 
 def judged(path: str, device: str, shared: bool) -> dict[str, Any]:
-    """Judge one task; return its record, with a `reason` if it failed. `shared`: other tasks run in
-    parallel."""
+    """Judge one task; return its record, with a `reason` if it failed.
+
+    `shared`: other tasks run in parallel.
+    """
     started = time.monotonic()
     record: dict[str, Any] = {"task": Path(path).stem}
     try:

@@ -186,8 +186,10 @@ def compared(left: Sequence[Judgement], right: Sequence[Judgement]) -> dict[str,
 
 def spread(left: Sequence[Judgement], right: Sequence[Judgement], over: str) -> dict[str, Any]:
     """Return statistics of the quotients right / left of the speedups over a baseline: the median,
-    the 5 and 95 % quantiles, and the number beyond a factor of 1.3. Kernels that either pass did
-    not time are left out."""
+    the 5 and 95 % quantiles, and the number beyond a factor of 1.3.
+
+    Kernels that either pass did not time are left out.
+    """
     ratios = [
         now / before
         for before, now in zip(speedups(left, over), speedups(right, over), strict=True)

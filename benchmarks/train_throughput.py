@@ -185,8 +185,10 @@ def ours(size: Size, rows: list[Episode], placement: Placement, device: str) -> 
 def ours_ppo(
     size: Size, rows: list[Episode], placement: Placement, device: str
 ) -> Callable[[], float]:
-    """Return a function that runs PPO updates and returns the seconds of one. In an update both
-    models score the batch and learn from it once."""
+    """Return a function that runs PPO updates and returns the seconds of one.
+
+    In an update both models score the batch and learn from it once.
+    """
     start = decoder(size)
     critic = place(new_critic(start), placement, device)
     actor = place(start, placement, device)

@@ -23,8 +23,10 @@ SEEDS = (0, 2**32 - 1)
 
 
 class ConfigError(Exception):
-    """A setting that cannot be used. The text is one line: its name, the reason, the valid
-    values."""
+    """A setting that cannot be used.
+
+    The text is one line: its name, the reason, the valid values.
+    """
 
 
 def configure(default: T, file: Path | None, sets: Sequence[str]) -> T:
@@ -48,8 +50,10 @@ def configure(default: T, file: Path | None, sets: Sequence[str]) -> T:
 
 
 def overlay(default: T, values: Mapping[str, Any], where: str) -> T:
-    """Return a copy of the dataclass with `values` set, recursively. `where`: prefix of names in
-    errors."""
+    """Return a copy of the dataclass with `values` set, recursively.
+
+    `where`: prefix of names in errors.
+    """
     hints = typing.get_type_hints(type(default))
     known = {f.name for f in fields(default)}  # type: ignore[arg-type]
     changed: dict[str, Any] = {}

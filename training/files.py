@@ -41,9 +41,9 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 
 def read_lines(path: Path) -> list[Any]:
-    """Return the JSON value of each line of an append-only log. Raises RecordError with file and
-    line.
+    """Return the JSON value of each line of an append-only log.
 
+    Raises RecordError with file and line.
     A last line without a newline is ignored: a killed process left it.
     """
     *lines, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")

@@ -133,8 +133,10 @@ def report(metrics: Metrics, say: Say) -> Metrics:
 def run_rft(
     policy: Path, sources: Sequence[Path], out: Path, config: TrainConfig, device: str, say: Say
 ) -> None:
-    """Train a policy by RFT on `sources`: runs (folders) or episodes (JSONL). Save it in
-    `out/model`."""
+    """Train a policy by RFT on `sources`: runs (folders) or episodes (JSONL).
+
+    Save it in `out/model`.
+    """
     chat, actor = load_policy(policy, config)
     train, heldout = split(episodes_of(sources, chat, say), config.heldout)
     check_ids([*train, *heldout], actor)
@@ -320,9 +322,9 @@ def critic_for_ppo(actor: Any, chat: Chat, critic: Path | None, config: TrainCon
 def resume_step(
     out: Path, say: Say, command: str, of: manifest.Names, settings_used: manifest.Names, steps: int
 ) -> int | None:
-    """Return the step from which a stage resumes (0: start); None if it is finished. Raises
-    ConfigError.
+    """Return the step from which a stage resumes (0: start); None if it is finished.
 
+    Raises ConfigError.
     `of`: fingerprints of the stage's inputs. `steps`: steps of the complete stage.
     """
     reached = step_of(newest := latest_checkpoint(out))

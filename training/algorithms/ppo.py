@@ -216,8 +216,11 @@ def judge(
     iterations: int, evaluate: Collect | None, best: BestWeights, modules: Modules, say: Say
 ) -> Metrics:
     """Play the held-out tasks, keep the weights if they are the best so far, and return the
-    metrics. `iterations` is the number of finished iterations. Without `evaluate` nothing is
-    played, and the result is empty."""
+    metrics.
+
+    `iterations` is the number of finished iterations. Without `evaluate` nothing is played, and the
+    result is empty.
+    """
     if evaluate is None:
         return {}
     modules["actor"].eval()

@@ -148,8 +148,10 @@ def update(
 
 
 def estimate(batch: Batch, baseline: Tensor, config: PpoConfig) -> tuple[Tensor, Tensor]:
-    """Return (whitened advantages, returns), both [B, L]. `baseline` [B, L]: the critic's
-    values."""
+    """Return (whitened advantages, returns), both [B, L].
+
+    `baseline` [B, L]: the critic's values.
+    """
     advantages, returns = advantages_and_returns(
         baseline,
         batch.action,

@@ -146,8 +146,10 @@ def rft_step(
 
 
 def imitation(actor: Any, episodes: Sequence[Episode], budget: int) -> float:
-    """Return the mean negative log-likelihood per sampled token, in nats. `budget`: tokens per
-    forward pass."""
+    """Return the mean negative log-likelihood per sampled token, in nats.
+
+    `budget`: tokens per forward pass.
+    """
     batch = collate(episodes)
     found = per_token(actor, batch, budget, logprobs_of)
     return -float(found[batch.action].mean())

@@ -134,9 +134,9 @@ def packed_microbatches(lengths: Tensor, budget: int) -> list[Tensor]:
 
 
 def take(batch: Batch, rows: Tensor, width: int | None = None, packs: bool = False) -> Batch:
-    """Return a batch of some rows, cut to `width` tokens (None: their longest). `packs`: also pack
-    them.
+    """Return a batch of some rows, cut to `width` tokens (None: their longest).
 
+    `packs`: also pack them.
     `row_episode` and `rewards` still refer to all episodes.
     """
     width = width or int(batch.real[rows].sum(1).max())

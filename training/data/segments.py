@@ -25,8 +25,10 @@ checked here."""
 
 
 class RecordError(Exception):
-    """A training record that cannot be used. The text is one line: the episode, the call, the
-    remedy."""
+    """A training record that cannot be used.
+
+    The text is one line: the episode, the call, the remedy.
+    """
 
 
 class Kind(StrEnum):

@@ -48,8 +48,10 @@ def episodes_of(sources: Sequence[Path], chat: Chat, say: Say) -> list[Episode]:
 
 
 def export(runs: Path, form: Export, out: Path, policy: Path | None) -> int:
-    """Write runs in another format; return the number of rows or files written. Parquet needs the
-    policy whose tokenizer made the ids."""
+    """Write runs in another format; return the number of rows or files written.
+
+    Parquet needs the policy whose tokenizer made the ids.
+    """
     found = list_runs(runs)
     if not found:
         raise RecordError(f"{runs}: no runs")

@@ -69,16 +69,18 @@ def part_of(tasks: Sequence[Task], share: float, part: Part) -> list[Task]:
 
 
 def is_heldout(task: str, share: float, salt: str = "cuagent") -> bool:
-    """Return True if a task (its digest) is held out. The answer is the same on every machine, in
-    every stage."""
+    """Return True if a task (its digest) is held out.
+
+    The answer is the same on every machine, in every stage.
+    """
     h = hashlib.sha256(f"{salt}:{task}".encode()).digest()
     return int.from_bytes(h[:8], "big") < share * 2**64
 
 
 def split_tasks(tasks: Sequence[Task], share: float) -> tuple[list[Task], list[Task]]:
-    """Split tasks into (train, held out); `share` is the share held out. `split` splits episodes
-    alike.
+    """Split tasks into (train, held out); `share` is the share held out.
 
+    `split` splits episodes alike.
     Raises RecordError if nothing is left to train on.
     """
     train = [task for task in tasks if not is_heldout(task.digest, share)]

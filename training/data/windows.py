@@ -20,9 +20,9 @@ Window = list[dict[str, Any]]
 
 
 def windows_of(records: Sequence[dict[str, Any]]) -> list[Window]:
-    """Return the `message` records of each context window, oldest window first. Each window begins
-    with the opening messages.
+    """Return the `message` records of each context window, oldest window first.
 
+    Each window begins with the opening messages.
     A window without sampled messages (the run ended right after a compaction) is left out.
     """
     path = branch_of(records)

@@ -168,8 +168,9 @@ class Demo:
 
     def run_further_rft(self) -> Metrics:
         """Run the arm that PPO is compared with: more rounds of RFT, from the policy that PPO
-        started from. Return its metrics on held-out tasks.
+        started from.
 
+        Return its metrics on held-out tasks.
         In each round the policy plays, then imitates the fastest good episodes of each task so far
         (`more_fastest`), with as many steps per episode as the first RFT. All rounds together judge
         as many episodes as value pretraining and PPO. A round is skipped if the time runs out;

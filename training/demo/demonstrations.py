@@ -106,8 +106,10 @@ def rendered(dialogues: Sequence[Sequence[Message]]) -> Iterator[str]:
 
 
 def as_episode(number: int, messages: Sequence[Message], play: Play, chat: Chat) -> Episode:
-    """Return an episode of the teacher's text, for imitation. It was never judged: its reward 0 is
-    unused."""
+    """Return an episode of the teacher's text, for imitation.
+
+    It was never judged: its reward 0 is unused.
+    """
     segments = chat.segments(messages, [tool.spec for tool in play.tools])
     return Episode(
         f"first-{number}", "", "", segments, 0.0, "not played", tokenizer=chat.fingerprint

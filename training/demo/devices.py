@@ -83,8 +83,10 @@ def training_devices(config: DemoConfig, device: str) -> list[str]:
 
 
 def lock_for(config: DemoConfig, pool: JudgePool | Rehearsal, place: str) -> DeviceLock:
-    """Return the lock to hold while training on device `place` (such as `cuda:0`). The pool shares
-    it if kernels are timed on that GPU."""
+    """Return the lock to hold while training on device `place` (such as `cuda:0`).
+
+    The pool shares it if kernels are timed on that GPU.
+    """
     timing = {f"cuda:{n}": n for n in config.gpus} if config.kernels is Device.CUDA else {}
     return pool.device_lock(timing[place]) if place in timing else DeviceLock()
 

@@ -186,9 +186,9 @@ def for_host(config: DemoConfig) -> DemoConfig:
 
 
 def for_cuda(config: DemoConfig) -> DemoConfig:
-    """Return settings for CUDA kernels. The decoder of `for_host` trains on the GPU that times
-    them, but never while it times.
+    """Return settings for CUDA kernels.
 
+    The decoder of `for_host` trains on the GPU that times them, but never while it times.
     There are fewer tasks, because verdicts take longer: CUDA contexts are created one after the
     other, more slowly the more exist.
     """

@@ -102,8 +102,11 @@ def run_trial(
 
 
 def open_seeds_manifest(out: Path, config: DemoConfig) -> None:
-    """Open the manifest of a trial. A later call may add seeds and the arm of further RFT; all
-    other settings must be equal. Raises ConfigError."""
+    """Open the manifest of a trial.
+
+    A later call may add seeds and the arm of further RFT; all other settings must be equal. Raises
+    ConfigError.
+    """
     joins = ("seed",) if config.more_rounds else ("seed", "more_rounds")
     open_manifest(out, "demo --seeds", {}, fixed_settings(config, *joins))
 
@@ -221,8 +224,10 @@ def audit_last(demo: Demo, pool: PoolClient) -> None:
 
 
 def compare_arms(out: Path, seeds: Sequence[int]) -> dict[str, Any]:
-    """Return each arm's mean rewards and PPO's differences from each, over the finished seeds. The
-    result also has the seeds' episode counts, seconds and audits."""
+    """Return each arm's mean rewards and PPO's differences from each, over the finished seeds.
+
+    The result also has the seeds' episode counts, seconds and audits.
+    """
     folders = [out / f"seed-{seed}" for seed in seeds]
     tables = {
         arm: {

@@ -41,8 +41,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Sampled:
-    """The result of a request. `ids` end with the end-of-turn token, unless the length limit `cut`
-    them."""
+    """The result of a request.
+
+    `ids` end with the end-of-turn token, unless the length limit `cut` them.
+    """
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -57,9 +59,9 @@ class Engine(Protocol):
     call `sample` for itself."""
 
     def open(self) -> AbstractContextManager[None]:
-        """Start the engine. Inside this context it answers requests, and the weights must not
-        change.
+        """Start the engine.
 
+        Inside this context it answers requests, and the weights must not change.
         Requests that are pending at the end fail. Raises EngineError.
         """
         ...
@@ -74,8 +76,10 @@ class EngineError(Exception):
 
 
 class OutOfMemory(EngineError):
-    """An error: the engine's device has too little memory. The collection of episodes ends with
-    it."""
+    """An error: the engine's device has too little memory.
+
+    The collection of episodes ends with it.
+    """
 
 
 PREFILL_TOKENS = 16384

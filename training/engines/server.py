@@ -28,8 +28,11 @@ generation_config.json, and the log-probabilities would belong to another distri
 
 
 class ServerEngine:
-    """An `Engine` that asks a server. `model` is the server's name of the policy (SGLang ignores
-    it); `end` is the id of the end-of-turn token."""
+    """An `Engine` that asks a server.
+
+    `model` is the server's name of the policy (SGLang ignores it); `end` is the id of the
+    end-of-turn token.
+    """
 
     needs_batches = False
 

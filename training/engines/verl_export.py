@@ -70,8 +70,10 @@ def export_verl(
     cluster: Cluster,
     device: str = "cuda",
 ) -> int:
-    """Write the folder `out`; return the number of tasks. `actor`, `critic`: Hugging Face folders.
-    Raises RecordError, TaskError, ConfigError."""
+    """Write the folder `out`; return the number of tasks.
+
+    `actor`, `critic`: Hugging Face folders. Raises RecordError, TaskError, ConfigError.
+    """
     from cuagent.training.policy.folder import policy_errors
     from cuagent.training.policy.model import check_critic
 

@@ -85,8 +85,10 @@ class CuagentLoop(AgentLoopBase):
         ]
 
     async def _sample(self, request: Request, params: dict[str, Any], name: str) -> Sampled:
-        """Return the server's answer. The temperature is verl's (`params`), which differs for
-        validation."""
+        """Return the server's answer.
+
+        The temperature is verl's (`params`), which differs for validation.
+        """
         out = await self.server_manager.generate(
             request_id=name,
             prompt_ids=list(request.prompt),

@@ -61,9 +61,12 @@ class JudgeProcess:
         device_lock: DeviceLock,
         judges_per_gpu: int = 1,
     ) -> None:
-        """Start the process. `gpu`: index of its GPU; None: it judges CPU kernels. `core`: CPU core
-        to pin it to; None: not pinned. `judges_per_gpu` processes share the GPU, this one included.
-        Raises PoolError if there is no such GPU."""
+        """Start the process.
+
+        `gpu`: index of its GPU; None: it judges CPU kernels. `core`: CPU core to pin it to; None:
+        not pinned. `judges_per_gpu` processes share the GPU, this one included. Raises PoolError if
+        CUDA_VISIBLE_DEVICES excludes the GPU.
+        """
         context = multiprocessing.get_context("spawn")
         visible = None if gpu is None else visible_device(gpu)
         self._pipe, child_pipe = context.Pipe()
@@ -195,8 +198,10 @@ class JudgeCache:
             self._fork_server.close()
 
     def _live_fork_server(self) -> ForkServer:
-        """Return a live fork server for new judges. Open judges replace their own dead one
-        themselves."""
+        """Return a live fork server for new judges.
+
+        Open judges replace their own dead one themselves.
+        """
         if self._fork_server is None or not self._fork_server.alive:
             if self._fork_server is not None:
                 self._fork_server.close()

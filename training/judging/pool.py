@@ -158,8 +158,11 @@ class JudgePool:
         return PooledJudge(self, task)
 
     def judge(self, task: Task, attempt: Attempt, timed: bool = True) -> Judgement:
-        """Judge an attempt, or return the cached judgement. Concurrent callers with the same
-        attempt wait for one judgement. `timed` False skips timing. Raises PoolError."""
+        """Judge an attempt, or return the cached judgement.
+
+        Concurrent callers with the same attempt wait for one judgement. `timed` False skips timing.
+        Raises PoolError.
+        """
         key = (task.digest, attempt.digest)
         with self._lock:
             cached = self._cache.get(key)
@@ -311,8 +314,10 @@ class PooledJudge:
         return self.pool.measure_ladder(self.task, whole)
 
     def confirm_rung(self) -> Ladder:
-        """Return the ladder as measured before. It is not measured again, because no reward depends
-        on it."""
+        """Return the ladder as measured before.
+
+        It is not measured again, because no reward depends on it.
+        """
         return self.pool.measure_ladder(self.task)
 
     def start_from(self, found: Ladder) -> bool:
@@ -327,9 +332,9 @@ def chunks(tasks: Sequence[Task], most: int) -> Iterator[Sequence[Task]]:
 
 
 def read_judgements(path: Path) -> list[tuple[tuple[str, str], Judgement]]:
-    """Return the (key, judgement) entries of the cache file. A partial last entry is cut off,
-    because new entries are appended.
+    """Return the (key, judgement) entries of the cache file.
 
+    A partial last entry is cut off, because new entries are appended.
     A pickle can run any code, so each entry is authenticated before it is read. Raises PoolError.
     """
     found, end = [], 0

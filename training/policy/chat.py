@@ -50,8 +50,11 @@ class Chat:
         self.check()
 
     def check(self) -> None:
-        """Raise RecordError unless the template can be used. It must end turns with eos_token,
-        render tool results after a turn, and write calls in a known form."""
+        """Raise RecordError unless the template can be used.
+
+        It must end turns with eos_token, render tool results after a turn, and write calls in a
+        known form.
+        """
         self.continuation_text([Message("tool", ".", tool_call_id="c1")])
         _ = self.form
 
@@ -210,8 +213,11 @@ class Chat:
         return tuple(found)
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSpec] = ()) -> Message:
-        """Parse sampled ids into a message. A malformed tool call becomes a call of `unparsable`
-        with its text. `tools` give the types of parameters in XML calls, which are text."""
+        """Parse sampled ids into a message.
+
+        A malformed tool call becomes a call of `unparsable` with its text. `tools` give the types
+        of parameters in XML calls, which are text.
+        """
         content_ids = ids[:-1] if ids and ids[-1] == self.end else ids
         text = self.tokenizer.decode(list(content_ids), skip_special_tokens=False)
         if self.opens_thinking:
@@ -235,7 +241,9 @@ def load_chat(folder: str | Path) -> Chat:
 
 def control_pattern(tokenizer: Any) -> re.Pattern[str] | None:
     """Return a pattern of the texts of added tokens, such as `<|im_end|>`; None if there are none.
-    Added tokens of white space or of one character are left out, because they control nothing."""
+
+    Added tokens of white space or of one character are left out, because they control nothing.
+    """
     added = {*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens}
     texts = sorted((t for t in added if len(t.strip()) > 1), key=lambda t: (-len(t), t))
     return re.compile("|".join(map(re.escape, texts))) if texts else None
@@ -259,8 +267,10 @@ def cut_controls(value: Any, controls: re.Pattern[str] | None) -> Any:
 
 
 def template_message(message: Message, text_arguments: bool = False) -> dict[str, Any]:
-    """Convert a message to the dictionary that chat templates expect. `text_arguments`: leave the
-    arguments of calls as JSON text."""
+    """Convert a message to the dictionary that chat templates expect.
+
+    `text_arguments`: leave the arguments of calls as JSON text.
+    """
     found: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning:
         found["reasoning_content"] = message.reasoning

@@ -134,8 +134,10 @@ def rewind(out: Path, step: int, modules: Modules, optimizers: Optimizers) -> Pa
 
 
 def drop(checkpoint: Path) -> None:
-    """Delete a checkpoint. It is renamed first, so a kill leaves no partial folder with its
-    name."""
+    """Delete a checkpoint.
+
+    It is renamed first, so a kill leaves no partial folder with its name.
+    """
     gone = checkpoint.with_name(f".gone-{checkpoint.name}")
     shutil.rmtree(gone, ignore_errors=True)
     shutil.rmtree(checkpoint.rename(gone))

@@ -83,8 +83,10 @@ def prepare_model(model: Any, config: TrainConfig, device: str) -> Any:
 
 
 def save_served(actor: Any, folder: Path, chat: Chat) -> None:
-    """Save the actor's current weights for a server. An adapter is merged into the weights only
-    while they are saved."""
+    """Save the actor's current weights for a server.
+
+    An adapter is merged into the weights only while they are saved.
+    """
     if not is_adapted(actor):
         save_final(actor, folder, chat)
         return
@@ -97,8 +99,10 @@ def save_served(actor: Any, folder: Path, chat: Chat) -> None:
 
 
 def save_final(model: Any, folder: Path, chat: Chat | None = None) -> None:
-    """Save a finished model, with its adapter merged in, atomically. The adapter is also saved next
-    to it."""
+    """Save a finished model, with its adapter merged in, atomically.
+
+    The adapter is also saved next to it.
+    """
     first = parallel.rank() == 0
     plain = merged(model, adapter_folder(folder))
     with atomic_folder(folder) if first else nullcontext(folder) as partial:
@@ -109,8 +113,10 @@ def save_final(model: Any, folder: Path, chat: Chat | None = None) -> None:
 
 
 def digest_of_model(model: Any) -> str:
-    """Return a hash of the first 256 numbers of each tensor. This suffices, because training
-    changes them."""
+    """Return a hash of the first 256 numbers of each tensor.
+
+    This suffices, because training changes them.
+    """
     return digest_of(
         name.encode() + tensor.flatten()[:256].float().numpy().tobytes()
         for name, tensor in model.state_dict().items()

@@ -187,7 +187,7 @@ def of_actions(actor: Any, batch: Batch, compute: OfLogits) -> Tensor:
 
 
 def outputs(model: Any, batch: Batch) -> Tensor:
-    """Return the outputs of the head for all tokens: [B, L, V], or [1, T, V] for a packed batch.
+    """Return the head's outputs for all tokens, [B, L, ...], or [1, T, ...] for a packed batch.
 
     Padded rows need no attention mask: models are causal and padding is on the right, so no real
     token sees it, and attention without a mask is faster.

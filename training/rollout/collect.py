@@ -58,7 +58,7 @@ class Collector:
     curriculum: Curriculum | None = None
     """Rule that chooses the tasks by earlier outcomes; None: every task is played equally often."""
     difficulties: Mapping[str, float] = field(default_factory=dict)
-    """Measured difficulty of tasks by digest; the curriculum uses it while outcomes are few."""
+    """Measured difficulty of tasks by digest; the curriculum counts it like a few outcomes."""
     keep_runs: bool = False
     inputs: dict[str, Any] | None = None
     """Inputs that the episodes depend on, such as the policy's digest. An interrupted collection

@@ -227,8 +227,10 @@ class TokenModel:
 
 
 def comparable(messages: Sequence[Message]) -> list[tuple[Any, ...]]:
-    """Return the fields that equal messages share. Ids of calls are left out: the loop may rename
-    them."""
+    """Return the fields that equal messages share.
+
+    Ids of calls are left out: the loop may rename them.
+    """
     return [(m.role, m.content, [(c.name, c.arguments) for c in m.tool_calls]) for m in messages]
 
 
@@ -275,8 +277,8 @@ def play_one(
 ) -> Episode:
     """Play one episode of policy `name`, sampled by `sample`, in a run under `root`.
 
-    Raises UnusableRun if the run has no reward or no sampled tokens, and Interrupted if `cancelled`
-    was set.
+    Raises UnusableRun if no episode can be made of the run (such as one without a reward), and
+    Interrupted if `cancelled` was set.
     """
     run = start_episode(task, judge, name, play, root, chat.fingerprint)
     run.cancelled = cancelled or run.cancelled
