@@ -1,6 +1,6 @@
 """Communicate between the processes that torchrun starts (data parallelism).
 
-With one process every function returns its argument unchanged, or does nothing.
+With one process the functions return their argument unchanged, or do nothing.
 
 Every process holds the whole (small) batch of token ids and computes the forward and backward
 passes of its share of the microbatches. Losses are sums over tokens divided by the global count, so

@@ -26,7 +26,7 @@ class Batch:
     ids: Tensor
     """[B, L] int64: token ids."""
     real: Tensor
-    """[B, L] bool, false on padding. Not derived from the ids, since id 0 may be a word."""
+    """[B, L] bool: False on padding. The ids do not show this, because id 0 may be a real token."""
     action: Tensor
     """[B, L] bool: True for tokens that the policy sampled."""
     drawn: Tensor

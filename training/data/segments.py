@@ -107,7 +107,7 @@ class Episode:
 
     @property
     def longest_window(self) -> int:
-        """Number of tokens of the longest context window, which a model reads at once."""
+        """Number of tokens of the longest context window."""
         lengths: dict[int, int] = {}
         for s in self.segments:
             lengths[s.context] = lengths.get(s.context, 0) + len(s.ids)

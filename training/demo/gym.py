@@ -2,9 +2,9 @@
 
 `cuagent train demo` uses them to train a small decoder from scratch. A kernel translates a chain to
 C++ or CUDA C++, operator by operator, so a policy can combine operators that it has seen apart. Its
-speed depends on how the loop or the launch is written. The product leaves room above torch.compile,
-which calls a library for it and so runs three kernels where one suffices. The demonstrations are in
-`teacher.py`.
+speed depends on how the loop or the launch is written. A kernel can be faster than torch.compile,
+which calls a library for the product and so runs three kernels where one suffices. The
+demonstrations are in `teacher.py`.
 Invariant: each operator of a chain changes the result, so no kernel that omits one is right.
 """
 
