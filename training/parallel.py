@@ -26,7 +26,7 @@ T = TypeVar("T")
 TIMEOUT = timedelta(hours=2)
 """Longest wait for the other processes: one may still be playing its episodes."""
 BUCKET = 1 << 25
-"""Number of gradient elements that are summed in one message, about; it bounds the extra memory."""
+"""Approximate number of gradient elements summed in one message; it bounds the extra memory."""
 
 
 def start(device: str) -> str:

@@ -87,7 +87,7 @@ class TrainConfig:
     dtype: Dtype = Dtype.FP32
     """Type of weights and optimizer. In bfloat16 small updates are lost to rounding."""
     placement: Placement = field(default_factory=Placement)
-    """Devices, compute type and layout of the trained models."""
+    """Sharding, compute type, recomputation and packing of the trained models."""
     lora: Lora = field(default_factory=Lora)
     """Low-rank adapters, trained instead of all weights if the rank is not 0."""
     heldout: float = 0.1

@@ -324,8 +324,8 @@ def resume_step(
 ) -> int | None:
     """Return the step from which a stage resumes (0: start); None if it is finished.
 
-    Raises ConfigError.
-    `of`: fingerprints of the stage's inputs. `steps`: steps of the complete stage.
+    `of`: fingerprints of the stage's inputs. `steps`: steps of the complete stage. Raises
+    ConfigError.
     """
     reached = step_of(newest := latest_checkpoint(out))
     before = manifest.open_manifest(out, command, of, settings_used, parallel.rank() == 0)

@@ -32,10 +32,11 @@ def token_entropy(logits: Tensor) -> Tensor:
 
 
 def imitation_loss(logprobs: Tensor, action: Tensor, count: float) -> Tensor:
-    """Return the negative log-likelihood of the sampled tokens over `count` (CUDA Agent, eq. 2).
+    """Return the summed negative log-likelihood of the sampled tokens, divided by `count`.
 
-    `logprobs`, `action` [B, L]. Sampled tokens include the end of a turn. If a policy does not
-    learn it, it does not stop after a tool call and writes the tool's answer itself.
+    It is equation 2 of CUDA Agent. `logprobs`, `action` [B, L]. Sampled tokens include the end of a
+    turn: a policy that does not learn this token does not stop after a tool call, and writes the
+    tool's answer itself.
     """
     return -torch.where(action, logprobs, 0.0).sum() / count
 
@@ -78,10 +79,10 @@ def policy_loss(
     clip: Clip,
     weights: Tensor | None = None,
 ) -> PolicyLoss:
-    """Return the clipped surrogate loss (CUDA Agent, eq. 5): a sum over action tokens over `count`.
+    """Return the clipped surrogate loss, summed over action tokens and divided by `count`.
 
-    All tensors are [B, L]. `weights`: importance weights of `truncated_weights`, for a sampler that
-    differs from the trainer; None weighs all tokens alike.
+    It is equation 5 of CUDA Agent. All tensors are [B, L]. `weights`: importance weights of
+    `truncated_weights`, for a sampler that differs from the trainer; None weighs all tokens alike.
     """
     log_ratio = (logprobs - old_logprobs)[action]
     a = advantages[action]
@@ -114,10 +115,10 @@ def value_loss(
     old_values: Tensor | None = None,
     clip: float | None = None,
 ) -> Tensor:
-    """Return half the squared error of the action tokens, summed, over `count` (CUDA Agent, eq. 4).
+    """Return half the squared error, summed over action tokens and divided by `count`.
 
-    With `clip`, each value is also clamped to within `clip` of `old_values`, and the larger of the
-    two errors counts, as in PPO2.
+    It is equation 4 of CUDA Agent. With `clip`, each value is also clamped to within `clip` of
+    `old_values`, and the larger of the two errors counts, as in PPO2.
     """
     error = (values - returns) ** 2
     if clip is not None and old_values is not None:
@@ -127,7 +128,9 @@ def value_loss(
 
 
 def kl_to(logprobs: Tensor, reference: Tensor, action: Tensor, count: float) -> Tensor:
-    """Return KL(pi || reference): e^d - d - 1 with d = log reference - log pi, summed, over
-    `count`."""
+    """Return an estimate of KL(pi || reference), summed over action tokens and divided by `count`.
+
+    The estimator is e^d - d - 1 with d = log reference - log pi, which is never negative.
+    """
     d = (reference - logprobs)[action].clamp(-20, 20)
     return (d.exp() - d - 1).sum() / count

@@ -149,8 +149,8 @@ class JudgeCache:
     def judge(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
         """Judge an attempt; if a baseline failed, judge again once with a new judge.
 
-        A judge never times a failed baseline again, so all later kernels of the task would get a
-        lower reward.
+        A judge never times a failed baseline again. Without a new judge all later kernels of the
+        task would get a lower reward.
         """
         found = self._get(task).judge(attempt, effort)
         if missing_baseline(found) and task.digest not in self._without_baseline:

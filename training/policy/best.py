@@ -1,6 +1,6 @@
 """Keep the weights with the lowest held-out loss, and tell when this loss stops falling.
 
-For RFT it is the held-out loss, for PPO the negative held-out reward.
+The loss is RFT's held-out loss, or PPO's negative held-out reward.
 Invariant: the stage's checkpoints contain the whole state, so a resumed stage decides like an
 uninterrupted one.
 """
@@ -41,7 +41,7 @@ class BestWeights:
         return {"best_loss": loss, "best_step": self.step, "since_best": self.since}
 
     def see(self, step: int, loss: float, modules: Modules) -> None:
-        """Save the weights if `loss` is the lowest so far; a NaN is not."""
+        """Save the weights if `loss` is the lowest so far, which NaN never is."""
         if not loss < self.loss:
             self.since += 1
             return

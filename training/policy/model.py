@@ -285,7 +285,8 @@ def logprobs_and_entropy(actor: Any, batch: Batch) -> Tensor:
 
 
 def scatter_tokens(x: Tensor, batch: Batch) -> Tensor:
-    """Return [B, L] with the number of each action token, x [N], at its position; 0 elsewhere."""
+    """Return x [N], one number per action token, at the tokens' positions in [B, L]; 0
+    elsewhere."""
     return x.new_zeros(batch.ids.numel()).index_copy(0, batch.drawn, x).view_as(batch.ids)
 
 
