@@ -6,13 +6,16 @@
 
 The other projects are given as checkouts; `rules.py` runs their own functions. They are not given
 candidates that could harm the machine or that cheat a clock, nor, without a GPU, candidates for
-CUDA; cuagent runs the harmful ones in its sandbox. `--doc` replaces the text of a page after `<!--
-results -->`. `--only-cuda` judges only the candidates that need a GPU, which a run on the CPU
-leaves out. `--device cuda` judges on the GPU every candidate that has no C++ kernel. `--precision
-fp32` judges candidates that name no precision under `fp32` instead of `match`. `--jobs N` judges in
-N processes; only one times at a time. After `--seconds S` the processes are ended, and the
-candidates without a result count as not run. Exit 1 if cuagent accepted an exploit or a bug, or
-rejected an honest candidate.
+CUDA; cuagent runs the harmful ones in its sandbox.
+
+- `--doc` replaces the text of a page after `<!-- results -->`.
+- `--only-cuda` judges only the candidates that need a GPU, which a run on the CPU leaves out.
+- `--device cuda` judges on the GPU every candidate that has no C++ kernel.
+- `--precision fp32` judges candidates that name no precision under `fp32` instead of `match`.
+- `--jobs N` judges in N processes; only one times at a time.
+- After `--seconds S` the processes end, and the candidates without a result count as not run.
+
+Exit 1 if cuagent accepted an exploit or a bug, or rejected an honest candidate.
 """
 
 from __future__ import annotations
