@@ -197,7 +197,8 @@ def _headers(tokens: list[_Token]) -> Iterator[list[_Token]]:
 def _prototype(
     text: str, header: list[_Token], aliases: dict[str, str], file: str
 ) -> Prototype | None:
-    """Parse one header; None for static and device functions, types and variables."""
+    """Parse the tokens before a function's body. None for static, inline and device functions, and
+    for what is no function."""
     header = _without_attributes(header)
     words = [token.text for token in header]
     opening = words.index("(") if "(" in words else 0

@@ -33,7 +33,8 @@ from cuagent.verify.tally import Trial, When
 from cuagent.worker.memory.arena import settle
 
 MAX_OPEN_REQUESTS = 100
-"""Largest number of open requests; the socket surely holds as many, with their answers."""
+"""Requests are sent ahead only while fewer than this are open (sent, and the answer not yet taken),
+so that requests and answers fit the socket's buffers."""
 
 FIRST_DRAWS = 2
 """Number of draws at the start of a verdict that always need the spread, because a constant answer

@@ -161,7 +161,8 @@ class _Graph:
     spec: Any
     watched: Watched
     done: torch.cuda.Event
-    """Recorded after the last replay, which another stream must wait for."""
+    """Recorded after the latest replay, or after the capture. The next replay waits for it, because
+    it may run on another stream and uses the same buffers."""
 
     def is_valid(self) -> bool:
         return is_unchanged(self.watched)

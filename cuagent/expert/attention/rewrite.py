@@ -118,7 +118,8 @@ class Own(StrEnum):
 def with_attention(
     captured: Captured, target: Target, own: Own = Own.NEVER
 ) -> tuple[Captured, tuple[str, ...]]:
-    """Return the graph with fused calls, and the names of the replaced softmax operators."""
+    """Return the graph with fused calls, and the names of the replaced softmax and attention
+    operators."""
     edit = Edit(captured)
     found = []
     for node in edit.nodes:

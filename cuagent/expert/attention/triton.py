@@ -167,7 +167,7 @@ def _number(value: float) -> str:
 
 
 def _target(step: AttentionStep) -> str:
-    """Return the pointers to a tile of the result."""
+    """Return the Triton expression for the pointers to this program's tile of the result."""
     width, heads, rows = step.width, step.heads, step.rows
     if step.spec.heads_inside:
         place = f"(batch.to(tl.int64) * {rows} * {heads} + head) * {width}"

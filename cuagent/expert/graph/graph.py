@@ -146,8 +146,9 @@ class Kind(StrEnum):
     last c of the lstm in `args[0]` instead."""
     LOOP = "loop"
     """All steps of a loop over time; the value is the loop's first result. `spec` is a
-    `loops.spec.Loop`, and the arguments are its leaves. A node with the op `result` has another
-    result of the loop in `args[0]`; its `spec` is the result's number."""
+    `loops.spec.Loop`, and the arguments are its leaves. With the op `result` the value is result
+    number `spec` of the loop node `args[0]`. With PRODUCT it is a matrix product in a loop's body;
+    `spec` is True if the matrix is transposed."""
     TAKE = "take"
     """Elements of `args[0]` as in `torch.take_along_dim`: `args[1]` has their indices along
     `dims[0]`. `spec` is a `Gather`; `op` is its Python expression. Dimensions of one element are

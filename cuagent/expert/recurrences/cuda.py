@@ -40,9 +40,9 @@ class Layout:
     """The rows, units and columns of a recurrence that each cluster, warp and lane computes."""
 
     cluster: int
-    """Blocks of a cluster."""
+    """Number of blocks in a cluster."""
     units: int
-    """Units of a warp, a power of 2."""
+    """Number of hidden units that a warp computes, a power of 2."""
     slots: int
     """Gates of a cell, rounded up to a power of 2."""
     together: int

@@ -230,7 +230,8 @@ class _Fuser:
         return node.name
 
     def _is_stored(self, name: str, draft: _Draft) -> bool:
-        """Return True if a value of a group is written to memory: another step needs it too."""
+        """Return True if a computed value is written to memory: another step reads it, or it is an
+        output of the graph."""
         outside = [u for u in self.users[name] if self.draft_of.get(u.name) is not draft]
         is_value = self.graph.node(name).kind in (Kind.POINTWISE, Kind.REDUCE)
         return is_value and (bool(outside) or name in self.graph.outputs)

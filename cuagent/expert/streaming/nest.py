@@ -229,7 +229,8 @@ def _runs(axes: Iterable[Axis]) -> tuple[Axis, ...]:
 
 @dataclass(frozen=True)
 class _Source:
-    """The tensor in memory that holds a value's elements, with their strides and conditions."""
+    """Where a value's elements lie: the tensor, strides and offset, the windows outside which they
+    are zero, and the index tensor of a gather."""
 
     base: Node
     strides: tuple[int, ...]

@@ -132,7 +132,7 @@ class Baselines:
         return self._ahead.unfinished(names, seconds) if self._ahead is not None else ()
 
     def await_opening(self) -> None:
-        """Wait for those of the baselines `names` that still open in the background."""
+        """Wait until none of these baselines is still opening in the background."""
         ahead = self._ahead
         for name in self.names if ahead is not None else ():
             if ahead is not None and name in ahead:

@@ -69,7 +69,8 @@ class KnownDifference:
 
     @property
     def resolution(self) -> float:
-        """Smallest difference that a typical run can show: its half width plus the margin."""
+        """Smallest difference that a typical run can show, as a ratio minus 1: the median half
+        width of the intervals plus MARGIN; inf without runs."""
         return math.expm1(median(self.half_widths)) + MARGIN if self.half_widths else math.inf
 
 

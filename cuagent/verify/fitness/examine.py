@@ -86,7 +86,7 @@ class Findings(TypedDict):
     noise: float
     """Largest difference between two equal calls, relative to the largest value."""
     fixed: bool
-    """True if every draw gives the same inputs."""
+    """True if all draws that were tried give the same inputs."""
     constant: bool
     """True if other inputs give the same output."""
     level: float | None

@@ -73,7 +73,8 @@ class Inputs(StrEnum):
     EDGES = "extremes at the ends"
     """The largest and the least of a line are first or last: shows a maximum that omits one."""
     OTHER_EDGES = "extremes at the other ends"
-    """Like EDGES, but with first and last exchanged, for tasks that have a single line."""
+    """Like EDGES with the signs of the extremes exchanged. In EDGES signs alternate between lines,
+    so a single line would have only one of the two."""
     FAR_EDGES = "far extremes at the ends"
     """Like EDGES, but with extremes so large that a softmax whose maximum omits them overflows."""
     CORNERS = "large first and last elements"

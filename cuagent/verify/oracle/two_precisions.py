@@ -149,11 +149,12 @@ class TwoPrecisions:
         return all(defined)
 
     def decided_equally(self, inputs: list[Tensor], *, kinks: bool = False) -> bool | None:
-        """Return True if all decisions in a run depend on equal numbers in both precisions.
+        """Return True if the operators that round, compare or return integers get equal operands in
+        fp64 and in the task's precision; False if an operand differs.
 
-        With `kinks` those at the kinks of a backward pass count too. Returns None if nothing is
-        decided, or the reference does not run in fp64. Its output need not be fp64, because the
-        result of a comparison may have any dtype.
+        None if there is no such operator, if the reference does not run in fp64, or if the operands
+        are equal but an index was chosen, because equal elements may tie. `kinks` adds the kinks of
+        the backward pass. Outputs may have any dtype.
         """
         found = [self._decided_equally(part, kinks) for part in self._parts(inputs)]
         return None if None in found else all(found)

@@ -60,7 +60,8 @@ class Roles:
     def has_few_numbers(self, state: dict[str, Tensor]) -> bool:
         """Return True if a parameter in `added` has at most FEW_NUMBERS elements.
 
-        One kind of grown weights raises such a parameter, and the other kind lowers it.
+        Then both kinds of grown weights matter: GROWN adds a constant to such a parameter, and PAST
+        subtracts it.
         """
         return any(state[name].numel() <= FEW_NUMBERS for name in self.added)
 
