@@ -1,15 +1,15 @@
-"""Measure the false positives of timing (A/A) and its detection of a 3 % delay.
+"""Measure how often timing reports a false difference (A/A), and how often it finds a 3 % delay.
 
     python benchmarks/aa.py --device cpu --runs 300 --out docs/measurements/aa-cpu.json
     python benchmarks/aa.py --device cuda --runs 300 --delays 40
 
-A/A times a reference as its own candidate against eager: one quick timing each, through all steps
-that a candidate takes. `--delays` adds runs with a known delay. `--task` replaces the built-in
-module for A/A. On a CPU the module is that of `cuagent doctor --timing`, and the delay is 3 % more
-work. On a GPU it is a chain of three products and tanhs on 1024 x 1024 (some 150 us on an H200),
-and the delay is a kernel that only waits, so long that plain events in this process measure 3 %
-more. The file gets raw ratios, limits, standings and the share of the processors that other
-processes used.
+A/A times a reference as its own candidate against eager: one quick timing for each run, through all
+steps that a candidate takes. `--delays` adds runs with a known delay. `--task` replaces the
+built-in module for A/A. On a CPU the built-in module is that of `cuagent doctor --timing`, and the
+delay is 3 % more work. On a GPU the module is a chain of three products and tanhs on 1024 x 1024
+(some 150 us on an H200). The delay there is a kernel that only waits; its length is chosen so that
+plain events in this process measure 3 % more. The output file has the raw ratios with their limits
+and standings, and the share of the processors that other processes used.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class {name}(torch.nn.Module):
         return x
 """
 DELAY = 0.03
-"""Share by which the delayed candidate takes longer."""
+"""Delay of the delayed candidate, as a share of the reference's time."""
 
 
 def main() -> int:
@@ -91,7 +91,10 @@ def main() -> int:
 
 
 def summary(runs: list[dict[str, Any]], delayed: list[dict[str, Any]]) -> dict[str, Any]:
-    """Summarise the runs of equal arms, and count the delays that were found."""
+    """Return the statistics of the A/A runs, and the number of delays that were found.
+
+    `called` counts the A/A runs whose arms were called different; a correct timing has few.
+    """
     ratios = [run["ratio"] for run in runs if run["ratio"] is not None]
     widths = [(run["high"] / run["low"]) ** 0.5 - 1 for run in runs if run["low"]]
     figures = {
@@ -113,17 +116,20 @@ def summary(runs: list[dict[str, Any]], delayed: list[dict[str, Any]]) -> dict[s
 
 @dataclass(frozen=True)
 class KnownDifference:
-    """A task, its reference as a candidate, and a function that makes a delayed candidate."""
+    """A task, the source of its reference as a candidate (`same`), and a maker of a delayed
+    candidate."""
 
     task: Task
     same: str
     delay: Callable[[], dict[str, Any]]
-    """Return the `source` of the delayed candidate, and how it was made."""
+    """Function that returns a dictionary: the `source` of the delayed candidate, and how it was
+    made."""
 
 
 @contextmanager
 def known_difference(device: Device) -> Iterator[KnownDifference]:
-    """Yield the built-in module for a device, in a temporary file."""
+    """Yield the built-in module for a device; its task file is deleted at the end of the
+    context."""
     on_cpu = device is Device.CPU
     module, shape = (MODULE, f"{ROWS[device]},{COLUMNS}") if on_cpu else (CHAIN, "1024,1024")
     with tempfile.TemporaryDirectory() as folder:
@@ -135,13 +141,14 @@ def known_difference(device: Device) -> Iterator[KnownDifference]:
 
 
 def more_work() -> dict[str, Any]:
-    """Return the self-check's module with 3 % more work."""
+    """Return the CPU's module as a candidate with 3 % more work."""
     rows = extra_rows(DELAY, Device.CPU)
     return {"source": MODULE.format(name="ModelNew", more=MORE.format(rows=rows)), "rows": rows}
 
 
 def calibrated() -> dict[str, Any]:
-    """Return the chain with a delay that plain events measure as 3 %, and their times."""
+    """Return the chain as a candidate with a delay that plain CUDA events measure as 3 %, and the
+    times."""
     import torch
 
     torch.manual_seed(0)
@@ -152,7 +159,8 @@ def calibrated() -> dict[str, Any]:
     scratch = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
 
     def seconds(cycles: list[int], calls: int = 300) -> list[float]:
-        """Return the median seconds of a call with each delay, interleaved."""
+        """Return the median seconds of a call with each delay (in clock cycles); calls
+        alternate."""
         events: list[list[Any]] = [[] for _ in cycles]
         with torch.no_grad():
             for _ in range(calls):
@@ -179,7 +187,8 @@ def calibrated() -> dict[str, Any]:
 def against_eager(
     task: Task, source: str, effort: Effort, runs: int, seconds: float = 1e9
 ) -> list[dict[str, Any]]:
-    """Time `source` as the candidate against eager, `runs` times or for `seconds`."""
+    """Time `source` as the candidate against eager, `runs` times at most; start none after
+    `seconds`."""
     started = time.perf_counter()
     rows: list[dict[str, Any]] = []
     with closing(timings(task, source, effort)) as more:

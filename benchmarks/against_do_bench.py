@@ -1,15 +1,16 @@
-"""Compare our times with do_bench's and KernelBench's, one condition at a time.
+"""Compare cuagent's times with those of do_bench and KernelBench, one condition at a time.
 
     python benchmarks/against_do_bench.py [--kernelbench FOLDER] [--out do_bench.json]
 
 The subjects are softmax, small and large, eager and compiled; a large product in fp32 and TF32; and
-120 small kernels, whose launches are visible or hidden. In this process: events around calls, with
-and without a flush before each, on one input or on many, then do_bench and (FOLDER is a checkout,
-not part of this repository) KernelBench's own timing. These run while no other process has a
-context on the GPU, and again while our processes have theirs. In workers: blocks on inputs in lent
-memory and on own copies, with and without the lead, and after writes of the referee; also by
-position in the block, because the first call of a resumed process is slow. Last, our protocol.
-Times are in microseconds: medians, and half of the 16-84 % range as spread. Needs a GPU.
+120 small kernels, whose launches are visible or hidden. First, timings in this process: events
+around calls, with and without an L2 flush before each, on one input or on many, then do_bench and
+KernelBench's own timing (FOLDER is a checkout, not part of this repository). They run while no
+other process has a context on the GPU, and again while cuagent's processes have theirs. Second,
+blocks in workers: on inputs in lent memory and on own copies, with and without the lead, and after
+writes of the referee. Their times are also given by position in the block, because the first call
+of a resumed process is slow. Last, cuagent's whole protocol. Times are in microseconds: medians,
+and half of the 16-84 % range as spread. Needs a GPU.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ class Model(torch.nn.Module):
             x = torch.tanh(x) * 1.01
         return x
 """
-"""120 kernels of a few microseconds, whose launch time is visible or hidden."""
+"""Task of 120 kernels of a few microseconds each; their launch times can be hidden or not."""
 Figures = dict[str, tuple[float, float]]
-"""Median and spread, in seconds, by condition."""
+"""Median and spread of the times, in seconds, by name of the condition."""
 
 
 def main() -> int:
@@ -105,11 +106,11 @@ def compared(task: Task, arms: tuple[str, ...], kernelbench: Path | None) -> lis
 
 @dataclass(frozen=True)
 class Subject:
-    """A task to time under every condition, and its arms."""
+    """A task to time under every condition, and the arms to time on it."""
 
     name: str
     source: str
-    """Source of the task; "" for that of `EXAMPLE`."""
+    """Source of the task; "": the source of `EXAMPLE`."""
     inputs: str
     arms: tuple[str, ...]
 
@@ -167,7 +168,11 @@ def in_process(task: Task, name: str, kernelbench: Path | None) -> Figures:
 
 
 def in_worker(referee: Referee, session: Any) -> tuple[Figures, dict[str, list[float]]]:
-    """Return a worker's claims in its blocks, and by position in the block in microseconds."""
+    """Return a worker's times by condition, and the medians in microseconds by position in the
+    block.
+
+    The times are the claims of the worker's own clock.
+    """
     batch = referee.batch(INPUTS)
     found: Figures = {}
     places = {}
@@ -210,7 +215,11 @@ def in_worker(referee: Referee, session: Any) -> tuple[Figures, dict[str, list[f
 def _events(
     model: Callable[..., Any], sets: list[list[Any]], flush: int, block: int = 0
 ) -> tuple[float, float]:
-    """Return the seconds of a call; after every `block` calls the GPU idles for 5 ms."""
+    """Return median and spread of the seconds of a call, measured by events.
+
+    Calls rotate through the input sets. `flush`: bytes written before each call; 0: none. `block`:
+    number of calls after which the GPU idles for 5 ms; 0: it never does.
+    """
     scratch = torch.empty(max(1, flush), dtype=torch.uint8, device="cuda")
     events = []
     for call in range(CALLS + 10):
@@ -229,8 +238,10 @@ def _events(
 
 
 def _kernelbench(folder: Path, model: Callable[..., Any], arguments: list[Any]) -> Figures:
-    """Time by KernelBench's methods. Its default uses events, a wait and a flush before each call,
-    and reports the mean."""
+    """Return the times by KernelBench's methods.
+
+    Its default method uses events, waits and flushes before each call, and reports the mean.
+    """
     spec = importlib.util.spec_from_file_location("timing", folder / "src/kernelbench/timing.py")
     assert spec is not None
     assert spec.loader is not None

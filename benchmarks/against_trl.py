@@ -8,7 +8,7 @@ lengths.
 
 - RFT: `SFTTrainer.compute_loss`, on padded rows and on TRL's padding-free rows.
 - PPO: `GRPOTrainer._compute_loss` with `loss_type=bnpo`, bounds 0.2 and 0.28 and no KL. It accepts
-  one advantage a token, so it gets ours, and sampled tokens of tools are masked by `tool_mask`. TRL
+  one advantage per token, so it gets ours; `tool_mask` masks the tokens that were not sampled. TRL
   has no critic any more: advantages and the value loss are compared with a plain reference instead
   (tests/training/algorithms/test_reference.py).
 
@@ -32,7 +32,8 @@ from cuagent.training.policy.packed_attention import use_packing
 
 SIZE = Size(2, 64, 2, 256, 6, 80, 3, 1, 1)
 TOLERANCE = 1e-5
-"""Largest relative difference of a loss, and of a gradient relative to its largest number."""
+"""Largest accepted difference of a loss (relative), and of a gradient (relative to its largest
+absolute entry)."""
 
 
 def main() -> None:
@@ -55,7 +56,7 @@ def main() -> None:
 
 
 Step = tuple[float, torch.Tensor]
-"""A loss and its gradient in all weights."""
+"""A loss, and its gradient with respect to all weights as one vector."""
 
 
 def gradient(model: Any) -> torch.Tensor:
@@ -63,7 +64,7 @@ def gradient(model: Any) -> torch.Tensor:
 
 
 def rft(batch: Batch, packed: bool) -> Step:
-    """Return the step of `rft.py`."""
+    """Return loss and gradient of cuagent's RFT step."""
     actor = decoder(SIZE)
     if packed and not use_packing(actor):
         raise SystemExit("this model cannot be packed")
@@ -76,7 +77,7 @@ def rft(batch: Batch, packed: bool) -> Step:
 
 
 def trl_sft(rows: list[Any], packed: bool) -> Step:
-    """Return TRL's step on the same rows, all in one pass."""
+    """Return loss and gradient of TRL's SFT step on the same rows, all in one pass."""
     from trl import SFTConfig, SFTTrainer
 
     data = [as_labels(e) for e in rows]
@@ -104,11 +105,12 @@ def trl_sft(rows: list[Any], packed: bool) -> Step:
 
 
 def both_ppo(batch: Batch) -> tuple[Step, Step]:
-    """Return our step of the actor and TRL's, from equal advantages and old log-probabilities."""
+    """Return (loss, gradient) of cuagent's PPO step of the actor, and of TRL's, from the same
+    advantages and old log-probabilities."""
     config = PpoConfig(tokens_per_microbatch=SIZE.micro * SIZE.tokens)
     start = per_token(decoder(SIZE), batch, 10_000, logprobs_of)
     generator = torch.Generator().manual_seed(0)
-    # Old log-probabilities apart from the new ones, so that the clip acts on both sides.
+    # Old log-probabilities differ from the new ones, so that both bounds of the clip act.
     old = start + 0.3 * torch.randn(start.shape, generator=generator) * batch.action
     values = torch.randn(start.shape, generator=generator)
     advantages, _ = estimate(batch, values, config)
@@ -122,7 +124,10 @@ def both_ppo(batch: Batch) -> tuple[Step, Step]:
 
 
 def trl_grpo(batch: Batch, old: torch.Tensor, advantages: torch.Tensor, config: PpoConfig) -> Step:
-    """Return TRL's step; its prompt is the first token, its completion the rest of a row."""
+    """Return loss and gradient of TRL's step.
+
+    For TRL the prompt is the first token of a row, and the completion is the rest.
+    """
     from trl import GRPOConfig, GRPOTrainer
 
     settings = GRPOConfig(
@@ -167,7 +172,7 @@ def dataset(rows: list[dict[str, Any]]) -> Any:
     from datasets import Dataset
     from datasets.table import InMemoryTable
 
-    # Set the fingerprint, since some versions cannot pickle their own rows to compute it.
+    # Set the fingerprint, because some versions of datasets cannot pickle the rows to compute it.
     return Dataset(InMemoryTable.from_pylist(rows), fingerprint="rows")
 
 

@@ -2,9 +2,10 @@
 
     python benchmarks/boundary.py [--calls 20] [--rounds 2000]
 
-"operator" calls the operator of a compiled graph by itself; "ModelNew" is the module for use by
-hand. The kernel is a function of C++ that adds two numbers, so that its own time is small. Each
-figure is the least of several rounds in alternation, without the call of the kernel's module.
+The arm "operator" calls only the operator that a compiled graph calls; "ModelNew" is the package's
+module called directly. The kernel is a C++ function that adds eight numbers, so its own time is
+small. Arms alternate. Each figure is the smallest time over all rounds; the second column is this
+time less the time of the kernel's module alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calibrate the constants of the gates: errors of honest and of coarser arithmetic against fp64.
+"""Measure errors of honest and of coarser arithmetic against fp64, to calibrate the gates.
 
 For each operator family and size, the strict rule judges several honest fp32 implementations and
 several that cheat in precision (factors rounded to TF32, fp16 or bf16), on zero-mean inputs. The
@@ -6,11 +6,13 @@ program prints a table and writes every number as JSON.
 
     python benchmarks/calibrate.py --device cuda --precision fp32 --out docs/calibration.json
 
-`--precision match` runs the reference under torch's defaults. If it then rounds its factors to TF32
-(convolutions on a GPU), TF32 and fp16 factors are as honest as the reference.
+`--precision match` runs the reference under torch's defaults. If these round the factors of
+products to TF32 (convolutions on a GPU), implementations with TF32 or fp16 factors count as honest
+too.
 
-`rms` is rms(e) / (sqrt(K) rms(s)), which the first term of the gate bounds by 8; `local` is max|e|
-over the same denominator, bounded by 40. `ratio` is the result of the whole rule: at most 1 passes.
+With error e, spread s and K terms of the longest sum, `rms` is rms(e) / (sqrt(K) rms(s)), which the
+first term of the gate bounds by 8. `local` is max|e| over the same denominator, bounded by 40.
+`ratio` is the error over the bound of the whole rule: at most 1 passes.
 Not covered: memory-bound operators with a single rounding error, which any gate judges right.
 """
 
@@ -41,14 +43,14 @@ from cuagent.verify.trace.reductions import terms as terms_of
 TF32 = 2.0**-11
 """Unit roundoff of TF32."""
 PERTURBATIONS = 8
-"""Perturbed fp64 evaluations for each spread."""
+"""Number of perturbed fp64 evaluations from which a spread is estimated."""
 DRAWS = 3
-"""Draws of inputs for each implementation."""
+"""Number of draws of inputs for each implementation."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One implementation on one draw."""
+    """Errors of one implementation on one draw, and the rule's result; see the module."""
 
     family: str
     size: str
@@ -58,7 +60,7 @@ class Row:
     rms: float
     local: float
     own_rms: float
-    """Rms error of the reference, in the unit of `rms`."""
+    """Rms error of the reference, over the same denominator as `rms`."""
     ratio: float
     passed: bool
 
@@ -71,7 +73,7 @@ def rounded(x: Tensor, bits: int) -> Tensor:
 
 
 def tensor_cores(function: Function) -> Function:
-    """Return the function with products in TF32, if the device supports it."""
+    """Return the function, run with TF32 products where the device supports them."""
 
     def run(*tensors: Tensor) -> Tensor:
         with flags_set(TorchSettings().with_tf32().flags):
@@ -81,7 +83,7 @@ def tensor_cores(function: Function) -> Function:
 
 
 def coarser(family: Family) -> dict[str, Function]:
-    """Return the implementations of a family in coarser arithmetic."""
+    """Return a family's reference in coarser arithmetic, by name."""
     run = family.reference
     found: dict[str, Function] = {
         "tf32 inputs": lambda *t: run(*(rounded(x, 10) for x in t)),
@@ -95,7 +97,10 @@ def coarser(family: Family) -> dict[str, Function]:
 
 
 def rows_of(family: Family, device: str, settings: TorchSettings) -> list[Row]:
-    """Return each implementation on its worst draw: largest ratio if honest, else smallest."""
+    """Return a row for each implementation, of the draw that is worst for the rule.
+
+    This is the draw with the largest `ratio` for an honest implementation, else with the smallest.
+    """
     found: dict[str, Row] = {}
 
     def unit_of(kind: str, dtype: torch.dtype) -> float:

@@ -39,10 +39,11 @@ GRAPHS = Options(compile="reduce-overhead")
 
 @dataclass(frozen=True)
 class Case:
-    """A module, and the candidates of it that are timed."""
+    """A module's source, input and dtype, and the options of the candidates to time
+    (`variants`)."""
 
     init: str
-    """Statements of the constructor, separated by "; "."""
+    """Statements of the module's constructor, separated by "; "."""
     forward: str
     """Statements of forward, separated by "; "."""
     shape: str
@@ -51,12 +52,12 @@ class Case:
 
     @property
     def title(self) -> str:
-        """The layers, the shape of the input and its dtype."""
+        """Text with the layers, the shape of the input and its dtype."""
         return f"{self.init.splitlines()[0][:60]} | ({self.shape}) {self.dtype}"
 
     @property
     def text(self) -> str:
-        """The module as a task."""
+        """Source of the task file."""
         init, forward = (f"\n{' ' * 8}".join(t.split("; ")) for t in (self.init, self.forward))
         return TEXT.format(init=init, forward=forward, shape=self.shape, dtype=self.dtype)
 

@@ -7,7 +7,7 @@ time. Arms are eager, the default torch.compile and candidates with different op
 alternation, all under torch's default settings. A figure is the median of CUDA events around one
 call, with the L2 cache flushed before it, and for short calls also the wall time of a call in a
 loop. Errors are relative to fp64 on the first sample. The kernels of eager and of each candidate
-follow, with their times by the profiler. It gives no verdict: inputs stay the same.
+follow, with their times by the profiler. There is no verdict: the inputs are always the same.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from candidate_cases import CASES, Case
 
 ROUNDS, LOOPS = 15, 50
 SHORT_MS = 1.0
-"""Milliseconds below which the wall time of a call is shown too."""
+"""Time of a call in milliseconds below which its wall time is shown too."""
 FLUSH_BYTES = 192 << 20
 
 
 def main() -> None:
-    """Run the cases in processes, and print their lines as they come."""
+    """Run the cases in processes, and print the lines of each when it ends."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", default=list(CASES))
     parser.add_argument("--seconds", type=float, default=600)
@@ -80,7 +80,7 @@ def _result(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def _lines(name: str, found: dict[str, Any]) -> list[str]:
-    """Return the lines of a case."""
+    """Return the lines of text to print for a case."""
     if "failed" in found:
         return [f"{name}: {found['failed']}"]
     lines = [f"{name}: {found['title']}"]
@@ -98,14 +98,14 @@ def _lines(name: str, found: dict[str, Any]) -> list[str]:
 
 
 def measured(name: str) -> dict[str, Any]:
-    """Return the record of one case."""
+    """Measure one case in this process; return its title, and the figures of each arm."""
     case, record = CASES[name], {"title": CASES[name].title, "arms": {}}
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         module, path = _task(case, Path(folder))
         torch.manual_seed(0)
         model = module.Model().eval().cuda()
         inputs = [t.cuda() for t in module.get_inputs()]
-        with _Lock():  # its memory is that of a sample
+        with _Lock():  # only one sample is computed, so little memory is used
             exact = module.Model().eval().double().cuda()
             exact.load_state_dict(model.state_dict())
             right = exact(*[t[:1].double() for t in inputs])
@@ -175,7 +175,7 @@ def _wall_ms(call: Any, inputs: list[torch.Tensor]) -> float:
 
 
 def _kernels(call: Any, inputs: list[torch.Tensor]) -> list[tuple[str, float]]:
-    """Return the kernels of a call with their milliseconds, the longest first."""
+    """Return (name, milliseconds) of the kernels of a call, the longest first, at most 12."""
     from torch.profiler import ProfilerActivity, profile
 
     try:
@@ -196,7 +196,7 @@ def _task(case: Case, folder: Path) -> tuple[Any, Path]:
 
 
 def _candidate(path: Path, options: Any, folder: Path) -> Any:
-    """Return the imported module of a candidate; None without one."""
+    """Return the imported module of the expert's candidate; None if there is no candidate."""
     from cuagent.expert.candidate import make_candidate
     from cuagent.expert.capture.subject import open_subject
     from cuagent.task import load_task
@@ -227,7 +227,7 @@ def _imported(path: Path) -> Any:
 
 
 class _Lock:
-    """The GPU, alone among the cases."""
+    """Context in which this case's process alone uses the GPU."""
 
     def __enter__(self) -> None:
         self._file = Path(os.environ.get("CASE_LOCK", os.devnull)).open("w")

@@ -3,9 +3,9 @@
     python benchmarks/cheats.py [--only REGEX] [--repeats N] [--effort quick|record] [--json OUT]
 
 One timing of a cheat says little, because a clock shows the noise of the machine too. Each exploit
-that cheats in timing is judged `--repeats` times on fresh seeds. It is believed if it is accepted
-and the lower limit of its speedup over eager exceeds the limit of the corpora. Only a timing with
-record effort is a claim; quick effort is feedback. Exit 1 if any was believed.
+that cheats in timing is judged `--repeats` times on fresh seeds. A timing is believed if the cheat
+is accepted and the lower limit of its speedup over eager exceeds `GAIN`, as in the tests' corpus.
+Only a timing with record effort is a claim; quick effort is feedback. Exit 1 if any was believed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Record:
     words: dict[str, int] = field(default_factory=dict)
     """Number of verdicts by reason."""
     ratios: list[tuple[float, float, float]] = field(default_factory=list)
-    """Speedup over eager with its limits, for each accepted timing."""
+    """(Speedup over eager, lower limit, upper limit) for each accepted timing."""
     busy: list[float] = field(default_factory=list)
     """Share of the processors that other processes used, for each timing."""
 

@@ -1,12 +1,11 @@
-"""Measure the CUDA contexts a second that a machine creates: in series or parallel, with idle ones.
+"""Measure how many CUDA contexts a machine creates per second, with others idle or in parallel.
 
     python benchmarks/contexts.py --out contexts.json
 
-A verdict takes a process with a context, a timing two more, and the driver creates them one after
-another for all processes. The rate of a pool of judges is limited by this and by the number of
-contexts that it holds open. A context is created as torch does it, by the driver's calls, in a
-process forked for it, and ends with the process. Not covered: work in a context; other GPUs of the
-machine.
+A verdict needs a process with a context, and a timing needs two more. The driver creates the
+contexts of all processes one after another, more slowly the more exist; this limits the rate of a
+pool of judges. Here each context is created in a forked process by the same driver calls that torch
+makes, and ends with the process. Not covered: work in a context; other GPUs of the machine.
 """
 
 from __future__ import annotations
@@ -60,9 +59,10 @@ def main() -> None:
 
 
 def create_contexts(at_once: int, count: int) -> dict[str, float]:
-    """Create `count` contexts, `at_once` in parallel.
+    """Create `count` contexts, at most `at_once` in parallel.
 
-    Returns contexts a second, including their ends, and the median seconds of each part.
+    Returns the rate in contexts per second (`a second`), including their ends, and the median
+    seconds of each of PARTS.
     """
     begin, parts = time.perf_counter(), list[list[float]]()
     running = dict[int, int]()
@@ -99,7 +99,10 @@ def idle_contexts(count: int) -> Iterator[None]:
 
 
 def fork_context(stay: bool) -> tuple[int, int]:
-    """Fork a process that creates a context; return its id and the pipe with its times."""
+    """Fork a process that creates a context; return its pid and the pipe that its times come from.
+
+    `stay`: the process then stops and keeps the context; otherwise it ends.
+    """
     ours, theirs = os.pipe()
     pid = os.fork()
     if pid:
@@ -117,7 +120,7 @@ def fork_context(stay: bool) -> tuple[int, int]:
 
 
 def read_seconds(reader: int) -> list[float]:
-    """Return the seconds that a process wrote before it closed its pipe."""
+    """Return the seconds that a process of `fork_context` wrote into its pipe."""
     with os.fdopen(reader) as source:
         text = source.read()
     if not text:

@@ -4,15 +4,17 @@
                                 [--only REGEX] [--only-cuda] [--device cuda] [--precision fp32]
                                 [--jobs N] [--seconds S]
 
-The other projects are given as checkouts; `rules.py` runs their own functions. They do not run
+The other projects are given as checkouts; `rules.py` runs their own functions. They are not given
 candidates that could harm the machine or that cheat a clock, nor, without a GPU, candidates for
-CUDA; cuagent runs the harmful ones in its sandbox. `--doc` replaces what follows
-`<!-- results -->` in a page. `--only-cuda` judges the candidates that need a GPU, which a run on
-the CPU leaves out, and nothing else. `--device cuda` judges every candidate without a C++ kernel on
-the GPU. `--precision fp32` judges candidates that name no precision under `fp32` instead of
-`match`. `--jobs N` judges the tasks in N processes, whose timings exclude each other. After
-`--seconds S` no further result is waited for: what is left counts as not run, and the processes are
-ended.
+CUDA; cuagent runs the harmful ones in its sandbox.
+
+- `--doc` replaces the text of a page after `<!-- results -->`.
+- `--only-cuda` judges only the candidates that need a GPU, which a run on the CPU leaves out.
+- `--device cuda` judges on the GPU every candidate that has no C++ kernel.
+- `--precision fp32` judges candidates that name no precision under `fp32` instead of `match`.
+- `--jobs N` judges in N processes; only one times at a time.
+- After `--seconds S` the processes end, and the candidates without a result count as not run.
+
 Exit 1 if cuagent accepted an exploit or a bug, or rejected an honest candidate.
 """
 
@@ -65,7 +67,7 @@ from judging import (  # noqa: E402
 OURS = "cuagent"
 MARK = "<!-- results -->"
 PROGRESS = 20
-"""Candidates between two lines of progress if stderr is not a terminal."""
+"""Number of candidates between two lines of progress, if stderr is not a terminal."""
 
 
 def main() -> int:
@@ -134,7 +136,10 @@ def _options() -> argparse.Namespace:
 def _ours(
     candidates: list[Candidate], device: str, jobs: int, ended: float
 ) -> dict[str, dict[str, Any]]:
-    """Return cuagent's outcome for each candidate; none is waited for after `ended`."""
+    """Return cuagent's outcome for each candidate by key.
+
+    Candidates that have none at `ended` (by time.monotonic()) get the outcome "out of time".
+    """
     outcomes: dict[str, Outcome] = {}
     groups: list[list[Candidate]] = []
     for _, group in groupby(sorted(candidates, key=judge_order), key=lambda c: judge_order(c)[:4]):
@@ -177,9 +182,9 @@ def _judged_here(groups: list[list[Candidate]]) -> Generator[tuple[Candidate, Ou
 def _judged_by_jobs(
     groups: list[list[Candidate]], jobs: int, ended: float
 ) -> Generator[tuple[Candidate, Outcome]]:
-    """Judge in `jobs` processes; each takes the largest group that is left when it is free.
+    """Yield outcomes from `jobs` processes; each takes the largest remaining group when it is free.
 
-    Stops at `ended`, in the middle of a verdict too.
+    Stops at `ended` (by time.monotonic()), even in the middle of a verdict.
     """
     tasks: queue.SimpleQueue[list[Candidate]] = queue.SimpleQueue()
     outcomes: queue.SimpleQueue[tuple[Candidate, Outcome] | BaseException] = queue.SimpleQueue()
@@ -209,7 +214,7 @@ def _judged_by_jobs(
             pass
         finally:
             stop.set()
-            for process in tuple(running):  # its fork server ends with it
+            for process in tuple(running):  # the process's fork server ends too
                 process.kill()
 
 
@@ -220,7 +225,10 @@ def _serve_groups(
     stop: threading.Event,
     running: set[subprocess.Popen[str]],
 ) -> None:
-    """Feed one process of judges until no group is left; replace the process if it ends."""
+    """Send the candidates of groups to one judging process, until no group is left.
+
+    If the process ends, another one replaces it.
+    """
     group: list[Candidate] = []
     while not stop.is_set() and (group or not tasks.empty()):
         with _judge_process(lock, running) as process:
@@ -249,7 +257,8 @@ def _serve_groups(
 def _judge_process(
     lock: Path, running: set[subprocess.Popen[str]]
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run `judging.serve` in a process, which ends when its stdin is closed."""
+    """Yield a process that runs `judging.serve`; the end of the context closes its stdin, which
+    ends it."""
     program = (
         f"import sys; sys.path.insert(0, {str(CORPUS)!r}); sys.path.append({str(HERE.parent)!r}); "
         "import judging; judging.serve()"
@@ -269,7 +278,10 @@ def _judge_process(
 
 
 def _theirs(name: str, checkout: Path, candidates: list[Candidate]) -> dict[str, dict[str, Any]]:
-    """Return another rule's outcomes; tasks whose own reference the rule rejects are not run."""
+    """Return the outcomes of another project's rule by candidate key.
+
+    Candidates of a task whose own reference the rule rejects are not run.
+    """
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="corpus-") as folder:
         process = subprocess.Popen(
@@ -335,7 +347,8 @@ def _row(candidate: Candidate, results: dict[str, dict[str, dict[str, Any]]]) ->
 
 
 def _summary(rows: list[dict[str, Any]], names: list[str]) -> str:
-    """Return a table with the number of wrong, of run and of not run candidates per judge."""
+    """Return a Markdown table: for each judge the numbers of wrong, judged and not run
+    candidates."""
     lines = [
         "| | " + " | ".join(names) + " |",
         "|---|" + "---|" * len(names),
@@ -408,7 +421,7 @@ def _cell(name: str, result: dict[str, Any]) -> str:
 
 
 def _stays(candidate: Candidate) -> bool:
-    """True if a run on the GPU keeps the candidate's own device."""
+    """Return True if `--device cuda` does not change the candidate's device."""
     return candidate.device == "cuda" or has_cpu_kernel(candidate)
 
 

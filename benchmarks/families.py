@@ -1,7 +1,7 @@
 """Define the operator families that `calibrate.py` measures: a reference and honest variants.
 
-Each kind of operator has one function, which takes its size. `families` returns them in the order
-of docs/calibration.json.
+Each operator has a function that returns its family for a size. `families` returns all, in the
+order of docs/calibration.json.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Family:
-    """One operator at one size: the reference and variants that compute the same result."""
+    """One operator at one size: the reference, and honest variants by name that compute the same
+    result."""
 
     name: str
     size: str
@@ -50,7 +51,7 @@ class Family:
     reference: Function
     honest: dict[str, Function]
     products: bool = True
-    """True if tensor cores can compute it; else rounded inputs represent coarser types."""
+    """True if the operator has products, which tensor cores can compute."""
 
 
 def families() -> list[Family]:
@@ -67,7 +68,8 @@ def families() -> list[Family]:
 
 
 def _row_reductions(n: int) -> list[Family]:
-    """Return the families without products that reduce the rows of (64, n) fp32 inputs."""
+    """Return the families of operators without products that work on rows of (64, n) fp32
+    inputs."""
     return [
         _layer_norm(n),
         _softmax(n),

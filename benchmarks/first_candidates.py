@@ -1,10 +1,10 @@
-"""Time the expert's first candidate of some modules beside eager and torch.compile.
+"""Time the expert's first candidate of some modules, next to eager and torch.compile.
 
     python benchmarks/first_candidates.py [--device cuda|cpu] [CASE ...]
 
-Everything runs in one process under torch's default settings, with inputs that stay the same: the
-figure that a user sees in a script of ten lines, and no verdict. A line for each case: seconds of
-eager, torch.compile and the candidate (median), and the candidate's error over eager's.
+Everything runs in one process under torch's default settings, with the same inputs in all calls. So
+these are the figures of a simple script, without a verdict. A line for each case: median seconds of
+eager, torch.compile and the candidate, and the candidate's error over eager's.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ CASES: dict[str, tuple[str, str, str, str]] = {
         "nn.Identity()", "F.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1]", "8192,22016", "bfloat16",
     ),
 }  # fmt: skip
-"""Constructor of `self.c`, forward, shape of the input and dtype."""
+"""Cases by name: constructor of `self.c`, expression of forward, shape of the input, dtype."""
 RUN_S = 0.3
-"""Seconds of each measurement."""
+"""Least duration of each measurement, in seconds."""
 
 
 def main() -> None:
@@ -127,7 +127,8 @@ def _seconds(call: Callable[[Any], Any], x: torch.Tensor) -> float:
 
 
 def _error(value: torch.Tensor, right: torch.Tensor) -> float:
-    """Return the relative error of the first rows, which `right` holds: |x - r| / |r|."""
+    """Return the relative error |x - right| / |right|, where x is the part of `value` that `right`
+    has (the first rows)."""
     return float((value[: len(right)].double() - right).norm() / right.norm())
 
 

@@ -3,9 +3,10 @@
     python benchmarks/first_plans.py FOLDER [--match WORD] [--calls]
 
 FOLDER holds problems in the format of KernelBench, in folders by level or directly. Each module is
-captured with tensors that have shapes only, and planned for an H200 under torch's default settings.
-A line for each problem: kernels by family, and heavy calls that stay with the library (products,
-convolutions, attention, recurrences), or `nothing`. Then totals by folder. Nothing is timed.
+captured with tensors that have shapes but no memory, and a candidate is planned for an H200 under
+torch's default settings. A line for each problem: kernels by family (or `nothing`), and heavy calls
+that the candidate leaves to the library (products, convolutions, attention, recurrences). Then
+totals by folder. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from cuagent.task import load_task
 
 H200 = Target("cuda", (9, 0), 132, tf32=False, tf32_convolutions=True)
 LIMIT_S = 60
-"""Seconds for one problem."""
+"""Time limit of one problem in seconds."""
 HEAVY = re.compile(
     r"F\.(linear|conv\w+|scaled_dot_product_attention)\(|torch\.(matmul|mm|bmm|addmm)\(|"
     r"torch\.ops\.aten\.(\w*conv\w*|\w*mm|\w*matmul|einsum|lstm|gru|rnn\w*|cudnn\w+|"
@@ -38,7 +39,7 @@ HEAVY = re.compile(
 
 @dataclass(frozen=True)
 class Plan:
-    """Contents of a candidate: kernels by family, and calls of torch by name."""
+    """Contents of a candidate: numbers of kernels by family, and of calls of torch by name."""
 
     kernels: Counter[str]
     library: Counter[str]
@@ -81,7 +82,7 @@ def main() -> None:
 
 
 def plan(path: Path) -> Plan:
-    """Return the contents of the first candidate."""
+    """Return the contents of the expert's first candidate for a problem file."""
     found: list[Any] = []
     try:
         with _limit(LIMIT_S), _meta_tensors(), _observed(found):
@@ -109,7 +110,7 @@ def _calls(steps: Any) -> Counter[str]:
 
 @contextmanager
 def _observed(found: list[Any]) -> Iterator[None]:
-    """Record the plans of candidates."""
+    """Append each plan that the expert makes in this context to `found`."""
     planned: Callable[..., Any] = candidates._planned
 
     def record(*args: Any) -> Any:
@@ -141,7 +142,7 @@ def _meta_tensors() -> Iterator[None]:
 
 @contextmanager
 def _limit(seconds: int) -> Iterator[None]:
-    """Raise TimeoutError after this time."""
+    """Raise TimeoutError in the context after `seconds`."""
 
     def stop(*_: Any) -> None:
         raise TimeoutError(f"not planned after {seconds} s")

@@ -40,7 +40,7 @@ from cuagent.record import RunFolder, conversation, read_records  # noqa: E402
 from cuagent.task import Task, load_task  # noqa: E402
 
 REPLIES_PER_RUN = 25
-"""Replies of one run; few, because each request sends the whole history again."""
+"""Number of replies in one run; it is small, because each request sends the whole history again."""
 NAMES = ["write", "read", "edit", "multi_edit", "glob", "grep", "todo", "bash_output", "compile"]
 ODD = ["", "bassh", "verify ", "a" * 300, "ü", "\x00", "bash\n", "functions.bash", "submit"]
 TEXTS = [

@@ -1,7 +1,8 @@
 """Summarise the rows of each gate, and decide if the gate holds.
 
-Rows are those that `gates.py` records, including those with an `error`. Invariant: a row that
-failed, or whose attempt was refused, never counts as a success.
+`gates.py` records the rows, also those of failed steps, which have an `error`. For each gate a
+function `said_...` returns the summary as text, and another one whether the gate holds. Invariant:
+a row that failed, or whose attempt was refused, never counts as a success.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from slices import Row, well
 from cuagent.timing import Standing
 
 FOUND, FALSE, SLOWEST_S, QUICKER = 0.95, 0.01, 8.0, 10.0
-"""Limits: share of delays to find, share of false positives, seconds of a turnaround, and the
-factor by which other tools are slower."""
+"""Limits: least share of delays found, largest share of false positives, longest turnaround in
+seconds, and least factor by which other tools are slower."""
 OURS = "ours"
 
 
-# -- the agent's wait, and the same with other tools; a step is named `EXAMPLE NUMBER TOOL`
+# -- the gates `turnaround` and `peers`; their steps are named `EXAMPLE NUMBER TOOL`
 
 
 def _whose(row: Row) -> str:
@@ -28,7 +29,7 @@ def _whose(row: Row) -> str:
 
 
 def waits(rows: list[Row]) -> dict[str, float]:
-    """Return the median seconds of each example from a changed source to its profile."""
+    """Return cuagent's median seconds from a changed source to its profile, by example."""
     ours = [row for row in well(rows) if _whose(row) == OURS]
     return {
         name: median(row["all"] for row in ours if row["example"] == name)
@@ -48,22 +49,23 @@ def said_of_waits(rows: list[Row]) -> str:
 
 
 def quick_enough(rows: list[Row]) -> bool:
-    """Return True if all runs were accepted and the median of all examples is low enough."""
+    """Return True if all of cuagent's runs were accepted and the median over examples is within the
+    limit."""
     ours = [row for row in rows if _whose(row) == OURS]
     whole = all("error" not in row and _judged_whole(row) for row in ours)
     return whole and bool(ours) and median(waits(rows).values()) <= SLOWEST_S
 
 
 def _judged_whole(row: Row) -> bool:
-    """Return True if the attempt was accepted and timed; a refused one ends sooner."""
+    """Return True if the attempt was accepted and timed; the wait for a rejected one is shorter."""
     return bool(row["accepted"]) and row["timing"] is not None
 
 
 def times_as_long(rows: list[Row]) -> dict[str, list[float]]:
-    """Return each tool's seconds over ours, for each run that ended.
+    """Return each tool's seconds over cuagent's, for each of its runs that ended.
 
-    Ours are the runs before and after it. The runs of an example alternate, so that a disturbance
-    affects neighbouring runs.
+    Cuagent's seconds are the mean of its runs right before and after the tool's run, so that a
+    disturbance of the machine affects both sides.
     """
     found: dict[str, list[float]] = {}
     ordered = sorted(rows, key=lambda row: row["step"].split()[0])
@@ -102,7 +104,7 @@ def peers_are_slower(rows: list[Row]) -> bool:
     return min(map(median, times_as_long(rows).values()), default=0.0) >= QUICKER
 
 
-# -- the reference against itself, and with a delay
+# -- the gates `aa` and `delays`: the reference against itself, without and with a delay
 
 
 def called(rows: list[Row]) -> int:
@@ -136,7 +138,7 @@ def delays_found(rows: list[Row]) -> bool:
     return found_slower(rows) >= FOUND * len(rows)
 
 
-# -- the ladder, and the conditions of other tools
+# -- the gates `ladder` and `do_bench`
 
 
 def ladder_agrees(rows: list[Row]) -> bool:

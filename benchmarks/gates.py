@@ -1,4 +1,4 @@
-"""Run all gates of timing within a time budget; a further call continues the same file.
+"""Run the measurements that check the timing (gates) within a time limit; a later call continues.
 
     python benchmarks/gates.py --device cuda --minutes 7 --out gates.json
         [--kernelbench FOLDER] [--cuda-agent FOLDER] [--only aa,delays]
@@ -9,14 +9,15 @@ Repeat the call with the same file until it reports that all is done. The parts,
   same kernel in KernelBench's eval and CUDA-Agent's scripts
 - `peers`: the factor by which those took longer
 - `delays`: detection of a delay of 3 %
-- `ladder`: its ratios against a plain clock, on KernelBench problems
+- `ladder`: the ladder's ratios against a plain clock's, on KernelBench problems
 - `do_bench`: the same data by do_bench and KernelBench's timing
 - `aa`: the reference against itself
 
-FOLDERs are checkouts that are not part of this repository; a part reports what it lacks. Each row
-is written to the file immediately. A failed step is recorded and repeated only with `--retry`. Exit
-code 0: everything requested is done and every gate holds; 1: a gate is missed; 2: more remains to
-be done, or the arguments are wrong; 3: all that could run holds, and a part lacks a prerequisite.
+FOLDERs are checkouts that are not part of this repository; a part without its checkout reports
+that. Each row is written to the file immediately. A failed step is recorded and repeated only with
+`--retry`. Exit code 0: everything requested is done and every gate holds; 1: a gate is missed; 2:
+more remains to be done, or the arguments are wrong; 3: all that could run holds, and a part lacks a
+prerequisite.
 """
 
 from __future__ import annotations
@@ -54,13 +55,13 @@ from cuagent.timing import Effort
 
 PARTS = ("turnaround", "peers", "delays", "ladder", "do_bench", "aa")
 COUNTS = {"turnaround": 1, "delays": 40, "ladder": 20, "aa": 300}
-"""Default number of runs of a part. For turnaround: runs of each other tool on each example, with
-ours before and after."""
+"""Default number of runs of a part. For turnaround: of runs of each other tool on each example;
+cuagent runs before and after each."""
 FOLDERS = ("problems", "kernelbench", "cuda_agent")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the gates. `argv` are the arguments, by default those of this process."""
+    """Run the gates; return the exit code. `argv`: arguments; None: those of this process."""
     argv = sys.argv[1:] if argv is None else argv
     options = _asked(argv)
     device = Device(options.device)
@@ -109,7 +110,7 @@ def _asked(argv: list[str]) -> argparse.Namespace:
 
 
 def _command(argv: list[str], options: argparse.Namespace) -> str:
-    """Return the command line without the names of this machine's folders."""
+    """Return the command line, with FOLDER and FILE in place of paths of this machine."""
     own = {str(getattr(options, name)): "FOLDER" for name in FOLDERS} | {str(options.out): "FILE"}
     return " ".join(["python", "benchmarks/gates.py", *(own.get(word, word) for word in argv)])
 
@@ -141,7 +142,8 @@ def gates(options: argparse.Namespace, device: Device) -> list[Part]:
 
 
 def _problems(options: argparse.Namespace) -> dict[str, Path]:
-    """Return the problems by name: those of the given folder, else a selection of KernelBench's."""
+    """Return the problem files by name: those of `--problems`, else a selection of
+    KernelBench's."""
     if "ladder" not in options.only:
         return {}
     if options.problems is not None:
@@ -164,8 +166,10 @@ def _subjects(kernelbench: Path | None) -> dict[str, Callable[[], Row]]:
 
 
 def _plan(names: list[str], tools: list[str], rounds: int) -> dict[str, tuple[str, str]]:
-    """Return the steps of turnaround, each an example and a tool; ours runs before and after
-    others."""
+    """Return the steps of turnaround by name, each (example, tool).
+
+    Cuagent runs before and after each run of another tool.
+    """
     turns = [OURS]
     for _ in range(rounds):
         for tool in tools or [OURS]:
@@ -184,8 +188,11 @@ def _in_turn(
     jobs: dict[tuple[str, str], Callable[[], Row]],
     device: Device,
 ) -> Rows:
-    """Yield rows of turnaround. The judge of an example stays open; its first run also opens
-    processes."""
+    """Yield rows of turnaround.
+
+    The judge of an example stays open for all its steps. A first run, which also opens processes,
+    is not counted; its seconds are in cuagent's rows (`opening`).
+    """
     for name, steps in groupby(missing, key=lambda step: plan[step][0]):
         with turnaround.judging(name, device.value) as once:
             opening = once()["all"]
@@ -218,7 +225,7 @@ def _each(jobs: dict[str, Callable[[], Row]], missing: list[str]) -> Rows:
 
 
 def _none(missing: list[str]) -> Rows:
-    """Yield no rows: the part reads another part's."""
+    """Yield no rows: the part reads the rows of another part."""
     yield from ()
 
 

@@ -1,12 +1,12 @@
-"""Judge and time the expert's first candidate of some tasks, against eager and torch.compile.
+"""Judge the expert's first candidate of some tasks, and time it against eager and torch.compile.
 
     python benchmarks/judged_candidates.py [--device cuda|cpu] [--jobs N] [--json FILE] TASK ...
 
 A task is a file. Each has its own process; on a GPU, `--jobs` of them share the device, and only
 one is timed at a time. A line for each task: the verdict, the largest error as a share of its
-bound, the ratios over eager and torch.compile with their 95 % intervals (quick timing, no other
-rungs) and the seconds that it took. It measures less than `cuagent bench`: no search, no rung but
-the default torch.compile.
+bound, the speedups over eager and torch.compile with their 95 % intervals (quick timing), and the
+seconds that this took. Not covered, unlike in `cuagent bench`: a search, other rungs than the
+default torch.compile.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ def main() -> None:
 
 
 def judged(path: str, device: str, shared: bool) -> dict[str, Any]:
-    """Return the record of one task."""
+    """Judge one task; return its record, with a `reason` if it failed.
+
+    `shared`: other tasks run in parallel.
+    """
     started = time.monotonic()
     record: dict[str, Any] = {"task": Path(path).stem}
     try:
@@ -88,7 +91,7 @@ def _judged(path: str, device: str, shared: bool) -> dict[str, Any]:
 
 
 def line(record: dict[str, Any]) -> str:
-    """Return the record in one line."""
+    """Return the record as one line of text."""
     name, seconds = f"{record['task']:28}", f"{record['seconds']:5.0f} s"
     if not record.get("accepted"):
         return f"{name} {seconds}  {record['reason']}: {record.get('detail', '')[:200]}"

@@ -1,11 +1,12 @@
-"""Compare the ladder's ratios with an independent timing by events.
+"""Compare the ladder's ratios with those of an independent timing by CUDA events.
 
     python benchmarks/ladder_agreement.py --problems FOLDER [--out docs/measurements/ladder.json]
 
 FOLDER holds problem files of the KernelBench form (level1/*.py, ...), which are not part of this
-repository. For each, the ladder times eager and some rungs (separate processes, two clocks). Then
-plain events time them in this process: L2 overwritten, inputs rotated, arms interleaved call by
-call in random order, medians. The compared figures are the ratios eager over rung. Needs a GPU.
+repository. For each problem the ladder times eager and some rungs (in separate processes, by two
+clocks). Then plain events time the same rungs in this process: the L2 cache is overwritten before
+each call, inputs rotate, rungs alternate call by call in random order, and the medians count. The
+compared figures are the ratios of eager's time to a rung's. Needs a GPU.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from cuagent.worker import ForkServerError
 
 RUNGS = {Device.CUDA: (EAGER, COMPILE, f"{EAGER}+tf32"), Device.CPU: (EAGER, COMPILE)}
 WITHIN = 0.03
-"""Largest accepted difference of a ratio, as a share."""
+"""Largest accepted relative difference of a ratio."""
 WARM_S = 45.0
-"""Time limit of compiling one problem in seconds."""
+"""Time limit in seconds for compiling one problem."""
 SMALL_BYTES, FEW_MODULES = 256 << 20, 40
 """Limits of a small problem: bytes of inputs, weights and output together; number of submodules."""
 COMPILE_ONE = """
@@ -85,7 +86,7 @@ def problems(folder: Path) -> list[Path]:
 
 
 def selected(checkout: Path, limit: int) -> list[Path]:
-    """Return evenly spread problems of KernelBench's levels 1 to 3 that take only seconds."""
+    """Return up to `limit` small problems, evenly spread over KernelBench's levels 1 to 3."""
     small = [path for path in sorted(checkout.glob("KernelBench/level[1-3]/*.py")) if _small(path)]
     spread = (
         {round(i * (len(small) - 1) / max(1, limit - 1)) for i in range(limit)} if small else ()
@@ -94,7 +95,7 @@ def selected(checkout: Path, limit: int) -> list[Path]:
 
 
 def _small(path: Path) -> bool:
-    """Return True if a problem has few bytes and submodules, by a call on meta tensors."""
+    """Return True if a problem has few bytes and submodules; a call on meta tensors finds out."""
     source: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
     try:
         with torch.device("meta"), torch.no_grad(), warnings.catch_warnings(action="ignore"):
@@ -102,7 +103,7 @@ def _small(path: Path) -> bool:
             inputs = source["get_inputs"]()
             model = source["Model"](*source["get_init_inputs"]())
             parts = list(model.modules())
-            # On meta tensors a recurrent net is a loop of seconds.
+            # On meta tensors a recurrent network loops for seconds.
             if len(parts) > FEW_MODULES or any(isinstance(x, torch.nn.RNNBase) for x in parts):
                 return False
             moved = [*inputs, *model.state_dict().values(), model(*inputs)]
@@ -112,7 +113,7 @@ def _small(path: Path) -> bool:
 
 
 def differences(rows: list[dict[str, Any]]) -> list[float]:
-    """Return the difference of each of the ladder's ratios, as a share."""
+    """Return the relative difference of each of the ladder's ratios from that by events."""
     return [abs(x["off"]) for row in rows for x in row.get("rungs", {}).values()]
 
 
@@ -126,7 +127,8 @@ def said(rows: list[dict[str, Any]]) -> str:
 
 
 def compared(path: Path, device: Device) -> dict[str, Any]:
-    """Time one problem by the ladder and by a plain clock; a failure is recorded in the row."""
+    """Time one problem by the ladder and by a plain clock; return the row, with an `error` on
+    failure."""
     try:
         return _compare(path, device)
     except (TaskError, RuntimeError, MemoryError, ForkServerError) as error:
@@ -139,9 +141,10 @@ def compared(path: Path, device: Device) -> dict[str, Any]:
 
 
 def warm(paths: list[Path], device: Device) -> int:
-    """Compile each reference into the cache of the ladder's processes, several in parallel.
+    """Compile each reference, so that the cache of the ladder's processes has it; several in
+    parallel.
 
-    Returns the number that compiled. This process uses the same cache from now on.
+    Returns the number of references that compiled. This process uses the same cache from now on.
     """
     caches = {k: v for k, v in compiled_graphs().items() if k.endswith("_CACHE_DIR")}
     os.environ.update(caches)
@@ -186,7 +189,7 @@ def _compare(path: Path, device: Device) -> dict[str, Any]:
 
 
 def _plain(task: Task) -> dict[str, float]:
-    """Return the median seconds of each rung in this process, by events or by a CPU's clock."""
+    """Return the median seconds of each rung in this process, by events (on a CPU by the clock)."""
     on_cuda = task.device is Device.CUDA
     reference = open_reference(task)
     scratch = torch.empty(1 << 28 if on_cuda else 0, dtype=torch.uint8, device=task.device.value)
@@ -208,7 +211,7 @@ def _plain(task: Task) -> dict[str, float]:
         started = time.perf_counter()
         call = 0
         while call < 25 or (call < 80 and time.perf_counter() - started < 1.5):
-            # In random order: the call after a pause is up to 4 % slower.
+            # The order is random, because the call after a pause is up to 4 % slower.
             for name in random.sample(list(models), len(models)):
                 _prepare(name)
                 scratch.zero_()
@@ -220,7 +223,8 @@ def _plain(task: Task) -> dict[str, float]:
 
 
 def _clocked(call: Callable[[], Any], on_cuda: bool) -> Callable[[], float]:
-    """Make one call; return a function that gives its seconds once the GPU was synchronised."""
+    """Make one call; return a function that returns its seconds, to be called after
+    synchronization."""
     if not on_cuda:
         started = time.perf_counter()
         call()

@@ -1,9 +1,10 @@
-"""Check for leaks: run many verdicts in a row, right and wrong ones, and count resources.
+"""Check for leaks: judge many right and wrong attempts in a row, and count resources.
 
     python benchmarks/leaks.py --runs 200 --device cpu
 
-Counts processes, descriptors, temporary files, files in /dev/shm and memory on the GPU, after the
-first ten verdicts, every fifty and after the last. Exits with 1 if a count has grown at the end.
+It counts processes, descriptors, temporary files, files in /dev/shm and memory, after the first ten
+verdicts, after every fifty and after the last. Exit code 1 if a count has grown from the first to
+the last.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ SLACK = {"GPU MiB": 64, "resident MiB": 64}
 
 
 def counts(root: Path, device: str) -> dict[str, int]:
-    """Return the current counts of our resources."""
+    """Return the current counts by resource; `root` is the folder of temporary files."""
     found = {
         "processes": len(_descendants(os.getpid())),
         "descriptors": len(list(Path("/proc/self/fd").iterdir())),

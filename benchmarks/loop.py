@@ -2,9 +2,9 @@
 
     python benchmarks/loop.py [STEPS]      # 1000 by default
 
-A scripted model replies immediately; each step has three calls of file tools. The time of a step
-that is neither in the model nor in a tool is the loop's: log, hooks, the commit of the work folder.
-It is separate from the tests because it can fail on a busy machine. Exit code 1 above a limit.
+A scripted model replies immediately; each step has three calls of file tools. The loop's overhead
+is the time of a step outside the model and the tools: log, hooks, the commit of the work folder. It
+is separate from the tests because it can fail on a busy machine. Exit code 1 above a limit.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from cuagent.models.scripted import reply_of
 from cuagent.task import load_task
 
 MAX_STEP_S = 0.05
-"""Seconds of overhead that the 95th percentile of the steps may have."""
+"""Largest 95th percentile, over the steps, of the overhead in seconds."""
 MAX_GROWTH = 64 << 10
-"""Largest number of bytes of memory that a step may add: enough for its messages in the
+"""Largest growth of memory in bytes per step. It leaves room for the step's messages in the
 conversation."""
 SOURCE = """\
 import torch

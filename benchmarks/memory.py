@@ -1,11 +1,11 @@
-"""Measure the memory of a verdict and of a timing of a softmax.
+"""Measure the memory that a verdict and a timing of a softmax take.
 
     python benchmarks/memory.py [--rows N] [--columns N] [--device cpu|cuda] [--no-timing]
 
-The program prints the peak of each phase, sampled every 5 ms, in multiples of one input set and its
-output. On the CPU it shows the private memory of the referee, the oracle and the largest other
-process, and the shared arenas. On a GPU it shows the sum of all processes, because memory there
-cannot be assigned to a process. The candidate is the reference.
+The program prints the peak of each phase, sampled every 5 ms, in bytes and as a multiple of the
+size of one input set with its output. On the CPU it shows the private memory of the referee, the
+oracle and the largest other process, and the shared arenas. On a GPU it shows the sum of all
+processes, because memory there cannot be assigned to a process. The candidate is the reference.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ModelNew(torch.nn.Module):
 
 
 class Peaks:
-    """Peak memory of each phase and process; a thread samples it."""
+    """Peak memory in bytes by phase and kind of process; a thread samples it inside the context."""
 
     def __init__(self, device: Device, fork_server: ForkServer) -> None:
         self.device = device
@@ -65,7 +65,7 @@ class Peaks:
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Count the samples in this context for `phase`, and print its seconds."""
+        """Assign the samples in this context to `phase`; print the seconds at the end."""
         self.phase = phase
         start = time.perf_counter()
         yield
@@ -97,7 +97,8 @@ class Peaks:
 
 
 def _resident(process: str) -> dict[str, int]:
-    """Return the resident bytes of a process by kind; empty if the process is gone."""
+    """Return the resident bytes of a process by kind (`RssAnon`, ...); empty if the process is
+    gone."""
     try:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
     except OSError:

@@ -4,9 +4,10 @@
 
 A mutant differs from the module in one place: a comparison, an arithmetic operator, a constant, a
 condition, a returned value, a reduction (`max` becomes `min`) or a deleted call. Each mutant runs
-in a fork, so the libraries that the tests import are imported once. The fork ends at the first
-failure or at six times the duration of the unchanged module. Not covered: code that a test runs in
-a new interpreter, which imports the unchanged module. docs/research/mutation.md has results.
+in a fork, so the libraries that the tests import are imported only once. A fork ends at the first
+failure, or after 20 seconds plus six times the duration of the tests without a mutant. Not covered:
+code that a test runs in a new interpreter, which imports the unchanged module.
+docs/research/mutation.md has results.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ CALLS = {
 
 
 def unchanged(tree: ast.AST) -> set[ast.AST]:
-    """Return nodes whose change no test should see: docstrings, messages and annotations."""
+    """Return the nodes that are not mutated, because no test should notice: docstrings, messages,
+    annotations."""
     found: set[ast.AST] = set()
     for node in ast.walk(tree):
         for name in ("annotation", "returns", "decorator_list", "exc"):
@@ -63,7 +65,7 @@ def unchanged(tree: ast.AST) -> set[ast.AST]:
 
 
 def replacements(node: Any) -> Iterator[ast.AST]:
-    """Return what may take the place of a node; each differs from it in one point."""
+    """Yield the replacements of a node; each differs from the node in one point."""
     made = copy.deepcopy(node)
     match node:
         case ast.Compare(ops=[operator]):
@@ -132,7 +134,7 @@ class Mutants:
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Import hook that gives a module this code."""
+    """Import hook that runs `code` as the module `name`."""
 
     def __init__(self, name: str, path: Path, code: CodeType) -> None:
         self.name, self.path, self.code = name, path, code
@@ -153,15 +155,16 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def module_name(path: Path) -> str:
-    """Return the name under which the package imports this file."""
+    """Return the dotted name under which cuagent imports this file."""
     parts = path.with_suffix("").parts
     return ".".join(parts if parts[0] == "cuagent" else ("cuagent", *parts))
 
 
 def outcome(finder: Finder | None, tests: Sequence[str], limit_s: float, names: Path) -> int:
-    """Run the tests in a fork and return their exit code; -9 at the time limit.
+    """Run the tests in a fork; return their exit code, or -9 if the time limit ended them.
 
-    Without a finder, the modules that the tests have imported are written to `names`.
+    `finder`: import hook of the mutant. None: no mutant, and the names of all imported modules are
+    written to the file `names`.
     """
     pid = os.fork()
     if pid == 0:
@@ -191,7 +194,7 @@ def outcome(finder: Finder | None, tests: Sequence[str], limit_s: float, names: 
 
 
 def import_libraries(names: Sequence[str]) -> None:
-    """Import the installed packages among these modules, not the project and its tests."""
+    """Import those of the modules that are installed packages, but not cuagent and its tests."""
     installed = (sys.prefix, sys.base_prefix)
     for name in names:
         if name.partition(".")[0] in ("cuagent", "__main__"):
@@ -203,7 +206,7 @@ def import_libraries(names: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the tests on a random sample of mutants, and print those that survive."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("module", type=Path)
     parser.add_argument("tests", nargs="+")

@@ -2,8 +2,9 @@
 
 The tools are given as paths of checkouts. An attempt is converted to the form of each tool:
 KernelBench needs one file that calls `load_inline`, CUDA-Agent a folder with the sources, a torch
-binding and a `model.py`. The kernel text is unchanged, and the bindings are generated from its
-prototypes. Each run compiles from scratch in a fresh process and a new folder, as those tools do.
+binding and a `model.py`. The text of the kernels is unchanged; the bindings are generated from
+their prototypes. Each run compiles from scratch in a fresh process and a new folder, as those tools
+do.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from cuagent.kernels.prototypes import Prototype, parse
 ARCHITECTURE = {"TORCH_CUDA_ARCH_LIST": "9.0"}
 LOADER = "from cuagent.kernels import load\n"
 TIME_LIMIT_S = 400.0
-"""Seconds that one command of a tool may take."""
+"""Time limit of one command of a tool, in seconds."""
 EVALUATE = """
 import importlib.util, json, sys, types
 from pathlib import Path
@@ -46,14 +47,15 @@ found = eval_kernel_against_ref(
 print(json.dumps({"correct": found.correctness, "runtime": found.runtime,
                   "said": {k: str(v)[:200] for k, v in found.metadata.items()}}))
 """
-"""Program that runs KernelBench's eval. Its package imports clients of language models, which
-judging does not use; an empty stub replaces each one that is not installed, and saves time."""
+"""Program that runs KernelBench's eval. The kernelbench package imports clients of language models,
+which judging does not use; an empty stub replaces each client that is not installed."""
 
 
 def kernelbench(checkout: Path, example: Path, attempt: Path) -> dict[str, Any]:
-    """Return the seconds of KernelBench's eval: compile, 5 checks, 100 timed trials of both models.
+    """Return a row with the seconds of KernelBench's eval (compile, 5 checks, 100 timed trials).
 
-    `ended` is True if it gave an answer, right or wrong. Raises subprocess.TimeoutExpired.
+    In the row, `ended` is True if the eval gave an answer, right or wrong. Raises
+    subprocess.TimeoutExpired.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -69,9 +71,10 @@ def kernelbench(checkout: Path, example: Path, attempt: Path) -> dict[str, Any]:
 
 
 def cuda_agent(checkout: Path, example: Path, attempt: Path) -> dict[str, Any]:
-    """Return the seconds of CUDA-Agent's three scripts: compile.sh, verification, profiling.
+    """Return a row with the seconds of CUDA-Agent's three scripts: compile.sh, verification,
+    profiling.
 
-    `ended` is True if all three succeeded. Raises subprocess.TimeoutExpired.
+    In the row, `ended` is True if all three scripts succeeded. Raises subprocess.TimeoutExpired.
     """
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "work"
@@ -125,7 +128,7 @@ def _source(attempt: Path) -> Path:
 
 
 def _one_file(attempt: Path) -> str:
-    """Return the attempt as one file for KernelBench."""
+    """Return the text of the attempt as one file for KernelBench."""
     source = _source(attempt)
     prototypes = parse(source.read_text(), source.name)
     wrappers = "".join(_wrapper(prototype) for prototype in prototypes)
@@ -142,7 +145,11 @@ def _one_file(attempt: Path) -> str:
 
 
 def _loader(compiled: str, prototypes: list[Prototype] | tuple[Prototype, ...]) -> str:
-    """Return a replacement of cuagent's loader that gets the same names from an extension."""
+    """Return source that replaces cuagent's `load`: it returns the same functions from an
+    extension.
+
+    `compiled`: source that defines `extension`.
+    """
     names = ", ".join(f"{p.name}=extension.{p.name}_call" for p in prototypes)
     return (
         f"{compiled}from types import SimpleNamespace\n"
@@ -151,7 +158,7 @@ def _loader(compiled: str, prototypes: list[Prototype] | tuple[Prototype, ...]) 
 
 
 def _binding(prototypes: list[Prototype] | tuple[Prototype, ...]) -> str:
-    """Return a binding as CUDA-Agent's instructions demand it, with the headers they recommend."""
+    """Return the C++ source of a binding in the form that CUDA-Agent's instructions demand."""
     head = (
         "#include <torch/types.h>\n#include <torch/csrc/utils/pybind.h>\n"
         "#include <cuda_runtime.h>\n#include <c10/cuda/CUDAStream.h>\n"

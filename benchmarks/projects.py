@@ -2,13 +2,13 @@
 
     python benchmarks/projects.py [NAME ...] [--device cuda] [--search] [--pairs 2] [--out DIR]
 
-The folder `projects` holds seven scripts as users write them. For each of them: `cuagent capture`
-records the module; the expert's first candidate is judged on all recorded shapes (with `--search`
-`cuagent optimize` runs instead); the package is written, installed into a new virtual environment
-that cannot import cuagent, and the script runs there without and with it, in alternation. Printed
-are the verdict, the difference of the script's results, and the seconds of a step before and after:
-wall time and processor time, the least of all runs. A kernel that is not faster is exported too, so
-that the table shows what it would cost.
+The folder `projects` holds seven scripts as users write them. For each script, `cuagent capture`
+records a module, and the expert's first candidate is judged on all recorded shapes (with
+`--search`, `cuagent optimize` runs instead). The result is exported as a package and installed into
+a new virtual environment that cannot import cuagent. There the script runs without and with the
+package, in alternation. Printed are the verdict, the difference of the script's results, and the
+wall and processor time of a step before and after (the smallest of all runs). A kernel that is not
+faster is exported too, to show its cost.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ HERE = Path(__file__).resolve().parent / "projects"
 
 @dataclass(frozen=True)
 class Project:
-    """One script, and the module of it that is made faster."""
+    """A script, and the name of its module that is made faster."""
 
     name: str
     module: str
     backward: bool = False
     tolerance: float = 1e-3
-    """Largest difference of the results, relative to their root mean square."""
+    """Largest accepted difference of the results, relative to their root mean square."""
 
 
 PROJECTS = {
@@ -57,7 +57,7 @@ PROJECTS = {
 
 
 def main() -> None:
-    """Print the lines of each project. The exit code is 1 if one gives other results."""
+    """Print the lines of each project. The exit code is 1 if the results of a script differ."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(PROJECTS))
     parser.add_argument("--device", default="auto")
@@ -80,7 +80,7 @@ def main() -> None:
                 project: pool.submit(packaged, project, out / project.name, given)
                 for project in chosen
             }
-            # Scripts are timed when nothing else runs.
+            # Wait for all: scripts are timed when nothing else runs.
             texts = {project: future.result() for project, future in made.items()}
         failed = False
         for project, text in texts.items():
@@ -130,7 +130,8 @@ def packaged(project: Project, folder: Path, given: argparse.Namespace) -> str:
 
 
 def _judged(project: Project, folder: Path, given: argparse.Namespace) -> str:
-    """Judge the expert's first candidate with quick timing, and export it if it is right."""
+    """Judge the expert's first candidate with quick timing, and export it if it is accepted; return
+    what to print."""
     from cuagent.attempt import Attempt
     from cuagent.bench.held_lock import lock_file
     from cuagent.capture.shapes import judge_shapes
@@ -171,7 +172,8 @@ def _judged(project: Project, folder: Path, given: argparse.Namespace) -> str:
 
 
 def _searched(project: Project, folder: Path, given: argparse.Namespace) -> str:
-    """Run `cuagent optimize` and export its result, or its best attempt if it has none."""
+    """Run `cuagent optimize` and export its result, or else its best attempt; return what to
+    print."""
     base = [sys.executable, "-m", "cuagent"]
     runs = ["--run-dir", str(folder / "runs")]
     command = [*base, "optimize", str(folder / "task"), "--model", "expert", *runs]
@@ -191,7 +193,10 @@ def _searched(project: Project, folder: Path, given: argparse.Namespace) -> str:
 def compare(
     project: Project, package: Path, python: Path, given: argparse.Namespace
 ) -> dict[str, Any]:
-    """Install the package, run the script without and with it, and return the difference."""
+    """Install the package and run the script without and with it, `--pairs` times each.
+
+    Returns `same`, True if the results differ by at most the tolerance, and the `text` to print.
+    """
     name = json.loads((package / "task.json").read_text())["name"]
     install(package, python)
     times: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
@@ -219,7 +224,7 @@ def compare(
 
 
 def install(package: Path, python: Path) -> None:
-    """Install with pip; without pip put the files of the package's wheel into the environment."""
+    """Install a package for `python` with pip; if there is no pip, unpack the package's wheel."""
     if not _run([sys.executable, "-m", "pip", "--version"]).returncode:
         command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps"]
         done = _run([*command, "--no-index", "--force-reinstall", str(package)])

@@ -31,7 +31,7 @@ from judging import CorpusJudges, is_safe, open_judges  # noqa: E402
 from cuagent.verify import Reason, Verdict  # noqa: E402
 
 NEAR = 0.5
-"""Share of the bound above which the error of an honest candidate is marked as near."""
+"""Share of the bound above which the output marks an honest candidate's error as `near`."""
 
 
 @dataclass
@@ -43,14 +43,14 @@ class Record:
     task: str
     verdicts: int = 0
     wrong: list[str] = field(default_factory=list)
-    """Details of the verdicts that differ from the demand of the corpus."""
+    """Details of each verdict that differs from the one that the corpus expects."""
     reasons: Counter[str] = field(default_factory=Counter)
     largest: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Largest ratio of error to bound, for each kind of draw."""
+    """Largest ratio of error to bound by kind of draw."""
     refused: Counter[str] = field(default_factory=Counter)
-    """Number of verdicts in which a draw of this kind failed, for each kind of draw."""
+    """Number of verdicts with a failed draw, by the draw's kind."""
     least: float = float("inf")
-    """Smallest value, over the verdicts, of the largest ratio of error to bound."""
+    """Largest ratio of error to bound of a verdict's draws; the smallest over all verdicts."""
 
     def add(self, candidate: Candidate, verdict: Verdict) -> None:
         word = verdict.reason.name.lower().replace("_", " ")
@@ -67,7 +67,7 @@ class Record:
 
     @property
     def worst(self) -> tuple[float, str]:
-        """Largest ratio of error to bound, and its kind of draw."""
+        """Largest ratio of error to bound, and the kind of its draw."""
         return max(((ratio, kind) for kind, ratio in self.largest.items()), default=(0.0, ""))
 
     def to_json(self) -> dict[str, Any]:

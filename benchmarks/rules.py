@@ -31,9 +31,9 @@ from pathlib import Path
 from typing import Any
 
 TIME_LIMIT_S = 30.0
-"""Seconds that one candidate may take."""
+"""Time limit of one candidate, in seconds."""
 TRIALS = 5
-"""Correctness trials of KernelBench; its own default."""
+"""Number of KernelBench's correctness trials; KernelBench has the same default."""
 
 
 def main() -> int:
@@ -107,7 +107,7 @@ def kernelbench(checkout: Path) -> Rule:
 
 
 def cuda_agent(checkout: Path) -> Rule:
-    """Return the rule of CUDA-Agent: its verification.py, run as an agent runs it, must pass."""
+    """Return the rule of CUDA-Agent: its verification.py, run as a program, must pass."""
     import torch
     import torch.nn.functional
 
@@ -129,7 +129,8 @@ def cuda_agent(checkout: Path) -> Rule:
 
 
 def _judge_in_fork(rule: Rule, task: Path, candidate: Path) -> dict[str, str]:
-    """Apply the rule to a copy of the candidate in a forked process."""
+    """Apply the rule to a copy of the candidate in a forked process; return its `word` and
+    `detail`."""
     with tempfile.TemporaryDirectory(prefix="rules-") as name:
         folder = Path(name) / "work"
         shutil.copytree(candidate, folder)

@@ -33,7 +33,7 @@ from corpus import Candidate, bugs, exploits, honest, task_path  # noqa: E402
 
 
 def drawn(earlier: Path, number: int, seed: int) -> list[Candidate]:
-    """Return the attempts: two fifths exploits, the rest honest candidates and bugs."""
+    """Return a random sample of the corpus: 40 % exploits, 30 % honest candidates, 30 % bugs."""
 
     def is_fit(c: Candidate) -> bool:
         task = task_path(c.task)
@@ -58,16 +58,17 @@ def drawn(earlier: Path, number: int, seed: int) -> list[Candidate]:
 
 @dataclass(frozen=True)
 class Side:
-    """A checkout and how to run it."""
+    """A checkout (`tree`), and the interpreter and precision to run it with."""
 
     tree: Path
     python: str
     precision: str
-    """Name of full float32 precision; "match" had this meaning in the first checkouts."""
+    """Value of `--precision` that means full float32; in the first checkouts this was `match`."""
 
 
 def judged(side: Side, candidate: Candidate, folder: Path) -> tuple[str, float]:
-    """Return the reason of the verdict and the seconds of the command."""
+    """Run `cuagent verify` of one checkout on an attempt; return the verdict's reason and the
+    seconds."""
     task = side.tree / task_path(candidate.task).relative_to(ROOT)
     command = [side.python, "-m", "cuagent", "verify", str(task), str(folder), "--json"]
     start = time.perf_counter()
@@ -87,7 +88,7 @@ def judged(side: Side, candidate: Candidate, folder: Path) -> tuple[str, float]:
 
 
 def main() -> int:
-    """Run the command line."""
+    """Judge each attempt under both checkouts; return 1 if a reason differs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("earlier", type=Path)
     parser.add_argument("python", help="interpreter in which the earlier checkout is installed")

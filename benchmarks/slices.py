@@ -1,9 +1,9 @@
 """Run long measurements in resumable steps, within a time limit.
 
-A part is a list of named steps. The row of each step is written to the file before the next step
-starts, so that a killed program loses only the present step. A step that raises is recorded with
-its error, and the other steps continue. Steps whose names start with the same word form a group:
-after three failures in a row, the call skips the rest of the group.
+A part is a list of named steps. A step's result is a row, which is written to the file before the
+next step starts. So a killed program loses only the current step. A step that raises is recorded
+with its error, and the other steps continue. Steps whose names start with the same word form a
+group: after three failures in a row, the call skips the rest of the group.
 Not covered: a step that never returns.
 Invariant: the file is complete at every moment.
 """
@@ -22,30 +22,31 @@ from typing import Any
 Row = dict[str, Any]
 Rows = Generator[Row, None, None]
 MOST_FAILED = 3
-"""Largest number of failures in a row after which the rest of a group is skipped."""
+"""Number of failures in a row after which the rest of a group is skipped."""
 DONE, MISSED, MORE, LACKING = range(4)
 """Exit codes: all gates hold; a gate is missed; steps remain; a part lacks a requirement."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One kind of row: how to measure the missing ones, and how to judge all of them."""
+    """A list of steps: how to measure the missing rows, and how to judge all rows."""
 
     name: str
     steps: list[str]
     take: Callable[[list[str]], Rows]
-    """Yields the row of each of the given missing steps, in their order."""
+    """Generator function that yields the row of each of the given missing steps, in their order."""
     said: Callable[[list[Row]], str]
-    """Summarizes the rows that did not fail."""
+    """Function that returns a summary of the rows that did not fail, as text."""
     held: Callable[[list[Row]], bool]
-    """Returns True if the gate holds, given all rows, failed ones included."""
+    """Function that returns True if the gate holds, given all rows, failed ones included."""
     lacks: str = ""
     """Missing requirement, such as a GPU; empty if there is none."""
     of: str = ""
-    """Name of the part whose rows this part reads if it has no steps."""
+    """Name of another part whose rows this part reads, if it has no steps; empty: its own rows."""
 
     def rows(self, found: Row) -> list[Row]:
-        """Return the rows of this part in the file, failed ones included."""
+        """Return the rows of this part in `found` (the content of the file), failed ones
+        included."""
         return list(found["rows"].get(self.of or self.name, []))
 
     def missing(self, found: Row) -> list[str]:
@@ -54,7 +55,10 @@ class Part:
 
 
 def go_on(parts: list[Part], found: Row, out: Path, end: float) -> None:
-    """Run the missing steps until none is left, or until `end` (seconds of time.monotonic)."""
+    """Run the missing steps of all parts until none is left, or until `end` (by time.monotonic()).
+
+    `found` is the content of the file `out`; both are updated after each step.
+    """
     for part in parts:
         failed: dict[str, int] = {}
         while (missing := _missing(part, found, failed)) and time.monotonic() < end:
@@ -62,7 +66,7 @@ def go_on(parts: list[Part], found: Row, out: Path, end: float) -> None:
 
 
 def _missing(part: Part, found: Row, failed: dict[str, int]) -> list[str]:
-    """Return the missing steps, without groups that failed too often."""
+    """Return the missing steps, without those of groups that failed too often."""
     return [step for step in part.missing(found) if failed.get(_group(step), 0) < MOST_FAILED]
 
 
@@ -73,7 +77,7 @@ def _group(step: str) -> str:
 def _run_steps(
     part: Part, missing: list[str], failed: dict[str, int], found: Row, out: Path, end: float
 ) -> None:
-    """Run steps until one raises or time is up; `failed` counts failures in a row by group."""
+    """Run steps until one raises or until `end`; `failed` counts the failures in a row by group."""
     start, current = time.monotonic(), ""
     try:
         with closing(part.take(missing)) as rows:
@@ -106,7 +110,7 @@ def _record(part: Part, found: Row, out: Path, row: Row, start: float) -> None:
 
 
 def concluded(parts: list[Part], found: Row) -> int:
-    """Print the summary of each part, and return the exit code."""
+    """Print the summary of each part; return the exit code of the program."""
     codes = []
     for part in parts:
         rows = part.rows(found)
@@ -124,7 +128,8 @@ def concluded(parts: list[Part], found: Row) -> int:
 
 
 def read(out: Path) -> Row | None:
-    """Read the file of an earlier call; None if there is none. Raises OSError, ValueError."""
+    """Return the content of an earlier call's file; None if there is no file. Raises OSError,
+    ValueError."""
     if not out.exists():
         return None
     found = json.loads(out.read_text())

@@ -3,11 +3,11 @@
     python benchmarks/small_cpu.py [--threads 1] [--blocks 8] [--json FILE] [NAME ...]
 
 All tasks are bound by memory or by the cost of a call. No rule of the expert was developed on them.
-The arms run in one process in alternating blocks, so that other load meets all alike. A run is cut
-into five stretches, and the fastest block of each arm represents a stretch, because other processes
-only lengthen a block. A ratio is the geometric mean over the stretches of an arm's time over the
-candidate's, with Student's 95 % interval. The best rung is the faster of eager and torch.compile.
-The last lines are geometric means over the tasks, with Student's 95 % interval.
+The arms run in one process in alternating blocks, so that other load affects all alike. A run is
+divided into five stretches. An arm's time in a stretch is that of its fastest block, because other
+processes only lengthen a block. A ratio is an arm's time over the candidate's: the geometric mean
+over the stretches, with Student's 95 % interval. The best rung is the faster of eager and
+torch.compile. The last lines are geometric means over the tasks, with Student's 95 % interval.
 """
 
 from __future__ import annotations
@@ -133,18 +133,23 @@ TASKS = {
         "x(512, 1024)",
     ),
 }
-"""Body of forward, and its inputs.
+"""Tasks by name: the body of forward, and the inputs.
 
 `x(shape)` is float32, `i[shape, high]` has indices, and `m?(shape)` is a mask.
 """
 STRETCHES = 5
 BLOCK_S = 2e-3
-"""Seconds of one block, at least one call."""
+"""Duration of a block in seconds; a block has at least one call."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """Seconds per call, and ratios over the candidate with limits; 0 kernels: no candidate."""
+    """Result of a task: seconds per call by arm, and the arms' ratios over the candidate, with
+    limits.
+
+    `kernels`: number of kernels of the candidate; 0: there is no candidate. `error`: largest
+    relative error of the candidate's results (of eager's without one).
+    """
 
     name: str
     kernels: int
@@ -154,7 +159,7 @@ class Row:
 
 
 def text_of(name: str) -> str:
-    """Return the task file of a task."""
+    """Return the source of a task's file."""
     body, inputs = TASKS[name]
     names, made = [], []
     for word in inputs.replace(", ", ",").split():
@@ -184,7 +189,7 @@ def _module(path: Path) -> Any:
 
 
 def measure(name: str, folder: Path, blocks: int) -> Row:
-    """Generate the candidate of a task and compare it with its baselines."""
+    """Generate the expert's candidate of a task, and compare it with eager and torch.compile."""
     import torch
 
     from cuagent.expert.candidate import Options, make_candidate
@@ -223,7 +228,8 @@ def _call(model: Any, inputs: Sequence[Any]) -> Callable[[], Any]:
 
 
 def _error(made: Any, exact: Any) -> float:
-    """Return the largest relative error over the results."""
+    """Return the largest relative error of the results, one per tensor: |made - exact| /
+    |exact|."""
     pairs = zip(_leaves(made), _leaves(exact), strict=True)
     return max(
         float((a.double() - b.double()).norm() / (b.double().norm() + 1e-30)) for a, b in pairs
@@ -235,7 +241,10 @@ def _leaves(value: Any) -> list[Any]:
 
 
 def alternate(arms: dict[str, Callable[[], Any]], blocks: int) -> dict[str, list[float]]:
-    """Return seconds per call of each arm in each stretch; the order rotates."""
+    """Return, for each arm, the seconds per call of its fastest block in each stretch.
+
+    `blocks`: number of blocks of each arm per stretch. The order of the arms rotates.
+    """
     for call in arms.values():
         for _ in range(3):
             call()
@@ -261,11 +270,11 @@ def alternate(arms: dict[str, Callable[[], Any]], blocks: int) -> dict[str, list
 
 
 T_95 = {1: 12.7, 2: 4.3, 3: 3.18, 4: 2.78, 9: 2.26, 14: 2.14, 19: 2.09, 24: 2.06}
-"""Student's quantile of 97.5 % by degrees of freedom."""
+"""97.5 % quantiles of Student's t by degrees of freedom."""
 
 
 def geometric_mean(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Return the geometric mean and the limits of Student's 95 % interval."""
+    """Return (geometric mean, lower limit, upper limit), by Student's 95 % interval."""
     logs = [math.log(ratio) for ratio in ratios]
     middle = statistics.fmean(logs)
     if len(logs) < 2:

@@ -3,11 +3,11 @@
     python benchmarks/small_ppo.py --seeds 10 --out small.json    # minutes of one core; resumes
     python benchmarks/small_ppo.py --summary small.json
 
-The game is made for credit assignment: an episode has three turns, the prompt names a number, each
-turn should begin with it, and after each turn come `NOISE_TOKENS` tokens of a tool that mean
-nothing. The reward is terminal: 3 for three right turns, 1 for two, else -1. Everything but the
-game is the real code: engine, RFT, value pretraining, PPO. No kernel is written, so the figures do
-not hold for kernels. Arms of a seed start from the same policy after RFT and play the same held-out
+The game tests credit assignment. The prompt names a number, an episode has three turns, and each
+turn should begin with the number. After each turn come `NOISE_TOKENS` meaningless tokens of a tool.
+The reward is terminal: 3 for three right turns, 1 for two, else -1. Everything except the game is
+the real code: engine, RFT, value pretraining, PPO. No kernel is written, so the figures do not hold
+for kernels. Arms of a seed start from the same policy after RFT and play the same held-out
 episodes. A seed whose base policy does not learn to copy the number (held-out reward below 0) is
 counted and left out before its arms are played. Intervals are t-intervals over seeds of paired
 differences. The settings were chosen on seeds 100 and 101.
@@ -58,7 +58,7 @@ ARMS: dict[str, PpoConfig] = {
     "lambda by length": replace(PPO, lam_actor=None),
 }
 T95 = {4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 11: 2.201, 14: 2.145, 19: 2.093}
-"""Quantiles of Student's t for 95 %, by degrees of freedom."""
+"""Quantiles of Student's t for a 95 % interval, by degrees of freedom."""
 
 
 def main() -> None:
@@ -84,7 +84,12 @@ def main() -> None:
 
 
 def run_seed(seed: int) -> dict[str, Any]:
-    """Train base, RFT and all arms of one seed; return held-out rewards and areas."""
+    """Train base, RFT and all arms of one seed; return the figures by stage or arm.
+
+    The figure of base and RFT is the held-out reward. Those of an arm are the held-out reward after
+    PPO, the mean training reward over the iterations (`area`), and the critic's explained variance
+    at the start (`ev`).
+    """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
         actor = new_actor(small_config(16, 1, 32, 2, 128, END, 0), seed)
@@ -118,7 +123,8 @@ def run_seed(seed: int) -> dict[str, Any]:
 
 
 def demonstrations(count: int, seed: int) -> list[Episode]:
-    """Return episodes of a teacher whose turns are right in every second draw."""
+    """Return episodes of a teacher that writes the prompt's number with probability 1/2 in each
+    turn, else a random one."""
     rng = np.random.default_rng(seed)
     found = []
     for i in range(count):
@@ -159,7 +165,7 @@ def episode(
     logprobs: Sequence[tuple[float, ...]],
     noise: Sequence[Sequence[int]],
 ) -> Episode:
-    """Return an episode with its reward."""
+    """Return an episode of the game, with its reward."""
     segments = [Segment(Kind.PROMPT, (2, number, 3))]
     for ids, logps, tool in zip(turns, logprobs, noise, strict=True):
         segments += [Segment(Kind.ACTION, ids, logps), Segment(Kind.OBSERVATION, tuple(tool))]
@@ -169,7 +175,8 @@ def episode(
 
 
 def reward(actor: Any) -> float:
-    """Return the mean reward of held-out episodes, the same for every policy."""
+    """Return the policy's mean reward over the held-out episodes, whose numbers are the same for
+    all policies."""
     return fmean(e.reward for e in play(actor, HELDOUT, 777_777))
 
 
@@ -199,7 +206,7 @@ def summary(found: dict[str, Any]) -> list[str]:
 
 
 def interval(gaps: Sequence[float]) -> str:
-    """Return mean and 95 % t-interval over seeds."""
+    """Return the mean and the 95 % t-interval of `gaps` (one per seed) as text."""
     if len(gaps) - 1 not in T95:
         return f"{fmean(gaps):+.2f}"
     half = T95[len(gaps) - 1] * stdev(gaps) / math.sqrt(len(gaps))

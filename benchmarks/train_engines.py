@@ -3,10 +3,11 @@
     python benchmarks/train_engines.py --preset tiny                   # a dry run, on a CPU too
     python benchmarks/train_engines.py --preset h200 --out engines.json
 
-Each conversation has a thread, like an episode, and samples through the rollouts' own `Batcher`:
-gathered for `local`, separately for `continuous`. All start with the same prompt. Tool results are
-random ids without delay, and turn lengths are drawn in advance, so both engines sample equally
-much. A result is the median over rounds that alternate between the engines, and includes opening.
+Each conversation has a thread, like an episode, and samples through the `Batcher` of rollouts: in
+common batches for `local`, separately for `continuous`. All conversations start with the same
+prompt. Tool results are random ids without delay. Turn lengths are drawn in advance, so both
+engines sample the same number of tokens. A result is the median over rounds that alternate between
+the engines; it includes the time to open the engine.
 Not covered: judging in parallel, servers, the sampled text (the weights are random).
 """
 
@@ -34,21 +35,21 @@ from cuagent.training.policy.model import count_parameters
 from cuagent.training.rollout.episode import Batcher
 
 NEVER = -1
-"""An id that no token has, so a turn always reaches its requested length."""
+"""End-of-turn id that no token has, so that a turn always reaches its requested length."""
 
 
 @dataclass(frozen=True)
 class Size:
     decoder: str
-    """A preset of `train_throughput.py`."""
+    """Name of the decoder: a preset of `train_throughput.py`."""
     conversations: int
     turns: int
     prompt: int
-    """Tokens of the common start of all conversations."""
+    """Number of tokens of the prompt, which all conversations share."""
     reply: int
     """Largest number of tokens of a turn; the smallest is a quarter of it."""
     observation: int
-    """Tokens of a tool result."""
+    """Number of tokens of a tool result."""
     rounds: int
 
     @property
@@ -116,13 +117,14 @@ def figures(size: Size, device: str) -> dict[str, Any]:
 
 
 def lengths(size: Size, number: int) -> list[int]:
-    """Return the number of tokens of each turn of a conversation."""
+    """Return the number of tokens of each turn of conversation `number`."""
     rng = random.Random(number)
     return [rng.randint(max(1, size.reply // 4), size.reply) for _ in range(size.turns)]
 
 
 def player(size: Size, vocabulary: int, engine: Engine) -> Callable[[], float]:
-    """Return a function that plays all conversations and returns the seconds."""
+    """Return a function that plays all conversations once and returns the seconds that this
+    took."""
 
     def ids(seed: int, count: int) -> tuple[int, ...]:
         rng = random.Random(seed)

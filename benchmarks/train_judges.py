@@ -1,12 +1,12 @@
-"""Measure verdicts per second of a pool with one and with several judging processes on a GPU.
+"""Measure verdicts per second of judge pools with one and with several processes on a GPU.
 
     python benchmarks/train_judges.py --preset tiny                 # a dry run, C++ on a CPU
     python benchmarks/train_judges.py --preset gpu --out judges.json
 
 The gym's teacher writes kernels, right and wrong ones; all are compiled in advance. For each number
 of processes a pool opens all tasks, then judges every kernel in two passes without the cache.
-Between two passes of one pool a kernel's speedup differs by chance alone; between pools it must not
-differ by more. Not covered: compiling, sampling, a training loop on the same machine.
+Between two passes of one pool a kernel's speedup differs by chance only; between pools it should
+differ no more. Not covered: compiling, sampling, a training loop on the same machine.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from cuagent.training.judging.pool import JudgePool
 
 Work = Sequence[tuple[Task, Attempt]]
 AT_ONCE = 32
-"""Number of concurrent requests, like those of episodes."""
+"""Number of concurrent requests; each stands for an episode."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,8 @@ def main() -> None:
 
 
 def kernels(size: Size, folder: Path) -> Work:
-    """Return distinct, compiled kernels for each task; those that do not compile are judged too."""
+    """Return `size.kernels` distinct attempts per task, compiled if they can be; the others are
+    judged too."""
     tasks = make_tasks(folder, make_chains(3, size.tasks, seed=0), size.device, size.rows)
     work: dict[tuple[str, str], tuple[Task, Attempt]] = {}
     for task in tasks:
@@ -96,7 +97,8 @@ def kernels(size: Size, folder: Path) -> Work:
 
 
 def arm(size: Size, owners: int, work: Work) -> tuple[dict[str, Any], list[list[Judgement]]]:
-    """Measure one pool with `owners` processes; return its figures and its judgements."""
+    """Measure a pool with `owners` processes per GPU; return its figures, and the judgements of
+    each pass."""
     with (
         JudgePool(Effort.GLANCE, judges_per_gpu=owners) as pool,
         ThreadPoolExecutor(AT_ONCE) as threads,
@@ -130,7 +132,8 @@ def arm(size: Size, owners: int, work: Work) -> tuple[dict[str, Any], list[list[
 
 
 def verdict_row(found: Judgement) -> dict[str, Any]:
-    """Return one verdict: speedups with their limits, microseconds of each arm, failures."""
+    """Return a judgement as JSON: verdict, speedups with limits, microseconds of each arm,
+    failures."""
     row: dict[str, Any] = {"right": found.verdict.accepted, "why": found.verdict.reason}
     if found.timing is not None:
         ratios = found.timing.ratios.items()
@@ -144,7 +147,8 @@ def verdict_row(found: Judgement) -> dict[str, Any]:
 
 
 def medians(of: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the median of each part."""
+    """Return the median seconds of each part of a verdict; each item of `of` has one verdict's
+    seconds by part."""
     parts = {name for seconds in of for name in seconds}
     return {
         part: round(statistics.median(seconds.get(part, 0.0) for seconds in of), 3)
@@ -153,7 +157,10 @@ def medians(of: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def agreement(passes: Mapping[int, list[list[Judgement]]]) -> dict[str, Any]:
-    """Compare verdicts and speedups between the passes of each pool, and with the first pool."""
+    """Return comparisons (see `compared`) between the passes of each pool, and with the first pool.
+
+    `passes`: the judgements of each pass, by number of processes.
+    """
     one = next(iter(passes.values()))
     found: dict[str, Any] = {}
     for owners, (first, second) in passes.items():
@@ -164,7 +171,11 @@ def agreement(passes: Mapping[int, list[list[Judgement]]]) -> dict[str, Any]:
 
 
 def compared(left: Sequence[Judgement], right: Sequence[Judgement]) -> dict[str, Any]:
-    """Count different verdicts and rewards, and compare the speedups over each baseline."""
+    """Return how many verdicts and rewards differ, and the quotients of speedups over each
+    baseline.
+
+    `left` and `right`: judgements of the same kernels in two passes.
+    """
     pairs = list(zip(left, right, strict=True))
     return {
         "other verdicts": sum(a.verdict.accepted != b.verdict.accepted for a, b in pairs),
@@ -174,8 +185,11 @@ def compared(left: Sequence[Judgement], right: Sequence[Judgement]) -> dict[str,
 
 
 def spread(left: Sequence[Judgement], right: Sequence[Judgement], over: str) -> dict[str, Any]:
-    """Return quotients of speedups known to both: median, limits, and how many differ by
-    1.3 times."""
+    """Return statistics of the quotients right / left of the speedups over a baseline: the median,
+    the 5 and 95 % quantiles, and the number beyond a factor of 1.3.
+
+    Kernels that either pass did not time are left out.
+    """
     ratios = [
         now / before
         for before, now in zip(speedups(left, over), speedups(right, over), strict=True)
@@ -191,7 +205,8 @@ def spread(left: Sequence[Judgement], right: Sequence[Judgement], over: str) -> 
 
 
 def speedups(judged: Sequence[Judgement], over: str) -> list[float | None]:
-    """Return the speedups; None if the baseline or the kernel was not timed."""
+    """Return each kernel's speedup over a baseline; None if the baseline or the kernel was not
+    timed."""
     known = [j.timing.ratios.get(over) if j.timing is not None else None for j in judged]
     return [None if ratio is None else ratio.value for ratio in known]
 

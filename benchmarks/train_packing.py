@@ -4,11 +4,11 @@
     python benchmarks/train_packing.py --preset cpu --out packing.json
     CUDA_VISIBLE_DEVICES=0 python benchmarks/train_packing.py --preset h200 --out packing.json
 
-Both arms make the same update, which is checked first: losses agree within rounding. They
-alternate, and the result is the median of the ratios of neighbours, with its extremes: on a busy
-machine the tokens per second of a moment say little, their ratio says more. Padded rows are grouped
-by length already, so the gain depends on the lengths: "wide" is log-uniform over a factor of 16
-(episodes of one turn to forty), "narrow" is uniform from a quarter to the whole.
+Both arms make the same update, which is checked first: losses agree within rounding. The arms
+alternate. The result is the median ratio of a padded step's time to that of the packed step after
+it, with the extremes: on a busy machine this ratio varies less than the tokens per second. Padded
+rows are grouped by length already, so the gain depends on the lengths: "wide" is log-uniform over a
+factor of 16 (episodes of one turn to forty), "narrow" is uniform from a quarter to the whole.
 Not covered: TRL (`train_throughput.py`).
 """
 
@@ -39,7 +39,8 @@ PRESETS = {
 LENGTHS = ("wide", "narrow")
 STAGES = {"rft": ours, "ppo": ours_ppo}
 AGREES = {"cpu": 1e-5, "cuda": 2e-2}
-"""Largest relative difference of the losses: rounding in fp32, and in bf16."""
+"""Largest accepted relative difference of the losses, by device: rounding of fp32 (CPU) or bf16
+(CUDA)."""
 
 
 def main() -> None:
@@ -51,7 +52,7 @@ def main() -> None:
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu":
-        torch.set_num_threads(1)  # threads that wait for each other measure the other processes
+        torch.set_num_threads(1)  # more threads would wait for other processes
     size = PRESETS[options.preset]
     found: dict[str, Any] = {}
     for found in figures(size, device, options.lengths, options.stages):
@@ -62,7 +63,7 @@ def main() -> None:
 def figures(
     size: Size, device: str, lengths: Sequence[str], stages: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield all measurements so far after each one, and print it."""
+    """Yield all measurements so far, after each new one; print the new one."""
     found: dict[str, Any] = {
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if device != "cpu" else "cpu",
@@ -99,7 +100,8 @@ def wide(size: Size) -> list[Episode]:
 
 
 def padding(rows: list[Episode], size: Size) -> dict[str, float]:
-    """Return the passes of each arm and the share of padding in the padded ones."""
+    """Return the number of forward passes of each arm, and the share of padding in the padded
+    ones."""
     real = collate(rows).real.sum(1)
     budget = size.micro * size.tokens
     groups = list(microbatches(real, budget))
@@ -112,7 +114,7 @@ def padding(rows: list[Episode], size: Size) -> dict[str, float]:
 
 
 def loss_of(size: Size, rows: list[Episode], placement: Placement, device: str) -> float:
-    """Return the imitation loss of fresh weights."""
+    """Return the imitation loss of a decoder with initial weights."""
     actor, batch = place(decoder(size), placement, device), collate(rows)
     with torch.no_grad():
         return sum(
@@ -124,7 +126,8 @@ def loss_of(size: Size, rows: list[Episode], placement: Placement, device: str) 
 def compare(
     stage: str, steps: dict[str, Callable[[], float]], tokens: int, rounds: int
 ) -> dict[str, Any]:
-    """Alternate between the arms; return tokens per second and the ratio."""
+    """Run the arms in alternation; return tokens per second, and the ratio of padded to packed
+    time."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds):
         for name, step in steps.items():

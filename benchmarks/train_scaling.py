@@ -7,13 +7,13 @@
 An iteration is one of `training/algorithms/ppo.py`, without checkpoints: a `Collector` plays gym
 tasks through the agent's loop and tools, a pool on the process's own cores compiles and verifies
 the kernels (C++, untimed), then actor and critic score and learn from all episodes, in replicas.
-Each process adds the same number of episodes. The efficiency is the episodes per second of N
-processes over N times those of one.
+Each process plays the same number of episodes. The efficiency is the episodes per second of N
+processes over N times those of one process.
 
 A policy with random weights writes no kernel that can be judged. So the actor decodes, token by
-token, as many tokens as the gym's teacher would write; then the teacher's text replaces its own.
-Decoding, tools, compilers, verdicts, the exchange of episodes, scores and updates are real. The
-text is not the actor's, so the benchmark says nothing about learning.
+token, the number of tokens that the gym's teacher would write; then the teacher's text replaces the
+actor's. Decoding, tools, compilers, verdicts, the exchange of episodes, scores and updates are
+real. The text is not the actor's, so the benchmark says nothing about learning.
 Not covered: several machines, shards, timed verdicts, GPU kernels, episodes of many turns.
 
 Invariant: a process has the same work and the same resources in every arm:
@@ -69,9 +69,9 @@ from cuagent.training.rollout.episode import Play
 Row = dict[str, Any]
 TURN = "<|im_start|>"
 NEVER = -1
-"""An id that no token has, so decoding always reaches the requested length."""
+"""End-of-turn id that no token has, so that decoding always reaches the requested length."""
 SPOKEN = 300
-"""Number of teacher turns that train the tokenizer."""
+"""Number of the teacher's turns that the tokenizer is trained on."""
 PARTS = ("seconds", "rollouts", "updates")
 SAME = ("torch", "device", "size", "processors", "judging")
 """Fields that must be equal for two runs to be compared."""
@@ -80,14 +80,14 @@ SAME = ("torch", "device", "size", "processors", "judging")
 @dataclass(frozen=True)
 class Size:
     decoder: str
-    """A preset of `train_throughput.py`."""
+    """Name of the decoder: a preset of `train_throughput.py`."""
     tasks: int
     owners: int
-    """Cores of a process's share that judge; compilers and the trainer have the others."""
+    """Number of cores in a process's share that judge; compilers and the trainer use the others."""
     episodes: int
-    """Episodes of each process in an iteration."""
+    """Number of episodes that each process plays in an iteration."""
     iterations: int
-    """Measured iterations, after one warm-up."""
+    """Number of measured iterations, after one for warm-up."""
     tokens_per_microbatch: int
 
 
@@ -141,7 +141,11 @@ def physical_core(processor: int) -> tuple[int, int]:
 
 
 def share(processors: Sequence[int], shares: int, number: int, most: int) -> list[int]:
-    """Return one of `shares` equal parts; if there are fewer cores than parts, cores are reused."""
+    """Return part `number` of `shares` equal parts of the processors, at most `most`.
+
+    If there are fewer processors than parts, each part is one processor, which several parts may
+    share.
+    """
     each = min(most, len(processors) // shares)
     if each == 0:
         return [processors[number % len(processors)]]
@@ -152,10 +156,10 @@ def share(processors: Sequence[int], shares: int, number: int, most: int) -> lis
 
 
 class TeacherEngine:
-    """An `Engine`: the actor decodes as many tokens as the teacher's turn has, the ids are the
-    teacher's.
+    """An `Engine` for which the actor decodes the number of tokens in the teacher's turn, but which
+    returns the teacher's ids.
 
-    Log-probabilities are those of the actor's own tokens.
+    The log-probabilities are those of the actor's own tokens.
     """
 
     needs_batches = True
@@ -168,7 +172,7 @@ class TeacherEngine:
         self.decoded = 0
         """Number of decoded tokens."""
         self.ended = 0.0
-        """End of the last batch, by time.perf_counter()."""
+        """Time (by time.perf_counter()) when the last batch ended."""
 
     def open(self) -> AbstractContextManager[None]:
         return self.local.open()
@@ -189,8 +193,8 @@ class TeacherEngine:
     def says(self, request: Request) -> tuple[int, ...]:
         """Return the teacher's next turn; it depends on the prompt and the seed alone.
 
-        The teacher learns that a verdict came, but not which, so it always submits: an episode has
-        one long turn.
+        The teacher does not see if the verdict was good, so it always submits after a verdict. An
+        episode therefore has one long turn.
         """
         text = self.chat.tokenizer.decode(list(request.prompt))
         task = self.tasks[text.partition(f"{TURN}user\n")[2].partition(self.chat.end_text)[0]]
@@ -205,7 +209,8 @@ class TeacherEngine:
 
 
 def with_number(call: ToolCall, number: int) -> ToolCall:
-    """Return the call with a number in the text of a kernel that it writes."""
+    """Return the call with `number` as a comment in the text that it writes; other calls are
+    unchanged."""
     arguments = json.loads(call.arguments)
     if "text" not in arguments:
         return call
@@ -221,7 +226,7 @@ def tokenizer(vocabulary: int) -> Chat:
 
 
 class Trainer:
-    """Actor, critic and their episodes, iteration by iteration."""
+    """Actor and critic, which play and learn from episodes, iteration by iteration."""
 
     def __init__(self, size: Size, tasks: Sequence[Task], pool: JudgePool, out: Path, device: str):
         model, processes = DECODERS[size.decoder], parallel.size()
@@ -244,7 +249,7 @@ class Trainer:
         )
 
     def iteration(self, number: int) -> Row:
-        """Run one iteration of `ppo` with a clock; return the same row on every process."""
+        """Run and time one iteration of PPO; return a row, the same on every process."""
         engine, judged = self.engine, self.pool.judged
         engine.seconds, engine.decoded = 0.0, 0
         started = synchronized_time()
@@ -303,7 +308,8 @@ def say(text: str) -> None:
 
 
 def measure(size: Size, free: Sequence[int], seconds: float, out: Path | None) -> None:
-    """Run all iterations; the output file is complete after each."""
+    """Run the benchmark on the cores `free` for at most about `seconds`; write `out` after each
+    iteration."""
     started_at = time.monotonic()
     judging = list(free[: max(1, min(size.owners, len(free) - 1))])
     os.sched_setaffinity(0, set(free) - set(judging) or set(free))
@@ -330,7 +336,7 @@ def measure(size: Size, free: Sequence[int], seconds: float, out: Path | None) -
 
 
 def first_verdict(pool: JudgePool, task: Task) -> None:
-    """Open a task in its judging process."""
+    """Judge one attempt, so that the task is open in its judging process."""
     pool.judge(task, teacher_of(task, 0).attempt(initial_files(task)))
 
 
@@ -350,9 +356,10 @@ def run_facts(
 
 
 def run(trainer: Trainer, found: Row, iterations: int, end: float, out: Path | None) -> None:
-    """Run one warm-up iteration, then at least one measured one; start none after `end`.
+    """Run one warm-up iteration and up to `iterations` measured ones, at least one; add the rows to
+    `found`.
 
-    `end` is in time.monotonic() seconds.
+    After `end` (by time.monotonic()) no further iteration starts.
     """
     for number in range(iterations + 1):
         row = trainer.iteration(number)
@@ -361,7 +368,7 @@ def run(trainer: Trainer, found: Row, iterations: int, end: float, out: Path | N
         else:
             found["iterations"].append(row)
             found["median"] = medians(found)
-        stop = parallel.sum_number(float(time.monotonic() > end)) > 0  # all processes agree
+        stop = parallel.sum_number(float(time.monotonic() > end)) > 0  # the same on all processes
         found["replicas are equal"] = trainer.equal()
         if parallel.rank() == 0:
             say(describe(number, row))
@@ -377,7 +384,8 @@ def run(trainer: Trainer, found: Row, iterations: int, end: float, out: Path | N
 
 
 def time_gradient_sums(trainer: Trainer, times: int = 3) -> list[float]:
-    """Return the seconds of summing the gradients of both models, the cost that scaling adds."""
+    """Return the seconds, `times` times, of summing the gradients of both models over all
+    processes."""
     found = []
     for _ in range(times):
         started = synchronized_time()
@@ -403,7 +411,7 @@ def describe(number: int, row: Mapping[str, Any]) -> str:
 
 
 def rates(found: Mapping[str, Any], part: str) -> list[float]:
-    """Return episodes per second of each measured iteration, by the seconds of one part of it."""
+    """Return, for each measured iteration, the number of episodes over the seconds of one part."""
     return [row["episodes"] / row[part] for row in found["iterations"]]
 
 
@@ -417,8 +425,8 @@ def medians(found: Mapping[str, Any]) -> dict[str, float]:
 def compared(few: Mapping[str, Any], many: Mapping[str, Any]) -> Row:
     """Return the efficiency of `many` processes over `few`, overall and by part.
 
-    Each has the median over iterations, and the least and most that two iterations of the runs
-    give.
+    An efficiency has the median over iterations, and the smallest and largest value that any two
+    iterations of the two runs give.
     Raises SystemExit if the runs differ in setup or have no iterations.
     """
     differ = [name for name in SAME if few[name] != many[name]]

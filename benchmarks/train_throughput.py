@@ -7,10 +7,10 @@
 All arms train the same decoder (random weights, fp32 with bf16 products, fused AdamW) on the same
 rows: agent episodes, with two sevenths of the tokens sampled. A result is the median over rounds
 that alternate between the arms; a step is one optimizer step over the whole batch. Rows of one
-length show the trainers alone; rows of many lengths also show the cost of padding. With several
-processes only our own updates are timed, in replicas and in shards: strong scaling with a constant
-batch. TRL (`pip install trl`, with datasets) no longer has a PPO with a critic, so PPO has no
-counterpart.
+length compare the trainers only; rows of many lengths also show the cost of padding. With several
+processes only cuagent's updates are timed, in replicas and in shards, with the same total batch for
+any number of processes (strong scaling). TRL (`pip install trl`, with datasets) no longer has a PPO
+with a critic, so PPO has no counterpart.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Size:
     heads: int
     vocabulary: int
     rows: int
-    """Episodes of a step."""
+    """Number of episodes in a step."""
     tokens: int
-    """Tokens of the longest row."""
+    """Number of tokens of the longest row."""
     micro: int
-    """Rows of a forward pass."""
+    """Number of rows of the longest length that fit into a forward pass."""
     steps: int
     rounds: int
 
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def figures(size: Size, device: str) -> dict[str, Any]:
-    """Return all measurements; print each when it is done."""
+    """Measure all arms; print each measurement when it is done, and return all."""
     found: dict[str, Any] = {
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if device != "cpu" else "cpu",
@@ -89,8 +89,11 @@ def figures(size: Size, device: str) -> dict[str, Any]:
 
 
 def episodes(size: Size, shortest: float) -> list[Episode]:
-    """Return episodes of random ids: a prompt, then two turns, each followed by twice as many tool
-    tokens."""
+    """Return episodes of random ids: a prompt, then two turns, each followed by a tool result of
+    double length.
+
+    Their lengths are spread evenly from the share `shortest` of `size.tokens` to all of it.
+    """
     rng = torch.Generator().manual_seed(0)
     shares = torch.linspace(shortest, 1.0, size.rows)[torch.randperm(size.rows, generator=rng)]
     kinds = (Kind.PROMPT, Kind.ACTION, Kind.OBSERVATION, Kind.ACTION, Kind.OBSERVATION)
@@ -161,7 +164,7 @@ def decoder(size: Size) -> Any:
 
 
 def ours(size: Size, rows: list[Episode], placement: Placement, device: str) -> Callable[[], float]:
-    """Return a function that measures an RFT step like the loop of `rft.py`."""
+    """Return a function that runs RFT steps, as in `rft.py`, and returns the seconds of one."""
     actor = place(decoder(size), placement, device)
     optimizer = make_optimizer(actor, RATES)
     actor.train()
@@ -182,8 +185,10 @@ def ours(size: Size, rows: list[Episode], placement: Placement, device: str) -> 
 def ours_ppo(
     size: Size, rows: list[Episode], placement: Placement, device: str
 ) -> Callable[[], float]:
-    """Return a function that measures a PPO update: both models score the batch and learn from it
-    once."""
+    """Return a function that runs PPO updates and returns the seconds of one.
+
+    In an update both models score the batch and learn from it once.
+    """
     start = decoder(size)
     critic = place(new_critic(start), placement, device)
     actor = place(start, placement, device)
@@ -199,7 +204,8 @@ def ours_ppo(
 
 
 def timed(step: Callable[[], None], steps: int, device: str) -> Callable[[], float]:
-    """Warm up; return a function that makes `steps` steps and returns the seconds of one."""
+    """Run one step to warm up; return a function that runs `steps` steps and returns the seconds
+    per step."""
 
     def wait() -> float:
         if device != "cpu":
@@ -219,7 +225,8 @@ def timed(step: Callable[[], None], steps: int, device: str) -> Callable[[], flo
 
 
 def theirs(size: Size, rows: list[Episode], device: str) -> Callable[[], float]:
-    """Return a function that measures a step of TRL's SFTTrainer on the same rows by callbacks."""
+    """Return a function that runs TRL's SFTTrainer on the same rows and returns the seconds per
+    step."""
     from datasets import Dataset
     from datasets.table import InMemoryTable
     from tokenizers import Tokenizer, models
@@ -228,7 +235,7 @@ def theirs(size: Size, rows: list[Episode], device: str) -> Callable[[], float]:
     from trl import SFTConfig, SFTTrainer
 
     logging.disable_progress_bar()
-    # Set the fingerprint, since some versions cannot pickle their own rows to compute it.
+    # Set the fingerprint, because some versions of datasets cannot pickle the rows to compute it.
     table = InMemoryTable.from_pylist([as_labels(e) for e in rows])
     data = Dataset(table, fingerprint="episodes")
     tokenizer = PreTrainedTokenizerFast(
@@ -288,7 +295,7 @@ def theirs(size: Size, rows: list[Episode], device: str) -> Callable[[], float]:
 
 
 def as_labels(episode: Episode) -> dict[str, list[int]]:
-    """Return ids, and labels that count the same tokens as our own loss."""
+    """Return an episode for TRL: ids, and labels that are -100 except on sampled tokens."""
     ids = [i for s in episode.segments for i in s.ids]
     labels = [i if s.kind is Kind.ACTION else -100 for s in episode.segments for i in s.ids]
     return {"input_ids": ids, "labels": labels}

@@ -4,11 +4,12 @@
         [--kernelbench FOLDER] [--cuda-agent FOLDER] [--beside 8] [--where]
 
 The judge of an example is opened once, as in a run. Then it judges the attempt in `attempts/`
-repeatedly. Each time the kernel source is changed, so that the compiler runs. `--pause` seconds
-between attempts are not counted: an author takes longer to change a source, and the judge opens the
-next profile meanwhile. The first run also opens torch.compile's process and is reported separately.
-Then the same kernels go through the programs of other tools (`peers.py`), `--beside` in parallel.
-These need a GPU and nvcc. Ours also run on a CPU, with the first attempts of the expert.
+repeatedly. Each time the kernel source is changed, so that the compiler runs. The `--pause` seconds
+between attempts are not counted: they stand for the time in which an author changes the source and
+the judge prepares the next profile. The first run also opens torch.compile's process and is
+reported separately. Then the same kernels go through the programs of other tools (`peers.py`),
+`--beside` in parallel. All this needs a GPU and nvcc. On a CPU only cuagent runs, with the first
+attempts of the expert.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from cuagent.timing import Effort
 ATTEMPTS = Path(__file__).parent / "attempts"
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SHOWN_S = 0.02
-"""Seconds in a function from which `--where` shows it."""
+"""Least number of seconds that a function takes to be shown by `--where`."""
 
 
 def main() -> int:
@@ -76,10 +77,10 @@ def main() -> int:
 
 
 def judged(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the seconds of each stage for each change of the source.
+    """Return a row for each change of the source, with the seconds of each stage.
 
-    The first run also opens the processes that stay. With `where` the last run is shown by function
-    too, which makes it a little slower.
+    The first run also opens processes that later runs use again. With `--where` the row of the last
+    run also has the seconds by function; this makes the run a little slower.
     """
     started = time.perf_counter()
     with judging(name, options.device) as once:
@@ -97,7 +98,8 @@ def judged(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 @contextmanager
 def judging(name: str, device: str) -> Iterator[Callable[[], dict[str, Any]]]:
-    """Yield a function that changes the attempt once more and judges it in an open judge."""
+    """Yield a function that changes the attempt's source, judges the attempt and returns a row; the
+    judge stays open."""
     task = load_task(EXAMPLES / f"{name}.py", device=device)
     files = attempted(task)
     with LocalJudge(task) as judge:
@@ -128,7 +130,7 @@ def _once(judge: LocalJudge, files: dict[str, str]) -> dict[str, Any]:
 
 
 def _by_function(once: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return a row, with the seconds in each of our functions that took a while."""
+    """Return a row of `once`, with the seconds in each of cuagent's functions above `SHOWN_S`."""
     with cProfile.Profile() as seen:
         row = once()
     under = {
@@ -140,7 +142,8 @@ def _by_function(once: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def attempted(task: Task) -> dict[str, str]:
-    """Return the files of an attempt: in `attempts/` on a GPU, the expert's on a CPU."""
+    """Return the files of an attempt at an example: from `attempts/` for a GPU, from the expert for
+    a CPU."""
     if task.device is Device.CPU:
         proposal = propose(open_subject(task), [])
         assert proposal is not None
@@ -151,7 +154,7 @@ def attempted(task: Task) -> dict[str, str]:
 
 
 def changed(files: dict[str, str], line: str) -> Attempt:
-    """Return an attempt with one more line in its kernel sources."""
+    """Return the attempt with `line` added at the top of its kernel sources."""
     return Attempt(
         tuple((name, line * (not name.endswith(".py")) + text) for name, text in files.items())
     )
@@ -160,7 +163,7 @@ def changed(files: dict[str, str], line: str) -> Attempt:
 def peers_of(
     kernelbench: Path | None, cuda_agent: Path | None, names: list[str]
 ) -> dict[tuple[str, str], Callable[[], dict[str, Any]]]:
-    """Return the programs of other tools for the same kernels, by tool and example."""
+    """Return functions that run another tool on an example's kernel, by (tool, example)."""
     tools = {"KernelBench": (peers.kernelbench, kernelbench)}
     tools["CUDA-Agent"] = (peers.cuda_agent, cuda_agent)
     return {
@@ -172,7 +175,8 @@ def peers_of(
 
 
 def summary(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the medians over the runs after the first, and the factor of each tool's time."""
+    """Return cuagent's median seconds by example, without first runs, and each tool's seconds over
+    them."""
     ours = {
         name: median(row["all"] for row in rows if row["example"] == name and row["run"] > 0)
         for name in {row["example"] for row in rows if row["run"] > 0}

@@ -9,8 +9,8 @@ CANDIDATE = "candidate"
 EAGER = "eager"
 COMPILE = "compile"
 """torch.compile with its default mode. Any other arm name is passed to torch.compile as its mode. A
-name may carry options: `+tf32`, `+fp32`, `+bf16` (autocast), `+channels_last`,
-`+cudnn_benchmark`, and `+cuda_graph` (captured without torch.compile's trees)."""
+name may carry options: `+tf32`, `+fp32`, `+bf16` (autocast), `+channels_last`, `+cudnn_benchmark`,
+and `+cuda_graph` (cuagent captures the graph, not torch.compile)."""
 GRAPH, BENCHMARK = "cuda_graph", "cudnn_benchmark"
 MODES = (EAGER, COMPILE, "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 OPTIONS = ("tf32", "fp32", "bf16", "channels_last", BENCHMARK, GRAPH)

@@ -24,7 +24,7 @@ KERNELS = "kernels"
 SOURCES = (".cu", ".cpp")
 HEADERS = (".h", ".hpp", ".cuh")
 _NAMED = re.compile(r"""["']([\w./-]+\.(?:cu|cpp|h|hpp|cuh))["']""")
-"""Matches the names of sources and headers in quotes."""
+"""Pattern that finds file names of sources and headers in quotes."""
 LARGEST_FILE = 4 << 20
 """Largest number of bytes of one file; a candidate is source text, not data."""
 LARGEST_ATTEMPT = 32 << 20
@@ -94,10 +94,12 @@ class Attempt:
 def freeze(path: Path, *, needs_module: bool = True) -> Attempt:
     """Read a candidate folder or file. A model_new.py next to kernels/ stands for its folder.
 
-    Without `needs_module` a folder may lack model_new.py: its kernels can be compiled already.
+    If `needs_module` is False, a folder with kernels/ may lack model_new.py, so that its kernels
+    can be compiled before the module is written.
 
     Each file is opened once, relative to its folder's descriptor and without following links. So
     the hashed text is the judged text, and no file of another user is read. Raises AttemptError.
+
     """
     if path.name == MODULE and _is_folder(path.parent / KERNELS):
         path = path.parent
@@ -119,7 +121,11 @@ def freeze(path: Path, *, needs_module: bool = True) -> Attempt:
 
 
 def _collect(parent: int, name: str, root: Path, found: dict[str, str], seen: list[str]) -> None:
-    """Add the sources and headers below `name`, a path relative to `root`, to `found`."""
+    """Add the sources and headers below `name`, a path relative to `root`, to `found`.
+
+    `parent` is the descriptor of the folder that contains `name`. `seen` collects the paths of all
+    entries; their number is limited.
+    """
     if name.count("/") > DEEPEST:
         raise CandidateFault(
             f"{root / KERNELS}: folders nest more than {DEEPEST} levels deep; use fewer"
@@ -151,7 +157,10 @@ def _require_small(found: dict[str, str], root: Path) -> None:
 
 
 def _reject_outside_sources(path: Path, folder: int, found: dict[str, str]) -> None:
-    """Raise CandidateFault if the attempt names a source of the folder that it does not include."""
+    """Raise CandidateFault if a text in `found` names an existing source outside kernels/.
+
+    Such a source would not be part of the attempt. `folder` is the descriptor of `path`.
+    """
     named = {name for text in found.values() for name in _NAMED.findall(text)}
     for name in sorted(named):
         inside = f"{KERNELS}/{Path(name).name}"
@@ -184,9 +193,10 @@ def _is_there(folder: int, name: str) -> bool:
 
 @contextmanager
 def _folder(name: str | Path, shown: Path, parent: int | None = None) -> Iterator[int]:
-    """Open a folder, relative to `parent` if given; then it must not be a link.
+    """Open a folder and yield its descriptor. Raises AttemptError with the path `shown`.
 
-    Raises AttemptError.
+    `parent` is the descriptor of the folder that `name` is relative to. With it, `name` must not be
+    a link.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     if parent is not None:
@@ -202,7 +212,7 @@ def _folder(name: str | Path, shown: Path, parent: int | None = None) -> Iterato
 
 
 def _fault(shown: Path, error: OSError, parent: int | None, name: str) -> AttemptError:
-    """Return the error for a file or folder that could not be opened."""
+    """Return the AttemptError for a file or folder that could not be opened with `error`."""
     try:
         mode = os.stat(name, dir_fd=parent, follow_symlinks=parent is None).st_mode
     except (OSError, ValueError):

@@ -31,7 +31,7 @@ from typing import Any, Literal
 PREFIX = "CUAGENT_"
 PROJECT_FILE = ".cuagent.toml"
 LARGEST_FILE = 1 << 20
-"""Bytes of the largest file of settings."""
+"""Largest number of bytes of a settings file; a larger one is an error."""
 CHOICES = {
     "device": ("auto", "cpu", "cuda"),
     "precision": ("match", "fp32", "tf32", "bf16", "fp16"),
@@ -40,7 +40,7 @@ CHOICES = {
     "notify": ("auto", "bell", "off"),
 }
 TABLES = ("endpoints", "prices")
-"""Tables of the user's servers and prices; `cuagent.models.servers` describes them."""
+"""Keys whose value is a table (servers, prices); `cuagent.models.servers` describes them."""
 ALLOWED = ("device", "notify")
 """Keys that a project's file may set."""
 PERSONAL = ("isolation", "approval", "notify_command", "model_timeout", *TABLES)
@@ -97,7 +97,7 @@ class Settings:
 
 
 TIMES = ("model_timeout", "max_time", "max_device_time")
-"""Settings that are times."""
+"""Names of the settings that are times in seconds."""
 TIME_FORMS = "a time above 0: 90s, 30m, 1.5h, or a plain number of seconds"
 
 
@@ -120,9 +120,9 @@ class Proposal:
 
 
 Layer = Mapping[str, tuple[Any, str]]
-"""Values with their origins, by key."""
+"""Values of one source of settings, by key: (value, origin)."""
 Accept = Callable[[Proposal], bool]
-"""Asks the user; True accepts the proposal of a project's file."""
+"""Function that asks the user for consent to the values of a project's file; True accepts them."""
 KEYS = tuple(f.name for f in fields(Settings) if f.name not in ("origins", "ignored", *TABLES))
 
 
@@ -140,8 +140,8 @@ def resolve(
 ) -> Settings:
     """Return the settings for the folder `cwd`. A flag that is None is unset. Raises ConfigError.
 
-    `accept` decides on values of the project's file that need consent. It sees only keys of
-    `flags` that no flag or variable sets.
+    `accept` decides on values of the project's file that need consent. It is asked only about keys
+    of `flags` whose value no flag or variable sets.
     """
     given = {key: value for key, value in (flags or {}).items() if value is not None}
     above = _from_environment(environ) | {key: (value, _flag(key)) for key, value in given.items()}

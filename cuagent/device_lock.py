@@ -5,8 +5,8 @@ verify; a timing runs while no other judge uses the device. Not covered: process
 the lock (`measure/system_load.py` detects those).
 
 A timing waits until all verifications have ended or given way, and the device idles meanwhile. So
-all timings that wait then run one after another, before any verification goes on. Between two of
-its timings a process does other work, so the verifications wait for a bounded time.
+all timings that wait then run one after another, before any verification goes on. The verifications
+wait for a bounded time only, because each process does other work between two of its timings.
 
 Invariant: a lock ends with its process, however the process ends. A process that waits for the
 exclusive lock gets it before any process that asks later, and before all that ask to share.
@@ -23,7 +23,8 @@ from pathlib import Path
 from cuagent.durations import Durations, Stage
 
 GiveWay = Callable[[], None]
-"""Gives up a shared device for a process that waits, and takes it again."""
+"""Function that gives up a shared device if another process waits to use it exclusively. It returns
+when the device is held again."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,14 @@ class DeviceLock:
     """Lock of one device. `lock` is a file, the same for all processes; None if nothing shares the
     device.
 
-    A process that holds the lock must not take it again: it would wait for itself, with `shared` as
-    soon as another process waits for `exclusive`.
+    A process that holds the lock must not take it again, because it would wait for itself. Two
+    `shared` holds block too, as soon as another process waits for `exclusive`.
     """
 
     lock: Path | None = None
     durations: Durations = field(default_factory=Durations, compare=False)
-    """Seconds by stage of the judge that uses the lock; those of waiting are counted here."""
+    """Durations of the judge that uses the lock. The time spent waiting for the lock is added to
+    them."""
 
     @property
     def is_awaited(self) -> bool:
@@ -56,8 +58,8 @@ class DeviceLock:
     def shared(self) -> Iterator[GiveWay]:
         """Hold the device together with others, while no process holds it exclusively.
 
-        The block gets a function that gives up the device and takes it again, if another process
-        waits for it exclusively. Call it only while no work of the block is on the device.
+        Yields a function that lets another process use the device if one waits to hold it
+        exclusively. Call it only while no work of the `with` block runs on the device.
         """
         with ExitStack() as stack:
             stack.enter_context(self._held_shared())
@@ -84,8 +86,8 @@ class DeviceLock:
                 self.lock.with_suffix(".door").open("a") as queue,
             ):
                 fcntl.flock(wish, fcntl.LOCK_SH)
-                # The first in the queue keeps it locked until it has the device, so that a process
-                # that gives the device up does not get it again before.
+                # The first process in the queue keeps the queue locked until it has the device. So
+                # a process that has just given the device up cannot take it again first.
                 fcntl.flock(queue, fcntl.LOCK_EX)
                 fcntl.flock(device, fcntl.LOCK_EX)
             yield
@@ -100,7 +102,7 @@ class DeviceLock:
                 self.durations.of(Stage.WAITING),
                 self.lock.with_suffix(".wish").open("a") as wish,
             ):
-                # Granted when no process holds the device exclusively or waits to.
+                # Granted when no process holds the device exclusively or waits to do so.
                 fcntl.flock(wish, fcntl.LOCK_EX)
                 fcntl.flock(device, fcntl.LOCK_SH)
             yield

@@ -1,7 +1,7 @@
 """Add up the seconds that one process spends in each stage of its work.
 
-A stage that begins inside another one interrupts it, so that a second counts once in each thread.
-Stages of different threads overlap.
+A stage that begins inside another one interrupts it, so each second of a thread is counted for one
+stage only. Stages of different threads overlap.
 """
 
 from __future__ import annotations
@@ -19,36 +19,39 @@ class Stage(StrEnum):
     CERTIFYING = "certifying"
     """Tests for degenerate problems (benchmarks only)."""
     OPENING = "opening"
-    """Start of the trusted processes, description and examination of the task."""
+    """Starting the trusted processes, and describing and examining the task."""
     GENERATION = "generation"
-    """Replies of the model; for the expert, capture and code generation."""
+    """Waiting for replies of the model; for the expert, capture and code generation."""
     BUILDING = "building"
-    """Compilers of an attempt's sources."""
+    """Compiling an attempt's sources."""
     VERIFYING = "verifying"
     SANITIZING = "sanitizing"
     """Checks of memory accesses and of races."""
     WAITING = "waiting"
     """Waiting for the device lock."""
     OPENING_ARMS = "opening_arms"
-    """Start of timed processes and waiting for torch.compile."""
+    """Starting timed processes and waiting for torch.compile."""
     QUICK_TIMING = "quick_timing"
     RECORD_TIMING = "record_timing"
     LADDER = "ladder"
     """Timing of the rungs alone."""
     PROFILING = "profiling"
-    """Profiles, and the rates of the device."""
+    """Profiling, and measuring the ceilings of the device."""
     COMPILING_AHEAD = "compiling_ahead"
-    """Rungs that compile without the lock, or in the background while other stages run."""
+    """Compiling rungs before they are opened: without the device lock, or in the background while
+    other stages run."""
     AUTOTUNING = "autotuning"
-    """The same for rungs with autotuning."""
+    """Like `COMPILING_AHEAD`, for rungs with autotuning."""
 
 
 class Durations:
-    """Seconds by stage. Threads may share one object; another process gets an empty one."""
+    """Seconds by stage. Threads may share one object. Pickling it for another process gives an
+    empty one."""
 
     def __init__(self) -> None:
         self.observe: Callable[[Stage, float], None] | None = None
-        """Receives each stage that ended and its seconds, without those of stages within it."""
+        """Called when a stage ends, with the stage and its seconds; those of nested stages are
+        subtracted."""
         self._seconds: dict[Stage, float] = {}
         self._lock = threading.Lock()
         self._local = threading.local()
@@ -58,7 +61,7 @@ class Durations:
 
     @contextmanager
     def of(self, stage: Stage) -> Iterator[None]:
-        """Count the time of the block for `stage`, without the stages within it."""
+        """Count the time of the `with` block for `stage`, without the stages nested in it."""
         stack: list[list[float]] = self._local.__dict__.setdefault("stack", [])
         inner = [0.0]
         stack.append(inner)
@@ -73,7 +76,7 @@ class Durations:
             self.add(stage, seconds - inner[0])
 
     def add(self, stage: Stage, seconds: float) -> None:
-        """Count seconds that were measured otherwise."""
+        """Add seconds that the caller measured to `stage`."""
         with self._lock:
             self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
         if self.observe is not None:

@@ -79,7 +79,8 @@ class Judged:
 
 @dataclass(frozen=True)
 class LadderMeasured:
-    """The ladder was measured, or more of it. `ladder` is a `cuagent.measure.rungs.Ladder`."""
+    """The ladder, or further rungs of it, were measured. `ladder` is a
+    `cuagent.measure.rungs.Ladder`."""
 
     ladder: Any
     shown: bool = True

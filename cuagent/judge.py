@@ -52,8 +52,9 @@ from cuagent.verify.sanitize import gated
 from cuagent.worker import ForkServer, ForkServerError
 
 JOINED_RUNGS = 4
-"""Number of rungs that a record timing may time for the first time. With more, the whole ladder is
-timed again before it. Those that are slow leave the record timing after two rounds."""
+"""Largest number of rungs that a record timing may time for the first time. If there are more, the
+whole ladder is timed again before the record timing. Slow rungs leave a record timing after two
+rounds."""
 
 
 class Judge(Protocol):
@@ -83,13 +84,13 @@ class Judge(Protocol):
     def measure_ladder(self, *, whole: bool = False, wait_s: float | None = None) -> Ladder:
         """Return the ladder: the rungs that open quickly, or all admitted rungs if `whole`.
 
-        With `wait_s`, rungs that still compile in the background after so many seconds are left
-        out, and the others may be left for the record timing that follows.
+        With `wait_s`, rungs that still compile in the background after that many seconds are left
+        out. The others may be opened but not timed: the record timing that follows times them.
         """
         ...
 
     def confirm_rung(self) -> Ladder:
-        """Return the ladder with the rungs that may be the best timed for the record."""
+        """Time the rungs that may be the best again, at record effort, and return their ladder."""
         ...
 
     def start_from(self, found: Ladder) -> bool:
@@ -103,9 +104,10 @@ class LocalJudge:
 
     `fork_server` is a warm process shared with judges of other tasks (`Referee`). `device_lock` is
     for judges of several processes on one device. `fresh` measures the ladder even if it is cached.
-    Attempts are timed against `baselines` until the ladder is measured.
-    With `kernels_only` a candidate's torch operators may not compute (`worker/operators.py`).
-    `timed`: some attempt may be timed, so torch.compile is imported in advance.
+    Attempts are timed against `baselines` until the ladder is measured. With `kernels_only` a
+    candidate must compute in its own kernels; of torch's operators only products and convolutions
+    may compute (`worker/operators.py`). `timed`: True if attempts may be timed; torch.compile is
+    then imported in advance.
     """
 
     def __init__(
@@ -149,13 +151,14 @@ class LocalJudge:
         self._default_baselines = tuple(baselines)
         self._timer = Timer(self.referee, baselines, emit, device_lock=self.device_lock)
         self._unopened: tuple[str, ...] = ()
-        """Rungs that the record timing adds, before they open in the background."""
+        """Rungs that only a record timing needs and that have not begun to open in the background.
+        """
         self._compiler = RungCompiler(
             task, self.referee.fork_server, self.device_lock, large=self.referee.large
         )
         self._compiles_later = False
-        """True if rungs that a record timing adds compile from the first attempt on that may be the
-        result; a judge of rollouts makes no record timings."""
+        """True if the rungs that only a record timing needs compile in the background once an
+        attempt may be the result. False for a judge of rollouts, which makes no record timings."""
         self._next_profile: ProfileSession | None = None
         """Prewarmed profile of the next attempt, started after the first profile of an attempt."""
         self._reference_profile: ProfileSession | None = None
@@ -167,7 +170,8 @@ class LocalJudge:
             return admit(self.referee, give_way)
 
     def start_ladder(self) -> None:
-        """Begin to compile in the background what every timing needs, before any other work."""
+        """Begin to open the compile rung and the reference's profile in the background, before
+        other work."""
         self._timer.open_ahead([COMPILE])
         if self.overlap.prewarm_profile:
             # A run usually profiles the reference first.
@@ -177,8 +181,8 @@ class LocalJudge:
     def measure_ladder(self, *, whole: bool = False, wait_s: float | None = None) -> Ladder:
         """Return the ladder: the rungs that open quickly, or all admitted rungs if `whole`.
 
-        With `wait_s`, rungs that still compile in the background after so many seconds are left
-        out, and the others may be left for the record timing that follows.
+        With `wait_s`, rungs that still compile in the background after that many seconds are left
+        out. The others may be opened but not timed: the record timing that follows times them.
         """
         self._open_later_rungs()
         later = self.ladder.later if self.ladder is not None and whole else ()
@@ -250,8 +254,10 @@ class LocalJudge:
             self._timer.prewarm(None, self._baselines())()
 
     def prepare_ladder(self) -> None:
-        """Compile the rungs that the ladder begins with; on a device that no other judge shares,
-        `measure_ladder` does it."""
+        """Compile and open the rungs that the ladder begins with.
+
+        Does nothing on a device that no other judge shares: there `measure_ladder` compiles them.
+        """
         if self.ladder is None and self.device_lock.lock is not None:
             self.emit(Phase("compiling the rungs"))
             with self._timer.opening():  # counting the task's work calls the reference once
@@ -264,7 +270,7 @@ class LocalJudge:
 
     @property
     def _recorded_later(self) -> tuple[str, ...]:
-        """Return the rungs to compile now that a record timing adds."""
+        """Rungs that only a record timing needs and that can be compiled now; () if none."""
         return self.ladder.later if self.ladder is not None and self._compiles_later else ()
 
     def build(self, attempt: Attempt) -> Build:
@@ -299,7 +305,8 @@ class LocalJudge:
         return judgement
 
     def _baselines(self, effort: Effort | None = None) -> tuple[str, ...]:
-        """Return what attempts are timed against; a record timing may include more rungs."""
+        """Return the names of the arms that attempts are timed against. A record timing may have
+        more."""
         if self.ladder is None:
             return self._default_baselines
         return self.ladder.proposed if effort is Effort.RECORD else self.ladder.baselines
@@ -315,7 +322,10 @@ class LocalJudge:
         build: Build | None,
         give_way: GiveWay = lambda: None,
     ) -> tuple[Build, Verdict]:
-        """Verify an attempt; build it too, while its processes open, unless it was built before."""
+        """Verify an attempt; return its build and the verdict.
+
+        If `build` is None, it is built while the processes of the verification open.
+        """
         if build is None:
             self.emit(Phase("building", passing=True))
             prewarms = effort is not None and self.overlap.prewarm is Prewarm.WHILE_BUILDING
@@ -366,7 +376,10 @@ class LocalJudge:
     def _timed(
         self, attempt: Attempt, build: Build, verdict: Verdict, effort: Effort
     ) -> tuple[Timing, Verdict]:
-        """Time an accepted attempt; samples are taken while no other judge uses the device."""
+        """Time an accepted attempt; return the timing, and the verdict as it stands afterwards.
+
+        Samples are taken while no other judge uses the device.
+        """
         self._await_profiles()
         try:
             timing = self._timer.time(attempt, build, effort, self._baselines(effort))
@@ -410,7 +423,7 @@ class LocalJudge:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Hold the device exclusively; nothing opens in the background."""
+        """Hold the device exclusively, while no process opens in the background."""
         with self.device_lock.exclusive(), self._timer.nothing_opens():
             yield
 

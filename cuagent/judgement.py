@@ -35,7 +35,8 @@ class Judgement:
 
     @property
     def contract(self) -> str:
-        """Return the baselines' settings, and the errors of reference, best rung and candidate."""
+        """Return the baselines' settings and the errors of reference, best rung and candidate as
+        one line."""
         if self.gain is None:
             return self.verdict.contract()
         return self.verdict.contract(self.gain.rung, self.gain.error)
@@ -66,8 +67,9 @@ class Judgement:
     def loses_to(self) -> str:
         """Return the baseline that surely or very likely is faster: eager, else the best rung.
 
-        Very likely: half of the upper part of the interval, on a log scale, reaches no gain. Such
-        an attempt is not timed for the record; it may lose a gain, but never claim one.
+        "Very likely": the geometric mean of the ratio and its upper limit is below 1 - MARGIN. Such
+        an attempt is not timed for the record. So a gain may be missed, but none is claimed
+        wrongly. Returns "" if no baseline is faster.
         """
         ratios = self.timing.ratios if self.timing is not None else {}
         names = (EAGER, self.gain.rung if self.gain is not None else COMPILE)
@@ -76,17 +78,21 @@ class Judgement:
         return self.slower_than or next(likely, "")
 
     def exceeds(self, other: Judgement) -> bool:
-        """Return True if the lower limit of the gain over eager is above the gain of `other`."""
+        """Return True if the lower limit of this ratio to eager is above the ratio of `other`.
+
+        An attempt that was not timed exceeds none; every timed one exceeds it.
+        """
         both = [j.timing.ratios.get(EAGER) if j.timing else None for j in (self, other)]
         ours, theirs = both
         return ours is not None and (theirs is None or ours.low > theirs.value)
 
     @property
     def rank(self) -> tuple[int, bool, float]:
-        """Return the rank, larger is better: the milestone first, then the smallest lower limit.
+        """Return the rank, larger is better: the reward first, then the smallest lower limit.
 
         An attempt that is certainly slower than eager ranks below one that is undecided, although
         its interval may be narrower.
+
         """
         limits = [ratio.low for ratio in self.timing.ratios.values()] if self.timing else []
         maybe = self.standing is not Standing.SLOWER
@@ -128,7 +134,8 @@ def result_of(best: Judgement | None, found: Ladder | None) -> Result:
 def free_of(best: Judgement | None, found: Ladder | None) -> Ratio | None:
     """Return eager's time over the best rung's; None if eager is the best or the ladder is missing.
 
-    The ratio is the one timed with the attempt, unless the ladder has one of another effort.
+    The ratio is the one timed with the attempt if the ladder's has the same effort, else the
+    ladder's.
     """
     rung = found.best if found is not None else None
     if rung is None or rung.name == EAGER:

@@ -11,14 +11,15 @@ import sys
 from pathlib import Path
 
 VARIABLE = "CUAGENT_LIBRARIES"
-"""Environment variable that tells our processes what `library_folders` found in the first one."""
+"""Environment variable that passes the result of `library_folders` on to the processes that start.
+"""
 
 
 def library_folders() -> list[str]:
     """Return the folders of this process's sys.path into which pip installed packages.
 
-    Left out: this Python's own folders, folders of the present working directory, which may belong
-    to a foreign repository, and folders of source code. Processes append them to sys.path, after
+    Left out: this Python's own folders, folders of source code, and folders below the working
+    directory, which may belong to a foreign repository. Processes append them to sys.path, after
     the standard library and torch, so that they shadow nothing.
     """
     if VARIABLE in os.environ:

@@ -1,8 +1,8 @@
 """Decide which steps of a judgement overlap: compiling, verifying and opening processes.
 
-On a device with one judge, waiting is the cost: the verification's processes open while the
-compiler runs, and on a GPU those of the timing too. On a shared device, processes are the cost: the
-driver creates contexts one after another for all judges, so each step starts only when the one
+With one judge on a device, waiting costs most: the verification's processes open while the compiler
+runs, and on a GPU those of the timing too. On a shared device, processes cost most: the driver
+creates their contexts one after another for all judges, so each step starts only when the step
 before it has succeeded. An accepted attempt needs three contexts, a wrong one needs one, and a
 failed build needs none.
 """
@@ -36,8 +36,9 @@ class Overlap:
     """True to open the next profile's process after a profile: an agent often profiles its next
     attempt."""
     open_while_verifying: bool
-    """True to open rungs for a later timing during a verification too. Autotuning shares a busy GPU
-    with it: a verification of tensors of 2 GB took 68 s instead of 5 s (H200)."""
+    """True to open rungs for a later timing during a verification too. False for large tensors on a
+    GPU, where autotuning and verification compete: a verification of 2 GB took 68 s instead of 5 s
+    (H200)."""
 
     @staticmethod
     def on(device: Device, *, shared: bool, large: bool, bytes_per_call: int) -> Overlap:

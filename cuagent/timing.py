@@ -16,7 +16,7 @@ MARGIN = 0.01
 
 
 class Standing(StrEnum):
-    """Conclusion that an interval allows."""
+    """Conclusion that the interval of a ratio allows."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -24,7 +24,7 @@ class Standing(StrEnum):
 
 
 class Effort(StrEnum):
-    """Time that a timing may take, and so the use of its result."""
+    """Thoroughness of a timing: its duration, and the use that its result is good for."""
 
     GLANCE = "glance"
     """About a second, for thousands of rollouts: like `QUICK` with the fewest repeats."""
@@ -41,7 +41,8 @@ class Arm:
     name: str
     """`candidate`, `eager`, `compile`, or another rung of the ladder."""
     median: float
-    """Median of the blocks; on the CPU of the quietest block of each stretch of the run."""
+    """Median of the blocks' times; on the CPU only the quietest block of each stretch of a round
+    counts."""
     samples: tuple[float, ...]
     """Time of each block: the worker's claim plus the excess of the wall clock (`timed_arm.py`)."""
     compile_seconds: float | None = None
@@ -57,8 +58,8 @@ class Arm:
 class Ratio:
     """Baseline time over candidate time: above 1 is faster.
 
-    The limits are 98 % over all looks of a record timing, 95 % of a quick one on a GPU, and 99 % of
-    a quick one on the CPU, which other processes disturb.
+    `low` and `high` are confidence limits: 98 % for a record timing over all its looks, 95 % for a
+    quick timing on a GPU, and 99 % for one on the CPU, which other processes disturb.
     """
 
     value: float
@@ -96,15 +97,16 @@ class Timing:
 
     arms: tuple[Arm, ...]
     ratios: dict[str, Ratio]
-    """Ratios by baseline name."""
+    """Ratio of each baseline's time to the candidate's, by the baseline's name. Without a
+    candidate: of eager's time to each other baseline's."""
     effort: Effort
     device: str
     """Name of the device."""
     seconds: float
     """Duration of the measurement."""
     contradiction: str = ""
-    """Message if the worker's clock contradicts the referee's, again in fresh processes, or if the
-    worker left the processors of all arms."""
+    """Message if the worker's clock contradicts the referee's, again in fresh processes, or if a
+    thread of the worker could run outside the processors of the timing; else ""."""
     wrong: str = ""
     """Message if an output was wrong, or an input changed, while it was timed."""
     busy: float = 0.0
@@ -116,10 +118,11 @@ class Timing:
     """Notes for the reader of the figures, e.g. `machine busy: 40% used by other processes`."""
     versions: dict[str, str] = field(default_factory=dict)
     free: dict[str, Ratio] = field(default_factory=dict)
-    """Eager's time over each other baseline's in the same rounds, if a candidate was timed."""
+    """Eager's time over each other baseline's, by name, in the same rounds; {} if no candidate was
+    timed."""
     apart: tuple[float, ...] = ()
-    """Log ratios of twins, in this and earlier timings; the limits of a quick timing depend on
-    them."""
+    """Log ratio of two eager processes ("twins") in each round of this and earlier timings. The
+    limits of a quick timing depend on them."""
 
     @property
     def suspect(self) -> str:

@@ -90,7 +90,8 @@ class Verdict:
     lax: RuleResult | None = None
     strict: RuleResult | None = None
     precision: Precision | None = None
-    """Coarsest arithmetic that is needed to explain the measured errors."""
+    """Candidate's arithmetic as its errors show it, the coarsest over the draws; None if unknown.
+    """
     draws: tuple[Draw, ...] = ()
     tier: str = "none"
     """Isolation in force during the verification."""
@@ -102,8 +103,8 @@ class Verdict:
     """All secret seeds in the order of their drawing, from which `cuagent audit` repeats the
     verdict."""
     perturbations: tuple[int, ...] = ()
-    """Number of perturbations for each answer, in order. The clock decides it and bounds depend on
-    it."""
+    """Number of perturbations that the oracle ran for each of its answers, in order. The time left
+    determines it, and the bounds depend on it."""
     output: str = ""
     """Compiler messages if the build failed, else the candidate's printed text, capped. Feedback
     only; no program reads it."""
@@ -111,7 +112,8 @@ class Verdict:
     settings: str = ""
     """torch's settings of the reference and the baselines, as one line; "" in earlier records."""
     errors: dict[str, float] = field(default_factory=dict)
-    """Relative rms error against fp64 on the first own draw: `reference` and `candidate`."""
+    """Relative rms error against fp64 on the first draw of the task's own inputs, of `reference`
+    and `candidate`."""
 
     def contract(self, rung: str = "", error: float | None = None) -> str:
         """Return the baselines' settings and the errors as one line; "" for an earlier record.
@@ -127,7 +129,7 @@ class Verdict:
         return f"baselines: {self.settings}" + (f"; error against fp64: {text}" if text else "")
 
     def extra_note(self, draw: Draw) -> str:
-        """Return the note of a draw, or "" if the detail says the same."""
+        """Return the note of a draw, or "" if the verdict's detail says the same."""
         where = draw.note.partition("; ")[2]
         repeated = draw.note in self.detail or (where and where in self.detail)
         return "" if repeated else draw.note

@@ -1,4 +1,4 @@
-"""Train a policy from run logs: samples, rejection fine-tuning, value pretraining, PPO.
+"""Train a policy from run logs: sampling, rejection fine-tuning, value pretraining, PPO.
 
     data/        tasks.py: loading and the held-out split; segments.py: the record of an episode;
                  windows.py, runs.py, sources.py: run logs to episodes; filters.py: what RFT

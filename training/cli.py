@@ -20,7 +20,7 @@ app = typer.Typer(
 
 
 def folder_option(out: Path) -> Path:
-    """Return `out`; refuse a path below a file before any work is done for it."""
+    """Return `out`. Raises typer.BadParameter if it, or a parent of it, is a file."""
     nearest = next(path for path in (out, *out.parents) if path.exists())
     if not nearest.is_dir():
         raise typer.BadParameter(f"{nearest} is not a folder")
@@ -143,7 +143,7 @@ def run_collect(
     set: list[str] | None,
     part: str,
 ) -> None:
-    """Run `collect` or `evaluate`."""
+    """Play the tasks of a part for the commands `collect` and `evaluate`."""
     settings = prepare(config, set)
     from cuagent.training.config import ConfigError
     from cuagent.training.data.tasks import Part

@@ -19,15 +19,18 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 SEEDS = (0, 2**32 - 1)
-"""Bounds of a seed. Generators take 64 bits, and the code multiplies a seed before it uses it."""
+"""Smallest and largest seed. Generators take 64 bits, and the code multiplies a seed before use."""
 
 
 class ConfigError(Exception):
-    """A setting that cannot be used. One line: its name, the reason, the valid values."""
+    """A setting that cannot be used.
+
+    The text is one line: its name, the reason, the valid values.
+    """
 
 
 def configure(default: T, file: Path | None, sets: Sequence[str]) -> T:
-    """Return `default` with the file's values, then the assignments, applied."""
+    """Return `default`, changed by the file's values and then by the assignments (`a.b=value`)."""
     values: dict[str, Any] = {}
     if file is not None:
         try:
@@ -42,12 +45,15 @@ def configure(default: T, file: Path | None, sets: Sequence[str]) -> T:
         for part in reversed(name.strip().split(".")):
             nested = {part: nested}
         values = _over(values, nested)
-    # Applied together, since a check may compare settings of the file with assignments.
+    # Apply all at once, because a check may compare a setting of the file with an assigned one.
     return overlay(default, values, "")
 
 
 def overlay(default: T, values: Mapping[str, Any], where: str) -> T:
-    """Return a copy of the dataclass with `values` applied, recursively."""
+    """Return a copy of the dataclass with `values` set, recursively.
+
+    `where`: prefix of names in errors.
+    """
     hints = typing.get_type_hints(type(default))
     known = {f.name for f in fields(default)}  # type: ignore[arg-type]
     changed: dict[str, Any] = {}
@@ -66,7 +72,8 @@ def overlay(default: T, values: Mapping[str, Any], where: str) -> T:
 
 
 def to_toml(settings: Any) -> str:
-    """Return all settings as TOML that `configure` reads; a setting without a value is a comment.
+    """Return all settings as TOML that `configure` reads; settings that are None or () become
+    comments.
 
     Nested dataclasses become tables, whose names are written in full.
     """
@@ -90,7 +97,8 @@ def _toml(settings: Any, where: str) -> Iterator[str]:
 
 
 def at_least(least: float, settings: Any, *names: str) -> None:
-    """Check settings in `__post_init__`. Raises ValueError that names the first below `least`."""
+    """Check that settings are `least` or more. Raises ValueError that names the first that is
+    not."""
     _hold(lambda value: value >= least, f"{least} or more", settings, names)
 
 
@@ -112,7 +120,7 @@ def between(least: float, most: float, settings: Any, *names: str) -> None:
 def _hold(good: Callable[[Any], bool], words: str, settings: Any, names: Sequence[str]) -> None:
     for name in names:
         value = getattr(settings, name)
-        # The types refuse None; any comparison with NaN is False, so NaN fails the test.
+        # None is left to the type check. A comparison with NaN is False, so NaN is refused.
         if value is not None and not good(value):
             raise ValueError(f"{name}: {value} is not {words}")
 

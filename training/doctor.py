@@ -56,7 +56,7 @@ def devices() -> Iterator[str]:
 
 
 def trainable(policy: Path) -> Iterator[str]:
-    """Check the policy's template and estimate the memory that its training needs."""
+    """Yield lines about the policy: its chat template, and the memory that its training needs."""
     from cuagent.training.policy.folder import load_policy
     from cuagent.training.settings import TrainConfig
 

@@ -1,7 +1,7 @@
 """Write files and folders atomically: other processes and later runs see them complete or not at
 all.
 
-The module serves files that are read while seeds still train, and folders whose existence marks a
+This is for files that are read while seeds still train, and for folders whose existence marks a
 stage as done.
 Not covered: checkpoints, which several processes write (`checkpoint.py`).
 """
@@ -20,7 +20,7 @@ from cuagent.training.data.segments import RecordError
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace the file in one step."""
+    """Write a text file, or replace it in one step."""
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
@@ -28,7 +28,8 @@ def write_atomic(path: Path, text: str) -> None:
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder that then gets the name of `folder` and replaces it."""
+    """Yield the path of a temporary folder, to be created and filled; at the end it replaces
+    `folder`."""
     partial, gone = (folder.with_name(folder.name + end) for end in (".partial", ".gone"))
     for left in (partial, gone):
         shutil.rmtree(left, ignore_errors=True)
@@ -40,8 +41,9 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 
 def read_lines(path: Path) -> list[Any]:
-    """Return the JSON values of an append-only log. Raises RecordError with file and line.
+    """Return the JSON value of each line of an append-only log.
 
+    Raises RecordError with file and line.
     A last line without a newline is ignored: a killed process left it.
     """
     *lines, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
@@ -57,7 +59,7 @@ def read_lines(path: Path) -> list[Any]:
 
 
 def digest_of(parts: Iterable[bytes]) -> str:
-    """Return a short hash of data that is too long for the manifest; paths do not enter it."""
+    """Return a hash (16 hex digits) of data that is too long for the manifest."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)

@@ -1,7 +1,7 @@
 """Record the settings and inputs that a folder was made with, in `manifest.json`.
 
-A command with the same inputs and settings may resume the folder or finds it finished. A command
-with others is refused before it writes anything.
+A command with the same inputs and settings resumes the folder, or finds it finished. A command with
+other inputs or settings is refused before it writes anything.
 Not covered: folders without a manifest, which are resumed as they are.
 """
 
@@ -24,10 +24,10 @@ CHANGEABLE = {
     *("at_once", "most_rows", "cache_tokens"),
     *("save_every", "stop_after", "on_alarm", "rollbacks", "limits"),
 }
-"""Settings that may change between runs: where the work is computed and how often it is
-reported."""
+"""Settings that may change when a run is resumed, such as devices, memory limits, and how often to
+save."""
 PRODUCTS = ("step-*", "model", "episodes/*.jsonl", "evaluation.json", "demonstrations/tokenizer")
-"""Files and folders that mark results in a folder."""
+"""Glob patterns of files and folders that exist only if a folder has results."""
 MOST_NAMED = 3
 """Largest number of differences that an error message lists."""
 
@@ -37,11 +37,13 @@ Names = Mapping[str, Any]
 def open_manifest(
     out: Path, command: str, inputs: Names, config: Names, first: bool = True
 ) -> Names | None:
-    """Return the manifest of a folder with results; otherwise create it and return None.
+    """Return the manifest of a folder with results; for a folder without, write one and return
+    None.
 
-    Only the `first` process writes. `inputs` identifies the data that the results depend on.
-    Raises ConfigError if the results were made with other inputs or settings, or the folder holds a
-    link.
+    `inputs`: fingerprints of the data that the results depend on, by name. `first`: True in the
+    process that may write. Results without a manifest also return None.
+    Raises ConfigError if the results were made with other inputs or settings, or if the folder
+    contains a link.
     """
     try:
         refuse_links(out)
@@ -65,9 +67,10 @@ def open_manifest(
 
 
 def _read(path: Path) -> Names:
-    """Return the manifest, which may come from a repository; {} if there is none.
+    """Return the manifest, checked because it may come from a stranger's repository; {} if there is
+    none.
 
-    Raises ConfigError for another content than `open_manifest` writes.
+    Raises ConfigError if `open_manifest` cannot have written the content.
     """
     if not path.exists():
         return {}
@@ -90,7 +93,7 @@ def input_of(out: Path, name: str) -> Any:
 
 
 def finish(out: Path, step: int) -> None:
-    """Record that all results up to `step` are complete."""
+    """Record in the manifest that all results up to `step` are complete."""
     path = out / MANIFEST
     before = _read(path)
     if "command" in before:
@@ -98,15 +101,15 @@ def finish(out: Path, step: int) -> None:
 
 
 def has_results(out: Path) -> bool:
-    """Return True if the folder holds results that could be lost or mistaken for another
-    command's."""
-    # The first line of an incomplete file is its header, not an episode.
+    """Return True if the folder has results, which a command with other settings must not touch."""
+    # The first line of an incomplete file is a header, not an episode.
     played = (p.read_bytes().count(b"\n") > 1 for p in out.glob("episodes/*.incomplete"))
     return any(any(out.glob(product)) for product in PRODUCTS) or any(played)
 
 
 def fixed_settings(config: Any, *excluded: str) -> dict[str, Any]:
-    """Return all settings by full name, except those that may change and those in `excluded`."""
+    """Return all settings by full name (`ppo.iterations`), except `CHANGEABLE` ones and those in
+    `excluded`."""
     return {
         name: value
         for name, value in flatten(asdict(config), "").items()
@@ -123,8 +126,8 @@ def flatten(found: Names, where: str) -> dict[str, Any]:
 
 
 def differences(before: Names, now: Names) -> list[str]:
-    """Describe the differences as text that follows "was made"; settings known to one side are
-    skipped."""
+    """Return a phrase for each difference, to follow "was made". Settings that only one side has
+    are skipped."""
     if before["command"] != now["command"]:
         return [f"by train {before['command']}, not train {now['command']}"]
     inputs = [name for name in now["of"] if before["of"].get(name) != now["of"][name]]

@@ -1,4 +1,6 @@
-"""Communicate between the processes that torchrun starts (data parallelism); identity with one.
+"""Communicate between the processes that torchrun starts (data parallelism).
+
+With one process the functions return their argument unchanged, or do nothing.
 
 Every process holds the whole (small) batch of token ids and computes the forward and backward
 passes of its share of the microbatches. Losses are sums over tokens divided by the global count, so
@@ -24,11 +26,12 @@ T = TypeVar("T")
 TIMEOUT = timedelta(hours=2)
 """Longest wait for the other processes: one may still be playing its episodes."""
 BUCKET = 1 << 25
-"""Gradient elements added in one message, which bounds the extra memory."""
+"""Approximate number of gradient elements summed in one message; it bounds the extra memory."""
 
 
 def start(device: str) -> str:
-    """Join the other processes if torchrun started several; return this one's device."""
+    """Join the process group if torchrun started several processes; return the device of this
+    one."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return device
     local = int(os.environ["LOCAL_RANK"])
@@ -67,7 +70,8 @@ def local_share(items: Sequence[T]) -> Sequence[T]:
 
 
 def gather_interleaved(items: Sequence[T]) -> list[T]:
-    """Return the items that `local_share` divided, complete and in order, on every process."""
+    """Return the items of all processes in their original order; `items` is this process's
+    `local_share`."""
     if size() == 1:
         return list(items)
     found: list[Any] = [None] * size()
@@ -79,7 +83,7 @@ def gather_interleaved(items: Sequence[T]) -> list[T]:
 
 
 def sum_tensor(x: Tensor) -> Tensor:
-    """Sum over all processes; the result is on the device of `x`."""
+    """Return the sum of `x` over all processes, on the device of `x`."""
     if size() == 1:
         return x
     on_device = x.to(_device())
@@ -88,12 +92,13 @@ def sum_tensor(x: Tensor) -> Tensor:
 
 
 def sum_number(number: float) -> float:
-    """Sum a plain number over all processes."""
+    """Return the sum of a number over all processes."""
     return float(sum_tensor(torch.tensor(number, dtype=torch.float64)))
 
 
 def add_gradients(model: Any) -> None:
-    """Sum the gradients of all processes; one without a microbatch adds zeros."""
+    """Replace each gradient by its sum over all processes; a process without one contributes
+    zeros."""
     if size() == 1:
         return
     bucket: list[Tensor] = []

@@ -3,8 +3,8 @@
     collect ─▶ RFT ─▶ collect ─▶ value ─▶ PPO, with an evaluation on held-out tasks of the start,
     of RFT and of PPO
 
-Every stage has a folder under `out` and is skipped if it is finished, so a repeated command goes on
-where the last one stopped. The settings are those of the single commands, in one file.
+Every stage has a folder under `out`. A finished stage is skipped, so a repeated command continues
+where the last one stopped. One file has the settings of all commands.
 Not covered: the stages themselves (`stages.py`); several seeds.
 """
 
@@ -24,27 +24,28 @@ from cuagent.training.settings import TrainConfig
 from cuagent.training.stages import Say, collect, run_ppo, run_rft, run_value
 
 EPISODES = Path("episodes", "00000.jsonl")
-"""File of a collection's episodes in its folder."""
+"""Path of the episodes file, relative to the folder of a collection."""
 
 
 @dataclass(frozen=True)
 class PipelineConfig(TrainConfig):
-    """The settings of all stages, with the policy, the tasks and the folder of results."""
+    """Settings of all stages, with the policy, the tasks and the folder of results."""
 
     policy: str = ""
-    """Hugging Face folder or name of the first policy."""
+    """Hugging Face folder or name of the policy to start from."""
     tasks: str = "tasks"
-    """Folder of task files. A share of them (`heldout`) is never trained on."""
+    """Folder of task files. A share of them (`heldout`) is kept for evaluations and never trained
+    on."""
     out: str = "run"
     """Folder of all results."""
     runs: tuple[str, ...] = ()
-    """Folders of runs of `cuagent optimize`, which RFT imitates too."""
+    """Folders of runs of `cuagent optimize`; RFT imitates these runs too."""
     collect_episodes: int = 1024
-    """Episodes that the first policy plays for RFT to imitate; with 0 RFT imitates `runs` only."""
+    """Number of episodes that the initial policy plays for RFT; 0: RFT imitates `runs` only."""
     value_episodes: int = 1024
-    """Episodes that the policy after RFT plays for the critic to learn from."""
+    """Number of episodes that the policy after RFT plays to pretrain the critic."""
     evaluation_episodes: int = 64
-    """Episodes on held-out tasks after each stage; 0 makes none."""
+    """Number of episodes per evaluation on held-out tasks; 0: no evaluations."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -25,7 +25,8 @@ CURVES: tuple[tuple[str, dict[str, str]], ...] = (
     ("explained variance", {"ev": "all tokens", "ev_q4": "last quartile"}),
     ("length-clipped ratio", {"length_clipped": "cut"}),
 )
-"""Title, then metric names with labels; a report of several seeds shows the first metric only."""
+"""Diagrams: the title, and the label of each metric name. A report of several seeds shows only the
+first metric of each diagram."""
 Row = dict[str, Any]
 PAGE = """<!doctype html>
 <meta charset="utf-8">
@@ -43,7 +44,7 @@ text {{ font: 11px sans-serif; fill: #555 }}
 
 
 def write_report(folder: Path) -> Path:
-    """Write `report.html` into the folder of PPO or of a demo; return its path. Raises
+    """Write `report.html` into the folder of a PPO run or of a demo; return its path. Raises
     RecordError."""
     path = next(
         (p for p in (folder / "metrics.jsonl", folder / "ppo" / "metrics.jsonl") if p.exists()),
@@ -63,8 +64,8 @@ def write_report(folder: Path) -> Path:
 
 
 def write_seeds_report(folder: Path, folders: Sequence[Path], summary: Sequence[str]) -> Path:
-    """Write `report.html` of several seeds (`folders`) with the lines of `summary`; return its
-    path."""
+    """Write `folder/report.html` of several seeds (`folders`), headed by the lines of `summary`;
+    return its path."""
     runs = {run.name: iterations(run / "ppo" / "metrics.jsonl") for run in folders}
     figures = [
         svg_figure(
@@ -79,8 +80,11 @@ def write_seeds_report(folder: Path, folders: Sequence[Path], summary: Sequence[
 def write_pipeline_report(
     folder: Path, stages: dict[str, Metrics], episodes: Sequence[Episode]
 ) -> Path:
-    """Write `report.html` of a pipeline: the held-out figures of each stage, the tasks, gains and
-    kernels of the last evaluation, and PPO's four curves; return its path."""
+    """Write `report.html` of a pipeline; return its path.
+
+    It shows the held-out metrics of each stage (`stages`), tasks, speedups and kernels of the last
+    evaluation (`episodes`), and PPO's four curves.
+    """
     rows = iterations(folder / "ppo" / "metrics.jsonl")
     figures = [
         svg_figure(title, {label: [m.get(name) for m in rows] for name, label in of.items()})
@@ -91,7 +95,7 @@ def write_pipeline_report(
 
 
 def tasks_table(episodes: Sequence[Episode]) -> str:
-    """Return an HTML table of the played tasks with the files of the best episode of each."""
+    """Return an HTML table with a row for each played task, and the files of its best episode."""
     by_task: dict[str, list[Episode]] = {}
     for episode in episodes:
         by_task.setdefault(episode.task_name, []).append(episode)
@@ -117,7 +121,8 @@ def tasks_table(episodes: Sequence[Episode]) -> str:
 
 
 def written_files(episode: Episode) -> dict[str, str]:
-    """Return the files that an episode wrote, with their last written text; edits are left out."""
+    """Return the last text that the episode's `write` calls gave each file, by path; `edit` calls
+    are ignored."""
     files: dict[str, str] = {}
     for call in episode.calls:
         if call.name == "write" and call.valid:
@@ -127,7 +132,7 @@ def written_files(episode: Episode) -> dict[str, str]:
 
 
 def iterations(path: Path) -> list[Row]:
-    """Return the rows of PPO iterations; empty if there are none."""
+    """Return the metrics of each PPO iteration in a metrics.jsonl; empty if there are none."""
     return [m for m in read_metrics(path) if m.get("stage") == "ppo"] if path.exists() else []
 
 
@@ -138,7 +143,7 @@ def write_page(folder: Path, head: str, above: str, figures: Sequence[str]) -> P
 
 
 def results_table(stages: dict[str, dict[str, Any]]) -> str:
-    """Return an HTML table of held-out figures by stage."""
+    """Return an HTML table of held-out metrics, a row for each stage."""
     if not stages:
         return ""
     names = ("reward", "correct", "faster_than_compile", "episodes")
@@ -153,7 +158,8 @@ def results_table(stages: dict[str, dict[str, Any]]) -> str:
 
 
 def svg_figure(title: str, lines: Mapping[str, Sequence[float | None]]) -> str:
-    """Return one diagram with a line for each name; missing values leave gaps."""
+    """Return an HTML figure with a diagram: a line for each name, and gaps where a value is
+    None."""
     points = [v for values in lines.values() for v in values if v is not None]
     low, high = min([0.0, *points]), max([0.0, *points])
     span = (high - low) or 1.0

@@ -1,4 +1,4 @@
-"""Prepare what every command of `cuagent train` needs: settings, the extra, the device, processes.
+"""Prepare what every command of `cuagent train` needs: settings, packages, device, processes.
 
 Heavy packages are imported inside the functions, so that `--help` is quick.
 Not covered: the commands (`cli.py`).
@@ -20,7 +20,8 @@ NEEDED = ("transformers", "safetensors", "tokenizers")
 
 
 def prepare(config: Path | None, sets: list[str] | None) -> TrainConfig:
-    """Return the settings after a check of the installed extra. Raises ConfigError."""
+    """Return the settings from a TOML file and `--set` assignments. Raises ConfigError, also if a
+    package is missing."""
     needs_extra()
     from cuagent.training.config import configure
     from cuagent.training.settings import TrainConfig
@@ -29,7 +30,7 @@ def prepare(config: Path | None, sets: list[str] | None) -> TrainConfig:
 
 
 def needs_extra() -> None:
-    """Raise ConfigError with an install command if a package is missing."""
+    """Raise ConfigError with the install command if a package of `cuagent[train]` is missing."""
     from cuagent.training.config import ConfigError
 
     missing = [name for name in NEEDED if find_spec(name) is None]
@@ -56,9 +57,10 @@ def choose_device(name: str) -> str:
 
 @contextmanager
 def processes(device: str) -> Iterator[str]:
-    """Yield the device of this process; join the others if torchrun started several.
+    """Yield the device of this process; join the process group if torchrun started several
+    processes.
 
-    Raises OutOfMemory if a model does not fit while it trains.
+    At the end leave the group. Turns an error for lack of memory in the context into OutOfMemory.
     """
     from cuagent.training import parallel
     from cuagent.training.engines.engine import OutOfMemory, lacks_memory
@@ -76,6 +78,6 @@ def processes(device: str) -> Iterator[str]:
 
 
 def say(text: str) -> None:
-    """Print a line, from the first process only."""
+    """Print a line, in the first process only."""
     if os.environ.get("RANK", "0") == "0":
         print(text, flush=True)

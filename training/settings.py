@@ -1,6 +1,6 @@
-"""Define the settings of all stages for a user's policy (`cuagent train`), and of their episodes.
+"""Define the settings of all stages of `cuagent train`, and of the episodes that they play.
 
-Not covered: how they are read (`config.py`); the demonstration's (`demo/presets.py`).
+Not covered: reading them (`config.py`); the settings of the demonstration (`demo/presets.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Sampler(StrEnum):
     AUTO = "auto"
     """`continuous` on a GPU, `local` on the CPU."""
     LOCAL = "local"
-    """Batches decoded one after the other; the same seeds give the same episodes."""
+    """Batches decoded one after the other in this process; the same seeds give the same
+    episodes."""
     CONTINUOUS = "continuous"
     """transformers' continuous batching, which caches the keys and values of conversations."""
 
@@ -44,28 +45,29 @@ class PlayConfig:
     temperature: float = 1.0
     seconds: float | None = None
     together: float = 1.0
-    """Share of the live episodes for which the engine waits. Use less than 1 only if the judging
-    devices do not sample, and 0 for engines that batch by themselves (a server, `continuous`)."""
+    """Share of the unfinished episodes that must wait for tokens before the engine runs. Use less
+    than 1 only if no GPU both samples and times, and 0 for engines that form batches themselves (a
+    server, `continuous`)."""
     timed: bool = True
-    """True to time the kernels; false gives rewards -1 and 1 only."""
+    """True to time the kernels. False gives rewards -1 and 1 only."""
     gpus: tuple[int, ...] = (0,)
     """Indices of the GPUs that judge."""
     at_once: int = 256
-    """Episodes that run in parallel."""
+    """Number of episodes that run in parallel."""
     most_rows: int = 256
-    """Conversations in one batch of the local engine."""
+    """Largest number of conversations in one batch of the local engine."""
     cache_tokens: int | None = None
-    """Tokens of all conversations whose keys and values are held at once; None takes what fits
-    into a share of the GPU's free memory."""
+    """Largest number of tokens, over all conversations, whose keys and values are in memory. None:
+    what fits into a share of the GPU's free memory."""
     beside: int = 1
-    """Kernels verified in parallel on each judging GPU; timing is exclusive."""
+    """Number of kernels verified in parallel on each judging GPU; timing is exclusive."""
     ray: int = 0
-    """Number of GPUs that judge as Ray actors, on any machine of the cluster; 0 judges on
+    """Number of GPUs that judge as Ray actors, on any machine of the cluster; 0: the judges use
     `gpus`."""
     engine: Sampler = Sampler.AUTO
     server: str | None = None
     """URL of a server that returns token ids: http://localhost:8000/v1 of vLLM, or SGLang's
-    http://localhost:30000/generate. None samples in this process."""
+    http://localhost:30000/generate. None: `engine` samples in this process."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "turns", "context", "reply", "beside")
@@ -85,11 +87,11 @@ class TrainConfig:
     dtype: Dtype = Dtype.FP32
     """Type of weights and optimizer. In bfloat16 small updates are lost to rounding."""
     placement: Placement = field(default_factory=Placement)
-    """Layout of the trained models."""
+    """Sharding, compute type, recomputation and packing of the trained models."""
     lora: Lora = field(default_factory=Lora)
-    """Adapters instead of all weights."""
+    """Low-rank adapters, trained instead of all weights if the rank is not 0."""
     heldout: float = 0.1
-    """Share of the tasks that are held out."""
+    """Share of the tasks that are held out of training, for evaluations."""
     play: PlayConfig = field(default_factory=PlayConfig)
     filters: Filters = field(default_factory=Filters)
     rft: RftConfig = field(default_factory=RftConfig)
@@ -97,10 +99,10 @@ class TrainConfig:
     ppo: PpoConfig = field(default_factory=PpoConfig)
     ppo_episodes: int = 256
     heldout_episodes: int = 64
-    """Episodes of each evaluation of PPO on the held-out tasks; 0 makes none."""
+    """Number of episodes in each evaluation of PPO on the held-out tasks; 0: no evaluations."""
     single_turn: int = 0
-    """Number of first PPO iterations in which an episode has one turn, the paper's warm-up: the one
-    reply must contain all calls, including `submit`."""
+    """Number of PPO iterations at the start in which an episode has one turn (the paper's warm-up).
+    The one reply must contain all tool calls, including `submit`."""
     curriculum: bool = True
 
     def __post_init__(self) -> None:

@@ -1,7 +1,8 @@
 """Run the training stages for the commands: load policies, tasks and episodes, and save results.
 
-A user trains any Hugging Face causal model with a chat template on any tasks.
-Not covered: the loops themselves (`rft.py`, `value.py`, `ppo.py`), several processes.
+The policy may be any Hugging Face causal model with a chat template; the tasks are the user's.
+Not covered: the training loops (`rft.py`, `value.py`, `ppo.py`), communication between processes
+(`parallel.py`).
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def collect(
     """Play `episodes` episodes of a policy into `out/episodes/00000.jsonl`; return the metrics.
 
     An interrupted collection resumes; a finished one is not played again. Under torchrun every
-    process plays its share. `part`: which tasks are played.
+    process plays its share. `part`: the part of the tasks to play.
     """
     chat, actor = load_policy(policy, config)
     task_list, path = part_of(load_tasks(tasks, device), config.heldout, part), out / RESULT
@@ -124,7 +125,7 @@ def collect(
 
 
 def report(metrics: Metrics, say: Say) -> Metrics:
-    """Print the reward and the share of correct kernels; return the metrics."""
+    """Report the mean reward and the share of correct kernels; return the metrics."""
     say(f"reward {metrics['reward']:+.3f}, correct {metrics['correct']:.0%}")
     return metrics
 
@@ -132,7 +133,10 @@ def report(metrics: Metrics, say: Say) -> Metrics:
 def run_rft(
     policy: Path, sources: Sequence[Path], out: Path, config: TrainConfig, device: str, say: Say
 ) -> None:
-    """Run RFT of a policy on runs (folders) or episodes (JSONL); save the model in `out/model`."""
+    """Train a policy by RFT on `sources`: runs (folders) or episodes (JSONL).
+
+    Save it in `out/model`.
+    """
     chat, actor = load_policy(policy, config)
     train, heldout = split(episodes_of(sources, chat, say), config.heldout)
     check_ids([*train, *heldout], actor)
@@ -149,7 +153,7 @@ def run_rft(
         return
     for line in funnel.lines():
         say(line)
-    if parallel.rank() == 0 and not reached:  # a resumed run has the file already
+    if parallel.rank() == 0 and not reached:  # a resumed run has this file already
         write_atomic(out / "funnel.json", json.dumps(asdict(funnel)))
     if not kept:
         raise RecordError("no episode passes the filters; see the counts above and relax filters.*")
@@ -163,7 +167,8 @@ def run_rft(
 def run_value(
     policy: Path, sources: Sequence[Path], out: Path, config: TrainConfig, device: str, say: Say
 ) -> None:
-    """Pretrain a critic on the policy's backbone; save it in `out/model`."""
+    """Pretrain a critic for the policy on `sources` (folders of runs, JSONL); save it in
+    `out/model`."""
     chat, actor = load_policy(policy, config)
     train, heldout = split(episodes_of(sources, chat, say), config.heldout)
     check_ids([*train, *heldout], actor)
@@ -191,7 +196,10 @@ def run_ppo(
     device: str,
     say: Say,
 ) -> None:
-    """Run PPO; without a pretrained critic it starts from a head of zeros."""
+    """Train a policy by PPO; save it in `out/model`, and the critic in `out/critic`.
+
+    `critic`: folder of a pretrained critic; None: a new one that predicts 0.
+    """
     check_sampling(config)
     chat, actor = load_policy(policy, config)
     values = critic_for_ppo(actor, chat, critic, config)
@@ -235,7 +243,7 @@ def run_ppo(
 
 
 def check_sampling(config: TrainConfig) -> None:
-    """Raise RecordError if PPO cannot use the samples of these settings."""
+    """Raise RecordError if PPO cannot use episodes sampled with these settings."""
     server = config.play.server
     if server is not None and not can_reload(server):
         raise RecordError(
@@ -249,8 +257,11 @@ def check_sampling(config: TrainConfig) -> None:
 def players(
     plays: Collector, heldout: Sequence[Task], actor: Any, sampler: Any, config: TrainConfig
 ) -> tuple[Collect, Collect | None]:
-    """Return the functions that play an iteration's episodes and the held-out ones, with the
-    actor's present weights; the second is None if none is held out."""
+    """Return (collect, evaluate): functions that play episodes on training and on held-out tasks.
+
+    Both take an iteration's number and sample with the actor's current weights. `evaluate` is None
+    if there are no held-out tasks or no evaluations.
+    """
 
     def renew_sampler() -> None:
         if sampler is not actor:
@@ -287,10 +298,10 @@ def players(
 
 
 def critic_for_ppo(actor: Any, chat: Chat, critic: Path | None, config: TrainConfig) -> Any:
-    """Return the critic of a folder, or a new one.
+    """Return the critic of the folder `critic`, or a new one if it is None.
 
-    With `lora.shared` it is the policy's backbone with the adapter of value pretraining.
-    Raises ConfigError if that was made for another policy.
+    With `lora.shared` the critic is the policy's backbone with the adapter of value pretraining.
+    Raises ConfigError if this adapter was trained on another policy.
     """
     if critic is None:
         return new_critic(actor)
@@ -311,7 +322,11 @@ def critic_for_ppo(actor: Any, chat: Chat, critic: Path | None, config: TrainCon
 def resume_step(
     out: Path, say: Say, command: str, of: manifest.Names, settings_used: manifest.Names, steps: int
 ) -> int | None:
-    """Return the step from which a stage resumes; None if it is finished. Raises ConfigError."""
+    """Return the step from which a stage resumes (0: start); None if it is finished.
+
+    `of`: fingerprints of the stage's inputs. `steps`: steps of the complete stage. Raises
+    ConfigError.
+    """
     reached = step_of(newest := latest_checkpoint(out))
     before = manifest.open_manifest(out, command, of, settings_used, parallel.rank() == 0)
     if reached > steps:
@@ -326,9 +341,9 @@ def resume_step(
 
 
 def finish(out: Path, steps: int) -> None:
-    """Record in the manifest that the stage of `steps` is complete, perhaps by an early stop.
+    """Record in the manifest that the stage is complete; `steps` is its number of steps.
 
-    Every process calls it after saving.
+    Every process calls it after the model is saved.
     """
     if parallel.rank() == 0:
         manifest.finish(out, steps)
@@ -339,7 +354,8 @@ def step_of(checkpoint: Path | None) -> int:
 
 
 def settings_in(config: TrainConfig, *names: str) -> dict[str, Any]:
-    """Return the settings in some of the tables, without the number of steps of a stage."""
+    """Return the settings in the named tables by full name, except those that set the number of
+    steps."""
     known = manifest.fixed_settings(
         config, *("rft.steps", "rft.epochs", "value.steps", "value.epochs", "ppo.iterations")
     )

@@ -1,6 +1,6 @@
 """Write metrics for TensorBoard next to metrics.jsonl, if the package is installed.
 
-Not covered: anything except scalars; metrics.jsonl remains the record.
+Only scalars are written. metrics.jsonl remains the record.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def open_writer(folder: Path, step: int) -> None:
 
 
 def write_scalars(folder: Path, stage: str, step: int, metrics: Mapping[str, float]) -> None:
-    """Append the finite metrics, if a writer is open for the folder."""
+    """Append the finite metrics of a step; do nothing if no writer is open for the folder."""
     writer = _writers.get(folder)
     if writer is None:
         return

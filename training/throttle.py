@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 
 INTERVAL_S = 30.0
-"""Seconds between two lines."""
+"""Least number of seconds between two progress lines."""
 
 
 class Throttle:
-    """Timer of progress lines; call `due` after each piece of work."""
+    """Timer that limits progress lines; call `due` after each step of the work."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()

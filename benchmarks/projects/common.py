@@ -1,4 +1,5 @@
-"""What the seven scripts share: options, the package under test, time, saved results."""
+"""Functions that the seven scripts share: options, the package under test, timing, saved
+results."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ import torch
 
 
 def options(steps: int) -> argparse.Namespace:
-    """Return the options of a script; `steps` is the default number of timed steps."""
+    """Seed torch and return the options of a script; `steps` is the default number of timed
+    steps."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -25,16 +27,17 @@ def options(steps: int) -> argparse.Namespace:
 
 
 def optimized(model: Any, given: argparse.Namespace) -> Any:
-    """Apply the package, if one was named."""
+    """Return the model, changed in place by the package of `--package` if there is one."""
     if given.package:
         importlib.import_module(given.package).optimize_(model)
     return model
 
 
 def finished(step: Callable[[int], Any], given: argparse.Namespace) -> None:
-    """Run the steps, the first of them untimed; print the time and save what they returned.
+    """Run the steps, after two untimed ones; print the times, and save the results with `--save`.
 
-    Times are of the wall and of the process, in seconds a step; the least and the median.
+    `step` gets its number. Printed are [smallest, median] of the wall time and of the process time,
+    in seconds per step.
     """
     wall, busy, results = [], [], []
     for number in range(given.steps + 2):

@@ -1,4 +1,4 @@
-"""A training loop: a small language model with AdamW, label smoothing and a z-loss."""
+"""Train a small language model with AdamW, label smoothing and a z-loss."""
 
 import torch
 import torch.nn.functional as F

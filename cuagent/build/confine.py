@@ -24,7 +24,8 @@ TOTAL_SECONDS = 600.0
 """Seconds to compile all sources of one attempt together."""
 
 Confine = Callable[[list[str], Path, Path], list[str]]
-"""Wraps a compiler's command: (argv, readable sources, writable scratch) -> confined argv."""
+"""Function that wraps a compiler's command: (argv, readable sources, writable scratch) -> confined
+argv."""
 
 
 def sandboxed(argv: list[str], sources: Path, scratch: Path) -> list[str]:

@@ -57,7 +57,10 @@ _FOREIGN = re.compile(
 
 
 def foreign_headers(source: str, text: str) -> list[Diagnostic]:
-    """Return an error for the first include of a torch header, which costs a minute for nothing."""
+    """Return an error for the first include of a torch or Python header; [] if there is none.
+
+    Such a header takes a minute to compile and is not needed.
+    """
     match = _FOREIGN.search(text)
     if match is None:
         return []
@@ -105,7 +108,7 @@ class _Text:
     texts: Mapping[str, str]
 
     def name(self, file: str) -> str:
-        """Return the path in the attempt of a file that the compiler names; else ""."""
+        """Return the path in the attempt of a file that the compiler names; "" for other files."""
         path = os.path.normpath(self.folder / Path(self.source).parent / file)
         inside = path.removeprefix(f"{self.folder}/")
         return inside if inside in self.texts else ""
@@ -129,7 +132,11 @@ class _Text:
 
 
 def _own_line(lines: list[str], at: int, text: _Text) -> tuple[str, int] | None:
-    """Return the file and line of the attempt that caused an error in a system header."""
+    """Return the file and line of the attempt that caused the error at `lines[at]` in a system
+    header.
+
+    None if no line near it names them.
+    """
     for line in lines[max(0, at - 30) : at + 30]:
         match = _REQUIRED.match(line) or _REQUIRED.search(line)
         if match is None:

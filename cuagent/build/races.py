@@ -27,7 +27,7 @@ def may_use_threads(attempt: Attempt) -> bool:
 
 
 def can_watch(tools: Toolchain) -> bool:
-    """Return True if this compiler can use the runtime."""
+    """Return True if this compiler can build libraries that report data races (g++, not clang)."""
     return tools.form == "g++" and "clang" not in tools.version
 
 

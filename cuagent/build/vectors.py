@@ -26,9 +26,10 @@ _LINE = re.compile(r"^(?P<file>[^:\n]+):(?P<line>\d+):\d+: (?P<kind>\w+):\s+(?P<
 _BYTES = re.compile(r"loop vectorized using (\d+) byte vectors")
 _LOOP = re.compile(r"\b(?:for|while|do)\b")
 NEAR = 3
-"""Lines between the head of a loop and the line that g++ reports."""
+"""Largest distance, in lines, between the head of a loop and the line that g++ reports."""
 NESTS = ("loop nest", "multiple nested loops", "outer loop", "nested loop")
-"""Starts of reasons that only say that a loop contains others, which have their own reports."""
+"""Beginnings of g++'s reasons that only say that a loop contains other loops. Those have reports of
+their own."""
 REASONS = (
     (
         "no vectype for stmt",
@@ -45,7 +46,8 @@ REASONS = (
     ("bad data dependence", "a store may change what a later iteration reads: use __restrict__"),
     ("possible alias", "a store may change what a later iteration reads: use __restrict__"),
 )
-"""Explanations of the most frequent reasons of g++; other reasons keep the compiler's words."""
+"""The most frequent reasons of g++: (start of its text, explanation). Other reasons keep the
+compiler's words."""
 SHORTEST_TEXT = 16
 """Columns of source text below which it is omitted, because it would say too little."""
 
@@ -57,7 +59,7 @@ class Loop:
     source: str
     line: int
     vector_bytes: int
-    """Vector width of the widest version in bytes; 0 if the loop is scalar."""
+    """Bytes of the widest vectors that the loop uses; 0 if it is scalar."""
     reason: str = ""
     """Reason why the loop, or a part of it, is scalar."""
     text: str = ""
@@ -83,7 +85,7 @@ class Loop:
 
 
 def with_vector_report(run: compiler.Run, source: Path, library: Path) -> compiler.Run:
-    """Return `run` with the options of g++ that store its report next to `library`."""
+    """Return a variant of `run` that also stores g++'s report on loops next to `library`."""
 
     def run_with_report(argv: list[str], scratch: Path, folder: Path) -> tuple[int, str]:
         report = scratch / "vectors"

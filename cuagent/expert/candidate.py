@@ -73,37 +73,41 @@ class Options:
     merge: bool = False
     """True to merge linear layers of the same input into one product."""
     constants: bool = True
-    """True to compute values that depend on parameters alone once, such as masks and position
-    biases."""
+    """True to compute values such as masks and position biases only once, if they depend on
+    parameters alone."""
     widen: bool | None = None
     """Compute half-precision products in float32; None decides it from the processor."""
     products: bool = True
     """CUDA: true to compute matrix products, with the operations behind them, by own kernels."""
     exact_convolutions: bool = False
-    """CUDA: true to compute float32 convolutions as in float32 also where TF32 is admitted."""
-    tf32_few_channels: bool = False
-    """CUDA: true to compute float32 convolutions of few channels in TF32 too, where it is
+    """CUDA: true to compute float32 convolutions with float32 precision even where TF32 is
     admitted."""
+    tf32_few_channels: bool = False
+    """CUDA: true to use TF32, where it is admitted, also for float32 convolutions of few
+    channels."""
     convolutions: str = "own"
-    """CUDA: compute convolutions by own kernels where they may be faster ("own") or wherever one
-    fits ("every"), or all by the library, in the layout as captured ("library") or in
-    "channels_last"."""
+    """CUDA: how convolutions are computed. "own": by own kernels where they may be faster; "every":
+    by own kernels if one fits; "library": by torch in the captured layout; "channels_last": by
+    torch in channels-last layout."""
     partial_sums: bool = True
-    """CUDA: true to sum the results of convolutions over places in their kernels, for norms and
-    means."""
+    """CUDA: true to let convolution kernels also sum their results over spatial positions, for the
+    norms and means that follow."""
     copies: bool = True
-    """CUDA: true to store the channels-last input of a convolution in the kernel of the convolution
-    before it."""
+    """CUDA: true to let a convolution's kernel also write the channels-last copy that the next
+    convolution reads."""
     split: bool = True
-    """CUDA: true to split the operands of large float32 products before the product."""
+    """CUDA: true to split the operands of large float32 products into float16 parts before the
+    product."""
     tiles: int = 0
-    """CUDA: rank of a product's tiles in the cost model."""
+    """CUDA: rank of the tile sizes that a product uses, in the order of the cost model; 0 is the
+    best."""
     compile: str = ""
     """Mode of torch.compile for everything but the kernels; "" runs it eagerly."""
     keep: frozenset[str] = frozenset()
-    """Captured operators that stay with torch."""
+    """Names of the captured operators that remain calls of torch."""
     tile: int = 64
-    """CPU: adjacent rows that are processed together if the reduction is not innermost."""
+    """CPU: number of adjacent rows processed together if the reduced dimension is not the
+    innermost."""
     threads: int = 0
     """CUDA threads per row; 0 chooses them from the row length."""
     vector: bool = True
@@ -123,19 +127,20 @@ class Candidate:
     notes: tuple[str, ...]
     """One line for each kernel, after one line for the rewrites."""
     folded: tuple[str, ...]
-    """Operators that rewrites removed."""
+    """Captured operators that rewrites merged into others."""
     library: tuple[str, ...] = ()
-    """Operators that one fused call of the library replaces, with what surrounds them."""
+    """Captured operators of the attentions, recurrences and loops that became one fused call
+    each."""
     constants: tuple[str, ...] = ()
-    """Operators whose values are computed once."""
+    """Captured operators whose values are computed once, because no input changes them."""
     has_products: bool = False
     """True if a kernel computes a matrix product or a convolution."""
     convolutions: int = 0
     """Number of convolutions, except depthwise ones."""
     library_convolutions: int = 0
-    """Number of those that the library computes."""
+    """Number of these convolutions that torch computes."""
     launches: int = 0
-    """Calls of kernels and of the library in each call of the module."""
+    """Number of calls of kernels and of torch in one call of the module."""
     has_recurrences: bool = False
     """True if a CUDA kernel computes all steps of a recurrent layer."""
 
@@ -152,7 +157,7 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
     if subject.backward is None:
         return _assemble(subject, options, [forward]) if forward.gains else None
     taken |= {*subject.backward.arguments, *(call.name for call in forward.calls.values())}
-    # Its captured operators have other names, which `keep` does not mean.
+    # Names in `keep` without the prefix are operators of the forward.
     other = replace(subject, captured=subject.backward, backward=None)
     second = _planned(other, replace(options, compile="", keep=_of_backward(options.keep)), taken)
     return _assemble(subject, options, [forward, second]) if second.gains else None
@@ -168,7 +173,11 @@ def _of_backward(keep: frozenset[str]) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class _Planned:
-    """A captured graph after all rewrites, its steps, and the calls that compute them."""
+    """A captured graph after all rewrites, its steps, and the calls that compute them.
+
+    `calls` has the kernel at each position in `steps` that has one. `rewritten` and `library` name
+    the captured operators that rewrites and fused calls replaced.
+    """
 
     subject: Subject
     graph: Graph
@@ -180,8 +189,9 @@ class _Planned:
 
     @property
     def gains(self) -> bool:
-        """Return False if it would compute as the reference does."""
-        # A tensor of zeros is as quickly made again; what is computed from others is not.
+        """True if the method computes anything differently from the reference."""
+        # A constant without inputs, such as zeros, is made again as quickly: storing it gains
+        # nothing.
         saved = any(n.constant and n.inputs for n in self.graph.nodes)
         return bool(self.calls or self.rewritten or self.library or saved)
 
@@ -254,7 +264,10 @@ def _planned(subject: Subject, options: Options, taken: set[str]) -> _Planned:
 def _with_library_calls(
     subject: Subject, options: Options, keep: frozenset[str]
 ) -> tuple[Captured, dict[str, tuple[str, ...]]]:
-    """Return the captured graph with fused calls of the library, and the operators they replace."""
+    """Return the captured graph with fused calls for attentions, recurrences and loops.
+
+    Also return a dict from the description of a call to the captured operators that it replaces.
+    """
     captured = subject.captured
     found: dict[str, tuple[str, ...]] = {}
     if options.attention:
@@ -390,7 +403,7 @@ def _changed(before: Graph, after: Graph) -> tuple[str, ...]:
 
 
 def _computed_once(graph: Graph) -> tuple[str, ...]:
-    """Return the values that depend on parameters alone and that other operators read."""
+    """Return the captured operators that depend on parameters alone and that others read."""
     users = graph.users()
     return tuple(
         n.origin

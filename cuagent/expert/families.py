@@ -31,7 +31,7 @@ ANCHORS = {
     Kind.RESAMPLE: "pooling",
     Kind.DEPTHWISE: "depthwise",
 }
-"""Family of each kind of node around which elementwise operations are grouped."""
+"""Family that computes a node of this kind, together with the elementwise operations around it."""
 
 
 def generate(device: str, request: Request) -> KernelCall:

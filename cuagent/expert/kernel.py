@@ -1,4 +1,4 @@
-"""Define a generated kernel as the text of the module needs it, and the request for one."""
+"""Data of a generated kernel (`KernelCall`), and the input of its generator (`Request`)."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from cuagent.expert.streaming.fuse import Group
 
 @dataclass(frozen=True)
 class KernelCall:
-    """A group as a file in kernels/ with one launcher, which has the file's name."""
+    """The kernel of a group: one source file in kernels/ with one launcher, both called `name`."""
 
     name: str
     path: str
     text: str
     group: Group
     tensors_read: dict[str, str]
-    """dtype of each tensor that the launcher takes after its outputs, in order."""
+    """Tensors that the launcher reads, with their dtypes, in the order of its parameters. They
+    follow the outputs."""
     headers: tuple[str, ...] = ()
     """Headers that the kernel includes."""
     in_place: frozenset[tuple[str, str]] = frozenset()
-    """Outputs, each with a tensor whose memory it may take: elements are read where they are
-    written."""
+    """Pairs (output, input) that may share memory. The kernel reads an input element for the last
+    time before it writes the output element at the same index."""
     workspace: int = 0
-    """Floats of workspace that the launcher takes after its tensors."""
+    """Number of float32 elements of scratch memory that the launcher takes after its tensors; 0 for
+    none."""
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -40,8 +42,10 @@ class Request:
     group: Group
     graph: Graph
     title: str
+    """Comment at the top of the kernel's source."""
     tile: int = 64
-    """CPU: adjacent rows that are processed together if a reduction is not innermost."""
+    """CPU: number of adjacent rows processed together if the reduced dimension is not the
+    innermost."""
     threads: int = 0
     """CUDA threads per row; 0 chooses them from the row length."""
     vector: bool = True
@@ -49,7 +53,7 @@ class Request:
 
 
 def cpp_call(request: Request, text: str, tensors_read: dict[str, str]) -> KernelCall:
-    """Return a kernel in C++ that needs the header of pointwise functions alone."""
+    """Return a C++ kernel whose only header is `pointwise.h`."""
     path = f"kernels/{request.name}.cpp"
     return KernelCall(request.name, path, text, request.group, tensors_read, ("pointwise.h",))
 

@@ -35,7 +35,7 @@ def lower(
 ) -> Graph:
     """Return the expert's graph of a captured module; operators in `keep` stay torch calls.
 
-    So do the values in `constants`, which are computed once.
+    The values in `constants` are torch calls too. They are computed once.
     """
     low = Lowering(layouts=has_layouts(captured.nodes))
     for fx in captured.nodes:
@@ -74,7 +74,7 @@ def lower(
 
 
 def _filled(template: str, words: Sequence[str]) -> str:
-    """Replace each placeholder of a result by its word; braces stay doubled."""
+    """Return the template with each `{k}` replaced by `words[k]`. Doubled braces stay."""
     return re.sub(
         r"\{\{|\}\}|\{(\d+)\}",
         lambda match: words[int(match[1])] if match[1] else match[0],
@@ -99,7 +99,7 @@ VIEWS = {"permute", "transpose", "t", "slice", "select", "expand", "view", "sque
 
 
 def _contiguous_output(captured: Captured, fx: Any, layouts: bool) -> bool:
-    """Return False for an output that torch computes with another layout than a kernel would."""
+    """Return False if `fx` is a result of the module with another layout than a kernel gives it."""
     if not any(fx is value for value in captured.outputs) or operator_name(fx) in VIEWS:
         return True
     value = value_of(fx)

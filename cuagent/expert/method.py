@@ -13,7 +13,7 @@ from cuagent.expert.products.match import Product
 from cuagent.expert.streaming.fuse import Group, Step
 
 FILL = "torch.ops.aten.masked_fill.Scalar("
-"""Prefix of the call that fills the places of a mask, among them those of queries without keys."""
+"""Prefix of the library call masked_fill, which overwrites the elements that a mask selects."""
 FRESH = (
     "F.linear(",
     "F.conv",
@@ -28,7 +28,7 @@ FRESH = (
 
 @dataclass(frozen=True)
 class TritonCall:
-    """A product or convolution as a Triton kernel in the text of the module."""
+    """A Triton kernel in the text of the module: a product, a convolution or an attention."""
 
     name: str
     text: str
@@ -45,16 +45,16 @@ class TritonCall:
 Call = KernelCall | TritonCall
 Steps = Sequence[Step | Product | Convolution | AttentionStep]
 COMPUTED = Group | Product | Convolution | AttentionStep
-"""Steps that a kernel computes."""
+"""Types of the steps that a generated kernel computes. Steps of type `Node` are left to torch."""
 
 
 @dataclass(frozen=True)
 class ModuleText:
-    """Inputs of `render` apart from the steps and kernels."""
+    """Inputs of `module.render` for one method, except its steps and kernels."""
 
     graph: Graph
     prepared: frozenset[str]
-    """Nodes that depend on parameters alone."""
+    """Names of the nodes that depend on parameters alone, and are computed once."""
     reference: str
     entry: str
     arguments: tuple[str, ...]

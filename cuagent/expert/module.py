@@ -67,17 +67,17 @@ def _lines(methods: Sequence[_Module]) -> list[str]:
 
 
 class _Module(Prepared):
-    """The methods that one graph becomes: the check of its inputs, the kernels, prepared values."""
+    """Text of the methods for one graph: forward or backward, the input check, prepared values."""
 
     def __init__(self, method: Method) -> None:
         super().__init__(method)
         self.consumed: dict[str, str] = {}
-        """Output that reuses the memory of each library result."""
+        """The output that reuses a library result's memory, by the name of that result."""
         end = "" if self.parts.method == "forward" else f"_{self.parts.method}"
         self.fits = self._unused(f"_fits{end}")
 
     def methods(self) -> list[str]:
-        """Return the lines of the methods, after an empty line, as they stand in the class."""
+        """Return the lines of the methods, indented for the class, after an empty line."""
         lines = ["", *self._fits(), "", *self._forward(), *self._prepare()]
         return textwrap.indent("\n".join(lines), "    ").splitlines()
 
@@ -169,7 +169,7 @@ class _Module(Prepared):
         return out
 
     def _copied(self, name: str) -> str:
-        """Return the copy of a result that shares memory with a value that is computed once."""
+        """Return `.clone()` for a result that shares memory with a value computed once; else ""."""
         node = self.graph.node(name)
         while node.kind in (Kind.VIEW, Kind.STRIDED):
             node = self.graph.node(node.inputs[0])
@@ -228,7 +228,7 @@ class _Module(Prepared):
         return lines + call.launch(call.name, arguments=arguments)
 
     def _like(self, call: KernelCall, node: Node) -> str:
-        """Return the call that allocates an output, the quicker one for an input's form."""
+        """Return the call that allocates an output; `empty_like` of an equal input is faster."""
         for tensor in call.tensors_read:
             read = self.graph.node(tensor)
             same = (read.shape, read.dtype) == (node.shape, node.dtype)
@@ -239,8 +239,9 @@ class _Module(Prepared):
     def _reusable(self, group: Group, call: KernelCall, output: Node) -> str | None:
         """Return a library result whose memory `output` can take, or None.
 
-        Only this group reads the result, and each element at the place where `output` is written.
-        torch.compile plans the memory itself.
+        This group must be the result's only reader, and read each element at the index where
+        `output` is written. With torch.compile the answer is None, because it plans the memory
+        itself.
         """
         if self.parts.compile:
             return None
@@ -266,7 +267,7 @@ class _Module(Prepared):
 
 
 def _layout(expression: str, node: Node) -> str:
-    """Return the condition that an input's dimensions lie in the captured order."""
+    """Return the text of the test that an input's dimensions have the captured order in memory."""
     name = {(0, 2, 3, 1): "channels_last", (0, 2, 3, 4, 1): "channels_last_3d"}.get(node.order)
     if name is None:
         return f"{expression}.permute{node.order}.is_contiguous()"

@@ -1,4 +1,7 @@
-"""Write the method that computes values of parameters alone, again whenever one of them changes."""
+"""Write the method that computes the values that depend on parameters alone ("prepared" values).
+
+The method computes them at first use, and again if a parameter has changed.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from cuagent.expert.values import Values, shape_text
 
 
 class Prepared(Values):
-    """The prepared values of one method, and the method that computes them."""
+    """Text of the prepared values of one method, and of the method that computes them."""
 
     def __init__(self, method: Method) -> None:
         super().__init__(method)
@@ -21,14 +24,17 @@ class Prepared(Values):
         self.watch, self.unchanged = self._unused("watch"), self._unused("unchanged")
 
     def imported(self) -> list[str]:
-        """Return what the text imports to compute values of parameters again if one changes."""
+        """Return the imports from `cuagent.kernels` that detect changed parameters."""
         names = (("unchanged", self.unchanged), ("watch", self.watch))
         if not self.prepared_values:
             return []
         return [name if name == own else f"{name} as {own}" for name, own in names]
 
     def may_be_none(self, name: str) -> bool:
-        """Return True for a prepared mask of fills alone, which is None if it is nowhere true."""
+        """Return True if a prepared value is a mask that only calls of masked_fill read.
+
+        Such a mask is None if none of its elements is true; the fills are then left out.
+        """
         node = self.graph.node(name)
         if name not in self.prepared_values or name in self.graph.outputs:
             return False
@@ -98,7 +104,10 @@ class Prepared(Values):
         return [f"{name(node.name)} = {value}"]
 
     def _as_in_reference(self, name: str) -> str:
-        """Return a prepared value in its own dtype; others are in fp64 until they are stored."""
+        """Return the expression of a prepared value in the dtype that it has in the reference.
+
+        Inside the method, floating values are in fp64 until they are stored.
+        """
         node = self.graph.node(name)
         if node.constant:
             return self._name(name)
@@ -108,7 +117,7 @@ class Prepared(Values):
 
 
 def _arranged(node: Node) -> str:
-    """Return the call that puts the dimensions of a prepared value in order."""
+    """Return the calls that store a prepared value contiguously in its order of dimensions."""
     if not node.order:
         return ".contiguous()"
     return f".permute{node.order}.contiguous().permute{inverse(node.order)}"

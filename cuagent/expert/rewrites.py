@@ -2,13 +2,13 @@
 
 - `fold_affine`: moves a per-channel multiply or add (such as BatchNorm in eval mode) after a linear
   layer or a convolution into its weight and bias.
-- `read_before_expansion`: reads a value itself instead of its expansion.
+- `read_before_expansion`: lets operations read a value before it is expanded.
 - `sum_into_linear`: replaces a sum over the output features of a linear layer by one dot product
   per row with the summed weights.
 - `bound_exponentials`: marks exp(x - max x), whose argument is never positive, as a cheaper exp.
 - `merge_linears`: merges linear layers of one input into one product with stacked weights.
-Rounding differs from the reference's only like two orders of the same sum. Values that depend on
-parameters alone are computed once, in fp64 (see `module`).
+Rounding differs from the reference's only as it does between two orders of the same sum. Values
+that depend on parameters alone are computed once, in fp64 (see `module`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ from cuagent.expert.rules.contractions import with_bias
 
 @dataclass
 class _Editor:
-    """Edits of a graph: replacements of nodes by lists of nodes, and new names of nodes."""
+    """Pending edits of a graph.
+
+    `replaced` maps a node to the nodes that take its place, `renamed` a name to the one that
+    readers use instead.
+    """
 
     graph: Graph
     replaced: dict[str, list[Node]] = field(default_factory=dict)
@@ -101,7 +105,7 @@ PREPARATIONS = {SUM_FEATURES, SUM_BIAS}
 
 
 GROUPED = re.compile(r"groups=(?!1\b)")
-"""Several groups of a convolution."""
+"""Matches the call of a convolution with more than one group."""
 
 
 def is_contraction(node: Node) -> bool:
@@ -125,7 +129,7 @@ def rewrite(graph: Graph, *, fold: bool = True, merge: bool = False) -> Graph:
 
 
 EXPANSION = re.compile(r"\{0\}\.expand\(\[[\d, ]*\]\)")
-"""Call of a strided node that only repeats elements."""
+"""Matches the call of a strided node that only repeats elements."""
 
 
 def read_before_expansion(graph: Graph) -> Graph:

@@ -14,17 +14,17 @@ from cuagent.expert.method import TritonCall
 from cuagent.expert.streaming.expressions import identifier
 
 WORD = re.compile(r"\b[A-Za-z_]\w*(?!\w)(?!\s*\()")
-"""A word that is not called as a function: a node may have the name of a function."""
+"""Matches an identifier without `(` behind it: a node may have the same name as a function."""
 
 
 TRITON_WORD = re.compile(r"\b([A-Za-z_]\w*)_(?:in|out|v|\d+)\b")
-"""A parameter or variable of a Triton kernel that may have the name of a tensor."""
+"""Matches a parameter or variable of a Triton kernel; group 1 may be the name of a tensor."""
 
 
 def shared(call: KernelCall, known: dict[str, KernelCall]) -> KernelCall:
-    """Return the call with the file of an equal kernel in `known`, which it joins if there is none.
+    """Return the call, with the file of an equal kernel if `known` has one; else add it to `known`.
 
-    `known` maps the text of a kernel without names to its first call.
+    `known` maps the text of a kernel, without the names of its tensors, to its first call.
     """
     key = text_without_names(call)
     first = known.setdefault(key, call)
@@ -32,16 +32,16 @@ def shared(call: KernelCall, known: dict[str, KernelCall]) -> KernelCall:
 
 
 def shared_triton(call: TritonCall, known: dict[str, TritonCall]) -> TritonCall:
-    """Return the call of a Triton kernel with the text of an equal one in `known`, as above.
+    """Return the call, with the text of an equal Triton kernel if `known` has one; else add it.
 
-    Each text is compiled by itself, which takes seconds.
+    `known` is as in `shared`. Triton takes seconds to compile each different text.
     """
     first = known.setdefault(text_without_names(call), call)
     return replace(call, name=first.name, text=first.text)
 
 
 def text_without_names(call: KernelCall | TritonCall) -> str:
-    """Return the kernel with comments removed and numbers in place of the names of its tensors."""
+    """Return the kernel's text without comments and with numbers in place of its tensors' names."""
     nodes = call.group.nodes if isinstance(call, KernelCall) else call.step.nodes
     names = {identifier(n) for node in nodes for n in (node.name, *node.inputs)}
     names |= {identifier(name) for name in call.tensors_read}
@@ -54,7 +54,11 @@ def text_without_names(call: KernelCall | TritonCall) -> str:
 
 
 def _numbered(word: str, names: set[str], numbers: dict[str, str]) -> str:
-    """Replace the name of a tensor, at the start of a word, by the number of its first use."""
+    """Return `word` with the tensor's name at its start replaced by `tensor0`, `tensor1`, ...
+
+    `numbers` maps each name to its replacement, in order of first use. A word that starts with none
+    of `names` is returned unchanged.
+    """
     name = _name_in(word, names)
     if not name:
         return word
@@ -62,7 +66,7 @@ def _numbered(word: str, names: set[str], numbers: dict[str, str]) -> str:
 
 
 def _name_in(word: str, names: set[str]) -> str:
-    """Return the longest name that the word is, or starts with before an underscore; or ""."""
+    """Return the longest of `names` that is `word` or its start before an underscore; else ""."""
     parts = word.split("_")
     starts = ("_".join(parts[:k]) for k in range(len(parts), 0, -1))
     return next((start for start in starts if start in names), "")

@@ -94,12 +94,12 @@ class Values:
     def _empty_of(self, shape: tuple[int, ...], dtype: str) -> str:
         first = next((n for n in self.graph.inputs if self.users[n]), None)
         device = f", device={self._name(first)}.device" if first else ""
-        # It takes less time than torch.empty with the same arguments (1.5 us, not 2.7).
+        # empty_strided takes less time than torch.empty with the same arguments (1.5 us, not 2.7).
         strides = shape_text(contiguous_strides(shape))
         return f"torch.empty_strided({shape_text(shape)}, {strides}, dtype=torch.{dtype}{device})"
 
     def _prepared_for_steps(self) -> list[str]:
-        """Return the prepared values that a step reads, except unchanged parameters."""
+        """Return the prepared values that steps read or the method returns, but no parameters."""
         read: list[str] = []
         for position, step in enumerate(self.steps):
             if isinstance(step, COMPUTED):
@@ -123,7 +123,10 @@ def shape_text(shape: tuple[int, ...]) -> str:
 
 
 def _quick(name: str, expression: str) -> str:
-    """Return the expression of a parameter without the slow lookup of its modules."""
+    """Return the expression of a parameter through `_modules`, which is faster than attributes.
+
+    `name` is its state_dict name. An `expression` other than `self.name` is returned unchanged.
+    """
     *path, last = name.split(".")
     if not path or expression != f"self.{name}":
         return expression

@@ -11,7 +11,7 @@ from pathlib import Path
 
 WIDE = "// cuagent: flags -mprefer-vector-width=512\n"
 FEATURE = "avx512_vbmi2"
-"""A feature of Ice Lake, Zen 4 and later processors, and of none before them."""
+"""A CPU flag of Ice Lake, Zen 4 and later processors, and of none before them."""
 
 
 @functools.cache
@@ -25,5 +25,5 @@ def has_wide_vectors(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def with_wide_vectors(path: str, text: str) -> str:
-    """Return the text of a kernel file; one in C++ asks for wide vectors."""
+    """Return the text of a kernel file; a C++ one asks for 512-bit vectors if they are faster."""
     return WIDE + text if path.endswith(".cpp") and has_wide_vectors() else text

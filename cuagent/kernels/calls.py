@@ -145,8 +145,8 @@ def quick_arguments(prototype: Prototype, on_cuda: bool) -> Callable[..., Any]:
     """Return a function from the arguments of a usual call to their C values and the device.
 
     It returns None for every other call, which `CheckedArguments` converts or refuses: numbers of
-    other types, null pointers, empty tensors, mistakes. Its text has no loop, which halves the
-    time of a call.
+    other types, null pointers, empty tensors, mistakes. Its source is generated without a loop,
+    which halves the time of a call.
     """
     import torch
 
@@ -207,7 +207,7 @@ def _converter(function: str, index: int, parameter: Parameter) -> Convert:
 
 
 def _tensor_dtype(element: str) -> Any:
-    """Return the dtype of a pointer's tensor; None for any."""
+    """Return the dtype of the tensor to pass as a pointer to `element`; None for any (void*)."""
     import torch
 
     dtypes: dict[str, Any] = {"float": torch.float32, "double": torch.float64, "half": torch.half}

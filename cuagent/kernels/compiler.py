@@ -70,7 +70,7 @@ MAX_FLAGS = 64
 MAX_FLAG_LENGTH = 200
 """Largest number of characters of one flag. Linux accepts 128 KiB in one argument of a command."""
 FIXED = {"LC_ALL": "C", "SOURCE_DATE_EPOCH": "0"}
-"""Environment of every compiler: messages in English, the same `__DATE__` every day."""
+"""Environment variables of every compiler: messages in English, the same `__DATE__` every day."""
 SETTINGS = (
     *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH"),
     *("GCC_EXEC_PREFIX", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN"),
@@ -105,7 +105,10 @@ class CompileFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Recipe:
-    """Inputs of the compilation of one source. Reading it needs no compiler."""
+    """Everything that determines the compilation of one source, except the toolchain.
+
+    `read_recipe` reads it without a compiler.
+    """
 
     source: Path
     form: str
@@ -207,7 +210,7 @@ def shared_library(recipe: Recipe) -> Path:
 
 
 _CHECKED: set[Path] = set()
-"""Libraries that this process has compiled, or whose manifest it has checked."""
+"""Paths of libraries that this process has compiled, or whose manifest it has checked."""
 
 
 def _settings() -> str:
@@ -270,7 +273,8 @@ def _manifest(recipe: Recipe, scratch: Path) -> str:
 
 
 def _write_whole(content: bytes, path: Path) -> None:
-    """Write under another name and rename, so that a reader sees the whole file or none."""
+    """Write a file under another name and rename it to `path`, so that a reader sees all of it or
+    none."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         file.write(content)
     Path(file.name).chmod(0o644)
@@ -280,7 +284,10 @@ def _write_whole(content: bytes, path: Path) -> None:
 def run_compiler(
     argv: list[str], scratch: Path, folder: Path, seconds: float = TIME_LIMIT_S
 ) -> tuple[int, str]:
-    """Run a compiler in `folder` as this user. Raises CompileFailed after `seconds`."""
+    """Run a compiler in `folder` as this user; return its exit status and its messages.
+
+    Raises CompileFailed after `seconds`.
+    """
     environment = {**os.environ, **FIXED, "TMPDIR": str(scratch)}
     # A pipe would be read without a size limit, and until every process that holds it ends.
     with tempfile.TemporaryFile() as output:

@@ -27,11 +27,11 @@ SUFFIXES = (
 )
 """Suffixes of the sources and headers in a tree."""
 MAX_ENTRIES = 10_000
-"""Most files in a source's folder for which the key covers the whole folder; above it, only the
-source."""
+"""Largest number of files in a source's folder with which the key covers the whole folder. With
+more files it covers the source only."""
 MAX_BYTES = 64 << 20
-"""Most bytes of sources and headers for which the key covers the whole folder; above it, only the
-source."""
+"""Largest number of bytes of sources and headers with which the key covers the whole folder. With
+more bytes it covers the source only."""
 PSEUDO = ("/proc", "/sys", "/dev")
 """Folders without source files: some files block when opened, others change when read."""
 
@@ -84,7 +84,10 @@ def tree_of(source: Path) -> Tree:
 
 
 def _entries(folder: Path, hidden: bool) -> Iterator[Path]:
-    """Yield all paths below `folder` except folders; do not follow links."""
+    """Yield all paths below `folder` except folders; do not follow links.
+
+    `hidden`: True to enter folders whose name begins with a dot.
+    """
     with os.scandir(folder) as found:
         entries = sorted(found, key=lambda entry: entry.name)
     for entry in entries:
@@ -116,7 +119,8 @@ def _opened(path: Path) -> io.BufferedReader:
 def may_have_unlisted(tree: Tree, text: str, form: str, *, lists_incbin: bool) -> bool:
     """Return True if the result may depend on files outside the tree that no compiler lists.
 
-    `form` is that of a `Recipe`; NVRTC never lists dependencies.
+    `text` is the source, which stands for an incomplete tree. `form` is that of a `Recipe`; NVRTC
+    never lists dependencies. `lists_incbin`: True if the assembler lists the files of `.incbin`.
     """
     texts = [content.decode(errors="replace") for _, content in tree.files] or [text]
     words = r"has_include|has_embed"

@@ -18,7 +18,8 @@ from .prototypes import Parameter, Prototype
 SCALARS = {"float": "float", "double": "float", "bool": "bool"}
 
 _LIBRARIES: dict[str, Any] = {}
-"""A library that is collected takes its operators along."""
+"""torch's libraries by namespace. They are kept here because a library that is garbage-collected
+removes its operators."""
 
 
 def operator_of(launcher: Launcher, library: Path, on_cuda: bool) -> Callable[..., None]:

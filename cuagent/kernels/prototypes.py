@@ -90,7 +90,8 @@ STREAM = "cudaStream_t"
 STATUS = {"int", "cudaError_t", "int32_t"}
 
 MAX_CHARACTERS = 1 << 20
-"""Characters of one source: forty times the longest kernel of CUTLASS's examples."""
+"""Largest number of characters of one source: forty times the longest kernel of CUTLASS's examples.
+"""
 
 _NOISE = re.compile(
     r"""
@@ -108,7 +109,7 @@ _TOKEN = re.compile(r'"C"|\w+|::|[^\s\w]')
 _ATTRIBUTES = {"__launch_bounds__", "__cluster_dims__", "__attribute__", "__maxnreg__"}
 _IGNORED = {"noexcept", "__host__"}
 _ALIAS_TOKENS = 12
-"""Tokens of the longest alias that names a scalar type."""
+"""Number of tokens after `using` or `typedef` in which the alias of a scalar type must end."""
 _QUALIFIERS = re.compile(
     r"\b(?:const|volatile|struct|__restrict__|__restrict|restrict|__grid_constant__)\b"
 )
@@ -196,7 +197,8 @@ def _headers(tokens: list[_Token]) -> Iterator[list[_Token]]:
 def _prototype(
     text: str, header: list[_Token], aliases: dict[str, str], file: str
 ) -> Prototype | None:
-    """Parse one header; None for static and device functions, types and variables."""
+    """Parse the tokens before a function's body. None for static, inline and device functions, and
+    for what is no function."""
     header = _without_attributes(header)
     words = [token.text for token in header]
     opening = words.index("(") if "(" in words else 0

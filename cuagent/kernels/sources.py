@@ -11,14 +11,15 @@ if TYPE_CHECKING:
 Watched = tuple[
     list[tuple[dict[str, Any], str, Any]], list[tuple[dict[str, Any], str, Any, int, int]]
 ]
-"""Modules and tensors, each with the dictionary that holds it and its name there; a tensor with its
-address and its count of changes."""
+"""Submodules as (dictionary that holds it, name there, module), and tensors as (dictionary that
+holds it, name there, tensor, address, count of changes)."""
 
 
 def watch(module: torch.nn.Module, names: Sequence[str]) -> Watched | None:
     """Return the parameters and buffers of these names as they are, for `unchanged`.
 
-    None if one of them counts no changes (an inference tensor) or is computed in each access.
+    Returns None if one of them counts no changes (an inference tensor) or is computed at each
+    access.
     """
     modules: dict[str, tuple[dict[str, Any], str, Any]] = {}
     tensors: list[tuple[dict[str, Any], str, Any, int, int]] = []
@@ -39,7 +40,8 @@ def watch(module: torch.nn.Module, names: Sequence[str]) -> Watched | None:
 
 
 def unchanged(watched: Watched) -> bool:
-    """Return True if the module has the same tensors at the same addresses, without a change."""
+    """Return True if the module still has the same tensors at the same addresses, and none was
+    changed in place."""
     for held, name, module in watched[0]:
         if held.get(name) is not module:
             return False

@@ -1,4 +1,5 @@
-"""Find the compilers of this machine, with their base flags and an identity of their results.
+"""Find the compilers of this machine, with their base flags and a name that identifies their
+results.
 
 Floating point: IEEE semantics, except that a*b+c may be contracted to one rounding (as nvcc and
 torch do). A source requests more by a line such as `// cuagent: flags -ffast-math`.
@@ -50,9 +51,9 @@ CUDA_FLAGS = (
 NVRTC_FLAGS = ("-lineinfo", "-std=c++17", "--ptxas-options=-v")
 CUBIN_FLAGS = ("-cubin", "-O3", "-lineinfo", "-std=c++17", "--resource-usage")
 
-# -ffast-math would also link start-up code that flushes denormals in the whole process.
 X86 = ("x86_64", "AMD64")
-"""Names of machines whose compilers know the width of vectors as a flag."""
+"""Values of platform.machine() for which g++ has the flag -mprefer-vector-width."""
+# -ffast-math would also link start-up code that flushes denormals in the whole process.
 FAST_MATH = (
     *("-fassociative-math", "-fno-signed-zeros", "-freciprocal-math", "-ffinite-math-only"),
     *("-fno-rounding-math", "-fcx-limited-range", "-D__FAST_MATH__=1"),
@@ -66,10 +67,11 @@ extern "C" __attribute__((visibility("default"))) const char* cuagent_error_name
   return cudaGetErrorName((cudaError_t)e);
 }
 """
-"""Code in every .cu library: its CUDA runtime is linked statically, with its own error state."""
+"""Code that is added to every .cu library. Each library links its own CUDA runtime statically; this
+code reads the error state of that runtime."""
 
 DEPENDENCIES = ("dependencies.compiler", "dependencies.assembler")
-"""Names of the dependency lists in the scratch folder."""
+"""Names of the files in the scratch folder that list the files a compiler and an assembler read."""
 
 
 class CompilerMissing(RuntimeError):
@@ -220,7 +222,11 @@ def runs_on(target: str) -> tuple[str, ...]:
 
 @functools.cache
 def target(form: str) -> str:
-    """Return the machine that a result runs on: a GPU architecture or the processor's features."""
+    """Return the name of the machine that a result runs on.
+
+    For a GPU it is the architecture, such as `sm_90a`; for g++ `cpu-` and a digest of the
+    processor's features.
+    """
     if form != "g++":
         return f"sm_{os.environ.get(ARCH) or _device_arch() or DEFAULT_ARCH}"
     info = Path("/proc/cpuinfo")

@@ -2,9 +2,9 @@
 
 All rungs are timed in one interleaved run, each with its error against fp64. `optimize` starts from
 the best one that the task's precision policy admits, and what a kernel adds is measured against it.
-All run under the task's own torch settings; a rung that needs others says which, and is the best
-only if the task admits them. Results are cached (`ladder_cache.py`): one for more rungs, or of a
-higher effort, also serves a request for less. `rungs.py` has the data.
+All run under the task's own torch settings. A rung that needs others names them (`Rung.settings`),
+and can be the best one only if the task admits them. Results are cached (`ladder_cache.py`): one
+for more rungs, or of a higher effort, also serves a request for less. `rungs.py` has the data.
 
 Invariant: a rung is admissible only if it passes the strict rule in the policy's precision.
 """
@@ -49,9 +49,11 @@ kernels."""
 LEAST_GAIN = 0.01
 """Least share of a call that CUDA graphs must be able to save for their rungs to be timed."""
 BUSY_CALL_S = 2e-3
-"""Shortest call, in seconds, whose few launches keep the GPU busy, in compiled code too."""
+"""Duration of a call, in seconds, from which on its kernels keep the GPU busy even in compiled
+code. CUDA graphs then gain nothing."""
 RECURRENT = ("gru", "lstm", "rnn")
-"""Parts of the names of operators that launch a kernel for each step."""
+"""Parts of the names of operators that launch a kernel for each time step, so that the number of
+their launches is unknown."""
 
 
 def time_rungs(
@@ -66,9 +68,9 @@ def time_rungs(
 ) -> Ladder:
     """Time every rung of a task, or read an earlier result from the cache.
 
-    `only` names rungs; `fresh` ignores the cache. It takes some ten seconds on the CPU, and a
-    minute or more with torch.compile's autotuning on a GPU. With a `timer`, its processes are used
-    and stay warm for its next timing. Raises ForkServerError.
+    `only` names the rungs, () for all that make sense; `fresh` ignores the cache. It takes some ten
+    seconds on the CPU, and a minute or more with torch.compile's autotuning on a GPU. With a
+    `timer`, its processes are used and stay warm for its next timing. Raises ForkServerError.
     """
     task = referee.task
     names = only or _rungs(referee)
@@ -122,9 +124,10 @@ def measure_ladder(
 ) -> Ladder:
     """Return the ladder that a run starts from: rungs that open quickly, or all if `whole`.
 
-    Only admitted rungs are measured. With `wait_s`, those that still open in the background after
-    so many seconds are left for later. A cached ladder is used unless `fresh`; its notes state its
-    age. Raises ForkServerError.
+    Only admitted rungs are measured. With `wait_s`, rungs that still open in the background after
+    that many seconds are left out. All admitted rungs that were not measured are named in
+    `Ladder.later`. A cached ladder is used unless `fresh`; its notes state its age. Raises
+    ForkServerError.
     """
     referee = timer.referee
     every = _rungs(referee)
@@ -178,7 +181,11 @@ def first_rungs(referee: Referee) -> tuple[str, ...]:
 
 
 def opens_quickly(name: str) -> bool:
-    """Return False for autotuning and for variants of compile whose eager rung shows the gain."""
+    """Return False if a run's first ladder leaves this rung out because it opens slowly.
+
+    These rungs are autotuning, and compile with channels_last or cudnn_benchmark, whose gain the
+    eager rung with the same option shows.
+    """
     mode, *options = name.split("+")
     variant = mode == COMPILE and {"channels_last", BENCHMARK} & set(options)
     return not (mode in (AUTOTUNE, AUTOTUNE_GRAPHS) or AUTOTUNE in options or variant)
@@ -187,7 +194,8 @@ def opens_quickly(name: str) -> bool:
 def rungs_of(task: Task, convolves: bool, graphs: bool = True) -> tuple[str, ...]:
     """Return the names of the rungs that make sense for a task on its device.
 
-    `graphs`: on a GPU, those with CUDA graphs too.
+    `convolves`: True if the reference has convolutions. `graphs`: True to include rungs with CUDA
+    graphs on a GPU.
     """
     on_cuda = task.device is Device.CUDA
     modes = [EAGER, COMPILE, AUTOTUNE]
@@ -206,8 +214,9 @@ def rungs_of(task: Task, convolves: bool, graphs: bool = True) -> tuple[str, ...
 def graphs_may_gain(call_s: float, operators: Mapping[str, OperatorWork]) -> bool:
     """Return False if CUDA graphs save less than 1 % of a call.
 
-    `call_s` is the time of a call in eager mode, `operators` what it launches. Graphs save the
-    host's time, which a busy GPU hides, and the pauses between kernels.
+    `call_s` is the time of a call in eager mode in seconds, `operators` the operators that it
+    launches by name; {} if unknown. Graphs save the host's time, which a busy GPU hides, and the
+    pauses between kernels.
     """
     if not operators or any(part in name for name in operators for part in RECURRENT):
         return True
@@ -233,9 +242,9 @@ def _has_graphs(referee: Referee, operators: Mapping[str, OperatorWork]) -> bool
 def _rungs(referee: Referee) -> tuple[str, ...]:
     """Return the rungs of a task, without those whose setting changes nothing.
 
-    These are TF32 if no product would use it; a choice of algorithms that is on already or that
-    determinism forbids; CUDA graphs for calls that take much longer than their launches; and on a
-    CPU autotuning without products, since Inductor's C++ backend tunes only products.
+    Left out are TF32 if no product would use it; cudnn_benchmark if it is on already or if
+    determinism forbids it; CUDA graphs for calls that take much longer than their launches; and on
+    a CPU autotuning without products, since Inductor's C++ backend tunes only products.
     """
     operators = _operators(referee)
     own = baseline_settings(referee.facts.settings, referee.task.precision)
@@ -298,14 +307,20 @@ def _rung(
 
 
 def _count_that_fits(referee: Referee, wanted: int) -> int:
-    """Return the number of rungs that fit on the device; 1 if none fits: the timer reports it."""
+    """Return the number of rungs whose processes fit on the device together.
+
+    If not even one fits, 1: the timer then reports the lack of memory.
+    """
     room = referee.room
     there = room.available(referee.task.device.value)
     return next((n for n in range(wanted, 1, -1) if room.timing(n) <= there), 1)
 
 
 def _errors_of(timer: Timer, timed_arms: dict[str, TimedArm]) -> dict[str, tuple[float, bool]]:
-    """Return each rung's relative error and the strict rule's result, on the same fresh inputs."""
+    """Return each rung's relative error and True if it passes the strict rule, by name.
+
+    All rungs get the same fresh inputs. A rung whose process ends is left out.
+    """
     referee, batch, slot = timer.referee, timer.batch, 0
     found = {}
     with timer.opening() as give_way:

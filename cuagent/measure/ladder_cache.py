@@ -40,8 +40,11 @@ def cached(
 
 
 def _is_usable(known: Ladder, device: Device) -> bool:
-    """Return True if a cached result is usable: no rung failed for lack of memory, and not
-    undecided or from a busy machine, unless recent."""
+    """Return True if a cached result can be used.
+
+    It cannot if a rung failed for lack of memory. A result that is undecided or from a busy machine
+    can be used for `REMEASURE_AFTER_S` only.
+    """
     if any(shortage(RuntimeError(rung.failed)) for rung in known.rungs if rung.failed):
         return False
     noisy = device is Device.CPU and known.busy >= QUIET_SHARE
@@ -61,7 +64,7 @@ def _file(task: Task, effort: Effort, names: tuple[str, ...], cache: Path | None
 
 
 def _read(file: Path) -> Ladder | None:
-    """Return the ladder of a file; None if it cannot be read or holds other values."""
+    """Return the ladder in a file; None if it cannot be read or holds implausible values."""
     try:
         with file.open("rb") as opened:
             found = Ladder.from_json(json.loads(opened.read(LARGEST_FILE)))

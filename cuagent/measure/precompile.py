@@ -1,11 +1,11 @@
 """Compile the rungs of torch.compile ahead, while other problems may use the device.
 
 A trusted child builds the model and its inputs under the shared lock. It then compiles without any
-lock: the compilers run on the processors. Autotuning compiles its choices in the same way, and
-takes the lock exclusively only while it runs them. The result lands in the caches that the timed
-processes use (`surroundings.compiled_graphs`), which then open in seconds. Not covered: graphs
-after a graph break, and the tuning of Triton's launch parameters, which need the device; they are
-compiled when a rung is opened.
+lock: the compilers run on the processors. Autotuning compiles its candidate kernels in the same
+way, and takes the lock exclusively only while it runs them. The result lands in the caches that the
+timed processes use (`surroundings.compiled_graphs`), which then open in seconds. Not covered:
+graphs after a graph break, and the tuning of Triton's launch parameters, which need the device;
+they are compiled when a rung is opened.
 """
 
 from __future__ import annotations
@@ -45,12 +45,13 @@ BENCHMARKS = (
     ("torch._inductor.scheduler", "Scheduler", "benchmark_codegened_module"),
     ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "benchmark_all_configs"),
 )
-"""Methods of torch that run the choices of its autotuning: module, class, method."""
+"""Methods of torch in which autotuning runs its candidate kernels: (module, class, method)."""
 MANY_OPERATORS = 100
-"""Nodes of a graph from which several processes compile its kernels. They start in five seconds, in
-which one process compiles some ten kernels."""
+"""Number of nodes above which several processes compile a graph's kernels. They take five seconds
+to start, in which one process compiles some ten kernels."""
 COMPILERS = 4
-"""Processes that compile a large graph or the choices of autotuning: other problems compile too."""
+"""Number of processes that compile a large graph or autotuning's kernels. It is small because other
+problems compile at the same time."""
 NEEDED = BENCHMARKS[0]
 """The method without which autotuning cannot be separated from compiling."""
 
@@ -62,10 +63,11 @@ def precompile(
     lock: DeviceLock,
     limit_s: float = COMPILE_S,
 ) -> list[str]:
-    """Compile the rungs; return those that open quickly afterwards.
+    """Compile the rungs; return the names of those that open quickly afterwards.
 
     Rungs that did not finish within `limit_s` are left out. A failed compilation is reported when
     the rung is opened. Raises ForkServerError.
+
     """
     names = [name for name in rungs if name.partition("+")[0] != EAGER]
     quick = [name for name in rungs if name not in names]
@@ -132,9 +134,10 @@ def serve(channel: socket.socket, folder: Path) -> None:
 
 
 def tune_exclusively(lock: DeviceLock) -> bool:
-    """Let torch's autotuning hold the device alone while it runs its choices.
+    """Patch torch so that autotuning holds `lock` exclusively while it runs its candidate kernels.
 
-    Returns False if this version of torch has no method for that part.
+    Returns False if this version of torch lacks the method `NEEDED`. The caller must then hold the
+    lock for the whole compilation.
     """
     held = threading.local()
 
@@ -175,7 +178,10 @@ def _within(context: Callable[[], Any], method: Callable[..., Any]) -> Callable[
 
 
 def compile_only(model: Any, inputs: Sequence[Any], name: str) -> bool:
-    """Compile the first graph of a rung without running it; return False if that fails."""
+    """Compile the first graph of the rung `name` without running it.
+
+    Returns False if that fails, or if the rung uses bf16: it is then compiled when it is opened.
+    """
     import torch
     from torch._inductor import config
 

@@ -1,8 +1,8 @@
 """Compile the rungs of one task ahead, on a device that several judges share.
 
-A record timing adds rungs that need autotuning. They compile in the background from the first
-attempt on that may be the result, while others are built and judged. On a device with one judge,
-rungs open in the background instead (`timing/ahead.py`).
+A record timing adds rungs that need autotuning. They begin to compile in the background when an
+attempt may be the run's result, while further attempts are built and judged. On a device with one
+judge, rungs open in the background instead (`timing/ahead.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ COMPILED_AHEAD_S = 120.0
 
 
 class RungCompiler:
-    """Compiles rungs of one task. A large task's compile when they are opened."""
+    """Compiles rungs of one task ahead. The rungs of a large task compile only when they are
+    opened."""
 
     def __init__(
         self, task: Task, fork_server: ForkServer, device_lock: DeviceLock, *, large: bool

@@ -81,7 +81,7 @@ class Ladder:
     settings: str = ""
     """torch's settings of eager and of all rungs that name no others; "" in earlier records."""
     own_settings: TorchSettings | None = None
-    """The settings that the task's file left; None in earlier records."""
+    """torch's settings after the task's file ran; None in earlier records."""
 
     @property
     def best(self) -> Rung | None:
@@ -136,7 +136,10 @@ class Ladder:
 
     @property
     def undecided(self) -> Rung | None:
-        """The fastest rung whose interval leaves open if it is a gain; None if a rung surely is."""
+        """Fastest rung whose interval includes both no gain and `POSSIBLE_GAIN`.
+
+        None if there is none, or if another rung is certainly faster than eager.
+        """
         best = self.best
         if best is None or best.name != EAGER:
             return None
@@ -213,7 +216,7 @@ class Gain:
 def gain_of(timing: Timing, ladder: Ladder) -> Gain | None:
     """Split the gain of a timing against `ladder.baselines`; None if an arm is missing.
 
-    `free` is end to end over kernel, with the limits of `over_eager`.
+    `free` is the end-to-end ratio over the kernel's ratio; `over_eager` computes its limits.
     """
     best = ladder.best
     if best is None or EAGER not in timing.ratios or best.name not in timing.ratios:
@@ -243,8 +246,8 @@ def _with_record_timing(rung: Rung, timing: Timing) -> Rung:
 def over_eager(timing: Timing, name: str, seen: Ratio | None) -> Ratio:
     """Return eager's time over a baseline's, from a timing of an attempt against both.
 
-    The limits are those of the same rounds, or `seen` by the ladder if an older record has none.
-    They are widened to include the value, because medians of ratios do not multiply exactly.
+    The limits are those of `timing.free`, or of `seen`, the ladder's ratio, if an older record has
+    none. They are widened to include the value, because medians of ratios do not multiply exactly.
     """
     value = timing.ratios[EAGER].value / timing.ratios[name].value
     beside = timing.free.get(name, seen)

@@ -22,11 +22,12 @@ from cuagent.timing import Ratio
 
 @dataclass(frozen=True)
 class Looks:
-    """Interim looks: the data may be tested after each of `rounds`, at a confidence kept over all.
+    """Numbers of rounds after which a timing may be tested, and the confidence of all tests
+    together.
 
     Testing after every round until the answer pleases makes 24 % of A/A runs "significant" at a
     nominal 5 %. With looks fixed beforehand and alpha split evenly among them (Bonferroni) the
-    confidence holds for all looks together.
+    confidence holds for all looks together. ¶
     """
 
     rounds: tuple[int, ...]
@@ -34,7 +35,7 @@ class Looks:
 
     @property
     def per_look(self) -> float:
-        """Return the confidence of the interval at each look."""
+        """Return the confidence of the interval at each single look."""
         return 1 - (1 - self.confidence) / len(self.rounds)
 
 
@@ -48,10 +49,10 @@ def over_rounds(
 ) -> Ratio:
     """Return the ratio and its interval from the log ratios of each round's pairs.
 
-    A single round has only its own pairs. Its interval is the distribution-free one of the median,
-    widened by `between`: the standard deviation of a log ratio from one set of processes to the
-    next, which one round cannot show. Such an interval is feedback, not a claim. Raises ValueError
-    if there are no pairs.
+    With several rounds the interval is Student's over their medians. With one round it is the
+    distribution-free interval of the median of its pairs, widened by `between`: the standard
+    deviation of a log ratio from one set of processes to the next, which one round cannot show.
+    Such an interval is feedback, not a claim. Raises ValueError without pairs.
     """
     medians = [median(pairs) for pairs in rounds if pairs]
     if not medians:
@@ -111,7 +112,7 @@ def over_groups(logs: Sequence[float], confidence: float, between: float, df: in
     """Return the ratio and its interval from log ratios of consecutive stretches of a round (batch
     means).
 
-    Neighbouring blocks share the load of the machine, so they are no replicates; stretches nearly
+    Neighbouring blocks share the load of the machine, so they are not independent; stretches nearly
     are. The interval is Student's with the standard error of a median: 1.2533 times that of the
     mean. It is widened by `between`, the standard deviation from one set of processes to the next,
     estimated with `df` degrees of freedom.
@@ -135,10 +136,11 @@ def pooled(deviations: Sequence[float], prior: float, weight: int) -> tuple[floa
 
 
 def steady(clocks: Sequence[float], throttled: Sequence[bool], nominal: float) -> list[bool]:
-    """Return which blocks to keep, by the state of the device and never by their times.
+    """Return True for each block to keep. The state of the device decides, never the block's time.
 
     A block is discarded if the device throttled, or if its clock (any unit; 0 is unknown) was below
     75 % of `nominal` (the rule of nvbench).
+
     """
     return [
         not hot and (clock == 0 or nominal == 0 or clock >= 0.75 * nominal)

@@ -36,8 +36,8 @@ class CpuTimes:
     def ours_since(self, before: CpuTimes) -> float:
         """Return the seconds that our processes used since `before`.
 
-        The kernel's list of children may miss one while others start and end. A process that is new
-        here but started before `before` was missed there, and is left out.
+        The kernel's list of children may miss one while others start and end. A process that is
+        missing from `before` although it ran by then is left out.
         """
         return sum(
             seconds - before.ours.get(pid, 0.0)
@@ -95,7 +95,7 @@ def cores_for(threads: int) -> set[int]:
     """Return the processors for `threads` threads, each on a different physical core if possible.
 
     The set is empty if all processors are needed. With more processors than threads, the placement
-    of the threads decides what a process measures for its whole life. So all arms are bound to the
+    of the threads changes the times of a process for its whole life. So all arms are bound to the
     same processors.
     """
     free = sorted(os.sched_getaffinity(0), reverse=True)
@@ -114,7 +114,8 @@ def cores_for(threads: int) -> set[int]:
 def threads_outside(pid: int, cores: set[int]) -> int:
     """Return the number of threads of a process and its descendants that may run outside `cores`.
 
-    It is 0 if `cores` is empty. Daemons, which are never resumed, do not count.
+    It is 0 if `cores` is empty. Processes that left the tree (daemons) do not count, because they
+    stay stopped.
     """
     outside = 0
     for process in _tree(pid) if cores else ():

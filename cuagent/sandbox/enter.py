@@ -133,7 +133,8 @@ def _become_another(policy: Policy, read: list[Path]) -> None:
     os.setgroups([])
     linux.prctl(linux.PR_SET_KEEPCAPS, 1)
     if any(folder in policy.write for folder in private):
-        # Else access() ignores the capability: gcc asks it for TMPDIR, takes /tmp, and aborts.
+        # Otherwise access() ignores the capability: gcc checks TMPDIR with it, falls back to /tmp,
+        # and aborts.
         linux.prctl(linux.PR_SET_SECUREBITS, linux.SECBIT_NO_SETUID_FIXUP)
         _drop_unreadable_from_path([*read, *policy.write])
     os.setresgid(uid, uid, uid)

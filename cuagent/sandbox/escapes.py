@@ -48,7 +48,10 @@ def replace_verifier(t: Targets) -> str:
 
 
 def _require_change(path: str, change: Callable[[], None]) -> str:
-    """Raise PermissionError if `change` did not change the metadata; it can succeed in vain."""
+    """Call `change`; raise PermissionError if the metadata of `path` did not change.
+
+    A call may report success without an effect.
+    """
 
     def metadata() -> tuple[int, int, int]:
         found = Path(path).stat()
@@ -226,7 +229,8 @@ def descriptor_in_flight(_t: Targets) -> str:
 
 
 def memory_in_a_pipe(_t: Targets) -> str:
-    """Keep a page of memory in a pipe after it is unmapped; a huge page stays whole with it."""
+    """Keep a page of memory in a pipe after it is unmapped. If it is part of a huge page, all of
+    that stays."""
     libc = ctypes.CDLL(None, use_errno=True)
     page = ctypes.create_string_buffer(4096)
     part = (ctypes.c_size_t * 2)(ctypes.addressof(page), len(page))

@@ -17,10 +17,11 @@ from typing import Any
 from cuagent.library_folders import VARIABLE, library_folders
 
 TASKS = 64 + 4 * (os.cpu_count() or 1)
-"""Processes and threads: enough for an OpenMP pool on each core, too few for a fork bomb."""
+"""Default limit on processes and threads: enough for an OpenMP pool on each core, too few for a
+fork bomb."""
 
 GPU_FILES = 1024
-"""Open descriptors that CUDA and its tools may need."""
+"""Number of open descriptors that CUDA and its tools may need."""
 
 
 class SandboxError(Exception):

@@ -2,8 +2,8 @@
 
 The result is cached for the process.
 Invariant: a tier is returned only if a real child in it failed at every escape in
-`cuagent.sandbox.escapes`, except `WITHOUT_VIEW`, and could still do honest work (start, write to
-its folder, report).
+`cuagent.sandbox.escapes`, except `WITHOUT_VIEW`, and could still do the work of an honest candidate
+(start, write to its folder, report).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WITHOUT_VIEW = frozenset({"stat_closed"})
 """Escapes that succeed if a process cannot get its own file system view. They reveal names outside
 the sandbox, but no content; the tier is still used, and its stamp states it."""
 ATTRIBUTE = "user.cuagent"
-"""Name of an extended attribute."""
+"""Name of the extended attribute that an escape tries to read."""
 DEADLINE = 20.0
 """Seconds that a probe may take; it usually takes less than one."""
 

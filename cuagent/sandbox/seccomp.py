@@ -1,4 +1,4 @@
-"""Install a seccomp filter that makes system calls without honest use fail with EPERM.
+"""Install a seccomp filter: system calls that no honest program needs fail with EPERM.
 
 The filter is assembled as classic BPF (linux/filter.h, linux/seccomp.h). It fails a call instead of
 killing the process, so that an honest library can, for example, do without io_uring.

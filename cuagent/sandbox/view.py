@@ -25,18 +25,19 @@ from cuagent.sandbox.linux import CLONE_NEWNS, CLONE_NEWUSER, X86, syscall, unsh
 MOUNT, UMOUNT2, PIVOT_ROOT = (165, 166, 155) if X86 else (40, 39, 41)
 OPEN_TREE, MOVE_MOUNT, MOUNT_SETATTR = 428, 429, 442
 WORKING_FOLDER = -100
-"""AT_FDCWD."""
+"""AT_FDCWD: the descriptor number that stands for the working folder."""
 RECURSIVE, EMPTY_PATH = 0x8000, 0x1000
 CLONE, CLOSE_ON_EXEC = 0x1, os.O_CLOEXEC
 FROM_DESCRIPTOR = 0x4
-"""MOVE_MOUNT_F_EMPTY_PATH."""
+"""MOVE_MOUNT_F_EMPTY_PATH: the source of a move is a descriptor."""
 MS_NOSUID, MS_NODEV, MS_PRIVATE_BELOW = 0x2, 0x4, 0x44000
 DETACH = 0x2
 ATTR_READ_ONLY, ATTR_NOSUID, ATTR_NODEV = 0x1, 0x2, 0x4
 STAGES = ("/tmp", "/var", "/usr")
-"""Folders on which the new root can be assembled; it covers the folder only meanwhile."""
+"""Folders on one of which the new root is assembled. The root hides that folder only during the
+assembly."""
 EMPTY = ("/tmp", "/var/tmp", "/run", "/home", "/dev/shm")
-"""Folders that programs expect to exist; the view has them empty."""
+"""Folders that programs expect to exist; in the view they are empty."""
 STREAMS = {
     "/dev/fd": "/proc/self/fd",
     "/dev/stdin": "/proc/self/fd/0",
@@ -231,7 +232,8 @@ def _protect(folder: int, name: str, flags: int, attributes: int) -> None:
 
 
 def _make_mount_point(stage: str, real: str, tree: int) -> None:
-    """Create an empty folder or file, as `tree` is, on which it is mounted."""
+    """Create the mount point for `tree`, at `real` below `stage`: an empty folder or file, like
+    `tree`."""
     for name in _missing(stage, [real]):
         if stat.S_ISDIR(os.fstat(tree).st_mode):
             name.mkdir(parents=True)

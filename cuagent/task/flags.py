@@ -10,9 +10,9 @@ torch has two interfaces for the precision of fp32 products: leaves such as `cud
 and torch.compile's autotuning reads it. So an old switch is written first where its value is known,
 and a leaf only where it still differs.
 
-This file travels with exported packages and imports nothing of cuagent. Not covered: the level
-above a leaf (`torch.backends.fp32_precision`) is not written. After `cudnn.conv` was set and
-restored, torch ignores a later change of that level for convolutions.
+This file travels with exported packages and imports nothing of cuagent. Not covered: the setting
+above all leaves (`torch.backends.fp32_precision`) is not written. After `cudnn.conv` was set and
+restored, torch ignores a later change of that setting for convolutions.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ LEAVES = {
     "cpu_conv": ("mkldnn", "conv"),
     "cpu_rnn": ("mkldnn", "rnn"),
 }
-"""torch's names of the arithmetic of fp32 products: `ieee`, `tf32`, `bf16`, or `none`, which means
-ieee."""
+"""Backend and operation of torch's setting for each kind of fp32 product. Its value is `ieee`,
+`tf32`, `bf16`, or `none`, which means ieee."""
 ON_CPU = ("cpu_matmul", "cpu_conv", "cpu_rnn")
 OLD_SWITCHES = ("float32_matmul_precision", "cudnn_allow_tf32")
 REDUCTIONS = {
     "fp16_reduction": "allow_fp16_reduced_precision_reduction",
     "bf16_reduction": "allow_bf16_reduced_precision_reduction",
 }
-"""Attributes of torch.backends.cuda.matmul."""
+"""Attribute of torch.backends.cuda.matmul for each flag."""
 ARITHMETIC = (*OLD_SWITCHES, *LEAVES, *REDUCTIONS, "fp16_accumulation")
 """Flags that change the results of products."""
 AROUND = (*ARITHMETIC, "cudnn_benchmark")
-"""Flags that `flags_set` sets."""
+"""Flags that `flags_set` sets around a block."""
 
 
 def read_flags() -> dict[str, Any]:
@@ -104,7 +104,7 @@ def set_flags(wanted: Mapping[str, Any], *, exact: bool = False) -> None:
 def flags_test(wanted: Mapping[str, Any]) -> Callable[[], bool]:
     """Return a function that returns True if products are computed as `wanted` says.
 
-    It compares the leaves, the reductions and the choice of algorithms that `wanted` has.
+    It compares the leaves, the reductions and `cudnn_benchmark`, as far as `wanted` has them.
     """
     import torch
 
@@ -159,7 +159,7 @@ def flags_kept(names: Collection[str] = ()) -> Iterator[None]:
 
 
 def _or_none(read: Callable[[], Any]) -> Any:
-    """Return the value of an old switch; None if leaves disagree with it, which torch refuses."""
+    """Return the value of an old switch; None if torch refuses, because leaves disagree with it."""
     try:
         return read()
     except RuntimeError:
@@ -177,7 +177,7 @@ def _effect(value: str) -> str:
 
 
 def _leaf(name: str) -> str:
-    """Return the arithmetic of one kind of fp32 products."""
+    """Return torch's value for one kind of fp32 products: `ieee`, `tf32`, `bf16` or `none`."""
     import torch
 
     if _has_leaves():
@@ -202,7 +202,8 @@ def _set_leaf(name: str, value: str, *, exact: bool, again: bool) -> None:
         return
     if _has_leaves():
         write = torch._C._set_fp32_precision_setter
-        # `none` lets a leaf follow the level above it again, which `value` may have come from.
+        # `none` lets a leaf follow the setting above all leaves again, from which `value` may have
+        # come.
         write(*LEAVES[name], "none")
         if _leaf(name) != value:
             write(*LEAVES[name], value)
@@ -216,8 +217,10 @@ def _set_leaf(name: str, value: str, *, exact: bool, again: bool) -> None:
 
 
 def _reduction(name: str) -> list[bool]:
-    """Return whether sums of half precision may be rounded, and with newer torch whether the sums
-    of split K may."""
+    """Return True, in a list, if half-precision products may round their partial sums.
+
+    With newer torch a second item says the same for the sums of split K.
+    """
     import torch
 
     found = getattr(torch._C, f"_get_cublas_{REDUCTIONS[name]}")()

@@ -25,7 +25,7 @@ DISTRIBUTIONS = {
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }
-"""Names on PyPI of packages whose module has another name."""
+"""Name on PyPI by the module's name, for packages whose two names differ."""
 
 
 def advice(error: BaseException, path: Path) -> str:

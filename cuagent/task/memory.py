@@ -44,7 +44,7 @@ def large(count: int, device: str, budget: int | None = None) -> bool:
 def total(device: str, budget: int | None = None) -> int:
     """Return the bytes of memory of the machine or of its GPU; at most the budget, if given.
 
-    With a budget a small task on a small machine runs the plan of a large task on a large one.
+    With a small budget, a small task is handled like a large task on a large machine.
     """
     if device != "cpu":
         import torch

@@ -40,7 +40,11 @@ def installed_imports(source: str) -> tuple[str, ...]:
 
 
 def _is_installed(module: str) -> bool:
-    """Return True if a module's package is installed, and no local file."""
+    """Return True if a module's package is an installed one that the fork server does not import
+    anyway.
+
+    False for local files.
+    """
     package = module.partition(".")[0]
     if package in IMPORTED or package in sys.stdlib_module_names:
         return False

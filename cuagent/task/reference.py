@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
 SHOWN = 3
-"""Number of submodules that one line names."""
+"""Largest number of submodules that the note on training mode names."""
 
 
 @dataclass(frozen=True)
@@ -278,8 +278,11 @@ def _seeded(seed: int) -> Iterator[None]:
 def _user_code(
     task: Task, what: str, hint: str | Callable[[BaseException, Task], str] = ""
 ) -> Iterator[None]:
-    """Run the user's code with siblings importable and no .pyc written; an error becomes one
-    TaskError."""
+    """Run the user's code; any error becomes one TaskError.
+
+    Files next to the user's are importable, and no .pyc is written. `what` names the step in the
+    error; `hint` ends it.
+    """
     bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     folder = str(package_of(task.path)[0])
     sys.path.insert(0, folder)

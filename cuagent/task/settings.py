@@ -20,7 +20,7 @@ from cuagent.task.flags import ARITHMETIC, LEAVES, ON_CPU, read_flags, set_flags
 from cuagent.task.task import Device, Precision
 
 VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
-"""Environment variables that change torch's settings, or what its libraries make of them."""
+"""Environment variables that change torch's settings, or the way its libraries follow them."""
 UNITS = {"ieee": 2.0**-24, "none": 2.0**-24, "tf32": 2.0**-11, "bf16": 2.0**-8}
 """Unit roundoff of the factors of an fp32 product, by torch's name of the arithmetic."""
 COARSE_ERROR = 1e-5
@@ -55,7 +55,8 @@ class TorchSettings:
     environment: tuple[tuple[str, str], ...] = ()
     """Variables of `VARIABLES` that are set, with their values."""
     cpu_coarse: bool = False
-    """True if this processor follows `cpu_matmul` and the others; most compute in fp32 anyway."""
+    """True if this processor rounds factors as `cpu_matmul`, `cpu_conv` and `cpu_rnn` allow. Most
+    processors compute in fp32 in any case."""
 
     @property
     def flags(self) -> dict[str, Any]:
@@ -77,7 +78,7 @@ class TorchSettings:
         return TorchSettings(**{**data, **typed, "environment": pairs})
 
     def apply(self) -> None:
-        """Set them in this process, which must be one of ours, never the user's."""
+        """Set torch's settings in this process, which must be one of ours, never the user's."""
         set_flags(self.flags)
 
     def products(self, device: Device) -> dict[str, Any]:
@@ -175,7 +176,10 @@ def arm_settings(
 
 
 def recorded_settings(own: TorchSettings | None, precision: Precision) -> TorchSettings:
-    """Return recorded settings; if there are none, those that `precision` meant then."""
+    """Return the recorded settings `own`.
+
+    An earlier record has none (None): then the settings that `precision` stood for at that time.
+    """
     if own is not None:
         return own
     ieee = precision in (Precision.MATCH, Precision.FP32)

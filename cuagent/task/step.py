@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SUFFIX = "Step"
 """End of the name of a step's class."""
 MARK = "# Added by cuagent: the training step that is verified and timed."
-"""Line between the user's text and the step's."""
+"""Comment line between the user's text and the text of the step."""
 TRAINED = 1 / 4
 """Share of a candidate's calls whose arguments require gradients. Each costs microseconds."""
 SHORT = {long: short for short, long in reversed(DTYPES.items())}
@@ -47,11 +47,12 @@ class Step:
     arguments: int
     """Number of arguments of the class's forward; the step takes the cotangents after them."""
     inputs: tuple[int, ...]
-    """Tensors of the arguments that have a gradient, counted from left to right."""
+    """Indices of the arguments' tensors that have a gradient. Tensors are counted from left to
+    right."""
     parameters: tuple[str, ...]
     """Parameters that have a gradient, in the order of `named_parameters`."""
     outputs: tuple[int, ...]
-    """Tensors of the result that have a cotangent."""
+    """Indices of the result's tensors that have a cotangent."""
     returned: int
     """Number of tensors of the result."""
     unused: tuple[str, ...] = ()
@@ -59,9 +60,9 @@ class Step:
 
     @staticmethod
     def of(task: Task) -> Step | None:
-        """Return the step that a task is; None for a task without gradients.
+        """Return the step recorded in `task.step`; None if the task is not a training step.
 
-        Raises ValueError for another text than `training_step` writes.
+        Raises ValueError if the text is not one that `training_step` writes.
         """
         if not task.step:
             return None
@@ -79,7 +80,8 @@ class Step:
 
 
 def _all(kind: type, data: Any, name: str) -> tuple[Any, ...]:
-    """Return a list of the recorded step. Raises ValueError if it holds another kind."""
+    """Return the list `name` of a recorded step. Raises ValueError if an item is not of type
+    `kind`."""
     found = data.get(name, []) if isinstance(data, dict) else None
     if not isinstance(found, list) or not all(type(item) is kind for item in found):
         raise ValueError(f"{name} of the training step: no list of {kind.__name__}")
@@ -106,7 +108,7 @@ def training_step(task: Task) -> Task:
 
 
 def forward_task(task: Task) -> Task:
-    """Return the task of the forward alone; another task unchanged."""
+    """Return the task from which a training step was made; return any other task unchanged."""
     step = Step.of(task)
     if step is None:
         return task
@@ -120,9 +122,10 @@ def forward_task(task: Task) -> Task:
 def as_step(model: Any, arguments: int) -> Any:
     """Let a candidate's forward return its outputs and gradients; return the candidate.
 
-    Either part may come first, by a coin: a gradient must not depend on a forward before it,
-    because other calls may lie between the two in training. In some calls the arguments require
-    gradients. Raises TypeError without a `backward`.
+    `arguments` is the number of arguments of forward; the cotangents follow them. A coin decides if
+    forward or backward runs first: a gradient must not depend on a forward before it, because in
+    training other calls may come between the two. In some calls the arguments require gradients.
+    Raises TypeError without a `backward`.
     """
     import torch
 
@@ -162,7 +165,7 @@ def as_step(model: Any, arguments: int) -> Any:
 
 
 def _trained(argument: Any) -> Any:
-    """Return an argument that requires gradients, as a user's does in training."""
+    """Return a floating tensor as one that requires gradients, as in training; others unchanged."""
     import torch
 
     if not isinstance(argument, torch.Tensor) or not argument.is_floating_point():

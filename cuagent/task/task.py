@@ -36,7 +36,10 @@ CONTRACT = "2"
 
 
 def recorded_precision(data: Mapping[str, Any]) -> Precision:
-    """Return the precision of a recorded task in the meaning that it has now."""
+    """Return the precision of a recorded task by its present name.
+
+    `match` in an earlier record is now `fp32`.
+    """
     precision = Precision(data["precision"])
     earlier = "settings" not in data
     return Precision.FP32 if earlier and precision is Precision.MATCH else precision

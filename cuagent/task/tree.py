@@ -6,7 +6,7 @@ unpickled. torch.utils._pytree is not used: its JSON form is private, names Pyth
 import, and accepts any registered class.
 
 Invariant: `unflatten(*flatten(tree))` equals `tree`, with dict keys in sorted order. So two equal
-dicts have equal descriptions in whichever order they were filled.
+dicts have equal descriptions, regardless of the order in which they were filled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Spec = dict[str, Any]
 """{"kind": "tensor" | "const" | "list" | "tuple" | "namedtuple" | "dict", ...}; JSON-able."""
 
 DEEPEST = 64
-"""Largest depth of nesting."""
+"""Largest depth of nested containers in a tree."""
 
 
 class TreeError(TypeError):

@@ -33,13 +33,13 @@ TRIALS = (
 )
 """Draws on which trivial answers are tried."""
 ONE_PAIR = 1
-"""Pairs of perturbations in the sensitivity query for a trivial answer; a jump that excuses one
-shows in any pair."""
+"""Pairs of perturbations in the sensitivity query for a trivial answer. One is enough: a jump that
+excuses a trivial answer shows in any pair."""
 
 
 @dataclass(frozen=True)
 class Admission:
-    """Findings about a task."""
+    """Result of `admit` for one task: can a verdict certify an answer to it?"""
 
     task: str
     """Digest of the task."""
@@ -185,14 +185,16 @@ def _constants(spec: dict[str, Any]) -> str:
 
 
 def _answer_faults(referee: Referee) -> list[str]:
-    """Return the faults of the answers themselves, by the rule for candidates."""
+    """Return why the reference's answers cannot be judged: equal inputs give different answers, or
+    a trivial answer passes the strict rule."""
     if kind := _nondeterministic_kind(referee):
         return [f"the reference's own answers to equal inputs differ too much to pass ({kind})"]
     return [f"a trivial answer would pass: {name}" for name in _passing(referee)]
 
 
 def _nondeterministic_kind(referee: Referee) -> str:
-    """Return the kind of inputs on which the reference rejects its own earlier answer, or ""."""
+    """Return the kind of inputs on which the reference's first answer fails the strict rule against
+    its second one; "" if there is none."""
     seeds = Seeds()
     for kind in (Inputs.OWN, Inputs.NORMAL):
         if kind not in referee.facts.kinds:
@@ -234,9 +236,12 @@ def _passing(referee: Referee) -> list[str]:
 def _trivial_answers(
     right: Sequence[Tensor], inputs: Sequence[Tensor], previous: Sequence[Tensor] | None
 ) -> dict[str, list[Tensor]]:
-    """Return the trivial answers, in the form of the right one."""
+    """Return trivial answers by name, with the shapes of the right one.
+
+    `previous` is the answer to earlier inputs; None if there is none yet.
+    """
     answers = {
-        # One number in memory each.
+        # Expanded views: each takes the memory of one number.
         "zero": [tensor.new_zeros(()).expand(tensor.shape) for tensor in right],
         "one": [tensor.new_ones(()).expand(tensor.shape) for tensor in right],
     }

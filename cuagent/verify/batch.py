@@ -39,7 +39,8 @@ class Batch:
         """Copy the original inputs to the lent slots and poison the outputs, before an arm is
         called.
 
-        With `rotated` the inputs differ from those that are timed next.
+        With `rotated` the rows of floating inputs are rotated, so that the inputs differ from those
+        that are timed next.
         """
         outputs = self.outputs_of(arm)
         for slot in slots:

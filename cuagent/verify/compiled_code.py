@@ -2,7 +2,7 @@
 
 Triton and torch.compile compile when a model is first called. That takes seconds in each of some
 ten processes: of the verdict, of compute-sanitizer, of each round of a timing. So one process makes
-a first call that nothing is judged by, and the files that its compilers left are copied to each
+a first call, whose result is not judged, and the files that its compilers left are copied to each
 later process of the attempt. These processes start with equal files, so none of them can tell a
 timing from a verdict by its files. Not covered: `kernels/`, which is compiled before, and
 `load_inline`, whose folders hold their own path.
@@ -29,7 +29,8 @@ FOLDERS = ("triton", "inductor")
 WORDS = ("triton", "torch.compile", ".compile(", "_dynamo")
 """Words in the Python files of an attempt that compiles when it is called."""
 MOST_BYTES = 128 << 20
-"""Largest number of bytes that are kept of one attempt; nothing is kept of one beyond a limit."""
+"""Largest number of bytes that are kept of one attempt. If an attempt exceeds this or a limit
+below, none of its files are kept."""
 MOST_ENTRIES = 5_000
 """Largest number of files and folders that are kept of one attempt."""
 MOST_DEPTH = 8
@@ -59,7 +60,7 @@ class _File:
     executable: bool
 
     def renamed(self, old: bytes, new: bytes) -> bytes:
-        """Return the content; a list of files gets paths in another folder."""
+        """Return the content. In a file that lists paths, the folder `old` becomes `new`."""
         is_list = NAMES_FILES.fullmatch(Path(self.path).name)
         return self.content.replace(old, new) if is_list else self.content
 
@@ -136,7 +137,8 @@ def _read(folder: Path) -> Iterator[_File]:
 
 
 def _below(parent: int, name: str, path: str, left: list[int], depth: int) -> Iterator[_File]:
-    """Yield the regular files below a folder; `left` holds the bytes and entries that may follow.
+    """Yield the regular files below a folder. `left` holds the numbers of bytes and of entries that
+    may still be read; both are reduced.
 
     Locks and other empty or special files are left out.
     """

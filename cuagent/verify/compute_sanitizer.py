@@ -25,7 +25,8 @@ from cuagent.sandbox import Policy, Tier, wrap
 from cuagent.worker.fork_server import inherited_environment
 
 LAUNCHES = 64
-"""Launches of an attempt's kernels that a tool checks, so that a recurrence ends in time."""
+"""Launches of an attempt's kernels that a tool checks. The limit lets a recurrence, which has many
+launches, end in time."""
 FOUND = 99
 """Exit code that the tool returns if it found an error."""
 POLL_S = 0.05
@@ -36,10 +37,12 @@ MAX_READ = 1 << 20
 """Largest number of characters of a report that are read."""
 PROGRAM = Path(__file__).parents[1] / "worker" / "single.py"
 TRAMPOLINE = "/usr/bin/env"
-"""Program that the tool starts. The tool calls access() first, which fails for an interpreter in a
-private home folder, although the sandbox's capability allows executing it."""
+"""Program that the tool starts and that starts Python. The tool first calls access() on its
+program. That would fail for a Python in a private home folder, although the sandbox allows
+executing it."""
 INVALID = "Invalid __"
-"""Text of an access that the driver would reject, which is a fault in any kernel."""
+"""Text that reports an access that the driver would reject. It is a fault in any kernel, also in a
+library's."""
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
 
 
@@ -163,7 +166,7 @@ def read(tool: str, status: int | None, text: str, own: Collection[str]) -> Repo
 
 
 def _shown(text: str) -> str:
-    """Return the findings without the tool's frame, or the last lines of the text."""
+    """Return the findings without the tool's prefixes and title, or the last lines of the text."""
     found = [line.removeprefix("=========").strip() for line in text.splitlines() if "====" in line]
     lines = [line for line in found if line and line != "COMPUTE-SANITIZER"]
     return "\n".join(lines[:MAX_LINES] or text.splitlines()[-MAX_LINES:])

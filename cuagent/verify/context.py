@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from cuagent.verify.memory_plan import MemoryPlan
 
 SPREAD_S, LOGIC_SPREAD_S = 0.1, 0.02
-"""Approximate seconds that the oracle may perturb for one draw: a thorough one, and one that judges
-logic, whose bounds are wide."""
+"""Approximate seconds of the oracle's perturbed runs for one draw: first for a draw that judges
+precision, then for a draw that judges logic, whose bounds are wide."""
 FEW_OPPOSITES = 2
-"""Pairs of perturbations that search for ties in one of the many draws of a sweep."""
+"""Pairs of opposite perturbations that search for ties, for each draw of a sweep."""
 BLOCK_BYTES = 1 << 30
 """Bytes of inputs and outputs for the draws of one block; a block has one call at least."""
 BLOCK_DRAWS = 4
@@ -62,8 +62,8 @@ class VerifyContext:
     prepared_weights: Arena
     """Original weights as the oracle made them, with a slot for each round if memory allows."""
     answers: dict[str, Arena]
-    """Arenas declared, precise, spread and places for several draws; moved, tied and reordered for
-    sensitivity queries."""
+    """Arenas by name. `declared`, `precise`, `spread` and `places` hold the answers to several
+    draws; `moved`, `tied` and `reordered` hold the results of one sensitivity query."""
     facts: TaskFacts
 
     @staticmethod
@@ -85,8 +85,8 @@ class VerifyContext:
         def arena(layout: Layout, count: int, where: str = device.value) -> Arena:
             return Arena.create(layout, count, where)
 
-        # Needed only before a rejection, so they leave the device first, although a copy of
-        # gigabytes to the host takes many seconds.
+        # These arenas are needed only before a rejection. So if device memory is scarce, they are
+        # the ones in host memory, although copying gigabytes there takes many seconds.
         needed = room.verdict + layouts.moved.size + layouts.tied.size + layouts.reordered.size
         rare = "cpu" if needed > room.available(device.value) else device.value
         return VerifyContext(
@@ -110,7 +110,7 @@ class VerifyContext:
 
     @cached_property
     def gradients(self) -> int:
-        """Number of gradients among the outputs, which are the last ones."""
+        """Number of gradients among the outputs. They are the last outputs."""
         step = Step.of(self.task)
         return 0 if step is None else len(step.inputs) + len(step.parameters)
 
@@ -126,16 +126,17 @@ class VerifyContext:
             arena.close()
 
     def needs_spread(self, kind: Inputs) -> bool:
-        """Return True if the spread is needed for more than to pass what passes without it.
+        """Return True if a draw of `kind` needs the spread even where outputs pass without it.
 
-        Every bound grows with the spread. But a zero-mean draw shows which precision was used,
-        coarser arithmetic is compared with the spread, and near-ties are found by it.
+        Every bound grows with the spread, so outputs that pass without it also pass with it. But
+        three uses need it: a zero-mean draw shows the precision that was used, coarser arithmetic
+        is compared with the spread, and the spread finds near-ties.
         """
         discrete = not all(is_inexact(view) for view in self.outputs.tensors())
         return kind is Inputs.NORMAL or discrete or self.task.precision not in OWN_ARITHMETIC
 
     def expected(self, slot: int = 0) -> Expected:
-        """Return the oracle's answer in a slot, as views that its next answer there overwrites."""
+        """Return the oracle's answer in a slot, as views. The next answer there overwrites them."""
         declared, precise, spread, chosen = (
             self.answers[name].tensors(slot) for name in ("declared", "precise", "spread", "places")
         )
@@ -153,10 +154,11 @@ class VerifyContext:
         *,
         explain: bool = True,
     ) -> Finding:
-        """Apply the strict rule; an error rejects only after the sensitivity query.
+        """Apply the strict rule. With `sensitivity`, an error rejects only after that query.
 
-        Nor is a choice among equal elements rejected. For exact and integer outputs, the whole
-        answer may be the reference's in any one order of equal elements.
+        Another choice among equal elements is not an error. Exact and integer outputs pass if the
+        reference gives them as a whole under some order of equal elements. With `explain` a refusal
+        describes the wrong elements.
         """
         if kind in LENIENT and self.gradients:
             expected = self._without_gradients(expected)
@@ -174,7 +176,7 @@ class VerifyContext:
         findings = (self._strict(outputs, answer, kind, explain=False) for answer in reordered)
         passed = next((found for found in findings if found.passed), None)
         if passed is None and sensitivity.moved.roundoff_chooses:
-            # A count of choices among near ties is judged on the other draws.
+            # Integers computed from choices among near ties (a count) are judged on other draws.
             counts = [e and not is_inexact(x) for e, x in zip(exact, outputs, strict=True)]
             expected = _with_answer(expected, outputs, counts)
             finding = self._strict(outputs, expected, kind, explain=explain)
@@ -199,10 +201,10 @@ class VerifyContext:
     def _passes_by_choices(
         self, outputs: Sequence[Tensor], expected: Expected, kind: Inputs
     ) -> bool:
-        """Return True if outputs may pass only because choices among equal elements widen the
-        bounds.
+        """Return True if outputs that passed would fail without the spread, on an exact draw.
 
-        The wider bounds also apply to elements that do not depend on such choices.
+        There the spread comes from choices among equal elements. It widens the bounds also of
+        elements that do not depend on such choices.
         """
         if not self.chooses or kind not in EXACT:
             return False
@@ -216,8 +218,10 @@ class VerifyContext:
         return bool(self.answers["reordered"].layout.leaves)
 
     def _exact_outputs(self, expected: Expected, kind: Inputs) -> list[bool]:
-        """Return for each output if roundoff excuses no error: exact values, and integers without
-        traced indices."""
+        """Return one boolean for each output: True if roundoff excuses no error.
+
+        These are outputs with exact values, and integers that are not traced indices.
+        """
         exact = is_exact_probe(kind, self.task.precision)
         both = zip(expected.declared, expected.precise, strict=True)
         return [
@@ -234,12 +238,12 @@ class VerifyContext:
 
 
 def _equal(first: Tensor, second: Tensor) -> bool:
-    """Return True if all elements are equal; compared in blocks, since a cast takes memory."""
+    """Return True if all elements are equal. Compares in blocks, because a cast takes memory."""
     return all(bool((x == y).all()) for x, y in in_blocks(first, second))
 
 
 def _with_answer(expected: Expected, answer: Sequence[Tensor], where: Sequence[bool]) -> Expected:
-    """Return `expected` with another answer of the reference for the outputs in `where`."""
+    """Return `expected` with `answer` in both precisions, for the outputs where `where` is True."""
 
     def replaced(tensors: Sequence[Tensor]) -> list[Tensor]:
         each = zip(tensors, answer, where, strict=True)

@@ -3,8 +3,9 @@
 Each stage of the work has a function here that states the bytes that all processes hold in it at
 the same time: the referee's arenas, the oracle's models and runs, the arms. The largest stage
 decides if a task fits. A large task takes the lean way (`TaskFacts.large`): one input set, the fp64
-reference in slices (`oracle.slices`), changes in few digits, and memory that is released between
-the stages. Its plan is tested against the measured peak (tests/verify/test_large.py).
+reference in slices (`oracle.slices`), spread and changes in a narrow dtype, and memory that is
+released between the stages. Its plan is tested against the measured peak
+(tests/verify/test_large.py).
 
 Not covered: memory inside operators, such as the workspace of a convolution, the code and contexts
 of processes, and what a candidate holds beyond the reference's own intermediate results.
@@ -29,7 +30,8 @@ DRAW_TEMPORARIES = 4
 
 
 class TooLarge(TaskError):
-    """The device has too little memory for the task. One line: the needed and the free memory."""
+    """The device has too little memory for the task. The message names the needed and the free
+    memory in one line."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class MemoryPlan:
     state: int = 0
     """Bytes of the weights."""
     temporary: int = 0
-    """Bytes of the reference's intermediate results that it holds at the same time."""
+    """Largest number of bytes of intermediate results that the reference holds at the same time."""
     slices: int = 0
     """Number of slices of the fp64 reference; 0 if it runs whole."""
     widening: int = FP64_OVER_FP32
@@ -112,7 +114,8 @@ class MemoryPlan:
 
     @property
     def calling(self) -> int:
-        """Bytes while the candidate is called the second time, as much as the reference takes."""
+        """Bytes during the candidate's second call, if it takes as much as the reference; the
+        output of the first call is held."""
         lent = self.inputs + self.outputs
         return self._held + lent + self._worker + self.outputs
 
@@ -144,7 +147,7 @@ class MemoryPlan:
         return max(self.drawing, self.declaring, self.judging) - self.state
 
     def timing(self, arms: int) -> int:
-        """Return the bytes for a timing of `arms` models in one part."""
+        """Return the bytes for a timing of `arms` models whose processes exist at the same time."""
         if not self.large:
             batch = 2 * (self.inputs + self.outputs)
             own = arms * (self.inputs + self.outputs + self.temporary)
@@ -160,7 +163,8 @@ class MemoryPlan:
 
     @property
     def _worker(self) -> int:
-        """Bytes of a call, without the weights: inputs on a GPU, outputs and intermediates."""
+        """Bytes that a called process allocates besides weights: inputs (on a GPU only), outputs
+        and intermediate results."""
         own = self.inputs if self.on_gpu else 0
         return own + self.outputs + self.temporary
 
@@ -171,7 +175,8 @@ class MemoryPlan:
 
     @property
     def _held(self) -> int:
-        """Bytes held through all of a verdict: models, weights to lend and lent, an input set."""
+        """Bytes held throughout a verdict: the oracle's models, three sets of weights, an input
+        set."""
         return self._models + 3 * self.state + self.inputs
 
     @property
@@ -193,8 +198,8 @@ class MemoryPlan:
 
     @property
     def _answer(self) -> int:
-        """Bytes of the declared, precise and spread answers, and of inputs and outputs in fp64
-        meanwhile."""
+        """Bytes of an answer (declared, precise, spread), and of the inputs and outputs in fp64
+        while it is computed."""
         return self.outputs + 2 * self.precise + FP64_OVER_FP32 * self.inputs + self.precise
 
     def available(self, device: str) -> int:

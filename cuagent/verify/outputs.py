@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KeptOutput:
-    """An earlier output: its tensors, or the fingerprint of a large one."""
+    """An earlier output, kept for comparison: its tensors, or for a large one its fingerprint."""
 
     tensors: Sequence[Tensor] = ()
     prints: Sequence[Sequence[int]] = ()
@@ -23,7 +23,7 @@ class KeptOutput:
 
     @staticmethod
     def of(output: Sequence[Tensor], key: Fingerprint | None) -> KeptOutput:
-        """Keep the fingerprint by `key`; the output itself if that is None."""
+        """Keep the fingerprint of `output` under `key`; without a key, `output` itself."""
         return KeptOutput(output) if key is None else KeptOutput(prints=key.of_all(output), key=key)
 
     def equals(self, output: Sequence[Tensor]) -> bool:
@@ -34,8 +34,8 @@ class KeptOutput:
 
 
 def are_equal(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
-    """Return True if tensors are equal bit for bit. Poison differs per draw, so unwritten ones
-    differ."""
+    """Return True if all tensors are equal bit for bit. Elements that neither call wrote differ if
+    the poison of the calls differed."""
     return all(same_bytes(_words(a), _words(b)) for a, b in zip(first, second, strict=True))
 
 
@@ -46,10 +46,11 @@ def _words(tensor: Tensor) -> Tensor:
 
 
 def holds_poison(outputs: Sequence[Tensor], expected: Sequence[Tensor], byte: int) -> bool:
-    """Return True if a tensor holds the poison in some element.
+    """Return True if some element of an output consists of the poison `byte`.
 
-    As an integer 0xFF.. is -1, a usual value, so it counts only in floating tensors. Where NaN is
-    expected it may be the candidate's own, since vectorized maxima return NaN of these bytes.
+    The poison 0xFF.. is -1 in an integer tensor, a usual value, so it counts only in floating
+    tensors. Elements whose expected value is NaN do not count: vectorized maxima return a NaN of
+    these bytes themselves.
     """
     for tensor, right in zip(outputs, expected, strict=True):
         poison_is_unusual = tensor.is_floating_point() or byte != POISONS[0]

@@ -18,8 +18,8 @@ _HEAD = 240
 
 
 def own_kernels(attempt: Attempt) -> frozenset[str]:
-    """Return the names of the kernels in the attempt's text: CUDA's, also in strings, and
-    Triton's."""
+    """Return the names of the kernels in the attempt's text: CUDA kernels, also those in strings,
+    and Triton kernels."""
     names: set[str] = set()
     for _, text in attempt.files:
         names.update(match[1] for match in _TRITON.finditer(text))
@@ -39,7 +39,8 @@ def allocates(attempt: Attempt) -> bool:
 
 
 def built_kernels(build: Build) -> frozenset[str]:
-    """Return the names of the kernels that the compiler reported, for names made by macros."""
+    """Return the names of the kernels that the compiler reported. They include names that macros
+    make, which the text does not show."""
     names = (resource.name for library in build.libraries for resource in library.resources)
     found = (re.search(r"(\w+)\s*(?:[<(]|$)", name) for name in names)
     return frozenset(match[1] for match in found if match)

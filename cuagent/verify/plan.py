@@ -45,8 +45,9 @@ def plan(
 ) -> tuple[PlannedRound, ...]:
     """Return the rounds that apply to the task.
 
-    `weights` are the names of the model's weights; `grown` are the kinds of grown weights that
-    change its behaviour. A `large` task gets fewer draws.
+    `kinds` and `sweep_counts` say which draws suit the task. `weights` are the names of the model's
+    weights; `grown` are the kinds of grown weights that change the model's outputs. A `large` task
+    gets fewer draws.
     """
     biased = any("bias" in name for name in weights)
     without = {Weights.GROWN, Weights.PAST} - set(grown)

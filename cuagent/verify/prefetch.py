@@ -33,11 +33,12 @@ from cuagent.verify.tally import Trial, When
 from cuagent.worker.memory.arena import settle
 
 MAX_OPEN_REQUESTS = 100
-"""Largest number of open requests; the socket surely holds as many, with their answers."""
+"""Requests are sent ahead only while fewer than this are open (sent, and the answer not yet taken),
+so that requests and answers fit the socket's buffers."""
 
 FIRST_DRAWS = 2
-"""Number of first draws whose spread is always needed, because a constant may still pass on
-them."""
+"""Number of draws at the start of a verdict that always need the spread, because a constant answer
+may still pass on them."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Step:
 class OraclePrefetcher:
     """Send the oracle's requests in the order of the plan, as far as memory allows.
 
-    Close it. Raises TaskError, OracleLost.
+    Close it after use. Raises TaskError, OracleLost.
     """
 
     def __init__(
@@ -63,7 +64,8 @@ class OraclePrefetcher:
         *,
         eager: bool,
     ) -> None:
-        """Send requests before their results are needed if `eager`."""
+        """`seed` is the seed of the weights. With `eager` requests are sent before their results
+        are needed."""
         self.planned = planned
         self._context, self._oracle, self._seed = context, oracle, seed
         self._eager = eager
@@ -176,8 +178,8 @@ class OraclePrefetcher:
             self._post(self._steps.popleft(), spread=spread, count=0)
 
     def _fits(self, step: Step) -> bool:
-        """Return True if there is a free slot; one slot of each kind stays free for unplanned
-        trials."""
+        """Return True if there is a slot for the step. One slot for inputs and one for answers stay
+        free for unplanned trials."""
         if not step.answer:
             return len(self._free) > 1
         room = self._rounds[step.trial] < self._rounds_loaded + self._context.prepared_weights.count
@@ -226,8 +228,8 @@ class OraclePrefetcher:
         )
 
     def _cancel_pending(self, trial: Trial) -> None:
-        """Cancel the requests that the oracle has not begun, for later, and load the weights of
-        `trial`."""
+        """Put the requests that the oracle has not begun back into the plan. Then request the
+        weights of `trial` if the oracle has others."""
         dropped = self._oracle.drop()
         cancelled = [step for step, request in self._sent.items() if request in dropped]
         for step in cancelled:
@@ -255,7 +257,8 @@ def _steps(planned: Sequence[PlannedRound], block_size: int) -> list[Step]:
             for start in range(0, len(trials), block_size):
                 group = trials[start : start + block_size]
                 steps += [Step(trial, False) for trial in group]
-                # A repeated draw is judged only if its output differs.
+                # A repeated draw needs an answer only if its output differs from the earlier one.
+                # The answer is then requested out of turn.
                 steps += [Step(t, True) for t in group if t.when is not When.AGAIN]
     return steps
 

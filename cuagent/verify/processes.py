@@ -38,10 +38,10 @@ from cuagent.worker.vector_units import VARIABLE, all_passed
 class Processes:
     """The processes of `task`; `close` ends them. Raises TaskError, ForkServerError, OracleLost.
 
-    A given `fork_server` is shared and not closed; by default one is started, which imports
-    torch.compile while it is idle if `compiler`. `lock` is the device's lock, and `give_way` gives
-    it up for a timing that waits while the task is described. Call `load_timed_weights` before the
-    first timed session.
+    A given `fork_server` is shared and not closed. By default one is started; with `compiler` it
+    imports torch.compile while it is idle. `lock` is the path of the device's lock. While the task
+    is described, `give_way` releases that lock for a waiting timing. Call `load_timed_weights`
+    before the first timed session.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Processes:
         self.tier = tier
         self.memory_bytes = memory_bound()
         self.compiled = CompiledCode()
-        """What attempts compiled at their first call."""
+        """Files that attempts compiled at their first call."""
         self._ending = ExitStack()
         self.fork_server = fork_server or self._start()
         try:
@@ -113,8 +113,10 @@ class Processes:
     def waiting(
         self, attempt: Attempt, seed: int | None = None, cores: Collection[int] = ()
     ) -> Session:
-        """Fork a process of the attempt that waits for its libraries; without `seed`, one to be
-        timed."""
+        """Fork a process of the attempt that waits for its libraries.
+
+        `seed` is the seed of the weights; by default that of the timed weights.
+        """
         return Session.begin(
             self.fork_server,
             self.model_spec(self._timed_seed if seed is None else seed),
@@ -129,8 +131,8 @@ class Processes:
     def _environment(self, attempt: Attempt) -> dict[str, str]:
         """Return the variables of a candidate's process.
 
-        One that finds its compiled code starts no compilers: torch.compile starts a Python with one
-        process for each core otherwise, which imports torch for seconds.
+        A process that gets compiled code starts no compilers. Otherwise torch.compile would start a
+        Python with one process for each core, which imports torch for seconds.
         """
         found = {VARIABLE: "1"} if self._skips_vector_tests() else {}
         return found | ({COMPILERS: "1"} if self.compiled.has_files(attempt) else {})
@@ -205,7 +207,8 @@ class Processes:
         )
 
     def _device_limits(self) -> tuple[int | None, int | None]:
-        """Return the bytes of GPU memory that a candidate may use in a call, and hold after one."""
+        """Return the bytes of GPU memory that a candidate may use in a call, and hold after one;
+        None on a CPU."""
         if self.task.device is not Device.CUDA or self.room is None:
             return None, None
         free, peak = self.room.available(self.task.device.value), self.facts.peak

@@ -69,7 +69,7 @@ the reference's time. They cover compilation at the first call and a slow first 
 SLOWER = 10.0
 """Factor by which a candidate may be slower than the reference."""
 FEW_PAIRS = 8
-"""Pairs of perturbations in a sensitivity query if no verdict depends on this query alone."""
+"""Pairs of perturbations in a sensitivity query outside of a verdict."""
 
 
 class Referee:
@@ -119,8 +119,8 @@ class Referee:
         self.room.assure(self.task, "a verdict", self.room.verdict)
         self.context = VerifyContext.open(self.task, self.facts, self.room)
         self._last_check: tuple[int, bool, AnswerInfo] | None = None
-        """Seed of the draw that was checked last, if its spread was measured, and the oracle's
-        reply; the context holds the answer."""
+        """The last answer for `check`: seed of the draw, True if its spread was measured, and the
+        oracle's reply. The context's arenas hold the answer itself. None if they do not."""
         self.processes.room = self.room
         self.processes.load_timed_weights()
 
@@ -131,8 +131,7 @@ class Referee:
 
     @property
     def bytes_per_call(self) -> int:
-        """Bytes of one input set and its outputs, each twice, from which a batch's size is
-        chosen."""
+        """Bytes that one call in a batch takes: two input sets and two sets of outputs."""
         return self.facts.layouts.bytes_per_call
 
     def time_limit_s(self, calls: int) -> float:
@@ -157,10 +156,10 @@ class Referee:
     # -- verdicts
 
     def compile_ahead(self, attempt: Attempt, build: Build) -> None:
-        """Let an attempt compile what it compiles at its first call, for all its later processes.
+        """Make the first call of an attempt, and keep what it compiled for its later processes.
 
         Call it before a verdict that a timing follows. Any failure shows in that verdict. Does
-        nothing for other attempts, for a large task, and the second time.
+        nothing if the attempt seems to compile nothing, for a large task, and the second time.
         """
         compiled = self.processes.compiled
         if self.large or attempt in compiled or not compiles_when_called(attempt):
@@ -291,7 +290,7 @@ class Referee:
         return used.line(self.task.device)
 
     def _label(self, found: Precision | None) -> Precision | None:
-        """Return the name of a candidate's arithmetic; `match` and `fp32` are equal under fp32."""
+        """Return the candidate's arithmetic, with `fp32` for `match` if the task admits fp32."""
         fp32 = found is Precision.MATCH and self.task.precision is Precision.FP32
         return Precision.FP32 if fp32 else found
 
@@ -325,7 +324,7 @@ class Referee:
         """Apply the strict rule to an answer to the draw of the last `ask`.
 
         `pairs` is the number of perturbation pairs if an error needs a sensitivity query. A refusal
-        is not explained.
+        does not describe the wrong elements.
         """
         context = self.context
         sensitivity = SensitivityQuery(self.oracle, context.inputs, 0, context.answers, draw, pairs)

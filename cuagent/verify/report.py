@@ -1,6 +1,7 @@
 """Turn an error that ended a verdict into a reason, a detail line and the output.
 
-Invariant: a fault that a candidate can cause is the candidate's, and no other fault is.
+Invariant: the reason blames the candidate for every fault that a candidate can cause, and for no
+other fault.
 """
 
 from __future__ import annotations

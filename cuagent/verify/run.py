@@ -4,7 +4,8 @@ Inputs come from the oracle, and the worker gets a copy. Outputs are in the refe
 is poisoned before a call and copied immediately after it; only then is the oracle asked for the
 right answer. One of the two calls is single, with poison in all memory that the candidate
 allocates. The other is in a block with the calls of other draws, in the form in which calls are
-timed. They alternate in which comes first. The referee opens and closes all objects used here.
+timed. Which of the two comes first alternates from block to block. The referee opens and closes all
+objects used here.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PAIRS_PER_PERTURBATION = 3
-"""Pairs of perturbations in a sensitivity query for each perturbation of the spread: 24 pairs if
-the reference is quick."""
+"""Pairs of perturbed runs in a sensitivity query, for each perturbed run that measured the spread:
+24 pairs for a quick reference."""
 FLUSH = 256 << 20
-"""Bytes to overwrite before a call. They exceed the L2 of every GPU so far, and overwriting takes
-long enough to hide the launch latency, without which a kernel of 10 us measures as 12 us."""
+"""Bytes to overwrite before a call. They exceed the L2 cache of every GPU so far. Overwriting also
+takes long enough to hide the launch latency; otherwise a kernel of 10 us measures as 12 us."""
 FEW_ELEMENTS = 1 << 22
 """Number of output elements below which comparisons on the CPU use one thread.
 
@@ -50,8 +51,8 @@ that one thread does in 0.1 s).
 
 
 EXTRA_DRAWS = 2
-"""Number of further draws that decide if a draw failed by no more than roundoff may move its
-elements."""
+"""Number of further draws that decide about a failed draw whose errors roundoff alone may
+explain."""
 DEFERRED = (
     f"past its bound, but not by more than roundoff can cause; {EXTRA_DRAWS} other draws decide"
 )
@@ -68,7 +69,7 @@ class _Result:
 
     @property
     def steep(self) -> bool:
-        """True if the draw failed only where honest roundoff moves the answer by as much."""
+        """True if the draw failed, but only by errors within the sensitivity of their elements."""
         return not all(f.passed for f in self.findings) and all(
             f.passed or f.within_sensitivity for f in self.findings
         )
@@ -95,14 +96,14 @@ class VerificationRun:
         seeds: Seeds,
         give_way: Callable[[], None] = lambda: None,
     ) -> None:
-        """`seeds` are the plan's, for draws that the plan does not hold. `give_way` is called
-        between groups of draws."""
+        """`call_s` is the time limit of one call in seconds. `seeds` continues the plan's seeds,
+        for draws that the plan does not hold. `give_way` is called between groups of draws."""
         self._give_way = give_way
         self.context = context
         self.prefetcher = prefetcher
         self.seeds = seeds
         self._in_extra_draws = False
-        """True while further draws are made to decide about a draw."""
+        """True during `_make_extra_draws`: a failure of its draws is final."""
         self.session = session
         self.tally = tally
         self.call_s = call_s
@@ -112,7 +113,7 @@ class VerificationRun:
         self._fingerprint = Fingerprint.random(device) if context.facts.large else None
 
     def run(self) -> None:
-        """Run all rounds. The session's construction seed is also the seed of the weights."""
+        """Run all rounds. The session must construct its models from the seed of the weights."""
         self.context.outputs.mend_guards()
         with self._threads():
             self._rounds()
@@ -148,7 +149,7 @@ class VerificationRun:
                 self._sweep(sweep)
 
     def _groups(self, trials: Sequence[Trial]) -> Iterator[Sequence[Trial]]:
-        """Yield the trials whose calls are made in one block."""
+        """Split trials into groups: the calls of one group are made in one block."""
         size = self.context.lent.count
         for start in range(0, len(trials), size):
             settle(self.context.outputs.device)
@@ -184,14 +185,15 @@ class VerificationRun:
 
     def _try(self, trials: Sequence[Trial]) -> list[list[Tensor]]:
         """Run the draws of one block: two calls each, then the oracle, then the rules. Returns the
-        outputs."""
+        outputs of the single calls, one list per draw."""
         poisons = [next(self._poisons) for _ in trials]
         for trial, poison in zip(trials, poisons, strict=True):
-            # Poison in the guards shows reads past the end of an input, also times zero.
+            # Poison in the guards shows reads past the end of an input, even if a kernel multiplies
+            # them by zero.
             self.context.inputs.mend_guards(self._input_slot(trial), poison)
         # The first pass goes up from slot 0 and the second one down to it. So effects of one call
-        # on the next one show, and each group starts at the address where the last group ended,
-        # with other contents: a candidate may not know its inputs by their address.
+        # on the next one show. Each group starts at the address where the last group ended, with
+        # other contents, so a candidate that recognizes inputs by their address fails.
         block = self._block(trials, upward=True) if next(self._block_first) else None
         order = range(len(trials)) if block is None else reversed(range(len(trials)))
         calls = {
@@ -213,8 +215,8 @@ class VerificationRun:
         return single
 
     def _repeat(self, trials: Sequence[Trial], before: Sequence[KeptOutput]) -> None:
-        """Repeat earlier draws in another order. An output that equals the earlier one is not
-        judged again."""
+        """Repeat earlier draws whose outputs were `before`. An output that equals the earlier one
+        is not judged again."""
         for trial in trials:
             self._input_slot(trial)
         block = self._block(trials)
@@ -226,7 +228,7 @@ class VerificationRun:
                 self._compare(trials[slot], [output], POISONS[0])
 
     def _input_slot(self, trial: Trial) -> int:
-        """Return the slot that holds the inputs of a trial."""
+        """Return the slot that holds the inputs of a trial, after waiting for them."""
         with self.tally.clock("oracle"):
             return self.prefetcher.inputs(trial)
 
@@ -236,7 +238,8 @@ class VerificationRun:
         """Return the output of a single call; `poison` fills all memory that the candidate
         allocates.
 
-        `other` is the output of another call on these inputs (`_taken`).
+        `other` is the output of another call on these inputs. A large task returns it instead of
+        an equal copy.
         """
         context = self.context
         if context.facts.large:
@@ -257,7 +260,8 @@ class VerificationRun:
         return snapshot
 
     def _taken(self, slot: int, other: list[Tensor] | None) -> list[Tensor]:
-        """Return a private copy of an output; of a large task `other`, if it is equal."""
+        """Return a private copy of the output in a slot. A large task returns `other` if that is
+        equal, to save memory."""
         outputs = self.context.outputs
         if (
             self.context.facts.large
@@ -283,7 +287,7 @@ class VerificationRun:
         """Return the outputs of a block of calls, made in the form in which calls are timed.
 
         The calls go down from the last slot; with `upward`, up from the first. `others` are the
-        outputs of other calls on these inputs (`_taken`).
+        outputs of other calls on these inputs; see `_taken`.
         """
         context, slots = self.context, range(len(trials))
         for slot, trial in enumerate(trials):
@@ -317,11 +321,13 @@ class VerificationRun:
     ) -> None:
         """Judge the outputs of one draw's calls.
 
-        `poison` filled the output memory of the first. Raises Rejected if the output of the block
-        is wrong and equals one of the `later` outputs of the block.
+        `distinct` has the output of the single call, then that of the block if it differs. `poison`
+        filled the output memory before the first. Raises Rejected if the output of the block is
+        wrong and equals one of the `later` outputs of the block.
         """
         count = next(self.tally.recorded_counts, 0)
-        # A constant must fail despite the spread, so the spread is needed until one has failed.
+        # A constant answer is judged with the spread, so it is needed until the constant has
+        # failed.
         spread = count > 0 or self.tally.constant_passes or self.context.needs_spread(trial.kind)
         result = self._judge(trial, distinct, count, spread=spread)
         if not spread and not all(finding.passed for finding in result.findings):
@@ -340,10 +346,11 @@ class VerificationRun:
             self._make_extra_draws(trial)
 
     def _make_extra_draws(self, trial: Trial) -> None:
-        """Make further draws of the kind, which all must pass.
+        """Make further draws of the trial's kind. All of them must pass.
 
-        If an answer is steep, the spread of one draw says little, and one honest draw in a thousand
-        fails by it. A candidate that is wrong for any other reason fails the next draws too.
+        Where roundoff changes an answer much, the spread of one draw is a poor measure, and one
+        honest draw in a thousand fails. A candidate that is wrong for any other reason fails the
+        next draws too.
         """
         self.tally.add_note(f"{trial.kind}: {DEFERRED}")
         self._in_extra_draws = True
@@ -376,8 +383,11 @@ class VerificationRun:
     def _judge(
         self, trial: Trial, outputs: Sequence[Sequence[Tensor]], count: int, *, spread: bool
     ) -> _Result:
-        """Return the oracle's answer and the findings on `outputs`; no findings if the answer is
-        not decisive."""
+        """Return the oracle's answer and the findings on `outputs`; no findings if the answer may
+        not reject a candidate (`AnswerInfo.is_decisive`).
+
+        `count` is the number of perturbations, or 0 to let the time decide.
+        """
         with self.tally.clock("oracle"):
             info, slot = self.prefetcher.answer(trial, spread=spread, count=count)
         expected = replace(self.context.expected(slot), certain=info.certain)
@@ -390,14 +400,14 @@ class VerificationRun:
             return _Result(expected, findings, info.perturbations)
 
     def _sensitivity(self, trial: Trial, perturbations: int) -> SensitivityQuery:
-        """Return a sensitivity query with more pairs the quicker the reference is; an audit repeats
-        them."""
+        """Return a sensitivity query for a trial. Its number of pairs follows from `perturbations`,
+        which an audit repeats."""
         return self.prefetcher.sensitivity(trial, PAIRS_PER_PERTURBATION * perturbations)
 
     def _constant_passes(self, levels: Sequence[float], expected: Expected, kind: Inputs) -> bool:
-        """Return True if one constant passes on all draws so far.
+        """Return True if a constant answer passes on this draw: one of `levels` for each output.
 
-        A loss is one number in each draw too, but not the same number.
+        The constants come from the first draw. A loss is one number too, but another in each draw.
         """
         pairs = zip(expected.declared, levels, strict=True)
         flat = [r.new_full((), c).expand(r.shape) for r, c in pairs]  # one number in memory
@@ -418,7 +428,7 @@ class VerificationRun:
             torch.set_num_threads(before)
 
     def _check_memory(self, trial: Trial, slot: int) -> None:
-        """Raise Rejected if inputs changed, or bytes outside the tensors."""
+        """Raise Rejected if a call changed its inputs, or bytes outside of inputs and outputs."""
         context, drawn = self.context, self.prefetcher.slot(trial)
         if not context.lent.holds(context.inputs, slot, drawn):
             if context.lent.guards_like(context.inputs, slot, drawn):

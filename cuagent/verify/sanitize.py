@@ -11,9 +11,9 @@ cuBLAS the tools took 60 to 172 s. Inputs of more than `LARGE_BYTES` are cut alo
 dimension, if the attempt's kernels still run. The verdict's notes say what was covered.
 
 initcheck runs if an attempt allocates memory without torch, because the verdict's calls fill
-torch's own uninitialised memory with two patterns. It sees only writes of instrumented kernels, so
-that a kernel behind a library's product seems to read uninitialised memory. It runs again with all
-kernels before it rejects an attempt.
+torch's own uninitialised memory with two patterns. It sees only writes of instrumented kernels. So
+a kernel that reads the result of a library's kernel seems to read uninitialised memory. Before
+initcheck rejects an attempt, it runs again with all kernels instrumented.
 
 Invariant: a race or an uninitialised read rejects an attempt only in the attempt's own kernel,
 because libraries are known to read uninitialised padding. An access out of bounds counts in any
@@ -65,14 +65,16 @@ if TYPE_CHECKING:
 INITCHECK = "initcheck"
 TOOLS = ("memcheck", "racecheck", INITCHECK)
 LARGE_BYTES = 1 << 30
-"""Smallest size in bytes of all inputs for which the tools get fewer rows: each process reads the
+"""Size in bytes of all inputs above which the tools get fewer rows, because each process reads the
 inputs from a file."""
 WHOLE_BYTES = 8 << 30
-"""Largest size in bytes of all inputs that the tools get whole, if fewer rows miss the kernels."""
+"""Size in bytes of all inputs up to which the tools get all rows after a call on fewer rows did not
+run the attempt's kernels."""
 CONTEXT_BYTES = 1 << 30
 """GPU memory of a process under a tool, without its tensors."""
 TAIL = 64
-"""The number of rows is reduced by multiples of this, so that kernels keep their ragged ends."""
+"""The number of rows is reduced by multiples of this, so that the remainder of rows in a kernel's
+last block stays the same."""
 BUDGET_S = 15.0
 """Seconds that all tools together may run."""
 SHARED = "shared"
@@ -166,9 +168,9 @@ def check(
     tools: Sequence[str],
     budget_s: float,
 ) -> Check:
-    """Run the tools of `program` on `kernels`, on fewer rows of large inputs if that reaches them.
+    """Run the tools of `program` on `kernels`, on each cut of the inputs until the kernels run.
 
-    Raises OracleLost, TaskError.
+    `_cuts` gives the cuts: fewer rows of large inputs first. Raises OracleLost, TaskError.
     """
     begun = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="sanitize-", dir=referee.folder))

@@ -1,4 +1,4 @@
-"""Name what an attempt's text may learn about the process that runs it, as a note of its verdict.
+"""Find code by which an attempt may examine the process that runs it, for a note in its verdict.
 
 A verdict covers calls in the worker. Code that reads the environment, the clock, files or its
 caller can behave otherwise where it is installed, and no test in the worker shows that. This finds

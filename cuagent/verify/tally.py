@@ -39,12 +39,12 @@ class Round:
     repeats: int = 0
     """Number of draws that are repeated, in another order, after all others."""
     sweeps: tuple[Inputs, ...] = ()
-    """Kinds of which several draws belong together; each draw is called once, in a block."""
+    """Kinds of inputs that are drawn as a sweep. Each of its draws is called once, in a block."""
 
 
 FEW_DRAWS = 3
-"""Draws of few numbers of one sign. A product of operands that keep 16 bits stood at 1.0 to 1.4 of
-its bound on one draw, and was accepted once in some fifty verdicts."""
+"""Number of draws of `Inputs.FEW`. On one draw, a product of operands that keep 16 bits has only
+1.0 to 1.4 times the admitted error, and about one verdict in fifty accepted it."""
 ROUNDS = (
     Round(Weights.OWN, (*[Inputs.OWN] * LAX_DRAWS, Inputs.NORMAL)),
     Round(
@@ -99,15 +99,14 @@ ROUNDS = (
 FEW_OWN = 2
 """Number of draws of the lax rule on a large task."""
 OPPOSITES = {Inputs.EDGES: Inputs.OTHER_EDGES, Inputs.CORNERS: Inputs.OTHER_CORNERS}
-"""Kinds with the same rules and numbers of the same size. A large task is drawn slice by slice
-(`oracle.server`), so one draw has both kinds in alternate slices."""
+"""Pairs of kinds with the same rules and numbers of the same size. A large task is drawn slice by
+slice (`oracle.server`), so one of its draws holds both kinds of a pair, in alternate slices."""
 
 
 def rounds_of(*, large: bool, weights: bool) -> tuple[Round, ...]:
     """Return the rounds of a task; `weights` is true if the model has any.
 
-    A large task has fewer draws, since one of them holds as many numbers as many draws of a small
-    task.
+    A large task has fewer draws, because each holds as many numbers as many draws of a small task.
     """
     if not large:
         return ROUNDS
@@ -137,14 +136,14 @@ class When(StrEnum):
 
     FIRST = ""
     AGAIN = "again"
-    """The same inputs came before with others in between, which shows state kept between calls."""
+    """An earlier draw is repeated after others. Shows state that is kept between calls."""
     TIMED = "as timed"
-    """Call in a block without poison, as in timing, which shows code that detects the timing."""
+    """Call in a block without poison, as in timing. Shows code that detects the timing."""
     SWAPPED = "weights swapped"
-    """The weights were loaded into a model in use, which shows values derived from the old
-    weights."""
+    """The weights were loaded into a model that was called before. Shows values that the model
+    derived from the old weights."""
     IN_USE = "model in use"
-    """Same as SWAPPED for a model without weights that was not constructed anew."""
+    """A model without weights was called before, in an earlier round."""
 
 
 class Rejected(Exception):
@@ -158,7 +157,7 @@ class Rejected(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """One planned draw. Equal fields do not make two trials equal."""
+    """One planned draw. Two trials with equal fields are still different trials."""
 
     kind: Inputs
     weights: Weights
@@ -185,7 +184,8 @@ class Tally:
     """Findings of one verdict so far."""
 
     def __init__(self, perturbations: Sequence[int] = ()) -> None:
-        """`perturbations` are those of an earlier verdict that is repeated."""
+        """`perturbations`: number for each draw of an earlier verdict that is repeated; else
+        empty."""
         self.perturbations: list[int] = []
         self.recorded_counts = iter(perturbations)
         self.draws: list[Draw] = []
@@ -209,7 +209,10 @@ class Tally:
         findings: Sequence[Finding],
         unwritten: bool,
     ) -> None:
-        """Add the findings on one draw's two calls, or one finding if their outputs are equal."""
+        """Add the findings on one draw's two calls, or one finding if their outputs are equal.
+
+        `snapshots` are these outputs. `unwritten` is True if an output still holds poison.
+        """
         worst = max(findings, key=lambda finding: (not finding.passed, finding.ratio))
         if trial.is_lax:
             results = [lax(outputs, expected.declared) for outputs in snapshots]
@@ -242,8 +245,8 @@ class Tally:
         return not all(finding.passed for _, finding in self._findings)
 
     def worst_in_use(self) -> Trial | None:
-        """Return the draw that failed worst, if only draws in the model in use failed; else
-        None."""
+        """Return the worst failed draw if all failed draws used a model that was called before
+        (SWAPPED, IN_USE); else None."""
         failed = [(t, f) for t, f in self._findings if not f.passed]
         if not failed or any(t.when not in (When.SWAPPED, When.IN_USE) for t, _ in failed):
             return None
@@ -317,7 +320,10 @@ class Tally:
         return any(trial.kind is Inputs.NORMAL for trial, _ in self._findings)
 
     def precision(self) -> Precision | None:
-        """Return the coarsest arithmetic seen, on zero-mean draws if there are any."""
+        """Return the coarsest arithmetic that the errors show; None if they have no explanation.
+
+        Zero-mean draws decide, or the task's own inputs if there are none.
+        """
         zero_mean = [f for t, f in self._findings if t.kind is Inputs.NORMAL]
         own_draws = [f for t, f in self._findings if t.kind is Inputs.OWN]
         explained = _coarsest(zero_mean or own_draws)

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from torch import Tensor, dtype
 
 UNIT = 2.0**-24
-"""Unit roundoff of fp32, in which products are summed; the oracle is perturbed by it."""
+"""Unit roundoff u of fp32, in which products are summed. Inputs and weights of the oracle are
+perturbed by this relative size."""
 FAILURES = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
 """Errors that a module may raise on altered inputs, for example on probabilities above one."""
 BLOCK = {"cpu": 1 << 18, "cuda": 1 << 24}
@@ -58,7 +59,10 @@ def in_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def relative_error(outputs: Sequence[Tensor], right: Sequence[Tensor]) -> float:
-    """Return the largest |x - r| / |r| of a tensor, over elements whose right answer is finite."""
+    """Return the largest norm(x - r) / norm(r) over pairs of an output x and its right answer r.
+
+    Elements whose right answer is not finite do not count.
+    """
     errors = [0.0]
     for pair in zip(outputs, right, strict=True):
         if is_inexact(pair[0]) and pair[0].numel():

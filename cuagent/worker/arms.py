@@ -43,7 +43,7 @@ class ModelSpec:
     output: dict[str, Any]
     """Spec of the value that forward returns."""
     state: tuple[str, ...]
-    """Names in the state dict, in the order of the weights arena."""
+    """Names in the state dict, in the order of the tensors in the weights' arena."""
     init: dict[str, Any]
     """Spec of the list [positional arguments, named arguments] of the constructor."""
     seed: int
@@ -53,13 +53,14 @@ class ModelSpec:
     device_bytes: int | None = None
     """Bytes of GPU memory that a candidate may use; None means no limit."""
     kept_bytes: int | None = None
-    """Bytes of GPU memory that it may hold between calls."""
+    """Bytes of GPU memory that a candidate may hold between calls; None means `device_bytes`."""
     settings: TorchSettings | None = None
-    """torch's settings of the process; None keeps those that the task's file makes."""
+    """torch's settings for the process; None keeps those that the task's file sets."""
     step: int = 0
-    """Arguments of forward if a training step is judged, whose gradients `backward` returns."""
+    """Number of forward's arguments if a training step is judged, in which `backward` returns
+    gradients; else 0."""
     kernels_only: bool = False
-    """True if no torch operator of a candidate may compute (`operators.py`)."""
+    """True if a candidate must compute in its own kernels (`operators.py`)."""
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {

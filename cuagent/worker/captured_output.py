@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 
 OUTPUT_CAP = 64 << 10
-"""Bytes of printed text that are kept: half from the beginning, half from the end."""
+"""Largest number of bytes of printed text that are stored: half from the beginning, half from the
+end."""
 
 
 class CapturedOutput:

@@ -6,9 +6,9 @@ of the results, so that a result stays valid after the next call. The first call
 module, then captures it. Graphs are for inference: training, gradients, hooks, tensors on a CPU and
 a forward that changes its arguments or its state run without a graph.
 
-This file travels with exported packages and imports nothing of cuagent. Not covered: what forward
-does in Python happens only while a graph is captured, so a change of an attribute that is no tensor
-of the module has no effect on a graph.
+This file travels with exported packages and imports nothing of cuagent. Not covered: the Python
+code of forward runs only while a graph is captured. A later change of an attribute that is not one
+of the module's tensors has no effect on a graph.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def refusal(module: torch.nn.Module, leaves: Sequence[Any]) -> str:
 
 
 def form_of(leaves: Sequence[Any], spec: Any) -> Any:
-    """Return the key of a call: its arguments without their values, and torch's modes."""
+    """Return the key of a call: its arguments, without the values of tensors, and torch's modes."""
     forms = tuple(
         (leaf.shape, leaf.stride(), leaf.dtype, leaf.device)
         if isinstance(leaf, torch.Tensor)
@@ -131,7 +131,7 @@ def form_of(leaves: Sequence[Any], spec: Any) -> Any:
 
 
 Watched = list[tuple[dict[str, Any], str, torch.Tensor, int]]
-"""Dict that holds a parameter or buffer, its name there, the tensor and its address."""
+"""Each parameter and buffer: the dict that holds it, its name there, the tensor and its address."""
 
 
 def state_of(module: torch.nn.Module) -> Watched:
@@ -161,7 +161,8 @@ class _Graph:
     spec: Any
     watched: Watched
     done: torch.cuda.Event
-    """Recorded after the last replay, which another stream must wait for."""
+    """Recorded after the latest replay, or after the capture. The next replay waits for it, because
+    it may run on another stream and uses the same buffers."""
 
     def is_valid(self) -> bool:
         return is_unchanged(self.watched)
@@ -253,5 +254,5 @@ def _hooks(module: torch.nn.Module) -> str:
 
 
 def _version(tensor: torch.Tensor) -> int:
-    """Return the number of changes in place; 0 for an inference tensor, which does not count."""
+    """Return the number of changes in place; 0 for an inference tensor, which has no counter."""
     return 0 if tensor.is_inference() else tensor._version

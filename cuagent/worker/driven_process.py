@@ -41,7 +41,7 @@ SLOW = {
     "load": "construct the model with less work, and " + BUSY,
     "run": "look for a hang, compile before the first call (in kernels/ or on import), and " + BUSY,
 }
-"""Advice after a command that took too long."""
+"""Advice after a command that took too long, by the command's name."""
 OUT_OF_MEMORY = "out of memory"
 """Part of the error of torch's CUDA allocator."""
 
@@ -66,7 +66,7 @@ class Limits:
     device_bytes: int | None
     """Bytes of GPU memory."""
     kept_bytes: int | None
-    """Bytes of GPU memory that it may hold between commands."""
+    """Bytes of GPU memory that the process may hold between commands."""
 
 
 class DrivenProcess:
@@ -152,8 +152,8 @@ class DrivenProcess:
     ) -> tuple[list[Record], float]:
         """Send a command; return its records, each checked, and the seconds until the last one.
 
-        The first record does not count, because it could be sent before the work is done. Raises
-        SessionEnded.
+        The time runs until the last record, because the first could be sent before the work is
+        done. Raises SessionEnded.
         """
         assert not self.closed, "the session is closed"
         nonce = secrets.randbits(64)

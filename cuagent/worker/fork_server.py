@@ -43,8 +43,8 @@ _INHERITED = (
     *VARIABLES,
 )
 _SPINS = {"GOMP_SPINCOUNT": "2000", "KMP_BLOCKTIME": "1"}
-"""Duration for which idle OpenMP threads spin: in loop iterations (about 50 us) and in
-milliseconds.
+"""Environment variables for how long idle OpenMP threads spin: loop iterations (about 50 us) for
+GNU's library, milliseconds for LLVM's and Intel's.
 
 By default they spin for over 5 ms after each parallel region and delay the process that should run.
 On a busy machine with two cores, calls of 3 ms then took 75 ms in the median, and 18 ms with this.
@@ -132,7 +132,7 @@ class ForkServer:
         self._threads = 0
         self.pid = self._process.pid
         self.living: set[int] = set()
-        """Process ids of the children that were not ended yet."""
+        """Process ids of the children that `end` has not ended yet."""
 
     def fork(
         self,

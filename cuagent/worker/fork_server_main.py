@@ -41,7 +41,7 @@ DEFECT = 70
 """Exit code of a child whose program failed through a defect of ours, not of the code that it runs
 (EX_SOFTWARE)."""
 IDLE_S = 0.05
-"""Seconds without a request after which the next part is imported."""
+"""Seconds without a request after which the next part of torch.compile is imported."""
 _KILL_TIMEOUT_S = 10.0
 """Seconds that a killed process may take to end; a process stuck in a driver may never end."""
 

@@ -1,7 +1,7 @@
 """Start the fork server's program in a new Python, or in a fork of this process.
 
-A fork has all modules of this process, so that it is ready at once. A benchmark imports torch in
-one fork server, and each problem forks its own from a process that was forked from there.
+A fork has all modules of this process, so it is ready immediately. A benchmark imports torch in one
+fork server. Each problem runs in a child of that server, and forks its own fork server from there.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ MAX_NAMES = 20_000
 runs creates some hundred."""
 DELETED = " (deleted)"
 SOCKETS = -1
-"""Stands for the device of sockets, whose buffers are memory of the kernel."""
+"""Stands for the device number of sockets, whose buffers are memory of the kernel."""
 BUFFER_LIMIT = Path("/proc/sys/net/core/wmem_max")
 File = tuple[int, int]
 """Device and inode number of a file."""

@@ -4,8 +4,8 @@ A race between threads shows if a thread is interrupted between a read and a wri
 an idle machine and never happens with one thread. So each single call of a candidate with compiled
 code runs its OpenMP regions with 2 to 7 threads, while a thread of this module sends signals to the
 other threads, whose handler sleeps. It is then repeated with the usual threads and without signals,
-because some mistakes show only so. Timed calls are never disturbed. This finds mistakes; a
-candidate can disable it.
+because some mistakes show only under these conditions. Timed calls are never disturbed. This finds
+mistakes; a candidate can disable it.
 
 Not covered: races that need a different order than these interruptions cause; code on a GPU.
 """
@@ -51,7 +51,7 @@ _TGKILL = {"x86_64": 234, "aarch64": 131}
 
 
 class Jitter:
-    """A factory of contexts for single calls; a worker has one."""
+    """Source of contexts in which single calls are interrupted. A worker has one."""
 
     def __init__(self) -> None:
         self._counts = itertools.cycle(THREADS)
@@ -113,7 +113,8 @@ class Jitter:
 
 
 class RepeatedCall:
-    """Repeats an equal call, and keeps the output that differs most from the first one."""
+    """Repeats a call with the same arguments, and keeps the output that differs most from the
+    first."""
 
     def __init__(self, call: Callable[[], Any], first: Any) -> None:
         self._call = call

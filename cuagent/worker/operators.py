@@ -6,7 +6,7 @@ create, view and copy tensors. Products (cuBLAS) and convolutions (cuDNN) are al
 Each other operator's kernel for the CPU and for CUDA is replaced in the dispatcher of this process,
 before any code of the candidate is imported. So the rule holds in every thread, for calls from C++,
 and for operators that an operator is composed of. Nothing holds the replaced kernels any more: a
-candidate that finds the replacement can change its message, and not compute with it.
+candidate that finds the replacement can change its error message, but cannot compute with it.
 
 Not covered: numpy and other libraries on the CPU, and functions of torch's libraries that a
 candidate's own machine code calls without the dispatcher.

@@ -2,7 +2,7 @@
 
 `transformers` takes five seconds and torch.compile six, in each of some fifteen processes. A child
 may use the modules only if the import starts no thread, does not start CUDA (which refuses to work
-in children then), and notes nothing that is different in the child (`forget_folders`).
+in children then), and stores no value that would be wrong in the child (`forget_folders`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def compiler_steps(*, on_gpu: bool) -> list[Step]:
 
 
 def _import_compiler(module: str, on_gpu: bool) -> None:
-    """Import a part of torch.compile."""
+    """Import a part of torch.compile; a failure is ignored."""
     gc.disable()
     shield = cuda_not_started() if on_gpu else contextlib.nullcontext()
     with shield, contextlib.suppress(Exception):  # a baseline that needs it reports the failure

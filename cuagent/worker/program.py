@@ -128,7 +128,7 @@ class _Worker:
         """Load a slot's weights, strict in names and shapes, into a new model or into the one in
         use."""
         if fresh:
-            # The memory behind a weight is not zero either, so reading it shows.
+            # The heap is filled here too, so a read past the end of a weight does not find zeros.
             with _user_code(Status.CONSTRUCT_FAILED), self._filled_heap():
                 self.model = self.construct()
         state = dict(zip(self.model_spec.state, weights.tensors(slot), strict=True))
@@ -185,10 +185,11 @@ class _Worker:
     def _interrupted(
         self, arguments: list[Any], watch: _CpuWatch | _CudaWatch, jitter: Jitter, *, lean: bool
     ) -> Any:
-        """Call forward with interrupted threads, repeat it so and with the usual threads, and
-        return the output that differs most from the first.
+        """Call forward while its threads are interrupted, and return the output.
 
-        If `lean`, nothing is repeated, since that takes copies of the output.
+        The call is repeated with and without interruptions, and the output that differs most from
+        the first is returned. If `lean`, nothing is repeated, because that takes copies of the
+        output.
         """
         with jitter.interrupted():
             watch.start()

@@ -1,4 +1,4 @@
-"""A session: one model in one forked process, as the referee drives it.
+"""A session: one model in one forked process that the referee drives.
 
 The referee's clock starts when a command is sent and stops when its last record arrives. The
 processes are stopped between commands. Any failure of the worker ends the session with

@@ -1,4 +1,4 @@
-"""The place of the caches that trusted processes share."""
+"""The folder of the caches that trusted processes share."""
 
 from __future__ import annotations
 

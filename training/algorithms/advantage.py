@@ -19,15 +19,16 @@ import torch
 from torch import Tensor
 
 Reduce = Callable[[Tensor], Tensor]
-"""A function that sums a tensor over all processes; the identity with one process."""
+"""A function that sums a tensor over all processes. With one process it returns its argument."""
 
 
 @dataclass(frozen=True)
 class Actions:
-    """Positions of the action tokens of a padded batch in the compressed layout.
+    """Index tensors between a padded batch [B, L] and its compressed layout [E, T], which has
+    action tokens only.
 
-    `rows`, `columns`: position in the batch [N]; `episode`, `step`: position in [E, T]; N tokens in
-    all, ordered by episode and time.
+    For each of the N action tokens, ordered by episode and time: `rows`, `columns` [N] are its
+    position in the batch, `episode`, `step` [N] its position in the compressed layout.
     """
 
     rows: Tensor
@@ -38,13 +39,13 @@ class Actions:
     """Number of action tokens of each episode [E]."""
 
     def compress(self, x: Tensor) -> Tensor:
-        """Map [B, L] to [E, T]; zero after the end of an episode."""
+        """Gather the action tokens of x [B, L] into [E, T]; zero after the end of an episode."""
         out = x.new_zeros(len(self.lengths), int(self.lengths.max()))
         out[self.episode, self.step] = x[self.rows, self.columns]
         return out
 
     def expand(self, x: Tensor, like: Tensor) -> Tensor:
-        """Map [E, T] back to the shape of `like` [B, L]; zero where there is no action."""
+        """Scatter x [E, T] back to the shape of `like` [B, L]; zero where there is no action."""
         out = torch.zeros_like(like, dtype=x.dtype)
         out[self.rows, self.columns] = x[self.episode, self.step]
         return out
@@ -57,11 +58,11 @@ class Actions:
 
 
 def actions(action: Tensor, row_episode: Tensor) -> Actions:
-    """Lay out the action tokens of a batch.
+    """Return the positions of the action tokens of a batch in both layouts.
 
-    `action` [B, L] is true where a token was sampled; `row_episode` [B] is the episode of each row,
-    not decreasing from 0 (an episode has one row per context window). Raises ValueError if an
-    episode has no action token.
+    `action` [B, L] is true where a token was sampled; `row_episode` [B] is the index of each row's
+    episode: it starts at 0 and never decreases (an episode has one row per context window). Raises
+    ValueError if an episode has no action token.
     """
     rows, columns = action.nonzero(as_tuple=True)
     episode = row_episode[rows]
@@ -75,11 +76,11 @@ def actions(action: Tensor, row_episode: Tensor) -> Actions:
 
 
 def gae(values: Tensor, rewards: Tensor, lengths: Tensor, lam: float | Tensor) -> Tensor:
-    """Compute GAE(gamma = 1, lambda) on compressed episodes (Schulman et al., arXiv 1506.02438, eq.
-    16).
+    """Compute GAE with gamma = 1 on compressed episodes (arXiv 1506.02438, eq. 16).
 
-    `values` [E, T]: V before each action token; `rewards` [E]: terminal; `lengths` [E]; `lam`: one
-    for all, or one per episode [E]. Returns advantages [E, T], zero past the end.
+    `values` [E, T]: V before each action token; `rewards` [E]: terminal; `lengths` [E]: action
+    tokens; `lam`: lambda, one for all or one per episode [E]. Returns advantages [E, T], zero past
+    the end.
         A_t = delta_t + lam * A_{t+1},  delta_t = V_{t+1} - V_t,  delta_last = R - V_last
     """
     out = torch.zeros_like(values)
@@ -96,10 +97,11 @@ def gae(values: Tensor, rewards: Tensor, lengths: Tensor, lam: float | Tensor) -
 
 
 def length_adaptive(lengths: Tensor, alpha: float = 0.05, floor: float = 0.9) -> Tensor:
-    """Compute lambda = 1 - 1 / (alpha * l) per episode, within [floor, 1] (VAPO, arXiv 2504.05118).
+    """Return lambda = 1 - 1 / (alpha * length) per episode [E], within [floor, 1] (arXiv
+    2504.05118).
 
-    A fixed lambda hides the reward from the first tokens of a long episode (0.95 ** 500 = 7e-12);
-    this one keeps the horizon a fixed share of the episode.
+    With a fixed lambda the reward does not reach the first tokens of a long episode (0.95 ** 500 =
+    7e-12). This lambda reaches back over a fixed share of the episode.
     """
     return (1 - 1 / (alpha * lengths.clamp(min=1))).clamp(floor, 1.0)
 
@@ -113,12 +115,11 @@ def advantages_and_returns(
     lam_critic: float,
     alpha: float = 0.05,
 ) -> tuple[Tensor, Tensor]:
-    """Compute advantages for the actor and returns for the critic, both [B, L], zero off the
-    actions.
+    """Return the actor's advantages and the critic's returns, both [B, L]; zero where there is no
+    action.
 
-    `values`, `action` [B, L]; `row_episode` [B]; `rewards` [E]. `lam_actor` None means
-    length-adaptive with `alpha`. Returns are V + GAE(lam_critic); with lam_critic 1 they are
-    Monte-Carlo returns.
+    `values`, `action` [B, L]; `row_episode` [B]; `rewards` [E]. `lam_actor` None: `length_adaptive`
+    with `alpha`. Returns are V + GAE(lam_critic); with lam_critic 1 they are Monte-Carlo returns.
     """
     layout = actions(action, row_episode)
     compact = layout.compress(values)
@@ -133,7 +134,8 @@ def naive_advantages(
 ) -> Tensor:
     """Compute the common but wrong GAE, for the ablation only: every token counts as a step.
 
-    `values`, `real` (not padding), `action` [B, L]; one row per episode. Returns [B, L].
+    `values`, `real` (True for tokens, False for padding), `action` [B, L]; one row per episode.
+    Returns advantages [B, L].
     """
     everything = real.clone()
     everything[:, 0] = False  # no state precedes the first token
@@ -144,11 +146,11 @@ def naive_advantages(
 
 
 def whiten(x: Tensor, mask: Tensor, reduce: Reduce = lambda t: t) -> Tensor:
-    """Shift and scale to mean 0 and deviation 1 over the true positions of the global batch; 0
-    elsewhere.
+    """Return `x` scaled to mean 0 and standard deviation 1 over the positions where `mask` is True;
+    0 elsewhere.
 
-    `reduce` sums over processes, so that every rank applies the same shift and scale. Whitening per
-    episode would erase which episodes were good.
+    `reduce` sums a tensor over all processes, so that every rank applies the same mean and
+    deviation. Whitening per episode would erase which episodes were good.
     """
     masked = x[mask].double()
     total = reduce(torch.stack([masked.new_tensor(float(masked.numel())), masked.sum()]))

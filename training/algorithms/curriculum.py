@@ -27,13 +27,13 @@ from cuagent.training.files import read_lines, write_atomic
 @dataclass(frozen=True)
 class Curriculum:
     memory: int = 32
-    """Number of newest outcomes of a task that count."""
+    """Number of outcomes used per task: the newest ones."""
     floor: float = 0.05
     """Smallest weight of a task; the largest weight is `floor` + 0.25."""
     spread: float = 6.0
-    """Difference in log odds between the easiest and the hardest difficulty, 0 and 1."""
+    """Difference in log odds of success between difficulty 0 (easiest) and 1 (hardest)."""
     known: float = 4.0
-    """Number of outcomes of a task that weigh as much as the expectation from its difficulty."""
+    """Weight of the success expected from a task's difficulty, as a number of played outcomes."""
     lowest: float = -1.0
     highest: float = 3.0
     """Bounds of the reward scale; `highest` is 1 without timing."""
@@ -45,10 +45,11 @@ def task_weights(
     settings: Curriculum,
     difficulties: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
-    """Return p (1 - p) + floor of each task.
+    """Return the weight p (1 - p) + floor of each task; p is its estimated success.
 
-    p is the mean reward as a share of the scale, 1/2 for a task without outcomes and difficulty.
-    With a difficulty, p also counts the expectation as `known` outcomes.
+    `outcomes` are (task, reward), oldest first. p is the mean reward, scaled to 0 to 1. For a task
+    with a difficulty (0 to 1), the success that it predicts enters the mean as `known` further
+    outcomes. p is 1/2 for a task without outcomes and difficulty.
     """
     seen: dict[str, list[float]] = defaultdict(list)
     for task, reward in outcomes:
@@ -71,15 +72,16 @@ def task_weights(
 def ability(
     outcomes: Mapping[str, Sequence[float]], difficulties: Mapping[str, float], settings: Curriculum
 ) -> float:
-    """Return the policy's ability in log odds: the one that explains the outcomes of graded tasks.
+    """Return the policy's ability in log odds: the value that best explains its outcomes.
 
-    Outcomes are shares of the reward scale. One imagined success and one failure at difficulty 1/2
-    keep it finite; without outcomes it is 0.
+    `outcomes`: rewards of each task, scaled to 0 to 1. Tasks without a difficulty are ignored. One
+    success and one failure at difficulty 1/2 are added, so the result is finite; without outcomes
+    it is 0.
     """
     pairs = [(difficulties[t], y) for t, ys in outcomes.items() if t in difficulties for y in ys]
     pairs += [(0.5, 0.0), (0.5, 1.0)]
     low, high = -4 * settings.spread, 4 * settings.spread
-    for _ in range(60):  # the surplus of expected successes grows with the ability
+    for _ in range(60):  # bisection: the surplus grows with the ability
         middle = (low + high) / 2
         surplus = sum(_expected(middle, d, settings) - y for d, y in pairs)
         low, high = (low, middle) if surplus > 0 else (middle, high)
@@ -91,7 +93,8 @@ def _expected(level: float, difficulty: float, settings: Curriculum) -> float:
 
 
 def sample_tasks(shares: Mapping[str, float], count: int, seed: int) -> list[str]:
-    """Return `count` tasks; each appears its expected number of times, rounded at random."""
+    """Return `count` tasks, each in proportion to its share; fractions are rounded up or down at
+    random."""
     rng = random.Random(seed)
     total = sum(shares.values())
     chosen: list[str] = []
@@ -106,7 +109,7 @@ def sample_tasks(shares: Mapping[str, float], count: int, seed: int) -> list[str
 
 
 def append_outcomes(path: Path, iteration: int, episodes: Sequence[Episode]) -> None:
-    """Append the outcomes of an iteration."""
+    """Append a line [iteration, task, reward] for each episode."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as out:
         for e in episodes:
@@ -114,9 +117,10 @@ def append_outcomes(path: Path, iteration: int, episodes: Sequence[Episode]) -> 
 
 
 def read_outcomes(path: Path, before: int) -> list[tuple[str, float]]:
-    """Return the outcomes of the iterations before `before`.
+    """Return (task, reward) of each episode of the iterations before `before`.
 
-    Later lines, left by a run that resumes from an earlier checkpoint, are deleted.
+    Lines of later iterations are deleted: a run that resumed from an earlier checkpoint plays these
+    iterations again.
     """
     if not path.exists():
         return []

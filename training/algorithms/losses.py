@@ -17,7 +17,7 @@ from cuagent.training.config import at_least, between
 
 
 def token_logprobs(logits: Tensor, ids: Tensor) -> Tensor:
-    """Return log p(id) under `logits`; [..., V] and [...] to [...].
+    """Return log p(id) for `logits` [..., V] and `ids` [...]; shape [...].
 
     Computed in fp32: near-certain tokens lose their gradient in bf16.
     """
@@ -26,17 +26,17 @@ def token_logprobs(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 def token_entropy(logits: Tensor) -> Tensor:
-    """Return the entropy in nats of each distribution; [..., V] to [...]."""
+    """Return the entropy in nats of each distribution; `logits` [..., V], result [...]."""
     logp = torch.log_softmax(logits.float(), -1)
     return -(logp.exp() * logp).sum(-1)
 
 
 def imitation_loss(logprobs: Tensor, action: Tensor, count: float) -> Tensor:
-    """Return the negative log-likelihood of sampled tokens, end-of-turn included (CUDA Agent, eq.
-    2).
+    """Return the summed negative log-likelihood of the sampled tokens, divided by `count`.
 
-    The end-of-turn token must be learned: otherwise a policy does not stop after a tool call and
-    writes the tool's answer itself.
+    It is equation 2 of CUDA Agent. `logprobs`, `action` [B, L]. Sampled tokens include the end of a
+    turn: a policy that does not learn this token does not stop after a tool call, and writes the
+    tool's answer itself.
     """
     return -torch.where(action, logprobs, 0.0).sum() / count
 
@@ -61,7 +61,7 @@ class Clip:
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """The loss to differentiate, and detached per-token figures for the statistics."""
+    """The loss to differentiate, and detached tensors for the statistics."""
 
     loss: Tensor
     log_ratio: Tensor
@@ -79,9 +79,10 @@ def policy_loss(
     clip: Clip,
     weights: Tensor | None = None,
 ) -> PolicyLoss:
-    """Return the token-level clipped surrogate (CUDA Agent, eq. 5, with DAPO's two bounds).
+    """Return the clipped surrogate loss, summed over action tokens and divided by `count`.
 
-    All [B, L]. `weights` are truncated importance weights, if sampler and trainer differ.
+    It is equation 5 of CUDA Agent. All tensors are [B, L]. `weights`: importance weights of
+    `truncated_weights`, for a sampler that differs from the trainer; None weighs all tokens alike.
     """
     log_ratio = (logprobs - old_logprobs)[action]
     a = advantages[action]
@@ -99,8 +100,9 @@ def policy_loss(
 def truncated_weights(trainer: Tensor, sampler: Tensor, cap: float = 2.0) -> Tensor:
     """Return min(pi_trainer / pi_sampler, cap) per token, without gradient.
 
-    Both are log-probabilities of the *same* weights, computed by two engines. The weights correct
-    for different kernels and precision (truncated importance sampling); 1 where both agree.
+    Both arguments are log-probabilities of the *same* policy, computed by two engines. The result
+    corrects for their different kernels and precision (truncated importance sampling); it is 1
+    where both agree.
     """
     return (trainer - sampler).detach().clamp(-20, 20).exp().clamp(max=cap)
 
@@ -113,10 +115,10 @@ def value_loss(
     old_values: Tensor | None = None,
     clip: float | None = None,
 ) -> Tensor:
-    """Return half the squared error over action tokens (CUDA Agent, eq. 4).
+    """Return half the squared error, summed over action tokens and divided by `count`.
 
-    With `clip`, the larger of it and the error of the prediction clamped to within `clip` of
-    `old_values`, as in PPO2.
+    It is equation 4 of CUDA Agent. With `clip`, each value is also clamped to within `clip` of
+    `old_values`, and the larger of the two errors counts, as in PPO2.
     """
     error = (values - returns) ** 2
     if clip is not None and old_values is not None:
@@ -126,7 +128,9 @@ def value_loss(
 
 
 def kl_to(logprobs: Tensor, reference: Tensor, action: Tensor, count: float) -> Tensor:
-    """Return KL(pi || reference) by the non-negative estimator e^d - d - 1, d = log ref -
-    log pi."""
+    """Return an estimate of KL(pi || reference), summed over action tokens and divided by `count`.
+
+    The estimator is e^d - d - 1 with d = log reference - log pi, which is never negative.
+    """
     d = (reference - logprobs)[action].clamp(-20, 20)
     return (d.exp() - d - 1).sum() / count

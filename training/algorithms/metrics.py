@@ -1,10 +1,11 @@
-"""Compute statistics of a batch: the critic's quality, the policy's step, the episodes' outcomes.
+"""Compute statistics of a batch: the critic's quality, the size of the policy's update, the
+episodes' outcomes.
 
-Explained variance is given in both common definitions, which treat the critic's offset differently.
-`centred`, 1 - Var(G - V) / Var(G), ignores it; `plain`, 1 - E[(G - V)^2] / Var(G), does not. For
-example, a zero head on rewards of mean 1.7 and variance 0.45 has 0 in the first and -6.4 in the
-second. It is also given by progress quartile: the first tokens cannot predict the outcome, so the
-value over all tokens hides a critic that is good late in an episode.
+Explained variance of returns G by values V is given in both common definitions: `centred` is 1 -
+Var(G - V) / Var(G), `plain` is 1 - E[(G - V)^2] / Var(G). A constant offset of V lowers `plain`
+only. For example, V = 0 for rewards of mean 1.7 and variance 0.45 has 0 in the first and -6.4 in
+the second. It is also given by progress quartile: the first tokens cannot predict the outcome, so
+the value over all tokens hides a critic that is good late in an episode.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ Metrics = dict[str, float]
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> tuple[float, float]:
-    """Return (centred, plain) over flat tensors [N]; NaN if all returns are equal."""
+    """Return (centred, plain) explained variance of flat tensors [N]; NaN if all returns are
+    equal."""
     if not returns.numel():  # an empty quartile: episodes of fewer than four tokens
         return math.nan, math.nan
     variance = float(returns.double().var(unbiased=False))
@@ -63,7 +65,8 @@ def critic_metrics(values: Tensor, returns: Tensor, action: Tensor, row_episode:
 
 
 def ratio_metrics(log_ratio: Tensor, clipped: Tensor) -> Metrics:
-    """Measure the distance from the sampling policy: flat tensors [N] over action tokens."""
+    """Measure how far the policy is from the one that sampled; arguments [N], one entry per action
+    token."""
     ratio = log_ratio.double().exp()
     return {
         "ratio_mean": float(ratio.mean()),
@@ -110,11 +113,13 @@ def task_means(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def reward_fall(means: Sequence[Mapping[str, float]]) -> float:
-    """Return how far the last iteration's reward lies below an earlier one, on equal tasks.
+    """Return the largest fall of the last iteration's mean reward below an earlier one's, on equal
+    tasks.
 
-    `means`: `task_means` of all iterations. Iterations are compared over the tasks that both
-    played, each with the same weight, since a curriculum changes the mix. An earlier iteration with
-    fewer than half of the last one's tasks is not compared.
+    `means`: `task_means` of each iteration. Two iterations are compared on the tasks that both
+    played, all with the same weight, because a curriculum changes how often each task is played. An
+    earlier iteration is skipped if it played fewer than half of the last one's tasks. 0 if nothing
+    fell.
     """
     now, worst = means[-1], 0.0
     for earlier in means[:-1]:
@@ -130,8 +135,7 @@ def is_cut(episode: Episode) -> bool:
 
 
 def log_metrics(path: Path, step: int, metrics: Mapping[str, float], stage: str) -> None:
-    """Append one line to metrics.jsonl (first process only); NaN becomes null, since JSON has no
-    NaN."""
+    """Append one line to metrics.jsonl (first process only); NaN and infinity become null."""
     if parallel.rank():
         return
     figures = {k: (v if math.isfinite(v) else None) for k, v in metrics.items()}
@@ -147,7 +151,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def drop_metrics_from(path: Path, step: int) -> list[Metrics]:
-    """Delete the lines of `step` and later, which a resumed run writes again; return the others."""
+    """Delete the lines from `step` on, which a resumed run writes again; return the earlier
+    ones."""
     if parallel.rank() == 0:
         tensorboard.open_writer(path.parent, step)
     if not path.exists():

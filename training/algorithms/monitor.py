@@ -2,7 +2,7 @@
 
 The signs are those that preceded the collapses in the literature (CUDA Agent figures 4 and 5,
 RAGEN, VC-PPO). The thresholds are settings, not published constants.
-Not covered: the reaction; `ppo.py` warns, stops or rolls back, as `on_alarm` says.
+Not covered: the reaction to an alarm. `ppo.py` warns, stops or rolls back, as `on_alarm` says.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ class Action(StrEnum):
 
 @dataclass(frozen=True)
 class Alarm:
-    """One sign of trouble. Severe ones stop or rewind a run that is configured for it."""
+    """One sign of trouble. A severe one stops or rewinds the run, unless `on_alarm` is `warn`."""
 
     name: str
     text: str
     severe: bool = False
     back: int = 0
-    """Number of iterations to go back to weights that can be trusted: 0 if only this iteration's
-    update failed, 1 if its episodes show the fault, since the previous update made their weights.
-    """
+    """Number of iterations to undo, in addition to the current one. 0: only the current update
+    failed. 1: the current episodes show the fault, so the previous update caused it."""
 
 
 @dataclass(frozen=True)
@@ -43,28 +42,29 @@ class Limits:
     """Thresholds beyond which an iteration raises an alarm."""
 
     entropy_rise: float = 1.25
-    """Ratio to the first iteration's entropy: the policy becomes random."""
+    """Alarm above this ratio to the first iteration's entropy: the policy becomes random."""
     entropy_fall: float = 0.10
-    """Ratio to the first iteration's entropy: the policy stops exploring."""
+    """Alarm below this ratio to the first iteration's entropy: the policy stops exploring."""
     first_log_ratio: float = 1e-2
-    """Largest |log ratio| before the first update, where it must be 0: a bug, or engines that
-    differ."""
+    """Largest |log ratio| before the first update. It must be 0 there; more means a bug, or that
+    sampler and trainer differ."""
     clip_fraction: float = 0.2
     approx_kl: float = 0.05
     ev_last_quartile: float = 0.0
     length_clipped: float = 0.05
     bad_calls: float = 0.10
-    """Largest rise of the share of bad calls over the first iteration."""
+    """Largest rise of the share of bad tool calls above the first iteration's share."""
     reward_std: float = 0.25
-    """Smallest ratio to the first iteration's deviation: all episodes are alike ("echo trap")."""
+    """Smallest ratio of the rewards' deviation to the first iteration's. Less means that all
+    episodes become alike ("echo trap")."""
     grad_norm: float = 5.0
-    """Largest ratio to the median norm so far."""
+    """Largest ratio of the actor's gradient norm to its median so far."""
     reward_fall: float = 1.0
-    """Largest fall of the reward below an earlier iteration, over the tasks that both played; more
-    is a severe alarm."""
+    """Largest fall of the mean reward below an earlier iteration, on the tasks that both played.
+    More is a severe alarm."""
     patience: int = 3
-    """Consecutive iterations after which low explained variance or many clipped lengths
-    are severe."""
+    """Number of consecutive iterations with low explained variance, or with many episodes cut by
+    length, that make the alarm severe."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "patience")
@@ -73,8 +73,8 @@ class Limits:
 def alarms(history: Sequence[Mapping[str, float]], limits: Limits, rewound: int = 0) -> list[Alarm]:
     """Return the alarms for the last of `history` (the metrics of all iterations, oldest first).
 
-    `rewound`: first iteration since the last rewind. Earlier iterations do not count towards
-    `patience`, since their weights were discarded.
+    `rewound`: index of the first iteration after the last rewind. Earlier iterations do not count
+    towards `patience`, because their weights were discarded.
     """
     now, start = history[-1], history[0]
     found: list[Alarm] = []

@@ -1,11 +1,11 @@
 """Train with PPO against the real verifier: sample episodes, score them, update actor and critic.
 
-The loop is `ppo`. Objective: equation 5 of CUDA Agent with DAPO's global token mean; advantages by
-`advantage.py` over action tokens only.
-Not covered: how episodes are made. `collect(iteration)` returns them, sampled from the current
-actor (`rollout.py`, or a simulated environment in tests).
-Invariant: only weights, optimizers and metrics outlive an iteration, so a resumed run equals an
-uninterrupted one if `collect` depends on the iteration alone.
+The loop is `ppo`. The objective is equation 5 of CUDA Agent, averaged over all action tokens of the
+batch (DAPO); `advantage.py` computes the advantages.
+Not covered: sampling of episodes. `collect(iteration)` returns them, sampled from the current actor
+(`rollout.py`, or a simulated environment in tests).
+Invariant: only weights, optimizer states and metrics pass from one iteration to the next. So a
+resumed run equals an uninterrupted one if `collect` depends on the iteration alone.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ from cuagent.training.policy.checkpoint import (
 from cuagent.training.policy.optimize import make_optimizer
 
 Collect = Callable[[int], Sequence[Episode]]
-"""A function that returns the episodes of iteration i, sampled from the current actor."""
+"""A function that returns the episodes of an iteration (its index), sampled from the current
+actor."""
 
 ShouldStop = Callable[[], bool]
 
@@ -68,12 +69,12 @@ def ppo(
 ) -> list[Metrics]:
     """Train both models in place; return the metrics of all iterations.
 
-    `evaluate`: returns episodes on held-out tasks after a number of iterations. With it the models
-    end with the weights of the best evaluation, which may be those of the start.
-    `reference`: the policy that `kl_weight` pulls towards. `should_stop`: called after each
-    iteration; True ends the run; all processes must return the same answer. `guard`: held for each
-    iteration's updates. metrics.jsonl and checkpoints are written under `out`; a second call with
-    the same `out` resumes from the newest checkpoint.
+    `evaluate`: returns episodes on held-out tasks; its argument is the number of finished
+    iterations. If given, the models end with the weights of the best evaluation, which may be the
+    initial ones. `reference`: the policy of the KL term that `kl_weight` weighs. `should_stop`:
+    called after each iteration; True ends the run; all processes must return the same answer.
+    `guard`: context that is entered for each iteration's updates. metrics.jsonl and checkpoints are
+    written under `out`; a second call with the same `out` resumes from the newest checkpoint.
     """
     run = _PpoRun(actor, critic, config, out, say, evaluate)
     if run.was_stopped:
@@ -90,7 +91,8 @@ def ppo(
 
 
 class _PpoRun:
-    """State of a run of PPO: models, optimizers, metrics and its position in the checkpoints."""
+    """State of a run of PPO: models, optimizers, metrics, and the counters that checkpoints
+    store."""
 
     def __init__(
         self,
@@ -101,7 +103,8 @@ class _PpoRun:
         say: Say,
         evaluate: Collect | None,
     ) -> None:
-        """Resume from the newest checkpoint under `out`, or evaluate and save the start."""
+        """Resume from the newest checkpoint under `out`; without one, evaluate and save the initial
+        weights."""
         self.config, self.out, self.say, self.evaluate = config, out, say, evaluate
         self.modules = {"actor": actor, "critic": critic}
         self.optimizers = {
@@ -126,7 +129,7 @@ class _PpoRun:
 
     @property
     def was_stopped(self) -> bool:
-        """True if an alarm stopped the run before, and still would."""
+        """True if an alarm stopped the run earlier and `on_alarm` is not `warn`."""
         return bool(self.position["stopped"]) and self.rewinds
 
     def iterate(
@@ -176,9 +179,9 @@ class _PpoRun:
         return last
 
     def _rewind(self, iteration: int, back: int, *, last: bool) -> bool:
-        """Return to the weights `back` iterations ago; True if the run ends with them.
+        """Restore the checkpoint before iteration `iteration - back`; return True if the run ends.
 
-        It rewinds at the end of a run too, since the caller saves the models.
+        The last iteration is undone too, because the caller saves the models.
         """
         healthy = rewind(self.out, iteration - back, self.modules, self.optimizers)
         no_rollbacks_left = self.position["rollbacks"] == self.config.rollbacks
@@ -212,7 +215,12 @@ class _PpoRun:
 def judge(
     iterations: int, evaluate: Collect | None, best: BestWeights, modules: Modules, say: Say
 ) -> Metrics:
-    """Play the held-out tasks, keep the weights if they are the best, and return the metrics."""
+    """Play the held-out tasks, keep the weights if they are the best so far, and return the
+    metrics.
+
+    `iterations` is the number of finished iterations. Without `evaluate` nothing is played, and the
+    result is empty.
+    """
     if evaluate is None:
         return {}
     modules["actor"].eval()
@@ -232,7 +240,8 @@ def append_task_means(path: Path, iteration: int, means: Mapping[str, float]) ->
 
 
 def read_task_means(path: Path, before: int) -> list[dict[str, float]]:
-    """Return the mean rewards of the iterations before `before`, and delete later ones."""
+    """Return the mean reward of each task for the iterations before `before`; delete later
+    lines."""
     rows = [row for row in (read_lines(path) if path.exists() else []) if row[0] < before]
     parallel.barrier()  # all processes have read before one writes
     if parallel.rank() == 0 and path.exists():

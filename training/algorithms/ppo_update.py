@@ -1,7 +1,7 @@
 """Make the updates of PPO from one batch of episodes: advantages, clipped policy loss, value loss.
 
-Objective: equation 5 of CUDA Agent with DAPO's global token mean; advantages by `advantage.py` over
-action tokens only.
+The objective is equation 5 of CUDA Agent, averaged over all action tokens of the batch (DAPO);
+`advantage.py` computes the advantages.
 Not covered: the loop over iterations (`ppo.py`).
 """
 
@@ -40,7 +40,7 @@ from cuagent.training.policy.optimize import AdamW, apply_gradients, weight_norm
 
 @dataclass(frozen=True)
 class PpoConfig:
-    """Settings of PPO: the paper's values where it gives them; its learning rates are for a 230B
+    """Settings of PPO. Defaults are the paper's where it gives them; its learning rates suit a 230B
     model."""
 
     iterations: int = 150
@@ -59,17 +59,19 @@ class PpoConfig:
     naive_gae: bool = False
     """True to count tool tokens as steps too; for the ablation only."""
     importance_cap: float | None = 2.0
-    """Cap of truncated importance sampling between sampler and trainer; None assumes that they
-    agree."""
+    """Largest importance weight between sampler and trainer (`truncated_weights`). None uses no
+    weights: sampler and trainer must agree."""
     kl_weight: float = 0.0
-    """Weight of the KL to the policy that PPO started from; the paper has none."""
+    """Weight of the KL divergence from the policy that PPO started from; the paper has no such
+    term."""
     critic_only: int = 0
     """Number of first iterations in which only the critic learns."""
     tokens_per_microbatch: int = 16384
     seed: int = 0
     save_every: int = 5
     evaluate_every: int = 10
-    """Iterations between two evaluations on the held-out tasks; the start is evaluated too."""
+    """Iterations between two evaluations on the held-out tasks; the initial policy is evaluated
+    too."""
     limits: Limits = field(default_factory=Limits)
     on_alarm: Action = Action.WARN
     rollbacks: int = 3
@@ -97,8 +99,8 @@ def update(
     """Make `epochs * minibatches` updates of both models from one batch of episodes."""
     budget = config.tokens_per_microbatch
     batch = collate(episodes)
-    # The ratio's denominator is what the *trainer* computes before the update: the ratio is 1 at
-    # the first minibatch for every engine, and the engine's error goes into `weights`, capped.
+    # The denominator of PPO's ratio is what the *trainer* computes before the update, so the ratio
+    # is 1 at the first minibatch for every engine. The engine's error goes into `weights`, capped.
     old, entropy = per_token(actor, batch, budget, logprobs_and_entropy, channels=2)
     baseline = per_token(critic, batch, budget, values)
     reference_logprobs = (
@@ -107,8 +109,8 @@ def update(
     advantages, returns = estimate(batch, baseline, config)
     cap = config.importance_cap
     weights = truncated_weights(old, batch.logprobs, cap) if cap is not None else None
-    # Use the outcome, not `returns`: with lambda < 1 these contain the critic's own values, so an
-    # untrained critic explains itself (0.95 was seen on 400 tokens).
+    # Use the outcome, not `returns`: with lambda < 1 the returns contain the critic's own values,
+    # so even an untrained critic explains them (0.95 was seen on 400 tokens).
     metrics = critic_metrics(baseline, batch.outcome, batch.action, batch.row_episode)
     metrics["entropy"] = float(entropy[batch.action].mean())
     metrics["sampler_gap"] = float((old - batch.logprobs)[batch.action].abs().max())
@@ -146,7 +148,10 @@ def update(
 
 
 def estimate(batch: Batch, baseline: Tensor, config: PpoConfig) -> tuple[Tensor, Tensor]:
-    """Return (whitened advantages, returns), [B, L]. Returns are computed before whitening."""
+    """Return (whitened advantages, returns), both [B, L].
+
+    `baseline` [B, L]: the critic's values.
+    """
     advantages, returns = advantages_and_returns(
         baseline,
         batch.action,
@@ -163,7 +168,8 @@ def estimate(batch: Batch, baseline: Tensor, config: PpoConfig) -> tuple[Tensor,
 
 
 def minibatches(batch: Batch, config: PpoConfig, iteration: int) -> list[Tensor]:
-    """Return the row indices of each update; all windows of an episode stay together."""
+    """Return the row indices of each update's minibatch; all windows of an episode stay
+    together."""
     generator = torch.Generator().manual_seed(config.seed * 1_000_003 + iteration)
     out = []
     for _ in range(config.epochs):
@@ -184,7 +190,11 @@ def policy_step(
     reference_logprobs: Tensor | None,
     config: PpoConfig,
 ) -> tuple[float, Tensor, Tensor]:
-    """Accumulate gradients over the minibatch; return (loss, log ratios [N], clipped [N])."""
+    """Accumulate the actor's gradients over the minibatch; return (loss, log ratios [N], clipped
+    [N]).
+
+    N is the number of action tokens over all processes. `reference_logprobs` None: no KL term.
+    """
     assert old is not None
     assert advantages is not None
     count = batch.action_tokens

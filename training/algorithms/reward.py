@@ -23,7 +23,7 @@ class Reward(StrEnum):
 
 
 def max_reward(timed: bool) -> float:
-    """Return the largest milestone."""
+    """Return the largest milestone reward; `timed`: True if kernels are timed."""
     return 3.0 if timed else 1.0
 
 

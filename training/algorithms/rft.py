@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 @dataclass(frozen=True)
 class RftConfig:
     steps: int | None = None
-    """Number of updates; None makes `epochs` passes over the episodes."""
+    """Number of updates; None: the number that `epochs` passes over the episodes need."""
     episodes_per_batch: int = 16
     optimizer: AdamW = field(default_factory=lambda: AdamW(lr=1e-5, warmup=10))
     tokens_per_microbatch: int = 16384
@@ -50,7 +50,8 @@ class RftConfig:
     epochs: float = 3.0
     """Passes over the episodes."""
     patience: int | None = 2
-    """Evaluations without a lower held-out loss after which training stops; None never stops."""
+    """Training stops after this many evaluations without a lower held-out loss; None: it never
+    does."""
 
     def __post_init__(self) -> None:
         at_least(0, self, "steps")
@@ -69,11 +70,10 @@ def rft(
     say: Say = print,
     guard: DeviceGuard = nullcontext,
 ) -> Metrics:
-    """Train `actor` in place; write metrics.jsonl and checkpoints under `out`, and resume from
-    them.
+    """Train `actor` in place; write metrics and checkpoints under `out`, and resume from them.
 
-    Returns the last metrics. With `heldout` the actor ends with the weights of the lowest held-out
-    loss; it may be empty. `guard` is held for each step.
+    Returns the last metrics. The actor ends with the weights of the lowest loss on `heldout`, or
+    with the last ones if `heldout` is empty. `guard` is a context that is entered for each step.
     """
     optimizer = make_optimizer(actor, config.optimizer)
     found = latest_checkpoint(out)
@@ -114,12 +114,12 @@ def rft(
 
 
 def steps_per_epoch(config: RftConfig, episodes: int) -> int:
-    """Return the number of whole batches of the episodes."""
+    """Return the number of full batches that the episodes make; at least 1."""
     return max(1, episodes // config.episodes_per_batch)
 
 
 def steps_of(config: RftConfig, episodes: int) -> int:
-    """Return the number of updates for a number of episodes."""
+    """Return the number of updates that the settings ask for, given the number of episodes."""
     if config.steps is not None:
         return config.steps
     return max(1, round(config.epochs * steps_per_epoch(config, episodes)))
@@ -132,7 +132,7 @@ def rft_step(
     config: RftConfig,
     step: int,
 ) -> Metrics:
-    """Make one update."""
+    """Make one update from one batch of episodes; return its metrics."""
     batch = collate(episodes)
     count = batch.action_tokens
     losses = []
@@ -146,7 +146,10 @@ def rft_step(
 
 
 def imitation(actor: Any, episodes: Sequence[Episode], budget: int) -> float:
-    """Return the mean negative log-likelihood of the sampled tokens, in nats."""
+    """Return the mean negative log-likelihood per sampled token, in nats.
+
+    `budget`: tokens per forward pass.
+    """
     batch = collate(episodes)
     found = per_token(actor, batch, budget, logprobs_of)
     return -float(found[batch.action].mean())

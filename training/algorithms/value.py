@@ -1,9 +1,9 @@
 """Pretrain the critic (value function) on episodes of the policy, before PPO changes the policy.
 
 V is fitted to *unfiltered* episodes of the policy that PPO starts from (equations 3 and 4 of CUDA
-Agent). On RFT's filtered set all rewards are alike and the critic would learn a constant. The
-target is the Monte-Carlo return (lambda 1: one pass, unbiased) or V + GAE(lambda) with the critic's
-own current values, as in the paper.
+Agent). On the filtered episodes of RFT all rewards are alike, so the critic would learn a constant.
+The target is the Monte-Carlo return (`lam` 1, unbiased) or, as in the paper, V + GAE(`lam`) with
+the critic's own current values.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ Say = Callable[[str], None]
 @dataclass(frozen=True)
 class ValueConfig:
     steps: int | None = None
-    """Number of updates; None makes `epochs` passes over the episodes."""
+    """Number of updates; None: the number that `epochs` passes over the episodes need."""
     episodes_per_batch: int = 32
     optimizer: AdamW = field(default_factory=lambda: AdamW(lr=2e-5, warmup=10))
     lam: float = 1.0
-    """1 is Monte-Carlo; the paper's 0.95 bootstraps from the critic's current values."""
+    """Lambda of the target. 1: the Monte-Carlo return. Below 1: bootstrapped from the critic's
+    current values; the paper has 0.95."""
     reward: Reward = Reward.MILESTONE
-    """Reward of the PPO run that follows."""
+    """Reward that the critic predicts; it must be that of the PPO run that follows."""
     tokens_per_microbatch: int = 16384
     seed: int = 0
     save_every: int = 100
@@ -75,11 +76,10 @@ def pretrain_value(
     say: Say = print,
     guard: DeviceGuard = nullcontext,
 ) -> Metrics:
-    """Train `critic` in place; write metrics.jsonl and checkpoints under `out`, and resume from
-    them.
+    """Train `critic` in place; write metrics and checkpoints under `out`, and resume from them.
 
-    Returns the last evaluation: loss and explained variances on `heldout` (or on `episodes`).
-    `guard` is held for each step.
+    Returns the last metrics: the loss, and explained variances on `heldout` (on `episodes` if it is
+    empty). `guard` is a context that is entered for each step.
     """
     episodes, heldout = with_reward(episodes, config.reward), with_reward(heldout, config.reward)
     optimizer = make_optimizer(critic, config.optimizer)
@@ -118,16 +118,16 @@ def pretrain_value(
 
 
 def value_steps_of(config: ValueConfig, episodes: int) -> int:
-    """Return the number of updates for a number of episodes."""
+    """Return the number of updates that the settings ask for, given the number of episodes."""
     if config.steps is not None:
         return config.steps
     return max(1, round(config.epochs * max(1, episodes // config.episodes_per_batch)))
 
 
 def targets(critic: Any, batch: Batch, config: ValueConfig) -> Tensor:
-    """Return the targets, [B, L] on the CPU.
+    """Return the critic's regression targets, [B, L] on the CPU.
 
-    With lambda 1 they are the outcomes, so the critic is not asked for its values.
+    With `lam` 1 they are the outcomes, and the critic does not run.
     """
     if config.lam == 1:
         return batch.outcome
@@ -146,7 +146,11 @@ def value_step(
     old: Tensor | None = None,
     clip: float | None = None,
 ) -> float:
-    """Accumulate gradients of the value loss over the batch; return the loss."""
+    """Accumulate gradients of the value loss over the batch; return the loss.
+
+    `returns` [B, L]: targets. `budget`: tokens per forward pass. `old` [B, L] and `clip` bound the
+    change from earlier values (see `losses.value_loss`); None does not bound it.
+    """
     count = batch.action_tokens
     losses = []
     for rows, part in device_microbatches(batch, budget, critic):
@@ -160,7 +164,8 @@ def value_step(
 
 
 def evaluate_critic(critic: Any, episodes: Sequence[Episode], config: ValueConfig) -> Metrics:
-    """Return the explained variance of the Monte-Carlo return, for every training target."""
+    """Return the explained variances of the Monte-Carlo returns, whichever target `config.lam`
+    trains on."""
     batch = collate(episodes)
     found = per_token(critic, batch, config.tokens_per_microbatch, values)
     return critic_metrics(found, batch.outcome, batch.action, batch.row_episode)

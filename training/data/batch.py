@@ -1,8 +1,9 @@
 """Convert episodes to padded tensors, and split a batch into microbatches of bounded size.
 
-One convention holds everywhere: **index t refers to token t**. `action[:, t]` says that token t was
-sampled, `logprobs[:, t]` is its log-probability, a value at t is V of the state just before it. So
-column 0 is never an action. Only `model.of_actions` and `model.values` shift model outputs.
+One convention holds everywhere: **column t refers to token t**. `action[:, t]` says that token t
+was sampled, `logprobs[:, t]` is its log-probability, and a value at t is V of the state just before
+token t. Column 0 is never an action. A model's outputs at t predict token t + 1; only
+`model.of_actions` and `model.values` shift them.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ from cuagent.training.data.segments import Episode, Kind, RecordError, Segment
 
 @dataclass(frozen=True)
 class Batch:
-    """B rows (one for each context window), padded right to L; E episodes."""
+    """E episodes as B rows, one for each context window, padded on the right to L tokens."""
 
     ids: Tensor
     """[B, L] int64: token ids."""
     real: Tensor
-    """[B, L] bool, false on padding. Not derived from the ids, since id 0 may be a word."""
+    """[B, L] bool: False on padding. The ids do not show this, because id 0 may be a real token."""
     action: Tensor
     """[B, L] bool: True for tokens that the policy sampled."""
     drawn: Tensor
-    """[N] int64: positions of the N action tokens in [B * L]. Computed on the CPU in advance:
-    asking the GPU for them would make the host wait for all queued work."""
+    """[N] int64: positions of the N action tokens in the flattened [B * L]. They are computed on
+    the CPU in advance: computing them on the GPU would make the host wait for all queued work."""
     logprobs: Tensor
-    """[B, L] float, of the sampler; zero where the sampler gave none."""
+    """[B, L] float: the sampler's log-probabilities; zero where it gave none."""
     row_episode: Tensor
-    """[B] int64, not decreasing."""
+    """[B] int64: index of each row's episode; never decreasing."""
     rewards: Tensor
-    """[E] float."""
+    """[E] float: terminal reward of each episode."""
     packing: Packing | None = None
-    """The real tokens in one row, if the model runs on packed rows."""
+    """The same tokens in one row without padding; None if the model runs on padded rows."""
 
     def to(self, device: torch.device | str) -> Batch:
         parts = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -96,7 +97,7 @@ def collate(episodes: Sequence[Episode], longest: int | None = None) -> Batch:
 
 
 def microbatches(lengths: Tensor, budget: int) -> Iterator[Tensor]:
-    """Yield row indices in groups of at most `budget` padded tokens (or a single longer row).
+    """Yield groups of row indices, at most `budget` padded tokens each (or a single longer row).
 
     `lengths` [B]: real tokens of each row. Rows of similar length share a group, which keeps
     padding small. Losses are sums over tokens, so the grouping changes no gradient.
@@ -113,10 +114,11 @@ def microbatches(lengths: Tensor, budget: int) -> Iterator[Tensor]:
 
 
 def packed_microbatches(lengths: Tensor, budget: int) -> list[Tensor]:
-    """Return row indices in groups of at most `budget` real tokens (or a single longer row).
+    """Return groups of row indices, at most `budget` real tokens each (or a single longer row).
 
-    Longest first, each into the first group that has room (first-fit decreasing): few groups, of
-    similar size, so that several processes finish together.
+    `lengths` [B]: real tokens of each row. First-fit decreasing: rows are placed longest first,
+    each into the first group that has room. The groups are few and of similar size, so several
+    processes finish together.
     """
     tokens = lengths.tolist()
     groups: list[list[int]] = []
@@ -132,8 +134,9 @@ def packed_microbatches(lengths: Tensor, budget: int) -> list[Tensor]:
 
 
 def take(batch: Batch, rows: Tensor, width: int | None = None, packs: bool = False) -> Batch:
-    """Select some rows, cut to `width` (default: their longest); with `packs` also pack them.
+    """Return a batch of some rows, cut to `width` tokens (None: their longest).
 
+    `packs`: also pack them.
     `row_episode` and `rewards` still refer to all episodes.
     """
     width = width or int(batch.real[rows].sum(1).max())
@@ -153,7 +156,7 @@ def take(batch: Batch, rows: Tensor, width: int | None = None, packs: bool = Fal
 
 
 def batch_order(n: int, size: int, seed: int, step: int) -> list[int]:
-    """Return the indices of batch `step` over `n` items.
+    """Return which of `n` items form batch number `step`, `size` items (or `n` if that is less).
 
     Each epoch is one permutation, cut into batches; the remainder of an epoch is skipped. The
     result depends on the arguments alone, so resuming needs no state.

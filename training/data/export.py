@@ -21,10 +21,10 @@ from cuagent.training.policy.chat import parsed_arguments, template_message
 
 
 def chat_rows(folder: RunFolder) -> list[dict[str, Any]]:
-    """Return one run as `{"messages": [...], "tools": [...], "reward": ...}`, a row for each
+    """Return one run as chat rows `{"messages", "tools", "reward", ...}`, one for each context
     window.
 
-    `sampled` marks the model's turns, for trainers that can weight messages.
+    A message has `sampled` true if the model wrote it, for trainers that can weight messages.
     """
     records = read_records(folder)
     reward = end_of(folder, records)["rewards"]["milestone"]["score"]
@@ -52,7 +52,7 @@ def write_chat(runs: Iterable[RunFolder], out: Path) -> int:
 def atif(folder: RunFolder) -> dict[str, Any]:
     """Return one run as an ATIF trajectory.
 
-    Undone messages are left out; the summary of a compaction is a user step.
+    Messages that the run undid are left out. The summary of a compaction becomes a user step.
     """
     records = read_records(folder)
     session, end = records[0], end_of(folder, records)
@@ -147,7 +147,7 @@ def write_atif(runs: Iterable[RunFolder], out: Path) -> int:
 
 
 def write_parquet(episodes: Sequence[Episode], out: Path) -> int:
-    """Write episodes with ids, loss mask and log-probabilities as columns.
+    """Write episodes to a parquet file; token ids, loss mask and log-probabilities are columns.
 
     Returns the number of rows. Raises RecordError without pyarrow.
     """
@@ -172,7 +172,7 @@ def write_parquet(episodes: Sequence[Episode], out: Path) -> int:
 
 
 def function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recorded tool in OpenAI's format for functions."""
+    """Return a tool of a run log in OpenAI's format for functions."""
     return {
         "name": tool["name"],
         "description": tool["description"],

@@ -22,7 +22,8 @@ PROTECTED = ("reference.py",)
 CHANGES = re.compile(
     r"(>|\b(tee|sed\s+-i|mv|cp|rm|ln|truncate|chmod)\b|open\()[^|;&\n]*\breference\.py"
 )
-"""Shell commands that would change a protected file; copying one elsewhere also matches."""
+"""Pattern of shell commands that would change a protected file; copying it elsewhere also
+matches."""
 SUBMITTED = ("submitted", "no gain")
 """Stop reasons that follow a call of `submit`."""
 
@@ -30,26 +31,27 @@ SUBMITTED = ("submitted", "no gain")
 @dataclass(frozen=True)
 class Filters:
     above: float = 0.0
-    """Rewards must be greater."""
+    """Bound that an episode's reward must exceed."""
     submitted: bool = True
     cut_turns: int = 0
-    """Largest number of turns that ended by their length limit."""
+    """Largest number of an episode's turns that their length limit cut."""
     repeats: int = 2
-    """Largest number of consecutive repetitions of one call, or of a cycle of a few calls."""
+    """Largest number of consecutive repetitions of one call, or of a cycle of up to four calls."""
     bad_calls: int = 0
     """Largest number of calls with an unknown tool or arguments that break its schema."""
     tokens: int = 32768
     """Largest number of tokens of an episode."""
     per_task: int | None = None
-    """Largest number of episodes of a task; without it easy tasks fill the set."""
+    """Largest number of episodes of a task; None: no limit, and easy tasks may fill the set."""
     fastest: int | None = None
-    """Number of episodes kept of each task: those with the largest measured gain, by the lower
-    limit of its interval. RFT then learns speed, which makes it the fair opponent of PPO."""
+    """Number of episodes kept of each task: those with the largest speedup, by the lower limit of
+    its interval. RFT then learns speed too, so its comparison with PPO is fair. None keeps all."""
 
 
 @dataclass(frozen=True)
 class Funnel:
-    """Number of input episodes, and how many each rule dropped, in order."""
+    """Counts of a filtering: input episodes (`came`), episodes dropped by each rule, in order, and
+    the rest."""
 
     came: int
     dropped: tuple[tuple[str, int], ...]
@@ -64,9 +66,9 @@ class Funnel:
 def filter_episodes(
     episodes: Iterable[Episode], filters: Filters, positions: int | None = None
 ) -> tuple[list[Episode], Funnel]:
-    """Return the episodes to imitate and the counts; `per_task` keeps the best of each task.
+    """Return the episodes that pass all filters, and the counts.
 
-    `positions`: the largest number of tokens that the policy reads at once, if it is known.
+    `positions`: the policy's context length in tokens; None: not checked.
     """
     left = list(episodes)
     came = len(left)
@@ -107,7 +109,8 @@ def filter_episodes(
 
 
 def longest_repeat(calls: Sequence[Call], longest: int = 4) -> int:
-    """Return the largest number of consecutive repetitions of a cycle of up to `longest` calls."""
+    """Return how often a cycle of up to `longest` calls occurs in a row, at most; 1 means no
+    repetition."""
     requests = [(c.name, c.arguments) for c in calls]
     most = min(1, len(requests))
     for period in range(1, longest + 1):
@@ -130,7 +133,8 @@ def touches_protected(call: Call) -> bool:
 
 
 def distinct(episodes: Sequence[Episode]) -> list[Episode]:
-    """Keep the first of the episodes that sampled the same tokens for the same task."""
+    """Return the episodes without duplicates: the first of those with the same task and sampled
+    tokens."""
     seen: set[str] = set()
     kept = []
     for episode in episodes:
@@ -154,8 +158,11 @@ def best_of_each_task(
     most: int,
     key: Callable[[Episode], tuple[float, ...]] = lambda e: (-e.reward,),
 ) -> list[Episode]:
-    """Keep at most `most` of each task, by `key` (by reward) and then by fewer tokens; the order is
-    preserved."""
+    """Return at most `most` episodes of each task: those with the lowest `key`, then the fewest
+    tokens.
+
+    The default key prefers high rewards. The order is preserved.
+    """
     ranked = sorted(range(len(episodes)), key=lambda i: (*key(episodes[i]), episodes[i].tokens))
     taken: Counter[str] = Counter()
     chosen = set()

@@ -23,13 +23,14 @@ class Packing:
     positions: Tensor
     """[1, T] int64: position of each token in its own row."""
     starts: Tensor
-    """[B + 1] int32: where each row starts, and T."""
+    """[B + 1] int32: index in the packed row where each row starts, and T at the end."""
     slots: Tensor
-    """[T] int64: where each token is in the padded batch, [B * L]."""
+    """[T] int64: index of each token in the flattened padded batch, [B * L]."""
     drawn: Tensor
-    """[N] int64: where the action tokens are in the packed row."""
+    """[N] int64: indices of the N action tokens in the packed row."""
     lengths: tuple[int, ...]
-    """Tokens of each row; on the host, so that no kernel launch waits for the GPU."""
+    """Number of tokens of each row. Kept on the host, so that no kernel launch waits for the
+    GPU."""
 
     def to(self, device: torch.device | str) -> Packing:
         names = ("ids", "positions", "starts", "slots", "drawn")
@@ -37,7 +38,7 @@ class Packing:
 
 
 def pack(ids: Tensor, real: Tensor, drawn: Tensor) -> Packing:
-    """Pack the tokens [B, L] for which `real` [B, L] is true. `drawn`: see `Batch.drawn`."""
+    """Pack the ids [B, L] for which `real` [B, L] is True. `drawn` [N]: see `Batch.drawn`."""
     flat = real.flatten()
     slots = flat.nonzero().flatten()
     lengths = real.sum(1)

@@ -1,9 +1,8 @@
 """Convert run logs to training episodes.
 
-One reader serves runs of `cuagent optimize` and rollouts. A run whose sampler returned token ids
-becomes a native record of exactly those ids. A run of an API model, of which only the text is
-known, is rendered once with the model's chat template; it has no log-probabilities and therefore
-serves RFT only.
+The runs come from `cuagent optimize` or from rollouts. If the sampler returned token ids, the
+episode has exactly those ids. For an API model only the text is known: it is rendered with the
+policy's chat template. Such an episode has no log-probabilities, so only RFT can use it.
 Not covered: which episodes to imitate (`filters.py`).
 Invariant: the recording (`Message.sampled`, the token trace) decides which tokens were sampled,
 never markers in rendered text.
@@ -99,17 +98,17 @@ def episode_of(folder: RunFolder, chat: Chat) -> Episode:
 
 
 def why_it_ended(end: Record) -> str:
-    """Return the stop reason and the error, shortened: an engine without memory fails many
-    episodes."""
+    """Return the stop reason of a run's `end` record, with the first 200 characters of its
+    error."""
     error = " ".join((end["error"] or "").split())
     return f"{end['stop']}: {error[:200]}" if error else str(end["stop"])
 
 
 def native_segments(run: str, traces: Sequence[Record]) -> tuple[Segment, ...]:
-    """Return the ids as they were sampled.
+    """Return the segments of a run whose calls recorded token ids.
 
-    A call whose prompt extends all earlier ids continues the same context. Any other prompt (after
-    a compaction or an undone step) opens a new context and is not trained on again.
+    If the prompt of a call extends all earlier ids, the call continues the same context. Any other
+    prompt (after a compaction or an undone step) opens a new context, as a segment without loss.
     """
     found: list[Segment] = []
     stream: tuple[int, ...] = ()
@@ -134,7 +133,7 @@ def native_segments(run: str, traces: Sequence[Record]) -> tuple[Segment, ...]:
 def text_segments(
     windows: Sequence[Window], tools: Sequence[ToolSpec], chat: Chat
 ) -> tuple[Segment, ...]:
-    """Render each window of the conversation with the model's template."""
+    """Return the segments of a run without token ids, rendered by the model's chat template."""
     return tuple(
         replace(segment, context=context)
         for context, window in enumerate(windows)
@@ -143,7 +142,7 @@ def text_segments(
 
 
 def calls_of(messages: Window, tools: Sequence[ToolSpec]) -> tuple[Call, ...]:
-    """Return every sampled call, checked against the tools of the run."""
+    """Return every tool call that the model made, checked against the tools of the run."""
     schemas = {t.name: t.schema for t in tools}
     found: list[Call] = []
     for turn, record in enumerate(r for r in messages if r["sampled"]):
@@ -156,7 +155,7 @@ def calls_of(messages: Window, tools: Sequence[ToolSpec]) -> tuple[Call, ...]:
 
 
 def arguments_fit(call: Any, schemas: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Return True if the tool accepts the arguments."""
+    """Return True if the call's arguments fit the schema of its tool."""
     try:
         parse(call.arguments, schemas[call.name])
     except ToolError:
@@ -167,7 +166,7 @@ def arguments_fit(call: Any, schemas: Mapping[str, Mapping[str, Any]]) -> bool:
 def figures_of(
     records: Sequence[Record], traces: Sequence[Record], end: Record
 ) -> dict[str, float]:
-    """Return measured facts for reports."""
+    """Return counts, seconds and speedups of a run, for reports."""
     found = {
         "cut_turns": float(sum(r["finish"] == Finish.LENGTH for r in traces)),
         "attempts": float(sum(r["type"] == "attempt" for r in records)),

@@ -20,12 +20,15 @@ from typing import Any
 
 VERSION = 1
 JSON_TYPES = {"str": (str,), "int": (int,), "bool": (bool,), "float": (float, int)}
-"""Python types that JSON may give for a field, by its annotation; other kinds are checked
-elsewhere."""
+"""Python types that a JSON value may have, by the field's annotation. Other annotations are not
+checked here."""
 
 
 class RecordError(Exception):
-    """A training record that cannot be used. One line: the episode, the call, the remedy."""
+    """A training record that cannot be used.
+
+    The text is one line: the episode, the call, the remedy.
+    """
 
 
 class Kind(StrEnum):
@@ -43,16 +46,17 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Segment:
-    """A piece of one context window.
+    """Consecutive tokens of one kind in one context window.
 
-    `context` counts the windows of an episode: compaction of the conversation starts a new one, and
-    tokens attend only within their own.
+    `context` is the index of the window in its episode. Compaction of the conversation starts a new
+    window, and tokens attend only to tokens of their own window.
     """
 
     kind: Kind
     ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None = None
-    """Natural logarithms under the sampling distribution; None if the sampler gave none."""
+    """Natural log-probability of each id under the sampling distribution; None if the sampler gave
+    none."""
     context: int = 0
 
 
@@ -89,7 +93,7 @@ class Episode:
     policy: str = ""
     """Name of the policy that sampled it."""
     tokenizer: str = ""
-    """Fingerprint of the tokenizer of the ids."""
+    """Fingerprint of the tokenizer that made the ids."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """Measured facts for reports: ratios, seconds, verdict counts. Never an input of a loss."""
 
@@ -103,7 +107,7 @@ class Episode:
 
     @property
     def longest_window(self) -> int:
-        """Number of tokens of the longest context window, which a model reads at once."""
+        """Number of tokens of the longest context window."""
         lengths: dict[int, int] = {}
         for s in self.segments:
             lengths[s.context] = lengths.get(s.context, 0) + len(s.ids)
@@ -148,8 +152,8 @@ def check(episode: Episode) -> None:
 
 
 def require_logprobs(episodes: Iterable[Episode]) -> None:
-    """Raise RecordError, naming the first bad call, unless all actions have log-probabilities for
-    PPO."""
+    """Raise RecordError, naming the first bad call, unless all actions have the log-probabilities
+    that PPO needs."""
     for episode in episodes:
         check(episode)
         actions = (s for s in episode.segments if s.kind is Kind.ACTION)
@@ -174,7 +178,7 @@ def write_episodes(path: Path, episodes: Iterable[Episode]) -> int:
 
 
 def read_episodes(path: Path) -> Iterator[Episode]:
-    """Read and check every line. Raises RecordError with file and line."""
+    """Yield the checked episode of each line. Raises RecordError with file and line."""
     try:
         source = path.open(encoding="utf-8", errors="replace")
     except OSError as error:
@@ -196,7 +200,7 @@ def read_episodes(path: Path) -> Iterator[Episode]:
 
 
 def episode_from(data: dict[str, Any]) -> Episode:
-    """Create an episode from one line's object. Raises ValueError, KeyError or TypeError."""
+    """Return the episode of one line's JSON object. Raises ValueError, KeyError or TypeError."""
     version = data.pop("v")
     if version != VERSION:
         raise ValueError(f"version {version}; this cuagent reads version {VERSION}")

@@ -26,8 +26,8 @@ Say = Callable[[str], None]
 
 
 def episodes_of(sources: Sequence[Path], chat: Chat, say: Say) -> list[Episode]:
-    """Load episodes from JSONL files and folders of runs; print how many runs were
-    skipped and why."""
+    """Load episodes from JSONL files and folders of runs; tell `say` how many runs were skipped and
+    why."""
     found: list[Episode] = []
     for source in sources:
         if not source.exists():
@@ -48,7 +48,10 @@ def episodes_of(sources: Sequence[Path], chat: Chat, say: Say) -> list[Episode]:
 
 
 def export(runs: Path, form: Export, out: Path, policy: Path | None) -> int:
-    """Write runs in another format; parquet needs the policy whose tokenizer made the ids."""
+    """Write runs in another format; return the number of rows or files written.
+
+    Parquet needs the policy whose tokenizer made the ids.
+    """
     found = list_runs(runs)
     if not found:
         raise RecordError(f"{runs}: no runs")

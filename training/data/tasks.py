@@ -16,7 +16,7 @@ from cuagent.training.data.segments import Episode, RecordError
 
 
 class Part(StrEnum):
-    """The part of a folder of tasks; the split by task hash is the same in every stage."""
+    """A part of a folder's tasks, split by task hash; every stage has the same split."""
 
     TRAIN = "train"
     HELDOUT = "heldout"
@@ -26,8 +26,9 @@ class Part(StrEnum):
 def load_tasks(folder: Path, device: str) -> list[Task]:
     """Load every `.py` file of a folder, or every row of a parquet file, as a task.
 
-    A set of `cuagent synth` gives its split `train`, or another one as `FILE.parquet:test_shape`;
-    the code is written to a folder next to the file. Raises TaskError, RecordError, SynthError.
+    A parquet file comes from `cuagent synth`: `FILE.parquet` means its split `train`,
+    `FILE.parquet:test_shape` its split `test_shape`. The tasks' code is written to a folder next to
+    the file. Raises TaskError, RecordError, SynthError.
     """
     chosen = set_and_split(folder)
     if not (folder if chosen is None else chosen[0]).exists():
@@ -43,7 +44,8 @@ def load_tasks(folder: Path, device: str) -> list[Task]:
 
 
 def task_difficulties(path: Path, tasks: Sequence[Task]) -> dict[str, float]:
-    """Return the measured difficulty of each graded task by its digest."""
+    """Return the measured difficulty of tasks by digest; tasks without a measurement are left
+    out."""
     chosen = set_and_split(path)
     if chosen is None:
         return {}
@@ -53,7 +55,8 @@ def task_difficulties(path: Path, tasks: Sequence[Task]) -> dict[str, float]:
 
 
 def part_of(tasks: Sequence[Task], share: float, part: Part) -> list[Task]:
-    """Return the tasks of a part. Raises RecordError if there are none."""
+    """Return the tasks of a part; `share` is the share held out. Raises RecordError if the part is
+    empty."""
     if part is Part.ALL:
         return list(tasks)
     train, heldout = split_tasks(tasks, share)
@@ -66,14 +69,18 @@ def part_of(tasks: Sequence[Task], share: float, part: Part) -> list[Task]:
 
 
 def is_heldout(task: str, share: float, salt: str = "cuagent") -> bool:
-    """Return True if a task (by digest) is held out: on every machine, in every stage the same."""
+    """Return True if a task (its digest) is held out.
+
+    The answer is the same on every machine, in every stage.
+    """
     h = hashlib.sha256(f"{salt}:{task}".encode()).digest()
     return int.from_bytes(h[:8], "big") < share * 2**64
 
 
 def split_tasks(tasks: Sequence[Task], share: float) -> tuple[list[Task], list[Task]]:
-    """Split tasks into (train, held out), as `split` does with their episodes.
+    """Split tasks into (train, held out); `share` is the share held out.
 
+    `split` splits episodes alike.
     Raises RecordError if nothing is left to train on.
     """
     train = [task for task in tasks if not is_heldout(task.digest, share)]

@@ -1,11 +1,11 @@
 """Reconstruct the context windows of a run log that led to the run's final state.
 
-Every reader of runs in training uses it. A log is a graph: undo leaves messages behind, and
-compaction continues from the opening with a summary. Undone messages are not part of the episode.
-Messages before a compaction are, as a separate context window, since they led to the summary.
+A log is a tree of messages. Undo continues from an earlier message: the undone messages are not
+part of the episode. Compaction continues from the opening with a summary: the messages before it
+form a separate context window of the episode, because they led to the summary.
 Not covered: tokens (`data.py`).
-Invariant: every sampled message is in exactly one window. The call that wrote a summary, whose
-reply is not a message of the log, is in none.
+Invariant: every sampled message that was not undone is in exactly one window. The reply of the call
+that wrote a summary is not a message of the log, so this call is in no window.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Window = list[dict[str, Any]]
 
 
 def windows_of(records: Sequence[dict[str, Any]]) -> list[Window]:
-    """Return the `message` records of each context window, oldest first; each begins with the
-    opening.
+    """Return the `message` records of each context window, oldest window first.
 
+    Each window begins with the opening messages.
     A window without sampled messages (the run ended right after a compaction) is left out.
     """
     path = branch_of(records)
@@ -39,7 +39,8 @@ def windows_of(records: Sequence[dict[str, Any]]) -> list[Window]:
 
 
 def unique_messages(windows: Sequence[Window]) -> Window:
-    """Return all messages of the windows in order, without repeating the opening."""
+    """Return the messages of all windows in order; those that windows share (the opening) appear
+    once."""
     once = {r["id"]: r for window in windows for r in window}
     return list(once.values())
 

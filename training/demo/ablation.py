@@ -2,9 +2,10 @@
 
 Each arm leaves one part out or replaces it by a wrong one.
 
-Each arm is compared with the full method, seed by seed, in a folder that `--seeds` filled. Stages
-that an arm does not change are copied from the full arm of its seed, so that arms differ in the
-named part only. Tasks, demonstrations and judgements are shared.
+Each arm is compared with the full method, seed by seed, in a folder that `cuagent train demo
+--seeds` filled. Stages that an arm does not change are copied from the full method's run of the
+same seed, so that arms differ in the named part only. Tasks, demonstrations and judgements are
+shared.
 Not covered: the declared end points and expectations (docs/research/ablations.md); the training
 loops.
 """
@@ -41,7 +42,8 @@ from cuagent.training.judging.pool_server import serve_pool
 
 @dataclass(frozen=True)
 class Ablation:
-    """The settings of an arm, and the last stage that it shares with the full method."""
+    """An arm: settings that differ (`sets`), and the last stage shared with the full method
+    (`after`)."""
 
     sets: tuple[str, ...]
     after: str
@@ -66,12 +68,13 @@ def run_ablations(
     full: Path,
     say: Say,
 ) -> dict[str, dict[str, Any]]:
-    """Run each arm for each seed in `full/NAME/seed-N`, all in parallel on one pool of judges.
+    """Run each arm for each seed in `full/NAME/seed-N`, in parallel on one pool of judges; return
+    the comparisons by arm.
 
-    Each arm's `trial.json` compares it with the full arm and is rewritten as seeds finish. PPO
-    makes as many iterations as the full arm of its seed, or fewer if `config.minutes` run out.
-    Finished stages are skipped. Raises ConfigError if an arm is unknown or a seed of the full
-    method is not finished.
+    Each arm's `trial.json` compares the arm with the full method, and is rewritten as seeds finish.
+    PPO makes as many iterations as the full method did for the seed, or fewer if `config.minutes`
+    run out. Finished stages are skipped. Raises ConfigError if an arm is unknown or a seed of the
+    full method is not finished.
     """
     for name in names:
         if name not in ABLATIONS:
@@ -106,14 +109,15 @@ def run_ablations(
 def arms_of(
     names: Sequence[str], config: DemoConfig, seeds: Sequence[int], full: Path
 ) -> list[tuple[DemoConfig, Path]]:
-    """Return the settings and folder of every seed of every arm; copy the stages that it shares."""
+    """Return the settings and the folder of every seed of every arm; copy the shared stages
+    there."""
     found = []
     for name in names:
         for seed in seeds:
             full_seed, arm_seed = full / f"seed-{seed}", full / name / f"seed-{seed}"
             copy_stages(full_seed, arm_seed, ABLATIONS[name].after)
             iterations = f"ppo.iterations={len(ppo_metrics(full_seed))}"
-            # Collapses are an end point of the ablations, so no rollback may undo one.
+            # The ablations count collapses, so no rollback may undo one.
             common = [f"seed={seed}", iterations, "ppo.on_alarm=warn"]
             sets = [*ABLATIONS[name].sets, *common, "more_rounds=0", "audited=false"]
             found.append((configure(config, None, sets), arm_seed))
@@ -121,7 +125,7 @@ def arms_of(
 
 
 def copy_stages(full: Path, arm_seed: Path, last: str) -> None:
-    """Copy the stages up to `last` that are missing, each completely or not at all."""
+    """Copy the stages up to and including `last`, except existing ones; each atomically."""
     arm_seed.mkdir(parents=True, exist_ok=True)
     for stage in STAGES[: STAGES.index(last) + 1]:
         if not (arm_seed / stage).exists():
@@ -137,7 +141,8 @@ def ppo_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def compare_with_full(full: Path, out: Path, seeds: Sequence[int]) -> dict[str, Any]:
-    """Return the end points of the arm and the full method over the arm's finished seeds."""
+    """Return the measures to compare (see `end_points`) of arm and full method, over the arm's
+    finished seeds."""
     done = [seed for seed in seeds if read_evaluation(out / f"seed-{seed}", "ppo")]
     if not done:
         return {"seeds": []}
@@ -146,7 +151,7 @@ def compare_with_full(full: Path, out: Path, seeds: Sequence[int]) -> dict[str, 
         arm: [mean_by_task(rewards_by_task(read_evaluation(folder, "ppo"))) for folder in each]
         for arm, each in folders.items()
     }
-    # An arm that ran out of minutes made fewer iterations; compare areas over those of both.
+    # An arm that ran out of minutes made fewer iterations; compare areas over the common ones.
     both = [min(map(len, map(ppo_metrics, pair))) for pair in zip(*folders.values(), strict=True)]
     return {
         "seeds": done,
@@ -156,7 +161,8 @@ def compare_with_full(full: Path, out: Path, seeds: Sequence[int]) -> dict[str, 
 
 
 def end_points(folder: Path, both: int) -> dict[str, Any]:
-    """Return one seed's held-out reward after PPO and figures of its iterations.
+    """Return the measures of one seed: held-out reward after PPO, and figures of its PPO
+    iterations.
 
     `area` is the mean training reward over the first `both` iterations.
     """
@@ -175,10 +181,10 @@ def end_points(folder: Path, both: int) -> dict[str, Any]:
 
 
 def collapsed(rewards: Sequence[float], clipped: Sequence[float]) -> bool:
-    """Return True if the run collapsed by the declared rule.
+    """Return True if a run collapsed; one entry per PPO iteration in each argument.
 
-    The rule: five consecutive iterations with a mean reward more than 1 below the best before them,
-    or a quarter of the episodes cut by length.
+    It did if the mean reward of five consecutive iterations is more than 1 below the best earlier
+    one, or if an iteration has more than a quarter of its episodes cut by length.
     """
     fell = any(
         fmean(rewards[at : at + 5]) < max(rewards[:at]) - 1 for at in range(1, len(rewards) - 4)

@@ -1,8 +1,8 @@
 """Judge the kernels of an evaluation again, in fresh processes, with fresh secret inputs.
 
-The rewards of an evaluation come from short, cached judgements; a result of record needs a new
-verdict and a longer timing. The source is rebuilt from the episode's calls and must have the digest
-that was scored.
+The rewards of an evaluation come from short, cached judgements; a published result needs a new
+verdict and a longer timing. The source of a kernel is rebuilt from the calls of its episode, and
+must have the digest that was scored.
 Not covered: the choice of the policy (`trial.py`).
 """
 
@@ -24,7 +24,8 @@ from cuagent.training.judging.pool_server import PoolClient
 
 @dataclass(frozen=True)
 class Audit:
-    """Counts and mean rewards of distinct accepted kernels, before and after judging them again."""
+    """Result of judging again: counts of distinct accepted kernels, and mean figures of all
+    episodes."""
 
     kernels: int
     accepted: int
@@ -32,7 +33,7 @@ class Audit:
     reasons: Mapping[str, int]
     """Number of kernels that are refused now, by reason."""
     reward_before: float
-    """Mean over all episodes, including those without a kernel."""
+    """Mean reward over all episodes, including those without a kernel."""
     reward_again: float
     faster_before: float
     faster_again: float
@@ -45,7 +46,7 @@ def audit(
     pool: JudgePool | PoolClient,
     effort: Effort | None = Effort.QUICK,
 ) -> Audit:
-    """Judge the kernels that `episodes` scored with again, without the cache."""
+    """Judge every distinct accepted kernel of `episodes` again, without the cache."""
     by_digest = {task.digest: task for task in tasks}
     found: dict[tuple[str, str], Attempt] = {}
     for e in episodes:

@@ -1,10 +1,10 @@
 """Track the wall time of a demonstration's stages, and predict the time that follows PPO.
 
-A run with a time limit must leave enough time for the stages after PPO, since an unfinished arm is
-lost. The prediction uses similar stages: an evaluation takes as long as the last one, further RFT
-as long as PPO.
-Invariant: seconds of a stage add up over resumed runs (`seconds.json`), except for the time between
-the last write and a kill.
+A run with a time limit must leave enough time for the stages after PPO, because an unfinished arm
+is lost. The prediction takes the times of similar stages: for an evaluation the last one's, for
+further RFT those of RFT and PPO.
+Invariant: a stage's seconds add up over resumed runs (`seconds.json`). Only the time between the
+last write and a kill is lost.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from cuagent.training.files import write_atomic
 SECONDS = "seconds.json"
 EVALUATION = "evaluation"
 RFT_OVER_PPO = 1.2
-"""Ratio of further RFT's time to PPO's. Further RFT plays as many episodes but sharpens the policy
-less, so that fewer of its kernels are in the cache."""
+"""Ratio of further RFT's time to PPO's, for the same number of episodes. PPO makes the policy
+repeat its kernels more, so more of them are in the judgement cache."""
 
 
 @dataclass
 class Budget:
-    """The clock of one seed. `end` is in time.time() seconds; None means no limit."""
+    """The clock of one seed: time spent by stage, and the time limit `end` (by time.time(); None:
+    no limit)."""
 
     out: Path
     end: float | None = None
@@ -45,7 +46,7 @@ class Budget:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Count the time in this context for `name`; stages must not be nested."""
+        """Add the time spent in this context to the stage `name`; stages must not be nested."""
         self.started[name] = time.time()
         try:
             yield
@@ -56,15 +57,14 @@ class Budget:
             self.write()
 
     def write(self) -> None:
-        """Write the seconds of all stages, running ones included, so that a killed run's time
-        counts."""
+        """Write the seconds of all stages, running ones included, so that they survive a kill."""
         with self._lock:  # an audit and an evaluation may end at the same time
             names = dict.fromkeys([*self.spent, *self.started])
             rounded = {name: round(self.elapsed(name), 1) for name in names}
             write_atomic(self.out / SECONDS, json.dumps(rounded))
 
     def elapsed(self, name: str) -> float:
-        """Return the seconds of a stage, up to now if it is running."""
+        """Return the seconds of a stage so far; 0 if it has not started."""
         now = time.time()
         return self.spent.get(name, 0.0) + now - self.started.get(name, now)
 
@@ -73,11 +73,11 @@ class Budget:
         return float("inf") if self.end is None else self.end - time.time()
 
     def seconds_after_ppo(self, evaluation: float, further_rft: float) -> float:
-        """Predict the seconds of the stages after PPO.
+        """Return the predicted seconds of the stages after PPO.
 
-        These are its evaluation and audit and, if there is further RFT, that and its evaluation.
-        `evaluation`: seconds of the last evaluation; `further_rft`: steps of further RFT over those
-        of the first RFT.
+        The stages are PPO's evaluation and audit and, if there is further RFT, further RFT and its
+        evaluation. `evaluation`: seconds of the last evaluation; `further_rft`: steps of further
+        RFT as a multiple of the first RFT's, 0 for none.
         """
         if not further_rft:
             return 2 * evaluation

@@ -4,9 +4,9 @@ scratch.
     teacher ─▶ base ─▶ plays ─▶ filter ─▶ RFT ─▶ plays ─▶ value pretraining ─▶ PPO
 
 It needs no download and no key: tokenizer and weights are created locally, tasks come from
-`gym.py`, and every kernel is compiled and judged. Each stage writes a folder and is skipped if that
-exists, so an interrupted demonstration resumes. Held-out tasks are compositions that neither the
-teacher nor the policy has seen; they are played after each stage.
+`gym.py`, and every kernel is compiled and judged. Each stage writes a folder. A stage whose folder
+exists is skipped, so an interrupted demonstration resumes. Held-out tasks are compositions that
+neither the teacher nor the policy has seen; the policy plays them after each stage.
 Not covered: comparisons over several seeds (`trial.py`).
 """
 
@@ -67,10 +67,12 @@ Say = Callable[[str], None]
 TOOLS = (write.TOOL, verify.TOOL, submit.TOOL)
 
 IMITATED_SHARE = 0.5
-"""Share of further RFT's episodes that it imitates; the others are duplicates or wrong."""
+"""Expected share of its episodes that further RFT imitates; the others are duplicates or wrong. For
+predictions of time only."""
 
 WHOLE_EPISODE_SHARE = 0.25
-"""Share of whole episodes in the base policy's data. They are few, so they are repeated."""
+"""Share of whole episodes in the base policy's data; the rest are first turns. Whole episodes are
+few, so they are repeated."""
 
 
 @dataclass
@@ -86,16 +88,18 @@ class Demo:
     """Folder of the tasks and demonstrations, which all seeds use."""
     say: Say = print
     end: float | None = None
-    """Time limit by time.time(): PPO makes fewer iterations to meet it. None means no limit."""
+    """Time (by time.time()) when the run must end: PPO makes fewer iterations to meet it. None: no
+    limit."""
     device_lock: DeviceLock = field(default_factory=DeviceLock)
-    """Lock of `device`: no kernel is timed there while the policy trains or samples."""
+    """Lock of `device`, held while the policy trains or samples, so that no kernel is timed there
+    then."""
 
     def __post_init__(self) -> None:
         self.budget = Budget(self.out, self.end)
 
     def run(self) -> dict[str, Metrics]:
-        """Return the evaluations on held-out tasks by stage. Raises RecordError, ConfigError,
-        PoolError."""
+        """Run all stages; return the metrics on held-out tasks by stage. Raises RecordError,
+        ConfigError, PoolError."""
         c = self.config
         train, heldout = self.tasks()
         with self.budget.stage("teacher"):
@@ -134,8 +138,8 @@ class Demo:
         return results
 
     def run_ppo_stage(self, train: Sequence[Task], chat: Chat, actor: Any, critic: Any) -> Any:
-        """Return the actor after PPO. The collector samples the actor in training: PPO is on
-        policy."""
+        """Return the actor after PPO. Episodes are sampled from the actor in training, so PPO is
+        on-policy."""
         c, folder = self.config, self.out / "ppo"
         if not (folder / "model").exists():
             initial = load_actor(self.out / "rft" / "model") if c.ppo.kl_weight else None
@@ -163,9 +167,10 @@ class Demo:
         return load_actor(folder / "model").to(self.device)
 
     def run_further_rft(self) -> Metrics:
-        """Run the arm that PPO is compared with: more rounds of RFT from the policy where PPO
-        started.
+        """Run the arm that PPO is compared with: more rounds of RFT, from the policy that PPO
+        started from.
 
+        Return its metrics on held-out tasks.
         In each round the policy plays, then imitates the fastest good episodes of each task so far
         (`more_fastest`), with as many steps per episode as the first RFT. All rounds together judge
         as many episodes as value pretraining and PPO. A round is skipped if the time runs out;
@@ -199,7 +204,7 @@ class Demo:
         """Return True if one more PPO iteration and the stages after PPO would exceed the time
         limit."""
         c = self.config
-        # Use RFT's evaluation: the first one also includes the time to open the tasks.
+        # Use the evaluation after RFT: the base policy's also includes the time to open the tasks.
         evaluated = json.loads((self.out / "rft" / "evaluation.json").read_text("utf-8"))
         iterations = read_metrics(self.out / "ppo" / "metrics.jsonl")
         more = (c.value_episodes + len(iterations) * c.ppo_episodes) / c.rft_episodes
@@ -212,7 +217,7 @@ class Demo:
     def tasks(self) -> tuple[list[Task], list[Task]]:
         """Return the tasks (for training, held out)."""
         g = self.config.gym
-        # Independent of the run's seed: seeds are compared on the same tasks.
+        # Do not use the run's seed: seeds are compared on the same tasks.
         chains = make_chains(g.chain, g.train + g.heldout, seed=0)
         if len(chains) < g.train + g.heldout:
             raise RecordError(
@@ -258,10 +263,10 @@ class Demo:
         of: int | None = None,
         fastest: int | None = None,
     ) -> None:
-        """Train on the filtered episodes for the configured steps.
+        """Filter `episodes` and train `actor` on the rest by RFT, for the configured steps.
 
-        If `of` is given, the steps are for `of` episodes and scale with the number of episodes.
-        `fastest` replaces `filters.fastest`.
+        With `of`, the configured steps are meant for `of` episodes, and are scaled to the number of
+        episodes that pass. `fastest` replaces `filters.fastest`, unless it is None.
         """
         filters = self.config.filters
         if fastest is not None:
@@ -310,8 +315,8 @@ class Demo:
 
     @contextmanager
     def device_guard(self) -> Iterator[None]:
-        """Hold the device lock (shared) while the device computes; synchronize before the
-        release."""
+        """Hold the device lock (shared) while the device computes; synchronize the device before
+        the release."""
         with self.device_lock.shared():
             try:
                 yield
@@ -324,7 +329,8 @@ class Demo:
         return replace(config, seed=self.config.seed)
 
     def actor(self, name: str, chat: Chat, before: Any, work: Callable[[Any, Path], None]) -> Any:
-        """Return the actor after a stage, trained from `before` (None: from random weights)."""
+        """Return the actor after stage `name`: loaded if the stage is done, else trained by `work`
+        from `before` (None: from random weights) and saved."""
         folder = self.out / name
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "model").exists():
@@ -339,8 +345,8 @@ class Demo:
     def sample_episodes(
         self, name: str, tasks: Sequence[Task], chat: Chat, actor: Any, episodes: int, part: int
     ) -> list[Episode]:
-        """Return episodes of the actor for a stage; they are sampled once and then read
-        from disk."""
+        """Return episodes of the actor for stage `name`; they are sampled once and then read from
+        disk."""
         folder = self.out / name / "sampled"
         path = folder / "episodes" / "00000.jsonl"
         if not path.exists():
@@ -353,7 +359,8 @@ class Demo:
     def collector(
         self, tasks: Sequence[Task], chat: Chat, actor: Any, out: Path, episodes: int, part: int
     ) -> Collector:
-        """Return a collector; `part` separates the seeds of different data sets."""
+        """Return a collector of the actor's episodes on `tasks`; each `part` number gives other
+        sampling seeds."""
         engine = LocalEngine(actor.eval(), chat.end, guard=self.device_guard)
         seed = self.config.seed * 100 + part
         return Collector(
@@ -382,7 +389,7 @@ def run_demo(config: DemoConfig, device: str, out: Path, say: Say) -> dict[str, 
 
 
 def save_policy(actor: Any, chat: Chat, folder: Path) -> None:
-    """Save a Hugging Face folder with the tokenizer."""
+    """Save the actor and its tokenizer as a Hugging Face folder."""
     with atomic_folder(folder) as partial:
         save_model(actor, partial)
         chat.save(partial)

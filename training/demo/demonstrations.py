@@ -1,4 +1,4 @@
-"""Create the data of the base policy: the teacher's episodes, and the tokenizer.
+"""Create the base policy's training data (the teacher's episodes) and its tokenizer.
 
     whole episodes, judged  +  first turns on random chains, not judged  ─▶  texts
 
@@ -30,7 +30,7 @@ from cuagent.training.policy.chat import Chat, template_message, train_tokenizer
 from cuagent.training.rollout.episode import Play, start_episode
 
 TOKENIZER_CONVERSATIONS = 1000
-"""Number of first turns that train the tokenizer, in addition to all whole episodes."""
+"""Number of first turns that the tokenizer is trained on, in addition to all whole episodes."""
 
 
 def demonstrate(
@@ -63,7 +63,7 @@ def demonstrate(
     d = config.decoder
     chat = train_tokenizer(rendered(dialogues), d.vocabulary, d.pieces)
     loaded = load_runs(runs, chat)
-    # Sort by the teacher's seeds: the names of runs depend on the clock.
+    # Sort by the teacher's seeds; names of runs depend on the clock.
     position = {folder.id: n for n, folder in enumerate(folders)}
     whole = sorted(loaded.episodes, key=lambda episode: position[episode.id])
     write_episodes(out / "episodes.jsonl", whole)
@@ -106,8 +106,10 @@ def rendered(dialogues: Sequence[Sequence[Message]]) -> Iterator[str]:
 
 
 def as_episode(number: int, messages: Sequence[Message], play: Play, chat: Chat) -> Episode:
-    """Return an episode of the teacher's text to imitate. It was never judged; its reward is
-    unused."""
+    """Return an episode of the teacher's text, for imitation.
+
+    It was never judged: its reward 0 is unused.
+    """
     segments = chat.segments(messages, [tool.spec for tool in play.tools])
     return Episode(
         f"first-{number}", "", "", segments, 0.0, "not played", tokenizer=chat.fingerprint

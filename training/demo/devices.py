@@ -1,4 +1,5 @@
-"""Choose the devices of a demonstration: which judge, which train, and the lock between both.
+"""Choose the devices of a demonstration that judge and those that train, and the lock for shared
+ones.
 
 Not covered: the judges (`judging/pool.py`), the training (`demo.py`).
 """
@@ -25,10 +26,10 @@ from cuagent.training.judging.pool import JudgePool
 
 @contextmanager
 def open_pool(config: DemoConfig, out: Path) -> Iterator[JudgePool | Rehearsal]:
-    """Open the pool that the settings ask for; its cache file is in `out` by default.
+    """Open the pool of judges that the settings ask for; its cache file is in `out` by default.
 
-    Meanwhile this process and its children avoid the cores that judge, if other cores exist:
-    training and compiling would disturb the timing.
+    While it is open, this process and its children avoid the cores that judge, if other cores
+    exist: training and compiling would disturb the timing.
     """
     out.mkdir(parents=True, exist_ok=True)
     if config.rehearsal:
@@ -54,15 +55,15 @@ def open_pool(config: DemoConfig, out: Path) -> Iterator[JudgePool | Rehearsal]:
 def fitting_judges_per_gpu(config: DemoConfig) -> int:
     """Return the number of judging processes per GPU, at most `config.beside`.
 
-    The number is lower if the memory of the GPU cannot keep all tasks open: to open a
-    task again costs more time than one more process saves.
+    The number is lower if the GPU's memory cannot hold all open tasks: opening a task again costs
+    more time than one more process saves.
     """
     if config.kernels is not Device.CUDA or config.beside == 1:
         return config.beside
     known = [gpu_memory(n) for n in config.gpus]
     total = min((size for size in known if size is not None), default=0)
     if None in known or not total:
-        return config.beside  # opening a task there reports the error
+        return config.beside  # opening a task reports the error
     tasks = math.ceil((config.gym.train + config.gym.heldout) / len(config.gpus))
     fit = [n for n in range(1, config.beside + 1) if n * max_open_tasks(total, n) >= tasks]
     return max(fit, default=1)
@@ -71,7 +72,8 @@ def fitting_judges_per_gpu(config: DemoConfig) -> int:
 def training_devices(config: DemoConfig, device: str) -> list[str]:
     """Return the devices on which seeds train.
 
-    These are all GPUs that time no kernels; if there are none, the timing GPUs, shared by a lock.
+    With `device` cuda these are all GPUs that time no kernels. If there are none, they are the
+    timing GPUs, shared by a lock.
     """
     if device != "cuda":
         return [device]
@@ -81,13 +83,17 @@ def training_devices(config: DemoConfig, device: str) -> list[str]:
 
 
 def lock_for(config: DemoConfig, pool: JudgePool | Rehearsal, place: str) -> DeviceLock:
-    """Return the lock that training on `place` must hold: kernels may be timed on the same GPU."""
+    """Return the lock to hold while training on device `place` (such as `cuda:0`).
+
+    The pool shares it if kernels are timed on that GPU.
+    """
     timing = {f"cuda:{n}": n for n in config.gpus} if config.kernels is Device.CUDA else {}
     return pool.device_lock(timing[place]) if place in timing else DeviceLock()
 
 
 def judging_cores(config: DemoConfig) -> list[int]:
-    """Return the cores that judge, on different physical cores if there are enough."""
+    """Return the `config.cores` CPU cores that judge, on different physical cores if there are
+    enough."""
     if not config.cores:
         return []
     return sorted(cores_for(config.cores) or os.sched_getaffinity(0))[: config.cores]

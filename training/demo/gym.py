@@ -2,9 +2,9 @@
 
 `cuagent train demo` uses them to train a small decoder from scratch. A kernel translates a chain to
 C++ or CUDA C++, operator by operator, so a policy can combine operators that it has seen apart. Its
-speed depends on how the loop or the launch is written. The product leaves room above torch.compile,
-which calls a library for it and so runs three kernels where one suffices. The demonstrations are in
-`teacher.py`.
+speed depends on how the loop or the launch is written. A kernel can be faster than torch.compile,
+which calls a library for the product and so runs three kernels where one suffices. The
+demonstrations are in `teacher.py`.
 Invariant: each operator of a chain changes the result, so no kernel that omits one is right.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Op:
-    """One operator: a line of Python on x, C on a row r, and plausible but wrong C."""
+    """One operator: a line of Python on x, the same in C on a row r, and plausible but wrong C."""
 
     torch: str
     c: str
@@ -35,7 +35,7 @@ class Op:
 
 
 def pointwise(torch: str, c: str, wrong: str) -> Op:
-    """Return an operator on each element v of a row."""
+    """Return an operator from C statements (right and wrong) on one element v of a row."""
     return Op(torch, f"for (auto& v : r) {c}", f"for (auto& v : r) {wrong}")
 
 
@@ -70,7 +70,7 @@ PRODUCT = Op(
 )
 """The product of each row with a weight matrix; the wrong form uses the transpose."""
 MIN_CHANGE = 0.02
-"""Smallest change that each operator must cause, as a share of the largest output."""
+"""Smallest change that leaving out an operator must cause, as a share of the largest output."""
 MAX_OUTPUT = 1e4
 """Largest absolute output of a valid chain."""
 
@@ -137,7 +137,7 @@ def insert_product(ops: Sequence[Op], at: int) -> Chain:
 
 
 def is_sound(chain: Chain) -> bool:
-    """Return True if every operator matters, the outputs differ, and none is huge."""
+    """Return True if every operator changes the result, the outputs vary, and none is huge."""
     import torch
 
     rng = torch.Generator().manual_seed(0)
@@ -156,7 +156,7 @@ def apply(chain: Chain, x: Tensor, w: Tensor) -> Tensor:
     import torch
 
     model = SimpleNamespace(w=w)
-    for op in chain:  # eval of this module's own lines
+    for op in chain:  # eval runs lines of this module only
         x = eval(op.torch.removeprefix("x = "), {"torch": torch, "x": x, "self": model})
     return x
 
@@ -171,7 +171,7 @@ def make_tasks(folder: Path, chains: Sequence[Chain], device: Device, rows: int)
         path = folder / f"{name}.py"
         text = TASK.format(body=body, rows=rows, width=WIDTH)
         if not path.exists() or path.read_text(encoding="utf-8") != text:
-            path.write_text(text, encoding="utf-8")  # not if equal: other seeds may be reading it
+            path.write_text(text, encoding="utf-8")  # if equal, another seed may be reading it
         tasks.append(load_task(str(path), device=device))
     return tasks
 
@@ -184,12 +184,12 @@ def chain_of(task: Task) -> Chain:
 
 
 def opening(task: Task) -> list[Message]:
-    """Return the first message for a model of a few million parameters: device and
-    operators only."""
+    """Return a short first message, for a model of a few million parameters: device and
+    operators."""
     return opening_of(task.device, chain_of(task))
 
 
 def opening_of(device: Device, chain: Chain) -> list[Message]:
-    """Return the first message of a task that may not exist as a file."""
+    """Return the first message of a chain's task, which need not exist as a file."""
     body = "\n".join(op.torch for op in chain)
     return [Message("user", f"{device}\n{body}\n")]

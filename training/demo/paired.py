@@ -1,9 +1,9 @@
 """Compare arms over several seeds: paired differences on held-out tasks, with a confidence
 interval.
 
-Every seed plays the same held-out tasks with each of its policies, so arms are compared within seed
-and task. The interval is a bootstrap over both: seeds are drawn with replacement, and for each of
-them its tasks. With three seeds it is coarse, so each seed's difference is reported too.
+Every seed plays the same held-out tasks with the policy of each arm, so arms are compared within
+seed and task. The interval is a bootstrap over both: seeds are drawn with replacement, and then
+tasks for each of them. With three seeds it is coarse, so each seed's difference is reported too.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ import numpy as np
 from cuagent.training.data.segments import Episode
 
 Table = Mapping[str, Sequence[float]]
-"""Rewards of the episodes of each task, by digest."""
+"""Rewards of the episodes by task digest."""
 DRAWS = 10_000
 """Number of bootstrap samples."""
 FASTER = 3.0
-"""Reward of a kernel that is faster than eager and torch.compile."""
+"""Milestone reward of a kernel that is faster than eager and torch.compile."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean over seeds and tasks of one arm's figure minus the other's."""
+    """One arm's figure minus the other's, averaged over seeds and tasks."""
 
     mean: float
     low: float
     high: float
-    """95 % limits."""
+    """Limits of the 95 % interval."""
     seeds: tuple[float, ...]
     """Mean difference of each seed."""
 
 
 def rewards_by_task(episodes: Sequence[Episode]) -> dict[str, list[float]]:
-    """Group rewards by task."""
+    """Return the episodes' rewards by task digest."""
     found: dict[str, list[float]] = {}
     for episode in episodes:
         found.setdefault(episode.task, []).append(episode.reward)
@@ -56,7 +56,8 @@ def fast_share_by_task(rewards: Table) -> dict[str, float]:
 
 
 def best_of(rewards: Table, k: int) -> dict[str, float]:
-    """Return the expected best of `k` of a task's episodes, drawn without replacement (unbiased).
+    """Return, by task, the expected best reward of `k` episodes drawn without replacement (or of
+    all).
 
     The i-th smallest of n (from 1) is the best of k in comb(i - 1, k - 1) of comb(n, k) draws.
     """
@@ -72,7 +73,10 @@ def best_of(rewards: Table, k: int) -> dict[str, float]:
 def difference(
     arm: Sequence[Mapping[str, float]], other: Sequence[Mapping[str, float]], seed: int = 0
 ) -> Difference:
-    """Return `arm` minus `other`: for each seed a figure by task, in the same order of seeds."""
+    """Return `arm` minus `other`, with a bootstrap interval.
+
+    Each is a table (figure by task) for every seed, in the same order. `seed` is the bootstrap's.
+    """
     tasks = sorted(arm[0])
     gaps = np.array(
         [[a[task] - b[task] for task in tasks] for a, b in zip(arm, other, strict=True)]

@@ -52,38 +52,40 @@ class DemoConfig:
 
     seed: int = 0
     minutes: float | None = None
-    """Limit of the wall time; PPO makes fewer iterations to meet it. None means no limit."""
+    """Limit of the wall time in minutes; PPO makes fewer iterations to meet it. None: no limit."""
     kernels: Device = Device.CPU
     """Device of the kernels; a GPU can train a policy that writes kernels for the CPU."""
     timed: bool = False
-    """True to time the kernels; false gives rewards -1 and 1 only: verifying takes a fifth of a
-    second, timing more."""
+    """True to time the kernels, which takes much longer than verifying. False gives rewards -1 and
+    1 only."""
     gpus: tuple[int, ...] = (0,)
-    """Devices that judge. Seeds train on the others, or share these under a lock if there
-    are none."""
+    """Indices of the GPUs that judge. Seeds train on the other GPUs; if there are none, on these
+    under a lock."""
     beside: int = 1
-    """Kernels verified in parallel on each judging GPU; timing is exclusive."""
+    """Number of kernels verified in parallel on each judging GPU; timing is exclusive."""
     cores: int = 0
-    """Cores that judge CPU kernels, one process each; 0 means one process that is not pinned."""
+    """Number of cores that judge CPU kernels, one process each; 0: one process that is not
+    pinned."""
     rehearsal: bool = False
     """True to judge by a rule on the text, without compiler, verifier and clock, to try settings in
     minutes."""
     judgements: str | None = None
-    """Path of the judgement cache; seeds on one machine may share it, one after another."""
+    """Path of the judgement cache; None: in the output folder. Runs on one machine may share it,
+    one after another."""
     gym: GymConfig = field(default_factory=GymConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
     turns: int = 3
     reply: int = 60
     together: float = 1.0
-    """Share of the live episodes that must wait before the policy samples; with less than 1 the
-    slowest verdict does not delay all."""
+    """Share of the unfinished episodes that must ask for tokens before the policy samples a batch.
+    Below 1 the slowest verdict does not delay all."""
     first_turns: int = 3000
     """Number of the teacher's first turns on other chains, which are never judged."""
     demonstrations: int = 96
     """Number of complete episodes that the teacher plays; each is judged."""
     shown: int = 0
-    """Number of training tasks that the teacher plays, 0 for all; the others can be opened while
-    the base policy trains."""
+    """Number of training tasks that the teacher plays; 0: all. The others can be opened while the
+    base policy trains."""
     base: RftConfig = field(
         default_factory=lambda: RftConfig(
             1500, 16, AdamW(lr=4e-3, warmup=30, last=1500), evaluate_every=300, save_every=500
@@ -110,14 +112,16 @@ class DemoConfig:
         )
     )
     more_fastest: int | None = 4
-    """Episodes of each task that further RFT imitates: the fastest by measured gain."""
+    """Number of episodes of each task that further RFT imitates: the fastest by measured speedup.
+    None: the number in `filters`."""
     more_rounds: int = 0
-    """Rounds of further RFT, the arm that PPO is compared with. It has the same start, and as many
-    episodes as value pretraining and PPO together."""
+    """Number of rounds of further RFT, the arm that PPO is compared with; 0: no such arm. It starts
+    from the same policy and plays as many episodes as value pretraining and PPO together."""
     evaluation_episodes: int = 8
     """Number of episodes for each held-out task, after each stage."""
     audited: bool = True
-    """True to judge PPO's last evaluation again without the cache; for several seeds."""
+    """True to judge the kernels of PPO's evaluation again, without the cache; used with several
+    seeds only."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "turns", "reply", "rft_episodes", "value_episodes", "ppo_episodes")
@@ -128,7 +132,7 @@ class DemoConfig:
 
 
 def preset(device: str, kernels: Device, seed: int) -> DemoConfig:
-    """Return the settings for the training device and the kernels' device."""
+    """Return the settings for training on `device` (`cpu`, `cuda`) with kernels for `kernels`."""
     start = DemoConfig(seed=seed)
     if kernels is Device.CUDA:
         return for_cuda(start)
@@ -139,8 +143,9 @@ def for_host(config: DemoConfig) -> DemoConfig:
     """Return settings for a GPU that trains 5 million parameters while CPU cores time C++ kernels.
 
     There are many tasks, because a policy memorizes few. The critic is pretrained before PPO
-    starts. The actor's learning rate warms up, because Adam's first steps are as long as the rate.
-    A single step can still ruin the policy, so a collapsed run rewinds and halves the rate.
+    starts. The actor's learning rate warms up, because Adam's first steps have the full length of
+    the rate. A single step can still ruin the policy, so a collapsed run rewinds and halves the
+    rate.
     """
     return replace(
         config,
@@ -181,11 +186,11 @@ def for_host(config: DemoConfig) -> DemoConfig:
 
 
 def for_cuda(config: DemoConfig) -> DemoConfig:
-    """Return settings for CUDA kernels, timed on the GPU that trains the same decoder, never in
-    parallel.
+    """Return settings for CUDA kernels.
 
-    Verdicts take longer: CUDA contexts are created one after the other, more slowly the more exist.
-    So there are fewer tasks.
+    The decoder of `for_host` trains on the GPU that times them, but never while it times.
+    There are fewer tasks, because verdicts take longer: CUDA contexts are created one after the
+    other, more slowly the more exist.
     """
     host = for_host(config)
     return replace(

@@ -1,9 +1,9 @@
 """Judge the gym's kernels by a rule on their text, without compiling or running them.
 
-`rehearsal=true` tries settings, and all stages, in minutes and under any load. The fast forms of
-the rule are those that were fastest by the clock: one pass over the rows, no `volatile`, no
-`schedule(dynamic)`. A kernel is right if it is the chain, line by line, in one of the teacher's
-forms. Not covered: CUDA. Its figures are not results.
+With `rehearsal=true` settings and all stages can be tried in minutes and under any load. A kernel
+is right if its text is the chain, line by line, in one of the teacher's forms. A right kernel
+counts as fast if it has one pass over the rows, no `volatile` and no `schedule(dynamic)`; measured
+kernels of this form were the fastest. Not covered: CUDA. The figures are not results.
 Invariant: it answers with the types of `JudgePool`, and always the same for the same text.
 """
 
@@ -36,7 +36,7 @@ EAGER, COMPILE = 1.2e-5, 1e-5
 
 
 class Rehearsal:
-    """A `Pool` that judges by the rule."""
+    """A `Pool` that judges kernels by the rule of this module."""
 
     cores: tuple[int, ...] = (0,)
     gpus: tuple[int, ...] = ()
@@ -47,18 +47,18 @@ class Rehearsal:
 
     @property
     def judged(self) -> int:
-        """Number of distinct kernels so far."""
+        """Number of distinct kernels judged so far."""
         return len(self._judgements)
 
     def device_lock(self, gpu: int) -> DeviceLock:
-        """Return an unshared lock, since nothing is timed."""
+        """Return a lock that nothing shares, because no kernel is timed."""
         return DeviceLock()
 
     def open(self, tasks: Sequence[Task], should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Do nothing, since the rule needs no process."""
+        """Do nothing: the rule needs no open tasks."""
 
     def judge_for(self, task: Task) -> Judge:
-        """Return the judge of an episode's run."""
+        """Return a judge of attempts at `task`, for the run of one episode."""
         return PooledJudge(self, task)
 
     def judge(self, task: Task, attempt: Attempt, timed: bool = True) -> Judgement:
@@ -112,8 +112,7 @@ def judge_by_rule(task: Task, attempt: Attempt) -> Judgement:
 
 
 def rule(task: Task, text: str) -> tuple[bool, bool]:
-    """Return (right, fast): if the text is the chain in one of the teacher's forms, and if it is
-    fast."""
+    """Return (right, fast) for the text of a kernel, by the rule that the module describes."""
     lines = "".join(f"    {op.c}\n" for op in chain_of(task))
     for loop, _ in LOOPS:
         for kind, _ in TYPES:

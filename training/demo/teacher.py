@@ -1,7 +1,7 @@
-"""Write the demonstrations of the gym: mediocre kernels with mistakes, chosen without any timing.
+"""Write demonstrations for the gym's tasks: mediocre kernels with mistakes, chosen without timing.
 
 The base policy imitates them. The teacher picks loop, type and launch at random, mostly slow ones,
-and errs at known rates, so that verdicts can still teach the policy. Its episodes go through the
+and errs at known rates. So the policy can still learn from verdicts. Its episodes go through the
 agent's tools and are judged. First turns can also be created without judging (`first_turn`), since
 their text contains no verdict.
 Not covered: optimization, which is the task of `cuagent.expert`.
@@ -83,9 +83,9 @@ extern "C" __global__ void f(float* y, const float* x, const float* w, int n) {{
 """
 
 Choices = tuple[tuple[str, float], ...]
-"""Possible texts and the probability of each."""
+"""Alternative texts with the probability of each."""
 LOOPS: Choices = ((CPU_ROWS, 0.4), (CPU_ELEMENTS, 0.6))
-"""One row at a time, or one output at a time, which computes every row four times."""
+"""Loops over rows, or over outputs (each row is then computed four times)."""
 TYPES: Choices = (("float", 0.35), ("double", 0.15), ("volatile float", 0.5))
 PRAGMAS: Choices = (
     ("", 0.2),
@@ -93,7 +93,8 @@ PRAGMAS: Choices = (
     ("#pragma omp parallel for schedule(dynamic)\n", 0.4),
 )
 GRIDS: Choices = (("1", 0.5), ("8", 0.3), ("(n + 255) // 256", 0.2))
-"""Launches, slow to fast: one block, eight blocks, one thread per row; all are right."""
+"""Numbers of blocks, slow to fast: one, eight, or enough for one thread per row; all are
+correct."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class ErrorRates:
     """Probabilities of the teacher's mistakes."""
 
     wrong_line: float = 0.06
-    """Probability for each operator."""
+    """Probability of a wrong line, for each operator."""
     missing_line: float = 0.1
     wrong_bound: float = 0.1
     syntax: float = 0.08
@@ -111,7 +112,8 @@ class ErrorRates:
 
 
 class Teacher:
-    """A `cuagent.models.model.Model` that writes, verifies, may correct, and submits."""
+    """A `cuagent.models.model.Model` that writes a kernel, verifies it, may correct it, and submits
+    it."""
 
     name = "teacher"
 
@@ -141,18 +143,20 @@ class Teacher:
         return Reply(message, Finish.TOOL_CALLS, cost=0.0)
 
     def first_turn(self, opening: Sequence[Message]) -> list[Message]:
-        """Return the opening and the teacher's first message."""
+        """Return the opening messages, followed by the teacher's first message."""
         return [*opening, self.query(opening, (), lambda text, kind: None).message]
 
     def attempt(self, initial_files: Mapping[str, str]) -> Attempt:
-        """Return the teacher's next attempt without running an agent."""
+        """Return an attempt that the teacher writes over `initial_files`, without running an
+        agent."""
         written = {
             a["path"]: a["text"] for name, a in self._write(careful=False) if name == "write"
         }
         return Attempt(tuple(sorted({**initial_files, **written}.items())))
 
     def _write(self, careful: bool) -> list[tuple[str, dict[str, str]]]:
-        """Return the calls that write the files and verify; a careful one makes no mistakes."""
+        """Return (tool, arguments) of the calls that write the files and verify; `careful`: no
+        mistakes."""
         bound = "n - 1" if self._errs(self.errors.wrong_bound, careful) else "n"
         check = "check" if self._errs(self.errors.wrong_tool, careful) else "verify"
         lines = "".join(f"    {line}\n" for line in self._lines(careful))
@@ -170,7 +174,7 @@ class Teacher:
         ]
 
     def _lines(self, careful: bool) -> list[str]:
-        """Return the chain in C, with random mistakes."""
+        """Return the chain as lines of C, with random mistakes unless `careful`."""
         wrong = self.errors.wrong_line
         lines = [op.wrong if self._errs(wrong, careful) else op.c for op in self.chain]
         if self._errs(self.errors.missing_line, careful):
@@ -195,6 +199,7 @@ def teacher_of(task: Task, seed: int) -> Teacher:
 def initial_files(task: Task) -> dict[str, str]:
     """Return the initial files of the work folder.
 
-    On a GPU the policy writes model_new.py itself, since the launch matters; on a CPU it is given.
+    For CUDA there are none: the policy writes model_new.py itself, because the launch affects the
+    speed. For the CPU model_new.py is given.
     """
     return {} if task.device == Device.CUDA else {"model_new.py": CPU_MODULE}

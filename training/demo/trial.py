@@ -1,10 +1,9 @@
-"""Run several seeds of the demonstration and compare their arms: a result of record.
+"""Run several seeds of the demonstration and compare the training methods (arms).
 
 All seeds share the teacher's demonstrations, the tasks and one pool of judges with its cache; each
-trains in its own process. Arms are paired: PPO and further RFT start from the same policy of the
-same seed and may judge as many episodes. The comparison is rewritten whenever a seed has finished a
-stage, so an interrupted run keeps it. Not covered: one seed (`demo.py`), the statistics
-(`paired.py`).
+trains in its own process. Arms are paired: for each seed PPO and further RFT start from the same
+policy and play the same number of episodes. The comparison is rewritten regularly, so an
+interrupted run keeps it. Not covered: one seed (`demo.py`), the statistics (`paired.py`).
 Invariant: no seed computes on a GPU while a kernel is timed on it.
 """
 
@@ -51,19 +50,21 @@ from cuagent.training.manifest import fixed_settings, open_manifest
 from cuagent.training.report import write_report, write_seeds_report
 
 BEST_OF = 8
-"""k of "best of k episodes", or the number of a task's evaluation episodes if that is lower."""
+"""Largest k of the figure "best of k episodes"; k is lower if a task has fewer evaluation
+episodes."""
 ARMS = ("base", "rft", "ppo", "more")
 POLL_S = 20.0
 """Seconds between two updates of the comparison."""
 
 WriteSummary = Callable[[], None]
-"""A function that writes the comparison of the seeds so far."""
+"""A function that writes the comparison of the stages finished so far."""
 
 
 def run_trial(
     config: DemoConfig, seeds: Sequence[int], device: str, out: Path, say: Say
 ) -> dict[str, Any]:
-    """Train one policy for each seed, and write the comparison of the arms to `out/trial.json`.
+    """Train one policy for each seed; return the comparison of the arms, and write it to
+    `out/trial.json`.
 
     Stages that an earlier call finished are skipped.
 
@@ -101,14 +102,18 @@ def run_trial(
 
 
 def open_seeds_manifest(out: Path, config: DemoConfig) -> None:
-    """Open the manifest of a trial; seeds and arms may be added, all other settings must
-    be equal."""
+    """Open the manifest of a trial.
+
+    A later call may add seeds and the arm of further RFT; all other settings must be equal. Raises
+    ConfigError.
+    """
     joins = ("seed",) if config.more_rounds else ("seed", "more_rounds")
     open_manifest(out, "demo --seeds", {}, fixed_settings(config, *joins))
 
 
 def minutes_left(config: DemoConfig, started: float) -> float | None:
-    """Return the minutes left of a run that started at `started` by time.time()."""
+    """Return the minutes left of a run that started at `started` (by time.time()); None: no
+    limit."""
     if config.minutes is None:
         return None
     return max(0.0, config.minutes - (time.time() - started) / 60)
@@ -119,7 +124,7 @@ Place = tuple[str, DeviceLock]
 
 
 def training_places(config: DemoConfig, device: str, pool: JudgePool | Rehearsal) -> list[Place]:
-    """Return the devices and locks for training seeds."""
+    """Return the devices on which seeds train, each with its lock."""
     return [(place, lock_for(config, pool, place)) for place in training_devices(config, device)]
 
 
@@ -131,7 +136,8 @@ def train_seeds(
     say: Say,
     write_summary: WriteSummary,
 ) -> None:
-    """Train each config in its folder, in parallel; call `write_summary` regularly.
+    """Train each (config, folder) of `arms` in a process of its own, in parallel; call
+    `write_summary` regularly.
 
     Raises RecordError if one failed.
     """
@@ -155,25 +161,25 @@ def train_seeds(
 
 
 def seed_name(folder: Path, shared: Path) -> str:
-    """Return the name of a seed, including its arm."""
+    """Return the name of a seed's folder relative to `shared`, which includes the arm."""
     return str(folder.relative_to(shared))
 
 
 @contextmanager
 def opened_in_background(tasks: Sequence[Task], pool: JudgePool | Rehearsal) -> Iterator[None]:
-    """Open the tasks in a thread while seeds train."""
+    """Open the tasks in a background thread inside this context; its end stops the thread."""
     stopping = threading.Event()
     # Errors are ignored: judging a task that could not be opened reports them again.
     with ThreadPoolExecutor(1) as background:
         background.submit(pool.open, tasks, stopping.is_set)
         try:
             yield
-        finally:  # do not open the remaining tasks
+        finally:  # leave the remaining tasks unopened
             stopping.set()
 
 
 def run_seed(address: str, config: DemoConfig, place: Place, shared: Path, out: Path) -> None:
-    """Train one seed; the main function of its process."""
+    """Train one seed of `config` in the folder `out`; the main function of its process."""
     import torch
 
     exit_with_parent()
@@ -182,7 +188,7 @@ def run_seed(address: str, config: DemoConfig, place: Place, shared: Path, out: 
     torch.set_num_threads(1)
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
-    # TF32 on a GPU; PPO's importance weights correct the difference.
+    # "high" means TF32 on a GPU. PPO's importance weights correct the difference.
     torch.set_float32_matmul_precision("high")
     out.mkdir(parents=True, exist_ok=True)
     with (out / "log.txt").open("a", encoding="utf-8", buffering=1) as log:
@@ -204,7 +210,8 @@ def run_seed(address: str, config: DemoConfig, place: Place, shared: Path, out: 
 
 
 def audit_last(demo: Demo, pool: PoolClient) -> None:
-    """Judge PPO's last evaluation again, and write `audit.json`."""
+    """Judge the kernels of PPO's evaluation again, and write `audit.json`; do nothing if it
+    exists."""
     path = demo.out / "audit.json"
     if path.exists() or not demo.config.audited:
         return
@@ -217,8 +224,10 @@ def audit_last(demo: Demo, pool: PoolClient) -> None:
 
 
 def compare_arms(out: Path, seeds: Sequence[int]) -> dict[str, Any]:
-    """Return the mean rewards of each arm, and PPO's differences from each, over the finished
-    seeds."""
+    """Return each arm's mean rewards and PPO's differences from each, over the finished seeds.
+
+    The result also has the seeds' episode counts, seconds and audits.
+    """
     folders = [out / f"seed-{seed}" for seed in seeds]
     tables = {
         arm: {
@@ -263,20 +272,23 @@ def compare_arms(out: Path, seeds: Sequence[int]) -> dict[str, Any]:
 
 
 def count_episodes(folder: Path, *parts: str) -> int:
-    """Return the number of episodes in parts of a seed's folder: the cost of its training."""
+    """Return the number of episodes in parts of a seed's folder; `parts` are glob patterns."""
     paths = [path for part in parts for path in folder.glob(f"{part}/episodes/*.jsonl")]
     return sum(path.read_bytes().count(b"\n") for path in paths)
 
 
 def seconds_of(folder: Path) -> dict[str, float]:
-    """Return the seconds of a folder's stages so far."""
+    """Return the seconds of each stage of a folder so far."""
     path = folder / SECONDS
     found: dict[str, float] = json.loads(path.read_text("utf-8")) if path.exists() else {}
     return found
 
 
 def over_seeds(figures: dict[str, dict[int, dict[str, float]]]) -> dict[str, Any]:
-    """Return each arm's mean over tasks, for each finished seed and over these seeds."""
+    """Return each arm's mean over tasks, for each finished seed, and their mean over seeds.
+
+    `figures`: by arm, then seed, then task.
+    """
     return {
         arm: {"mean": fmean(stopping), "seeds": stopping, "of_seeds": list(by_seed)}
         for arm, by_seed in figures.items()
@@ -286,7 +298,8 @@ def over_seeds(figures: dict[str, dict[int, dict[str, float]]]) -> dict[str, Any
 
 
 def read_evaluation(folder: Path, arm: str) -> list[Episode]:
-    """Return the episodes of an arm's evaluation; empty if it is not finished."""
+    """Return the episodes of an arm's evaluation in a seed's folder; empty if it is not
+    finished."""
     path = folder / arm / "evaluation" / "episodes" / "00000.jsonl"
     return list(read_episodes(path)) if (folder / arm / "evaluation.json").exists() else []
 

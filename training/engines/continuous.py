@@ -1,10 +1,11 @@
 """Sample with transformers' continuous batching: requests join and leave the batch at any token.
 
-It suits policies with long conversations. Keys and values are paged, and the common prefix of a
-request with an earlier one (all earlier turns of its episode) is not computed again.
-Not covered: reproducible samples (`LocalEngine`). Tokens depend on which requests share the batch
-and on when they joined; their log-probabilities do not.
-Invariant: nothing outlives a collection, neither memory nor keys and values of old weights.
+It suits policies with long conversations. Keys and values are paged. If a request begins like an
+earlier one (as the next turn of an episode does), the common part is not computed again.
+Not covered: reproducible samples (`LocalEngine`). The sampled tokens depend on which requests share
+the batch and on when they joined.
+Invariant: when the engine closes, it frees its memory and drops all keys and values, so none are of
+old weights.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from cuagent.training.policy.packed_attention import NAME as PACKED
 from cuagent.training.policy.packed_attention import packs
 
 POLL_S = 0.2
-"""Seconds between two looks at the results and at the stop event."""
+"""Seconds between two checks of the results and of the stop event."""
 MEMORY_SHARE = 0.4
-"""Largest share of the memory that is free at opening; judges use the rest of the GPU."""
+"""Largest share of the GPU memory free at opening that the cache takes; judges use the rest."""
 PAGE = 256
-"""Tokens of a page. It is transformers' own value, whose name differs between versions."""
+"""Number of tokens per page. transformers has the same value, under names that differ by
+version."""
 MAX_BATCH_TOKENS = 512
 """Largest number of tokens computed in one pass without flash attention."""
 MAX_FLASH_TOKENS = 8192
@@ -36,15 +38,16 @@ MAX_FLASH_TOKENS = 8192
 
 
 FLASH = ("flash_attn", "flash_attn_interface", "kernels")
-"""Packages from which transformers takes flash attention; the last downloads it."""
+"""Packages from which transformers takes flash attention; `kernels` downloads it."""
 
 
 class ContinuousEngine:
     """An `Engine` that any number of threads may call while it is open.
 
-    `tokens`: cache size, in tokens of all concurrent conversations; less is used if it does not
-    fit. None takes `MEMORY_SHARE` of the free memory. A conversation waits if its pages do not fit,
-    so a small cache costs time, never an episode.
+    `end`: id of the end-of-turn token. `tokens`: cache size, in tokens of all concurrent
+    conversations; a smaller cache is used if this one does not fit. None takes `MEMORY_SHARE` of
+    the free memory. A conversation waits if its pages do not fit, so a small cache costs time, but
+    loses no episode.
     """
 
     needs_batches = False
@@ -63,7 +66,7 @@ class ContinuousEngine:
         """Start the batching thread. Raises EngineError if this model or transformers does not
         support it."""
         packed = hasattr(self.actor, "config") and packs(self.actor)
-        if packed:  # transformers admits its own attentions only
+        if packed:  # transformers accepts only its own attentions
             self.actor.set_attn_implementation("sdpa")
         try:
             with self._running():
@@ -126,7 +129,7 @@ class ContinuousEngine:
             options["max_batch_tokens"] = MAX_FLASH_TOKENS
         batching = ContinuousBatchingConfig(return_logprobs=True, **options)
         manager = self.actor.init_continuous_batching(generation, batching)
-        manager.warmup()  # raises here what would otherwise fail in the thread
+        manager.warmup()  # an error here would otherwise occur in the thread
         return manager
 
     def _submit(self, request: Request) -> Future[Any]:
@@ -176,6 +179,7 @@ class ContinuousEngine:
 
 
 def uses_flash(actor: Any) -> bool:
-    """Return True if the actor samples by flash attention: a half type, on a GPU, installed."""
+    """Return True if the actor can use flash attention: half precision, on a GPU, package
+    installed."""
     half = actor.device.type == "cuda" and actor.dtype is not torch.float32
     return half and any(find_spec(name) is not None for name in FLASH)

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 DeviceGuard = Callable[[], AbstractContextManager[None]]
-"""A context to hold while a device computes, if others time kernels on it."""
+"""A function that returns a context to enter while a device computes, if others time kernels on
+it."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Sampled:
-    """The result of a request; `ids` end with the end-of-turn token unless `cut` by length."""
+    """The result of a request.
+
+    `ids` end with the end-of-turn token, unless the length limit `cut` them.
+    """
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -48,15 +52,16 @@ class Sampled:
 
 
 class Engine(Protocol):
-    """Samples continuations."""
+    """Sampler of continuations; see the module."""
 
     needs_batches: bool
-    """True if the requests of all threads must come in one call; otherwise each thread may call
-    alone."""
+    """True if one `sample` call must collect the requests of all threads. False if each thread may
+    call `sample` for itself."""
 
     def open(self) -> AbstractContextManager[None]:
-        """Start the engine; inside this context it answers and the weights must not change.
+        """Start the engine.
 
+        Inside this context it answers requests, and the weights must not change.
         Requests that are pending at the end fail. Raises EngineError.
         """
         ...
@@ -67,24 +72,29 @@ class Engine(Protocol):
 
 
 class EngineError(Exception):
-    """A failure of the engine. One line with the remedy."""
+    """A failure of the engine. The text is one line, with the remedy."""
 
 
 class OutOfMemory(EngineError):
-    """The engine's device has too little memory; it ends the whole collection."""
+    """An error: the engine's device has too little memory.
+
+    The collection of episodes ends with it.
+    """
 
 
 PREFILL_TOKENS = 16384
-"""Padded tokens of prompts computed in one pass, which bounds the activations."""
+"""Largest number of padded prompt tokens computed in one pass; it bounds the memory of
+activations."""
 RESERVED_SHARE = 0.6
-"""Share of a GPU's free memory that the local engine leaves to judges and activations."""
+"""Share of a GPU's free memory that the local engine's cache leaves to judges and activations."""
 
 
 class LocalEngine:
     """Decode batches with a transformers model in this process.
 
     A batch has at most `max_rows` requests and at most `tokens` padded tokens, prompts and answers
-    together, but at least one request. `tokens` None takes what fits into a GPU's free memory.
+    together, but at least one request. `tokens` None: what fits into a GPU's free memory. `end`: id
+    of the end-of-turn token.
     """
 
     needs_batches = True
@@ -97,7 +107,7 @@ class LocalEngine:
         guard: DeviceGuard = nullcontext,
         tokens: int | None = None,
     ) -> None:
-        """Take `guard` for each batch, if kernels are timed on the actor's device."""
+        """Create the engine; `guard` is a context that is entered for each batch."""
         self.actor = actor
         self.end = end
         self.max_rows = max_rows
@@ -152,7 +162,7 @@ class LocalEngine:
 
         cache = DynamicCache()
         position_ids = (real.cumsum(1) - 1).clamp(min=0)
-        rows = torch.arange(n, device=device)  # which request each row of the cache belongs to
+        rows = torch.arange(n, device=device)  # index of the request of each cache row
         tokens = torch.full((n, longest), self.end, device=device)
         logps = torch.zeros(n, longest, device=device)
         lengths = torch.zeros(n, dtype=torch.int64, device=device)
@@ -202,9 +212,11 @@ class LocalEngine:
     def _prefill(
         self, ids: Tensor, real: Tensor, position_ids: Tensor, cache: Any
     ) -> tuple[Tensor, Tensor]:
-        """Put all but the last part of long prompts into the cache; return the last part.
+        """Compute the keys and values of all but the last part of the prompts; return the last
+        part.
 
-        Its ids and positions give the first token.
+        All tensors are [requests, tokens]. The forward pass over the returned ids and positions
+        gives the first sampled token.
         """
         part = max(1, PREFILL_TOKENS // len(ids))
         while ids.shape[1] > part:
@@ -222,9 +234,9 @@ class LocalEngine:
 
 
 def _padded(requests: Sequence[Request]) -> tuple[Tensor, Tensor]:
-    """Return the ids of the prompts, and 1 for each real token. Shape [requests, longest].
+    """Return (ids, real), both [requests, longest prompt]; `real` is 1 on tokens and 0 on padding.
 
-    They are padded on the left, so that all rows grow at the end.
+    Rows are padded on the left, so that all of them grow at the end.
     """
     n, width = len(requests), max(len(r.prompt) for r in requests)
     ids = torch.zeros(n, width, dtype=torch.int64)
@@ -236,7 +248,11 @@ def _padded(requests: Sequence[Request]) -> tuple[Tensor, Tensor]:
 
 
 def batches(lengths: Sequence[int], rows: int, tokens: int | None) -> Iterator[range]:
-    """Yield ranges of requests, at most `rows` each and `tokens` padded tokens (or one request)."""
+    """Yield ranges of indices into `lengths`, one for each batch of requests.
+
+    A batch has at most `rows` requests and `tokens` padded tokens (None: no limit), but at least
+    one request.
+    """
     first, width = 0, 0
     for at, length in enumerate(lengths):
         wider = max(width, length)
@@ -250,7 +266,7 @@ def batches(lengths: Sequence[int], rows: int, tokens: int | None) -> Iterator[r
 
 
 def token_bytes(actor: Any) -> int:
-    """Return the bytes of the keys and values of one token, from the model's configuration."""
+    """Return the bytes that the keys and values of one token take in all layers."""
     config = actor.config.get_text_config()
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -259,7 +275,7 @@ def token_bytes(actor: Any) -> int:
 
 
 def fitting_tokens(actor: Any) -> int | None:
-    """Return the number of tokens whose keys and values fit into a GPU's free memory; None on the
+    """Return how many tokens' keys and values fit into the unreserved free GPU memory; None on the
     CPU."""
     if actor.device.type != "cuda":
         return None
@@ -287,11 +303,11 @@ def out_of_memory(requests: Sequence[Request]) -> OutOfMemory:
 
 
 def sample_tokens(logits: Tensor, temperature: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Sample by inverting the distribution function at `u` [n]; return (token, log-probability),
-    each [n].
+    """Sample one token per row from uniform numbers `u` [n] in [0, 1); return (token,
+    log-probability).
 
-    `logits` [n, V], `temperature` [n]. Computed in fp64, so that rare tokens of a large vocabulary
-    keep their share.
+    `logits` [n, V], `temperature` [n]; both results [n]. The distribution function is inverted at
+    `u`, in fp64, so that rare tokens of a large vocabulary keep their probability.
     """
     greedy = temperature == 0
     scaled = logits.float() / torch.where(greedy, 1.0, temperature)[:, None]

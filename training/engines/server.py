@@ -21,14 +21,18 @@ from cuagent.training.engines.engine import EngineError, Request, Sampled
 
 SGLANG = "/generate"
 TIMEOUT_S = 1800.0
-"""Seconds to wait for one answer: long turns queue behind many others."""
+"""Seconds to wait for one answer: a request may queue behind many others."""
 UNFILTERED = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Sampling settings sent with each request. Without them both servers use the model's
 generation_config.json, and the log-probabilities would belong to another distribution."""
 
 
 class ServerEngine:
-    """An engine on a server. `model` is the server's name of the policy; SGLang ignores it."""
+    """An `Engine` that asks a server.
+
+    `model` is the server's name of the policy (SGLang ignores it); `end` is the id of the
+    end-of-turn token.
+    """
 
     needs_batches = False
 
@@ -46,8 +50,8 @@ class ServerEngine:
             return list(pool.map(self._ask, requests))
 
     def load(self, folder: Path) -> None:
-        """Load the weights of a Hugging Face folder, whose path the server must see. Raises
-        EngineError."""
+        """Make the server load the weights of a Hugging Face folder, which it must see by the same
+        path. Raises EngineError."""
         if not can_reload(self.url):
             raise EngineError(
                 f"{self.url}: only SGLang ({SGLANG}) can load new weights while it runs"

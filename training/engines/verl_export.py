@@ -8,9 +8,9 @@
 
 verl needs its own environment (it pins an older transformers), with cuagent installed there too, on
 every node. All nodes must see the folder.
-Not covered: installing verl, starting a Ray cluster of several nodes; the curriculum, since verl
-plays all tasks equally often; the link between the context windows of an episode, of which verl
-makes rows that each have the episode's whole reward.
+Not covered: installing verl; starting a Ray cluster of several nodes; the curriculum (verl plays
+all tasks equally often); the link between the context windows of an episode (verl makes each a row
+with the episode's whole reward).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from cuagent.training.settings import TrainConfig
 
 UNBOUNDED = 1e9
-"""Value of a clip of verl that has no setting for none."""
+"""Value that disables one of verl's clips, for which verl has no other setting."""
 PLUGIN = '''\
 """Loaded by verl in each of its processes (VERL_USE_EXTERNAL_MODULES)."""
 
@@ -52,7 +52,7 @@ exec python3 -m verl.trainer.main_ppo \\
 
 @dataclass(frozen=True)
 class Cluster:
-    """Resources of verl. Timing GPUs are additional: Ray gives each judge its own."""
+    """GPUs of verl's cluster. The judges' GPUs are additional: Ray gives each judge a whole GPU."""
 
     nodes: int = 1
     gpus: int = 6
@@ -70,7 +70,10 @@ def export_verl(
     cluster: Cluster,
     device: str = "cuda",
 ) -> int:
-    """Write the folder; return the number of tasks. Raises RecordError, TaskError."""
+    """Write the folder `out`; return the number of tasks.
+
+    `actor`, `critic`: Hugging Face folders. Raises RecordError, TaskError, ConfigError.
+    """
     from cuagent.training.policy.folder import policy_errors
     from cuagent.training.policy.model import check_critic
 
@@ -141,7 +144,10 @@ def loop_settings(config: TrainConfig, cluster: Cluster, device: str) -> str:
 def overrides(
     out: Path, config: TrainConfig, cluster: Cluster, lam_actor: object = "adaptive"
 ) -> Sequence[str]:
-    """Return verl's settings that equal ours; a test checks the names against verl's own."""
+    """Return the settings of verl (`name=value`) that correspond to `config`.
+
+    A test checks the names against verl's own.
+    """
     p, context = config.ppo, config.play.context
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     env = "+ray_kwargs.ray_init.runtime_env.env_vars"

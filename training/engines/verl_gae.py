@@ -1,10 +1,11 @@
 """Replace verl's advantage function by our GAE; the exported plug-in installs it.
 
-verl (0.9) skips observations correctly but gives the terminal reward to the last token even if that
-is masked, and has one lambda only. Its registry of estimators does not pass the values, so the
-function itself must be replaced.
+verl (0.9) skips observations correctly. But it puts the terminal reward on the last token even if
+that token is masked, and it has one lambda for actor and critic. Its registry of estimators does
+not pass the values, so the function itself must be replaced.
 Not covered: rewards within an episode (a KL penalty in the reward), discounting.
-Invariant: same arguments and results as verl's function; `install` refuses a verl with others.
+Invariant: `gae` takes and returns the same things as verl's function; `install` refuses a verl
+whose function takes others.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from cuagent.training.algorithms.advantage import advantages_and_returns, whiten
 
 ARGUMENTS = ["token_level_rewards", "values", "response_mask", "gamma", "lam"]
 LAM_ACTOR = "CUAGENT_LAM_ACTOR"
-"""Environment variable with the actor's lambda, or `adaptive`; if unset, the critic's
-(`algorithm.lam`) is used."""
+"""Environment variable with the actor's lambda, or `adaptive`. If unset, the actor has the critic's
+lambda (`algorithm.lam`)."""
 
 
 def gae(
     token_level_rewards: Tensor, values: Tensor, response_mask: Tensor, gamma: float, lam: float
 ) -> tuple[Tensor, Tensor]:
-    """Return (whitened advantages, returns), both [B, L], zero off the actions.
+    """Return (whitened advantages, returns), both [B, L]; zero where no token was sampled.
 
-    All [B, L]; the mask is 1 on sampled tokens. Rows without any (padding) stay zero.
-    Raises ValueError for a discount or rewards within an episode.
+    All tensors are [B, L]; `response_mask` is 1 on sampled tokens. Rows without sampled tokens
+    (padding) stay zero. Raises ValueError if `gamma` is not 1 or a row has several rewards.
     """
     if float(gamma) != 1.0 or bool((token_level_rewards != 0).sum(1).gt(1).any()):
         raise ValueError("cuagent's GAE needs algorithm.gamma=1 and use_kl_in_reward=False")
@@ -49,7 +50,7 @@ def gae(
 
 
 def lam_actor(lam: float) -> float | None:
-    """Return the actor's lambda; None is length-adaptive."""
+    """Return the actor's lambda (None: length-adaptive); `lam` is the critic's, the default."""
     setting = os.environ.get(LAM_ACTOR, "")
     return None if setting == "adaptive" else float(setting or lam)
 

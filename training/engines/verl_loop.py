@@ -1,9 +1,9 @@
-"""Play episodes of our agent loop inside verl: its servers sample, Ray actors judge.
+"""Play episodes of cuagent's agent loop inside verl: verl's servers sample, Ray actors judge.
 
 The agent_loop.yaml of `cuagent train export-verl` names `CuagentLoop`. Imports verl.
 Not covered: the advantages (`verl_gae.py`).
-Invariant: verl gets the ids that its servers sampled, and nothing after the last of them, since it
-puts the reward on the last token of any kind.
+Invariant: verl gets the ids that its servers sampled, and no token after the last sampled one,
+because verl puts the reward on the last token.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ from cuagent.training.policy.chat import Chat
 from cuagent.training.rollout.episode import Play, play_one
 
 EPISODES = ThreadPoolExecutor(256, thread_name_prefix="episode")
-"""Threads of episodes; an episode mostly waits for a server or a verdict."""
+"""Threads that play episodes, one each; they mostly wait for a server or a verdict."""
 
 
 @cache
 def shared_pool(actors: int, timed: bool, gpus: bool) -> RayPool:
-    """Return the pool of actors that all processes of verl share."""
+    """Return the pool of judging Ray actors that all processes of verl share."""
     return RayPool(actors, Effort.QUICK if timed else None, gpus, name="judge")
 
 
 class CuagentLoop(AgentLoopBase):
-    """An agent loop for one episode; the other fields of agent_loop.yaml are keyword arguments."""
+    """An agent loop of verl that plays one episode; keyword arguments are the fields of
+    agent_loop.yaml."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class CuagentLoop(AgentLoopBase):
         self.pool = shared_pool(actors, timed, self.device is Device.CUDA)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
-        """Return one output for each context window of the episode; the last one has its reward."""
+        """Play the episode; return one output per context window. The last one has the reward."""
         home, name = asyncio.get_running_loop(), uuid4().hex
 
         def ask(request: Request) -> Sampled:
@@ -84,8 +85,10 @@ class CuagentLoop(AgentLoopBase):
         ]
 
     async def _sample(self, request: Request, params: dict[str, Any], name: str) -> Sampled:
-        """Sample with verl's temperature, not the request's: verl distinguishes training from
-        validation."""
+        """Return the server's answer.
+
+        The temperature is verl's (`params`), which differs for validation.
+        """
         out = await self.server_manager.generate(
             request_id=name,
             prompt_ids=list(request.prompt),

@@ -1,6 +1,6 @@
 """Convert tasks and episodes to rows for verl.
 
-`verl_export.py` and `verl_loop.py` use it. It does not import verl, so it can be tested without it.
+`verl_export.py` and `verl_loop.py` use this module. It does not import verl, so tests need no verl.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from cuagent.training.policy.chat import template_message
 
 
 def task_row(number: int, task: Task, file: Path) -> dict[str, Any]:
-    """Return a row of verl's data set. Only verl's length filter uses the prompt; the loop makes
-    its own.
+    """Return a row of verl's data set. Only verl's length filter reads the row's prompt.
 
     `file`: path of the task that every machine sees.
     """
@@ -34,8 +33,8 @@ def task_row(number: int, task: Task, file: Path) -> dict[str, Any]:
 def rows_of(episode: Episode) -> list[dict[str, Any]]:
     """Return the fields of verl's AgentLoopOutput for each context window of an episode.
 
-    Tokens after the last action are left out. The reward is in the last window, from where verl
-    copies it to the others.
+    Tokens after the last sampled one are left out. Only the last window has the reward; verl copies
+    it to the others.
     """
     windows: dict[int, list[Any]] = {}
     for segment in episode.segments:
@@ -48,7 +47,7 @@ def rows_of(episode: Episode) -> list[dict[str, Any]]:
 
 
 def fields(window: Sequence[Any]) -> dict[str, Any]:
-    """Return prompt and response of one window."""
+    """Return the prompt and response fields of one window (its segments)."""
     last = max(at for at, s in enumerate(window) if s.kind is Kind.ACTION)
     first = next(at for at, s in enumerate(window) if s.kind is Kind.ACTION)
     response = window[first : last + 1]

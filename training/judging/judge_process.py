@@ -1,8 +1,9 @@
-"""Run judges of one device in a child process that keeps tasks open.
+"""Run the judges of one device in a child process that keeps tasks open (processes and memory
+ready).
 
-`pool.py` owns these processes. No measurement runs next to another one: a process answers one
-question after the other, and processes on one GPU share a device lock for timing. Only opening,
-which times nothing, handles several tasks in parallel.
+`pool.py` owns these processes. No two measurements run at the same time: a process answers one
+request after the other, and processes on one GPU share a device lock for timing. Only `open`, which
+times nothing, handles several tasks in parallel.
 Invariant: the child ends with the process that started it.
 """
 
@@ -37,20 +38,20 @@ MAX_OPEN_TASKS = 24
 """Largest number of tasks that a process keeps open. Each has its own processes and memory; one
 fork server that has imported torch serves all of them."""
 TASK_BYTES = 4 << 30
-"""GPU memory, in bytes, reserved for each open task and for the attempt in progress: 30 GB of an
-H200 were in use with eight tasks of a million numbers, contexts included."""
+"""GPU memory in bytes that is reserved for each open task and for the attempt in progress. Eight
+open tasks of a million numbers used 30 GB of an H200, contexts included."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class PoolError(ForkServerError):
-    """A failure of a judging process, or a task that cannot be opened. One line.
+    """A failure of a judging process, or a task that cannot be opened. The text is one line.
 
-    The agent treats it as a loss of the judge: such an episode has no reward.
+    The agent treats it as a lost judge: the episode gets no reward.
     """
 
 
 class JudgeProcess:
-    """Handle of one judging process for one device. Raises PoolError if the GPU does not exist."""
+    """Handle of one judging process for one device; its requests wait for each other."""
 
     def __init__(
         self,
@@ -60,7 +61,12 @@ class JudgeProcess:
         device_lock: DeviceLock,
         judges_per_gpu: int = 1,
     ) -> None:
-        """Start the process; `judges_per_gpu` processes share the GPU, this one included."""
+        """Start the process.
+
+        `gpu`: index of its GPU; None: it judges CPU kernels. `core`: CPU core to pin it to; None:
+        not pinned. `judges_per_gpu` processes share the GPU, this one included. Raises PoolError if
+        CUDA_VISIBLE_DEVICES excludes the GPU.
+        """
         context = multiprocessing.get_context("spawn")
         visible = None if gpu is None else visible_device(gpu)
         self._pipe, child_pipe = context.Pipe()
@@ -86,7 +92,7 @@ class JudgeProcess:
         return self._ask("profile", task, attempt, counters)
 
     def measure_ladder(self, task: Task, whole: bool) -> Ladder:
-        """Return the ladder of a task, measured once. Raises PoolError."""
+        """Return the ladder of a task; it is measured once. Raises PoolError."""
         return self._ask("measure_ladder", task, whole)
 
     def _ask(self, *question: Any) -> Any:
@@ -111,7 +117,8 @@ class JudgeProcess:
 
 
 class JudgeCache:
-    """Open judges by task; the least recently used is closed when there are too many."""
+    """Cache of open judges by task; it closes the least recently used one when there are too
+    many."""
 
     def __init__(
         self,
@@ -119,16 +126,16 @@ class JudgeCache:
         device_lock: DeviceLock | None = None,
         sharing_gpu: int | None = None,
     ) -> None:
-        """Create an empty cache; `sharing_gpu` processes share a GPU's memory (None: no GPU)."""
+        """Create an empty cache; `sharing_gpu` processes share the GPU's memory (None: no GPU)."""
         self.isolation = isolation
         self.device_lock = device_lock or DeviceLock()
         self.sharing_gpu = sharing_gpu
         self._judges: OrderedDict[str, LocalJudge] = OrderedDict()
         self._fork_server: ForkServer | None = None
         self._ladders: dict[str, Ladder] = {}
-        """Ladders by task."""
+        """Ladders by task digest."""
         self._without_baseline: set[str] = set()
-        """Tasks with a baseline that failed to open twice."""
+        """Digests of tasks with a baseline that failed twice."""
 
     @cached_property
     def max_open(self) -> int:
@@ -140,10 +147,10 @@ class JudgeCache:
         return MAX_OPEN_TASKS if total is None else max_open_tasks(total, self.sharing_gpu)
 
     def judge(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
-        """Judge an attempt; retry once with a new judge if a baseline was lost.
+        """Judge an attempt; if a baseline failed, judge again once with a new judge.
 
-        A judge does not time a lost baseline again, which would lower the reward of all later
-        kernels.
+        A judge never times a failed baseline again. Without a new judge all later kernels of the
+        task would get a lower reward.
         """
         found = self._get(task).judge(attempt, effort)
         if missing_baseline(found) and task.digest not in self._without_baseline:
@@ -159,8 +166,9 @@ class JudgeCache:
     def measure_ladder(self, task: Task, whole: bool) -> Ladder:
         """Return the ladder of a task, measured once.
 
-        The task's judge drops it: whether an episode asked for the ladder must not change what
-        later attempts are timed against.
+        The judge does not keep it: later attempts must be timed against the same baselines, whether
+        or not an episode asked for the ladder. `whole`: also measure the rungs that were left for
+        later.
         """
         known = self._ladders.get(task.digest)
         if known is None or (whole and known.later):
@@ -172,8 +180,7 @@ class JudgeCache:
         return known
 
     def open(self, tasks: Sequence[Task], timed: bool) -> None:
-        """Open tasks in parallel, as many as there is room for; most of the time goes to
-        compilers."""
+        """Open tasks in parallel, up to `max_open`; most of the time goes to compilers."""
         room = max(0, self.max_open - len(self._judges))
         tasks = [task for task in tasks if task.digest not in self._judges][:room]
         if tasks:
@@ -191,7 +198,10 @@ class JudgeCache:
             self._fork_server.close()
 
     def _live_fork_server(self) -> ForkServer:
-        """Return a live fork server for new judges; open judges replace a dead one themselves."""
+        """Return a live fork server for new judges.
+
+        Open judges replace their own dead one themselves.
+        """
         if self._fork_server is None or not self._fork_server.alive:
             if self._fork_server is not None:
                 self._fork_server.close()
@@ -199,8 +209,8 @@ class JudgeCache:
         return self._fork_server
 
     def _open_judge(self, task: Task, timed: bool, fork_server: ForkServer) -> LocalJudge | None:
-        """Return an open judge, or None on failure: the next judgement tries again and
-        reports it."""
+        """Return an open judge; None if that failed (the next judgement tries again and reports the
+        error)."""
         from cuagent.judge import LocalJudge
         from cuagent.verify.oracle.client import OracleLost
 
@@ -247,7 +257,7 @@ class JudgeCache:
 
 
 def missing_baseline(found: Judgement) -> bool:
-    """Return True if a right attempt was timed against fewer baselines than planned."""
+    """Return True if an accepted attempt was timed, but a baseline failed."""
     timing = found.timing
     if timing is None or not found.verdict.accepted:
         return False
@@ -255,8 +265,8 @@ def missing_baseline(found: Judgement) -> bool:
 
 
 def gpu_memory(index: int = 0) -> int | None:
-    """Return the bytes of a visible GPU; None if it does not exist (opening a task
-    reports that)."""
+    """Return the total memory of a GPU in bytes; None if there is no such GPU (an error follows
+    when a task is opened)."""
     import torch
 
     try:
@@ -266,7 +276,8 @@ def gpu_memory(index: int = 0) -> int | None:
 
 
 def max_open_tasks(total: int, judges_per_gpu: int) -> int:
-    """Return how many tasks each process may keep open on a GPU of `total` bytes; at least 1."""
+    """Return how many tasks each judging process may keep open; `total`: the GPU's memory in
+    bytes."""
     return max(1, min(MAX_OPEN_TASKS, (total // TASK_BYTES - 1) // judges_per_gpu))
 
 
@@ -278,9 +289,10 @@ def serve(
     device_lock: DeviceLock,
     judges_per_gpu: int,
 ) -> None:
-    """Answer questions until the pipe closes; the child's main function.
+    """Answer requests until the pipe closes; the main function of a judging process.
 
-    `visible`: value of CUDA_VISIBLE_DEVICES.
+    `visible`: value of CUDA_VISIBLE_DEVICES; None: no GPU. `core`: CPU core to pin to; None: not
+    pinned.
     """
     exit_with_parent()
     if core is not None:
@@ -323,8 +335,8 @@ def visible_device(gpu: int) -> str:
 
 
 def exit_with_parent() -> None:
-    """Exit as soon as the parent process is gone, even if it was killed; judges end with this
-    process."""
+    """Make this process, and so its judges, exit as soon as its parent is gone, even if it was
+    killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

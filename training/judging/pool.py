@@ -2,11 +2,11 @@
 
 Rollouts have hundreds of episodes that want verdicts. A CPU core that times (`cores`) has one
 judging process; a GPU may have several (`judges_per_gpu`), which verify in parallel and time one
-after the other while none verifies, so no measurement runs next to our own work. Compiling runs in
-the threads of the episodes, and the judging process finds the result in the build cache; this is
-skipped if the threads may run on a timing core. Judgements are cached by content, since a policy
-repeats itself. Not covered: several machines (`ray_pool.py`).
-Invariant: a judgement never depends on the episode that asked, so a failure of the machine is not
+after the other while none verifies, so none of our own work disturbs a measurement. The threads of
+the episodes compile, and the judging process finds the result in the build cache; they do not
+compile if they may run on a timing core. Judgements are cached by content, because a policy repeats
+its kernels. Not covered: several machines (`ray_pool.py`).
+Invariant: a judgement never depends on the episode that asked. A failure of the machine is not
 cached.
 """
 
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 
 _MAGIC = b"judgment"
 _HEAD = struct.Struct("<8s32sQ")
-"""Head of an entry of the cache file: magic, authentication code and size of the pickle."""
+"""Header of an entry of the cache file: magic, authentication code, size of the pickle in bytes."""
 
 
 class Pool(Protocol):
-    """The judgements that rollouts need: a pool of this process, or a client of one
-    (`pool_server.py`)."""
+    """Source of judgements for rollouts: the pool of this process, or a client of another's
+    pool."""
 
     @property
     def judged(self) -> int:
@@ -63,7 +63,7 @@ class Pool(Protocol):
         ...
 
     def judge_for(self, task: Task) -> Judge:
-        """Return the judge of an episode's run."""
+        """Return a judge of attempts at `task`, for the run of one episode."""
         ...
 
     def judge(self, task: Task, attempt: Attempt, timed: bool = True) -> Judgement:
@@ -71,11 +71,11 @@ class Pool(Protocol):
         ...
 
     def profile(self, task: Task, attempt: Attempt | None, counters: bool = False) -> Profile:
-        """Profile an attempt, or the reference if None. Raises ProfileError, PoolError."""
+        """Profile an attempt, or the reference if it is None. Raises ProfileError, PoolError."""
         ...
 
     def measure_ladder(self, task: Task, whole: bool = False) -> Ladder:
-        """Return the ladder of a task, measured once. Raises PoolError."""
+        """Return the ladder of a task; it is measured once. Raises PoolError."""
         ...
 
 
@@ -84,9 +84,10 @@ class JudgePool:
 
     `effort`: None verifies without timing, so rewards are -1 and 1. `gpus`: indices of the CUDA
     devices that time, with `judges_per_gpu` processes each. `cores`: cores that time CPU tasks, one
-    pinned process each; empty means one process, not pinned. `cache_file`: a file that keeps
-    judgements for a resumed run or another seed on the same tasks; valid for one machine and one
-    effort only. Raises PoolError on entering if this user did not write it on this machine.
+    pinned process each; empty means one process, not pinned. `cache_file`: file that keeps
+    judgements for a resumed run or another seed on the same tasks; it is valid for one machine and
+    one effort only. Entering the context raises PoolError if another user or machine wrote this
+    file.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class JudgePool:
         self.judged = 0
         self.cache_hits = 0
         self._judge_processes: dict[tuple[bool, int], JudgeProcess] = {}
-        """Processes by (judges on a GPU, index within that kind)."""
+        """Processes by (True for a GPU, False for the CPU; index among those)."""
         self._places: dict[str, int] = {}
         self._cache: dict[tuple[str, str], Future[Judgement]] = {}
         self._lock = threading.RLock()
@@ -153,12 +154,15 @@ class JudgePool:
             list(threads.map(work, by_process))
 
     def judge_for(self, task: Task) -> Judge:
-        """Return the judge of an episode's run."""
+        """Return a judge of attempts at `task`, for the run of one episode."""
         return PooledJudge(self, task)
 
     def judge(self, task: Task, attempt: Attempt, timed: bool = True) -> Judgement:
-        """Judge an attempt, or return the cached judgement; concurrent callers wait for one
-        judgement."""
+        """Judge an attempt, or return the cached judgement.
+
+        Concurrent callers with the same attempt wait for one judgement. `timed` False skips timing.
+        Raises PoolError.
+        """
         key = (task.digest, attempt.digest)
         with self._lock:
             cached = self._cache.get(key)
@@ -170,7 +174,7 @@ class JudgePool:
             return cached.result()
         try:
             if os.sched_getaffinity(0).isdisjoint(self.cores):
-                build(attempt, task.device)  # in parallel; the judge finds it in the cache
+                build(attempt, task.device)  # in parallel; the judge finds the build in the cache
             found = self._judge_process(task).judge(task, attempt, self.effort if timed else None)
         except BaseException as error:
             self._drop(key)
@@ -185,11 +189,12 @@ class JudgePool:
         return found
 
     def judge_uncached(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
-        """Judge without reading or writing the cache."""
+        """Judge without reading or writing the cache; `effort` None skips timing."""
         return self._judge_process(task).judge(task, attempt, effort)
 
     def profile(self, task: Task, attempt: Attempt | None, counters: bool = False) -> Profile:
-        """Profile in the judging process, since it measures too. Raises ProfileError, PoolError."""
+        """Profile in the judging process, so that no judgement disturbs it. Raises ProfileError,
+        PoolError."""
         return self._judge_process(task).profile(task, attempt, counters)
 
     def measure_ladder(self, task: Task, whole: bool = False) -> Ladder:
@@ -198,8 +203,8 @@ class JudgePool:
         return self._judge_process(task).measure_ladder(task, whole)
 
     def device_lock(self, gpu: int) -> DeviceLock:
-        """Return the lock of a GPU: all its judging processes hold it to time, and training to
-        compute."""
+        """Return the lock of a GPU. Its judging processes hold the lock while they time, and
+        training holds it while it computes."""
         with self._lock:
             if self._locks is None:
                 self._locks = TemporaryDirectory(prefix="cuagent-turns-")
@@ -236,7 +241,8 @@ class JudgePool:
 
 
 class RemotePool:
-    """A `Pool` whose judging processes belong to another process; it counts its own requests."""
+    """Base of a `Pool` whose judging processes belong to another process; it counts its own
+    requests."""
 
     def __init__(self) -> None:
         self._asked: set[tuple[str, str]] = set()
@@ -244,7 +250,7 @@ class RemotePool:
         self._lock = threading.Lock()
 
     def ask(self, method: str, task: Task, *arguments: Any) -> Any:
-        """Call a method of the other process' pool. Raises its errors, and PoolError."""
+        """Call a method of the other process's pool. Raises the method's errors, and PoolError."""
         raise NotImplementedError
 
     @property
@@ -258,10 +264,10 @@ class RemotePool:
         return self._count - len(self._asked)
 
     def open(self, tasks: Sequence[Task]) -> None:
-        """Do nothing: the other process opens tasks, and may share them with other clients."""
+        """Do nothing: the other process opens the tasks, and may serve several clients."""
 
     def judge_for(self, task: Task) -> Judge:
-        """Return the judge of an episode's run."""
+        """Return a judge of attempts at `task`, for the run of one episode."""
         return PooledJudge(self, task)
 
     def judge(self, task: Task, attempt: Attempt, timed: bool = True) -> Judgement:
@@ -283,8 +289,8 @@ class RemotePool:
 class PooledJudge:
     """A `Judge` for the rollouts of one task, served by a pool.
 
-    Invariant: the judgement of an attempt never depends on the episode that asked, so an episode's
-    ladder does not change what attempts are timed against.
+    Invariant: the judgement of an attempt never depends on the episode that asked. An episode that
+    measures a ladder does not change which baselines attempts are timed against.
     """
 
     def __init__(self, pool: Pool, task: Task) -> None:
@@ -297,8 +303,7 @@ class PooledJudge:
     def judge(self, attempt: Attempt, effort: Effort | None = Effort.QUICK) -> Judgement:
         """Judge at the pool's effort (None: without timing).
 
-        The reward of `submit` must be that of the verdict which the policy saw, so other efforts
-        are ignored.
+        Other efforts are ignored: `submit` must give the reward of the verdict that the policy saw.
         """
         return self.pool.judge(self.task, attempt, timed=effort is not None)
 
@@ -309,11 +314,14 @@ class PooledJudge:
         return self.pool.measure_ladder(self.task, whole)
 
     def confirm_rung(self) -> Ladder:
-        """Return the ladder as measured before: no reward depends on it."""
+        """Return the ladder as measured before.
+
+        It is not measured again, because no reward depends on it.
+        """
         return self.pool.measure_ladder(self.task)
 
     def start_from(self, found: Ladder) -> bool:
-        """Return False: the pool measures its own ladder."""
+        """Return False: a ladder from elsewhere is not used, because the pool measures its own."""
         return False
 
 
@@ -324,8 +332,9 @@ def chunks(tasks: Sequence[Task], most: int) -> Iterator[Sequence[Task]]:
 
 
 def read_judgements(path: Path) -> list[tuple[tuple[str, str], Judgement]]:
-    """Read the cache file; truncate a partial last entry, since new entries are appended.
+    """Return the (key, judgement) entries of the cache file.
 
+    A partial last entry is cut off, because new entries are appended.
     A pickle can run any code, so each entry is authenticated before it is read. Raises PoolError.
     """
     found, end = [], 0
@@ -347,7 +356,7 @@ def read_judgements(path: Path) -> list[tuple[tuple[str, str], Judgement]]:
 
 
 def entry(judgement: tuple[tuple[str, str], Judgement]) -> bytes:
-    """Return an entry of the cache file; b"" if this user has no key to authenticate it."""
+    """Return the bytes of a cache file's entry; b"" if this user has no key to authenticate it."""
     content = pickle.dumps(judgement)
     code = code_of(content)
     return b"" if code is None else _HEAD.pack(_MAGIC, code, len(content)) + content

@@ -1,8 +1,8 @@
 """Share one pool of judges with other processes of this machine, over a socket.
 
 Several runs (seeds, arms) that train in parallel share the judging devices and the cache. Python's
-multiprocessing managers carry the calls. Not covered: other machines; access by processes other
-than children, which inherit the key.
+multiprocessing managers carry the calls. Only child processes can connect, because they inherit the
+key. Not covered: other machines.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SERVED = ("judge", "judge_uncached", "profile", "measure_ladder")
 
 
 class _ClientManager(BaseManager):
-    """Client side of the socket."""
+    """Client side of the connection: the methods of `pool` run in the serving process."""
 
 
 _ClientManager.register("pool")
@@ -55,7 +55,7 @@ def serve_pool(pool: JudgePool | Rehearsal) -> Iterator[str]:
     finally:
         server.stop_event.set()
         thread.join()
-        sys.stdout, sys.stderr = streams  # the server replaces them, as if it owned the process
+        sys.stdout, sys.stderr = streams  # the server has replaced them
 
 
 def _serve(server: Any) -> None:

@@ -1,7 +1,7 @@
 """Judge on many machines: pools with one timing GPU each, as Ray actors (`cuagent[train-ray]`).
 
-It serves rollouts that need more verdicts than one machine gives, and training by an engine with
-its own processes (verl), which share named actors.
+It is for rollouts that need more verdicts than one machine gives, and for training by verl, whose
+processes share named actors.
 Not covered: starting a Ray cluster; without one (RAY_ADDRESS) Ray starts on this machine alone.
 Task files must be in a folder that all machines see.
 Invariant: an actor holds a whole GPU, so nothing else runs there during a timing.
@@ -23,21 +23,21 @@ from cuagent.training.judging.judge_process import PoolError
 from cuagent.training.judging.pool import JudgePool, RemotePool
 
 NAMESPACE = "cuagent"
-"""Ray namespace of shared actors."""
+"""Ray namespace of actors that several pools share."""
 MAX_CONCURRENCY = 16
-"""Concurrent calls of an actor: one is timed, the others compile or wait."""
+"""Largest number of concurrent calls of an actor: one is timed, the others compile or wait."""
 
 
 class JudgeActor:
-    """The class that runs in a Ray actor: the pool of one device."""
+    """The object in a Ray actor: the pool of one device."""
 
     def __init__(self, effort: Effort | None, isolation: str) -> None:
         self.pool = JudgePool(effort, isolation)  # Ray shows an actor its own GPU only
 
     def ask(self, what: str, *arguments: Any) -> Any:
-        """Call a method of the pool; return its result, or the error for the caller to raise.
+        """Call method `what` of the pool; return its result, or its error for the caller to raise.
 
-        Ray would change the error's type.
+        Raised here, the error would get another type from Ray.
         """
         from cuagent.measure.profile.profile import ProfileError
 
@@ -51,10 +51,10 @@ class JudgeActor:
 
 
 class Seats:
-    """The actor of each task: known tasks are dealt round-robin, others follow as they come.
+    """Assignment of tasks to actors, round-robin: first the tasks known at creation, then others as
+    they come.
 
-    The order of the known ones is that of their digests, so it is the same in every process that
-    shares the actors.
+    Known tasks are sorted by digest, so every process that shares the actors assigns them alike.
     """
 
     def __init__(self, actors: int, digests: Sequence[str] = ()) -> None:
@@ -71,8 +71,9 @@ class Seats:
 class RayPool(RemotePool):
     """A `Pool` and context manager over `actors` Ray actors, each with a GPU if `gpus`.
 
-    With `name`, pools of the whole cluster share the actors, which outlive all of them. `tasks` are
-    dealt to the actors round-robin; others follow as they come.
+    With `name`, all pools of the cluster that have this name share the actors, which outlive the
+    pools. `tasks` are assigned to the actors round-robin; other tasks follow as they come. `effort`
+    None verifies without timing.
     Raises ConfigError if Ray is not installed.
     """
 
@@ -118,7 +119,8 @@ class RayPool(RemotePool):
                 self._ray.kill(actor)
 
     def ask(self, method: str, task: Task, *arguments: Any) -> Any:
-        """Call a method of an actor's pool. Raises its errors, and PoolError."""
+        """Call a method of the pool in the task's actor. Raises the method's errors, and
+        PoolError."""
         from ray.exceptions import RayError
 
         # A task always goes to the same actor, which keeps it open and caches its judgements.

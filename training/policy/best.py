@@ -1,7 +1,7 @@
-"""Keep the weights with the lowest held-out loss, and tell when it stops to fall.
+"""Keep the weights with the lowest held-out loss, and tell when this loss stops falling.
 
-RFT uses it with the held-out loss, PPO with the negative held-out reward.
-Invariant: what it knows is in the stage's checkpoints, so a resumed stage decides like an
+The loss is RFT's held-out loss, or PPO's negative held-out reward.
+Invariant: the stage's checkpoints contain the whole state, so a resumed stage decides like an
 uninterrupted one.
 """
 
@@ -26,7 +26,7 @@ class BestWeights:
     """The best weights of a stage, in the folder `best` under its output."""
 
     def __init__(self, out: Path, position: Mapping[str, Any]) -> None:
-        """Continue from the `position` of a checkpoint; empty at the start."""
+        """Restore the state from a checkpoint's `position`; an empty one starts afresh."""
         self.out = out / FOLDER
         known = position.get("best_loss")
         self.loss = math.inf if known is None else float(known)
@@ -41,7 +41,7 @@ class BestWeights:
         return {"best_loss": loss, "best_step": self.step, "since_best": self.since}
 
     def see(self, step: int, loss: float, modules: Modules) -> None:
-        """Save the weights if `loss` is the lowest so far; NaN never is."""
+        """Save the weights if `loss` is the lowest so far, which NaN never is."""
         if not loss < self.loss:
             self.since += 1
             return
@@ -53,6 +53,6 @@ class BestWeights:
         return patience is not None and self.since >= patience
 
     def restore(self, modules: Modules) -> None:
-        """Load the best weights, if there are any."""
+        """Load the best weights into `modules`; do nothing if none were saved."""
         if (found := latest_checkpoint(self.out)) is not None:
             load_checkpoint(found, modules, {})

@@ -1,12 +1,11 @@
 """Convert messages to token ids and back with the model's own chat template.
 
-It renders the prompt of a conversation and the text between two turns of the policy, and parses
+`Chat` renders the prompt of a conversation and the text between two turns of the policy, and parses
 sampled ids into a message. A sampled turn is never rendered again: templates rewrite earlier turns
-(Qwen3's drops their reasoning), and the policy would then train on text that it never saw. Text
-after a turn is therefore rendered behind a fixed placeholder conversation and cut off behind the
-placeholder's turn, so it does not matter what the template does with earlier turns.
-Text of tools and users cannot become control tokens: where it spells one, it is encoded in two
-pieces (`cut_controls`).
+(Qwen3's drops their reasoning), and the policy would then train on text that it never saw. Instead,
+the text after a turn is rendered after a fixed placeholder conversation, which is then cut off. So
+it does not matter what the template does with earlier turns. Text of tools and users cannot become
+control tokens: where it spells one, it is encoded in two pieces (`cut_controls`).
 Not covered: which tokens count in a loss (`segments.py`), forms of tool calls (`tool_calls.py`).
 """
 
@@ -30,7 +29,8 @@ TURN = "placeholder-of-the-last-turn"
 PLACEHOLDER = [{"role": "user", "content": "?"}, {"role": "assistant", "content": TURN}]
 THINKING = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
 CUT = "\ufdd0"
-"""Mark of a place where a text is encoded in two pieces: a code point that is no character."""
+"""Mark where a text is split before encoding: a code point that Unicode reserves as a
+noncharacter."""
 
 
 class Chat:
@@ -50,14 +50,17 @@ class Chat:
         self.check()
 
     def check(self) -> None:
-        """Raise RecordError unless the template ends turns with eos_token, renders tool results
-        behind a turn, and writes calls in a form that is known."""
+        """Raise RecordError unless the template can be used.
+
+        It must end turns with eos_token, render tool results after a turn, and write calls in a
+        known form.
+        """
         self.continuation_text([Message("tool", ".", tool_call_id="c1")])
         _ = self.form
 
     @cached_property
     def form(self) -> Form:
-        """The form of the tool calls that the template renders. Raises RecordError."""
+        """Form of the tool calls that the template renders. Raises RecordError if it is unknown."""
         call = self.to_template(Message("assistant", "", (PROBE,)))
         found = form_of(self.render([PLACEHOLDER[0], call]))
         if found is None:
@@ -69,8 +72,8 @@ class Chat:
 
     @cached_property
     def takes_text_arguments(self) -> bool:
-        """True if the template adds the arguments of a call to a text (DeepSeek's do), so that it
-        needs them as JSON and not as an object."""
+        """True if the template needs a call's arguments as JSON text (DeepSeek's do), not as an
+        object."""
         call = template_message(Message("assistant", "", (PROBE,)))
         try:
             self.render([PLACEHOLDER[0], call])
@@ -84,8 +87,8 @@ class Chat:
 
     @cached_property
     def opens_thinking(self) -> bool:
-        """True if the prompt ends with the tag that opens the reasoning, which is then not
-        sampled."""
+        """True if the prompt ends with the tag `<think>`, so that the policy does not sample this
+        tag."""
         return self.render(PLACEHOLDER[:1], generate=True).rstrip().endswith("<think>")
 
     @property
@@ -94,8 +97,8 @@ class Chat:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash (sha256, 16 digits) of vocabulary and template; identifies the tokenizer of a
-        record."""
+        """Hash (sha256, 16 hex digits) of vocabulary and template; it identifies a record's
+        tokenizer."""
         parts = [sorted(self.tokenizer.get_vocab().items()), self.tokenizer.chat_template]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
@@ -105,7 +108,8 @@ class Chat:
         tools: Sequence[ToolSpec] = (),
         generate: bool = False,
     ) -> str:
-        """Return the template's text; with `generate`, up to where an assistant turn begins."""
+        """Return the messages as the template renders them; `generate`: also open an assistant
+        turn."""
         specs = [
             {
                 "type": "function",
@@ -127,31 +131,34 @@ class Chat:
             raise RecordError(f"the chat template of {self.name} refuses: {error}") from error
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the ids of a text; pieces that `CUT` separates are encoded apart."""
+        """Return the token ids of a text; pieces that `CUT` separates are encoded separately."""
         pieces = text.split(CUT)
         return tuple(
             i for piece in pieces for i in self.tokenizer.encode(piece, add_special_tokens=False)
         )
 
     def shown(self, message: Message) -> dict[str, Any]:
-        """Convert a message for the template so that no part of its text becomes a control
+        """Convert a message for the template, with `CUT` in each text that spells a control
         token."""
         return cut_controls(self.to_template(message), self.controls)
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...]:
-        """Return the prompt of a context window, up to the policy's first turn."""
+        """Return the token ids of a context window's prompt, up to the policy's first turn."""
         return self.encode(self.render([self.shown(m) for m in messages], tools, generate=True))
 
     def continuation_ids(self, messages: Sequence[Message], ended: bool) -> tuple[int, ...]:
         """Return the ids between the policy's last turn and its next one.
 
-        `messages` are the new tool results and other messages. `ended` is True if the policy
-        sampled its end-of-turn token; a turn that was cut off gets the token from here.
+        `messages` are the new tool results and other messages between the two turns. `ended`: True
+        if the policy sampled its end-of-turn token; otherwise the result begins with this token.
         """
         return self.encode(("" if ended else self.end_text) + self.continuation_text(messages))
 
     def continuation_text(self, messages: Sequence[Message]) -> str:
-        """Return the text behind the end-of-turn token of a turn that `messages` follow."""
+        """Return the rendered text between a turn's end-of-turn token and the next turn.
+
+        `messages` are those between the two turns.
+        """
         whole = self.render([*PLACEHOLDER, *(self.shown(m) for m in messages)], generate=True)
         _, turn, later = whole.rpartition(TURN)
         if not turn:
@@ -168,10 +175,9 @@ class Chat:
         return text
 
     def assistant_ids(self, message: Message) -> tuple[int, ...]:
-        """Return an assistant message as the policy would sample it, including the end-of-turn
-        token.
+        """Return the token ids of an assistant message, including the end-of-turn token.
 
-        Used for runs of API models, whose token ids are unknown.
+        For runs of API models, whose token ids are unknown: the ids that the policy would sample.
         """
         before = self.render(PLACEHOLDER[:1], generate=True)
         whole = self.render([PLACEHOLDER[0], self.shown(message)])
@@ -207,8 +213,11 @@ class Chat:
         return tuple(found)
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSpec] = ()) -> Message:
-        """Parse sampled ids into a message; malformed calls keep their text so that the loop can
-        answer them. `tools` give the types of parameters that are text."""
+        """Parse sampled ids into a message.
+
+        A malformed tool call becomes a call of `unparsable` with its text. `tools` give the types
+        of parameters in XML calls, which are text.
+        """
         content_ids = ids[:-1] if ids and ids[-1] == self.end else ids
         text = self.tokenizer.decode(list(content_ids), skip_special_tokens=False)
         if self.opens_thinking:
@@ -231,8 +240,10 @@ def load_chat(folder: str | Path) -> Chat:
 
 
 def control_pattern(tokenizer: Any) -> re.Pattern[str] | None:
-    """Return a pattern of the texts that the tokenizer turns into one added token; None if there
-    are none. White space and single characters, which some tokenizers add, control nothing."""
+    """Return a pattern of the texts of added tokens, such as `<|im_end|>`; None if there are none.
+
+    Added tokens of white space or of one character are left out, because they control nothing.
+    """
     added = {*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens}
     texts = sorted((t for t in added if len(t.strip()) > 1), key=lambda t: (-len(t), t))
     return re.compile("|".join(map(re.escape, texts))) if texts else None
@@ -241,7 +252,7 @@ def control_pattern(tokenizer: Any) -> re.Pattern[str] | None:
 def cut_controls(value: Any, controls: re.Pattern[str] | None) -> Any:
     """Return a message with `CUT` inside each text that would become a control token.
 
-    It covers content, reasoning and the arguments of calls.
+    `value`: the message, or any part of it (mapping, list, text).
     """
     if isinstance(value, str):
         clean = value.replace(CUT, "\ufffd")
@@ -256,8 +267,10 @@ def cut_controls(value: Any, controls: re.Pattern[str] | None) -> Any:
 
 
 def template_message(message: Message, text_arguments: bool = False) -> dict[str, Any]:
-    """Convert a message to the dictionary that chat templates expect; with `text_arguments` the
-    arguments of calls stay JSON text."""
+    """Convert a message to the dictionary that chat templates expect.
+
+    `text_arguments`: leave the arguments of calls as JSON text.
+    """
     found: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning:
         found["reasoning_content"] = message.reasoning
@@ -279,7 +292,8 @@ def template_message(message: Message, text_arguments: bool = False) -> dict[str
 
 
 def parsed_arguments(call: ToolCall) -> Any:
-    """Return the arguments as an object if they are JSON: templates serialize them themselves."""
+    """Return a call's arguments as an object, or as text if they are not JSON. Templates serialize
+    objects themselves."""
     try:
         return json.loads(call.arguments or "{}", strict=False)
     except (ValueError, RecursionError):
@@ -302,18 +316,20 @@ TEMPLATE = """\
 {%- if add_generation_prompt -%}
 <|im_start|>assistant
 {% endif -%}"""
-"""ChatML with Hermes calls, without tool schemas: a small model learns the tools from examples."""
+"""Chat template (Jinja): ChatML with Hermes calls. It shows no tool schemas: a small model learns
+the tools from examples."""
 
 SPECIAL = ("<|pad|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
 
 
 class Pieces(StrEnum):
-    """The largest unit that one token of a newly trained tokenizer may hold."""
+    """Largest unit of text that may become one token of a newly trained tokenizer."""
 
     WORDS = "words"
     """A word, a number, an operator."""
     LINES = "lines"
-    """A line. A kernel is then about twenty tokens, and two cores can train on it in minutes."""
+    """A line. A kernel then has about twenty tokens, so two cores can train the demo's policy in
+    minutes."""
 
 
 SPLITS = {
@@ -323,9 +339,10 @@ SPLITS = {
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, pieces: Pieces = Pieces.WORDS) -> Chat:
-    """Train a byte-level BPE tokenizer that uses the template above.
+    """Train a byte-level BPE tokenizer with `vocabulary` tokens; its chat template is `TEMPLATE`.
 
-    A pattern splits the text first; without it BPE would memorize whole kernels as one token.
+    A pattern first splits the text into `pieces`; without it BPE would make whole kernels one
+    token.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast

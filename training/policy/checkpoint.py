@@ -1,10 +1,11 @@
 """Save and load checkpoints; a resumed stage gives the same result as an uninterrupted one.
 
-A checkpoint is a folder `step-00000012/`. It holds weights and optimizers as a distributed
-checkpoint of torch (DCP; every process writes its part, and any number of processes, sharded or
-not, reads it) and `state.pt` with random states and position. It is written under another name and
-then renamed, so a folder with the final name is complete. Several nodes need a shared folder.
-Finished models are saved as Hugging Face folders (`save_pretrained`); this format is for resuming.
+A checkpoint is a folder `step-00000012/`. It has weights and optimizers as a distributed checkpoint
+of torch (DCP: every process writes its part, and any number of processes can read it, sharded or
+not), and `state.pt` with random states and position (the stage's own counters). The folder is
+written under another name and then renamed, so a folder with the final name is complete. Several
+nodes need a shared folder. This format is for resuming only; finished models are saved as Hugging
+Face folders.
 Not covered: frozen weights below an adapter; the policy's folder has them.
 """
 
@@ -47,7 +48,10 @@ def save_checkpoint(
     position: Mapping[str, Any],
     keep: int = 2,
 ) -> Path:
-    """Write `out/step-N` and delete all but the newest `keep`. `position` must be plain data."""
+    """Write the folder `out/step-N` and return it; delete all but the newest `keep`.
+
+    `position`: the stage's own counters, as plain data.
+    """
     final, partial = out / f"step-{step:08d}", out / f".partial-{step:08d}"
     if parallel.rank() == 0:
         shutil.rmtree(partial, ignore_errors=True)
@@ -80,8 +84,8 @@ def save_checkpoint(
 
 
 def tensors(modules: Modules, optimizers: Optimizers, moved: list[str]) -> dict[str, Any]:
-    """Return the state that DCP writes or reads into: weights, and states of the optimizers in
-    `moved`."""
+    """Return the tensors that DCP writes, or reads into: weights, and states of the optimizers that
+    `moved` names."""
     found: dict[str, Any] = {
         name: {"weights": get_model_state_dict(module, options=TRAINED)}
         for name, module in modules.items()
@@ -113,9 +117,9 @@ def latest_checkpoint(out: Path) -> Path | None:
 
 
 def rewind(out: Path, step: int, modules: Modules, optimizers: Optimizers) -> Path:
-    """Load the newest checkpoint of at most `step`, or else the oldest, and delete the later ones.
+    """Load the newest checkpoint up to `step` (if none, the oldest), and delete the later ones.
 
-    Returns its folder. Raises RecordError if it does not fit the models.
+    Returns the loaded folder. Raises RecordError if it does not fit the models.
     """
     saved = sorted(out.glob("step-*"))
     parallel.barrier()  # no process may delete one before all have listed the folder
@@ -130,8 +134,10 @@ def rewind(out: Path, step: int, modules: Modules, optimizers: Optimizers) -> Pa
 
 
 def drop(checkpoint: Path) -> None:
-    """Delete a checkpoint. It is renamed first, so that a kill leaves no partial one under its
-    name."""
+    """Delete a checkpoint.
+
+    It is renamed first, so a kill leaves no partial folder with its name.
+    """
     gone = checkpoint.with_name(f".gone-{checkpoint.name}")
     shutil.rmtree(gone, ignore_errors=True)
     shutil.rmtree(checkpoint.rename(gone))
@@ -140,7 +146,7 @@ def drop(checkpoint: Path) -> None:
 def load_checkpoint(
     folder: Path, modules: Modules, optimizers: Optimizers
 ) -> tuple[int, dict[str, Any]]:
-    """Restore everything in place; return (step, position).
+    """Restore models, optimizers and random states in place; return (step, position).
 
     Raises RecordError if the checkpoint does not fit the models.
     """

@@ -33,7 +33,8 @@ from cuagent.training.settings import TrainConfig
 
 
 def load_policy(folder: Path, config: TrainConfig) -> tuple[Chat, Any]:
-    """Load tokenizer and actor of a Hugging Face folder; the actor on the CPU."""
+    """Load tokenizer and actor from a Hugging Face folder; the actor is on the CPU. Raises
+    RecordError."""
     with policy_errors(folder):
         return load_chat(folder), load_actor(folder, config.dtype.torch)
 
@@ -43,7 +44,7 @@ def policy_errors(folder: Path) -> Iterator[None]:
     """Turn errors about a Hugging Face folder or name into a RecordError of one line."""
     absent = not folder.exists()
     if absent and (len(folder.parts) != 2 or folder.parent.exists()):
-        # Not OWNER/NAME of the hub either; its few one-word names have no chat template.
+        # It cannot be a hub name OWNER/NAME; the hub's few one-word models have no chat template.
         raise RecordError(f"{folder}: no such folder")
     quiet_libraries()
     try:
@@ -74,14 +75,18 @@ def check_lengths(episodes: Sequence[Episode], positions: int | None) -> None:
 
 
 def prepare_model(model: Any, config: TrainConfig, device: str) -> Any:
-    """Place a model for training according to the settings. Raises ConfigError."""
+    """Return the model with its adapters, on its devices, ready for training. Raises
+    ConfigError."""
     if config.lora.rank and config.placement.sharded:
         raise ConfigError("lora.rank and placement.sharded cannot be combined: unset one of them")
     return place(adapt(model, config.lora), config.placement, device)
 
 
 def save_served(actor: Any, folder: Path, chat: Chat) -> None:
-    """Save the actor's present weights for a server; an adapter is merged while they are saved."""
+    """Save the actor's current weights for a server.
+
+    An adapter is merged into the weights only while they are saved.
+    """
     if not is_adapted(actor):
         save_final(actor, folder, chat)
         return
@@ -94,7 +99,10 @@ def save_served(actor: Any, folder: Path, chat: Chat) -> None:
 
 
 def save_final(model: Any, folder: Path, chat: Chat | None = None) -> None:
-    """Save a finished model atomically, and an adapter separately next to it."""
+    """Save a finished model, with its adapter merged in, atomically.
+
+    The adapter is also saved next to it.
+    """
     first = parallel.rank() == 0
     plain = merged(model, adapter_folder(folder))
     with atomic_folder(folder) if first else nullcontext(folder) as partial:
@@ -105,7 +113,10 @@ def save_final(model: Any, folder: Path, chat: Chat | None = None) -> None:
 
 
 def digest_of_model(model: Any) -> str:
-    """Hash the first numbers of each tensor: training changes them all."""
+    """Return a hash of the first 256 numbers of each tensor.
+
+    This suffices, because training changes them.
+    """
     return digest_of(
         name.encode() + tensor.flatten()[:256].float().numpy().tobytes()
         for name, tensor in model.state_dict().items()

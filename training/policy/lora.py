@@ -1,10 +1,10 @@
 """Train low-rank adapters (LoRA, arXiv 2106.09685): few weights are trained, the rest is frozen.
 
-RFT, value pretraining and PPO use them for models whose optimizer would not fit (16 bytes per
-trained number). The adapters are those of `peft`, which is imported only if they are enabled.
-Actor and critic may share one frozen backbone: each has its own adapters, and only these and the
-critic's head are separate. For N frozen weights in bf16 that saves 2 N bytes, 15.2 GB for 7.6
-billion, and changes no result.
+RFT, value pretraining and PPO can use them for models whose full training would not fit (16 bytes
+per trained weight). The adapters are those of `peft`, which is imported only if they are enabled.
+Actor and critic may share one frozen backbone: only the adapters and the critic's head are then
+separate. For N frozen weights in bf16 this saves 2 N bytes (15.2 GB for 7.6 billion) and changes no
+result.
 Not covered: adapters on sharded models.
 Invariant: a stage saves a complete model with the adapter merged into it, and the adapter
 separately.
@@ -32,10 +32,11 @@ class Lora:
     alpha: int = 32
     """The adapter's output is scaled by alpha / rank."""
     targets: str | tuple[str, ...] = "all-linear"
-    """Names of linear layers; `all-linear` means all but the head."""
+    """Names of the linear layers that get adapters; `all-linear`: all but the head."""
     shared: bool = False
-    """True if PPO keeps one frozen backbone for actor and critic. The critic then continues the
-    adapter of value pretraining; otherwise that is merged and a new one begins."""
+    """True if actor and critic share one frozen backbone in PPO. The critic then continues to train
+    its adapter of value pretraining. If False, this adapter is merged into the critic, and a new
+    one is trained."""
 
     def __post_init__(self) -> None:
         at_least(0, self, "rank", "alpha")
@@ -44,10 +45,10 @@ class Lora:
 
 
 def adapt(model: Any, lora: Lora) -> Any:
-    """Return the model with adapters; only these, and a critic's head, are trained.
+    """Return the model with adapters; only the adapters, and a critic's head, are then trained.
 
-    A model that has them is returned as it is. Raises ConfigError if peft is missing or the model
-    has no such layers.
+    A model that has adapters already, or any model if `lora.rank` is 0, is returned unchanged.
+    Raises ConfigError if peft is missing or the model has no layer of `lora.targets`.
     """
     if lora.rank == 0 or is_adapted(model):
         return model
@@ -62,7 +63,7 @@ def adapt(model: Any, lora: Lora) -> Any:
         lora_alpha=lora.alpha,
         target_modules=lora.targets if isinstance(lora.targets, str) else list(lora.targets),
         exclude_modules=["score", "classifier"] if critic else None,  # the head is trained fully
-        lora_dropout=0.0,  # the ratios of PPO compare two passes of the same weights
+        lora_dropout=0.0,  # PPO's ratios compare two passes; dropout would change them
     )
     try:
         return get_peft_model(model, settings)
@@ -77,7 +78,7 @@ def is_adapted(model: Any) -> bool:
 def merged(model: Any, adapter: Path) -> Any:
     """Write the adapter to the folder `adapter`, and return the model with the adapter merged in.
 
-    The adapted model cannot be used afterwards.
+    `model` cannot be used afterwards. A model without an adapter is returned unchanged.
     """
     if not is_adapted(model):
         return model
@@ -87,14 +88,14 @@ def merged(model: Any, adapter: Path) -> Any:
 
 
 def adapter_folder(model: Path) -> Path:
-    """Return where the adapter of a finished model is stored: next to the merged model."""
+    """Return the folder of a finished model's adapter, given the folder of the merged model."""
     return model.with_name(f"{model.name}-adapter")
 
 
 def load_adapter(model: Any, folder: Path) -> None:
     """Load the trained weights of an adapter, and of a critic's head, into an adapted model.
 
-    Raises ConfigError if the folder has no adapter of this shape.
+    Raises ConfigError if the folder has no adapter, or one with other settings.
     """
     from peft import PeftConfig, load_peft_weights, set_peft_model_state_dict
 
@@ -114,9 +115,9 @@ def load_adapter(model: Any, folder: Path) -> None:
 
 
 def share_backbone(critic: Any, actor: Any) -> int:
-    """Let the adapted critic use the actor's frozen weights; return the bytes that this saves.
+    """Replace the adapted critic's frozen weights by the actor's; return the bytes that this saves.
 
-    Raises ConfigError if they differ.
+    Raises ConfigError if the weights of both differ.
     """
     frozen = {name: p for name, p in actor.named_parameters() if not p.requires_grad}
     saved = 0
@@ -131,8 +132,8 @@ def share_backbone(critic: Any, actor: Any) -> int:
 
 
 def own_backbone(critic: Any, actor: Any) -> None:
-    """Give the critic its own frozen weights again and move it to the CPU, so that merging one
-    model's adapter leaves the other's weights as they are."""
+    """Give the critic its own copy of the shared weights again, and move it to the CPU. Then
+    merging one model's adapter does not change the other model."""
     shared = {id(p) for p in actor.parameters()}
     for name, p in list(critic.named_parameters()):
         if id(p) in shared:
@@ -142,17 +143,17 @@ def own_backbone(critic: Any, actor: Any) -> None:
 
 
 def _put(model: Any, name: str, parameter: torch.nn.Parameter) -> None:
-    """Replace one parameter of a model."""
+    """Replace one parameter of a model, given its full name."""
     path, _, last = name.rpartition(".")
     setattr(model.get_submodule(path), last, parameter)
 
 
 @contextmanager
 def merged_for_now(model: Any) -> Iterator[None]:
-    """Add the adapter to the frozen weights inside this context, and restore them afterwards.
+    """Merge the adapter into the frozen weights inside this context, and restore them afterwards.
 
-    The weights are kept and copied back: subtracting the adapter again would leave rounding, which
-    adds up over the iterations.
+    The old weights are copied back. Subtracting the adapter instead would leave rounding errors,
+    which add up over the iterations.
     """
     layers = [m for m in model.modules() if hasattr(m, "merge") and hasattr(m, "base_layer")]
     before = [layer.base_layer.weight.detach().clone() for layer in layers]
@@ -167,7 +168,8 @@ def merged_for_now(model: Any) -> Iterator[None]:
 
 
 def plain_state_dict(model: Any) -> dict[str, Any]:
-    """Return the weights of a merged model by the names that they have without an adapter."""
+    """Return the weights of a merged model, with the parameter names of the model without an
+    adapter."""
     return {
         name.replace(".base_layer", ""): tensor
         for name, tensor in model.get_base_model().state_dict().items()

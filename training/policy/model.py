@@ -1,8 +1,8 @@
 """Create, load and save actor and critic (Hugging Face models), and run their forward passes.
 
-The actor is any causal language model. The critic is the same backbone with a token-classification
-head of one label. Its dropout is 0, because Hugging Face's default of 0.1 makes old values noisy.
-Its head begins with zeros, so that the first predictions are 0.
+The actor is any causal language model. The critic has the same backbone, with a
+token-classification head of one label. Its dropout is 0, because Hugging Face's default of 0.1
+would make its values noisy. Its head begins with zeros, so that the first predictions are 0.
 Not covered: sampling (`engine.py`), devices and sharding (`placement.py`).
 """
 
@@ -26,9 +26,9 @@ from cuagent.training.policy.placement import full_state_dict, is_sharded
 
 OfLogits = Callable[[Tensor, Tensor], Tensor]
 CHUNK = 1024
-"""Largest number of action tokens whose logits are in memory together."""
+"""Largest number of action tokens whose logits are in memory at the same time."""
 AFTER_HEAD = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")
-"""Settings of model families that change the outputs of the head."""
+"""Configuration names with which some model families scale or cap the outputs of the head."""
 FIRST_ROW = torch.tensor([0])
 """Index of row 0."""
 
@@ -36,8 +36,11 @@ FIRST_ROW = torch.tensor([0])
 def small_config(
     vocabulary: int, layers: int, width: int, heads: int, context: int, end: int, pad: int
 ) -> Any:
-    """Return a Llama configuration for a decoder from scratch; MLP 8/3 of the width, tied
-    embeddings."""
+    """Return a Llama configuration for training from scratch: MLP of 8/3 the width, tied
+    embeddings.
+
+    `end`, `pad`: ids of the end-of-turn and the padding token.
+    """
     from transformers import LlamaConfig
 
     return LlamaConfig(
@@ -72,14 +75,17 @@ def load_actor(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def new_critic(actor: Any, from_actor: bool = True) -> Any:
-    """Create a critic on the actor's backbone (or a random one), with a head of zeros."""
+    """Create a critic with a copy of the actor's backbone, and a head of zeros.
+
+    `from_actor` False: the backbone has random weights.
+    """
     from transformers import AutoModelForTokenClassification
 
     config = type(actor.config).from_dict(actor.config.to_dict())
     config.num_labels = 1
     for dropout in ("classifier_dropout", "hidden_dropout", "attention_dropout"):
         setattr(config, dropout, 0.0)
-    # These numbers are replaced, but drawing some billions of them takes long on a processor.
+    # These weights are replaced below, but initializing billions of them on a CPU takes long.
     with actor.device if from_actor else nullcontext():
         critic = AutoModelForTokenClassification.from_config(config, attn_implementation="sdpa")
     critic.to(actor.dtype)
@@ -91,8 +97,7 @@ def new_critic(actor: Any, from_actor: bool = True) -> Any:
 
 
 def load_critic(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
-    """Load a critic from a Hugging Face folder. Raises RecordError if it is another kind
-    of model."""
+    """Load a critic from a Hugging Face folder. Raises RecordError if the model is no critic."""
     from transformers import AutoModelForTokenClassification
 
     quiet_libraries()
@@ -103,7 +108,7 @@ def load_critic(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def check_critic(folder: str | Path) -> None:
-    """Raise RecordError if a folder holds another kind of model: its head would be random."""
+    """Raise RecordError if a folder has no critic; loaded as one, its head would be random."""
     from transformers import AutoConfig
 
     kinds = AutoConfig.from_pretrained(folder).architectures or ["nothing"]
@@ -114,15 +119,15 @@ def check_critic(folder: str | Path) -> None:
 
 
 def positions_of(model: Any) -> int | None:
-    """Return the number of positions that the model was built for; None if it names none."""
+    """Return the model's context length in tokens; None if its configuration has none."""
     found = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return int(found) if found else None
 
 
 def save_model(model: Any, folder: Path, weights: dict[str, Any] | None = None) -> None:
-    """Save a Hugging Face folder with safetensors weights, those of the model by default.
+    """Save a Hugging Face folder with safetensors weights; `weights` None: those of the model.
 
-    All processes call it; the first writes.
+    All processes must call it; the first one writes.
     """
     quiet_libraries()
     weights = weights or full_state_dict(model)
@@ -141,7 +146,7 @@ def quiet_libraries() -> None:
 
 
 def value_head(critic: Any) -> torch.nn.Module:
-    """Return the value head: the one linear layer outside the backbone."""
+    """Return the value head: the only linear layer outside the backbone. Raises ValueError."""
     outside = [m for name, m in critic.named_children() if name != critic.base_model_prefix]
     linear = [m for m in outside if isinstance(m, torch.nn.Linear)]
     if len(linear) != 1:
@@ -152,11 +157,11 @@ def value_head(critic: Any) -> torch.nn.Module:
 def of_actions(actor: Any, batch: Batch, compute: OfLogits) -> Tensor:
     """Return `compute(logits, ids)` for the action tokens, [N, k] in the order of `batch.drawn`.
 
-    `logits` [n, V] are those that the tokens `ids` [n] were drawn from; `compute` gives [n, k].
-    Other positions skip the head: in an episode with much tool output they would take most of its
-    work and memory. The head works on `CHUNK` tokens at a time and computes them again in the
-    backward pass, so only one chunk of logits is in memory. 1,024 tokens of a vocabulary of 152,000
-    take 0.6 GB in fp32.
+    `compute` gets the `logits` [n, V] that predict the tokens `ids` [n], and returns [n, k]. N is
+    the number of action tokens. The head skips other positions: in an episode with much tool output
+    they would take most of its time and memory. The head computes `CHUNK` tokens at a time, and
+    again in the backward pass, so only one chunk of logits is in memory. 1,024 tokens of a
+    vocabulary of 152,000 take 0.6 GB in fp32.
     """
     head, ids = actor.get_output_embeddings(), batch.ids.flatten()[batch.drawn]
     drawn = batch.drawn if batch.packing is None else batch.packing.drawn
@@ -174,7 +179,7 @@ def of_actions(actor: Any, batch: Batch, compute: OfLogits) -> Tensor:
             return torch.cat([chunk(*part) for part in parts])
         return torch.cat([checkpoint(chunk, *part, use_reentrant=False) for part in parts])
 
-    head.forward = chunks  # the model's own forward calls it, with its dtype, hooks and adapters
+    head.forward = chunks  # called by the model's forward, within its dtype and hooks
     try:
         return outputs(actor, batch)
     finally:
@@ -182,7 +187,7 @@ def of_actions(actor: Any, batch: Batch, compute: OfLogits) -> Tensor:
 
 
 def outputs(model: Any, batch: Batch) -> Tensor:
-    """Return the outputs of the head for all tokens, padded or packed.
+    """Return the head's outputs for all tokens, [B, L, ...], or [1, T, ...] for a packed batch.
 
     Padded rows need no attention mask: models are causal and padding is on the right, so no real
     token sees it, and attention without a mask is faster.
@@ -193,10 +198,10 @@ def outputs(model: Any, batch: Batch) -> Tensor:
 
 
 def has_plain_head(actor: Any) -> bool:
-    """Return True if the head's outputs are the logits, and its weights are whole.
+    """Return True if the head can be called alone, on chunks, to get the logits.
 
-    Some families scale or cap the outputs after the head, and a sharded model gathers the head's
-    weights only within its own forward pass.
+    It cannot in families that scale or cap the outputs after the head, nor in a sharded model,
+    which gathers the head's weights only within its own forward pass.
     """
     config = actor.config.get_text_config()
     return not is_sharded(actor) and not any(getattr(config, name, None) for name in AFTER_HEAD)
@@ -216,7 +221,8 @@ def _all_logits(actor: Any, head: Any, batch: Batch, drawn: Tensor) -> Tensor:
 
 
 def values(critic: Any, batch: Batch) -> Tensor:
-    """Return V of the state before token t, at index t; [B, L] fp32, 0 at t = 0."""
+    """Return the critic's values, [B, L] fp32: at index t that of the state before token t; 0 at t
+    = 0."""
     out = outputs(critic, batch)[..., 0].float()
     if (packing := batch.packing) is not None:
         padded = out.new_zeros(batch.ids.numel())
@@ -225,10 +231,11 @@ def values(critic: Any, batch: Batch) -> Tensor:
 
 
 def device_microbatches(batch: Batch, budget: int, model: Any) -> Iterator[tuple[Tensor, Batch]]:
-    """Yield (rows, microbatch on the model's device) for this process' share of the batch.
+    """Yield (row indices, microbatch on the model's device) for this process's share of the batch.
 
-    Processes that share a sharded model must make equally many passes: one with less work passes
-    the first token of row 0, which is never an action and adds nothing to any sum.
+    `budget`: tokens per microbatch. The processes of a sharded model must make the same number of
+    passes. A process with too few microbatches adds one with the first token of row 0, which is
+    never an action and so adds nothing to any sum.
     """
     packed, lengths = packs(model), batch.real.sum(1)
     groups = packed_microbatches(lengths, budget) if packed else list(microbatches(lengths, budget))
@@ -247,10 +254,10 @@ def per_token(
     compute: Callable[[Any, Batch], Tensor],
     channels: int = 1,
 ) -> Tensor:
-    """Compute `compute(model, microbatch)` for the whole batch; every process gets all of it, on
-    the CPU.
+    """Return `compute(model, microbatch)` for the whole batch, on the CPU of every process.
 
-    [b, l] becomes [B, L]; [channels, b, l] becomes [channels, B, L].
+    `compute` returns [b, l] for a microbatch, and the result is [B, L]. With `channels` > 1 they
+    are [channels, b, l] and [channels, B, L]. `budget`: tokens per microbatch.
     """
     shape = batch.ids.shape if channels == 1 else (channels, *batch.ids.shape)
     out = torch.zeros(shape)
@@ -261,13 +268,14 @@ def per_token(
 
 
 def logprobs_of(actor: Any, batch: Batch) -> Tensor:
-    """Return the log-probability of action token t at index t, 0 elsewhere. [B, L] fp32."""
+    """Return the log-probabilities of the action tokens, [B, L] fp32; 0 at other tokens."""
     found = of_actions(actor, batch, lambda logits, ids: token_logprobs(logits, ids)[:, None])
     return scatter_tokens(found[:, 0], batch)
 
 
 def logprobs_and_entropy(actor: Any, batch: Batch) -> Tensor:
-    """Return both for action token t at index t, from one forward pass. [2, B, L] fp32."""
+    """Return log-probabilities and entropies at the action tokens, from one pass, [2, B, L]
+    fp32."""
 
     def both(logits: Tensor, ids: Tensor) -> Tensor:
         return torch.stack([token_logprobs(logits, ids), token_entropy(logits)], 1)
@@ -277,10 +285,11 @@ def logprobs_and_entropy(actor: Any, batch: Batch) -> Tensor:
 
 
 def scatter_tokens(x: Tensor, batch: Batch) -> Tensor:
-    """Put one number for each action token, [N], at its position in [B, L]."""
+    """Return x [N], one number per action token, at the tokens' positions in [B, L]; 0
+    elsewhere."""
     return x.new_zeros(batch.ids.numel()).index_copy(0, batch.drawn, x).view_as(batch.ids)
 
 
 def count_parameters(model: Any) -> int:
-    """Return the number of trained parameters."""
+    """Return the number of trainable parameters."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)

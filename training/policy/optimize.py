@@ -20,10 +20,10 @@ class AdamW:
 
     lr: float
     warmup: int = 0
-    """Steps over which the rate rises from 0."""
+    """Number of steps over which the learning rate rises from 0."""
     last: int = 0
-    """Step at which the rate reaches 0, after a linear fall from half of it; 0 keeps the rate
-    constant."""
+    """Step at which the learning rate reaches 0; it falls linearly from step `last` / 2 on. 0: the
+    rate stays constant."""
     decay: float = 0.0
     beta1: float = 0.9
     beta2: float = 0.95
@@ -49,9 +49,11 @@ def make_optimizer(model: Any, settings: AdamW) -> torch.optim.AdamW:
 def apply_gradients(
     model: Any, optimizer: torch.optim.Optimizer, settings: AdamW, step: int
 ) -> float:
-    """Make one update from the gradients of all processes; return their norm before clipping.
+    """Make one update from the gradients of all processes; return the gradient norm before
+    clipping.
 
-    A norm that is not finite skips the update: Adam's moments would keep it forever.
+    The update is skipped if the norm is not finite: Adam's moments would never become finite again.
+    Gradients are cleared. `step` determines the learning rate.
     """
     sum_gradients(model)
     rate = settings.lr * rate_factor(settings, step)
@@ -66,7 +68,7 @@ def apply_gradients(
 
 
 def weight_norm(model: Any) -> float:
-    """Return the norm of all trained weights; not finite if a weight is not."""
+    """Return the norm of all trainable weights; it is not finite if a weight is not."""
     trained = [p.detach() for p in model.parameters() if p.requires_grad]
     return float(unshard(torch.nn.utils.get_total_norm(trained)))
 
@@ -82,7 +84,7 @@ def require_finite(model: Any, loss: float, rate: str) -> None:
 
 
 def rate_factor(settings: AdamW, step: int) -> float:
-    """Return the factor on the rate at a step, counted from 0."""
+    """Return the factor (0 to 1) on the learning rate at a step; steps count from 0."""
     up = min(1.0, (step + 1) / settings.warmup) if settings.warmup else 1.0
     down = min(1.0, max(0.0, 2 - 2 * step / settings.last)) if settings.last else 1.0
     return up * down

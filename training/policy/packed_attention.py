@@ -1,10 +1,10 @@
 """Attend within each of several rows that are packed into one (block-diagonal causal attention).
 
-transformers' own way is a mask of [T, T], which costs T * T in time and memory although most of it
-is false. Here each row is computed alone: by one variable-length kernel of torch on a GPU in
-half precision, by one call for each row otherwise.
-Not covered: the layout of packed rows (`data/packing.py`); models that keep a state from token to
-token (Mamba, linear attention), which `can_pack` finds out and refuses.
+transformers itself uses a mask [T, T] for T packed tokens, which costs time and memory for the many
+pairs of different rows. Here the rows are computed separately: on a GPU in half precision by one
+variable-length kernel of torch, otherwise by one call per row.
+Not covered: the layout of packed rows (`data/packing.py`); models with a state from token to token
+(Mamba, linear attention), which `can_pack` detects.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from torch import Tensor
 NAME = "cuagent_packed"
 """Name of the attention in transformers' registry. Without packed rows it is `sdpa`."""
 TOLERANCE = 0.05
-"""Largest difference of hidden states, relative to their largest number, in `can_pack`: far above
-rounding in bfloat16, far below the effect of a token that should not be seen."""
+"""Largest difference of hidden states that `can_pack` allows, as a share of their largest
+absolute value. It is far above rounding in bfloat16, and far below the effect of seeing another
+row's token."""
 
 
 def register() -> None:
@@ -32,9 +33,9 @@ def register() -> None:
 
 
 def use_packing(model: Any) -> bool:
-    """Let the training passes of a model run on packed rows; return False if it cannot.
+    """Switch the model's attention to packed rows; return False if the model does not support them.
 
-    A model that cannot keeps its attention, and its rows are padded.
+    In that case its attention does not change, and its rows are padded.
     """
     register()
     if model.config.get_text_config()._attn_implementation != "sdpa":
@@ -53,7 +54,8 @@ def packs(model: Any) -> bool:
 
 @torch.no_grad()
 def can_pack(model: Any) -> bool:
-    """Return True if two packed rows get the hidden states that each has alone."""
+    """Return True if the model computes the same hidden states for two packed rows as for each
+    alone."""
     from cuagent.training.data.packing import pack
 
     most = model.get_input_embeddings().num_embeddings
@@ -82,7 +84,7 @@ def can_pack(model: Any) -> bool:
 
 def arguments(packing: Any) -> dict[str, Any]:
     """Return the arguments of a model's forward pass over packed rows."""
-    # transformers hands a mask of four dimensions on as it is, so it builds none of [T, T].
+    # transformers passes on a mask of four dimensions unchanged, and builds no mask [T, T].
     unused = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packing.ids.device)
     return {
         "input_ids": packing.ids,
@@ -104,9 +106,10 @@ def attend(
     packed_lengths: tuple[int, ...] | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention; with `packed_lengths` each row sees only itself.
+    """Return (attention, None); with `packed_lengths` each packed row attends to itself only.
 
-    query [b, H, T, D], key and value [b, G, T, D] to [b, T, H, D], as transformers' attentions do.
+    `query` [b, H, T, D], `key` and `value` [b, G, T, D], attention [b, T, H, D]: the interface of
+    transformers. `packed_starts` and `packed_lengths`: see `Packing`; None for padded rows.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -129,14 +132,15 @@ def attend(
 
 
 def band(length: int, window: int, device: torch.device) -> Tensor:
-    """Return the mask of causal attention to the last `window` tokens, [1, 1, length, length]."""
+    """Return the mask of causal attention to the last `window` tokens, [1, 1, length, length]
+    bool."""
     back = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)
     return ((back >= 0) & (back < window))[None, None]
 
 
 def has_varlen(query: Tensor) -> bool:
-    """Return True if torch has a variable-length kernel for this query: flash attention on a GPU,
-    which computes in half precision."""
+    """Return True if torch has a variable-length kernel for this query (flash attention: on a GPU,
+    in half precision)."""
     if query.device.type != "cuda" or query.shape[-1] > 256 or query.shape[-1] % 8:
         return False
     half = torch.is_autocast_enabled("cuda") or query.dtype in (torch.bfloat16, torch.float16)
@@ -160,7 +164,11 @@ def varlen(
     scale: float | None,
     window: int | None,
 ) -> Tensor:
-    """Compute all rows by one kernel; shapes as in `attend`."""
+    """Return the attention of all packed rows, by one kernel; shapes as in `attend`.
+
+    `starts` [rows + 1]: see `Packing`. `longest`: tokens of the longest row. `window`: number of
+    last tokens that each token sees; None: all.
+    """
     from torch.nn.attention.varlen import varlen_attn
 
     heads = query.shape[1]

@@ -36,16 +36,16 @@ class Placement:
     """The layout of a model for training."""
 
     sharded: bool = False
-    """True to divide weights, gradients and optimizer over the processes, for models that fit no
-    GPU."""
+    """True to divide weights, gradients and optimizer over the processes, for models too large for
+    one GPU."""
     compute: Dtype = Dtype.FP32
-    """Type of matrix products. bfloat16 with fp32 weights loses no small update, unlike bf16
-    weights."""
+    """Type in which matrix products are computed. With bfloat16 the weights may stay fp32, so that
+    small updates are not lost."""
     recompute: bool = False
     """True to recompute a layer's activations in the backward pass instead of storing them."""
     packed: bool = True
-    """True to train on rows packed one after the other, without padding; models that cannot are
-    padded."""
+    """True to train on rows packed one after the other, without padding. Models that do not support
+    this get padded rows."""
 
 
 def place(model: Any, placement: Placement, device: str | torch.device) -> Any:
@@ -68,7 +68,7 @@ def place(model: Any, placement: Placement, device: str | torch.device) -> Any:
 
 
 def shard(model: Any, compute: Dtype, kind: str) -> Any:
-    """Shard every layer, then the rest, over all processes."""
+    """Return the model sharded over all processes; every layer is a unit. `kind`: device type."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -76,8 +76,8 @@ def shard(model: Any, compute: Dtype, kind: str) -> Any:
     low = compute.torch if compute is Dtype.BF16 else None
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
     for module in [*layers(model), model]:
-        # The root also reshards after a forward: scoring has no backward pass that would do it, and
-        # weights gathered before a checkpoint is loaded would stay in use.
+        # The root module must reshard after a forward pass too. Scoring has no backward pass that
+        # would do it, and weights gathered before a checkpoint is loaded would stay in use.
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
     return model
 
@@ -89,8 +89,10 @@ def layers(model: Any) -> list[torch.nn.Module]:
 
 
 def recompute_layers(model: Any) -> None:
-    """Enable recomputation, also in evaluation mode, which PPO uses; transformers' own switch does
-    not."""
+    """Recompute each layer's activations in the backward pass, in evaluation mode too.
+
+    PPO trains in evaluation mode, where the switch of transformers has no effect.
+    """
     for layer in layers(model):
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
@@ -101,7 +103,7 @@ def is_sharded(model: Any) -> bool:
 
 
 def sum_gradients(model: Any) -> None:
-    """Let every process hold the sum over all processes of the gradients that it is to apply."""
+    """Replace the gradients (a sharded model's shards) by their sums over all processes."""
     if not is_sharded(model):
         parallel.add_gradients(model)
         return
@@ -114,7 +116,7 @@ def sum_gradients(model: Any) -> None:
 def copy_weights(model: Any, into: Any) -> None:
     """Copy the weights of a (sharded) model into an unsharded one; all processes call it together.
 
-    It copies one tensor at a time, so that no second full copy is in memory.
+    One tensor is copied at a time, so the full weights are never in memory twice.
     """
     targets = dict(into.named_parameters())
     for name, weight in model.named_parameters():

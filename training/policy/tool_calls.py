@@ -7,7 +7,7 @@
     DeepSeek (V3)               the same with function<｜tool▁sep｜>NAME and a block of JSON
 
 The form is that of the model's own chat template (`form_of`). A malformed call becomes a call of
-the tool `unparsable` with its text, so that the loop can answer it.
+the tool `unparsable` with the text as arguments, and the agent's loop answers with an error.
 Not covered: other forms, as Mistral's; such templates are refused.
 """
 
@@ -23,7 +23,8 @@ from cuagent.message import ToolCall
 from cuagent.models.model import ToolSpec
 
 UNPARSABLE = "unparsable"
-"""Name of a call that cannot be parsed. No tool has it, so the loop answers with an error."""
+"""Tool name of a call that cannot be parsed. No tool has this name, so the loop answers with an
+error."""
 BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 XML_BLOCK = re.compile(r"<tool_call>\s*|(?=<function=)")
 FUNCTION = re.compile(r"<function=([^>\n]*)>(.*?)(?:</function>|\Z)", re.DOTALL)
@@ -35,7 +36,7 @@ CALL_OF_DEEPSEEK = re.compile(
 FENCED = re.compile(r"\A(?P<name>[^\n]*)\n```json\n(?P<raw>.*?)\n?```\s*\Z", re.DOTALL)
 SEPARATORS = " \t\r\n;,"
 PROBE = ToolCall("probe", "probe_tool", '{"probe_key": "probe value"}')
-"""The call that a template renders to show its form."""
+"""Call that is rendered by a template to find out the template's form."""
 
 
 class Form(StrEnum):
@@ -48,7 +49,7 @@ class Form(StrEnum):
 
 
 def form_of(rendered: str) -> Form | None:
-    """Return the form in which a template rendered `PROBE`; None if it is none of them."""
+    """Return the form in which a template rendered `PROBE`; None if the form is unknown."""
     if PROBE.name not in rendered:
         return None
     if "<｜tool▁sep｜>" in rendered:
@@ -67,7 +68,7 @@ def parse_calls(
 ) -> tuple[str, tuple[ToolCall, ...]]:
     """Return the text before the first call, and the calls with the ids c1, c2, ...
 
-    The schemas of `tools` give the types of XML parameters, which are text.
+    XML parameters are text; the schemas of `tools` give their types.
     """
     if form is Form.HERMES:
         before, calls = text.partition("<tool_call>")[0], _hermes(text)
@@ -105,7 +106,7 @@ def _deepseek(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _json(text: str) -> Iterator[tuple[str, str]]:
-    """Yield calls that follow each other, separated by white space, commas or semicolons."""
+    """Yield (name, arguments) of JSON calls separated by white space, commas or semicolons."""
     at = 0
     while at < len(text) and text[at] == "{":
         found = _decode(text, at)
@@ -119,9 +120,9 @@ def _json(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _decode(text: str, at: int) -> tuple[tuple[str, str], int] | None:
-    """Decode one JSON call at `at`: ((name, arguments), end); None if it is malformed.
+    """Decode one JSON call at `at`; return ((name, arguments), end index), None if it is malformed.
 
-    The arguments stay byte for byte.
+    The arguments are returned byte for byte as written, where possible.
     """
     reader = json.JSONDecoder(strict=False)
     try:
@@ -158,7 +159,7 @@ def _xml(text: str, tools: Sequence[ToolSpec]) -> Iterator[tuple[str, str]]:
 
 
 def _typed(value: str, schema: Any) -> Any:
-    """Convert the text of an XML parameter to its schema's type; a text that does not fit stays."""
+    """Convert the text of an XML parameter to its schema's type; return the text if that fails."""
     if schema.get("type", "string") == "string":
         return value
     try:

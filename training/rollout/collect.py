@@ -1,8 +1,8 @@
-"""Collect episodes: a policy plays tasks, iteration by iteration, and its episodes go to disk.
+"""Collect episodes: a policy plays tasks, iteration by iteration, and its episodes are saved.
 
 PPO, the data sets for RFT and value pretraining, and evaluation all use it, with different tasks
 and seeds. Not covered: one episode (`rollout.py`).
-Invariant: a file `out/episodes/*.jsonl` has all episodes of its iteration.
+Invariant: if a file `out/episodes/*.jsonl` exists, it has all episodes of its iteration.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Say = Callable[[str], None]
 
 @dataclass
 class Collector:
-    """Play an iteration when called with its number; write the episodes to `out/episodes/`."""
+    """Function of an iteration's number: play its episodes and write them to `out/episodes/`."""
 
     tasks: Sequence[Task]
     chat: Chat
@@ -56,14 +56,13 @@ class Collector:
     max_in_flight: int = 256
     """Number of episodes that run in parallel, one thread each."""
     curriculum: Curriculum | None = None
-    """None plays every task equally often."""
+    """Rule that chooses the tasks by earlier outcomes; None: every task is played equally often."""
     difficulties: Mapping[str, float] = field(default_factory=dict)
-    """Measured difficulty of tasks by digest, for tasks that were not played yet."""
+    """Measured difficulty of tasks by digest; the curriculum counts it like a few outcomes."""
     keep_runs: bool = False
     inputs: dict[str, Any] | None = None
-    """Inputs of the episodes other than their seed, such as the policy's digest. If it equals the
-    recorded value, an interrupted collection resumes; otherwise it starts again. None never
-    resumes."""
+    """Inputs that the episodes depend on, such as the policy's digest. An interrupted collection
+    with equal inputs resumes; one with other inputs starts again. None: never resume."""
     say: Say = print
     lost: dict[str, int] = field(default_factory=dict)
 
@@ -94,7 +93,7 @@ class Collector:
             for why, count in played.lost.items():
                 self.lost[why] = self.lost.get(why, 0) + count
                 self.say(f"  {count} episodes without a reward: {why}")
-        # An episode without a reward stays None until here, so that the order is that of the jobs.
+        # Episodes without a reward are None until here, so that the order is that of the jobs.
         found = [
             e for e in parallel.gather_interleaved([ended.get(n) for n in names]) if e is not None
         ]
@@ -116,7 +115,8 @@ class Collector:
             append_outcomes(self.out / "outcomes.jsonl", iteration, found)
 
     def _jobs(self, iteration: int) -> list[tuple[Task, int]]:
-        """Return (task, seed) of every episode; seeds differ between iterations and episodes."""
+        """Return (task, seed) of every episode to play; no two episodes or iterations share a
+        seed."""
         by_digest = {task.digest: task for task in self.tasks}
         if self.curriculum is None:
             digests = [list(by_digest)[i % len(by_digest)] for i in range(self.episodes)]
@@ -130,8 +130,10 @@ class Collector:
 
 
 class Progress:
-    """Callback for each finished episode: print progress now and then, append it to `partial` if
-    given."""
+    """Callback for each finished episode: report progress now and then, and save the episode.
+
+    Episodes are appended to the file `partial`; None: they are not saved.
+    """
 
     def __init__(self, total: int, ended_before: int, partial: Path | None, say: Say) -> None:
         self.all = total
@@ -151,9 +153,9 @@ class Progress:
 
 
 def resume_partial(path: Path, inputs: dict[str, Any]) -> dict[str, Episode]:
-    """Return the episodes, by id, of an interrupted collection with the same inputs.
+    """Return the episodes, by id, of an interrupted collection; none if it had other inputs.
 
-    The file is rewritten so that more episodes can be appended.
+    The file is rewritten with these inputs and episodes, so that more episodes can be appended.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     inputs = json.loads(json.dumps({"v": VERSION, **inputs}))  # tuples become lists, as in the file

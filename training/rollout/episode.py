@@ -1,9 +1,9 @@
 """Play episodes through the agent's own loop and tools, many in parallel, sampled by an engine.
 
-PPO's `collect` and every evaluation of a policy use it. An episode is an ordinary run: `run_agent`,
-the real tools, a run log; `data.episode_of` reads it back. Two things differ: the model behind the
-loop keeps the token ids, and many episodes share one engine and one pool of judges. Not covered:
-sampling itself (`engine.py`), judging (`pool.py`).
+PPO's `collect` and every evaluation of a policy use it. An episode is an ordinary run with
+`run_agent`, the real tools and a run log; `data.runs.episode_of` reads the log. Two things differ:
+the model keeps its token ids, and many episodes share one engine and one pool of judges. Not
+covered: sampling itself (`engine.py`), judging (`pool.py`).
 Invariant: a policy's prompt consists of the ids that it sampled before and the ids that were
 inserted between them, never of a re-tokenization.
 """
@@ -49,32 +49,36 @@ class Play:
 
     tools: Sequence[Tool]
     opening: Callable[[Task], list[Message]]
-    """The first messages: those of `cuagent optimize`, or a short form for a small model."""
+    """Function that returns the first messages: those of `cuagent optimize`, or short ones for a
+    small model."""
     turns: int = 8
     """Largest number of model calls."""
     context: int = 2048
-    """Largest number of tokens of the whole conversation."""
+    """Largest number of tokens of a context window, prompt and turns together."""
     reply: int = 1024
     """Largest number of tokens of one turn."""
     temperature: float = 1.0
     seconds: float | None = None
-    """Limit of an episode's wall time; None by default, since an episode waits for others'
-    verdicts."""
+    """Limit of an episode's wall time. None: no limit; this is the default, because an episode
+    waits for the verdicts of others."""
     initial_files: Callable[[Task], Mapping[str, str]] = lambda task: {}
-    """Files in the work folder at the start, in addition to reference.py."""
+    """Function that returns the files in the work folder at the start (path to text), in addition
+    to reference.py."""
     ladder: bool = False
     """True to measure the ladder at the start and show it, as `cuagent optimize` does."""
     together: float = 1.0
-    """Share of the live episodes that must wait before the engine starts. With 1 nothing is judged
-    while the engine runs, as required if one GPU samples and times. With less, for separate GPUs,
-    the slowest judgement does not delay all. With 0 no episode waits for others."""
+    """Share of the unfinished episodes that must wait for tokens before the engine runs a batch.
+    With 1 nothing is judged while the engine runs, as required if one GPU samples and times. With
+    less (on separate GPUs) the slowest judgement does not delay all. With 0 no episode waits for
+    others."""
 
 
 class Batcher:
     """Gather the requests of concurrent episodes into batches of the engine.
 
-    The thread that completes a batch runs it. Episodes enter with `live`. With `together` 0, an
-    engine without `needs_batches` is called by each episode separately.
+    A batch runs when the share `together` of the live episodes have a request; the thread with the
+    last request runs it. An episode is live inside the context `live`. With `together` 0 each
+    episode calls an engine without `needs_batches` separately.
     """
 
     def __init__(
@@ -87,14 +91,15 @@ class Batcher:
         self.seconds = 0.0
         """Seconds spent in the engine."""
         self.fatal: OutOfMemory | None = None
-        """The error that ends the collection, since every further batch would have it too."""
+        """Error that ends the collection, because every further batch would fail alike; None: no
+        such error."""
         self._changed = threading.Condition()
         self._live = 0
         self._waiting: list[tuple[Request, list[Sampled | Exception]]] = []
 
     @contextmanager
     def live(self) -> Iterator[None]:
-        """Make batches wait for this episode's requests inside this context."""
+        """Count this episode as live inside this context, so that batches wait for its requests."""
         with self._changed:
             self._live += 1
         try:
@@ -105,7 +110,7 @@ class Batcher:
                 self._run_if_full()
 
     def stop(self) -> None:
-        """Wait for the running batch, then fail all pending requests."""
+        """Wait for the running batch, then let all pending requests fail with EngineError."""
         with self._changed:
             for _, answer in self._waiting:
                 answer.append(EngineError("stopped"))
@@ -113,7 +118,8 @@ class Batcher:
             self._changed.notify_all()
 
     def sample(self, request: Request) -> Sampled:
-        """Wait for a batch with this request in it. Raises EngineError."""
+        """Return the engine's answer, after waiting for a batch that has this request. Raises
+        EngineError."""
         if self.together == 0 and not self.engine.needs_batches:
             [alone] = self._ask([request])
             return unwrap(alone)
@@ -132,7 +138,8 @@ class Batcher:
             return
         batch, self._waiting = self._waiting, []
         start = time.perf_counter()
-        # Every request must get an answer on any error: a waiting thread would never end.
+        # Every request must get an answer, whatever the error; a thread without one would wait
+        # forever.
         results: Sequence[Sampled | Exception] = [EngineError("the batch was lost")] * len(batch)
         try:
             results = self._ask([request for request, _ in batch])
@@ -161,8 +168,8 @@ def unwrap(result: Sampled | Exception) -> Sampled:
 
 @dataclass
 class TokenModel:
-    """A policy with the model interface of the agent's loop; it keeps one episode's token
-    stream."""
+    """A policy with the model interface of the agent's loop, for one episode; it keeps the token
+    ids."""
 
     name: str
     chat: Chat
@@ -172,9 +179,10 @@ class TokenModel:
     stream: tuple[int, ...] = ()
     """All ids of the current context window."""
     seen: list[Message] = field(default_factory=list)
-    """The messages that the stream represents."""
+    """Messages that `stream` contains."""
     ended: bool = True
-    """True if the policy ended its last turn; False if the turn was cut."""
+    """True if the policy sampled the end of its last turn; False if the length limit cut the
+    turn."""
     turns: int = 0
 
     @property
@@ -210,8 +218,8 @@ class TokenModel:
         )
 
     def _prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...]:
-        """Return the stream plus the new messages, or a whole new prompt if the history was
-        rewritten."""
+        """Return the prompt's token ids: `stream` plus the new messages, or a new prompt if earlier
+        messages changed."""
         seen = len(self.seen)
         if seen and comparable(messages[:seen]) == comparable(self.seen):
             return self.stream + self.chat.continuation_ids(messages[seen:], self.ended)
@@ -219,17 +227,20 @@ class TokenModel:
 
 
 def comparable(messages: Sequence[Message]) -> list[tuple[Any, ...]]:
-    """Return the fields that must match for equal messages; the loop may rename the ids
-    of calls."""
+    """Return the fields that equal messages share.
+
+    Ids of calls are left out: the loop may rename them.
+    """
     return [(m.role, m.content, [(c.name, c.arguments) for c in m.tool_calls]) for m in messages]
 
 
 def start_episode(
     task: Task, judge: Judge, model: str, play: Play, root: Path, tokenizer: str | None = None
 ) -> Run:
-    """Start a run with the opening of `play`, without git: an episode is never restored.
+    """Start a run, without git, with the opening messages and initial files of `play`.
 
-    `tokenizer`: fingerprint of the tokenizer whose ids are recorded.
+    `model`: name of the policy. `root`: folder for the run. `tokenizer`: fingerprint of the
+    tokenizer whose ids are recorded; None: no ids are.
     """
     budget = Budget(steps=play.turns, cost=None, seconds=play.seconds)
     folder = new_run(task.name, root)
@@ -264,10 +275,10 @@ def play_one(
     root: Path,
     cancelled: threading.Event | None = None,
 ) -> Episode:
-    """Play one episode.
+    """Play one episode of policy `name`, sampled by `sample`, in a run under `root`.
 
-    Raises UnusableRun if the run says nothing about the policy, and Interrupted after `cancelled`
-    is set.
+    Raises UnusableRun if no episode can be made of the run (such as one without a reward), and
+    Interrupted if `cancelled` was set.
     """
     run = start_episode(task, judge, name, play, root, chat.fingerprint)
     run.cancelled = cancelled or run.cancelled
@@ -282,7 +293,7 @@ def play_one(
 
 
 def episode_id(policy: str, task: Task, seed: int) -> str:
-    """Return the id of an episode."""
+    """Return the id of an episode, from its policy's name, task and seed."""
     return f"{policy}-{task.name}-{seed}"
 
 
@@ -309,10 +320,11 @@ def play_many(
     keep_runs: bool = False,
     on_episode: Callable[[Episode | None], None] = lambda episode: None,
 ) -> Played:
-    """Play all (task, seed) in parallel, one thread each; episodes come in the order of `jobs`.
+    """Play all `jobs` (task, seed) in parallel, one thread each; the result has their order.
 
-    `on_episode` is called with each finished episode, from its thread. On Ctrl-C, or if one episode
-    cannot be played, the others stop and are discarded.
+    `on_episode` is called with each finished episode (None: without a reward) from the episode's
+    thread. `keep_runs`: leave the run folders under `root`. On Ctrl-C, or on another error in one
+    episode, all episodes stop and are discarded.
     """
     cancelled = threading.Event()
     batcher = Batcher(engine, play.together, cancelled)
@@ -321,7 +333,7 @@ def play_many(
     def one(job: tuple[Task, int]) -> Episode | str:
         task, seed = job
         with batcher.live():
-            started.wait()  # no batch starts before all episodes are live
+            started.wait()  # all episodes are live before a batch starts
             try:
                 judge, sample = judges(task), batcher.sample
                 played = play_one(task, judge, name, chat, sample, play, seed, root, cancelled)
@@ -336,7 +348,7 @@ def play_many(
     started = threading.Barrier(len(jobs))
     with ThreadPoolExecutor(len(jobs)) as threads:
         try:
-            with engine.open():  # pending requests fail when it closes
+            with engine.open():  # its end makes pending requests fail
                 try:
                     futures = [threads.submit(one, job) for job in jobs]
                     for future in as_completed(futures):

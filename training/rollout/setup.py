@@ -36,7 +36,8 @@ Say = Callable[[str], None]
 
 
 def with_context(config: TrainConfig, actor: Any, say: Say) -> TrainConfig:
-    """Return settings whose play.context is at most the policy's positions, and say so."""
+    """Return settings whose `play.context` is at most the policy's context length; report a
+    change."""
     positions, asked = positions_of(actor), config.play.context
     if positions is None or asked <= positions:
         return config
@@ -48,7 +49,8 @@ def with_sampler(config: TrainConfig, device: str) -> TrainConfig:
     """Return settings in which `play.engine=auto` is replaced by the engine for the device."""
     if config.play.engine is not Sampler.AUTO:
         return config
-    # Adapters cannot be copied to a sampler of another type, and pages have the weights' type.
+    # Pages of keys and values have the type of the weights. A sampler with weights of another type
+    # would need a copy, which adapters do not support.
     pages = device.startswith("cuda") and (
         not config.lora.rank or config.placement.compute is config.dtype
     )
@@ -57,16 +59,17 @@ def with_sampler(config: TrainConfig, device: str) -> TrainConfig:
 
 
 def samples_from_pages(config: TrainConfig) -> bool:
-    """Return True if the actor samples with paged keys and values, which have its weights' type."""
+    """Return True if `ContinuousEngine` samples: its pages of keys and values have the weights'
+    type."""
     return config.play.engine is Sampler.CONTINUOUS and config.play.server is None
 
 
 def sampling_actor(actor: Any, policy: Path, config: TrainConfig, device: str) -> Any:
-    """Return the actor that samples: the trained one, or a full copy on every process.
+    """Return the model to sample from: the trained actor, or a full copy of it on every process.
 
-    A copy is needed for a sharded actor, and for paged sampling if the compute type differs from
-    the weights' type, since the pages hold results of the compute type.
-    Raises ConfigError.
+    A copy is needed for a sharded actor. It is also needed for paged sampling (`ContinuousEngine`)
+    if the compute type differs from the type of the weights. Raises ConfigError for an adapted
+    actor that would need a copy.
     """
     compute = config.placement.compute
     apart = is_sharded(actor) or (samples_from_pages(config) and compute is not config.dtype)
@@ -113,7 +116,7 @@ def make_engine(actor: Any, chat: Chat, max_in_flight: int, config: TrainConfig)
     if p.server is not None:
         return ServerEngine(p.server, actor.name_or_path, chat.end)
     if samples_from_pages(config):
-        # On the CPU a cache of the whole free memory would be allocated, so it is bounded.
+        # On the CPU the cache would take all free memory, so it is bounded.
         fits = actor.device.type == "cuda"
         tokens = p.cache_tokens or (None if fits else max_in_flight * p.context)
         return ContinuousEngine(actor, chat.end, tokens, p.temperature)
@@ -121,9 +124,9 @@ def make_engine(actor: Any, chat: Chat, max_in_flight: int, config: TrainConfig)
 
 
 def make_pool(config: TrainConfig, device: str, tasks: Sequence[Task] = ()) -> JudgePool | RayPool:
-    """Return the pool of judges.
+    """Return the pool of judges: Ray actors if `play.ray` is set, else processes of this machine.
 
-    With several processes, each judges on the device that it trains on, or all share Ray actors.
+    Under torchrun each process judges on the GPU that it trains on, or all share the Ray actors.
     """
     effort = Effort.QUICK if config.play.timed else None
     if config.play.ray:

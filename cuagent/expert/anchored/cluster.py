@@ -1,7 +1,8 @@
 """Group each anchor with the elementwise operations before and after it.
 
-Operations before the anchor are computed where it reads its argument, those after it where it
-writes a result. Invariant: no path leaves a group and returns to it.
+The kernel computes operations before the anchor when it loads the anchor's argument, and operations
+after the anchor when it stores the result. Invariant: no path of the graph leaves a group and
+returns to it.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ from cuagent.expert.streaming.fuse import MAX_LEAVES, Group, leaves_and_returns
 from cuagent.expert.streaming.stages import COST
 
 MAX_REPEATED_COST = 8
-"""Largest cost of an argument that a pool computes again in each window that contains it."""
+"""Largest cost (see `streaming.stages.COST`) of computing one element of an anchor's argument, for
+anchors that read an element several times: a pool does so in each window that contains it."""
 
 
 def clusters(
     graph: Graph, family_of: Mapping[Kind, str], outside: frozenset[str]
 ) -> tuple[Group, ...]:
-    """Return one group for each anchor, a node whose kind is a key of `family_of`."""
+    """Return one group for each anchor: a node whose kind is a key of `family_of`.
+
+    `family_of` gives the family of the group. Nodes named in `outside` join no group.
+    """
     users = graph.users()
     claimed: dict[str, Group] = {}
     groups = []
@@ -45,7 +50,7 @@ def _group(
 
 
 class _Cluster:
-    """The members of one group, while it grows."""
+    """The names of one group's members, grown from its anchor."""
 
     def __init__(
         self,
@@ -70,7 +75,7 @@ class _Cluster:
         return usable and node.name not in self.claimed and node.name not in self.members
 
     def _add_producers(self, reader: Node) -> None:
-        """Add the elementwise arguments of a member that no other node reads."""
+        """Add the elementwise arguments of the member `reader` that only members read."""
         for name in reader.inputs:
             node = self.graph.node(name)
             exclusive = all(u.name in self.members for u in self.users[name])
@@ -83,7 +88,7 @@ class _Cluster:
                 self._add_producers(node)
 
     def _cost(self, name: str) -> int:
-        """Return the cost of a value from tensors in memory."""
+        """Return the cost of computing an element of a value from tensors in memory."""
         node = self.graph.node(name)
         if node.kind is not Kind.POINTWISE:
             return 0

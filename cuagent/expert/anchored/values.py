@@ -1,7 +1,7 @@
 """Write a group's values at given indices as C++: loads, and the elementwise operations on them.
 
-Both generators (C++ and CUDA) of each family use it. An index is an expression for each dimension
-of a value; a value of fewer dimensions is broadcast, as in torch.
+Both generators (C++ and CUDA) of each family use it. An index is a tuple of C++ expressions, one
+for each dimension. A value of fewer dimensions is broadcast, as in torch.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from cuagent.expert.streaming.text import Writer
 
 Index = tuple[str, ...]
 NUMBERS = {Kind.INSIDE, Kind.INDEX}
-"""Kinds of values without memory."""
+"""Kinds of nodes whose value is computed from the index; they have no memory."""
 
 
 class Values:
-    """Expressions of a group's values. `fresh` starts a new scope of declared variables."""
+    """Writer of C++ variables with a group's values; `fresh` starts a new scope of variables."""
 
     def __init__(self, graph: Graph, group: Group, anchor: Node, w: Writer) -> None:
         self.graph, self.group, self.anchor, self.w = graph, group, anchor, w
@@ -38,7 +38,7 @@ class Values:
         self.declared: dict[tuple[str, Index], str] = {}
         self.slices = 0
         self.result = "result"
-        """Variable with the anchor's value."""
+        """Name of the C++ variable with the anchor's value."""
 
     @property
     def tensors_read(self) -> dict[str, str]:
@@ -55,7 +55,10 @@ class Values:
         self.declared = {}
 
     def at(self, operand: Operand, index: Index) -> str:
-        """Declare a value at an index of the anchor's or its argument's shape; return its name."""
+        """Return the C++ expression of an operand's element; declare a variable if needed.
+
+        `index` is an index into the shape of the anchor or of the anchor's argument.
+        """
         if not isinstance(operand, str):
             return number(operand)
         if operand == self.anchor.name:
@@ -84,7 +87,7 @@ class Values:
         return self.nodes.get(name) or self.graph.node(name)
 
     def _element(self, node: Node, index: Index) -> str:
-        """Return the expression of an element in memory, or of a number."""
+        """Return the expression that loads a node's element, or computes it from the index."""
         match node.kind:
             case Kind.INSIDE:
                 low, high = node.window
@@ -108,7 +111,7 @@ class Values:
         return widened(f"{identifier(base.name)}[{address(index, strides, offset)}]", base.dtype)
 
     def _gathered(self, node: Node, index: Index) -> str:
-        """Declare the slice of a gather, and return the expression of its element."""
+        """Declare the index of a gather's slice, and return the expression of an element of it."""
         (dim,), (table, places) = node.dims, map(self._node, node.inputs)
         end = dim + len(places.shape)
         wraps = "true" if node.spec.wraps else "false"
@@ -139,7 +142,7 @@ class Values:
 
 
 def owners_of(graph: Graph, node: Node) -> list[Node]:
-    """Return the nodes that own the memory behind a value; none for a number."""
+    """Return the nodes that own the memory of a value; none if it is computed from the index."""
     while node.kind is Kind.WINDOW:
         node = graph.node(node.inputs[0])
     if node.kind is Kind.GATHER:
@@ -170,9 +173,10 @@ def address(index: Index, strides: Sequence[int], offset: int) -> str:
 
 
 def flattened(graph: Graph, group: Group, anchor: Node) -> tuple[Graph, Group, Node]:
-    """Return the graph, group and anchor of a scan with three dimensions: before, along, behind.
+    """Return the graph, group and anchor of a scan with all shapes merged to three dimensions.
 
-    They are unchanged if an operand is broadcast or not one run of memory.
+    These are the dimensions before the scanned one, the scanned one, and those after it. The
+    arguments are returned unchanged if an operand is broadcast or not contiguous.
     """
     (dim,) = anchor.dims
     shape = anchor.shape

@@ -17,32 +17,35 @@ MOST_DEPTH = {"float32": 128, "float16": 256, "bfloat16": 256}
 SHARED = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}
 """KiB of shared memory of one block by compute capability."""
 LEAST_SHARED = 99
-"""KiB of shared memory of one block elsewhere."""
+"""KiB of shared memory of one block for a compute capability that is not in `SHARED`."""
 BUSY = 0.8
-"""Share of the processors below which the keys are split over more blocks (FlashAttention's)."""
+"""The keys are split over more blocks if fewer than this share of the processors has a block.
+FlashAttention's value."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """Operations on the scores, as `scored_attention` has them, and the order of the result."""
+    """Options of a call of `scored_attention`: operations on the scores, order of the result."""
 
     steps: tuple[tuple[Any, ...], ...]
     heads_inside: bool
+    """True if the result is (batch, rows, heads, head size); False if heads come before rows."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor over (batch, heads, rows, columns): strides of 0 where it broadcasts."""
+    """Memory of a tensor that a kernel reads with four indices: batch, head, row, column."""
 
     tensor: str
     dtype: str
     strides: tuple[int, ...]
+    """Elements between neighbours along each index; 0 where the tensor is broadcast."""
     offset: int
 
 
 @dataclass(frozen=True)
 class AttentionStep:
-    """One attention as a kernel."""
+    """One attention that a kernel computes."""
 
     node: Node
     batch: int
@@ -50,8 +53,11 @@ class AttentionStep:
     groups: int
     """Heads of the queries for each head of keys and values."""
     rows: int
+    """Queries of one head."""
     columns: int
+    """Keys of one head."""
     depth: int
+    """Head size of the queries and keys."""
     width: int
     """Head size of the values and of the result."""
     operands: tuple[Place, ...]
@@ -59,7 +65,7 @@ class AttentionStep:
 
     @property
     def spec(self) -> Scored:
-        """Operations on the scores: scale, bias, mask, softmax."""
+        """Options of the call: operations on the scores, and order of the result."""
         found: Scored = self.node.spec
         return found
 
@@ -74,7 +80,7 @@ class AttentionStep:
 
     @property
     def places(self) -> dict[str, tuple[int, ...]]:
-        """Names of the computed nodes, as in a group."""
+        """Names of the computed nodes as keys, as in `Group.places`; the values are unused."""
         return {self.node.name: ()}
 
     @property
@@ -84,26 +90,27 @@ class AttentionStep:
 
     @property
     def is_causal(self) -> bool:
-        """True if a step removes the keys behind a query with a fill of zero weight."""
+        """True if a step sets the scores of all keys after the query to -inf."""
         return any(step[0] == "causal" and step[1] == -math.inf for step in self.spec.steps)
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Rows and keys in one tile, and the launch of the kernel."""
+    """Queries (`rows`) and keys (`columns`) of one tile, and launch options of the kernel."""
 
     rows: int
     columns: int
     warps: int
     stages: int
     splits: int = 1
-    """Parts of the keys that separate blocks compute."""
+    """Number of parts of the keys; separate blocks compute them."""
 
 
 def has_kernel(target: Target, dtype: str, depth: int, width: int) -> bool:
     """Return True if a kernel can compute attention with these head sizes.
 
-    float32 is split into TF32 parts, where these are faster than float32 arithmetic.
+    A float32 kernel splits its operands into TF32 parts. GPUs where that is slower than float32
+    arithmetic have none.
     """
     if max(depth, width) > MOST_DEPTH[dtype]:
         return False
@@ -113,7 +120,10 @@ def has_kernel(target: Target, dtype: str, depth: int, width: int) -> bool:
 
 
 def with_kernels(steps: Sequence[Any], graph: Graph, keep: frozenset[str]) -> tuple[Any, ...]:
-    """Replace attentions whose operands have strides by kernels."""
+    """Replace `scored_attention` nodes by kernels, if each operand has constant strides.
+
+    Nodes whose origin is in `keep` stay calls.
+    """
     return tuple(_kernel(step, graph, keep) or step for step in steps)
 
 
@@ -144,7 +154,7 @@ def _place(graph: Graph, node: Node, shape: tuple[int, ...]) -> Place:
 
 
 def blocks(step: AttentionStep, target: Target, rank: int = 0) -> Blocks:
-    """Return the tiles of a kernel; `rank` chooses among them.
+    """Return the tile and launch options of a kernel: the best guess for `rank` 0, then others.
 
     First guesses from published kernels (FlashAttention for sm_80), to be measured.
     """
@@ -176,7 +186,10 @@ def _shared(step: AttentionStep, rows: int, columns: int, warps: int, stages: in
 
 
 def _splits(step: AttentionStep, rows: int, columns: int, processors: int) -> int:
-    """Return the fewest parts of the keys with 85 % of the best number's wave efficiency."""
+    """Return into how many parts to split the keys.
+
+    It is the smallest number that reaches 85 % of the best number's wave efficiency.
+    """
     count = step.batch * step.heads * math.ceil(step.rows / rows)
     most = min(processors // max(count, 1), step.columns // (4 * columns), 32)
     if count >= BUSY * processors or most < 2:

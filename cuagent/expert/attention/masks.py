@@ -22,19 +22,20 @@ class Mask:
     """The mask of an attention call."""
 
     tensor: Any = None
-    """True at kept keys, or added to the scores; None without a mask."""
+    """A boolean mask, True at kept keys, or a tensor to add to the scores; None without a mask."""
     causal: bool = False
-    """True if a query sees the keys up to its own place; no other mask applies."""
+    """True if query k sees the keys 0 to k, and no other mask applies."""
     empty: Any = None
-    """True at queries without a key; None if there is none."""
+    """A boolean tensor, True at queries without a kept key; None if each query has one."""
     finite: bool = False
-    """True if the fill of those queries is finite."""
+    """True if the fill is finite: queries in `empty` get the mean of the values, otherwise NaN."""
 
 
 def mask_of(edit: Edit, scores: Scores, rank: int, dtype: str) -> Mask | None:
-    """Add the mask's nodes. Returns None if fills of both kinds meet, or a bias has another dtype.
+    """Add the nodes of the mask that has the effect of the scores' biases and fills.
 
-    A tensor of fewer than `rank` dimensions counts from the last one.
+    The mask gets leading dimensions of one element up to `rank`. Returns None if finite fills meet
+    infinite ones, a bias has another dtype, or a constant mask leaves a query without a key.
     """
     import torch
 
@@ -91,7 +92,7 @@ def _positive(edit: Edit, fill: Fill) -> Any:
 
 
 def _constant(edit: Edit, scores: Scores) -> Any:
-    """Return True at the kept keys of a mask of constants; None if inputs take part.
+    """Return a boolean tensor, True at kept keys; None unless all fills and biases are constants.
 
     A constant bias keeps the keys where it is above `HUGE`.
     """
@@ -118,7 +119,7 @@ def _removes_only(edit: Edit, scores: Scores) -> bool:
 
 
 def _is_causal(kept: Any) -> bool:
-    """Return True for the lower triangle of a square matrix, in each pair of matrices."""
+    """Return True if `kept` is one square matrix that is True in its lower triangle only."""
     rows, columns = kept.shape[-2:] if kept.dim() > 1 else (0, 1)
     if rows != columns or kept.numel() != rows * columns:
         return False
@@ -141,7 +142,7 @@ def _empty(edit: Edit, kept: Any, added: Any, rank: int) -> Any:
 
 
 def _padded(edit: Edit, tensor: Any, rank: int) -> Any:
-    """Add dimensions of extent 1 in front."""
+    """Add leading dimensions of one element up to `rank` dimensions."""
     import torch
 
     while len(shape_of(tensor)) < rank:
@@ -152,7 +153,7 @@ def _padded(edit: Edit, tensor: Any, rank: int) -> Any:
 def kernel_steps(
     edit: Edit, scores: Scores, rank: int
 ) -> tuple[tuple[Any, ...], tuple[tuple[Any, ...], ...]]:
-    """Return the tensors that the steps of scores read, and the steps of `scored_attention`."""
+    """Return the arguments `tensors` and `steps` of `scored_attention` for these scores."""
     tensors: list[Any] = []
     steps: list[tuple[Any, ...]] = []
 
@@ -178,7 +179,7 @@ def kernel_steps(
 
 
 def _causal_bias(edit: Edit, bias: Any) -> float | None:
-    """Return the value above the diagonal of a constant bias that removes later keys only."""
+    """Return the value above the diagonal of a constant causal bias; None for other biases."""
     tensor = edit.constant(bias)
     if tensor is None or not _is_causal(tensor > HUGE):
         return None

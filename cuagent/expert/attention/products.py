@@ -42,7 +42,7 @@ class BatchedProduct:
 
 
 def batched_product(node: Any) -> BatchedProduct | None:
-    """Return the operands of a product; None if it has another form."""
+    """Return the product that an fx node computes; None if it is not of a covered form."""
     if node.op != "call_function":
         return None
     name = called(node)
@@ -72,7 +72,7 @@ def _plain(left: Any, right: Any) -> BatchedProduct | None:
 
 
 def _einsum(equation: str, first: Any, second: Any) -> BatchedProduct | None:
-    """Read an equation as rows times columns, in either order of its operands."""
+    """Return the product of an einsum with two operands; None if it is not of a covered form."""
     terms, arrow, result = equation.replace(" ", "").partition("->")
     left, _, right = terms.partition(",")
     words = (left, right, result)

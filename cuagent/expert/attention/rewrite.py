@@ -27,7 +27,7 @@ from cuagent.expert.graph.lowering import argument, dtype_of, shape_of
 RANK = 4
 """Dimensions that the fused backends take: batch, heads, rows, head size."""
 SETTLING = {"clone", "contiguous", "reshape", "linear", "matmul", "mm"}
-"""Operators whose result has the same layout for each layout of their argument."""
+"""Operators whose result has a fixed layout, whichever layout their argument has."""
 
 
 def attention(
@@ -61,9 +61,10 @@ def scored_attention(
     steps: Sequence[tuple[Any, ...]],
     heads_inside: bool = False,
 ) -> Any:
-    """Return softmax(steps(q k^T)) v. A step names its tensor by its place in `tensors`.
+    """Return softmax(steps(q k^T)) v, where steps are applied to the scores one after the other.
 
-    The steps are those of `cuagent.expert.attention.scores`, and ("causal", fill).
+    A step is ("scale", factor), ("mul", index), ("add", index, weight), ("tanh",),
+    ("fill", index, removes, value) or ("causal", value). An index selects one of `tensors`.
     """
     import torch
 
@@ -100,6 +101,7 @@ class Match:
     """The product with the values."""
     scores: Scores
     values: Operand
+    """The values as (batch, keys, head size)."""
     order: tuple[int, ...]
     """Dimensions of (batch, rows, head size) in the order of the result."""
 
@@ -116,7 +118,8 @@ class Own(StrEnum):
 def with_attention(
     captured: Captured, target: Target, own: Own = Own.NEVER
 ) -> tuple[Captured, tuple[str, ...]]:
-    """Return the graph with fused calls, and the names of the replaced softmax operators."""
+    """Return the graph with fused calls, and the names of the replaced softmax and attention
+    operators."""
     edit = Edit(captured)
     found = []
     for node in edit.nodes:
@@ -236,7 +239,10 @@ def _emit(
 
 
 def _transposes(edit: Edit, node: Any) -> list[Any]:
-    """Return the readers of a result if each exchanges rows and heads, and none is returned."""
+    """Return the readers of `node` if each exchanges rows and heads; otherwise an empty list.
+
+    It is empty too if forward returns `node` or a reader, or the layout of a reader has an effect.
+    """
     readers = list(node.users)
     swaps = all(
         (called(r) == "transpose" and {d % RANK for d in r.args[1:3]} == {1, 2})
@@ -248,7 +254,7 @@ def _transposes(edit: Edit, node: Any) -> list[Any]:
 
 
 def _settles(edit: Edit, node: Any) -> bool:
-    """Return True if the layout of a tensor has no effect on that of a result."""
+    """Return True if the layout of a tensor has no effect on the layout of forward's results."""
     names = {called(reader) for reader in node.users}
     formats = [r.kwargs.get("memory_format") for r in node.users if called(r) == "clone"]
     copied_to = all(str(word) == "torch.contiguous_format" for word in formats)
@@ -256,7 +262,10 @@ def _settles(edit: Edit, node: Any) -> bool:
 
 
 def _unscaled(edit: Edit, scores: Scores) -> Scores:
-    """Move factors of the queries and keys that only the product reads into the scale."""
+    """Return the scores with numeric factors of queries and keys moved into the scale.
+
+    A factor moves only if no other operator reads the scaled queries or keys.
+    """
 
     def peeled(operand: Operand, scale: float) -> tuple[Operand, float]:
         node = operand.node
@@ -279,7 +288,7 @@ def _unscaled(edit: Edit, scores: Scores) -> Scores:
 
 
 def _narrowed(operand: Operand, dtype: str) -> Operand:
-    """Return the operand without an exact cast from `dtype`."""
+    """Return the operand before its cast from `dtype` to float32; without such a cast, itself."""
     source = copied(operand.node)
     exact = source is not None and dtype_of(source) == dtype and dtype_of(operand.node) == "float32"
     return Operand(source, operand.order) if exact else operand
@@ -308,9 +317,10 @@ def _placed(edit: Edit, operand: Operand) -> Any:
 def _grouped(
     edit: Edit, operands: tuple[Any, ...], options: dict[str, Any], mask: Mask, device: str
 ) -> tuple[Any, Any, Any, dict[str, Any]]:
-    """Read repeated heads of keys and values from their source, where the library can.
+    """Return query, key, value and options of a call that repeats heads in the library.
 
-    On CUDA only the backend without masks can, and only for half types.
+    The key and the value are those before the repetition. They stay as they are if nothing is
+    repeated or the library cannot: on CUDA only the backend without masks can, for half types.
     """
     query, key, value = operands
     sources = [_unrepeated(key), _unrepeated(value)]
@@ -321,7 +331,7 @@ def _grouped(
 
 
 def _unrepeated(node: Any) -> Any:
-    """Return the heads that `repeat_interleave` or `expand` repeats for their groups; else None."""
+    """Return the tensor whose heads `repeat_interleave` or `expand` repeats; None if none does."""
     if node.op != "call_function":
         return None
     name = called(node)
@@ -346,7 +356,10 @@ def _unrepeated(node: Any) -> Any:
 
 
 def _without_copies(edit: Edit, node: Any, device: str) -> bool:
-    """Let an attention of the library read repeated heads from their source."""
+    """Replace an attention call whose heads are repeated by one that reads them unrepeated.
+
+    Return True if the call was replaced.
+    """
     if called(node) != "scaled_dot_product_attention":
         return False
     query, key, value = node.args[:3]

@@ -16,8 +16,8 @@ from cuagent.expert.graph.lowering import argument, dtype_of, shape_of
 
 COPIES = {"clone", "alias", "detach", "contiguous", "_to_copy", "to", "lift_fresh_copy", "type_as"}
 HUGE = -1e9
-"""A finite fill of at most this value removes a key from the softmax, as minus infinity does. It
-holds for rows with a score above the fill by more than 104, where exp is 0 in float32."""
+"""A finite fill of at most this value removes a key from the softmax, as minus infinity does. This
+is true of rows with a score more than 104 above the fill: exp(-104) is 0 in float32."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Scores:
     product: BatchedProduct
     scale: float = 1.0
     factors: tuple[Any, ...] = ()
-    """Tensors with one element for each pair of matrices."""
+    """Tensors that multiply the scores; each is constant over rows and columns."""
     biases: tuple[tuple[Any, float], ...] = ()
     """Added tensors, each with a factor."""
     fills: tuple[Fill, ...] = ()
@@ -81,7 +81,7 @@ def copied(node: Any) -> Any:
 
 
 def read_scores(edit: Edit, node: Any) -> Scores | None:
-    """Return the scores that a tensor with one reader holds; None if it has another form."""
+    """Return the scores that `node` computes; None if it has another form or several readers."""
     if not hasattr(node, "meta") or node.op != "call_function" or len(node.users) != 1:
         return None
     product = batched_product(node)
@@ -122,7 +122,7 @@ def _multiplied(edit: Edit, node: Any) -> Scores | None:
             continue
         if factor is not None:
             return inner.scaled(factor)
-        # One factor for a pair of matrices multiplies the queries as well.
+        # A factor that is constant over rows and columns can multiply the queries instead.
         rank = len(shape_of(node))
         shape = (1,) * (rank - len(shape_of(other))) + shape_of(other)
         if shape_of(x) != shape_of(node) or dtype_of(other) not in FLOATS:

@@ -1,8 +1,9 @@
 """Write attention as a Triton kernel: scores in tiles, a running maximum and a running sum.
 
-One block has some rows of one head and goes through the keys. float32 operands are split into TF32
-parts (`tf32x3`); half types accumulate in float32. With few rows the keys are split over blocks,
-and a second kernel joins their parts. A row whose scores are all -inf gives NaN, as in torch.
+One block computes some rows of one head in a loop over the keys. float32 operands are split into
+TF32 parts (`tf32x3`); half types accumulate in float32. With few rows the keys are split over
+blocks, and a second kernel joins their parts. A row whose scores are all -inf gives NaN, as in
+torch.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def _loads(step: AttentionStep) -> list[str]:
 
 
 def _range(step: AttentionStep, splits: int) -> list[str]:
-    """Return the loop over tiles of keys; a causal block ends with its last row."""
+    """Return the head of the loop over tiles of keys; a causal one ends at the block's last row."""
     end = str(step.columns)
     lines = []
     if step.is_causal:
@@ -86,7 +87,7 @@ def _range(step: AttentionStep, splits: int) -> list[str]:
         end = "end"
     if splits == 1:
         return [*lines, f"    for start in range(0, {end}, COLUMNS):"]
-    # Each part has the same number of tiles, but the last.
+    # All parts have the same number of tiles; the last one may have fewer.
     return [
         *lines,
         f"    share = tl.cdiv(tl.cdiv({step.columns}, COLUMNS), {splits}) * COLUMNS",
@@ -166,7 +167,7 @@ def _number(value: float) -> str:
 
 
 def _target(step: AttentionStep) -> str:
-    """Return the pointers to a tile of the result."""
+    """Return the Triton expression for the pointers to this program's tile of the result."""
     width, heads, rows = step.width, step.heads, step.rows
     if step.spec.heads_inside:
         place = f"(batch.to(tl.int64) * {rows} * {heads} + head) * {width}"

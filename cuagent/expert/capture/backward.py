@@ -1,8 +1,8 @@
-"""Capture the gradients of a module as a flat operator graph, computed again from its inputs.
+"""Capture the gradients of a module as a flat operator graph of its inputs.
 
 The graph is traced through torch's own autograd on fake tensors. Operators with a lowering rule
-stay whole; torch decomposes the others into those. The forward pass stores no values, so the graph
-computes again those that the gradients need.
+stay whole; torch decomposes the others into those. The forward pass stores no values: the graph
+recomputes those that the gradients need.
 Not covered: modules whose gradients torch can only compute with real values.
 """
 
@@ -21,9 +21,9 @@ SAME = {"detach", "alias", "lift_fresh", "lift_fresh_copy"}
 
 
 def capture_backward(model: Any, step: Step, arguments: Sequence[Any]) -> Captured:
-    """Capture the gradients; `arguments` are those of the step, with the cotangents last.
+    """Capture the gradients of a training step. Raises CaptureError.
 
-    Raises CaptureError.
+    `arguments` are those of forward, followed by the gradients of its outputs.
     """
     import torch
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -65,7 +65,10 @@ def capture_backward(model: Any, step: Step, arguments: Sequence[Any]) -> Captur
 
 
 def _expressions(spec: dict[str, Any], names: Sequence[str]) -> list[str]:
-    """Return the expression over the arguments for each tensor, from left to right."""
+    """Return a Python expression for each tensor in `spec`, such as `argument_0[1]`.
+
+    `names` are the names of the arguments.
+    """
     found: list[str] = []
 
     def visit(item: dict[str, Any], text: str) -> None:
@@ -80,7 +83,11 @@ def _expressions(spec: dict[str, Any], names: Sequence[str]) -> list[str]:
 
 
 def _captured(traced: Any, state: list[str], inputs: list[str], arguments: int) -> Captured:
-    """Return the traced graph, its placeholders named, without operators that change nothing."""
+    """Return the traced graph, without operators that change nothing.
+
+    `state` are the parameters' and buffers' names, `inputs` the expressions of the input tensors,
+    both in the order of the placeholders; `arguments` is the number of arguments.
+    """
     from cuagent.expert.graph.lowering import operator_name
 
     graph = traced.graph
@@ -122,7 +129,7 @@ def _is_first_power(node: Any) -> bool:
 
 
 def _table() -> dict[Any, Any]:
-    """Return the decompositions: torch's core ones, and norms and losses as the rules read them."""
+    """Return the decompositions: torch's core ones, and ours of norms and losses."""
     import torch
 
     aten = torch.ops.aten

@@ -15,7 +15,7 @@ from cuagent.expert.capture.export import Captured
 from cuagent.expert.graph.lowering import operator_name
 
 MAX_BYTES = 64 << 20
-"""Largest value that is held between calls."""
+"""Bytes of the largest value that is kept between calls."""
 ARITHMETIC = {
     "add", "sub", "rsub", "mul", "div", "neg", "sqrt", "rsqrt", "reciprocal", "exp", "log",
     "sigmoid", "tanh", "abs", "relu", "softplus", "silu", "gelu", "maximum", "clamp", "clamp_min",
@@ -28,16 +28,17 @@ COPIES = {
     "detach", "_to_copy", "to", "lift_fresh_copy", "type_as", "cat", "stack", "split", "chunk",
     "unbind", "split_with_sizes", "diag", "diag_embed",
 }  # fmt: skip
-"""Operators that move elements of weights."""
+"""Operators that copy, view or rearrange elements without arithmetic."""
 UNDEFINED = ("empty", "empty_like", "new_empty", "empty_strided")
 
 
 def constant_values(captured: Captured) -> frozenset[str]:
     """Return the names of the fx nodes that are computed once.
 
-    These are the results of operators other than arithmetic on weights, with everything that is
-    computed from them and the views between weights and them. Results of forward are not among
-    them, because a caller may change them in place, nor expansions, which would take memory.
+    They depend on parameters and constants alone. Included are results of operators outside of
+    `ARITHMETIC` and `COPIES`, everything computed from them, and the views of weights that they
+    read. Excluded are outputs of forward (a caller may change them in place) and expansions (they
+    would take memory).
     """
     fixed = {*captured.parameters, *captured.constants}
     results = {value.name for value in captured.outputs if hasattr(value, "name")}
@@ -67,7 +68,7 @@ def _views_before(fx: Any, fixed: set[str]) -> set[str]:
 
 
 def _repeatable(fx: Any) -> bool:
-    """Return True for an operator with one tensor, not too large, that is the same in each call."""
+    """Return True if each call gives the same result: one tensor of at most `MAX_BYTES`."""
     import torch
 
     value = fx.meta.get("val")

@@ -54,9 +54,9 @@ class Edit:
         shape: Sequence[int] | None = None,
         like: Any = None,
     ) -> Any:
-        """Add a call at the insertion point.
+        """Add a call at the insertion point; `options` are its keyword arguments.
 
-        Its result has the traced value of the call itself, or `shape` in the dtype of `like`.
+        The result's shape and dtype are traced, or are `shape` and the dtype of `like`.
         """
         import torch
 
@@ -143,5 +143,5 @@ def called(node: Any) -> str:
 
 
 def is_item(node: Any) -> bool:
-    """Return True for one of several results of an operator."""
+    """Return True for a node that selects one of several results of an operator."""
     return node.op == "call_function" and node.target is operator.getitem

@@ -35,8 +35,9 @@ class Captured:
     inputs: dict[str, str]
     """Expression over the arguments of forward for each placeholder of an input."""
     literals: dict[str, Any]
-    """Number that each placeholder of a number was captured with."""
+    """Value at capture of each placeholder that stands for a number."""
     constants: dict[str, torch.Tensor]
+    """Tensor of each placeholder of a constant."""
     outputs: tuple[Any, ...]
     """fx nodes or plain values, flattened."""
     template: str

@@ -41,8 +41,9 @@ class Target:
     tf32_convolutions: bool = False
     """True if float32 convolutions may be computed in TF32."""
     exact_channels: int = 16
-    """Most input channels of a convolution that is computed as in float32 also where TF32 is
-    admitted. cuDNN computes many of these in float32, and a candidate has to be as precise."""
+    """Convolutions with at most this many input channels are computed with float32 precision even
+    if TF32 is admitted. cuDNN computes many of them in float32, and a candidate has to be as
+    precise."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Subject:
     """Text of the reference class and the definitions that it needs."""
     entry: str
     attribute: Callable[[str], str]
-    """Function from a state_dict name to its expression from `self`."""
+    """Function from a state_dict name to its Python expression, such as `self.net[0].weight`."""
     target: Target
     backward: Captured | None = None
     """The gradients, if the task is a training step."""
@@ -99,7 +100,7 @@ def open_subject(task: Task) -> Subject:
 def target_of(task: Task) -> Target:
     """Return the target of a task: its device as torch sees it, and the admitted arithmetic.
 
-    The task's file has been imported, so that torch's settings are those that it makes.
+    The task's file must have been imported before: torch's settings are then those that it makes.
     """
     if task.device is not Device.CUDA:
         return Target(task.device.value)
@@ -117,7 +118,7 @@ def target_of(task: Task) -> Target:
 
 
 class attribute_of:
-    """Function from a parameter's name to its expression from `self`: `self.net[0].weight`."""
+    """Function from a state_dict name to its Python expression, such as `self.net[0].weight`."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         from torch import nn

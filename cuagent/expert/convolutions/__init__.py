@@ -1,1 +1,1 @@
-"""Three-dimensional and transposed convolutions on the tensor cores of a GPU."""
+"""Convolutions on a GPU's tensor cores that a generated kernel may compute faster than cuDNN."""

@@ -1,8 +1,8 @@
 """Store the channels-last copy that a convolution needs in the kernel that computes its input.
 
-In a chain of convolutions the kernel of one has its result in registers: it stores the scaled
-float16 copy for the next one beside the result, which the copy's kernel would read again. A tile
-must have all channels, because the scale test of a place needs them.
+In a chain of convolutions the kernel of one has its result in registers: it stores the result and
+the scaled float16 copy for the next one. A separate kernel for the copy would read the result
+again. A tile must have all channels, because the scale test of a place needs them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def with_copies(steps: Sequence[Any], graph: Graph) -> tuple[Any, ...]:
 
 
 def _fits(producer: Convolution, shape: tuple[int, ...], dtype: str) -> bool:
-    """Return True if the tiles of a kernel have whole places of a value of this shape."""
+    """Return True if each tile of a kernel can have all channels of a value of this shape."""
     own = producer.right and producer.node.op != TRANSPOSED and not producer.is_copy
     plain = not (producer.reduces or producer.pool or producer.copy) and producer.groups == 1
     few = producer.channels_out <= MOST_CHANNELS

@@ -22,7 +22,7 @@ READERS = (Kind.POINTWISE, Kind.REDUCE, Kind.POOL)
 
 
 def arrange(graph: Graph, device: str, keep: frozenset[str], channels_last: bool) -> Graph:
-    """Split biases from convolutions of the library, and run these in channels-last layout."""
+    """Move biases out of the library's convolutions; with `channels_last`, use that layout."""
     if device != "cuda":
         return graph
     users = graph.users()

@@ -1,6 +1,6 @@
-"""Compute a linear layer whose features then move to the channels as a pointwise convolution.
+"""Compute a linear layer as a pointwise convolution if its features then become the channels.
 
-Its kernel stores (samples, channels, *places), and computes the elementwise operations behind the
+The kernel stores (samples, channels, *places), and computes the elementwise operations behind the
 permutation. The library would write the product, and a further pass would transpose it.
 """
 
@@ -36,7 +36,7 @@ def linears_to_channels(graph: Graph, target: Target, keep: frozenset[str]) -> G
 
 
 def _before_strided_results(graph: Graph) -> frozenset[str]:
-    """Return the nodes behind results that torch computes with the layout of the permutation."""
+    """Return the names of all nodes on which non-contiguous outputs of library calls depend."""
     names = graph.outputs
     needed = {
         n for n in names if graph.node(n).kind is Kind.LIBRARY and not graph.node(n).contiguous

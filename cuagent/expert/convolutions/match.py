@@ -3,8 +3,8 @@
 These are transposed and three-dimensional ones, pointwise ones, and others with a short sum (few
 input channels), without groups. On an H200 the library stood at 4 to 17 times the floor on the
 first two, and pointwise kernels took 0.55 to 0.95 of cuDNN's time; two-dimensional ones with long
-sums were slower. The group that alone reads the result becomes the epilogue, if it is elementwise
-or reduces over the channels alone.
+sums were slower. A group that is the only reader of the result becomes the epilogue, if it is
+elementwise or reduces over the channels alone. A place is one spatial position.
 """
 
 from __future__ import annotations
@@ -28,57 +28,63 @@ CHANNELS_LAST = "{0}.movedim(1, -1).contiguous()"
 WEIGHT = "{0}.movedim(1, -1).contiguous() "
 TRANSPOSED_WEIGHT = "{0}.movedim(0, -1).contiguous()"
 ROUNDED = "(({0}.float().view(torch.int32) + 4096) & -8192).view(torch.float32)"
-"""The nearest number of TF32. Tensor cores drop the last 13 bits of an operand, and errors of one
-sign would add up over the sum."""
+"""Expression that rounds to the nearest TF32 number. Tensor cores would drop the last 13 bits of an
+operand instead, and such errors have one sign and add up over the sum."""
 SCALE = (
     "(lambda most: torch.where((most < 2.0**63) & ((most >= 2.0**-63) | (most == 0)),"
     " torch.exp2(most.log2().floor().clamp(min=-63) - 14), torch.nan))"
     "({0}.abs().transpose(0, OUT).flatten(1).amax(1))"
 )
-"""Scale of each output channel of a weight; OUT is that dimension. NaN for numbers out of range."""
+"""Expression of the scale of each output channel of a weight, a power of two; NaN if a weight is
+out of range. OUT stands for the dimension of the output channels."""
 HALVES = "({0} / {1}.nan_to_num(1.0).view(SHAPE)).to(torch.float16)"
-"""A weight divided by the scales: 11 significant bits, as a number of TF32 has."""
+"""Expression of a weight divided by the scales, in float16: 11 significant bits, as in TF32."""
 PREPARATIONS |= {WEIGHT, TRANSPOSED_WEIGHT, ROUNDED}
 PREPARATIONS |= {call.format(ROUNDED) for call in (WEIGHT, TRANSPOSED_WEIGHT)}
 TRANSPOSED = "own F.conv of channels last"
-"""A result of the library in channels-last layout, plus its bias."""
+"""Operator of a node that transposes the library's channels-last result and adds the bias."""
 COPY = "own F.conv copy to channels last"
-"""An input as (samples, *places, channels), rounded to TF32 if that is admitted."""
+"""Operator of a node that copies an input to (samples, *places, channels), and rounds to TF32 if
+that is admitted."""
 LEAST_CHANNELS = 16
-"""Input channels of a pointwise convolution, whose sum would be mostly zeros with fewer."""
+"""Fewest input channels of a pointwise convolution; with fewer, a tile would be mostly zeros."""
 FEW_CHANNELS = 32
-"""Input channels below which taps and channels are one index of the sum, so that it has no gaps,
-and the input is read as it lies."""
+"""With fewer input channels the sum runs over one index of taps and channels, so that its tiles are
+full, and the input is read without a copy."""
 SHORT_SUM = 512
-"""Most terms of the sum of another convolution in one or two dimensions whose input is not copied
-to float16: 11x11 windows of three channels in TF32 took 0.48 of torch.compile's time on an H200.
-Scaled float16 took 0.4 of cuDNN's time in TF32 on 3x3 layers of 64 to 512 channels."""
+"""Most terms (taps times input channels) of the sum of a convolution in one or two dimensions that
+is not pointwise, and whose input is not copied to float16. 11x11 windows of three channels in TF32
+took 0.48 of torch.compile's time on an H200. Scaled float16 took 0.4 of cuDNN's time in TF32 on 3x3
+layers of 64 to 512 channels."""
 SHORT_EXACT_SUM = 96
-"""`SHORT_SUM` of a convolution that has to be as in float32 where TF32 is admitted: 16 channels in
-3x3 windows took 1.76 times the time of cuDNN, which computed them in TF32. With 8 channels it
-took 0.65 of torch.compile's time, and 0.8 of cuDNN's in float32."""
+"""`SHORT_SUM` for a convolution that needs float32 precision although TF32 is admitted. 16 channels
+in 3x3 windows took 1.76 times the time of cuDNN, which computed them in TF32. 8 channels took 0.65
+of torch.compile's time, and 0.8 of cuDNN's in float32."""
 SHORT_FLOAT32_SUM = 256
-"""`SHORT_SUM` of a float32 convolution where TF32 is not admitted to the library either."""
+"""`SHORT_SUM` for a float32 convolution if TF32 is not admitted."""
 LONG_SUM = 0
-"""`SHORT_SUM` of a convolution with more channels, for which the input is copied."""
+"""`SHORT_SUM` for a convolution with `FEW_CHANNELS` or more, whose input has to be copied."""
 GROUP_SUM = 512
 """Most terms of the sum of a convolution with groups."""
 MOST_CHANNELS = 256
-"""Most output channels whose reduction is in the epilogue: one tile has all of them."""
+"""Most output channels that an epilogue reduces over: one tile must have all of them."""
 LARGE = 1 << 31
-"""Elements of a sample whose places have no 32-bit index."""
+"""Elements of a sample that are too many for 32-bit indices."""
 REDUCTIONS = ("sum", "max", "min", "amax", "amin")
 LEAST_OPERATIONS = 1 << 26
-"""Multiplications of a convolution below which the launches decide."""
+"""Fewest multiplications of a convolution; with fewer, kernel launches take most of the time."""
 LEAST_OCCUPIED, SPLIT_SUM = 0.5, 512
-"""Part of the processors that have a tile, and terms of the sum of a convolution in one or two
-dimensions. With fewer tiles and longer sums the library has the lead: it splits the sum over
-processors. An estimate; the library's kernels in three dimensions are slower."""
+"""A convolution in one or two dimensions stays with the library if fewer than this share of the
+processors has a tile, and its sum has more than `SPLIT_SUM` terms: the library splits such sums
+over processors. An estimate; the library's kernels in three dimensions are slower."""
 
 
 @dataclass(frozen=True)
 class Volume:
-    """A tensor over the outputs: `offset + sample * s + channel * c + place * p`."""
+    """Strides of a tensor, in elements, over samples, channels and places.
+
+    Element (s, c, p) is at `offset + sample * s + channel * c + place * p`.
+    """
 
     tensor: str
     dtype: str
@@ -90,7 +96,7 @@ class Volume:
 
 @dataclass(frozen=True)
 class Pool:
-    """Windows side by side over the places of a convolution."""
+    """A pool behind a convolution, with windows side by side."""
 
     anchor: Node
     sizes: tuple[int, ...]
@@ -108,7 +114,10 @@ class Pool:
 
 @dataclass(frozen=True)
 class Partials:
-    """Sums over the places of each tile that the kernel stores in addition, by name."""
+    """Names of tensors with sums over the places of each tile, which a kernel stores in addition.
+
+    A name is "" if the tensor is not stored.
+    """
 
     value: str
     """Value of the epilogue that is summed."""
@@ -135,15 +144,17 @@ class Convolution:
     channels_out: int
     axes: tuple[Axis, ...]
     left: Volume
-    """Input. Its channels are adjacent, or its places are."""
+    """Input; its channels or its places are adjacent in memory."""
     right: str
     """Weight as (output channels, *taps, input channels); "" if `left` is the result of the
     library's convolution, without its bias."""
     bias: Volume | None
     epilogue: tuple[Node, ...]
     reads: dict[tuple[str, str], Volume]
+    """Tensors that the epilogue reads, by the names of the reading node and of its argument."""
     outputs: tuple[str, ...]
     places: dict[str, tuple[int, ...]]
+    """Names of the computed nodes as keys, as in `Group.places`."""
     dtypes: dict[str, str]
     """Tensors that are read, with their dtypes, in order of first use."""
     reduces: bool = False
@@ -151,11 +162,12 @@ class Convolution:
     copied: bool = False
     """True if the input was copied, and rounded, by a kernel of our own."""
     scale: str = ""
-    """Scales of the output channels, if the sum has scaled float16 operands in place of TF32."""
+    """Tensor with the scale of each output channel, if the operands are scaled float16; else ""."""
     groups: int = 1
     """Groups of channels; `channels_in` are those of one group."""
     again: tuple[Volume, str] | None = None
-    """Float32 operands of a sum in float16. Tiles that contain NaN are computed again from them."""
+    """Input and weight in float32, if the sum reads float16 copies. A tile with NaN is computed
+    again from them."""
     pool: Pool | None = None
     """Pool behind the epilogue."""
     copy: tuple[str, str] = ()  # type: ignore[assignment]
@@ -176,13 +188,13 @@ class Convolution:
 
     @property
     def pair(self) -> int | None:
-        """Last dimension, if its two phases are computed together; else None."""
+        """Index of the last axis, if its two phases are computed together; else None."""
         last = self.axes[-1]
         return len(self.axes) - 1 if self.transposed and last.stride == 2 < last.outputs else None
 
     @property
     def rows(self) -> frozenset[str]:
-        """Nodes of the epilogue that have one value for each place."""
+        """Names of the epilogue's nodes that have one value for all channels of a place."""
         size = self.node.size // self.channels_out
         return frozenset(n.name for n in self.epilogue if n.size == size and self.reduces)
 
@@ -209,7 +221,7 @@ class Convolution:
 
 
 def copy_operands(graph: Graph, target: Target, keep: frozenset[str], every: bool = False) -> Graph:
-    """Put channels-last copies in front of each convolution that qualifies.
+    """Put channels-last copies in front of each convolution that qualifies, and mark it as own.
 
     Weights that the tensor cores read in TF32 are rounded once, with their copy. With `every`, sums
     of any length qualify.
@@ -284,7 +296,7 @@ def runs_in_tf32(target: Target, channels_in: int) -> bool:
 
 
 def _copy_call(graph: Graph, x: Node) -> str:
-    """Return the call that copies an input: a kernel of our own if it has single strides."""
+    """Return the call that copies an input: `COPY` if `volume_of` has its strides, else torch's."""
     try:
         volume_of(graph, x.name, x.shape)
     except NestError:
@@ -295,7 +307,7 @@ def _copy_call(graph: Graph, x: Node) -> str:
 def is_pointwise(node: Node, weight: Node) -> bool:
     """Return True for a convolution that is one matrix product for each sample.
 
-    It reads its input as it lies: a row of the product's left operand is one place.
+    Its input needs no copy: a row of the product's left operand is one place.
     """
     settings = settings_of(node)
     steps = set(settings["stride"]) == {1} and set(settings["padding"]) == {0}
@@ -325,7 +337,7 @@ def with_convolutions(
 
 
 def _reader_of_channels(node: Node, steps: Sequence[Any], graph: Graph) -> Group | None:
-    """Return the group that alone reads a convolution and reduces over its channels alone."""
+    """Return the group that reduces a convolution over its channels, if it is the only reader."""
     if node.name in graph.outputs or node.shape[1] > MOST_CHANNELS:
         return None
     readers = {user.name for user in graph.users()[node.name]}
@@ -390,7 +402,7 @@ def _qualifies(graph: Graph, node: Node, target: Target, every: bool) -> bool:
 
 
 def _few_of_group(graph: Graph, x: Node, weight: Node) -> bool:
-    """Return True for groups of several channels whose input is read as it lies."""
+    """Return True for groups of several channels with a short sum, read without a copy."""
     channels, taps = weight.shape[1], math.prod(weight.shape[2:])
     few = taps == 1 or (channels < FEW_CHANNELS and taps * channels <= GROUP_SUM)
     return channels > 1 and few and _read_in_place(graph, x)
@@ -485,7 +497,7 @@ def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution |
 
 
 def _given(graph: Graph, x: Node, node: Node) -> tuple[Volume, Volume]:
-    """Return the left operand of a kernel that only moves its elements, and no right one."""
+    """Return the input of a kernel without a product (`COPY`, `TRANSPOSED`) and an empty weight."""
     right = Volume("", "", 0, 0, 0, 0)
     if node.op == COPY:
         return volume_of(graph, x.name, x.shape), right
@@ -503,7 +515,7 @@ def _is_last(x: Node) -> bool:
 
 
 def _one_axis(node: Node) -> Axis:
-    """Return all places of a convolution whose rows need no coordinates as one axis."""
+    """Return one axis with all places, for a convolution that needs no coordinates of a place."""
     places = math.prod(node.shape[1:-1] if node.op == COPY else node.shape[2:])
     return Axis(places, places, 1, 1, 0, 1)
 
@@ -548,7 +560,7 @@ def _operands(
 
 
 def volume_of(graph: Graph, name: str, shape: tuple[int, ...]) -> Volume:
-    """Return a tensor, broadcast to the (samples, channels, *places) of `shape`.
+    """Return the strides of a tensor, broadcast to `shape`, which is (samples, channels, *places).
 
     Raises NestError if the places have no common stride.
     """
@@ -567,7 +579,9 @@ def volume_of(graph: Graph, name: str, shape: tuple[int, ...]) -> Volume:
 
 
 def _read_by(graph: Graph, group: Group, reader: Node, name: str, shape: tuple[int, ...]) -> Volume:
-    """Return a tensor as a node of the group reads it, over (samples, channels, *places).
+    """Return the strides with which `reader`, a node of the group, reads a tensor.
+
+    `shape` is that of the convolution's result, (samples, channels, *places).
 
     Raises NestError if the tensor has no single stride along each of them.
     """

@@ -29,16 +29,19 @@ from cuagent.expert.products.expressions import EXPRESSIONS
 SUMS, MEANS, DEVIATIONS, COUNTS = (
     f"own partial {word} of {{0}}" for word in ("sums", "means", "deviations", "counts")
 )
-"""Calls that the kernel of a convolution computes, over (samples, channels, tiles)."""
+"""Operators of nodes with the shape (samples, channels, tiles), which a convolution's kernel
+computes."""
 CALLS = (SUMS, MEANS, DEVIATIONS, COUNTS)
 CACHED_BYTES = 96 << 20
-"""Bytes of the rows that are normalised at a time from which a cache does not hold them. On an H200
-(50 MB) rows of 17 to 67 MB were as quickly read again, and the sums made kernels of 128 channels
-1.4 times as long; with 250 MB the norm took 0.17 and 0.35 of its time."""
+"""Least total bytes of the rows that are normalised at a time for which a pass is worth saving;
+fewer bytes stay in the cache. On an H200 (50 MB) rows of 17 to 67 MB were as quickly read again,
+and the sums made kernels of 128 channels take 1.4 times as long; with 250 MB the norm took 0.17 and
+0.35 of its time."""
 ROWS_PER_PROCESSOR = 2
 """Rows that a processor normalises at a time."""
 LEAST_TILES = 8
-"""Tiles of a sample below which rows without places would cost more than a pass over the result."""
+"""Fewest tiles of a sample. With fewer, the empty rows of its last tile would cost more than a pass
+over the result."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +53,11 @@ class _Match:
     """The value over (samples, channels, *places)."""
     groups: int
     centre: str = ""
-    """Numbers that are subtracted before squaring, one for each group; "" for a plain sum."""
+    """Node whose values, one for each group, are subtracted before squaring; "" for a plain sum."""
 
 
 def tile_count(axes: Sequence[Axis], transposed: bool) -> int:
-    """Return the tiles of a sample: those of the largest phase, for each phase."""
+    """Return the tiles of a sample: the tiles of the largest phase times the number of phases."""
     points = math.prod(max(p.points for p in axis_phases(a, transposed)) for a in axes)
     phases = math.prod(len(axis_phases(a, transposed)) for a in axes)
     if is_pair(axes, transposed):
@@ -108,7 +111,7 @@ def partial_sums(graph: Graph, processors: int, skip: frozenset[str]) -> Graph:
 def _sum_of(
     graph: Graph, node: Node, users: dict[str, list[Node]], convolutions: dict[str, Node]
 ) -> _Match | None:
-    """Return the sum over places that a node is, or None."""
+    """Return the sum of a convolution's value over places that `node` computes, or None."""
     if node.kind is not Kind.REDUCE or node.op != "sum" or node.dtype != "float32":
         return None
     source, centre = graph.node(node.inputs[0]), ""
@@ -162,7 +165,7 @@ def _over_places(source: Node, total: Node) -> bool:
 
 
 def _convolution_of(graph: Graph, value: Node, convolutions: dict[str, Node]) -> Node | None:
-    """Return the only convolution from which elementwise operations compute a value."""
+    """Return the one convolution from which elementwise operations compute a value, or None."""
     found: set[str] = set()
     stack, seen = [value.name], set()
     while stack:

@@ -37,7 +37,7 @@ def with_pools(steps: Sequence[Any], graph: Graph) -> tuple[Any, ...]:
 
 
 def _reader(name: str, steps: Sequence[Any], graph: Graph) -> Group | None:
-    """Return the group of a pool that alone reads a tensor."""
+    """Return the group of the pool that is the only reader of a tensor; None if there is none."""
     readers = {user.name for user in graph.users()[name]}
     for step in steps:
         if isinstance(step, Group) and step.family == "pooling" and readers <= set(step.places):

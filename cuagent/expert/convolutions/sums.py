@@ -1,9 +1,9 @@
 """Sum the input of a convolution instead of its result: sum_p conv(x)_p = conv'(sums of x).
 
-A convolution is linear, and tap k of a dimension meets an interval of the inputs. If a sum runs
-over a dimension of the result, the sum over the interval takes its place: along that dimension
-nothing is convolved any more. Taps with the same interval share one sum, and their weights are
-added once. Exact in real arithmetic.
+A convolution is linear, and tap k of a dimension multiplies an interval of the inputs. If the
+result is summed over that dimension, the sum of the inputs in the interval is enough, and nothing
+is convolved along the dimension. Taps with the same interval share one sum, and their weights are
+added once. Exact in real arithmetic. A box is one interval for each summed dimension.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from cuagent.expert.graph.graph import Graph, Kind, Node, contiguous_strides
 from cuagent.expert.rewrites import PREPARATIONS, prepared_names
 
 MOST_BOXES = 8
-"""Different sums of one input."""
+"""Most boxes of the input of one convolution, each with a sum."""
 Interval = tuple[int, int]
+"""First index and end."""
 
 
 def sum_before_convolutions(graph: Graph) -> Graph:
-    """Replace each convolution that only one sum over places reads."""
+    """Replace each convolution that only a sum over places reads by one on sums of its input."""
     users, prepared = graph.users(), prepared_names(graph)
     replaced: dict[str, list[Node]] = {}
     for node in graph.nodes:
@@ -91,7 +92,8 @@ def _nodes(
     rank = len(x.shape) - 2
     rest = [d for d in range(rank) if d not in dims]
     if rest and len(total.shape) == len(conv.shape):
-        # The result keeps summed dimensions: windows of one element need no view of the result.
+        # The result keeps the summed dimensions. If the convolution keeps them too, with windows of
+        # one element, its result needs no view.
         settings = _of_one(settings, dims)
         rest = list(range(rank))
     name, origin = total.name, total.origin
@@ -150,7 +152,7 @@ def _of_one(settings: dict[str, Any], dims: list[int]) -> dict[str, Any]:
 
 
 def _part(name: str, x: Node, dims: list[int], box: tuple[Interval, ...]) -> Node:
-    """Return the part of the input in a box; the input itself if that is all."""
+    """Return the part of the input in a box; the input itself if the box covers it."""
     if all(ends == (0, x.shape[2 + d]) for d, ends in zip(dims, box, strict=True)):
         return x
     found = dict(zip(dims, box, strict=True))
@@ -170,7 +172,10 @@ def _part(name: str, x: Node, dims: list[int], box: tuple[Interval, ...]) -> Nod
 def _weight_call(
     boxes: list[list[tuple[int, ...]]], dims: list[int], transposed: bool, rest: list[int]
 ) -> str:
-    """Return the expression that adds the weights of each box, side by side along the inputs."""
+    """Return the expression that adds the weights of each box's taps.
+
+    The sums of the boxes are joined along the input channels.
+    """
     parts = []
     for taps in boxes:
         words = []

@@ -10,8 +10,8 @@ from cuagent.expert.convolutions.phases import axis_phases
 from cuagent.expert.products.tiles import Tile, ranked
 
 SHALLOW = Tile(128, 128, 64, 8, 2, 1.0)
-"""Tile of a pointwise convolution whose channels are one step of the sum. On an H200 it was 1.4
-times as fast as 128 x 128 x 32 on 64 channels."""
+"""Tile of a pointwise convolution with at most 64 input channels: its sum has one step. On an H200
+it was 1.4 times as fast as 128 x 128 x 32 on 64 channels."""
 SHAPES = {
     16: ((128, 4), (256, 8), (64, 4)),
     32: ((128, 4), (256, 8), (64, 4)),
@@ -19,18 +19,18 @@ SHAPES = {
     128: ((128, 4), (128, 8), (64, 4)),
     256: ((64, 8), (128, 8), (64, 4)),
 }
-"""Rows and warps of a tile by its columns."""
+"""Pairs of rows and warps of a tile, best first, by the tile's columns."""
 
 
 PARTIAL_ROWS = 128
-"""Places of a tile whose sums are stored."""
+"""Places of a tile, in a kernel that stores sums over them."""
 
 
 def tiles(conv: Convolution, processors: int) -> tuple[Tile, ...]:
     """Return the tiles of a convolution, the best by estimate first."""
     found = _tiles(conv, processors)
     if conv.copy:
-        # A tile has all channels.
+        # The scale test of the copy needs all channels of a place in one tile.
         columns = max(16, 1 << (conv.channels_out - 1).bit_length())
         wide = tuple(t for t in found if t.columns >= columns)
         found = wide or (replace(found[0], columns=columns),)
@@ -49,7 +49,7 @@ def _tiles(conv: Convolution, processors: int) -> tuple[Tile, ...]:
         return tuple(Tile(rows, columns, 16, 4, 1, 1.0) for rows in (64, 128, 32))
     if conv.taps == 1 and not conv.reduces:
         found = ranked(rows_of(conv), conv.columns, conv.node.dtype, processors, conv.groups)
-        # Channels beyond a multiple of 64 are the only ones under a condition.
+        # Loads have no mask if the channels are a multiple of 64: a deeper tile could read beyond.
         found = tuple(replace(t, depth=min(t.depth, 64)) for t in found)
         shallow = float32 and conv.channels_in <= 64 < conv.columns
         return (SHALLOW, *found) if shallow else found

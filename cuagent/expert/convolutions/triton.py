@@ -27,7 +27,7 @@ VARYING = ("points", "taps", "output_start", "input_start", "kernel_start")
 
 
 INPUT_SCALE = 16.0
-"""Factor of inputs in float16."""
+"""Factor by which inputs are multiplied before they become float16."""
 SCALED = f"""\
     most = tl.max(total.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
     fits = ((most >= 0x38800000) & (most < 0x45000000)) | (most == 0)
@@ -131,7 +131,7 @@ def _partials(conv: Convolution, partials: Partials) -> list[str]:
 
 
 def _pooled(conv: Convolution, pool: Pool) -> list[str]:
-    """Return the lines that join the rows of each window, and compute what follows."""
+    """Return the lines that pool the rows of each window, and compute the operations behind."""
     count = pool.elements
     word = variable(str(pool.anchor.args[0]))
     windows = f"tl.reshape({word}, (ROWS // {count}, {count}, COLUMNS))"
@@ -186,7 +186,7 @@ def _phase(conv: Convolution) -> list[str]:
 
 
 def _chosen(index: str, values: list[int]) -> str:
-    """Return the text of `values[index]`."""
+    """Return the Triton expression that selects `values[index]`."""
     if len(set(values)) == 1:
         return str(values[0])
     text = str(values[-1])
@@ -196,7 +196,7 @@ def _chosen(index: str, values: list[int]) -> str:
 
 
 def _of_pair(conv: Convolution, first: int) -> Phase:
-    """Return a phase of the last dimension whose points are those of the longer phase."""
+    """Return phase `first` (0 or 1) of the last dimension, with the points of the longer phase."""
     axis = conv.axes[-1]
     return transposed_phase(axis, first, -(-axis.outputs // 2))
 
@@ -378,7 +378,10 @@ def _sum(conv: Convolution, precision: str, total: str) -> list[str]:
 
 
 def _moved(conv: Convolution, d: int) -> str:
-    """Return the inputs along a dimension between a row's first one and the one of this tap."""
+    """Return the expression of the distance along a dimension from a row's first input to a tap's.
+
+    It is "" if the distance is 0.
+    """
     words = [f"tap_step_{d} * j_{d}"] if conv.taps > 1 and conv.axes[d].kernel > 1 else []
     words += [f"input_start_{d}"] if d == conv.pair else []
     return " + ".join(words)
@@ -440,7 +443,7 @@ def _places(conv: Convolution) -> list[str]:
     lines.append(f"    place = {' + '.join(terms)}")
     adjacent = conv.pair is not None or not conv.transposed or conv.axes[-1].stride == 1
     if len(conv.axes) == 1 and adjacent and conv.pair is None and not conv.pool:
-        # A hint on an addition of 0 would be lost with it.
+        # The compiler removes an addition of 0, and a hint on its result with it.
         lines[-1] = "    place = m % points"
     if adjacent and not conv.pool:
         lines.append(f"    place = tl.max_contiguous(place, {count})")
@@ -476,7 +479,7 @@ def _stores(conv: Convolution, dtype_of: Callable[[str], str]) -> Iterator[str]:
 
 
 def _reduction(conv: Convolution) -> Callable[[str, str], str]:
-    """Return the function that writes a reduction over the channels; NaN is the extreme."""
+    """Return the function that writes a reduction over the channels; an extreme keeps NaN."""
 
     def reduction(op: str, word: str) -> str:
         empty = {"sum": "0.0", "max": 'float("-inf")', "min": 'float("inf")'}[op.removeprefix("a")]
@@ -492,7 +495,7 @@ def _reduction(conv: Convolution) -> Callable[[str, str], str]:
 
 
 def _place(pattern: str, sizes: tuple[int, ...]) -> str:
-    """Return the flat index over `sizes` of the indices that `pattern` names."""
+    """Return the flat index over `sizes`; `pattern` names the index of each dimension."""
     strides = enumerate(contiguous_strides(sizes))
     return " + ".join(f"{pattern.format(d)}{times(s)}" for d, s in strides)
 

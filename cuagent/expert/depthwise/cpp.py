@@ -8,7 +8,7 @@ from cuagent.expert.kernel import KernelCall, Request
 from cuagent.expert.streaming.nest import NestError
 
 FEW_TAPS = 3
-"""Most weights of a window of one row that are applied without a copy of the input."""
+"""Most weights of a one-row window for which a kernel reads the input without a copy."""
 
 
 def generate(request: Request) -> KernelCall:

@@ -1,7 +1,7 @@
-"""Generate C++ kernels of depthwise convolutions that read the input where it lies.
+"""Generate C++ kernels of depthwise convolutions that read the input without a copy.
 
-A row of sums is held in the cache. All weights of one row of the window are applied in one loop
-over the results that they all reach; the results at the borders get theirs one by one. So the
+A row of sums is held in the cache. One loop applies all weights of a row of the window, over the
+results that need all of them. The results at the borders have one loop for each weight. So the
 vector loops have no conditions.
 """
 

@@ -46,12 +46,12 @@ class _Planes(DepthwiseText):
             self.rows //= 2
         side = self.across
         self.width = -(-side.count // VECTOR) * VECTOR
-        """Results of a row, with those that no one reads."""
+        """Results of a row, rounded up to whole vectors."""
         self.shifts = [divmod(t * side.dilation, side.stride) for t in range(side.kernel)]
-        """Place and remainder of each weight's element, counted in strides."""
+        """Offset of each weight's element divided by the stride: quotient and remainder."""
         reach = self.width + max(shift for shift, _ in self.shifts)
         self.pitch = -(-reach // VECTOR) * VECTOR
-        """Elements of a row of the copy, of one remainder."""
+        """Elements of one row and one remainder in the copy."""
         self.remainders = sorted({remainder for _, remainder in self.shifts})
         self.row_size = self.pitch * len(self.remainders)
         if self._rows_read(self.rows) * self.row_size * 4 > MAX_BYTES:
@@ -135,7 +135,7 @@ class _Planes(DepthwiseText):
         w(f"const float channel_bias = {self.bias()};")
 
     def _sums(self) -> None:
-        """Write the loop over a vector of results of each of some rows."""
+        """Write the loop over columns, which computes the sums of `rows` results in each one."""
         w, down = self.w, self.down
         w(f"const float* const start = plane + y * {down.stride * self.row_size};")
         w.pragma("omp simd")

@@ -67,7 +67,7 @@ class _Depthwise(DepthwiseText):
         return width
 
     def _rows(self) -> tuple[int, int]:
-        """Return the rows of a thread, and the strips of so many rows in a plane."""
+        """Return the rows of results of a thread, and the number of such strips in a plane."""
         if len(self.sides) == 1:
             return 1, 1
         count = self.sides[self.inner - 1].count

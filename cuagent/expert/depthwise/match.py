@@ -1,6 +1,6 @@
-"""Find convolutions in which each channel has weights of its own, and hold their windows.
+"""Find depthwise convolutions, in which a result reads one channel, and describe their windows.
 
-They move more than they compute: each result reads a few elements of one channel, so a direct
+Memory traffic bounds their time: each result reads a few elements of one channel, so a direct
 kernel at the memory's speed is the best there is.
 """
 
@@ -18,12 +18,12 @@ from cuagent.expert.streaming.text import Writer
 MAX_TAPS = {"cuda": 128, "cpu": 128}
 """Largest number of weights of one channel; a window of more is cheaper as a product."""
 MAX_TAPS_OF_SOLID = 25
-"""CPU: the same for three dimensions, whose kernel holds no sums in registers."""
+"""`MAX_TAPS` in three dimensions on the CPU, where the kernel holds no sums in registers."""
 CALLS = ("F.conv1d(", "F.conv2d(", "F.conv3d(")
 
 
 def with_depthwise(graph: Graph, device: str, keep: frozenset[str]) -> Graph:
-    """Turn the library's depthwise convolutions into nodes of the family."""
+    """Turn the library's depthwise convolutions into nodes of the kind `DEPTHWISE`."""
     nodes = tuple(
         _depthwise(n, graph) if n.origin not in keep and _qualifies(n, graph, device) else n
         for n in graph.nodes
@@ -124,7 +124,7 @@ class DepthwiseText:
         return self.values.at(self.anchor.args[0], index)
 
     def weight(self, taps: dict[int, str]) -> str:
-        """Declare the weight of a place in the window; return its name."""
+        """Declare the weight at the indices `taps` of the window; return its name."""
         return self.values.at(self.anchor.args[1], ("i1", "0", *(taps[k] for k in self.sides)))
 
     def bias(self) -> str:
@@ -137,7 +137,7 @@ def _by(extents: object) -> str:
 
 
 def place(k: int, side: Window, tap: str) -> str:
-    """Return the expression of the place in the input that an element of a window reads."""
+    """Return the expression of the input's index along dimension k that element `tap` reads."""
     scaled = f"i{k} * {side.stride}" if side.stride > 1 else f"i{k}"
     moved = f"{tap} * {side.dilation}" if side.dilation > 1 else tap
     return f"{scaled} + {moved}" + (f" - {side.padding}" if side.padding else "")

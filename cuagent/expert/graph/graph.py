@@ -31,24 +31,22 @@ Operand = str | float | int
 
 @dataclass(frozen=True)
 class Gather:
-    """Number of slices of a gather, and if negative indices count from the end.
-
-    An index out of range gives NaN.
-    """
+    """Options of a gather. An index out of range gives NaN."""
 
     extent: int
+    """Slices from which the gather selects."""
     wraps: bool
+    """True if negative indices count from the end."""
 
 
 @dataclass(frozen=True)
 class Scatter:
-    """Destinations of a scatter, and the shape of its source.
-
-    A row with an index out of range is left out.
-    """
+    """Options of a scatter. A source row with an index out of range is left out."""
 
     extent: int
+    """Destination rows."""
     source: tuple[int, ...]
+    """Shape of the source, whose rows are added."""
     wraps: bool
     """True if negative indices count from the end."""
 
@@ -83,14 +81,16 @@ class Window:
 
 @dataclass(frozen=True)
 class Scale:
-    """Source positions of a resample along one dimension."""
+    """Positions in the argument of the elements of a resample's result, along one dimension."""
 
     extent: int
+    """Elements of the argument along the dimension."""
     count: int
+    """Elements of the result along the dimension."""
     factor: float
-    """Elements of the argument for each element of the result."""
+    """Distance of adjacent positions, in elements of the argument."""
     centred: bool
-    """True if positions are those of centres of pixels, not of corners."""
+    """True if element k is at `(k + 0.5) * factor - 0.5`, False if it is at `k * factor`."""
 
 
 @dataclass(frozen=True)
@@ -100,10 +100,12 @@ class Depthwise:
     sides: tuple[Window, ...]
     """One for each spatial dimension."""
     multiplier: int
-    """Results for each channel of the input."""
+    """Output channels for each input channel."""
 
 
 class Kind(StrEnum):
+    """Kinds of nodes; each defines the meaning of a node's other fields."""
+
     INPUT = "input"
     PARAMETER = "parameter"
     """A parameter or buffer; `op` is its state_dict name."""
@@ -117,7 +119,7 @@ class Kind(StrEnum):
     """A strided slice of a tensor. `op` is its Python expression over {0}; `strides` and `offset`
     locate its elements in the contiguous argument."""
     WINDOW = "window"
-    """`args[0]` as the range `window` along `dims[0]` of a longer tensor, which is 0 elsewhere."""
+    """A tensor of zeros with `args[0]` at the indices `window` along `dims[0]`."""
     INSIDE = "inside"
     """The predicate that the index along `dims[0]` is in `window`; it has no arguments."""
     INDEX = "index"
@@ -138,30 +140,36 @@ class Kind(StrEnum):
     """A convolution of `args[0]` in which each channel has weights of its own, with the weight
     `args[1]` and, if there is one, the bias `args[2]`; `spec` is a `Depthwise`."""
     RECURRENCE = "recurrence"
-    """All steps of the cell `op`: h of each step; `spec` is a `recurrences.cells.Recurrence`. The
-    arguments are the projected inputs, the weights of the state, their bias if there is one, and
-    the first states. With the op `last` it is the last c of the lstm in `args[0]`."""
+    """All steps of the cell `op`; the value is h of each step. `spec` is a
+    `recurrences.cells.Recurrence`. The arguments are the projected inputs, the weights of the
+    state, their bias if there is one, and the first states. A node with the op `last` has the
+    last c of the lstm in `args[0]` instead."""
     LOOP = "loop"
-    """All steps of a loop over time: its first result; `spec` is a `loops.spec.Loop`, and the
-    arguments are its leaves. With the op `result` it is result `spec` of the loop in `args[0]`."""
+    """All steps of a loop over time; the value is the loop's first result. `spec` is a
+    `loops.spec.Loop`, and the arguments are its leaves. With the op `result` the value is result
+    number `spec` of the loop node `args[0]`. With PRODUCT it is a matrix product in a loop's body;
+    `spec` is True if the matrix is transposed."""
     TAKE = "take"
-    """Elements of `args[0]`, each at the index in `args[1]` along `dims[0]` and at its own place
-    along the others; `spec` is a `Gather`. `op` is its Python expression. A dimension of one
-    element is read at all places. Kernels read the elements in place."""
+    """Elements of `args[0]` as in `torch.take_along_dim`: `args[1]` has their indices along
+    `dims[0]`. `spec` is a `Gather`; `op` is its Python expression. Dimensions of one element are
+    broadcast. Kernels read the elements in place."""
     LIBRARY = "library"
     """A call of torch. `op` is its Python expression with the operands as {0}, {1}, ..."""
 
 
 @dataclass(frozen=True)
 class Node:
+    """One operation on whole tensors; shape and dtype are those of its result."""
+
     name: str
     kind: Kind
     op: str
+    """Name of the operation, or a Python expression; see `Kind`."""
     args: tuple[Operand, ...]
     shape: Shape
     dtype: str = "float32"
     dims: tuple[int, ...] = ()
-    """Reduced dimensions of a reduce node's argument, ascending; other kinds tell their own."""
+    """Reduced dimensions of a reduce node's argument, ascending; for other kinds see `Kind`."""
     origin: str = ""
     """Name of the captured operation that this node is a part of."""
     contiguous: bool = True
@@ -173,7 +181,7 @@ class Node:
     constant: bool = False
     """True for a library call that depends on parameters alone and is made once."""
     spec: Any = None
-    """Options of a scan, a pool or a resample."""
+    """Options of the operation, such as a `Scan` or a `Gather`; see `Kind`."""
     order: tuple[int, ...] = ()
     """Dimensions of an input or of a library call's result as memory has them, outermost first; ()
     if it is contiguous. `graph.layouts` gives such a node the shape that memory has."""
@@ -195,7 +203,7 @@ class Graph:
     outputs: tuple[str, ...]
     inputs: dict[str, str] = field(default_factory=dict)
     template: str = "{0}"
-    """The expression that forward returns, over the outputs."""
+    """Expression that forward returns, with the outputs as {0}, {1}, ..."""
     orders: tuple[tuple[int, ...], ...] = ()
     """Order of each output's dimensions in the reference's result; () if all are contiguous."""
 
@@ -238,7 +246,10 @@ def contiguous_strides(shape: Shape) -> tuple[int, ...]:
 
 
 def reshaped(shape: Shape, place: tuple[int, ...], to: Shape) -> tuple[int, ...] | None:
-    """Return the strides of a view of a strided tensor, or None if it needs a copy."""
+    """Return the strides of a tensor's view with the shape `to`; None if that needs a copy.
+
+    The tensor has the given shape, and `place` has its strides.
+    """
     old = [(n, s) for n, s in zip(shape, place, strict=True) if n > 1]
     blocks: list[list[int]] = []  # size, innermost stride
     for n, s in old:

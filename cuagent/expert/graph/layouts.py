@@ -3,8 +3,9 @@
 All nodes of the result are contiguous. A value with another order of dimensions in memory is
 a node with permuted dimensions; elementwise operations, reductions, scans and pools follow their
 arguments, and other operations read a permuted view. Outputs take the order that the reference
-gives them. The pass runs only if an input or a convolution's result is permuted.
-Not covered: layouts with gaps or overlaps (slices, expansions), which stay library calls.
+gives them. The pass runs only if an input, a convolution's result or a computed output is permuted.
+Slices are read in the order in which they lie in memory. Not covered: inputs with gaps or
+overlaps, which stay library calls.
 """
 
 from __future__ import annotations
@@ -28,15 +29,16 @@ from cuagent.expert.graph.graph import (
 Order = tuple[int, ...]
 """Dimensions of a value, outermost in memory first."""
 READ_IN_PLACE = (Kind.WINDOW, Kind.GATHER, Kind.TAKE)
-"""Kinds of nodes without memory that a view cannot reshape."""
+"""Kinds of nodes without memory of their own (kernels read their argument). A view cannot reshape
+them."""
 FOLLOWING = (Kind.SCAN, Kind.POOL, Kind.RESAMPLE)
-"""Kinds of one argument whose `dims` move with it."""
+"""Kinds of nodes whose result takes the order of their only argument; `dims` are renumbered."""
 
 
 def order_of(shape: Sequence[int], strides: Sequence[int]) -> Order | None:
     """Return the order of a dense tensor's dimensions, () if it is contiguous; None if not dense.
 
-    Strides of dimensions with one element say nothing.
+    Strides of dimensions with one element are ignored.
     """
     rank = len(shape)
     whole = tuple(range(rank))
@@ -56,19 +58,19 @@ def _by_stride(shape: Sequence[int], strides: Sequence[int]) -> Order:
 
 
 def order_of_value(value: Any) -> Order:
-    """Return the order of a traced tensor, () also for one that is not dense or no tensor."""
+    """Return the order of a traced tensor; () also for any value that is not a dense tensor."""
     if not hasattr(value, "stride") or value.numel() == 0:
         return ()
     return order_of(tuple(map(int, value.shape)), value.stride()) or ()
 
 
 def permuted(values: Sequence[int], order: Order) -> tuple[int, ...]:
-    """Return one number for each dimension in another order."""
+    """Return `values` (one for each dimension) in the given order; () leaves them as they are."""
     return tuple(values[d] for d in order) if order else tuple(values)
 
 
 def inverse(order: Order) -> Order:
-    """Return the order that restores the dimensions."""
+    """Return the permutation that undoes `order`."""
     return tuple(order.index(d) for d in range(len(order)))
 
 
@@ -94,7 +96,7 @@ def _is_view(fx: Any) -> bool:
 
 
 def with_layouts(graph: Graph) -> Graph:
-    """Return the graph in which every node is contiguous."""
+    """Return an equal graph in which every node is contiguous and has the shape of its memory."""
     if not any(n.order for n in graph.nodes) and not any(graph.orders):
         return graph
     return _Layouts(graph).run()
@@ -106,7 +108,8 @@ class _Layouts:
     nodes: list[Node] = field(default_factory=list)
     by_name: dict[str, Node] = field(default_factory=dict)
     known: dict[str, tuple[str, Order]] = field(default_factory=dict)
-    """Node of each value, and the order of the value's dimensions in that node."""
+    """Node in the new graph of each node of the old one, and the order of the old node's
+    dimensions in it."""
     views: dict[tuple[str, Order], str] = field(default_factory=dict)
     origin: str = ""
 
@@ -143,7 +146,7 @@ class _Layouts:
         return name
 
     def _output(self, name: str, order: Order) -> str:
-        """Return the node of an output in the given order; it may be a copy."""
+        """Return the node of an output in the given order; add a copy if there is none."""
         found, current = self.known[name]
         computed = self.by_name[found].kind is not Kind.STRIDED
         if current == order and (order == () or computed):
@@ -233,7 +236,7 @@ class _Layouts:
         return self._add(self._in_order(node)), ()
 
     def _follow(self, node: Node, found: str, order: Order) -> tuple[str, Order]:
-        """Add a node of one argument in the order of that argument."""
+        """Add `node` in the order of its argument `found`; return its name and order."""
         dims = tuple(order.index(d) for d in node.dims) if order else node.dims
         spec = node.spec
         if isinstance(spec, tuple) and order:
@@ -244,7 +247,7 @@ class _Layouts:
         return self._add(replace(node, args=(found,), shape=shape, dims=dims, spec=spec)), order
 
     def _in_order(self, node: Node) -> Node:
-        """Return a node whose arguments are in their own order of dimensions."""
+        """Return `node` with arguments whose dimensions are in the order of the old graph."""
         args = tuple(self._to(a, ()) if isinstance(a, str) else a for a in node.args)
         return replace(node, args=args)
 
@@ -275,7 +278,10 @@ class _Layouts:
         return self._add(replace(node, args=args, shape=permuted(node.shape, order))), order
 
     def _is_smaller(self, node: Node, size: int) -> bool:
-        """Return True if a contiguous argument has more elements than all permuted ones."""
+        """Return True if a contiguous argument has more elements than `size`.
+
+        `size` is that of the largest permuted argument.
+        """
         contiguous = [
             self.graph.node(a).size
             for a in node.inputs
@@ -369,7 +375,7 @@ class _Layouts:
             return self._add(self._view_of(node.name, base, shape)), after
         back = f".permute({list(inverse(order))})" if order else ""
         op = node.op.replace("{0}", "{0}" + back).replace(".view(", ".reshape(")
-        # Work on the slice goes through memory in its order, as torch's own does.
+        # Kernels that read the slice go through memory in its order, as torch's kernels do.
         inside = _by_stride(node.shape, strides)
         repeats = any(n > 1 and s == 0 for n, s in zip(node.shape, strides, strict=True))
         if inside == tuple(range(len(inside))) or repeats:
@@ -388,9 +394,10 @@ class _Layouts:
 
 
 def _with_ordered_weights(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """Give computed weights of convolutions the order of their results.
+    """Store computed weights of channels-last convolutions in channels-last order.
 
-    The library would copy them in each call. Kernels read contiguous weights.
+    Otherwise the library would copy them in each call. A weight that another node reads stays
+    contiguous.
     """
     orders: dict[str, Order] = {}
     for node in nodes:
@@ -408,10 +415,10 @@ def _with_ordered_weights(nodes: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def _moved(node: Node, given: Shape, place: Sequence[int]) -> tuple[tuple[int, ...], int] | None:
-    """Return strides and offset of a slice in memory with the strides `place`.
+    """Return strides and offset of the slice `node` if its argument has the strides `place`.
 
-    The slice's own strides are those in a contiguous argument of the shape `given`. None if they
-    cross the border of a dimension.
+    The node's own strides hold for a contiguous argument of the shape `given`. Returns None if one
+    of them crosses the border of a dimension.
     """
     steps = contiguous_strides(given)
     reach = [0] * len(given)

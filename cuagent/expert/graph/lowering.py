@@ -23,7 +23,7 @@ class Lowering:
     nodes: list[Node] = field(default_factory=list)
     values: dict[str, Operand] = field(default_factory=dict)
     multiple: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Results of lowered operators that return more than one."""
+    """Node names of all results, for each lowered operator that returns more than one."""
     by_name: dict[str, Node] = field(default_factory=dict)
     origin: str = ""
     """Name of the captured operator that is being lowered."""
@@ -61,7 +61,7 @@ class Lowering:
     ) -> str:
         """Add a pointwise node over broadcast operands; `hint` replaces `op` in its name.
 
-        Integers become numbers first: C++ would divide them without a remainder.
+        Integer operands of a floating result are cast first: C++ would drop a quotient's fraction.
         """
         if dtype in FLOATS and op not in ("cast", "where"):
             args = tuple(self._as_number(arg) for arg in args)
@@ -91,9 +91,9 @@ class Lowering:
         return self.pointwise("mul", total, 1.0 / count, hint=hint)
 
     def stored_as(self, name: str, dtype: str) -> str:
-        """Return the node of a lowered operator whose value is stored with the traced `dtype`.
+        """Return a node with the value of node `name`, stored with the traced `dtype`.
 
-        The operator's last node gets the dtype; an earlier node of another dtype gets a cast.
+        A node of the current operator changes its own dtype; any other node gets a cast.
         """
         node = self.by_name[name]
         if node.dtype == dtype or dtype not in FLOATS or node.dtype not in FLOATS:
@@ -162,7 +162,7 @@ def target_of(fx: Any) -> str:
 
 
 def value_of(fx: Any) -> Any:
-    """Return the traced result, or the first of several results."""
+    """Return the traced result of an fx node, or the first of several results."""
     value = fx.meta.get("val")
     return value[0] if isinstance(value, list | tuple) and value else value
 

@@ -27,7 +27,8 @@ from cuagent.expert.loops.slices import (
 from cuagent.expert.loops.spec import Slot, state_product
 
 MOST_REPEATED = 32
-"""Most times that an elementwise value outside of the loop is computed again in the body."""
+"""The body computes an elementwise value from outside of the loop again if it computes each element
+at most this often."""
 CASTS = {"_to_copy", "to"}
 COPIES = {"clone", "contiguous", "alias", "detach", "lift_fresh_copy"}
 MOST_DEPTH, MOST_COLUMNS = 256, 1024
@@ -43,14 +44,15 @@ class Body(Program):
         self.loop, self.count = loop, len(loop.steps)
         self.steps = AllSteps(loop, edit)
         self.products = 0
-        """Products of values of the loop with matrices."""
+        """Number of products of values of the loop with matrices."""
         self.states: dict[int, Any] = {}
+        """Placeholder of each state, by the position of the operator that computes it."""
         self.known: dict[Any, Any] = {}
         state_sizes = [math.prod(shape_of(loop.steps[0][q])) for q in loop.initial]
         self.work = self.count * max(state_sizes, default=1)
 
     def state(self, position: int) -> Any:
-        """Return the placeholder with the value of `position` in the step before."""
+        """Return the placeholder with the value of operator `position` in the step before."""
         if position not in self.states:
             example = self.loop.steps[1][position]
             initial = self.loop.initial[position]
@@ -82,7 +84,7 @@ class Body(Program):
             return self.whole(node)
         args, options = self.loop.arguments[position]
         if called(node) == "copy":
-            # The value before, a slice of the result, gives shape and dtype alone.
+            # The overwritten value, a slice of the result, gives only shape and dtype.
             return self._copied(node, self._operand(args[1]))
         sequence = sequence_of(self.loop, position)
         if sequence is not None:
@@ -104,7 +106,7 @@ class Body(Program):
         return self.whole(leaf) if hasattr(leaf, "meta") else leaf
 
     def _family(self, nodes: Sequence[Any]) -> Any:
-        """Return the value of a step from nodes outside of the loop, one for each step."""
+        """Return the value of a step, read from `nodes`: one node outside of the loop per step."""
         base, dim, first, step, keeps = slices(nodes)
         value = self.at(base, dim, first, step)
         return self.unsqueezed(value, dim) if keeps else value
@@ -190,11 +192,11 @@ class Body(Program):
         )
 
     def _is_cheap(self, node: Any) -> bool:
-        """Return True if computing a value in the body repeats it a few times at most."""
+        """Return True if the body computes an element at most `MOST_REPEATED` times."""
         return MOST_REPEATED * math.prod(shape_of(node)) >= self.work
 
     def _part(self, arg: Any, node: Any, dim: int, first: int, step: int) -> Any:
-        """Return the slice of an operand of an elementwise operator."""
+        """Return the slice of `arg` that a slice of the elementwise operator `node` reads."""
         import torch
 
         place = dim - len(shape_of(node)) + len(shape_of(arg))
@@ -214,7 +216,7 @@ class Body(Program):
         return self.call(torch.ops.aten.permute.default, (inner, rest))
 
     def apply(self, node: Any, args: Any, options: Any) -> Any:
-        """Add an operator to the body; products and compound operators in their parts."""
+        """Add an operator to the body; products and compound operators become simple operators."""
         import torch
 
         aten, name = torch.ops.aten, called(node)
@@ -248,7 +250,7 @@ class Body(Program):
         return self.call(node.target, args, options)
 
     def _copied(self, node: Any, source: Any) -> Any:
-        """Return a value with the shape and dtype of a copy of it."""
+        """Return `source` with the shape and dtype of `node`, which is a copy of it."""
         import torch
 
         aten, like = torch.ops.aten, node.meta["val"]

@@ -52,7 +52,7 @@ class _Kernel(ThreadLayout):
     def _places(self) -> None:
         """Write the indices of the thread's channel, and its states.
 
-        Threads without a channel compute the last one, because all threads of a warp shuffle.
+        Threads without a channel repeat the last one: a shuffle needs all threads of a warp.
         """
         w, count = self.w, self.channel_count
         w(f"constexpr int WIDTH = {self.width}, ITEMS = {self.items}, AHEAD = {self.ahead};")
@@ -106,7 +106,7 @@ class _Kernel(ThreadLayout):
         return self.width * self.items != self.lane_count
 
     def _exists(self) -> str:
-        """Return the condition that a lane of a thread exists."""
+        """Return the condition that a lane of a thread exists; "" if all lanes do."""
         if not self._is_uneven():
             return ""
         return f"lane + item * WIDTH < {self.lane_count}"
@@ -204,11 +204,11 @@ class _Kernel(ThreadLayout):
         w.close()
 
     def _own_names(self) -> dict[int, str]:
-        """Return the expressions of values of the step that is the thread's own."""
+        """Return the expressions of values of the one step that the thread computes alone."""
         return {k: f"kept_{k}" if k in self.kept else f"v{k}" for k in self.needed}
 
     def _load_own(self, loads: list[int], first: str) -> None:
-        """Write the loads of the step that is the thread's own among the next ones."""
+        """Write the loads for the one of the next steps that the thread computes alone."""
         w, steps = self.w, self.loop.steps
         if loads:
             w.open("")
@@ -218,7 +218,7 @@ class _Kernel(ThreadLayout):
             w.close()
 
     def _after_steps(self) -> None:
-        """Write the values and stores of the one step that each thread computes."""
+        """Write the values and stores of the one step that the thread computes alone."""
         w, names = self.w, self._own_names()
         if not self.own:
             return
@@ -232,7 +232,7 @@ class _Kernel(ThreadLayout):
             w(f"if ({' && '.join(c for c in conditions if c)}) {line}")
 
     def _load_steps(self, first: str) -> None:
-        """Write the loads of the next steps; after the last step they repeat it."""
+        """Write the loads of the next steps; past the end they load the last step again."""
         w, steps = self.w, self.loop.steps
         if not self.loads:
             return
@@ -305,7 +305,7 @@ class _Kernel(ThreadLayout):
                 w(f"state_{k} = new_{k};")
 
     def _shuffled(self) -> list[int]:
-        """Return the values computed before the steps that a step reads."""
+        """Return the elements in `before` that the steps read from the thread that has them."""
         found = set()
         for k, users in self._users().items():
             if k in self.before and users - self.before - self.after:

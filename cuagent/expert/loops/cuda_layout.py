@@ -19,11 +19,15 @@ THREADS = 128
 BUSY_THREADS = 132 * 192
 """Threads that keep an H200 busy; lanes are split among threads up to this number."""
 PREFETCHED = 48
-"""Registers for the values of the next steps."""
+"""Most registers of a thread for the values of the next steps."""
 
 
 class ThreadLayout(LoopText):
-    """A kernel's threads for each channel, items for each thread, and values in registers."""
+    """Threads for each channel (`width`), lanes for each thread (`items`), values in registers.
+
+    Values without lanes may be computed for a batch of `width` steps together, one step in each
+    thread of a group: the elements in `before` ahead of the steps, those in `after` behind them.
+    """
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
@@ -68,7 +72,10 @@ class ThreadLayout(LoopText):
         self.ahead = min(self.ahead, self.loop.steps)
 
     def _users(self) -> dict[int, set[int]]:
-        """Return the elements that read each element; -1 for a state or a result within a step."""
+        """Return the elements that read each element.
+
+        -1 stands for a new state, and for a result that a step stores.
+        """
         users: dict[int, set[int]] = {k: set() for k in self.needed}
         for k in self.needed:
             for a in self.elements.elements[k].args:
@@ -82,7 +89,7 @@ class ThreadLayout(LoopText):
         return users
 
     def _spread(self) -> tuple[set[int], set[int]]:
-        """Return the elements without lanes to compute before a batch of steps, and after it."""
+        """Return the elements that are computed before a batch of steps, and those after it."""
         before: set[int] = set()
         after: set[int] = set()
         users = self._users()
@@ -102,7 +109,7 @@ class ThreadLayout(LoopText):
         return before, after
 
     def _own_results(self) -> list[tuple[Node, Target, Result]]:
-        """Return the results that each thread of a group writes for another step."""
+        """Return the results that a group writes after a batch, one step in each thread."""
         return [
             (node, target, result)
             for node, target, result in self.outputs()

@@ -1,8 +1,8 @@
 """Resolve the body of a loop into operations on single elements, each with its axes.
 
-An axis is an index of the state: each element of a value belongs to one index of each of its axes.
-Lanes are the axes over which the body sums; the others are channels. A channel needs no other one,
-so that all its steps run in one thread, or in one group of threads with the lanes between them.
+An axis is a dimension of the states, or of values that the body sums. Lanes are the axes over which
+the body sums; the others are channels. No channel reads another one, so that all steps of a channel
+run in one thread, or in one group of threads that divide the lanes among them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_LANES = 512
 
 @dataclass(frozen=True)
 class Place:
-    """An index along one dimension: `axis * scale + offset`; without an axis a number."""
+    """An index along one dimension: `axis * scale + offset`; without an axis it is `offset`."""
 
     axis: int | None = None
     scale: int = 1
@@ -40,20 +40,23 @@ class Element:
     """`load`, `state`, `operation`, `sum` or `product`."""
     node: Node
     index: Index
+    """Index of the element in the node's value; for a sum, the summed indices."""
     args: tuple[int | float, ...] = ()
     """Positions of the operands in the list of elements; floats are numbers."""
     axes: frozenset[int] = frozenset()
+    """Axes along which the value varies."""
     timed: bool = False
     """True if the value differs between steps."""
     stage: int = 0
-    """Sums of this step that come before: 0 for none, 1 for a value of sums of stage 0."""
+    """Depth of sums and products in this step: 0 for a value that needs none, 1 for a sum of values
+    of stage 0, and for operations on such sums."""
     carried: bool = False
     """True if the value depends on a state."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A new state or a result: its element and the axes of its dimensions."""
+    """A new state or a result: position of its element in the list, and the element's index."""
 
     element: int
     index: Index
@@ -61,7 +64,7 @@ class Target:
 
 @dataclass
 class Elements:
-    """The elements of a loop's body, arguments first. Raises NestError for other bodies."""
+    """The elements of a loop's body, arguments first. Raises NestError for unsupported bodies."""
 
     loop: Loop
     elements: list[Element] = field(default_factory=list)
@@ -178,7 +181,7 @@ class Elements:
         return math.prod(self._shape(index))
 
     def _at(self, operand: Operand, index: Index) -> int:
-        """Return the position of the element of a value at an index."""
+        """Return the position in `elements` of a value's element at an index."""
         index = self._resolved(index)
         key = (operand, index)
         if key not in self._known:
@@ -332,7 +335,10 @@ class Elements:
 
 
 def _reshaped(shape: Shape, index: Index, to: Shape) -> Index:
-    """Return the index in a value of shape `to` with the same extents above 1."""
+    """Convert an index of a value of `shape` to an index of its view of the shape `to`.
+
+    Raises NestError if the extents above 1 differ.
+    """
     known = [p for p, n in zip(index, shape, strict=True) if n > 1]
     if [n for n in shape if n > 1] != [n for n in to if n > 1]:
         raise NestError("a reshape in the body of a loop")
@@ -341,7 +347,7 @@ def _reshaped(shape: Shape, index: Index, to: Shape) -> Index:
 
 
 def _strided(node: Node, index: Index, to: Shape) -> Index:
-    """Return the index in the contiguous argument of a strided slice."""
+    """Convert an index of a strided slice to an index of its contiguous argument of shape `to`."""
     places: list[Place] = []
     offset, left = node.offset, list(zip(index, node.shape, node.strides, strict=True))
     for extent, stride in zip(to, contiguous_strides(to), strict=True):

@@ -1,4 +1,4 @@
-"""Compute values of a loop that depend on no state before the loop, one call for all steps."""
+"""Compute those values of a loop that need no state by one call for all steps, before the loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HOISTED = {"linear", "matmul", "mm", "addmm"}
 
 
 class AllSteps:
-    """Nodes of an edited graph with the values of all steps."""
+    """Nodes outside of a loop that have the values of all steps."""
 
     def __init__(self, loop: Rolled, edit: Edit) -> None:
         self.loop, self.edit, self.count = loop, edit, len(loop.steps)
@@ -25,7 +25,7 @@ class AllSteps:
         return name in HOISTED and loop.timed[position] and not loop.is_carried(position)
 
     def node(self, pattern: Any) -> tuple[Any, int]:
-        """Return a node outside of the loop with a value of all steps, and the steps' dimension."""
+        """Return a node with the values of an argument in all steps, and the steps' dimension."""
         import torch
 
         aten, loop = torch.ops.aten, self.loop
@@ -104,7 +104,10 @@ class AllSteps:
 
 
 def sequence_of(loop: Rolled, position: int) -> tuple[Any, int, int, int] | None:
-    """Return base, dimension, first index and step of a slice of a tensor that moves on."""
+    """Return tensor, dimension, first index and increment of a slice that moves in each step.
+
+    None if the operator is not such a slice.
+    """
     node = loop.steps[0][position]
     (args, _), name = loop.arguments[position], called(node)
     if name not in ("select", "slice") or not any(isinstance(a, Progression) for a in args):

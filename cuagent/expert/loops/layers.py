@@ -27,9 +27,10 @@ LEAST_CALLS = 4
 
 @dataclass
 class Gate:
-    """The argument of one activation: slices, each a node and the first of its columns."""
+    """The argument of one activation, a sum of slices; each is a node and its first column."""
 
     node: Any
+    """The activation."""
     inputs: list[tuple[Any, int]] = field(default_factory=list)
     states: list[tuple[Any, int]] = field(default_factory=list)
     biases: list[tuple[Any, int]] = field(default_factory=list)
@@ -49,12 +50,12 @@ class Cell:
     name: str
     gates: tuple[Gate, ...]
     negated: frozenset[int]
-    """Gates whose argument has the other sign."""
+    """Indices of gates whose argument has the opposite sign in torch's cell."""
     states: tuple[int, ...]
 
 
 def split_joined_inputs(edit: Edit) -> None:
-    """Write linear layers of joined tensors, as cells have them, as a sum of one for each tensor.
+    """Replace linear(cat(x, h)), as cells have it, by the sum of a linear layer of each tensor.
 
     A layer qualifies if it is called several times, as in a loop. Equal in exact arithmetic.
     """
@@ -97,7 +98,7 @@ def _joins_columns(node: Any) -> bool:
 
 
 def replaced_by_layer(edit: Edit, loop: Rolled) -> bool:
-    """Replace a loop by a call of the library's layer; return False for other cells."""
+    """Replace a loop by a call of the library's layer; return False if none has its equations."""
     try:
         edit.graph.inserting_before(loop.steps[0][0])
         body = Body(loop, edit)
@@ -171,7 +172,7 @@ def _collect(body: Body, node: Any, offset: int, gate: Gate) -> bool:
 
 
 def _named(body: Body, gates: list[Gate], own: int, updates: dict[int, Any]) -> Cell | None:
-    """Return the cell whose equations the updates have."""
+    """Return the cell of torch that has the equations of `updates`; None if there is none."""
     other = next((p for p in updates if p != own), None)
     plain = all(g.is_plain for g in gates)
     kinds = [called(g.node) for g in gates]
@@ -215,7 +216,10 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _evaluated(body: Body, gates: Sequence[Gate], updates: dict[int, Any]) -> tuple[Any, Any, Any]:
-    """Return states, their updates and activations for random numbers in place of activations."""
+    """Evaluate the body in float64, with random placeholders and random results of activations.
+
+    Return the states and their updates, by position, and the values of all nodes.
+    """
     import torch
 
     chosen = torch.Generator().manual_seed(0)
@@ -272,7 +276,7 @@ def _replaced(edit: Edit, loop: Rolled, body: Body, cell: Cell) -> bool:
 
 
 def _join_products(edit: Edit, states: list[Any], outputs: Any) -> None:
-    """Compute linear layers of the states of all steps in one call each."""
+    """Compute each linear layer that reads the state of every step by one call for all steps."""
     import torch
 
     aten = torch.ops.aten
@@ -325,7 +329,7 @@ def _source(gate: Gate) -> Any:
 
 
 def _weights(edit: Edit, body: Body, gate: Gate, hidden: int, negated: bool) -> tuple[Any, ...]:
-    """Return the four parameters of one gate, in torch's order."""
+    """Return the parameters of one gate: input weight, state weight, input bias, state bias."""
     import torch
 
     aten = torch.ops.aten

@@ -36,17 +36,18 @@ from cuagent.expert.loops.spec import Loop, Result, time_loop, weights_of
 from cuagent.expert.streaming.nest import NestError
 
 MOST_TRIES = 24
-"""Repeated parts that are examined."""
+"""Most repeated parts that are examined."""
 FAILURES = (NoLoop, NestError, RuntimeError, TypeError, ValueError, IndexError)
-"""Errors of a loop that is not covered; torch raises the last four for slices of operands that an
-operator does not take. Each single replacement is right, so that those made before stay."""
+"""Errors that mean that a loop is not covered. torch raises the last four if an operator does not
+take slices of its operands. Replacements made before the error stay: each is right without the
+others."""
 MOST_LEAVES = 16
 """Largest number of tensors that one loop may read."""
 
 
 @dataclass
 class _Output:
-    """A value of the body that is read outside; `nodes` are replaced by it."""
+    """A value of the body that nodes outside of the loop read; it replaces `nodes`."""
 
     value: Any
     result: Result
@@ -126,10 +127,11 @@ class _Replacement:
         edit.graph.inserting_before(loop.steps[0][0])
         self.body = Body(loop, edit)
         self.outputs: list[_Output] = []
-        self.lists: dict[Any, list[tuple[Any, ...]]] = {}
-        """Readers of lists of values: segments of the loop's values, and other values."""
         self.sequences: dict[int, _Output] = {}
+        """Output with all steps of a value, by the value's position in the body; slices written
+        into a tensor have the key -1 - position."""
         self.scatters: dict[Any, tuple[_Output, int, int]] = {}
+        """Output, dimension and first index of the slices that a tensor gets, by its last node."""
 
     def run(self, device: str) -> None:
         for position in range(len(self.steps[0])):
@@ -151,7 +153,7 @@ class _Replacement:
         return [user for user in node.users if user not in self.place]
 
     def _add_readers(self, position: int) -> None:
-        """Add the outputs that the readers of one operator of the body need."""
+        """Add the outputs that nodes outside of the loop read from one operator of the body."""
         readers = [
             (k, u) for k in range(self.count) for u in self._outside(self.steps[k][position])
         ]
@@ -197,7 +199,7 @@ class _Replacement:
         return self.body.call(torch.ops.aten.select.int, (value, dim, 0))
 
     def _segment(self, items: Sequence[Any], position: int) -> tuple[int, int] | None:
-        """Return first step and direction if a list has all steps in order; else None."""
+        """Return first step and direction (1 or -1) if a list has all steps in order; else None."""
         found = [self.place.get(item) for item in items]
         ks = [f[0] if f and f[1] == position else -1 for f in found]
         if ks == list(range(self.count)):
@@ -270,7 +272,7 @@ class _Replacement:
             grown[user] = value
 
     def _dependents(self) -> set[Any]:
-        """Return the nodes that depend on the loop, and its own."""
+        """Return the nodes of the loop, and those that depend on them."""
         found = set(self.place)
         for node in self.edit.nodes:
             if any(source in found for source in node.all_input_nodes):
@@ -341,7 +343,10 @@ class _Replacement:
         self.edit.replace(last, self.edit.call(torch.ops.aten.slice_scatter.default, args))
 
     def _replace_readers(self, position: int, output: _Output, item: Any) -> None:
-        """Let lists of the values of a position read ranges of the result; others single steps."""
+        """Let the readers of one operator's values read the result instead.
+
+        A stack or cat reads ranges of steps, all other readers single steps.
+        """
         import torch
 
         aten, edit = torch.ops.aten, self.edit
@@ -364,7 +369,7 @@ class _Replacement:
                     user.replace_input_with(nodes[position], value)
 
     def _replace_list(self, user: Any, position: int, output: _Output, item: Any) -> None:
-        """Replace runs of steps in a list by ranges of the result."""
+        """Replace consecutive steps in the list of a stack or cat by ranges of the result."""
         import torch
 
         aten, edit = torch.ops.aten, self.edit

@@ -10,7 +10,7 @@ from cuagent.expert.loops.spec import Slot
 
 
 class Program:
-    """A torch.fx graph whose placeholders are slots; `leaves` are the nodes outside they read."""
+    """A torch.fx graph of one step; `leaves` are the outer nodes that its placeholders read."""
 
     def __init__(self) -> None:
         import torch

@@ -24,7 +24,7 @@ class Local:
 
 @dataclass(frozen=True)
 class Varying:
-    """A node outside of the loop for each step."""
+    """Different nodes outside of the loop, one for each step."""
 
     nodes: tuple[Any, ...]
 
@@ -47,7 +47,7 @@ class Rolled:
     initial: dict[int, Any]
     """Node or number that the first step reads in place of a value of the step before."""
     states_of: tuple[frozenset[int], ...]
-    """Positions of the step before that each operator depends on."""
+    """Positions whose values in the step before an operator depends on, for each operator."""
     timed: tuple[bool, ...]
     """True for each operator whose value differs between steps."""
 
@@ -57,7 +57,7 @@ class Rolled:
 
 
 def rolled(nodes: Sequence[Any], repeat: Repeat) -> list[Rolled]:
-    """Return the loops in a repeated part; none if its data flow is none of a loop.
+    """Return the loops in a repeated part; empty if its data flow is not that of a loop.
 
     An incomplete period may be at the start or at the end, the first step may differ, and equal
     loops may follow each other.
@@ -166,7 +166,7 @@ def _outer_pattern(column: Sequence[Any]) -> tuple[Any, int]:
 def _dependences(
     arguments: Sequence[tuple[Any, Any]],
 ) -> tuple[tuple[frozenset[int], ...], tuple[bool, ...]]:
-    """Return for each operator the states that it depends on, and if it differs between steps."""
+    """Return `Rolled.states_of` and `Rolled.timed` for the arguments of the body's operators."""
     from torch.utils import _pytree as pytree
 
     carried: list[frozenset[int]] = []

@@ -84,7 +84,7 @@ class RowsKernel(LoopText):
         return not element.carried and self.vector not in element.axes and element.kind != "sum"
 
     def _users(self) -> list[tuple[int, Loop]]:
-        """Return one pair of an element and a loop for each read of the element."""
+        """Return a pair (element, loop that reads it) for each read of an element."""
         found = []
         for k in self.needed:
             loop = self.home(k)
@@ -103,7 +103,10 @@ class RowsKernel(LoopText):
         return any(p.axis in self.lanes for p in target.index)
 
     def _arrays(self) -> set[int]:
-        """Return the elements that another loop than their own reads."""
+        """Return the elements that need an array, because another loop than their own reads them.
+
+        Sums and values that all steps share need one as well.
+        """
         found = set()
         for position, loop in self._users():
             element = self.elements.elements[position]
@@ -180,7 +183,7 @@ class RowsKernel(LoopText):
         return f"{word}_{k}[r][k]" if self._has_lanes(self.elements.states[k]) else f"{word}_{k}[k]"
 
     def state_with(self, target: Target) -> int | None:
-        """Return the state whose new value is the element of a result."""
+        """Return the number of the state whose new value a result has; None if there is none."""
         for k, state in enumerate(self.elements.states):
             if state.element == target.element and state.index == target.index:
                 return k
@@ -241,7 +244,7 @@ class RowsKernel(LoopText):
 
 
 class LoopWriter:
-    """One loop over the channels of a block, of one stage, with or without the lanes."""
+    """Writer of one loop over the channels of a block (and the lanes) for the values of a stage."""
 
     def __init__(self, kernel: RowsKernel, loop: Loop, timed: bool) -> None:
         self.kernel, self.loop, self.timed = kernel, loop, timed

@@ -39,7 +39,7 @@ def equation(text: str) -> tuple[list[str], str]:
 
 
 def outer_product(node: Any) -> tuple[list[str], str] | None:
-    """Return the letters of an einsum that sums over none; None for any other."""
+    """Return the letters of an einsum that sums over no letter; None for any other."""
     try:
         operands, result = equation(node.args[0])
     except NoLoop:
@@ -52,7 +52,11 @@ def is_matrix(node: Any) -> bool:
 
 
 def slices(nodes: Sequence[Any]) -> tuple[Any, int, int, int, bool]:
-    """Return base, dimension, first index and step of slices, and if they keep the dimension."""
+    """Return tensor, dimension, first index and increment of slices of one tensor.
+
+    `nodes` has one slice for each step. The last value is True if the slices keep the dimension.
+    Raises NoLoop for other nodes.
+    """
     if all(is_item(n) and called(n.args[0]) in ("unbind", "split", "chunk") for n in nodes):
         sources = {n.args[0] for n in nodes}
         (source, *others) = sources
@@ -71,6 +75,7 @@ def slices(nodes: Sequence[Any]) -> tuple[Any, int, int, int, bool]:
 
 
 def progression(indices: Sequence[int]) -> tuple[int, int]:
+    """Return first index and increment; raise NoLoop if the increment is not constant."""
     step = indices[1] - indices[0]
     if any(b - a != step for a, b in pairwise(indices)):
         raise NoLoop("steps in another order")

@@ -11,7 +11,7 @@ RESULT = "result"
 """Operator of the nodes with the second and later results of a loop."""
 
 PRODUCT = "product"
-"""Operator of the nodes of a body with products of a state and a matrix."""
+"""Operator of the nodes of a body that multiply a state by a matrix."""
 
 
 @dataclass(frozen=True)
@@ -19,13 +19,15 @@ class Slot:
     """A value that the body reads from outside of its step."""
 
     leaf: int | None
-    """Argument of the call with the tensor (for a state, its first value); None for a number."""
+    """Index of the tensor among the loop's leaves (for a state: of its first value); None for a
+    number."""
     dim: int | None = None
     """Dimension of the tensor along which the steps lie; None for a tensor that all steps read."""
     first: int = 0
     stride: int = 1
     """Distance between the indices of adjacent steps: step k reads `first + k * stride`."""
     state: bool = False
+    """True for a state: later steps read its value of the step before."""
     number: float = 0.0
     """First value of a state without a tensor."""
 
@@ -59,7 +61,7 @@ class Loop:
 
 
 def weights_of(loop: Loop) -> set[tuple[int, bool]]:
-    """Return the leaves that are matrices of products, each with True if it is transposed."""
+    """Return the leaf of the matrix of each product, with True if the matrix is transposed."""
     found = set()
     for node in loop.body.nodes:
         if node.op == PRODUCT:

@@ -169,6 +169,9 @@ class LoopText:
         return f"out_{k}[{self._sum(terms, 0)}] = {narrowed(value, node.dtype)};"
 
     def guards(self, target: Target) -> str:
-        """Return the condition for the one channel that writes a result without channel axes."""
+        """Return the condition that a channel has index 0 on each axis that a result lacks.
+
+        Of all channels with the same result, one writes it.
+        """
         own = {p.axis for p in target.index}
         return " && ".join(f"{self.axis(a)} == 0" for a in self.channels if a not in own)

@@ -16,7 +16,7 @@ from cuagent.expert.pooling.positions import START, PoolText, adaptive_bounds, w
 from cuagent.expert.streaming.nest import NestError
 
 LONG_ROW = 4096
-"""Results in one part of a longer row."""
+"""Most results that are computed together; a longer row is divided into parts."""
 MAX_TOGETHER = 16
 """Largest number of elements of a window along the innermost dimension that one loop joins."""
 MAX_SOURCE = 1 << 14
@@ -151,7 +151,11 @@ class _Pool(PoolText):
                 )
 
     def _line_part(self, side: Window, start: int, end: int, ranges: list[tuple[int, int]]) -> None:
-        """Write one loop; `ranges` has the results of each element of a window if they differ."""
+        """Write the loop over results `start` to `end`.
+
+        `ranges` has the range of results that each element of the window belongs to; it is empty
+        if that is all of them.
+        """
         w, k = self.w, self.inner
         if ranges:
             w.open(f"for (long i{k} = {start}; i{k} < {end}; ++i{k})")

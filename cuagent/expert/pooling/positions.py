@@ -12,7 +12,10 @@ START = {"max": "-INFINITY", "mean": "0.f", "sum": "0.f"}
 
 
 class PoolText:
-    """A pool or a resample over the innermost dimensions `sides` of its argument."""
+    """Names and expressions of a kernel for a pool or a resample.
+
+    `sides` maps each pooled dimension to its `Window` or `Scale`.
+    """
 
     def __init__(self, request: Request) -> None:
         self.anchor = next(n for n in request.group.nodes if n.kind in (Kind.POOL, Kind.RESAMPLE))
@@ -51,13 +54,13 @@ class PoolText:
         self.w()
 
     def joined(self, word: str, value: str) -> str:
-        """Return the statement that adds an element to the result of its window."""
+        """Return the statement that adds `value` to the variable `word`, or takes the larger."""
         if self.op == "max":
             return f"{word} = ({value} > {word}) | ({value} != {value}) ? {value} : {word};"
         return f"{word} += {value};"
 
     def divided(self, word: str) -> str:
-        """Declare the elements of each window, and return the window's result."""
+        """Return a window's result: `word`, which a mean divides by the number of elements."""
         if self.op != "mean":
             return word
         constant, factors = 1, []
@@ -86,7 +89,7 @@ class PoolText:
         return f"static_cast<float>(count{k})"
 
     def nearest(self, k: int) -> str:
-        """Declare the source of index `k` of a nearest resample, and return its variable."""
+        """Declare the source index along dimension `k` (nearest), and return its variable."""
         side = self.sides[k]
         repeats = whole_repeats(side)
         if repeats:
@@ -98,7 +101,10 @@ class PoolText:
         return f"p{k}"
 
     def linear(self, k: int) -> tuple[str, str, str]:
-        """Declare two sources and the weight of the second; return their variables."""
+        """Declare two source indices along dimension `k`, and the weight of the second.
+
+        Return the three variables.
+        """
         side = self.sides[k]
         factor, place = number(side.factor), f"static_cast<float>(static_cast<int>(i{k}))"
         real = f"({place} + 0.5f) * {factor} - 0.5f" if side.centred else f"{place} * {factor}"
@@ -113,7 +119,7 @@ class PoolText:
 
 
 def constant_count(side: Window) -> int | None:
-    """Return the elements of every window for a mean; None if windows at the border have fewer."""
+    """Return the divisor of a mean along one dimension; None if it varies between the windows."""
     if side.adaptive:
         return None
     limit = side.extent + (side.padding if side.include_padding else 0)
@@ -132,7 +138,7 @@ def adaptive_bounds(index: str, side: Window) -> tuple[str, str]:
 def whole_repeats(side: Scale) -> int:
     """Return how often each element appears if that is a power of two; else 0.
 
-    The source of an index is then exact; otherwise it is the product that torch rounds.
+    The source index is then an integer quotient; otherwise it is a float product, cut as in torch.
     """
     repeats = side.count // side.extent
     whole = repeats * side.extent == side.count and side.factor * repeats == 1

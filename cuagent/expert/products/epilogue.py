@@ -34,8 +34,9 @@ def epilogue(
 ) -> list[str]:
     """Return the lines that compute `nodes` from the sum `total` of the product.
 
-    `address` returns the pointers to the tile of a tensor, `reduction` the text of a reduction over
-    the columns from its operator and its operand.
+    `reads` maps (reader, argument) to the tensor that is loaded. `address` returns the text of the
+    pointers to a tensor's tile. `reduction` takes an operator and the text of its operand, and
+    returns the text of a reduction over the columns.
     """
     lines: list[str] = []
     loaded: dict[Place, str] = {}
@@ -70,17 +71,17 @@ def epilogue(
 
 
 def pointer(tensor: str) -> str:
-    """Return the kernel's parameter for a tensor that it reads; no local variable has its name."""
+    """Return the name of the kernel's parameter for a tensor that it reads; no variable has it."""
     return f"{identifier(tensor)}_in"
 
 
 def variable(name: str) -> str:
-    """Return the variable of a node's value."""
+    """Return the name of the local variable with a node's value."""
     return f"{identifier(name)}_v"
 
 
 def times(stride: int) -> str:
-    """Return the factor of a stride as text; nothing for 1."""
+    """Return " * stride" as text; "" for a stride of 1."""
     return f" * {stride}" if stride != 1 else ""
 
 

@@ -33,10 +33,10 @@ EXPRESSIONS = {
     "hardswish": f"{{0}} * tl.minimum(tl.maximum({{0}} + 3.0, 0.0, {ALL}), 6.0, {ALL}) / 6.0",
     "softsign": "{0} / (1.0 + tl.abs({0}))",
 }  # fmt: skip
-"""Operations of an epilogue; operands are names or numbers."""
+"""Triton expression of each operation that an epilogue may have. Operands are names or numbers."""
 
 OF_HALF = {"gelu": "gelu_of_half({0})"}
-"""Operations whose result has half precision and that need fewer instructions for it."""
+"""Expressions with fewer instructions for operations whose result has half precision."""
 FUNCTIONS = {
     "gelu_of_element": '''
 @triton.jit

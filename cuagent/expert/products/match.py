@@ -1,10 +1,11 @@
 """Find products that a generated kernel may compute faster than the library.
 
-A product qualifies with its operands in rows of K adjacent elements, as the weight of a linear
-layer lies. Those of a batch are not copied for it: with copies, products on an H200 were as fast as
-cuBLAS. Half-precision batches stay with the library, which was 1.1 times as fast with an epilogue.
-The elementwise group that alone reads the product becomes the epilogue of its kernel, if each
-tensor that the group reads has one row stride and one column stride over the product.
+A product qualifies if both operands have rows of K adjacent elements, as the weight of a linear
+layer has. Operands of a batch are not copied into this form: with copies, products on an H200 were
+only as fast as cuBLAS. Half-precision batches stay with the library, which was 1.1 times as fast as
+a kernel with an epilogue. An elementwise group becomes the epilogue of a product's kernel if it is
+the only reader of the product, and each tensor that it reads has one row stride and one column
+stride over the product.
 """
 
 from __future__ import annotations
@@ -27,31 +28,35 @@ SPLIT_CAPABILITIES = {(8, 0), (9, 0), (10, 0), (10, 3)}
 """Compute capabilities with tensor cores for TF32 that are at least six times as fast as float32
 arithmetic. Elsewhere three TF32 products are no faster than one of float32."""
 SPLIT_BEFORE = {(9, 0), (10, 0), (10, 3)}
-"""Compute capabilities whose shared memory holds three stages of both parts of the operands."""
+"""Compute capabilities for which operands may be split beforehand: their shared memory holds three
+stages of both parts of the operands."""
 LEAST_SPLIT_OPERATIONS = 1 << 30
-"""Multiplications of a product below which the launches that split its operands cost too much: on
-an H200 1024 cubed took 0.033 ms and cuBLAS 0.060, 512 x 512 x 2048 0.034 and 0.036."""
+"""Fewest multiplications of a product whose operands are split: for fewer, the launches that split
+them cost too much. On an H200 1024 x 1024 x 1024 took 0.033 ms and cuBLAS 0.060, 512 x 512 x 2048
+took 0.034 and 0.036."""
 LEAST_SPLIT_REUSE, LEAST_SPLIT_DEPTH = 200, 256
 """Least rows x columns / (rows + columns), and least K, from which split operands are faster: an
 estimate from the rates of both products and the bytes that a split moves."""
 LEAST_OPERATIONS = 1 << 28
-"""Multiplications of a product below which the launch decides, not the arithmetic."""
+"""Fewest multiplications of a product whose time the arithmetic decides, and not the launch."""
 CALLS = ("F.linear(", "torch.matmul({0}, {1})", "torch.mm({0}, {1})", "torch.bmm({0}, {1})")
 TRIANGLE = re.compile(r"torch\.ops\.aten\.(tri[ul])\.default\(\{0\}(?:, (-?\d+))?\)")
 MOST_BATCH = 65535
 """Largest second dimension of a grid."""
 LONG_DEPTH, LEAST_OCCUPIED = 8192, 0.5
-"""K from which cuBLAS gains by splitting it, if tiles occupy fewer processors. On an H200 a split
-kernel of our own took 0.50 ms for 256 x 256 x 131072, cuBLAS 0.34."""
+"""From this K on, cuBLAS gains by splitting K if tiles occupy a smaller fraction of the processors
+than LEAST_OCCUPIED. On an H200 a split kernel of our own took 0.50 ms for 256 x 256 x 131072,
+cuBLAS 0.34."""
 MOST_DEPTH = 4096
-"""K of a half-precision product beyond which an epilogue saves less than the library's lead."""
+"""Largest K of a half-precision product with an epilogue. Beyond it the library's faster product
+saves more than the epilogue does."""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A tensor in the index space of a product.
+    """The position of a tensor's elements for the indices (batch, m, n) of a product.
 
-    The place of an element is `offset + batch * sample + m * row + n * column`.
+    An element is at `offset + batch * sample + m * row + n * column`, counted in elements.
     """
 
     tensor: str
@@ -65,7 +70,10 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Product:
-    """A product of M x K and N x K operands, with the group behind it as its epilogue."""
+    """A product of M x K and N x K operands, with the group behind it as its epilogue.
+
+    `rows`, `columns` and `depth` are M, N and K.
+    """
 
     node: Node
     rows: int
@@ -79,10 +87,10 @@ class Product:
     epilogue: tuple[Node, ...]
     """Elementwise nodes behind the product, in order."""
     reads: dict[tuple[str, str], Matrix]
-    """Tensors read by the epilogue, by reader and argument."""
+    """Tensors that the epilogue reads, by (reader, argument)."""
     outputs: tuple[str, ...]
     places: dict[str, tuple[int, ...]]
-    """Names of the computed nodes, as in a group."""
+    """Names of the computed nodes as keys, as in `Group.places`; the values are empty."""
     batch: int = 1
     """Number of products with operands of their own."""
     split: bool = False
@@ -90,7 +98,8 @@ class Product:
     parts: tuple[str, ...] = ()
     """Names of the right operand's two parts and scales, if they were computed once."""
     triangle: Node | None = None
-    """Call of torch that keeps one triangle of the product; the other is not computed."""
+    """The call of triu or tril, if it alone reads the product. Tiles without a kept element are not
+    computed."""
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -99,7 +108,7 @@ class Product:
 
     @property
     def kept(self) -> tuple[str, int]:
-        """Name and diagonal of the triangle that is kept."""
+        """The function ("triu" or "tril") and the diagonal of `triangle`; ("", 0) without one."""
         match = TRIANGLE.fullmatch(self.triangle.op) if self.triangle else None
         return (match[1], int(match[2] or 0)) if match else ("", 0)
 
@@ -140,7 +149,7 @@ def with_products(
 
 
 def _with_triangle(product: Product, graph: Graph) -> Product:
-    """Return the product with the call that keeps one triangle of it, if that alone reads it."""
+    """Return the product joined with a call of triu or tril, if that is its only reader."""
     node = product.node
     readers = graph.users()[node.name]
     if node.name in graph.outputs or len(readers) != 1 or len(node.shape) > 2:
@@ -155,7 +164,7 @@ def _with_triangle(product: Product, graph: Graph) -> Product:
 def _placed(
     steps: Sequence[Step], found: dict[str, Product], absorbed: set[int]
 ) -> tuple[Step | Product, ...]:
-    """Return the steps with each product at the place of its epilogue, where all operands exist."""
+    """Return the steps with each product at its epilogue's position, where all operands exist."""
     by_output = {name: product for product in found.values() for name in product.outputs}
     result: list[Step | Product] = []
     for step in steps:
@@ -202,7 +211,7 @@ def splits(
 
 
 def is_large(rows: int, columns: int, depth: int, target: Target, batch: int = 1) -> bool:
-    """Return True if a float32 product is long enough, and fills the processors if K is long."""
+    """Return True if a float32 product has enough arithmetic and, with a long K, enough tiles."""
     if batch * rows * columns * depth < LEAST_OPERATIONS:
         return False
     part = occupied(rows, columns, "float32", target.processors, batch)
@@ -210,7 +219,7 @@ def is_large(rows: int, columns: int, depth: int, target: Target, batch: int = 1
 
 
 def only_reader(node: Node, steps: Sequence[Any], graph: Graph) -> Group | None:
-    """Return the group that alone reads a product, if it has no reduction."""
+    """Return the elementwise group of `node`'s size that is its only reader; None if none is."""
     if node.name in graph.outputs:
         return None
     readers = {user.name for user in graph.users()[node.name]}
@@ -302,10 +311,11 @@ def _operands(graph: Graph, node: Node, batched: bool) -> tuple[Matrix, Matrix]:
 
 
 def matrix_of(graph: Graph, name: str, shape: Shape, batched: bool = False) -> Matrix:
-    """Return a tensor, broadcast to `shape`, as rows and columns of the flattened shape.
+    """Return the strides of a tensor, broadcast to `shape`, over rows and columns.
 
-    If `batched` is True, the dimensions before the last two are the batch. Raises NestError if
-    dimensions that are counted together have no common stride.
+    The last dimension is the columns; all before it are the rows. If `batched` is True, only the
+    last but one is the rows, and those before it are the batch. Raises NestError if dimensions that
+    are counted together have no common stride.
     """
     node = graph.node(name)
     if node.kind in (Kind.WINDOW, Kind.INSIDE, Kind.GATHER):
@@ -322,7 +332,7 @@ def matrix_of(graph: Graph, name: str, shape: Shape, batched: bool = False) -> M
 
 
 def _common(name: str, strides: Shape, shape: Shape) -> int:
-    """Return the stride of the flattened dimensions. Raises NestError if they have none."""
+    """Return the stride along the flattened dimensions. Raises NestError if there is none."""
     steps = contiguous_strides(shape)
     pairs = [(s, t) for s, t, n in zip(strides, steps, shape, strict=True) if n > 1]
     stride = pairs[-1][0] // pairs[-1][1] if pairs else 0

@@ -21,14 +21,14 @@ COPIED = "{0}.contiguous()"
 PREPARATIONS |= {TRANSPOSED, SCALE, SCALE.replace("{0}", "{0}.t()")}
 CALLS = ("torch.matmul({0}, {1})", "torch.mm({0}, {1})", "torch.bmm({0}, {1})")
 LEAST_REUSE = 256
-"""Least number of products that read an element, from which its copy costs little."""
+"""Fewest times that the product reads each operand element, for which a copy costs little."""
 
 
 def copy_operands(graph: Graph, target: Target, keep: frozenset[str], split: bool) -> Graph:
     """Turn `matmul(a, b)` of a matrix b into a linear layer with the transpose of b.
 
-    A product whose operands are split reads them as they lie. With `split`, weights of such
-    products are split once.
+    A product whose operands are split needs no transpose: the split reads any strides. With
+    `split`, weights of such products are split once, in advance.
     """
     if target.capability not in SPLIT_CAPABILITIES or target.tf32:
         return graph
@@ -50,7 +50,7 @@ def copy_operands(graph: Graph, target: Target, keep: frozenset[str], split: boo
 
 
 def _sizes(graph: Graph, node: Node) -> tuple[int, int, int] | None:
-    """Return rows, columns and K of a float32 product with a matrix, else None."""
+    """Return (rows, columns, K) of a float32 product whose right operand is a matrix, else None."""
     linear = node.op.startswith("F.linear(")
     if node.kind is not Kind.LIBRARY or not (linear or node.op in CALLS) or not node.contiguous:
         return None
@@ -79,7 +79,7 @@ def _parts(node: Node, weight: Node, sizes: tuple[int, int, int]) -> list[Node]:
 
 
 def as_reductions(graph: Graph, target: Target, keep: frozenset[str]) -> Graph:
-    """Turn products with a vector into sums of products over rows, which memory bounds."""
+    """Turn matrix-vector products into elementwise products and row sums, which memory bounds."""
     if target.device != "cuda":
         return graph
     nodes: list[Node] = []

@@ -1,8 +1,8 @@
 """Write a matrix product with its epilogue as a Triton kernel.
 
 float32 operands are split into parts whose three products are added: in each tile (`tf32x3`), or
-into float16 parts by a kernel beforehand (see `halves`). Half types accumulate in float32. Offsets
-are constants of the text, except those of the tiles.
+into float16 parts by a kernel beforehand (see `halves`). Half types accumulate in float32. Sizes,
+strides and offsets of the tensors are constants of the text; the sizes of tiles are parameters.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ELEMENTS = {"float16": "tl.float16", "bfloat16": "tl.bfloat16", "float32": "tl.f
 
 
 def header(texts: Sequence[str]) -> list[str]:
-    """Return the lines that import what the texts of some kernels and their launches use."""
+    """Return the import lines for the texts of some kernels and for their launches."""
     blocks = ["from triton.tools.tensor_descriptor import TensorDescriptor"]
     return HEADER.splitlines() + (blocks if any("_in.load([" in text for text in texts) else [])
 
@@ -122,7 +122,7 @@ def _end(product: Product, dtype_of: Callable[[str], str]) -> list[str]:
 
 
 def _operand(matrix: Matrix, index: str, count: int) -> str:
-    """Return the pointers to the first elements along K; rows past the end read a row inside."""
+    """Return pointers to each row's first element on K; rows past the end wrap to a valid one."""
     return f"({_start(matrix)} + {index} % {count}{times(matrix.row)})"
 
 

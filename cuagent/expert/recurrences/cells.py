@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 GATES = {"rnn_tanh": 1, "rnn_relu": 1, "gru": 3, "lstm": 4}
-"""Slices of the weights of each cell."""
+"""Number of gates of each cell: its weights have this many slices of the hidden size."""
 CELLS = {f"{name}_cell": name for name in GATES}
-"""Operators of single steps."""
+"""Cell of each operator of torch that computes a single step."""
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,14 @@ from cuagent.expert.streaming.text import Writer
 UNITS = 16
 """Units in one panel of weights: two vectors of 32 bytes."""
 TOGETHER = 6
-"""Rows whose sums are in registers: with 16 registers of 32 bytes, 12 hold sums."""
+"""Rows whose sums are in registers: 12 of 16 registers of 32 bytes, two per row."""
 PARALLEL_OPERATIONS = 1 << 18
 """Multiplications below which a parallel region costs more than it saves."""
 LOCALS = {
     "old", "state", "cell", "sums", "buffer", "threads", "thread", "start", "rows", "result",
     "last", "multiply", "units",
 }  # fmt: skip
-"""Variables of the kernel in whose scope it reads its parameters."""
+"""Local variables of the kernel. A parameter with one of these names is renamed."""
 PRODUCT = f"""// Eight units; two of them are a panel. GCC keeps wider vectors in memory on AVX2.
 typedef float units __attribute__((vector_size(32), aligned(4)));
 

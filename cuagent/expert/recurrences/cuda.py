@@ -24,32 +24,33 @@ from cuagent.expert.streaming.text import Writer
 WARPS = 16
 """Warps of a block; a thread then has up to 128 registers."""
 CLUSTERS = (1, 2, 4, 8)
-"""Blocks of a cluster that every GPU with clusters can run."""
+"""Cluster sizes, in blocks, that every GPU with clusters can run."""
 MOST_WEIGHTS = 64
 """Largest number of weights in the registers of a thread."""
 MOST_PASSES = 4
 MOST_STATE = 48 << 10
 """Largest number of bytes of static shared memory."""
 BARRIER, PASS = 900, 400
-"""Cycles of a step besides its products, and of each pass besides its products: estimates."""
+"""Estimated cycles of a step, and of a pass, in addition to those of the products."""
 LANES = 32
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Parts of a recurrence for each cluster, block and warp."""
+    """The rows, units and columns of a recurrence that each cluster, warp and lane computes."""
 
     cluster: int
-    """Blocks of a cluster."""
+    """Number of blocks in a cluster."""
     units: int
-    """Units of a warp, a power of 2."""
+    """Number of hidden units that a warp computes, a power of 2."""
     slots: int
     """Gates of a cell, rounded up to a power of 2."""
     together: int
     """Rows that a warp sums in one pass, a power of 2."""
     passes: int
+    """Passes in which a cluster goes through its rows."""
     chunks: int
-    """Columns of a lane, in fours."""
+    """Groups of four columns that a lane has."""
 
     @property
     def rows(self) -> int:
@@ -58,7 +59,7 @@ class Layout:
 
     @property
     def values(self) -> int:
-        """Sums of a warp in one pass; the lanes share them."""
+        """Number of sums that a warp computes in one pass; the lanes share them."""
         return self.together * self.units * self.slots
 
 
@@ -144,8 +145,8 @@ EQUATIONS = {
         "const float h = out * hyperbolic_tangent(own[pass]);",
     ],
 }
-"""Equations over `x`, the projected inputs, `s`, the sums, and `own`, the state of this unit: h of
-a gru, c of an lstm."""
+"""Equations over `x`, the projected inputs, `s`, the weighted sums of the state, and `own`, the
+part of the state that the lane keeps for its unit: h of a gru, c of an lstm."""
 
 
 def generate(request: Request) -> KernelCall:
@@ -162,7 +163,7 @@ def _parameter(tensor: str) -> str:
 def _operand(graph: Graph, name: str) -> tuple[Node, tuple[int, ...], int]:
     """Return the tensor that the launcher takes, with the strides and the offset of its elements.
 
-    A slice of adjacent elements is a tensor of its own, so that layers can share a kernel.
+    A slice of adjacent elements is passed as a separate tensor, so that layers can share a kernel.
     """
     node = graph.node(name)
     if node.kind is Kind.STRIDED and node.strides == contiguous_strides(node.shape):
@@ -225,7 +226,7 @@ class _Kernel:
         w("constexpr int COPIES = 32 / VALUES, SHARE = COPIES * SLOTS;")
 
     def _place(self) -> None:
-        """Write the rows and units of a lane."""
+        """Write the declarations of the rows and units that a lane has."""
         w = self.w
         w("alignas(16) __shared__ float state[2][TOGETHER * PASSES][WIDTH];")
         w("const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;")

@@ -6,7 +6,7 @@ from cuagent.expert.graph.graph import Graph, Kind
 from cuagent.expert.streaming.fuse import Group
 
 LAST = "last"
-"""Operator of the node with the last c of an lstm."""
+"""Operator (`Node.op`) of the node with the last c of an lstm."""
 
 
 def recurrence_groups(graph: Graph) -> tuple[Group, ...]:

@@ -37,7 +37,7 @@ class Loop:
 
     @property
     def weights(self) -> tuple[Any, ...]:
-        """Weights and biases; empty places have None."""
+        """weight_ih, weight_hh, bias_ih and bias_hh; None for a missing bias."""
         return _weights(self.steps[0])
 
 
@@ -87,7 +87,7 @@ def _states(step: Any) -> list[Any]:
 
 
 def _results(step: Any) -> list[Any]:
-    """Return the nodes of h and, for an lstm, c behind a step; None for one without a reader."""
+    """Return the nodes of a step's h and, for an lstm, its c; None for one without a reader."""
     if CELLS[called(step)] != "lstm":
         return [step]
     items: list[Any] = [None, None]
@@ -151,11 +151,16 @@ def _replaced(edit: Edit, loop: Loop, device: str) -> bool:
 
 
 def _depends(inputs: Sequence[Any], steps: set[Any], first: int, position: dict[Any, int]) -> bool:
-    """Return True if an input of a step depends on a step."""
+    """Return True if an input of a step depends on a step.
+
+    `position` has the index of each node that existed before the edits; `first` is the first
+    step's.
+    """
     stack, seen = list(inputs), set()
     while stack:
         node = stack.pop()
-        # Nodes before the first step depend on none; new nodes are views of such.
+        # Nodes before the first step depend on no step. Nodes of the edits have no index: follow
+        # their inputs.
         if node in seen or position.get(node, first) < first:
             continue
         if node in steps:
@@ -241,7 +246,7 @@ def _step(edit: Edit, outputs: Any, k: int) -> Any:
 
 
 def _stacks(edit: Edit, loop: Loop, outputs: Any) -> None:
-    """Let readers of all steps, stacked in order, read the result of the call."""
+    """Let nodes that stack h of all steps in order read the result of the call instead."""
     import torch
 
     aten = torch.ops.aten
@@ -267,7 +272,7 @@ def _stacks(edit: Edit, loop: Loop, outputs: Any) -> None:
 
 
 def _joins(node: Any, states: Sequence[Any], dim: int) -> bool:
-    """Return True for a concatenation of all steps, each with a new dimension."""
+    """Return True if `node` concatenates all steps in order, each with a new dimension `dim`."""
     if called(node) != "cat" or argument(node, 1, "dim", 0) % 3 != dim:
         return False
     parts = list(node.args[0])

@@ -24,7 +24,7 @@ def attention(low: Lowering, fx: Any) -> str | None:
 
 @rule("scored_attention")
 def scored_attention(low: Lowering, fx: Any) -> str | None:
-    """Lower to torch's operators, in place of which `attention.kernel` puts a kernel."""
+    """Lower to calls of torch, which `attention.kernel` may replace by a generated kernel."""
     args = tuple(str(operand(low, arg)) for arg in fx.args)
     groups = shape_of(fx.args[0])[1] // shape_of(fx.args[1])[1]
     key, value = "{1}", "{2}"

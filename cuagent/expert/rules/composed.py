@@ -1,8 +1,8 @@
 """Lower operators that are short formulas of others: functions, losses of pairs, differences.
 
-A formula is the one that is accurate where the direct one cancels or overflows; its source is the
-definition of the operator. Not covered: exp2 and pow, whose error grows with the argument if they
-are written by exp and log.
+Each formula is equal to the operator's definition, and accurate where the direct one would cancel
+or overflow. Not covered: exp2 and pow, whose error grows with the argument if they are written by
+exp and log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EXP_ALONE = 20.0
 
 
 def _tensors(low: Lowering, fx: Any, count: int) -> list[str] | None:
-    """Return the nodes of the first arguments; None unless all are floating tensors."""
+    """Return the nodes of the first `count` arguments; None unless all are floating tensors."""
     names = [operand(low, arg) for arg in fx.args[:count]]
     fit = len(names) == count and floating(fx) and all(floating(arg) for arg in fx.args[:count])
     return names if fit and all(isinstance(name, str) for name in names) else None  # type: ignore[return-value]
@@ -50,7 +50,8 @@ def odd(low: Lowering, fx: Any) -> str | None:
         case _:
             ratio = p("div", p("mul", size, 2.0), p("sub", 1.0, size))
             value = p("mul", p("log1p", ratio), 0.5)
-    # A number times its sign, and not a choice, so that NaN stays NaN and 0 stays 0.
+    # The sign multiplies the value: then NaN stays NaN and 0 stays 0, as they would not in a
+    # `where`.
     return p("mul", p("sign", x), value, hint="")
 
 
@@ -67,7 +68,8 @@ def function(low: Lowering, fx: Any) -> str | None:
             return p("add", half, p("div", 0.25, half), hint="")
         case "acosh":
             past = p("sub", x, 1.0, hint="past")
-            # Two roots, because the product of two negative numbers has one.
+            # Take two roots: below -1 both factors are negative, and the root of their product
+            # would not be NaN.
             root = p("mul", p("sqrt", past), p("sqrt", p("add", past, 2.0)))
             near, far = p("log1p", p("add", past, root)), p("add", p("log", x), math.log(2))
             return p("where", p("lt", x, LARGE, dtype="bool"), near, far, hint="")
@@ -201,7 +203,7 @@ def nansum(low: Lowering, fx: Any) -> str | None:
 
 @rule("hinge_embedding_loss", "soft_margin_loss")
 def sided(low: Lowering, fx: Any) -> str | None:
-    """Lower losses of a value and its side, 1 or -1."""
+    """Lower losses of a value and a target of 1 or -1, called `side`."""
     found = _tensors(low, fx, 2)
     if found is None:
         return None
@@ -212,7 +214,7 @@ def sided(low: Lowering, fx: Any) -> str | None:
         return reduced(low, term, argument(fx, 2, "reduction", MEAN))
     margin = float(argument(fx, 2, "margin", 1.0))
     apart = p("maximum", p("sub", margin, x, hint="slack"), 0.0)
-    # torch adds two terms: each is 0 where the side is the other one, and both count for another.
+    # torch adds two terms: the first counts unless the side is 1, the second unless it is -1.
     of_apart = p("where", p("ne", side, 1.0, dtype="bool"), apart, 0.0)
     of_near = p("where", p("ne", side, -1.0, dtype="bool"), x, 0.0)
     term = p("add", of_apart, of_near, hint="term")

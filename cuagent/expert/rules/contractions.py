@@ -100,7 +100,10 @@ def product(low: Lowering, fx: Any) -> str | None:
 
 @rule("einsum")
 def einsum(low: Lowering, fx: Any) -> str | None:
-    """Lower two or three operands without a letter twice, if no result needs a permutation."""
+    """Lower an einsum of two or three operands; no operand may repeat a letter.
+
+    Not covered: results that need a permutation.
+    """
     equation, operands = fx.args[0], fx.args[1]
     left, arrow, result = equation.replace(" ", "").partition("->")
     words = left.split(",")
@@ -128,7 +131,7 @@ Labelled = tuple[str, str]
 
 
 def _sum_of_three(low: Lowering, fx: Any, given: Sequence[Labelled], result: str) -> str | None:
-    """Lower three operands of which one scales the result of the others."""
+    """Lower an einsum of three operands, one of which scales the result of the other two."""
     for k in (2, 1, 0):
         letters, name = given[k]
         if not set(letters) <= set(result):
@@ -145,7 +148,7 @@ def _sum_of_three(low: Lowering, fx: Any, given: Sequence[Labelled], result: str
 def _sum_of_products(
     low: Lowering, fx: Any, left: Labelled, right: Labelled, result: str
 ) -> str | None:
-    """Lower to a product, a sum over products of elements, or products of elements."""
+    """Lower an einsum of two operands to a matrix product, or to an elementwise one and its sum."""
     (a, x), (b, y) = left, right
     sizes = dict(zip(a, low.shape(x), strict=True))
     equal = all(sizes.get(c, n) == n for c, n in zip(b, low.shape(y), strict=True))
@@ -164,7 +167,7 @@ def _sum_of_products(
         return low.reduce("sum", terms, dims, False) if summed else terms
     batch, ends = result[:-2], result[-2:]
     whole = len(summed) == 1 and len(ends) == 2 and batch
-    # An operand without the batch is the same for all of it.
+    # An operand without batch dimensions is shared by the whole batch.
     if not whole or a[:-2] not in (batch, "") or b[:-2] not in (batch, ""):
         return None
     if set(a[-2:]) != {ends[0], summed[0]} or set(b[-2:]) != {summed[0], ends[1]}:
@@ -175,7 +178,11 @@ def _sum_of_products(
 
 
 def _spread(low: Lowering, word: str, name: str, letters: str) -> str | None:
-    """Return a view with one dimension for each letter, of one element where `word` has none."""
+    """Return a view of `name` with one dimension for each of `letters`; None if there is none.
+
+    `word` has the letters of the dimensions of `name`. The view has extent 1 where `word` lacks a
+    letter.
+    """
     sizes = dict(zip(word, low.shape(name), strict=True))
     order = [word.index(c) for c in letters if c in word]
     if len(order) < len(word):

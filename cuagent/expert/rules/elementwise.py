@@ -39,7 +39,7 @@ def unary(low: Lowering, fx: Any) -> str | None:
 
 @rule("round", "trunc", "fix")
 def to_integer(low: Lowering, fx: Any) -> str | None:
-    """Lower only float32: a half type rounds the argument first, which may cross an integer."""
+    """Lower float32 only: a half type rounds the argument first, perhaps across an integer."""
     name = {"round": "round"}.get(str(fx.target).split(".")[1], "trunc")
     x = operand(low, fx.args[0])
     exact = dtype_of(fx) == "float32" and len(fx.args) == 1 and not fx.kwargs
@@ -71,7 +71,7 @@ BITWISE = {
 
 @rule(*BITWISE)
 def bitwise(low: Lowering, fx: Any) -> str | None:
-    """Lower only masks; a bit operation on a mask is a logical one."""
+    """Lower bit operations on boolean tensors, which are logical operations."""
     a, b = operand(low, fx.args[0]), operand(low, fx.args[1])
     masks = all(hasattr(arg, "meta") and dtype_of(arg) == "bool" for arg in fx.args[:2])
     if not masks or not isinstance(a, str) or not isinstance(b, str):
@@ -217,7 +217,7 @@ def _number(low: Lowering, fx: Any, x: str) -> str | None:
 
 
 def _keeps_layout(low: Lowering, fx: Any, x: str) -> bool:
-    """Return True for a copy of a call's result that keeps its type and its permuted layout."""
+    """Return True if `fx` copies a library result and keeps its dtype and its permuted strides."""
     before, after = fx.args[0].meta["val"], fx.meta["val"]
     training = "dropout" in str(fx.target) and fx.args[2] is not False
     fresh = low.by_name[x].kind is Kind.LIBRARY and not before.is_contiguous()

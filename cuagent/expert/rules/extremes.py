@@ -22,12 +22,13 @@ from cuagent.expert.graph.lowering import (
 from cuagent.expert.rules.views import within
 
 MAX_INDEX = 1 << 24
-"""Integers that a float32 represents exactly."""
+"""Largest extent of a searched dimension: float32 represents all integers up to this exactly."""
 MOST_TOP = 8
-"""Largest k of a topk in one kernel, which reads a row again for each of its elements."""
+"""Largest k of a topk in one kernel, which reads a row again for each of the k results."""
 
 MOST_READS = {"cpu": 1 << 13, "cuda": 1 << 27}
-"""Largest k times the elements of a row. torch selects in one pass, this kernel in 2 k."""
+"""Largest product of k and the row length for which a topk is lowered, by device. torch selects in
+one pass over a row, this kernel in 2 k."""
 
 
 @rule("argmax", "argmin")
@@ -62,7 +63,7 @@ def extreme(low: Lowering, fx: Any) -> str | None:
 
 @rule("topk")
 def topk(low: Lowering, fx: Any) -> str | None:
-    """Lower the k largest or smallest elements to k extremes, each without those before it."""
+    """Lower the k largest or smallest elements to k extremes, each of the remaining elements."""
     x, k = operand(low, fx.args[0]), fx.args[1]
     if not isinstance(x, str) or not _comparable(low, fx.args[0], x):
         return None
@@ -123,7 +124,7 @@ def _comparable(low: Lowering, fx: Any, x: str) -> bool:
 
 
 def _extremes(low: Lowering, x: str, op: str, dim: int, keep: bool) -> tuple[str, str] | None:
-    """Add the extreme along `dim` and its index."""
+    """Add the extreme along `dim` and its index; None if the dimension is longer than MAX_INDEX."""
     shape = low.shape(x)
     dim %= len(shape)
     if shape[dim] > MAX_INDEX:

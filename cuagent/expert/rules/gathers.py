@@ -20,7 +20,8 @@ from cuagent.expert.graph.lowering import (
 from cuagent.expert.rules.views import narrowed, viewed
 
 MAX_DEPTH = 12
-"""Most elementwise operations that a gather of elements is moved in front of."""
+"""Largest number of elementwise operations that are computed after a gather of elements, for the
+chosen elements alone."""
 READERS = (Kind.POINTWISE, Kind.REDUCE, Kind.WINDOW, Kind.SCATTER)
 """Kinds of nodes whose kernels read through an index tensor."""
 
@@ -50,7 +51,7 @@ def index(low: Lowering, fx: Any) -> str | None:
 
 @rule("embedding_bag", "_embedding_bag")
 def embedding_bag(low: Lowering, fx: Any) -> str | None:
-    """Lower bags of one size, which a matrix of indices gives, to a reduction of the lookups."""
+    """Lower bags of equal size, given as a matrix of indices, to a reduction of the lookups."""
     table, places, offsets = (operand(low, arg) for arg in fx.args[:3])
     mode, weights = argument(fx, 4, "mode", 0), argument(fx, 6, "per_sample_weights")
     last, padding = argument(fx, 7, "include_last_offset", False), argument(fx, 8, "padding_idx")
@@ -93,7 +94,7 @@ BAGS = {0: "sum", 1: "mean"}
 
 
 def _bags(low: Lowering, places: Any, shape: tuple[int, int]) -> str | None:
-    """Return the matrix of indices that was copied and flattened, to read it where it lies."""
+    """Return the matrix of `shape` that was flattened to `places`; None if there is none."""
     while target_of(places) in (
         "view",
         "reshape",
@@ -143,7 +144,7 @@ def _gathered(
 
 
 def _kinds(low: Lowering, *names: str) -> set[Kind]:
-    """Return the kinds of nodes, and of the nodes behind views."""
+    """Return the kinds of these nodes, and of the nodes of which they are views."""
     found = set()
     for name in names:
         node = low.by_name[name]
@@ -163,17 +164,17 @@ def gather(low: Lowering, fx: Any) -> str | None:
     if dtype_of(fx.args[2]) != "int64" or not shape_of(fx):
         return None
     found = taken(low, x, places, int(fx.args[1]) % len(shape_of(fx)))
-    # A view of the result needs an element that a kernel computes.
+    # A later view can read a computed value only, so that a TAKE alone gets a cast.
     return low.pointwise("cast", found, hint="") if low.by_name[found].kind is Kind.TAKE else found
 
 
 MAX_SCATTERED = 8
-"""Most elements of a row that a kernel puts into its place in the row."""
+"""Largest number of elements that a lowered scatter writes along its dimension."""
 
 
 @rule("scatter")
 def scatter(low: Lowering, fx: Any) -> str | None:
-    """Lower a scatter of few elements along a dimension to choices by index.
+    """Lower a scatter of few elements along a dimension to one `where` by index for each of them.
 
     Of equal indices the last one wins.
     """
@@ -203,7 +204,7 @@ def scatter(low: Lowering, fx: Any) -> str | None:
 
 @rule("one_hot")
 def one_hot(low: Lowering, fx: Any) -> str | None:
-    """Lower to numbers, if only casts to float32 read them."""
+    """Lower to float32 zeros and ones, if only casts to float32 read the result."""
     labels = operand(low, fx.args[0])
     if not isinstance(labels, str) or not _only_as_numbers(fx):
         return None
@@ -240,8 +241,8 @@ def _along(low: Lowering, dim: int, shape: tuple[int, ...]) -> str:
 def taken(low: Lowering, x: str, places: str, dim: int) -> str:
     """Add the elements of `x` at the indices `places` along `dim`, as `torch.gather` does.
 
-    Elementwise operations are computed for the chosen elements alone. An index out of range gives
-    NaN.
+    If `x` is the result of elementwise operations, they are computed for the chosen elements alone.
+    An index out of range gives NaN.
     """
     shape = low.shape(places)
     same = all(a == b for k, (a, b) in enumerate(zip(low.shape(x), shape, strict=True)) if k != dim)
@@ -263,7 +264,11 @@ def _taken(low: Lowering, x: str, places: str, dim: int) -> str:
 def _taken_before(
     low: Lowering, x: str, places: str, dim: int, known: dict[str, str]
 ) -> str | None:
-    """Add elementwise operations on chosen elements; None if there are none, or too many."""
+    """Add `x` at the chosen elements, computed from its operands; None if that is impossible.
+
+    It is possible for a short chain of elementwise operations on stored values. `known` maps nodes
+    that were already taken to their chosen elements.
+    """
     node = low.by_name[x]
     if node.kind is not Kind.POINTWISE or node.dtype not in FLOATS or len(known) > MAX_DEPTH:
         return None
@@ -289,7 +294,7 @@ def _taken_before(
 
 
 def _is_stored(low: Lowering, name: str) -> bool:
-    """Return True if the value is in memory whether or not elements of it are chosen."""
+    """Return True if the value is in memory anyway, because no fused kernel computes it."""
     node = low.by_name[name]
     while node.kind in (Kind.VIEW, Kind.STRIDED):
         node = low.by_name[node.inputs[0]]
@@ -297,7 +302,7 @@ def _is_stored(low: Lowering, name: str) -> bool:
 
 
 def settle_gathers(graph: Graph) -> Graph:
-    """Return the graph with a call of torch for each gather that not only kernels read."""
+    """Turn each gather whose result is needed outside of generated kernels into a call of torch."""
     users = graph.users()
 
     def fused(name: str) -> bool:

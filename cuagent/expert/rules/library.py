@@ -13,7 +13,7 @@ from cuagent.expert.graph.lowering import Lowering, dtype_of, operator_name, sha
 def library(low: Lowering, fx: Any, *, constant: bool = False) -> str:
     """Add the operator as a call of torch; its result is one tensor or a tuple to index.
 
-    A constant is made once, and held as a contiguous tensor.
+    A constant is computed once, and stored as a contiguous tensor.
     """
     args: list[Operand] = []
 

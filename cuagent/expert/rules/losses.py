@@ -111,9 +111,9 @@ def bce_with_logits(low: Lowering, fx: Any) -> str | None:
 
 @rule("cross_entropy_loss")
 def cross_entropy(low: Lowering, fx: Any) -> str | None:
-    """Lower logits and class labels, or probabilities of classes, to a loss of each place.
+    """Lower the loss of logits, for class labels or for class probabilities as targets.
 
-    Places with the ignored label count neither in the sum nor in the mean.
+    Positions with the ignored label count neither in the sum nor in the mean.
     """
     x, target, weight = (operand(low, value) for value in (*fx.args[:2], argument(fx, 2, "weight")))
     if not isinstance(x, str) or not isinstance(target, str) or not floating(fx):
@@ -143,7 +143,10 @@ def cross_entropy(low: Lowering, fx: Any) -> str | None:
 
 
 def _weighted(low: Lowering, value: str, weight: str | None, rank: int) -> str:
-    """Multiply a value of each class, at dimension 1 of `rank`, by the weights of the classes."""
+    """Multiply a value by the weight of its class; None for `weight` leaves it unchanged.
+
+    The value has `rank` dimensions, and the classes along dimension 1.
+    """
     if weight is None:
         return value
     column = low.view(weight, (*low.shape(weight), *(1,) * (rank - 2)), "class_weight")
@@ -159,7 +162,7 @@ def _of_probabilities(
     smoothing: float,
     reduction: int,
 ) -> str:
-    """Return the loss of labels that are probabilities of the classes."""
+    """Return the reduced loss for targets that are probabilities of the classes."""
     shape = low.shape(shifted)
     if smoothing:
         target = low.pointwise("mul", target, 1 - smoothing, hint="kept")
@@ -177,7 +180,7 @@ def _of_probabilities(
 
 @rule("nll_loss", "nll_loss_nd", "nll_loss2d")
 def nll_loss(low: Lowering, fx: Any) -> str | None:
-    """Lower log-probabilities and class labels to a loss of each place."""
+    """Lower the loss of log-probabilities for class labels as targets."""
     x, target, weight = (operand(low, value) for value in (*fx.args[:2], argument(fx, 2, "weight")))
     if not isinstance(x, str) or not isinstance(target, str) or not floating(fx):
         return None
@@ -200,9 +203,10 @@ def _of_labels(
     smooth: tuple[str | None, float],
     target: str,
 ) -> str:
-    """Return the reduced loss of labels: (1 - s) of each loss and s of its mean over the classes.
+    """Return the reduced loss of class labels: (1 - s) * loss + s * (mean loss over the classes).
 
-    Weights of classes apply to both; a mean is divided by the weights of the labels that count.
+    `smooth` is that mean and s, or (None, 0). Class weights apply to both terms. The reduction
+    "mean" divides by the sum of the weights of the labels that are not ignored.
     """
     ignore = argument(fx, 4, "ignore_index", -100)
     counted = low.pointwise("ne", labels, ignore, hint="counted", dtype="bool")
@@ -228,7 +232,7 @@ def _of_labels(
 
 
 def _weight_of(low: Lowering, weight: str, labels: str) -> str:
-    """Return the weight of each label's class."""
+    """Return the class weight of each label."""
     shape = low.shape(labels)
     wide = low.view(weight, (1, *low.shape(weight), *(1,) * (len(shape) - 2)), "class_weight")
     return taken(low, wide, labels, 1)

@@ -40,7 +40,7 @@ def logsumexp(low: Lowering, fx: Any) -> str | None:
     total = low.reduce("sum", low.pointwise("exp", low.pointwise("sub", x, top)), dims, True)
     hint = "" if keep else "keepdim"
     usual = low.pointwise("add", low.pointwise("log", total), top, hint="finite")
-    # A row of -inf, or with an inf, is its maximum; the difference from the maximum is NaN there.
+    # For a row of -inf, or with +inf, the result is the maximum, because x - max is NaN there.
     endless = low.pointwise("eq", low.pointwise("abs", top), math.inf, dtype="bool")
     result = low.pointwise("where", endless, top, usual, hint=hint)
     return result if keep else low.view(result, shape_of(fx), "")
@@ -103,7 +103,7 @@ def instance_norm(low: Lowering, fx: Any) -> str | None:
 def _grouped(
     low: Lowering, fx: Any, x: str, groups: int, positions: tuple[int, int], eps: float
 ) -> str | None:
-    """Lower a norm over groups of channels; `positions` are those of the weight and bias."""
+    """Lower a norm over groups of channels; `positions` has the indices of weight and bias."""
     shape = low.shape(x)
     if not fx.args[0].meta["val"].is_contiguous() and not low.layouts:
         return None

@@ -57,7 +57,7 @@ def _reads_indices(fx: Any) -> bool:
 
 
 def _pair(low: Lowering, fx: Any, sides: tuple[Window, ...]) -> str | None:
-    """Lower the first of two results."""
+    """Lower the maxima, which are the first of two results."""
     name = _pool(low, fx, "max", sides)
     if name is not None:
         low.multiple[fx.name] = (name,)
@@ -88,7 +88,7 @@ def adaptive_average(low: Lowering, fx: Any) -> str | None:
 
 
 def _adaptive_sides(fx: Any, rank: int) -> tuple[Window, ...]:
-    """Return windows of one size where they are equal."""
+    """Return an adaptive pool's window per dimension, of constant size if it divides evenly."""
     given, made = shape_of(fx.args[0])[-rank:], shape_of(fx)[-rank:]
     return tuple(
         Window(n, m, n // m, n // m) if n % m == 0 else Window(n, m, adaptive=True)
@@ -97,7 +97,7 @@ def _adaptive_sides(fx: Any, rank: int) -> tuple[Window, ...]:
 
 
 def _several(value: Any, rank: int) -> list[int]:
-    """Return one number for each dimension."""
+    """Return a list with one number for each of `rank` dimensions."""
     values = [value] if isinstance(value, int) else list(value)
     return values * rank if len(values) == 1 else values
 

@@ -62,7 +62,7 @@ def float32(low: Lowering, name: Any) -> str:
 def _projected(
     low: Lowering, x: str, weight: str, spec: Recurrence, bias: Any, shape: tuple[int, ...]
 ) -> str:
-    """Add the product of the inputs of all steps, in their order in memory."""
+    """Add the product of all steps' inputs with the weights, in the inputs' order in memory."""
     args, call = (x, weight), "F.linear({0}, {1})"
     if bias is not None:
         args = (x, weight, float32(low, operand(low, bias)))  # type: ignore[assignment]
@@ -73,7 +73,7 @@ def _projected(
 
 
 def _panels(low: Lowering, weight: str, spec: Recurrence) -> str:
-    """Add the weights as (panels, gates, hidden, units); units past the end are 0."""
+    """Add the weights, reordered to (panels, gates, hidden, units); units past the end are 0."""
     gates, hidden = spec.gates, spec.hidden
     panels = -(-hidden // UNITS)
     call = (
@@ -84,7 +84,7 @@ def _panels(low: Lowering, weight: str, spec: Recurrence) -> str:
 
 
 def _padded(low: Lowering, bias: str, spec: Recurrence) -> str:
-    """Add the bias as (panels, gates, units)."""
+    """Add the bias, reordered to (panels, gates, units); units past the end are 0."""
     gates, hidden = spec.gates, spec.hidden
     panels = -(-hidden // UNITS)
     call = (

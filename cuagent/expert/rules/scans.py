@@ -47,7 +47,7 @@ def flip(low: Lowering, fx: Any) -> str | None:
 
 
 def _flipped(low: Lowering, name: str, dim: int) -> str:
-    """Return `name` in the reverse order along `dim`; elementwise operations change places."""
+    """Return `name` reversed along `dim`; elementwise nodes are computed from reversed operands."""
     node = low.by_name[name]
     if dim < 0 or node.shape[dim] == 1:
         return name

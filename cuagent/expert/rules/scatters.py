@@ -85,7 +85,7 @@ def _scatter(
 
 
 def _is_by_row(index: Node) -> bool:
-    """Return True if an index varies along the first dimension only."""
+    """Return True if the index is the same for all elements of a row of the source."""
     if math.prod(index.shape[1:]) == 1:
         return index.kind is not Kind.GATHER
     return index.kind is Kind.STRIDED and not any(index.strides[1:])

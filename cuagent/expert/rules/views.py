@@ -62,7 +62,7 @@ def layout(low: Lowering, arg: str) -> tuple[Shape, tuple[int, ...]]:
 
 
 def _viewed(low: Lowering, fx: Any) -> str | None:
-    """Return the node of a view's argument, if a kernel can read it."""
+    """Return the node of a view's argument; None if it is not a node."""
     x = operand(low, fx.args[0])
     return x if isinstance(x, str) else None
 
@@ -99,7 +99,7 @@ def _sliced(low: Lowering, x: str, dim: int, start: int, end: int | None, step: 
 
 
 def _is_joined(low: Lowering, name: str) -> bool:
-    """Return True for a choice by index, such as a concatenation."""
+    """Return True for a `where` that chooses by index, such as a concatenation."""
     node = low.by_name[name]
     first = node.inputs[0] if node.kind is Kind.POINTWISE and node.op == "where" else name
     return first != name and low.by_name[first].kind is Kind.INSIDE
@@ -247,14 +247,14 @@ def cat(low: Lowering, fx: Any) -> str | None:
 def _is_stored(low: Lowering, part: Any, name: str) -> bool:
     """Return True for an expensive part that a product or convolution reads too.
 
-    It is in memory then, so that it need not be computed twice.
+    It is then stored anyway, and need not be computed twice.
     """
     others = {operator_name(user) for user in part.users}
     return bool(others & PRODUCTS) and _cost(low, name) >= EXPENSIVE
 
 
 def _cost(low: Lowering, name: str) -> int:
-    """Return the cost of an element from tensors in memory; of a choice, the dearest part."""
+    """Return the cost of an element computed from stored tensors; for `where`, the dearest case."""
     node = low.by_name[name]
     if node.kind is not Kind.POINTWISE:
         return 0
@@ -267,7 +267,7 @@ def _joined(
 ) -> str:
     """Add nodes that choose the part by its index along `dim`.
 
-    `stored` is true for parts that are in memory, which are read in place.
+    `stored` is True for the parts that are in memory anyway; they are read there.
     """
     ends: list[int] = []
     for part in parts:
@@ -329,7 +329,7 @@ def windowed(low: Lowering, name: str, dim: int, start: int, extent: int) -> str
 
 
 def _window(low: Lowering, name: str, dim: int, start: int, extent: int) -> str:
-    """Add `name` as a range of a longer tensor, read where it lies in memory."""
+    """Add `name` as a range of a longer tensor, read directly from its memory."""
     node = low.by_name[name]
     shape = (*node.shape[:dim], extent, *node.shape[dim + 1 :])
     return low.add(
@@ -384,9 +384,10 @@ def _rolled(
     shape: Shape,
     pieces: tuple[tuple[int, int, int, int], ...] = (),
 ) -> str:
-    """Add the choice among the two pieces of each rolled dimension.
+    """Add nested choices among the two pieces into which each rolled dimension is cut.
 
-    `pieces` has the dimension, first and last index and new place of each piece chosen so far.
+    `moves` has (dimension, shift) of the dimensions that are left. `pieces` has the dimension,
+    start, end and new start of each piece that was chosen so far.
     """
     if not moves:
         for dim, start, end, _ in pieces:

@@ -18,7 +18,7 @@ JOIN = {"sum": "Sum", "prod": "Product"}
 ITEMS = 4
 """Elements that one thread scans in each chunk of a row."""
 BATCH = 8
-"""Elements that a thread loads before it adds the first of them."""
+"""Elements that a thread loads before it adds the first of them, if rows are not innermost."""
 ROW_THREADS = 128
 """Threads in a block of rows that are not innermost."""
 FEW_ROWS, LONG_ROW = 32, 1 << 16

@@ -1,1 +1,1 @@
-"""Kernels of sums and extremes of rows that an index tensor sends to each destination."""
+"""Kernels that reduce rows by a sum or an extreme; an index tensor gives each row's destination."""

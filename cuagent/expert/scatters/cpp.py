@@ -72,7 +72,8 @@ class _Scatter:
     def _inner(self, row: str, before: Node | None = None) -> Index:
         """Open the loops over the elements of a row; return the index of an element.
 
-        Values of `before` that do not vary along the innermost dimension are declared outside.
+        `before` is the value that the loops will compute. Those of its operands that do not vary
+        along the innermost dimension are declared in front of the innermost loop.
         """
         w, rank = self.w, len(self.shape)
         index = (row, *(f"i{k}" for k in range(1, rank)))
@@ -96,7 +97,7 @@ class _Scatter:
                 self._declare_constant(arg, index)
 
     def _sum(self, row: str, index: Index) -> str:
-        """Return the element in which a destination is reduced."""
+        """Return the output element that holds the running sum or extreme of a destination row."""
         terms = [f"{row} * {self.width}" if self.width > 1 else row]
         for k in range(1, len(self.shape)):
             step = math.prod(self.shape[k + 1 :])
@@ -104,7 +105,7 @@ class _Scatter:
         return f"{self.sums}[{' + '.join(terms)}]"
 
     def _begin(self) -> None:
-        """Write the first values of this thread's destinations."""
+        """Write the initial values of this thread's destinations."""
         base = self.anchor.args[0]
         self.w.open("for (long i0 = first; i0 < last; ++i0)")
         index = self._inner("i0")

@@ -1,1 +1,1 @@
-"""The next candidate, from the outcomes of the earlier ones."""
+"""Search of the expert: choose the next candidate from the outcomes of the earlier ones."""

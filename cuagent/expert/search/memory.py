@@ -1,4 +1,4 @@
-"""The choices that won for a module in earlier runs."""
+"""Options that won or lost for a module in earlier runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from cuagent.expert.candidate import Options
 
 LARGEST_OPTION = 1 << 16
-"""Largest number that an option can have."""
+"""Largest value of a numeric option."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Memory:
     first: Options | None = None
     """The choice that won."""
     slower: frozenset[Options] = frozenset()
-    """Choices that were refused, or surely slower than `first`."""
+    """Choices that were rejected, or surely slower than `first`."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -30,7 +30,10 @@ class Memory:
 
     @staticmethod
     def from_json(data: Any) -> Memory:
-        """Raise KeyError, TypeError or ValueError for other data."""
+        """Return the memory that `to_json` wrote.
+
+        Raises KeyError, TypeError or ValueError for other data.
+        """
         first = data["first"]
         return Memory(
             _options(first) if first else None, frozenset(_options(o) for o in data["slower"])

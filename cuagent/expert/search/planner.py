@@ -21,27 +21,30 @@ from cuagent.timing import Ratio
 MAX_ATTEMPTS = 6
 """Largest number of candidates in one run."""
 CLEAR_GAIN = 1.05
-"""Smallest lower limit of a candidate's ratios that counts as a clear gain."""
+"""Speedup that counts as a clear gain; the lower limits of the ratios to all baselines must reach
+it."""
 SCHEDULE_REACH = 2.0
 """Largest speedup to expect from another schedule of the same kernels. For example, all four
 schedules of a bf16 RMSNorm ran at 0.14 times the speed of the best rung."""
 NEAR_FLOOR = 1.15
-"""Factor of the floor within which no other schedule is tried: it may gain some percent, and costs
-a verdict and a timing."""
+"""No other schedule is tried for a candidate that takes less than this times the floor. It could
+gain only a few percent, and costs a verdict and a timing."""
 OWN_SHARE = 0.05
 """Other schedules are tried only if the own kernels take at least this share of the time."""
 IDLE_TRIES = {"cpu": 1, "cuda": 2}
-"""Consecutive candidates without a sure gain over an earlier one, after which the search ends. On a
-CPU each costs more time than its choices have gained in the examples; on an H200 8 to 14 seconds,
-and the third was the slowest of the search in both problems whose steps were timed."""
+"""The search ends after this many consecutive candidates without a sure gain over an earlier one.
+On a CPU each costs more time than its choices have gained in the examples. On an H200 each takes 8
+to 14 seconds, and the third was the slowest of the search in both problems whose steps were
+timed."""
 
 
 LAUNCH_SECONDS = 6e-6
-"""Seconds of the host for one launch of a kernel from Python, or one call of torch."""
+"""Host time in seconds of one kernel launch from Python, or of one call of torch."""
 LONG_CALL_SECONDS = 5e-3
-"""Seconds of a call that launches do not bound."""
+"""Seconds per call of the module above which the time of launches does not matter."""
 FEW_CONVOLUTIONS = 3
-"""Most convolutions for which other layouts are tried; in networks layouts change too often."""
+"""Largest number of convolutions in a candidate for which other layouts are tried. In networks with
+more, layouts change too often."""
 NO_MEMORY = Memory()
 COMPILE_MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 """Rungs whose names are modes of torch.compile."""
@@ -143,7 +146,7 @@ class Proposal:
 def best_of(outcomes: Sequence[Outcome]) -> Outcome | None:
     """Return the accepted outcome with the highest lower limit; None if none was accepted.
 
-    The middle of a wide interval would overstate its speed.
+    The middle of a wide interval would overstate the speed.
     """
     return max((o for o in outcomes if o.accepted), key=lambda o: o.lower_limit, default=None)
 
@@ -174,9 +177,9 @@ def propose(
 
 
 def _mode_of_short_calls(subject: Subject, options: Options, bounds: Bounds) -> str:
-    """Return the mode of torch.compile for a candidate whose launches take longer than its work.
+    """Return the torch.compile mode with CUDA graphs if launches outlast the best rung; else "".
 
-    It captures CUDA graphs. "" if the work decides, or without a time of the best rung.
+    Also "" on the CPU, for a training step, and without a time of the best rung.
     """
     if subject.device != "cuda" or subject.backward is not None:
         return ""
@@ -188,7 +191,7 @@ def _mode_of_short_calls(subject: Subject, options: Options, bounds: Bounds) -> 
 
 
 def _is_idle(subject: Subject, outcomes: Sequence[Outcome]) -> bool:
-    """Return True if the last candidates surely brought no gain over an accepted one before."""
+    """Return True if none of the last candidates was surely faster than an accepted earlier one."""
     tries = IDLE_TRIES[subject.device]
     best, last = best_of(outcomes[:-tries]), outcomes[-tries:]
     return best is not None and all(o.lower_limit <= best.speedup for o in last)
@@ -267,7 +270,7 @@ def _tf32(subject: Subject, best: Outcome) -> Iterator[tuple[Options, str]]:
 
 
 def _layouts(subject: Subject, best: Outcome) -> Iterator[tuple[Options, str]]:
-    """Yield the other ways to compute convolutions, of networks only those of the library."""
+    """Yield other ways to compute convolutions; if there are many, only those of the library."""
     options, count = best.candidate.options, best.candidate.convolutions
     if subject.device != "cuda" or count == 0:
         return
@@ -295,9 +298,9 @@ def _compile_mode(rung: str) -> str:
 
 
 def _rest_may_gain(best: Outcome, bounds: Bounds) -> bool:
-    """Return True if the best rung is a compiled one that the candidate does not clearly beat.
+    """Return True if a compiled rung exists that the candidate does not clearly beat.
 
-    What surrounds the candidate's kernels then runs slower than in the rung.
+    The operations around the candidate's kernels may then run slower than in the rung.
     """
     if best.own_share is not None and best.own_share > 1 - OWN_SHARE:
         return False
@@ -320,8 +323,8 @@ def _schedules(subject: Subject, best: Outcome) -> Iterator[tuple[Options, str]]
 def _repairs(failed: Outcome) -> Iterator[tuple[Options, str]]:
     """Yield the candidates after a rejection.
 
-    First without the kernel that did not compile, then without folded weights if the error was one
-    of values, then without each kernel.
+    They leave out, in this order: a kernel that did not compile, fused calls, values computed once,
+    TF32 and folded weights if values were wrong, and each kernel alone.
     """
     candidate, options = failed.candidate, failed.candidate.options
     parts = list(zip(candidate.kernels, candidate.origins, strict=True))

@@ -35,7 +35,8 @@ class Progress:
     unread: set[str] = field(default_factory=set)
     """Files that must be read before `write` can replace them."""
     refreshed: set[str] = field(default_factory=set)
-    """Files whose first refused write is forgiven, because reading them is the remedy."""
+    """Files whose first refused write is not counted as a failure, because reading the file solves
+    it."""
     compiled: bool = False
     """True if the newest candidate was compiled and has no verdict yet."""
     failures: int = 0
@@ -50,7 +51,7 @@ class Progress:
 
 
 def read_progress(messages: Sequence[Message], propose: Propose) -> Progress:
-    """Replay the calls that have a result.
+    """Return the state of a run after those calls in its messages that have a result.
 
     `propose` returns the candidate that followed the given outcomes.
     """
@@ -148,9 +149,9 @@ HEAVY = re.compile(
     r".*(conv(?!ert|_depthwise)|gemm|xmma|cutlass|scudnn|winograd|fft)",
     re.IGNORECASE | re.DOTALL,
 )
-"""Names of kernels of the library that compute convolutions and products, not depthwise ones."""
+"""Matches names of library kernels that compute products or convolutions, except depthwise ones."""
 TF32 = re.compile(r"tf32|s1688|tensorop_s", re.IGNORECASE)
-"""Names of those that read their operands in TF32."""
+"""Matches names of such kernels that read their operands in TF32."""
 
 
 def runs_in_tf32(profile: Any) -> bool:
@@ -161,7 +162,7 @@ def runs_in_tf32(profile: Any) -> bool:
 
 
 def _record_profile(progress: Progress, data: Mapping[str, Any]) -> None:
-    """Record the arithmetic of the reference, or the share of time in a candidate's kernels."""
+    """Record whether the reference runs in TF32, or a candidate's share of time in own kernels."""
     if data.get("what") == "reference":
         in_tf32 = runs_in_tf32(data.get("profile"))
         progress.bounds = replace(progress.bounds, in_tf32=in_tf32)

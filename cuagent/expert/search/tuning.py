@@ -1,9 +1,9 @@
-"""Remember which choices won and lost for a captured module, for the next one that is equal.
+"""Remember which choices won and lost for a captured module, for later runs of an equal module.
 
-A module is known again by its operators, shapes, dtypes, device, and the versions of torch and
-of this package; the names of its parameters and its values do not matter. A memory
-changes the order of the search alone: the choice that won before is tried first, and choices that
-lost to it are left out. Every candidate is still verified and timed. Memories are files in the
+Equal modules have the same operators, shapes and dtypes, on the same machine and device, with the
+same versions of torch and of this package. The names of parameters and the values do not matter. A
+memory changes the order of the search alone: the choice that won before is tried first, and choices
+that lost to it are left out. Every candidate is still verified and timed. Memories are files in the
 user's cache; one that cannot be read counts as none.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 """Version of the keys and files; increase it when an option gets another meaning."""
 LARGEST_FILE = 1 << 20
-"""Largest number of bytes of a memory that are read."""
+"""Most bytes that are read from the file of a memory."""
 
 
 def folder_of_user() -> Path:

@@ -12,13 +12,13 @@ FEW_TILES = 8
 """Fewest tiles of adjacent rows for which threads share tiles; below it they share blocks of the
 reduced dimension."""
 COLUMN_BLOCK = 1 << 15
-"""Elements in one block of rows that are far apart."""
+"""Elements of a tile in one block of the reduced dimension, if threads share such blocks."""
 MAX_PARTS = 256
-"""Most blocks of rows that are far apart; each has one partial sum per row on the stack."""
+"""Largest number of such blocks; each has one partial result per row on the stack."""
 
 
 class ColumnSchedules(CppText):
-    """The schedule `columns`, and its form for few rows that are far apart."""
+    """The schedule `columns`, and its form for few tiles of rows."""
 
     def _columns(self) -> None:
         """Write the schedule that processes `tile` adjacent rows together."""
@@ -100,9 +100,10 @@ class ColumnSchedules(CppText):
         return tiles < FEW_TILES and group.columns * self.tile >= LONG_ROW and simple
 
     def _column_blocks(self) -> None:
-        """Write the schedule for few rows that are far apart: partial values per block of columns.
+        """Write the schedule for few tiles of rows: partial results per block of a dimension.
 
-        The partial values are added in order, so that results do not depend on the threads.
+        The blocks cut the outermost reduced dimension. Their results are joined in order, so that
+        they do not depend on the number of threads.
         """
         w, stage = self.w, self.plan.stages[0]
         *outer, inner = self.row_dims

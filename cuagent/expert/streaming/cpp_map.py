@@ -10,9 +10,11 @@ from cuagent.expert.streaming.cpp_text import BLOCK, CHEAP, VECTOR, CppText
 from cuagent.expert.streaming.stages import COST, Stage
 
 MAX_SEGMENTS = 10
-"""Most borders of the segments that one dimension is cut into where parts are concatenated."""
+"""Largest number of borders, both ends included, at which the dimension of a concatenation is cut
+into segments."""
 SHORT_LOOP = 256
-"""Longest loop in which the elements after the last whole vector take much of the time."""
+"""Innermost loops shorter than this spend much of their time on the elements after the last whole
+vector."""
 
 
 class MapSchedule(CppText):
@@ -56,8 +58,9 @@ class MapSchedule(CppText):
     def _vector_loops(self, stage: Stage, inner: int, first: int, last: int) -> None:
         """Write the innermost loop over elements that are stored and not reduced.
 
-        In a short loop of expensive elements the last vector starts before the end of the others,
-        and some elements are computed twice. So no element is read after it was written in place.
+        In a short loop of expensive elements the last vector overlaps the one before it, and some
+        elements are computed twice. `overlaps` then forbids outputs in place: an element would be
+        read after it was overwritten.
         """
         w, extent = self.w, last - first
         cost = sum(COST.get(node.op, 1) for node in stage.compute)

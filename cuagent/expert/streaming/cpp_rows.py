@@ -19,13 +19,14 @@ from cuagent.expert.streaming.stages import COST, Stage
 MAX_BLOCKS = 8192
 """Most blocks of one row; each has one partial sum on the stack."""
 PARTS = (4, 2)
-"""Numbers of partial results of a row that may be reduced independently, most first.
+"""Numbers of parts into which a row may be cut, most first; each part has its own partial result.
 
 With one result, each addition waits for the one before."""
 PART_ELEMENTS = 64
 """Fewest elements of a part that is reduced separately."""
 SHORT_ROW = 128
-"""Most elements of a row for which expensive row values are computed for several rows at once."""
+"""Longest row, in elements, for which expensive row values are computed for several rows
+together."""
 ROW_TILE = 64
 """Short rows in one tile."""
 
@@ -50,7 +51,7 @@ class RowSchedules(CppText):
     def _has_short_rows(self) -> bool:
         """Return True if rows are short and a reduction is followed by expensive row values.
 
-        These take as long as the reduction then, unless they are vectorized too.
+        The row values then take as long as the reduction, unless they are vectorized too.
         """
         plan, stages = self.plan, self.plan.stages
         if not plan.only_reduces or stages[0].row_nodes or not self.row_dims:
@@ -109,7 +110,7 @@ class RowSchedules(CppText):
         self._restore_nan(stage)
 
     def _parts_of(self, stage: Stage) -> int:
-        """Return the parts of the innermost loop of a pass that are reduced side by side."""
+        """Return the number of parts of a pass's innermost loop that are reduced side by side."""
         extent = self.nest.dimensions[self.column_dims[-1]].extent
         cost = sum(COST.get(node.op, 1) for node in stage.compute)
         if not stage.reduces or cost > CHEAP:

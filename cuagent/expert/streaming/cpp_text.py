@@ -19,9 +19,11 @@ KEEPS_NAN = ("amax", "amin")
 BLOCK = 4096
 """Elements in one block of a long dimension."""
 CHEAP = 8
-"""Cost of an element, in additions, above which the additions do not wait for one another."""
+"""Cost of an element, in additions, above which its arithmetic hides the time for which the
+additions of a reduction wait for one another."""
 FEW_COLUMNS = 16
-"""Most elements of a row whose tile is vectorized across rows; twice that if no vector is full.
+"""Longest row, in elements, for which a tile is vectorized across rows. A row may be up to twice as
+long if its length is no multiple of VECTOR.
 
 This applies only to expensive elements: see `FEW_COLUMNS_WORK`."""
 FEW_COLUMNS_WORK = 4
@@ -29,11 +31,13 @@ FEW_COLUMNS_WORK = 4
 VECTOR = 8
 """Elements of a vector; the rest of a loop is computed one by one."""
 PREFETCH_AHEAD = 8
-"""Slices of a gather between the one that is read and the one that is fetched."""
+"""Number of slices of a gather by which the prefetch is ahead of the read."""
 PREFETCHED_TABLE = 1 << 18
-"""Bytes of the smallest table whose slices are fetched in advance: one that leaves the cache."""
+"""Size in bytes of the smallest gathered table whose slices are prefetched: it does not fit into
+the cache."""
 PREFETCHED_BYTES = 512
-"""Most bytes of a slice that are fetched; then the processor foresees the rest."""
+"""Most bytes of a slice that are prefetched; after them the processor's own prefetcher takes
+over."""
 
 
 class CppText(KernelText):
@@ -47,7 +51,7 @@ class CppText(KernelText):
         self.transposes = self.columns_schedule and nest.dimensions[-1].reduced
         """True if the rows of a tile are copied, so that adjacent rows are adjacent in memory."""
         self.staged: dict[str, str] = {}
-        """Array with the copy of each element that is read from such rows."""
+        """Name of the array with the copies of each element that is read from such rows."""
         if self.transposes:
             self.tile = min(tile, [d.extent for d in nest.dimensions if not d.reduced][-1])
         saved = nest.group.columns * (self.tile if self.columns_schedule else 1) * 4
@@ -58,9 +62,9 @@ class CppText(KernelText):
         self.parallel = parallel and plan.operations > PARALLEL_WORK
         self.constants = 0
         self.overlaps = False
-        """True if an element may be computed twice."""
+        """True if an element may be computed twice, so that no output may be written in place."""
         self.part = ""
-        """Suffix of the results of reductions that are being computed."""
+        """Suffix of the variables in which the current part of a row is reduced."""
         self.scratch = self._scratch()
 
     def _parallel(self, loops: int) -> None:
@@ -93,7 +97,7 @@ class CppText(KernelText):
             self.w(f"alignas(64) float {array}[{size}];")
 
     def _constants(self, stage: Stage, inner: int) -> None:
-        """Write the loads that do not change along the innermost loop in front of it."""
+        """Write, in front of the innermost loop, the loads that do not change along it."""
         self._forget()
         for node in (*stage.compute, *stage.reduces):
             for arg in node.inputs:
@@ -117,9 +121,10 @@ class CppText(KernelText):
                     self.defined[key] = word
 
     def _prefetch(self, access: Access, inner: int) -> None:
-        """Fetch the slice that a loop over a gather's indices reads some steps later.
+        """Prefetch the slice that a loop over a gather's indices reads some steps later.
 
-        A processor does not foresee slices in any order, and waits for memory at each of them.
+        A processor cannot predict the order of the slices, and would wait for memory at each of
+        them.
         """
         row, dims = access.row, self.nest.dimensions
         assert row is not None
@@ -147,10 +152,10 @@ class CppText(KernelText):
         self.defined, self.slices, self.starts = {}, {}, {}
 
     def _start(self, access: Access, inner: int) -> None:
-        """Declare where the run of elements starts that an access with conditions reads.
+        """Declare the index of a conditional access's first element in the innermost loop.
 
-        Loads without a condition can be vectorized. Where the conditions do not hold, the run
-        starts at the tensor's first element, so that it lies inside the tensor.
+        The loop then loads without a condition, which can be vectorized. Where the conditions do
+        not hold, it starts at the tensor's first element, so that it stays inside the tensor.
         """
         key, step = self._element(access), access.strides[inner]
         varies = access.row is not None and access.row.index.strides[inner]
@@ -223,7 +228,7 @@ class CppText(KernelText):
         return f"{self.scratch[name]}[{self._position()}]"
 
     def _position(self) -> str:
-        """Return the place of an element in an array of the elements of a row or tile."""
+        """Return the index of the current element in an array of the elements of a row or tile."""
         position, step = [], 1
         for k in reversed(self.column_dims):
             position.append(f"i{k}" if step == 1 else f"i{k} * {step}")
@@ -244,7 +249,7 @@ class CppText(KernelText):
 
 
 def _has_few_columns(nest: Nest) -> bool:
-    """Return True if rows are shorter than some vectors and their elements are expensive.
+    """Return True if rows have few elements, these are expensive, and there are enough rows.
 
     Adjacent rows are then the elements of a vector: joining the lanes of a vector for each
     reduction of a row would take longer than the reductions.
@@ -258,7 +263,7 @@ def _has_few_columns(nest: Nest) -> bool:
 
 
 def joined(op: str, word: str, value: str) -> str:
-    """Return the statement that adds a value to a reduction's result."""
+    """Return the statement that joins `value` to the reduction result in `word`."""
     if op == "sum":
         return f"{word} += {value};"
     better = f"{value} {'>' if 'max' in op else '<'} {word}"
@@ -268,7 +273,7 @@ def joined(op: str, word: str, value: str) -> str:
 
 
 def tile_width(tile: int, extent: int) -> str:
-    """Return the rows of a tile, as a constant if all tiles are equal."""
+    """Return the number of rows in the current tile as text: a constant if all tiles are equal."""
     if extent % tile == 0:
         return str(tile)
     return f"start + {tile} < {extent} ? {tile} : {extent} - start"

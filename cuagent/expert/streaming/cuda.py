@@ -5,8 +5,8 @@ short row stays in registers between passes), `split rows` (few long rows: sever
 write partial values, and a second kernel joins them in a fixed order), `columns` (the reduction is
 not innermost: 32 adjacent rows per block, so that a warp reads adjacent elements), `split columns`
 (the same with partial values, for few rows), `staged rows` (elements of a row are far apart, but
-adjacent to those of the next row: a block reads 32 rows through shared memory). Reduced and kept
-dimensions may alternate. Not covered: other transpositions; strided reads stay strided.
+adjacent to those of the next row: a block reads 8 to 32 rows through shared memory). Reduced and
+kept dimensions may alternate. Not covered: other transpositions; strided reads stay strided.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from cuagent.expert.streaming.text import without_unused
 MAP_THREADS = 256
 """Threads per block of the `map` schedule."""
 AHEAD = 4
-"""Elements that a thread of the `map` schedule loads at once where it has no aligned vectors."""
+"""Elements that a thread of the `map` schedule loads before any arithmetic if no aligned vectors
+fit."""
 AHEAD_ROW = 8192
-"""Innermost elements from which the blocks of that schedule have one row each: indices of the other
-dimensions then cost one division for a block."""
+"""Innermost extent from which each block of that schedule stays in one row. The indices of the
+other dimensions then cost one division per block."""
 AHEAD_SIZE = 1 << 20
-"""Elements of a group from which bytes in flight bound the speed of the `map` schedule."""
+"""Fewest elements of a group for which threads load ahead: bytes in flight then bound the speed."""
 STAGED_BYTES, STAGED_THREADS = 48 << 10, 256
-"""Shared memory and threads of a block that reads adjacent rows through it."""
+"""Largest shared memory in bytes, and threads, of a block that reads adjacent rows through it."""
 MAX_SAVED = 48
 """Largest number of registers per thread for saved values of its row."""
 MAX_CACHED = 16
@@ -45,10 +46,12 @@ On an H200, 32 registers slowed a cross-entropy over 32000 columns by 30 % (fewe
 L1_BYTES = 128 << 10
 """Bytes of a tensor below which its strided reads are assumed to hit the L1 cache."""
 SPLIT_ROWS = 512
-"""Long rows below which a block for each would leave multiprocessors idle."""
+"""Long rows are split over several blocks if there are fewer than this: one block for each row
+would leave multiprocessors idle."""
 FEW_ADJACENT_ROWS = 2048
 LONG_COLUMN = 2048
-"""Fewest elements of a column for which a few adjacent rows are split over blocks."""
+"""If there are fewer than FEW_ADJACENT_ROWS adjacent rows, rows of at least LONG_COLUMN elements
+are split over blocks."""
 SPLIT_THREADS = 256
 """Threads per block of both kernels of the `split rows` schedule."""
 
@@ -166,7 +169,7 @@ class _Kernel(CudaText):
         return self.nest.group.size >= AHEAD_SIZE and all(plain)
 
     def _map_ahead(self) -> None:
-        """Write the schedule of elements that have no aligned vectors.
+        """Write the `map` schedule of elements that have no aligned vectors.
 
         A thread loads AHEAD elements before it computes and stores the first one: an output may be
         the memory of an input, so that the compiler cannot move a load before a store.
@@ -274,9 +277,10 @@ class _Kernel(CudaText):
         return super()._load(access)
 
     def _staged_rows(self) -> None:
-        """Write the schedule of rows whose elements are far apart, but adjacent to other rows'.
+        """Write the schedule of rows whose elements are far apart, but next to those of other rows.
 
-        A block copies some adjacent rows to shared memory, and then has a warp for each.
+        A block copies adjacent rows to shared memory. Then each of its warps computes some of these
+        rows.
         """
         w, group, adjacent = self.w, self.nest.group, self.adjacent
         self._open_kernel(threads=STAGED_THREADS)
@@ -416,7 +420,7 @@ class _Kernel(CudaText):
         return long and self.plan.only_reduces
 
     def _split_columns(self) -> None:
-        """Write the schedule for few adjacent rows: each block reads a part of their columns."""
+        """Write the schedule for few adjacent rows: each block reads a part of their elements."""
         w, group, stage = self.w, self.nest.group, self.plan.stages[0]
         lanes, tiles = 8, math.ceil(group.rows / 32)
         self.blocks = max(1, min(256, 1024 // tiles, group.columns // (8 * lanes)))
@@ -496,7 +500,7 @@ class _Kernel(CudaText):
 def _is_scattered(access: Access, nest: Nest) -> bool:
     """Return True if a warp reads one element of each cache line, in a tensor beyond the L1 cache.
 
-    Torch transposes through shared memory, which these schedules do not.
+    torch transposes such a tensor through shared memory; here only `staged rows` does.
     """
     if not access.tensor:
         return False
@@ -513,9 +517,9 @@ def _is_transposed(access: Access, adjacent: int) -> bool:
 
 
 def vector_width(extent: int, accesses: Sequence[Access]) -> int:
-    """Return the adjacent innermost elements of one thread: 8 with half types, else 4; 1 if unfit.
+    """Return the number of adjacent innermost elements per thread: 8 (half types) or 4; 1 if unfit.
 
-    Every access of adjacent elements is then aligned to the bytes of the elements, up to 16.
+    The address of each vector access is then a multiple of its size, which is up to 16 bytes.
     """
     widest = max((16 // ITEM_BYTES[a.dtype] for a in accesses if a.dtype in FLOATS), default=4)
     for width in (8, 4):

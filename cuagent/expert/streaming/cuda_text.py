@@ -14,11 +14,11 @@ from cuagent.expert.streaming.stages import Plan, Stage
 from cuagent.expert.streaming.text import KernelText
 
 JOIN = {"sum": "Sum", "max": "Max", "min": "Min", "amax": "Max", "amin": "Min"}
-"""Class in `pointwise_cuda.h` that joins partial values of each reduction."""
+"""Class in `pointwise_cuda.h` that joins two partial values, for each reduction."""
 
 
 def headers(dtypes: Iterable[str]) -> tuple[str, ...]:
-    """Return the headers for these dtypes; the headers of half types compile slowly."""
+    """Return the headers that these dtypes need; the one of half types compiles slowly."""
     half = {"float16", "bfloat16"} & set(dtypes)
     return ("half_cuda.h", "pointwise_cuda.h") if half else ("pointwise_cuda.h",)
 

@@ -25,16 +25,17 @@ FUNCTIONS = {
     "sin": "sine", "cos": "cosine",
 }  # fmt: skip
 OF_HALF = ("gelu",)
-"""Operations with a function for results in half precision, which needs fewer instructions."""
+"""Operations with a second function for results in half precision, which needs fewer
+instructions."""
 TYPES = {
     "float32": "float", "float16": "half", "bfloat16": "bf16", "bool": "bool", "int64": "int64_t",
     "int32": "int32_t", "uint8": "uint8_t",
 }  # fmt: skip
-"""Types of elements in memory."""
+"""C++ type of an element in memory, by dtype."""
 IDENTITY = {
     "sum": "0.f", "max": "-INFINITY", "min": "INFINITY", "amax": "-INFINITY", "amin": "INFINITY",
 }  # fmt: skip
-"""First values of reductions. `amax` and `amin` keep a NaN, which `max` and `min` may drop."""
+"""Initial value of each reduction. `amax` and `amin` keep a NaN, which `max` and `min` may drop."""
 RESERVED = {
     "relu", "sigmoid", "silu", "gelu", "gelu_half", "gelu_tanh", "softplus", "mish", "elu", "selu",
     "leaky_relu",
@@ -62,9 +63,10 @@ PYTHON = {
     "relu": "torch.relu({0})", "softplus": "F.softplus({0})", "silu": "F.silu({0})",
     "gelu": "F.gelu({0})", "maximum": "torch.maximum({0}, {1})",
 }  # fmt: skip
-"""Operations that torch may apply once, in advance, if all their operands are parameters."""
+"""Python expression of each operation that torch may compute once, in advance, if all its operands
+depend on parameters alone."""
 PYTHON_REDUCTIONS = {"sum": "sum", "max": "amax", "amax": "amax", "min": "amin", "amin": "amin"}
-"""Python's names of reductions: methods of a tensor."""
+"""Name of the tensor method of each reduction."""
 
 
 def on_parameters(node: Node, values: Sequence[str]) -> str:
@@ -77,17 +79,17 @@ def on_parameters(node: Node, values: Sequence[str]) -> str:
 
 
 def computed_type(dtype: str) -> str:
-    """Return the C++ type of a value in a register."""
+    """Return the C++ type in which a kernel computes values of `dtype`."""
     return "float" if dtype in FLOATS else TYPES[dtype]
 
 
 def widened(element: str, dtype: str) -> str:
-    """Return the expression of a loaded element as a value in a register."""
+    """Return the expression that converts a loaded element to the type of computation."""
     return f"to_float({element})" if dtype in ("float16", "bfloat16") else element
 
 
 def narrowed(value: str, dtype: str) -> str:
-    """Return the expression of a value as an element in memory, rounded to nearest even."""
+    """Return the expression that converts a computed value to `dtype`, rounded to nearest even."""
     match dtype:
         case "float16":
             return f"to_half({value})"

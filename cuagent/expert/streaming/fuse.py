@@ -27,7 +27,12 @@ MAX_LEAVES = 12
 
 @dataclass(frozen=True)
 class Group:
-    """One kernel. `nodes` are in order; `places` has the domain strides of each node, per axis."""
+    """The nodes that one kernel computes, in order.
+
+    `size` is the number of elements of the group's flat domain. `places` maps each node to the
+    strides of its axes in this domain. `reduced` has the axes of the domain over which the
+    reductions run.
+    """
 
     nodes: tuple[Node, ...]
     places: dict[str, tuple[int, ...]]
@@ -54,6 +59,8 @@ Step = Group | Node
 
 @dataclass
 class _Draft:
+    """A group that is being built; its fields are those of `Group`."""
+
     size: int
     places: dict[str, tuple[int, ...]] = field(default_factory=dict)
     reduced: tuple[Span, ...] | None = None
@@ -96,6 +103,8 @@ class _Fuser:
                 continue
             if node.kind in (Kind.POINTWISE, Kind.REDUCE, Kind.VIEW):
                 self._place(node)
+        for node in reversed(self.graph.nodes):
+            self._postpone(node)
         return self._ordered()
 
     def _place(self, node: Node) -> None:
@@ -122,10 +131,11 @@ class _Fuser:
                 return
 
     def _absorbed(self, target: _Draft, drafts: list[_Draft], node: Node) -> _Draft | None:
-        """Return `target` with the other groups moved into it, or None if one cannot move.
+        """Return `target` with the other groups merged into it, or None if one cannot be.
 
-        A group can move if it has no reduction, fewer elements than `target` and no reader except
-        `node`: its arithmetic costs little where it is used.
+        A group can be merged if it has no reduction, fewer elements than `target` and no reader
+        except `node`. Its arithmetic is then repeated for the elements of `target`, which costs
+        little.
         """
         if node.kind is not Kind.POINTWISE:
             return None
@@ -150,7 +160,11 @@ class _Fuser:
     def _moved(
         self, small: _Draft, node: Node, place: tuple[int, ...]
     ) -> dict[str, tuple[int, ...]] | None:
-        """Return the places of a group's nodes where `node`, at `place`, reads their results."""
+        """Return places for the nodes of `small` that let `node` read them; None if none do.
+
+        `place` is that of `node`: the stride of each of its axes in the domain into which `small`
+        moves.
+        """
         steps: dict[tuple[int, int], int] = {}
         for arg in node.inputs:
             if arg in small.places:
@@ -171,10 +185,61 @@ class _Fuser:
                 return None
         return moved
 
+    def _postpone(self, node: Node) -> None:
+        """Move a node to the only group that reads it if its arguments are in memory anyway.
+
+        The node is then neither written nor read. Groups with reductions read their arguments
+        several times, so nothing is moved into them.
+        """
+        source, readers = self.draft_of.get(node.name), self.users[node.name]
+        if source is None or node.kind is not Kind.POINTWISE or len(readers) != 1:
+            return
+        target = self.draft_of.get(readers[0].name)
+        if target is None or target is source or target.claimed or target.reduced:
+            return
+        own = [a for a in node.inputs if a in source.places]
+        rest = {name: at for name, at in source.places.items() if name != node.name}
+        whole = any(self.graph.node(n).kind is Kind.REDUCE for n in rest) or any(
+            self.graph.node(n).size == source.size for n in rest
+        )
+        if source.claimed or node.name in self.graph.outputs or not own or not whole:
+            return
+        moved = self._moved(
+            _Draft(source.size, {node.name: source.places[node.name]}),
+            readers[0],
+            target.places[readers[0].name],
+        )
+        read = {self._owner(a) for n in target.places for a in self.graph.node(n).inputs}
+        more = sum(self.graph.node(a).size for a in node.inputs if self._owner(a) not in read)
+        if moved is None or more > node.size or not all(self._is_stored(a, source) for a in own):
+            return
+        joined = _Draft(target.size, target.places | moved)
+        if not self._agrees(joined) or self._leaves(joined) > MAX_LEAVES:
+            return
+        before = dict(self.draft_of)
+        left = _Draft(source.size, rest, source.reduced)
+        self.draft_of |= dict.fromkeys(rest, left) | dict.fromkeys(joined.places, joined)
+        if self._cycles(joined) or self._cycles(left):
+            self.draft_of = before
+
+    def _owner(self, name: str) -> str:
+        """Return the value whose memory a view, a slice or a window reads."""
+        node = self.graph.node(name)
+        while node.kind in (Kind.VIEW, Kind.STRIDED, Kind.WINDOW):
+            node = self.graph.node(node.inputs[0])
+        return node.name
+
+    def _is_stored(self, name: str, draft: _Draft) -> bool:
+        """Return True if a computed value is written to memory: another step reads it, or it is an
+        output of the graph."""
+        outside = [u for u in self.users[name] if self.draft_of.get(u.name) is not draft]
+        is_value = self.graph.node(name).kind in (Kind.POINTWISE, Kind.REDUCE)
+        return is_value and (bool(outside) or name in self.graph.outputs)
+
     def _agrees(self, draft: _Draft) -> bool:
         """Return True if every node reads its arguments where the group computes them.
 
-        The rows of one of two joined groups may be columns of the other.
+        Two joined groups may fail this: the rows of one may be columns of the other.
         """
         for name, place in draft.places.items():
             node = self.graph.node(name)
@@ -251,7 +316,7 @@ class _Fuser:
         return len(names - set(draft.places))
 
     def _splittable(self, draft: _Draft) -> bool:
-        """Return False if few long rows would be reduced and then read again."""
+        """Return False if the group reduces few long rows and reads the results per element."""
         columns = math.prod(n for _, n in draft.reduced or ())
         if draft.size // columns >= FEW_ROWS or columns < LONG_ROW:
             return True
@@ -325,7 +390,7 @@ def leaves_and_returns(
 ) -> bool:
     """Return True if a path leaves the group `members` and returns to it.
 
-    `block_of` has the members of the other group of a node; such a group counts as one node.
+    `block_of` maps a node to the members of its own group, which together count as one node.
     """
     stack = [u.name for m in members for u in users[m] if u.name not in members]
     seen: set[str] = set()
@@ -365,7 +430,10 @@ def _aligned(
 
 
 def _reads_in_place(node: Node, place: tuple[int, ...], arg: Node, at: tuple[int, ...]) -> bool:
-    """Return True if a node at `place` reads each element of an argument at `at` where it is."""
+    """Return True if `node` reads each element of `arg` at the index where `arg` is computed.
+
+    `place` and `at` have the domain strides of the axes of `node` and of `arg`.
+    """
     shape, to = arg.shape, place
     match node.kind:
         case Kind.VIEW:

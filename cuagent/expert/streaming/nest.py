@@ -62,7 +62,10 @@ class Access:
 
 @dataclass(frozen=True)
 class Row:
-    """The slice `index` of a tensor with `extent` slices of `stride` elements."""
+    """The slice that a gather reads, of `extent` slices that are `stride` elements apart.
+
+    `index` reads the number of the slice. If `wraps` is True, negative numbers count from the end.
+    """
 
     index: Access
     stride: int
@@ -94,7 +97,7 @@ class Nest:
 
 
 SHORT_RUN = 8
-"""Elements of a run below which a loop over it is not worth a condition that is constant there."""
+"""Fewest elements of a run for which a loop is cut, so that a condition is constant in the run."""
 Key = tuple[str, str] | str
 """Key of an access: (reader, argument) for a read, the node for a write."""
 Axis = tuple[int, int, int]
@@ -103,6 +106,8 @@ Axis = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class _Placed:
+    """An access in the flat domain of a group, before the domain is cut into dimensions."""
+
     tensor: str
     dtype: str
     axes: tuple[Axis, ...]
@@ -112,7 +117,8 @@ class _Placed:
     index: _Placed | None = None
     """Index tensor of a gather."""
     gather: tuple[int, int, bool] = (0, 0, False)
-    """Elements of a slice, number of slices, and if negative indices wrap."""
+    """Elements between two slices, number of slices, and whether negative indices count from the
+    end."""
 
 
 def nest_of(group: Group, graph: Graph) -> Nest:
@@ -205,13 +211,13 @@ def _read(group: Group, graph: Graph, reader: Node, name: str) -> _Placed:
 
 
 def _located(place: tuple[int, ...], shape: Shape, strides: tuple[int, ...]) -> tuple[Axis, ...]:
-    """Return the axes along which an access moves."""
+    """Return the axes along which an access has a nonzero stride."""
     axes = zip(place, shape, strides, strict=True)
     return _runs((d, n, t) for d, n, t in axes if n > 1 and t != 0)
 
 
 def _runs(axes: Iterable[Axis]) -> tuple[Axis, ...]:
-    """Merge axes that are one run in the domain and in memory: they need no loops of their own."""
+    """Merge axes that form one run in the domain and in memory, because one loop covers them."""
     merged: list[Axis] = []
     for d, n, t in sorted(axes, reverse=True):
         if merged and merged[-1][0] == d * n and merged[-1][2] == t * n:
@@ -223,7 +229,8 @@ def _runs(axes: Iterable[Axis]) -> tuple[Axis, ...]:
 
 @dataclass(frozen=True)
 class _Source:
-    """A tensor in memory as a value reads it."""
+    """Where a value's elements lie: the tensor, strides and offset, the windows outside which they
+    are zero, and the index tensor of a gather."""
 
     base: Node
     strides: tuple[int, ...]
@@ -234,7 +241,7 @@ class _Source:
     gather: tuple[int, int, bool] = (0, 0, False)
 
     def moved(self, dim: int, start: int) -> _Source:
-        """Return the source of a part that starts at `start` along `dim`."""
+        """Return the source for a longer tensor, in which this value starts at `start` on `dim`."""
         index = self.index.moved(dim, start) if self.index else None
         return replace(self, offset=self.offset - start * self.strides[dim], index=index)
 
@@ -304,7 +311,7 @@ def _axes(shape: Shape, place: tuple[int, ...]) -> tuple[Axis, ...]:
 
 
 def _cuts(group: Group, placed: Sequence[_Placed]) -> list[int]:
-    """Return the strides at which the domain must be cut; each divides the next."""
+    """Return the strides that cut the domain into loops, from 1 up; each divides the next."""
     cuts = {1, group.size}
     spans = [(d, n) for p in placed for d, n, _ in p.axes] + list(group.reduced)
     spans += [(stride, extent) for p in placed for stride, extent, *_ in p.guards]
@@ -365,7 +372,7 @@ def _collapse(
     strides: list[tuple[int, ...]],
     covered: list[tuple[bool, ...]],
 ) -> list[int]:
-    """Return the indices of the remaining dimensions; the others merge into the next one."""
+    """Return the indices of the dimensions to keep; each of the others merges into the next one."""
     keep = []
     for k in range(len(dims)):
         if k + 1 < len(dims) and flags[k] == flags[k + 1]:

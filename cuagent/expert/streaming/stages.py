@@ -22,12 +22,17 @@ COST = {
 }  # fmt: skip
 """Approximate cost of an operation on one element, in additions."""
 EXPENSIVE = 8
-"""Smallest cost, in additions, of a value that is saved for a later pass; a load costs `load`."""
+"""Smallest cost, in additions, of a value that is saved for a later pass, not computed again
+there."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One pass. Row values come first; then each element: reload, compute, save, reduce, store."""
+    """One pass over a row.
+
+    It computes `row_nodes` once. Then, for each element, it does `reload`, `compute`, `save`,
+    `reduces` and `stores`, in this order.
+    """
 
     level: int
     row_nodes: tuple[Node, ...]
@@ -44,7 +49,11 @@ class Stage:
 
 
 class Plan:
-    """The stages of a nest, and the names inside its group."""
+    """The stages of a nest, and the names inside its group.
+
+    `may_save` permits saved values. A value is saved if its cost is at least `expensive`; each
+    element that it is computed from costs `load`.
+    """
 
     def __init__(
         self, nest: Nest, *, may_save: bool = True, expensive: int = EXPENSIVE, load: int = 0
@@ -62,7 +71,7 @@ class Plan:
         self.stages = self._stages(may_save)
 
     def source(self, name: Operand) -> Operand:
-        """Return the value behind views inside the group, which cost nothing."""
+        """Return the value of which `name` is a view inside the group; else `name` itself."""
         while isinstance(name, str) and name in self.nodes:
             node = self.nodes[name]
             if node.kind is not Kind.VIEW or node.inputs[0] not in self.nodes:
@@ -79,12 +88,12 @@ class Plan:
 
     @property
     def levels(self) -> int:
-        """Levels of reductions in the group."""
+        """Largest number of reductions in the group that follow from one another."""
         return max(self.nest.levels.values(), default=0)
 
     @property
     def only_reduces(self) -> bool:
-        """True if the kernel writes results of one level of reductions and no element."""
+        """True if the group has one level of reductions and writes one value per row only."""
         return self.levels == 1 and not any(stage.stores for stage in self.stages)
 
     @property

@@ -96,13 +96,15 @@ class KernelText:
         self.row_suffix = ""
         """Subscript of row values if several rows are processed together."""
         self.slices: dict[str, str] = {}
-        """Variables of slices that are constant along the innermost loop."""
+        """Variable with the slice number of each gather whose slice is constant along the innermost
+        loop."""
         self.declared_slices = 0
         self.starts: dict[str, tuple[str, str]] = {}
-        """Variable with the place of the first element, and the step to the current one, of each
-        access whose conditions are constant along the innermost loop."""
+        """For each access whose conditions are constant along the innermost loop: the variable with
+        the index of its first element, and the distance from there to the current one."""
         self.segment: tuple[int, int, int] | None = None
-        """Dimension, first index and end of a loop over a part of a dimension."""
+        """Dimension, first index and end of the current loop over a part of a dimension; None if
+        whole."""
 
     def _declare(self, node: Node, suffix: str) -> None:
         """Write the definition of a node's value."""
@@ -148,7 +150,7 @@ class KernelText:
         return f"{word}_saved" if source in self.stage.reload else f"{word}_v"
 
     def _element(self, access: Access) -> str:
-        """Return the key of an element: its place in memory, and its condition."""
+        """Return text that identifies an element: its address and its condition."""
         if access.is_index:
             return f"index {self._index(access)}"
         element = f"{self._pointer(access.tensor)}[{self._index(access)}]" if access.tensor else ""
@@ -157,14 +159,15 @@ class KernelText:
         return f"{element}{self._condition(access)}"
 
     def _load(self, access: Access) -> str:
-        """Return the expression of an element as a value in a register."""
+        """Return the expression that loads an element, converted to the type of computation."""
         condition = self._condition(access)
         if access.is_index:
             return f"static_cast<float>(static_cast<int>({self._index(access)}))"
         if not access.tensor:
             return condition
         if start := self.starts.get(self._element(access)):
-            # Outside of its conditions the element is any one of the tensor, which no value uses.
+            # Where the conditions do not hold, any element of the tensor is loaded; no value uses
+            # it.
             value = widened(f"{self._pointer(access.tensor)}[{' + '.join(start)}]", access.dtype)
             return f"or_bits({value}, {self._row(access)}_nan)" if access.row else value
         if access.row:
@@ -176,7 +179,7 @@ class KernelText:
         return _chosen(condition, value)
 
     def _row(self, access: Access) -> str:
-        """Return the variable with the slice of a gather, which is negative if out of range."""
+        """Declare a gather's slice number, negative if out of range, and return its variable."""
         row = access.row
         assert row is not None
         key = self._element(access)
@@ -211,7 +214,7 @@ class KernelText:
         return sum(s * (d.extent - 1) for s, d in zip(steps, self.nest.dimensions, strict=True))
 
     def _range(self, steps: Sequence[int]) -> tuple[int, int]:
-        """Return the smallest and the largest value of the sum within the current segment."""
+        """Return the bounds of the sum of the indices times `steps` within the current segment."""
         first, last = 0, self._last(steps)
         if self.segment is not None:
             k, start, end = self.segment

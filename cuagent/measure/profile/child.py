@@ -117,8 +117,10 @@ def _open(model_spec: ModelSpec) -> _Opened:
 
 
 def _apply_settings(model_spec: ModelSpec) -> None:
-    """Apply the settings of this arm, as verdicts and timings do, after the task's file made its
-    own."""
+    """Apply torch's settings for this arm, as verdicts and timings do.
+
+    Call it after the task's file was imported, because the file may change the settings.
+    """
     own, precision = read_settings(), model_spec.precision
     if model_spec.arm == CANDIDATE:
         candidate_settings(own, precision).apply()

@@ -53,7 +53,7 @@ IN_USE_PCT = 5.0
 
 
 InSandbox = Callable[[list[str]], list[str]]
-"""Return the command that runs a given command in a sandbox."""
+"""Function that returns the command that runs a given command in a sandbox."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,8 @@ class Counters:
         return self.values.get("dram_bytes_read", 0.0) + self.values.get("dram_bytes_written", 0.0)
 
     def excess(self, what: str, needed: str) -> float:
-        """Return a counter over its necessary value; 1 if that is unknown."""
+        """Return the counter `what` divided by the counter `needed`, its least value; 1 if that is
+        unknown."""
         least = self.values.get(needed, 0.0)
         return self.values.get(what, 0.0) / least if least else 1.0
 

@@ -20,13 +20,14 @@ from cuagent.measure.system_load import BUSY_SHARE
 MAX_LINES = 60
 """Largest number of lines that `Profile.lines` returns."""
 MAX_LOOPS = 16
-"""Largest number of loops of the vectorization report among them."""
+"""Largest number of loops that a report shows, with one line each."""
 COUNTED_AS = {"clamp_min": "relu", "relu": ""}
-"""Counted operator by profiled name, for operators whose time the profiler books under another
-name."""
+"""Name of an operator in the counted work, by its name in the profile, if the two differ. It is ""
+if another operator has the work."""
 NOT_REQUESTED = "not asked for; they show occupancy, stalls, bank conflicts, wasted sectors"
 ROUGH_FACTOR = 1.5
-"""Ratio of the operators' summed time to a call's time that shows overhead of the profiler."""
+"""Ratio of the operators' summed time to a call's time above which the profiler's overhead
+dominates."""
 FIGURES, GAP, RATES, BAR, NAME = 26, 10, 33, 9, 14
 """Width in columns of a table's parts: calls, time and share; a launch gap; rates against the
 ceilings; a bar; the shortest name."""
@@ -47,7 +48,7 @@ class Cost:
     share: float
     """Share of the time of all operators, or of all kernels."""
     bytes_per_s: float | None = None
-    """Bytes that eager moves for it over its time, if they could be counted."""
+    """Bytes that eager mode moves for the operator, per second of its time; None if not counted."""
     flop_per_s: float | None = None
     gap: float = 0.0
     """Kernels only: idle seconds of the GPU before it, under the profiler, which adds to them."""
@@ -63,17 +64,17 @@ class Profile:
     operators: tuple[Cost, ...]
     """Operators, longest first: their own time on the CPU, the host's time on CUDA."""
     kernels: tuple[Cost, ...]
-    """CUDA only, longest first."""
+    """Kernels that ran on the GPU, longest first; () on the CPU."""
     roofline: Roofline
     own: Work
     """Work that this model does, as far as torch's operators show it."""
     busy: float | None
-    """CUDA: seconds with at least one kernel running."""
+    """Seconds with at least one kernel running on the GPU; None on the CPU."""
     busy_threads: float
-    """Mean number of busy threads."""
+    """Mean number of busy threads of the process during a call."""
     threads: int
     memory: int | None
-    """CUDA: largest number of bytes allocated."""
+    """Largest number of bytes that torch allocated on the GPU; None on the CPU."""
     resources: tuple[KernelResources, ...] = ()
     counters: tuple[Counters, ...] = ()
     """Hardware counters of each launch, if they were requested and may be read."""
@@ -183,7 +184,11 @@ class Profile:
 def costs_of(
     rows: Iterable[Mapping[str, Any]], work: Mapping[str, OperatorWork], *, on_cuda: bool
 ) -> tuple[Cost, ...]:
-    """Return the costs in the profiler's rows, longest first."""
+    """Return the costs in the profiler's rows, longest first, without those below 0.1 % of the
+    time.
+
+    `work` is the counted work of each operator by name.
+    """
     rows = list(rows)
     total = sum(row["seconds"] for row in rows) or 1.0
     costs = []
@@ -212,7 +217,7 @@ def costs_of(
 
 
 def _operator(name: str) -> str:
-    """Return the name under which the work of a profiled operator was counted."""
+    """Return the name under which the work of a profiled operator was counted; "" if it was not."""
     plain = name.removeprefix("aten::")
     if plain.endswith("_convolution"):
         return "convolution"

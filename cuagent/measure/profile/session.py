@@ -48,7 +48,7 @@ COUNTERS_LIMIT_S = 60.0
 MAX_RESULT_BYTES = 8 << 20
 """Largest number of bytes that is read of the child's result."""
 LIBRARIES = "libraries"
-"""Folder, below the child's, in which it finds compiled libraries."""
+"""Name of the folder, inside the child's folder, that holds the attempt's compiled libraries."""
 KERNELS = Path(kernels.__file__).parent
 """Folder of the kernel loader, the only part of cuagent that an attempt may read."""
 PACKAGE = KERNELS.parent
@@ -153,7 +153,8 @@ class ProfileSession:
 
         A session started for an attempt needs `attempt`, with the libraries of `build`; one started
         for the reference needs None. `alone` returns a context in which no other process uses the
-        device; only what is measured runs in it. `compiled` holds what attempts compiled.
+        device; only the measurements run in it. `compiled` holds the files that attempts compiled
+        at their first call.
         """
         assert self._with_candidate is (attempt is not None)
         if build is not None and not build.ok:
@@ -161,7 +162,7 @@ class ProfileSession:
         if attempt is not None:
             attempt.write(self.folder)
             if compiled is not None and attempt in compiled:
-                self.await_opened(time_limit_s)  # only then the folder has its owner
+                self.await_opened(time_limit_s)  # the sandbox sets the folder's owner first
                 compiled.copy_to(attempt, self.folder)
         for library in build.libraries if build is not None else ():
             shutil.copy(library.path, self.folder / LIBRARIES)
@@ -236,7 +237,7 @@ class ProfileSession:
 
     @property
     def alive(self) -> bool:
-        """Return True if the session can still be finished."""
+        """Return True if the child still runs, so that `finish` can use it."""
         return self._child.alive
 
     def close(self) -> None:

@@ -66,7 +66,7 @@ RATES = ("copy", "fp32", "tf32", "bf16", "fp16")
 class Ceilings:
     """Highest rates of a device: bytes per second (read plus written) and FLOP per second.
 
-    A rate is 0 if the device does not have it.
+    A rate is 0 if the device does not support that arithmetic.
     """
 
     device: str
@@ -82,7 +82,7 @@ class Ceilings:
     """True if other processes were idle in at least one of the measurements."""
 
     def highest(self, other: Ceilings) -> Ceilings:
-        """Return the higher of each rate."""
+        """Return the ceilings with the higher of both values for each rate."""
         rates = {n: max(getattr(self, n), getattr(other, n)) for n in RATES}
         return replace(self, **rates, calm=self.calm or other.calm)
 
@@ -95,9 +95,9 @@ class Ceilings:
 def ceilings(device: Device, *, cache: Path | None = None, remeasure: bool = False) -> Ceilings:
     """Return the ceilings of `device` on this machine, from the cache or measured in about 2 s.
 
-    Pass `remeasure` if a result is faster than they allow: they are measured again, and the highest
-    rates are kept. `cache` is a folder, by default `cuagent/` in the user's cache folder. If it
-    cannot be read or written, the ceilings are measured each time.
+    Pass `remeasure` if a result is faster than the ceilings allow: they are measured again, and the
+    highest rates are kept. `cache` is a folder, by default `cuagent/` in the user's cache folder.
+    If it cannot be read or written, the ceilings are measured each time.
     """
     import torch
 
@@ -197,7 +197,10 @@ def _copy_rate(device: Device, count: int) -> float:
 
 
 def _streaming_rate(count: int) -> float:
-    """Return the same for `STREAMING`, with as many threads as torch has; 0 without a compiler."""
+    """Return the bytes per second, read plus written, of a copy of `count` floats with `STREAMING`.
+
+    It uses torch's number of threads. 0 without a compiler.
+    """
     import torch
 
     threads = torch.get_num_threads()

@@ -30,7 +30,8 @@ _counted: dict[str, tuple[Work, str]] = {}
 
 
 def count(task: Task, fork_server: ForkServer) -> tuple[Work, str]:
-    """Return the work of one call of the reference, and the name of its matrix rate.
+    """Return the work of one call of the reference, and the name of the fastest matrix rate that
+    its settings admit (fp32, tf32, fp16 or bf16).
 
     Raises TaskError if the module cannot be counted, ForkServerError if the process fails.
     """

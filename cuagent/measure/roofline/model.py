@@ -2,7 +2,7 @@
 
 The work is counted by running the reference under a dispatch mode on fake tensors, or on real ones
 if the module reads values. Compulsory traffic is every input and weight read once and every output
-written once, whatever the implementation moves in between. Not covered: caches (see
+written once; the traffic of an implementation in between does not count. Not covered: caches (see
 `Roofline.firm`), special functions, launch overhead.
 
 Invariant: compulsory traffic never exceeds what a correct implementation must move. The operations
@@ -36,7 +36,10 @@ SUSPECT = 0.9
 
 @dataclass(frozen=True)
 class OperatorWork:
-    """Calls of one operator; the bytes are of its arguments and results, as eager moves them."""
+    """Work of all calls of one operator.
+
+    `bytes` is the size of its arguments and results, which eager mode moves.
+    """
 
     calls: int
     bytes: int
@@ -55,8 +58,8 @@ class Work:
     matrix_flops: int
     """Operations of products, convolutions and attention: two for each multiply-add."""
     other_flops: int
-    """Estimated operations of all other operators: one for each element that is written, or that is
-    reduced if these are more."""
+    """Estimated operations of all other operators: one for each element of an operator's largest
+    argument or result."""
     operators: dict[str, OperatorWork] = field(default_factory=dict)
     """Work of each operator that eager launches, by name; views are left out."""
     uncounted: tuple[str, ...] = ()
@@ -68,7 +71,7 @@ class Work:
 
     @property
     def bytes_eager(self) -> int:
-        """Return the bytes that move if every operator runs alone."""
+        """Return the bytes that eager mode moves, where every operator runs alone."""
         return sum(operator.bytes for operator in self.operators.values())
 
     @staticmethod
@@ -112,7 +115,7 @@ class Roofline:
         return self.work.bytes > 2 * self.ceilings.cache_bytes
 
     def share(self, seconds: float) -> float:
-        """Return the floor over a time: 1 is at the floor."""
+        """Return the floor divided by a measured time; 1 means that the time equals the floor."""
         return self.floor / seconds
 
     def suspect(self, seconds: float) -> bool:
@@ -195,7 +198,7 @@ def count_calls(
 ) -> Work:
     """Call `model` once under the dispatch mode and return its work.
 
-    The tensors may be fake; `values` has the real ones.
+    `inputs` may be fake tensors; `values` then has the real tensors that may hold indices.
     """
     import torch
 
@@ -226,7 +229,7 @@ FREE = ("empty", "detach", "alias", "lift_fresh", "_unsafe_view", "sym_", "is_")
 
 
 class _Traffic:
-    """Reads and writes of all operators, and the traffic that the outputs depend on."""
+    """Reads and writes of all operators, from which the compulsory traffic is computed."""
 
     def __init__(self) -> None:
         self.storages_in_use: list[torch.Tensor] = []
@@ -234,8 +237,8 @@ class _Traffic:
         self.created: set[int] = set()
         """Storages that did not exist before the call."""
         self.operators_run: list[tuple[set[int], list[tuple[torch.Tensor, int]]]] = []
-        """Storages that each operator writes, and its reads. An operator without writes is always
-        needed."""
+        """Storages that each operator writes, and the tensors that it reads, with the bytes read.
+        An empty set of storages marks an operator that is always needed."""
 
     def add_created(self, fresh: list[torch.Tensor]) -> None:
         """Add storages that did not exist before the call."""
@@ -248,7 +251,10 @@ class _Traffic:
         *,
         changing: bool,
     ) -> None:
-        """Log an operator and its bytes of each tensor; `changing` if it writes to some of them."""
+        """Log an operator: the tensors it reads with the bytes read, and its results.
+
+        `changing`: True if it writes to some of the tensors it reads.
+        """
         self.storages_in_use += [tensor for tensor, _ in reads]
         changed = [tensor for tensor, _ in reads] if changing else []
         writes = {t.untyped_storage()._cdata for t in [*outs, *changed]}
@@ -256,7 +262,8 @@ class _Traffic:
         self.operators_run.append((writes if writes <= self.created else set(), reads))
 
     def compulsory(self, outputs: list[torch.Tensor]) -> int:
-        """Return the bytes of tensors that the outputs depend on and the call did not create."""
+        """Return the bytes read of tensors that existed before the call and that the outputs depend
+        on."""
         needed_storages = {leaf.untyped_storage()._cdata for leaf in outputs}
         needed: list[tuple[torch.Tensor, int]] = []
         for writes, reads in reversed(self.operators_run):
@@ -273,7 +280,10 @@ class _Traffic:
 
 
 def _distinct(parts: Iterable[tuple[torch.Tensor, int]]) -> int:
-    """Return the bytes of distinct views: the most needed of each, at most the storage's size."""
+    """Return the bytes of the parts, each a tensor and the bytes needed of it.
+
+    Equal views count once, with the largest need; a storage counts at most with its size.
+    """
     views: dict[int, dict[tuple[Any, ...], int]] = {}
     size: dict[int, int] = {}
     for tensor, needed in parts:
@@ -373,7 +383,7 @@ def _view(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _bytes_behind(tensor: torch.Tensor) -> int:
-    """Return the bytes behind a view; an expanded dimension counts once."""
+    """Return the bytes that a view reads; a dimension with stride 0 counts once."""
     count = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         count *= 1 if stride == 0 else size

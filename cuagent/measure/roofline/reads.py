@@ -1,8 +1,9 @@
-"""Count what an operator reads of a tensor that it need not read whole: rows, samples, windows.
+"""Count the elements that an operator reads of a tensor it need not read whole: rows, samples,
+windows.
 
 The roofline uses these counts, so that an implementation that reads only these is not suspect. The
-number of distinct rows depends on the values of the indices, which are read if they are an input or
-a buffer. Not covered: cache lines, of which a sample reads a whole one.
+number of distinct rows depends on the values of the indices. They are known if the index tensor is
+an input or a buffer. Not covered: cache lines (a sample reads a whole one).
 
 Invariant: `needed` never exceeds what a correct implementation must read.
 """
@@ -25,7 +26,7 @@ ELEMENTS_PER_DIMENSION = {"nearest": 1, "linear": 2, "bilinear": 2, "trilinear":
 antialiasing."""
 
 Values = Mapping[int, "Tensor"]
-"""Real tensors by the storage of their fake tensors."""
+"""Real tensors by the storage address of their fake tensors."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def _samples(name: str, args: Sequence[Any], values: Values) -> Part:
 
 
 def _windows(name: str, args: Sequence[Any], out: Tensor) -> list[int] | None:
-    """Return the most elements of each spatial dimension that one result depends on; None if
+    """Return, for each spatial dimension, the most elements that one result depends on; None if
     unknown."""
     if name == "convolution":
         return None if args[6] else list(args[1].shape[2:])
@@ -104,7 +105,8 @@ def _windows(name: str, args: Sequence[Any], out: Tensor) -> list[int] | None:
 
 
 def _distinct_indices(indices: Sequence[Tensor], values: Values) -> int:
-    """Return the number of distinct places that several index tensors address; 0 if unknown."""
+    """Return the number of distinct positions that the index tensors address together; 0 if
+    unknown."""
     import torch
 
     values_known = [_value_of(index, values) for index in indices]

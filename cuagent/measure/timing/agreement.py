@@ -1,12 +1,12 @@
 """Check that the timed calls computed the right outputs, with few calls of the strict rule.
 
 The oracle takes longer to judge an output than an arm takes for a call, so it cannot judge every
-output. Eager's outputs for the same inputs are available and right. An output whose distance from
-eager's is no larger than that of an output that passed the strict rule is accepted. The strict rule
-judges every output that is further away, and some calls at random.
+output. Eager's outputs for the same inputs are available and right. The strict rule judges some
+calls at random. Another output is accepted if its distance from eager's is at most that of an
+output that passed the strict rule; the rule judges every output that is further away.
 
-Invariant: an output of a timed block that the strict rule would refuse is never further from
-eager's output than one that the rule accepted.
+Invariant: if eager is timed, an output that was accepted without the strict rule is at most `SLACK`
+times further from eager's output than one that the rule accepted.
 """
 
 from __future__ import annotations
@@ -24,26 +24,29 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SLACK = 1.1
-"""Factor on the accepted distances within which an output is not judged. Roundoff errors vary from
-draw to draw."""
+"""An output is accepted without the strict rule if its distance is at most this factor times an
+accepted one. Roundoff errors vary from draw to draw."""
 
 Judge = Callable[[int, "Sequence[Tensor]"], RuleResult]
-"""Apply the strict rule to the output of a slot."""
+"""Function that applies the strict rule to the output tensors of a slot."""
 
 
 @dataclass(frozen=True)
 class Distance:
-    """Distance of a tensor from eager's."""
+    """Distance of a tensor of an output from the same tensor of eager's output."""
 
     rms: float = 0.0
     """Root mean square of the differences."""
     most: float = 0.0
-    """Largest difference."""
+    """Largest absolute difference."""
     unequal: int = 0
     """Number of integers that differ, or of elements where only one tensor is NaN or Inf."""
 
     def within(self, other: Distance) -> bool:
-        """Return True if no component exceeds the one of `other` by more than `SLACK`."""
+        """Return True if no component exceeds that of `other` by more than the factor `SLACK`.
+
+        `unequal` must not exceed it at all.
+        """
         return (
             self.rms <= SLACK * other.rms
             and self.most <= SLACK * other.most
@@ -51,7 +54,7 @@ class Distance:
         )
 
     def elementwise_max(self, other: Distance) -> Distance:
-        """Return the larger of each component."""
+        """Return the distance with the larger of both values in each component."""
         return Distance(
             max(self.rms, other.rms),
             max(self.most, other.most),

@@ -21,16 +21,17 @@ from cuagent.measure.timing.timed_arm import TimedArm
 from cuagent.worker import Session
 
 Begin = Callable[[str], Session]
-"""Fork the process of a baseline. Raises ForkServerError."""
+"""Function that forks the process of a baseline, by its name. Raises ForkServerError."""
 FirstCall = Callable[[Session], None]
-"""Load the model and call it once. Raises SessionEnded."""
+"""Function that loads the model of a session and calls it once. Raises SessionEnded."""
 
 Opened = Callable[[str, float], None]
-"""Receives the name of a baseline that opened or failed, and its seconds."""
+"""Function that is called with the name of a baseline that opened or failed, and the seconds it
+took."""
 
 
 class OpenedAhead:
-    """Baselines that open in the background. `end` ends those that were not taken."""
+    """Baselines that open in the background. `take` hands one over; `end` ends all others."""
 
     def __init__(
         self, begin: Begin, first_call: FirstCall, workers: int, opened: Opened = lambda *_: None
@@ -40,7 +41,8 @@ class OpenedAhead:
         self._futures: dict[str, Future[TimedArm]] = {}
         self._sessions: dict[str, Session] = {}
         self._opening = threading.Lock()
-        """Held while a process is forked and cannot be paused yet, and `_sessions` changes."""
+        """Lock held while a process is forked, which cannot be paused yet, and while `_sessions`
+        changes."""
         self._running = threading.Event()
         self._running.set()
         self._ended = False
@@ -80,7 +82,7 @@ class OpenedAhead:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Stop the processes until the end of the block."""
+        """Stop the processes that open here until the `with` block ends."""
         begun = time.perf_counter()
         with self._opening:
             self._running.clear()
@@ -96,7 +98,7 @@ class OpenedAhead:
                 self._running.set()
 
     def end(self) -> None:
-        """Kill the processes that were not taken, and wait for the threads. Idempotent."""
+        """Kill the processes that `take` did not hand over; wait for the threads. Idempotent."""
         with self._opening:
             self._ended = True
             for session in self._sessions.values():

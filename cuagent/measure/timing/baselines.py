@@ -32,7 +32,8 @@ slowly."""
 COMPILE_S = 900.0
 """Time limit of the first call in seconds; torch.compile compiles in it."""
 DRAIN_S = 0.3
-"""Seconds after which a GPU has done what a stopped process had queued: autotuning queues 0.1 s."""
+"""Seconds after which a GPU has finished the work that a stopped process queued. Autotuning queues
+0.1 s."""
 AUTOTUNED = "max-autotune"
 """Part of the names of rungs that torch autotunes."""
 OPENED_AT_ONCE = {Device.CPU: 1, Device.CUDA: 4}
@@ -81,13 +82,17 @@ class Baselines:
         return {name: timed_arm for name, timed_arm in self._warm.items() if name != TWIN}
 
     def set_baselines(self, names: Sequence[str]) -> None:
-        """Set the baselines to time, and end the processes of all others but the kept ones."""
+        """Set the baselines to time. End the processes of all others, except those given to `keep`.
+
+        `timed_arms` then opens the processes that are missing.
+        """
         self.names = tuple(names)
         for name in self._warm.keys() - {*self.names, *self._kept, TWIN}:
             self._warm.pop(name).session.close()
 
     def keep(self, names: Sequence[str]) -> None:
-        """Keep the processes of these baselines while others are timed, for a later timing."""
+        """Keep the processes of these baselines open for a later timing, even while others are
+        timed."""
         self._kept = tuple(names)
 
     def open_ahead(self, names: Sequence[str]) -> None:
@@ -115,18 +120,19 @@ class Baselines:
         """Begin to open the missing baselines at the same time, if the device is a GPU.
 
         There most of a first call is the compiler's work, which leaves the GPU idle. On a CPU they
-        would take each other's processors. Eager opens quickly, and for each timing afresh.
+        would take each other's processors. Eager is left out, because it opens quickly, and afresh
+        for each timing.
         """
         missing = [n for n in self.names if n not in self._warm and n not in (EAGER, *self.failed)]
         if self.device is Device.CUDA and len(missing) > 1:
             self.open_ahead(missing)
 
     def still_opening(self, names: Sequence[str], seconds: float) -> tuple[str, ...]:
-        """Return the baselines that the background has not opened after `seconds`."""
+        """Wait at most `seconds`; return those of `names` that still open in the background."""
         return self._ahead.unfinished(names, seconds) if self._ahead is not None else ()
 
     def await_opening(self) -> None:
-        """Wait until the baselines to time that open in the background have opened."""
+        """Wait until none of these baselines is still opening in the background."""
         ahead = self._ahead
         for name in self.names if ahead is not None else ():
             if ahead is not None and name in ahead:
@@ -135,7 +141,7 @@ class Baselines:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Let no process that opens in the background compute within the block."""
+        """Stop the processes that open in the background until the `with` block ends."""
         if self._ahead is None:
             yield
             return
@@ -146,7 +152,10 @@ class Baselines:
 
     @contextmanager
     def opening_paused(self, needed: Sequence[str]) -> Iterator[None]:
-        """Pause the background within the block, unless a `needed` baseline still opens there."""
+        """Stop the processes that open in the background until the `with` block ends.
+
+        Nothing is stopped if one of the baselines `needed` still opens there.
+        """
         if self._ahead is None or self._ahead.unfinished(needed, 0):
             yield
             return
@@ -163,7 +172,10 @@ class Baselines:
         return self._batch
 
     def timed_arms(self, batch: Batch) -> dict[str, TimedArm]:
-        """Return the baselines' timed arms without block times; open those without a process."""
+        """Return a new timed arm for each baseline, warmed up; open those that have no process.
+
+        Baselines that fail are left out. On the CPU a second eager process (`TWIN`) is added.
+        """
         timed_arms = {}
         names = self.names
         if self.device is Device.CPU and EAGER in names:
@@ -178,8 +190,11 @@ class Baselines:
         return timed_arms
 
     def drop_ended(self, why: str) -> bool:
-        """Drop the baselines whose process has ended, permanently the second time. Returns True if
-        any had."""
+        """Drop the processes that have ended; return True if there were any.
+
+        A baseline that lost its process for the second time is not timed again; `why` is the
+        reason.
+        """
         ended_names = [name for name, timed_arm in self._warm.items() if timed_arm.session.closed]
         for name in ended_names:
             del self._warm[name]
@@ -220,8 +235,10 @@ class Baselines:
             self._batch = None
 
     def _open_and_warm(self, name: str, batch: Batch) -> TimedArm | None:
-        """Return one baseline's timed arm, opened if necessary; try again if its process is gone or
-        lost."""
+        """Return one baseline's timed arm, opened if necessary; None if it fails.
+
+        If a process that was open has ended, or a new one was lost, it is opened once more.
+        """
         for is_last_try in (False, True):
             try:
                 if name not in self._warm:
@@ -254,7 +271,7 @@ class Baselines:
                 self._warm[name] = future.result()
 
     def _opened(self, name: str, batch: Batch) -> TimedArm:
-        """Open a process and make its first call."""
+        """Open a baseline's process and make its first call, in which torch.compile compiles."""
         begun = time.perf_counter()
         session = self._fork(name)
         try:
@@ -295,7 +312,8 @@ def warmed(
 ) -> TimedArm:
     """Return a timed arm whose model has run some times, so the time of a call is roughly known.
 
-    `begun` is the time at which its opening started, if its first call is still to come.
+    `begun` is the time at which its opening started, if the model was not called yet. If it was,
+    `begun` is None and `opened_s` is the duration of its opening.
     """
     slot = batch.inputs.count - 1
     timed_arm = TimedArm(name, session, opened_s)

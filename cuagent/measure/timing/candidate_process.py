@@ -36,7 +36,7 @@ class CandidateProcess:
     def prewarm(self, attempt: Attempt) -> None:
         """Fork a process that waits for `attempt`, and renew the baselines' processes.
 
-        Raises no failure of the processes: the timing opens them again and reports it.
+        A failure of these processes is not raised: the timing opens them again and reports it.
         """
         self.discard()
         with suppress(ForkServerError, OracleLost):
@@ -83,7 +83,7 @@ class CandidateProcess:
 
 
 def _opening_limit_s(device: Device, effort: Effort, elapsed: float) -> float:
-    """Return the seconds that opening a baseline may take if it is to get a fresh process."""
+    """Return the limit in seconds below which the opening of a baseline counts as quick."""
     if effort is Effort.RECORD and elapsed < BUDGET_S[effort] / 2:
         return BUDGET_S[effort] / 6
     return FRESH_IF_OPENED_IN_S[device]

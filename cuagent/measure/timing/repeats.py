@@ -2,7 +2,7 @@
 
 The inputs of a repeat are drawn for it and laid out again for each arm, and the outputs are
 poisoned, so no arm finds results of another. After its block each arm makes one single call on new
-inputs: work that a block saves by processing several inputs together is no gain for a user.
+inputs: a user gains nothing from work that a block saves by processing several inputs together.
 
 The candidate's outputs are judged (`agreement.py`). Some of its blocks hold inputs of other kinds
 and are not counted. It cannot know which, so it must be right in all of them. Not covered: the
@@ -41,8 +41,8 @@ BLOCK_S = {Device.CPU: 0.005, Device.CUDA: 0.01}
 """Approximate seconds of the slowest arm's block. Short on the CPU, because a shorter block is less
 likely to be interrupted."""
 GLANCE_S = BLOCK_S | {Device.CPU: 0.001}
-"""Seconds of a block of `Effort.GLANCE`, which has no repeats to lose. It is within a time slice of
-the scheduler, because many judges keep a machine busy."""
+"""Approximate seconds of a block of `Effort.GLANCE`, which has too few repeats to lose one. A block
+fits into a time slice of the scheduler, because many judges keep the machine busy."""
 REPEATS = {Device.CPU: (15, 60), Device.CUDA: (5, 10)}
 """Smallest and largest number of repeats of a round. On a GPU more would not narrow an interval
 that the variation between processes has widened already: in 242 runs the first 10 repeats give the
@@ -60,13 +60,13 @@ SETTLE_S = 0.001
 TIMED_CALL_S = 60.0
 """Time limit of a timed call in seconds."""
 CHECK_EVERY = 5
-"""Number of repeats in a stretch. A check with other kinds of inputs precedes one of them, chosen
-at random."""
+"""Number of consecutive repeats of which one, chosen at random, is preceded by a check with other
+kinds of inputs."""
 CERTAIN_CHECKS = 3
 """Number of checks in a round that always run. Later ones run only while judging is within
 `JUDGING_SHARE`."""
 JUDGED_CALLS = 4
-"""Number of calls of a check that are judged."""
+"""Largest number of outputs of a check that are judged."""
 JUDGING_SHARE = 0.25
 """Share of a round's time that judging random calls may take."""
 
@@ -85,8 +85,8 @@ class Repeats:
     glance: bool = False
     """True for shorter blocks on the CPU and the fewest repeats that the statistic needs."""
     slowed: int = field(default=0, init=False)
-    """Number of repeats that count although the GPU throttled, because the largest number was
-    discarded."""
+    """Number of repeats that count although the GPU throttled, because no more could be discarded.
+    """
     judged_s: float = field(default=0.0, init=False)
     _prints: list[list[list[int]]] = field(default_factory=list, init=False)
     """Fingerprints of the candidate's last outputs of a large task."""
@@ -154,7 +154,8 @@ class Repeats:
         return [self.slots[k % len(self.slots)] for k in range(first, first + calls)]
 
     def _check_is_due(self, done: int, may_judge: bool) -> bool:
-        """Return True if a check precedes this repeat: one in each stretch, at a random place."""
+        """Return True if a check precedes this repeat: one in each `CHECK_EVERY` repeats, at
+        random."""
         if CANDIDATE not in self.timed_arms or done < self._next_check:
             return False
         stretch = done // CHECK_EVERY
@@ -164,10 +165,12 @@ class Repeats:
         return True
 
     def _repeat(self, slots: Sequence[int], calls: int, sample: int) -> str:
-        """Time a block of each arm on new inputs, then one single call on the inputs that are left.
+        """Time a block of `calls` calls of each arm on new inputs, then a single call on the slot
+        left over.
 
         `sample` of the candidate's calls are judged in any case. Returns a message on the
         candidate's fault, else "".
+
         """
         self.referee.refill(self.batch, slots)
         outputs: dict[str, list[list[Tensor]]] = {}
@@ -236,8 +239,8 @@ class Repeats:
     def _outputs(self, name: str, slots: Sequence[int]) -> list[list[Tensor]]:
         """Return copies of an arm's outputs.
 
-        Large ones are not copied if no other arm overwrites them; the fingerprint of the
-        candidate's shows if they change later.
+        Those of a large task are not copied if no other arm overwrites them. Fingerprints of the
+        candidate's outputs then show if they change later.
         """
         outputs = self.batch.outputs_of(name)
         trusted = len(self.timed_arms.keys() - {CANDIDATE})

@@ -34,7 +34,7 @@ MAX_CALLS = 60 * MAX_SLOTS
 """Largest number of a candidate's calls in one round."""
 
 Subject = tuple[Attempt, Build]
-"""Candidate to time against the baselines; None times the baselines alone."""
+"""Candidate to time: its attempt and build. A parameter that is None times the baselines alone."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class RoundRunner:
     candidate: CandidateProcess
     device_lock: DeviceLock
     opening: Callable[[], AbstractContextManager[GiveWay]]
-    """Returns the context in which processes open (`Timer.opening`)."""
+    """Function that returns the context in which processes open (`Timer.opening`)."""
     emit: Emit
 
     @property
@@ -56,12 +56,15 @@ class RoundRunner:
 
     @property
     def pauses_whole(self) -> bool:
-        """True if nothing opens in the background from the start of a timing to its end: on a CPU
-        it would take the processors of the processes that open for the timing."""
+        """True if nothing may open in the background from the start of a timing to its end.
+
+        On a CPU it would compete for processors with the processes that open for the timing.
+        """
         return self.device is Device.CPU and self.device_lock.lock is None
 
     def run(self, subject: Subject | None, effort: Effort, rounds_done: int) -> Round | None:
-        """Time one round. None if a trusted process was lost: the round is then repeated."""
+        """Time one round. Returns None if a trusted process was lost; the caller then repeats the
+        round."""
         session = None
         before = system_load.cpu_times()
         try:

@@ -33,7 +33,7 @@ faster in at most 1 % of timings, however much processes differ: each limit has 
 HOPELESS = 0.05
 """Log ratio by which a baseline must beat the candidate in every round to end a record timing."""
 LEAVES = 0.1
-"""Share by which the fastest rung must beat another one that leaves a record timing."""
+"""Share by which the fastest rung must beat another rung for that one to leave a record timing."""
 QUICK_CONFIDENCE = {Device.CPU: 0.99, Device.CUDA: 0.95}
 BETWEEN_PROCESSES = {Device.CPU: 0.03, Device.CUDA: 0.004}
 """Standard deviation of a log ratio from one set of processes to the next. Measured on a GPU. On
@@ -43,8 +43,8 @@ PRIOR_WEIGHT = 4
 ROUNDS_TO_CONFIRM = 3
 """Number of consecutive rounds, each in fresh processes, in which the wall clock must contradict
 the candidate before it is refused, or on a GPU add to the claims before the addition counts. One
-process in twenty is woken more slowly than the others, whatever it runs (docs/concepts/timing.md).
-"""
+process in twenty is woken more slowly than the others, regardless of its code
+(docs/concepts/timing.md)."""
 DELAYED_FACTOR = 1.3
 """Smallest slowdown of a baseline, relative to its usual time, that counts as a delay, unless
 another baseline is equally slow. On a busy host torch.compile took 47 to 229 us instead of 26 in 10
@@ -65,7 +65,7 @@ RESOLUTION_S = {Device.CPU: 1e-6, Device.CUDA: 0.25e-6}
 
 @dataclass(frozen=True)
 class Round:
-    """Times of one set of processes."""
+    """Times of one round, in which all arms run in one set of processes."""
 
     timed_arms: dict[str, TimedArm]
     counted: dict[str, list[float]]
@@ -73,17 +73,21 @@ class Round:
     wrong: str
     """Message if an output of the candidate was wrong while it was timed, else ""."""
     outside_cores: str
-    """Message if the candidate left the processors of all arms, else ""."""
+    """Message if a thread of the candidate could run outside the processors of all arms, else "".
+    """
     clock_contradiction: str
     """Message if the wall clock contradicts the candidate's claims, else ""."""
     busy: float
-    """Share of the processors that other processes used."""
+    """Share of the processors that other processes used during the round."""
     slowed: int = 0
     """Number of repeats that count although the GPU throttled."""
 
     @property
     def charged(self) -> float:
-        """Share by which a call of the candidate certainly counts for more than it claims."""
+        """Smallest share, over all blocks, by which the counted time exceeds the candidate's claim.
+
+        It is 0 without a candidate.
+        """
         if not self.counted.get(CANDIDATE):
             return 0.0
         claims = [max(claim, LEAST_S) for claim in self.timed_arms[CANDIDATE].claims]
@@ -98,7 +102,7 @@ class Rounds:
     baseline_times: dict[str, list[float]] = field(default_factory=dict)
     """Seconds of each baseline in each of its rounds so far, earlier timings included."""
     valid: list[Round] = field(default_factory=list)
-    """Rounds that count."""
+    """Rounds whose times enter the result."""
     wrong: str = ""
     contradiction: str = ""
     _contradicted_in_a_row: int = 0
@@ -160,9 +164,11 @@ class Rounds:
         return counts
 
     def _delayed(self, taken: Round) -> tuple[str, float]:
-        """Return the delayed baseline and the factor on its usual time; ("", 1.0) if there is none.
+        """Return the name of the delayed baseline and its time over its usual time; ("", 1.0) if
+        none was.
 
         A slowdown common to all baselines does not count as a delay.
+
         """
         now = {n: median(c) for n, c in taken.counted.items() if n not in (CANDIDATE, TWIN) and c}
         # A baseline without earlier rounds is compared with eager, which it should beat.
@@ -236,7 +242,10 @@ def twins(taken: Round, device: Device) -> list[float]:
 
 
 def levels(taken: Round, name: str, device: Device) -> list[float]:
-    """Return the times of an arm's blocks that are compared."""
+    """Return the seconds per call of the blocks that are compared.
+
+    On a GPU these are all blocks, on the CPU the quietest of each stretch.
+    """
     blocks = taken.counted[name]
     return quietest(blocks, GROUPS) if device is Device.CPU else blocks
 

@@ -41,7 +41,7 @@ MORE = "torch.tanh(x[:{rows}])"
 ROWS, COLUMNS = {Device.CPU: 2000, Device.CUDA: 32000}, 2048
 """Shape of the input. On a GPU it is so large that the launch of the extra work is negligible."""
 DELAYS = (0.03, 0.10)
-"""Shares of extra work that are checked."""
+"""Shares of extra work that are checked, in addition to none (A/A)."""
 REPORTED_SHARES = (0.01, 0.03, 0.10)
 """Differences for which the report says if the machine can measure them."""
 
@@ -54,7 +54,7 @@ class KnownDifference:
     """Share of extra work: 0 is A/A, 0.03 is 3 % more work."""
     ratios: tuple[float, ...] = ()
     called: tuple[str, ...] = ()
-    """Standing of each run."""
+    """Conclusion of each run: `faster`, `slower` or `inconclusive`."""
     half_widths: tuple[float, ...] = ()
     """Half of each interval's width, in logarithms."""
     seconds: tuple[float, ...] = ()
@@ -69,7 +69,8 @@ class KnownDifference:
 
     @property
     def resolution(self) -> float:
-        """Smallest difference that a typical run can show: its half width plus the margin."""
+        """Smallest difference that a typical run can show, as a ratio minus 1: the median half
+        width of the intervals plus MARGIN; inf without runs."""
         return math.expm1(median(self.half_widths)) + MARGIN if self.half_widths else math.inf
 
 

@@ -18,11 +18,11 @@ SLICE_S = 1.5
 """Seconds after which a timing gives up the device if another one waits."""
 
 Paused = Callable[[], AbstractContextManager[None]]
-"""Return a context in which no process of ours opens in the background."""
+"""Function that returns a context in which no process of ours opens in the background."""
 
 
 class Slices:
-    """Exclusive use of a device within `held`."""
+    """Exclusive use of a device, in slices, within the context `held`."""
 
     def __init__(self, device_lock: DeviceLock, paused: Paused) -> None:
         self._lock, self._paused = device_lock, paused
@@ -33,7 +33,7 @@ class Slices:
 
     @contextmanager
     def held(self, stage: Stage) -> Iterator[None]:
-        """Hold the device within the block, and count its seconds for `stage`."""
+        """Hold the device exclusively in the `with` block, and count its seconds for `stage`."""
         with self._lock.durations.of(stage):
             self._begin()
             try:

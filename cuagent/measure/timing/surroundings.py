@@ -15,7 +15,7 @@ from cuagent.verify.referee import Referee
 from cuagent.worker.user_caches import INDUCTOR, user_caches
 
 MAX_SLOTS, MIN_SLOTS, USUAL_SLOTS = 24, 2, 8
-"""Number of input sets in a batch, without the one for warming up."""
+"""Largest, smallest and usual number of input sets in a batch, without the one for warming up."""
 MEMORY = 1 << 30
 """Upper limit, in bytes, on the memory of input and output sets beyond `MIN_SLOTS`."""
 

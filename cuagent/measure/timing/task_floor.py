@@ -42,7 +42,7 @@ class TaskFloor:
         """Return the task's work, counted once; None if counting failed.
 
         Counting runs in a separate process for some seconds. It may fail because other users of the
-        device hold memory. The first timing counts if nothing did before.
+        device hold memory. If nothing called this before, the first timing does.
         """
         if self._work is None:
             with suppress(TaskError):
@@ -50,7 +50,10 @@ class TaskFloor:
         return self._work
 
     def of(self, arms: Sequence[Arm]) -> Floor | None:
-        """Return the floor; measure the ceilings again if an arm is below it."""
+        """Return the floor; None if the work could not be counted.
+
+        If an arm is below the floor, the ceilings are measured again.
+        """
         if self._roofline is None and not self._failed:
             with self._shared():
                 work = self.count()

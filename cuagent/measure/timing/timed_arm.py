@@ -31,15 +31,15 @@ LEAST_S = 1e-7
 AUDIT_CONFIDENCE = 0.99
 """Confidence of the lower limit on the excess of the wall clock over a claim."""
 SINGLE_CALL_CONFIDENCE = 0.8
-"""Confidence of the lower limit on the excess of single calls by their claims, on a CPU. Wall times
-scatter ten times as much there, and one cheat in thirty passed by wall times alone."""
+"""Confidence, on a CPU, of the lower limit on how much longer a single call claims than a call in a
+block. Wall times scatter ten times more there: with them alone, one cheat in thirty passed."""
 COLD_S = 10e-6
 """Seconds that an honest candidate's single call may claim more than a call in a block while
 eager's does not. Arms differ in the time to reload code that has left the caches (up to 9 us for
 loaded kernels, measured)."""
 FLUSH_S = 5e-6
-"""Seconds by which overwriting the L2 may differ between two processes, within a wall time. It
-takes 60 us, and the memory that a process was given changes it by some percent."""
+"""Seconds by which two processes may differ in the time to overwrite the L2, which is part of a
+wall time. It takes 60 us, and varies by some percent with the memory that a process was given."""
 AUDIT_SHARE = 0.25
 """Smallest excess of the wall clock, as a share of the claimed time, that is a contradiction."""
 AUDIT_S = {Device.CPU: 20e-6, Device.CUDA: 30e-6}
@@ -109,7 +109,10 @@ def counted(timed_arms: Mapping[str, TimedArm], device: Device) -> dict[str, lis
 def _audited(
     blocks: Mapping[str, Sequence[BlockTime]], trust: Set[str], device: Device
 ) -> dict[str, list[float]]:
-    """Return the claimed times of each arm, plus the excess of the wall clock."""
+    """Return the claimed seconds of each arm's blocks, plus the excess of the wall clock.
+
+    `trust` are the names of the arms that run the reference.
+    """
     if device is Device.CPU:
         # Only the quietest blocks are used, so subtract only the overhead of the quietest blocks.
         # On a busy machine the median overhead is many times larger and would hide work.
@@ -127,20 +130,22 @@ def _audited(
 
 
 def _slowest_trusted(blocks: Mapping[str, Sequence[BlockTime]], trust: Set[str]) -> str | None:
-    """Return the trusted arm with the largest median overhead; an honest arm may have as much.
+    """Return the name of the trusted arm with the largest median overhead; None without blocks.
 
-    Arms differ: a compiled softmax of 21 us was charged 6.5 us when eager's overhead was the limit.
+    A candidate may have the same overhead without being charged, because honest arms differ: a
+    compiled softmax of 21 us was charged 6.5 us when eager's overhead was the limit.
     """
     held = [name for name in trust if blocks[name]]
     return max(held, key=lambda name: median(b.beyond for b in blocks[name]), default=None)
 
 
 def _with_excess(blocks: Sequence[BlockTime], usual: Sequence[BlockTime]) -> list[float]:
-    """Return the claims plus the certain excess of their overhead over the `usual` of the same
-    repeats.
+    """Return the claims, each plus the overhead that `blocks` certainly have beyond that of
+    `usual`.
 
-    The excess is that of all blocks together. Processes that alternate on a GPU jitter by 5 to 10
-    us a call, which would drown a kernel of 30 us if each block were charged alone.
+    `usual` are a trusted arm's blocks in the same repeats; if it is empty, nothing is added. The
+    excess is that of all blocks together. Processes that alternate on a GPU jitter by 5 to 10 us a
+    call, which would drown a kernel of 30 us if each block were charged alone.
     """
     excess = _excess(blocks, usual) if blocks and usual else 0.0
     return [max(block.claim + max(0.0, excess), LEAST_S) for block in blocks]
@@ -188,7 +193,8 @@ def _batching_gain(
 
 
 def _lower_limit(arms: Sequence[Sequence[float]], confidence: float) -> float:
-    """Return the lower limit of the median of (a - b) - (c - d), in seconds."""
+    """Return the lower limit of the median of (a - b) - (c - d), in seconds; `arms` is [a, b, c,
+    d]."""
     differences = [(a - b) - (c - d) for a, b, c, d in zip(*arms, strict=True)]
     return median_interval(differences, confidence)[0]
 

@@ -50,7 +50,7 @@ from cuagent.worker import SessionEnded
 
 BASELINES = (EAGER, COMPILE)
 OpenProcesses = Callable[[], None]
-"""Opens the processes of a timing."""
+"""Function that opens the processes of a timing."""
 
 
 def time_arms(
@@ -96,7 +96,7 @@ class Timer:
             referee, self._baselines, self._candidate, lock, self.opening, emit
         )
         self._twin_ratios: list[float] = []
-        """Log ratio of twins in each timing so far."""
+        """Log ratio of two eager processes ("twins") in each round so far that counts."""
         self._baseline_times: dict[str, list[float]] = {}
         """Seconds of each baseline in each round so far."""
 
@@ -168,7 +168,7 @@ class Timer:
         return self._baselines.names
 
     def _set_baselines(self, baselines: Sequence[str] | None) -> None:
-        """Set the baselines, unless None, and end the processes of all others."""
+        """Set the baselines and end the processes of all others; None changes nothing."""
         if baselines is not None:
             self._baselines.set_baselines(baselines)
 
@@ -201,7 +201,8 @@ class Timer:
     def opening(self) -> Iterator[GiveWay]:
         """Hold the device lock shared within the block: processes open, or outputs are judged.
 
-        The block gets `DeviceLock.shared`'s function, to call while none of its processes works.
+        Yields the function of `DeviceLock.shared`; call it only while no process of the block
+        works.
         """
         shared = self.device_lock.shared()
         with self.device_lock.durations.of(Stage.OPENING_ARMS), shared as give_way:
@@ -209,7 +210,7 @@ class Timer:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Hold the device within the block, in which its rates are measured."""
+        """Hold the device exclusively within the `with` block, to measure its ceilings."""
         with self.device_lock.durations.of(Stage.PROFILING), self.device_lock.exclusive():
             yield
 
@@ -219,7 +220,7 @@ class Timer:
         return self._baselines.failed
 
     def still_opening(self, baselines: Sequence[str], seconds: float) -> tuple[str, ...]:
-        """Return the baselines that the background has not opened after `seconds`."""
+        """Wait at most `seconds`; return those of `baselines` that still open in the background."""
         return self._baselines.still_opening(baselines, seconds)
 
     def nothing_opens(self) -> AbstractContextManager[None]:
@@ -318,7 +319,8 @@ class Timer:
     ) -> Timing:
         """Return the timing of all rounds; `failed` is why the candidate did not finish.
 
-        `baselines` are those of the first round. One that left has an arm but no ratio.
+        `baselines` are those of the first round. A rung that left the timing early has an arm but
+        no ratio.
         """
         names = baselines if subject is None else (CANDIDATE, *baselines)
         why = self._baselines.failed | {CANDIDATE: failed}
@@ -378,4 +380,4 @@ class Timer:
 
 
 def _open_nothing() -> None:
-    """Open no process, where `prewarm` has nothing to prepare."""
+    """Do nothing. `prewarm` returns this function if there is nothing to prepare."""

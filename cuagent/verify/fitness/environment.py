@@ -51,7 +51,7 @@ def is_user_file(file: str, folder: Path) -> bool:
 
 
 class _Replacement:
-    """Replacement of a builtin function. Like one, it does not bind as an attribute of a class."""
+    """Replacement of a builtin function. Like a builtin, it does not become a method in a class."""
 
     def __init__(self, environment: Environment, name: str, answer: Callable[..., Any]) -> None:
         self.environment, self.name, self.answer = environment, name, answer

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 SEEDS = (1, 2)
 """Seeds of the two draws."""
 MORE_SEEDS = tuple(range(3, 11))
-"""Seeds tried in turn where two draws are equal, as two choices among a few recorded inputs are."""
+"""Further seeds to try if the two draws are equal, which happens if a task chooses among a few
+recorded inputs."""
 NOISE = 1e-3
 """Relative difference between equal calls that summation order cannot explain."""
 _RANDOM = ("rand", "bernoulli", "dropout", "multinomial", "normal_", "uniform_", "exponential")
@@ -74,7 +75,7 @@ def _other_draw(
 
 
 class Findings(TypedDict):
-    """Properties of a reference that two draws and five kinds of calls show."""
+    """Properties of a reference, found by a few calls on two draws of its own inputs."""
 
     random: list[str]
     """Names of random operators that ran."""
@@ -85,7 +86,7 @@ class Findings(TypedDict):
     noise: float
     """Largest difference between two equal calls, relative to the largest value."""
     fixed: bool
-    """True if every draw gives the same inputs."""
+    """True if all draws that were tried give the same inputs."""
     constant: bool
     """True if other inputs give the same output."""
     level: float | None
@@ -145,7 +146,11 @@ def _differ(a: Tensor, b: Tensor) -> bool:
 
 
 def distance(a: Tensor, b: Tensor) -> float:
-    """Return the largest difference over the largest value; inf if NaN or Inf are elsewhere."""
+    """Return the largest |a - b| divided by the largest |a|, over finite elements.
+
+    It is inf if `a` and `b` are finite at different elements. For integers and booleans it is 1 if
+    any element differs, else 0.
+    """
     import torch
 
     if not a.numel():

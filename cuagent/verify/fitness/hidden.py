@@ -39,8 +39,8 @@ WATCH_S = 0.08
 MOST_CALLS, FEWEST_CALLS = 200, 1
 """Limits of the number of repeated equal calls."""
 COUNTER_VALUES = (100, 1_000, 10_000, 10_080)
-"""Values that counters are advanced to: common thresholds and multiples. They stay small, since a
-module may loop that often."""
+"""Values that counters are advanced to: common thresholds and multiples. They stay small, because
+a module may loop that often."""
 LIST_LENGTHS = (100, 1_000)
 """Lengths to which a growing list of the module is extended, to see if the answer changes."""
 ROUNDING = 4.0
@@ -90,7 +90,7 @@ def hidden_dependencies(
     """Return the hidden dependencies of a reference.
 
     `facts` are the findings of `examine`; if they suffice to refuse the task, nothing is run.
-    `sample` returns the part of the inputs on which it is run.
+    `sample` returns the part of the inputs on which the reference is run.
     """
     if facts["random"] or facts["changed_state"] or facts["noise"] > NOISE:
         return NO_FINDINGS
@@ -100,7 +100,7 @@ def hidden_dependencies(
     ):
         try:
             return _Experiment(reference, environment, facts["noise"], sample).run()
-        except (*FAILURES, TaskError):  # only these conditions fail, not the usual use
+        except (*FAILURES, TaskError):  # it fails only under these conditions, not in usual use
             return NO_FINDINGS
 
 
@@ -164,7 +164,7 @@ class _Experiment:
         }
 
     def _agrees(self, model: _Model) -> bool:
-        """Return True if the model repeats the first answer, up to the noise of equal calls."""
+        """Return True if the model gives the first answer again, up to the noise of equal calls."""
         self.calls += 1
         return self._same(model(self.inputs, self.spec))
 
@@ -281,7 +281,11 @@ class _Experiment:
             self.environment.offset_s = 0
 
     def _dependence_on_history(self) -> str:
-        """Return the reason why a later model with other earlier calls differs, or ""."""
+        """Return why a fresh model differs at another time and after other calls; "" if it does
+        not.
+
+        The reason is "construction", "calls" or "clock".
+        """
         if self._fresh_model_agrees(SHIFT_S, called=True):
             return ""
         if not self._fresh_model_agrees(0, called=False):

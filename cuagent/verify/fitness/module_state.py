@@ -37,19 +37,20 @@ Setter = Callable[[Any], None]
 
 @dataclass(frozen=True)
 class ModuleState:
-    """Current state of one value."""
+    """One value that may change between calls, and how to replace it."""
 
     fingerprint: Hashable
     value: Any = None
     """The value itself, for numbers, lists and dicts only."""
     setter: Setter | None = None
-    """Function that replaces the value."""
+    """Function that replaces the value; None if it cannot be replaced."""
 
 
 def module_state(
     model: nn.Module, modules: Iterable[ModuleType], folder: Path
 ) -> dict[str, ModuleState]:
-    """Return the state by the name that the author would use: `self.n`, `Model.n` or a global."""
+    """Return the state between calls by the name that the author would use: `self.n`, `Model.n` or
+    a global. `folder` is that of the user's files, `modules` are those imported from it."""
     walk = _Walk(folder, {module.__name__ for module in modules})
     walk.visit("self", model, None, 0)
     classes = {base: None for part in model.modules() for base in type(part).__mro__}
@@ -162,7 +163,7 @@ class _Walk:
 
 
 def _nothing(key: str, value: Any) -> None:
-    """Ignore a new value: a buffer does not count calls."""
+    """Setter for buffers, which are not treated as counters: it ignores the new value."""
 
 
 def _tensor(tensor: Tensor) -> Hashable:

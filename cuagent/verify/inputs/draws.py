@@ -1,9 +1,11 @@
 """Draw one tensor of a kind; `kinds.derive` puts it in the place of the task's own.
 
 A row is all elements along the last axis. Values differ between rows, so that a kernel that mixes
-up rows is found. A task may normalise over more than a row (a group of channels, a sample), so half
-of the leading blocks have one level each, and in the other half each row has its own. Levels are
-assigned in a random order, not drawn independently, so each occurs if there are enough rows.
+up rows is found. A level is the variant of a row in a kind, such as its scale, its sign or the
+value that fills it. A block is all rows with the same index along the first axis longer than 1. A
+task may normalise over more than a row (a group of channels, a sample), so in half of the blocks
+all rows have the same level, and in the other half each row has its own. Levels are assigned in a
+random order, not drawn independently, so each occurs if there are enough rows.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ TAILS = ((5, 1), (-5, 1), (0, 5), (8, 1), (-8, 1), (0, 3), (3, 1), (-3, 1), (0, 
 """(mean, deviation) pairs of moderate tails. Slow tasks get the first three."""
 SIGNS = (-1, 1)
 FLAT_LEVELS = 3
-"""Number of levels of flat rows: zeros, one value throughout, unchanged values."""
+"""Number of variants of a row in a flat draw: all zeros, one constant, or unchanged."""
 FEW_IN_A_LINE = 8
 """Expected number of nonzero elements in a line of `few`."""
 LIKELY_MARKS = 4
@@ -87,14 +89,15 @@ def mixed(normal: Tensor, generator: Generator) -> Tensor:
 
 
 def tiny(normal: Tensor, generator: Generator) -> Tensor:
-    """Scale rows and whole blocks to tiny numbers; one level, if there are several, stays."""
+    """Scale rows and whole blocks to tiny numbers. With enough rows, some stay unchanged."""
     return normal * _row_values((*TINY_EXPONENTS, 0), normal, generator).exp2()
 
 
 def brink(tensor: Tensor, edges: Sequence[float], case: int, generator: Generator) -> Tensor:
-    """Return zeros, or numbers below or above an edge, with one number of each row at the edge.
+    """Return a tensor of one value, in which one number of each row is replaced by an edge.
 
-    There are BRINKS cases for each edge.
+    The value is 0, edge - 1 or edge + 1. `case` selects the edge and the value: there are BRINKS
+    cases for each edge.
     """
     import torch
 
@@ -115,13 +118,12 @@ def tails(
     *,
     mixed: bool = False,
 ) -> list[Tensor]:
-    """Return the tensors of `own` with the mean or deviation of TAILS number `step`.
+    """Return `own` with normal numbers of the mean and deviation number `step` of TAILS.
 
-    A `mixed` mean is added to half of the elements and subtracted from the others.
-
-    A mean shifts one tensor, since the difference of two shifted tensors would cancel it; a
-    deviation changes all. Tensors that are not `free` have a limited domain and stay unchanged,
-    unless no floating tensor is free.
+    A nonzero mean replaces one tensor only, because the difference of two shifted tensors would
+    cancel it; a zero mean replaces all. With `mixed` the mean is added to half of the elements and
+    subtracted from the others. Tensors that are not `free` have a limited domain and stay
+    unchanged, unless no floating tensor is free.
     """
     real = [number for number, x in enumerate(own) if x.is_floating_point()]
     real = [number for number in real if free[number]] or real
@@ -167,7 +169,8 @@ def large(normal: Tensor, size: float, generator: Generator) -> Tensor:
 
 
 def planted(normal: Tensor, values: Sequence[float], generator: Generator) -> Tensor:
-    """Set one element of each row to one of `values`, by row or by block; zero sets none."""
+    """Set one element of each row to one of `values`, chosen by row or by block. The value 0 leaves
+    the row unchanged."""
     import torch
 
     level = _row_values(range(len(values)), normal, generator).long()
@@ -262,10 +265,10 @@ def sorted_lines(normal: Tensor, line_view: LineView, generator: Generator) -> T
 
 
 def every(tensor: Tensor, bounds: tuple[int, int], step: int, order: Generator) -> Tensor:
-    """Return each integer of the range over the steps of a sweep.
+    """Return the integers of one step; over all steps of a sweep each integer of the range occurs.
 
     Of negative integers only the least occurs, which may mark padding. In the last steps each row
-    has one integer throughout, since any integer may be the mark.
+    has one integer throughout, because any integer may mark padding.
     """
     import torch
 
@@ -288,7 +291,8 @@ def every(tensor: Tensor, bounds: tuple[int, int], step: int, order: Generator) 
 
 
 def steps_of_every(tensor: Tensor, values: int) -> tuple[int, int]:
-    """Return the number of steps until each value occurred, and of further steps for whole rows."""
+    """Return the number of steps until each of `values` values has occurred, and the number of
+    further steps in which each row has one value throughout."""
     plain = math.ceil(values / max(1, tensor.numel()))
     if tensor.dim() < 2 or tensor.shape[-1] < 2:
         return plain, 0
@@ -296,7 +300,8 @@ def steps_of_every(tensor: Tensor, values: int) -> tuple[int, int]:
 
 
 def _places_of_step(lines: Tensor, step: int, order: Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Return two places for each line, and the sign of its other elements."""
+    """Return for each line the places of its largest and its least element in this step, and the
+    sign of its other elements: int64 [lines] each."""
     import torch
 
     count, places = lines.shape
@@ -322,7 +327,7 @@ def few(normal: Tensor, generator: Generator, bits: int = 17) -> Tensor:
 
 
 def uniform(normal: Tensor) -> Tensor:
-    """Make normal numbers uniform in [0, 1), in place."""
+    """Replace normal numbers in place by numbers uniform in [0, 1), and return the tensor."""
     import torch
 
     for part in normal.view(-1).split(STRETCH):
@@ -357,7 +362,8 @@ def balanced(tensor: Tensor, generator: Generator) -> Tensor:
 
 
 def shuffled_values(values: Sequence[float], tensor: Tensor, generator: Generator) -> Tensor:
-    """Return a tensor with each of `values` equally often; the first if it has one element."""
+    """Return a tensor of the shape of `tensor` with each of `values` equally often, in random
+    order; the first value for a single element."""
     import torch
 
     table = torch.tensor(list(values), device=tensor.device)
@@ -385,7 +391,10 @@ def randn(tensor: Tensor, generator: Generator) -> Tensor:
 
 
 def _row_values(values: Sequence[float], tensor: Tensor, generator: Generator) -> Tensor:
-    """Return one of `values` for every row, as [..., 1]; the first if there is one row."""
+    """Return one of `values` for every row, as [..., 1]; the first if there is one row.
+
+    In half of the leading blocks all rows get the same value.
+    """
     import torch
 
     rows = _first_of_rows(tensor)

@@ -47,7 +47,7 @@ class Inputs(StrEnum):
     ONE_SIGNED = "one-signed"
     """Uniform in [0, 1)."""
     MIXED = "mixed magnitude"
-    """Normal, with rows and whole samples scaled by 2^-8 .. 2^8: shows the place of an epsilon."""
+    """Normal, with rows and whole samples scaled by 2^-8 .. 2^8: shows a misplaced epsilon."""
     OFFSET = "large offset"
     """Normal around 1e4: shows overflow in softmax, cancellation in a one-pass variance."""
     BELOW = "large negative offset"
@@ -59,7 +59,8 @@ class Inputs(StrEnum):
     FAINT = "tiny numbers throughout"
     """All numbers of size 6e-5: tiny for references that normalise over more than a row."""
     HUGE = "huge numbers"
-    """The same of size 1e18, if the reference accepts still larger numbers and so squares none."""
+    """Like LARGE, but of size 1e18. Only for references that accept still larger numbers, so that
+    they square none."""
     OPPOSED = "offsets of opposed signs"
     """Normal around 1e3 and -1e3 in alternating tensors: products are very negative."""
     LEVELS = "rows far apart"
@@ -72,14 +73,15 @@ class Inputs(StrEnum):
     EDGES = "extremes at the ends"
     """The largest and the least of a line are first or last: shows a maximum that omits one."""
     OTHER_EDGES = "extremes at the other ends"
-    """The same with first and last exchanged, for tasks that have a single line."""
+    """Like EDGES with the signs of the extremes exchanged. In EDGES signs alternate between lines,
+    so a single line would have only one of the two."""
     FAR_EDGES = "far extremes at the ends"
-    """The same with extremes so large that a softmax whose maximum omits them overflows."""
+    """Like EDGES, but with extremes so large that a softmax whose maximum omits them overflows."""
     CORNERS = "large first and last elements"
     """Large first and last elements of the tensor and of each block: shows a long reduction that
     omits its remainder."""
     OTHER_CORNERS = "large first and last elements below zero"
-    """The same with negative numbers, since a clamp or a margin may hide one sign."""
+    """Like CORNERS, but with negative numbers, because a clamp or a margin may hide one sign."""
     INTEGER = "integer"
     """Integers -2 .. 2: with integer weights a sum of products is exact in any precision."""
     CANCELLATION = "cancellation"
@@ -94,12 +96,13 @@ class Inputs(StrEnum):
     """Multiples of a half, -2 .. 2, both zeros, and the thresholds of the reference: many equal
     values for argmax, sort and topk."""
     BRINK = "on the brink"
-    """One number of each row at a threshold of the reference and the others on one side of it, in
-    each tensor by sweep step; all other tensors are zero, or one."""
+    """One tensor has one number of each row at a threshold of the reference, and the others at zero
+    or on one side of the threshold. All other floating tensors are zeros, or ones. The sweep step
+    selects the tensor and the case."""
     ENDS = "ends of the domain"
     """Own inputs, many of them set to the ends of their domain: 0 if none is negative, -1 and 1 if
-    all are within. Numbers in 0 .. 1 are never set to 1: as a probability it makes the reference
-    so sensitive that roundoff excuses any error."""
+    all are between them. Numbers in 0 .. 1 are never set to 1: as a probability it makes the
+    reference so sensitive that roundoff excuses any error."""
     INFINITE = "infinities"
     """Rows with one infinity among usual numbers, and rows without."""
     NAN = "NaN"
@@ -135,7 +138,7 @@ class Inputs(StrEnum):
 ROUND = (Inputs.TIES, Inputs.BRINK, Inputs.HALVES)
 """Kinds of round numbers whose sums are exact, so that comparisons of them are certain."""
 EXACT = (Inputs.INTEGER, Inputs.CANCELLATION, Inputs.FEW, *ROUND)
-"""Kinds on which honest arithmetic may make no error at all."""
+"""Kinds on which a correct kernel makes no rounding error if the reference makes none."""
 AMONG_OWN = (Inputs.OWN, Inputs.ENDS, Inputs.TAILS)
 """Kinds that keep some of the task's own floating numbers."""
 PLACED = (
@@ -148,7 +151,8 @@ PLACED = (
     Inputs.SINGLE,
     Inputs.EVERY,
 )
-"""Kinds that a task itself may draw: where the reference is not finite, a candidate must not be."""
+"""Kinds of inputs that a task itself may draw. Where the reference's answer has NaN or Inf, the
+candidate's must have it too."""
 SWEEPS = (
     Inputs.TAILS,
     Inputs.VARIED,
@@ -160,8 +164,8 @@ SWEEPS = (
 )
 """Kinds whose draws form a sweep, in which each draw has a step."""
 MAX_SWEEP = 1 << 8
-"""Exclusive upper limit of the draws of a sweep. Their seeds are consecutive numbers from a
-multiple of this, so that sweeps do not overlap."""
+"""Exclusive upper limit of the number of draws in a sweep. Their seeds are consecutive numbers from
+a multiple of this, so that sweeps do not overlap."""
 MOST_VALUES = 1 << 22
 """Largest number of values of an integer input that a sweep visits one by one."""
 
@@ -221,10 +225,10 @@ def derive(
     fixed: tensors that are the same in all own draws (`varied`).
     scales: numbers by which the reference scales.
     mixed_tails: steps of moderate tails whose mean has both signs.
-    infinities: put infinities beside missing numbers.
+    infinities: put infinities into draws of missing numbers too.
     step: number of the draw within its sweep.
     uniform_scale: large and huge numbers have one size throughout instead of one per row.
-    fraction_bits: bits behind the point that the reference's products keep (`Terms`).
+    fraction_bits: bits after the binary point that the reference's products keep (`Terms`).
     """
     if kind is Inputs.OWN:
         return list(own)
@@ -280,7 +284,8 @@ class SweepStep:
     """Size of moving extremes."""
 
     def drawn(self, tensor: Tensor, bounds: Range | None, line_views: Sequence[LineView]) -> Tensor:
-        """Return the tensor of this step; a dtype that the kind does not change stays unchanged."""
+        """Return the tensor for this step: `tensor` itself if the kind does not change its
+        dtype."""
         line_view, step = line_views[self.step % len(line_views)], self.step // len(line_views)
         if self.kind is Inputs.EVERY:
             few = bounds is not None and bounds[1] - bounds[0] < MOST_VALUES
@@ -337,7 +342,7 @@ def _on_the_brink(
 
 @dataclass(frozen=True)
 class _Form:
-    """Options of `derive` that change single tensors."""
+    """Options of `derive` that apply to each tensor separately."""
 
     uniform_scale: bool
     infinities: bool
@@ -351,7 +356,10 @@ def _all_drawn(
     thresholds: Sequence[float],
     form: _Form,
 ) -> list[Tensor]:
-    """Draw every floating tensor; kinds that only one tensor can have go to the first."""
+    """Draw every floating tensor; others stay unchanged.
+
+    Of CANCELLATION and FEW only the first floating tensor is drawn, and further ones are INTEGER.
+    """
     drawn: list[Tensor] = []
     for tensor in own:
         if not tensor.is_floating_point():

@@ -12,12 +12,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HUGE_MARGIN = 2.0**40
-"""Factor beyond huge numbers that the reference must accept. A reference that squares fails there,
-and an honest kernel may then square something else."""
+"""Factor that enlarges huge numbers further when a reference is tested on them. A reference that
+squares numbers fails that test and gets no huge ones, because a correct kernel may square other
+numbers."""
 TINY_SHARE = 1 / 16
-"""Share of an output's rms on usual inputs, below which its rms on tiny inputs is itself tiny."""
+"""Share of an output's rms on usual inputs. If its rms on tiny inputs is below that, the output
+counts as tiny."""
 FAR = 1e-3
-"""Largest error against fp64, relative to the largest value, without an overflow on the way."""
+"""Error against fp64, relative to the largest value, above which an intermediate result must have
+overflowed."""
 
 Forward = Callable[[list["Tensor"]], "list[Tensor]"]
 FillsHidden = Callable[[list["Tensor"]], bool]
@@ -47,7 +50,8 @@ def scaled(tensors: Sequence[Tensor], factor: float) -> list[Tensor]:
 def keeps_size(results: Sequence[Tensor], larger: Sequence[Tensor]) -> bool:
     """Return True if some output keeps its size when the inputs become tiny.
 
-    If all outputs become tiny, an honest `exp(x) - 1` in an ELU has an error of their size.
+    `results` belong to tiny inputs, `larger` to the same inputs scaled to a usual size. If all
+    outputs become tiny, a correct `exp(x) - 1` in an ELU has an error as large as they are.
     """
     return any(
         rms(small) > TINY_SHARE * rms(large)

@@ -2,8 +2,8 @@
 
 An operator that chooses among the elements of a line shows only the chosen element: one output of a
 maximum depends on one place. So the largest element moves from line to line and from draw to draw
-until it has been in every place, or until a time limit: of a line of n places in R lines, D draws
-reach min(1, D R / n).
+until it has been in every place, or until a time limit. With R lines of n places each, D draws
+reach the share min(1, D R / n) of the places.
 """
 
 from __future__ import annotations
@@ -84,12 +84,13 @@ class Repertoire:
     infinities: bool = False
     """True if the reference tests its inputs for infinities."""
     uniform_scale: bool = False
-    """True if output integers are computed from indices. If sizes then differed from row to row, a
-    sum in another order could absorb the numbers that decide."""
+    """True if output integers are computed from indices. Large numbers then have one size
+    throughout: with sizes that differ from row to row, a sum in another order could absorb the
+    numbers that decide."""
     kept_domains: frozenset[Inputs] = frozenset()
     """Kinds on which tensors with a limited domain keep their own numbers."""
     fraction_bits: int = 23
-    """Bits behind the point that the reference's products keep."""
+    """Bits after the binary point that the reference's products keep."""
 
     def drawn(self, kind: Inputs, own: Sequence[Tensor], seed: int, step: int = 0) -> list[Tensor]:
         """Return inputs of `kind` with the shapes and dtypes of the task's own."""
@@ -286,7 +287,7 @@ def _is_answered(
     *,
     selects: bool = False,
 ) -> bool:
-    """Return True if the reference gives an answer to the kind that candidates must match."""
+    """Return True if the reference's answer to inputs of `kind` is fit to judge candidates."""
     given = available.drawn(kind, own, 0)
     if kind is Inputs.HUGE:
         given = scaled(given, HUGE_MARGIN)
@@ -336,7 +337,8 @@ def _shifts_along_axes(selections: Iterable[Selection]) -> bool:
 
 
 def _squares(names: Iterable[str]) -> bool:
-    """Return True if an operator squares its input, perhaps in fp64, which does not overflow."""
+    """Return True if an operator squares its input. It may do so in fp64, so that no overflow
+    shows it."""
     return any(word in name for name in names for word in SQUARING)
 
 

@@ -24,14 +24,14 @@ FEWEST_STEPS = 2
 FEW_TAILS, MOST_TAILS = 3, 6
 """Draws of moderate tails on slow tasks, and on fast ones."""
 MOST_BRINKS = 24
-"""Largest number of draws at edges."""
+"""Largest number of draws of BRINK."""
 FEW_HALVES, MOST_HALVES = 8, 24
-"""Draws between two whole multiples: least number on slow tasks, largest number on fast ones."""
+"""Draws of HALVES: the number on slow tasks, and the largest number on fast ones."""
 
 
 @dataclass(frozen=True)
 class SweepCount:
-    """Number of draws that a sweep makes, and that it needs to reach every place."""
+    """Number of draws that a sweep makes, and that it would need to cover every place or case."""
 
     made: int
     needed: int
@@ -45,6 +45,7 @@ def sweep_count(
     trace: ReferenceTrace,
     call_s: float,
 ) -> SweepCount:
+    """Return the number of draws of `kind` in a sweep. `call_s` is the seconds of one call."""
     most, selections = int(SWEEP_S / (STEP_S + STEP_CALLS * call_s)), trace.selections
     if kind is Inputs.TAILS:
         made = max(FEW_TAILS, min(MOST_TAILS, most))
@@ -67,7 +68,7 @@ def sweep_count(
     if kind is Inputs.SINGLE or any(chosen.name in ("any", "all") for chosen in selections):
         needed *= 2  # once with the rest below zero or clear, once the opposite
     if kind is Inputs.MOVING and not any(line_views):
-        needed = min(needed, FEWEST_STEPS)  # no choice, or none among inputs
+        needed = min(needed, FEWEST_STEPS)  # no operator chooses among inputs
     return SweepCount(max(FEWEST_STEPS, min(needed, most, MAX_SWEEP - 1)), needed)
 
 

@@ -31,7 +31,7 @@ EMPTIED = 0.3
 """Share of lengths that become zero."""
 
 MOST_ROWS = 64
-"""Largest number of rows that are changed separately if all rows are equal."""
+"""Number of rows that are changed separately if more rows than this are all equal."""
 
 Accepts = Callable[["Tensor"], bool]
 
@@ -65,7 +65,8 @@ class Fixed:
     """Changes that the reference accepts."""
 
     def candidates(self) -> tuple[tuple[Change, ...], ...]:
-        """Return sets of changes, those that keep the whole apparent contract first."""
+        """Return sets of changes in the order in which they are tried: first those that keep the
+        whole apparent contract, then those that keep less of it."""
         import torch
 
         own = self.own
@@ -157,7 +158,8 @@ def fixed_of(several: Sequence[Sequence[Tensor]], tables: Sequence[int]) -> list
 
 
 def accepted_changes(fixed: Fixed, accepts: Accepts, seed: int) -> tuple[Change, ...]:
-    """Return the accepted changes of the strongest contract, and those that empty something.
+    """Return the accepted changes of the first set in `candidates` that has any, and the accepted
+    changes of `empties`.
 
     A change counts if the reference accepts all of its samples.
     """

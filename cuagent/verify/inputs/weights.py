@@ -27,7 +27,7 @@ GROWTH = (5.0, -5.0, 2.0, -2.0, 1.0, -1.0, 0.5, -0.5)
 """Amounts added to vectors in grown weights. The largest come first: a short vector gets only the
 first ones."""
 PAST_CLAMPS = (24.0, -24.0, 8.0, -8.0)
-"""Amounts added to clamped vectors, so that both limits apply; the largest first, as above."""
+"""Amounts added to clamped vectors, so that both limits apply; the largest first, as in GROWTH."""
 LOWERED = 3.0
 """Least amount subtracted from unclamped vectors in grown weights past clamps. Without it a bias of
 -0.5 often kept one score above -1, the initial value of a wrong search."""
@@ -36,7 +36,8 @@ NUMBER, NUMBER_PAST = 5.0, 24.0
 GROWN_SIZE = 2.0
 """Rms of the amounts added to tables and other tensors of several axes."""
 SMALL_VARIANCE = 2.0**-10
-"""Factor of every second running variance. The gain compensates it, and an epsilon shows."""
+"""Factor of every second running variance. The gain compensates it, so that a wrong epsilon
+shows."""
 
 
 class Weights(StrEnum):
@@ -45,10 +46,11 @@ class Weights(StrEnum):
     OWN = "own"
     """Weights as the constructor draws them."""
     SHAKEN = "shaken"
-    """Weights with noise, off special values: a fresh BatchNorm or LayerNorm is an identity."""
+    """Weights with noise, which removes special initial values: a fresh BatchNorm or LayerNorm does
+    not scale or shift."""
     SMALL = "small"
-    """Weights except gains scaled by 2^-8: a norm after them divides mostly by its epsilon. Clamped
-    numbers are scaled too, since a lower limit, such as that of a temperature, then applies."""
+    """All weights except gains are scaled by 2^-8, so that a norm after them divides mostly by its
+    epsilon. Clamped numbers are scaled too, so that a lower limit (of a temperature) applies."""
     SUNK = "sunk"
     """Shaken weights, with 1e4 subtracted from all biases except those of norms: products become
     very negative, and their mean is far larger than their variation."""
@@ -73,8 +75,9 @@ def derive_weights(
 ) -> dict[str, Tensor]:
     """Return a state dict of `kind`, derived from the constructor's state dict.
 
-    `roles` names the parameters and buffers that grown weights change. `positive` adds positive
-    amounts only, for references that take a logarithm of a parameter.
+    `parameters` are the names of the model's parameters. `roles` names the parameters and buffers
+    that grown weights change. `positive` adds positive amounts only, for references that take a
+    logarithm of a parameter.
     """
     if kind is Weights.OWN:
         return state
@@ -135,7 +138,7 @@ def _grown(
 
 
 def _of_product(name: str, state: dict[str, Tensor]) -> bool:
-    """Return True for a bias, except that of a norm, whose weight is a vector."""
+    """Return True for a bias, unless the weight of the same layer is a vector, as in a norm."""
     weight = state.get(name.replace("bias", "weight"))
     return (
         "bias" in name

@@ -30,13 +30,13 @@ SLOWEST_COPY_S = 0.5
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Tests a model on other inputs; `own_outputs` are its outputs on the task's own."""
+    """Test if a model accepts other inputs; `own_outputs` are its outputs on the task's own."""
 
     run: Callable[[list[Tensor]], list[Tensor]]
     own_outputs: list[Tensor]
     device: str
     own_wrap: bool
-    """True if negative indices count from the end on the task's own inputs."""
+    """True if an index is negative (counts from the end of a table) on the task's own inputs."""
 
     def __call__(self, inputs: Sequence[Tensor]) -> bool:
         """Return True if the outputs have the usual shapes and no new non-finite elements.

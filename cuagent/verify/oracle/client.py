@@ -80,15 +80,15 @@ class AnswerInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class PerturbationBudget:
-    """Amount of perturbation for one answer."""
+    """Limits of the perturbed runs for one answer."""
 
     seconds: float | None
     """Approximate seconds for the spread; None for a zero spread and no search for ties."""
     opposites: int = TIE_PAIRS
     """Pairs of opposite perturbations that search for ties."""
     count: int = 0
-    """Number of perturbations in an earlier verdict that is repeated; 0 lets the time decide, 2 to
-    8."""
+    """Number of perturbations in an earlier verdict that is repeated; 0 for a number from 2 to 8
+    that depends on `seconds`."""
     check_decisions: bool = False
     """True to check if decisions depend on equal numbers in both precisions."""
 
@@ -107,11 +107,11 @@ class SensitivityQuery:
     ready: Callable[[], None] = lambda: None
     """Function that is called before each request."""
     target: int = 0
-    """Slot of the answer."""
+    """Slot of the answer in the arenas `answers`."""
 
     @cached_property
     def moved(self) -> Sensitivity:
-        """Change of the answer within honest roundoff."""
+        """Changes of the answer that roundoff of a correct kernel may cause. Asked at first use."""
         self.ready()
         return self.oracle.sensitivity(
             self.inputs, self.slot, self.answers, self.target, self.seed, self.pairs
@@ -153,7 +153,7 @@ class Oracle:
         self.lean = False
         """True for a large task: answers are computed in two requests and released after use."""
         self.weights: tuple[Weights, int] | None = None
-        """Kind and seed of the weights in use once all requests are done."""
+        """Kind and seed of the weights in use once all requests are done; None if unknown."""
         self._weight_requests: set[int] = set()
         self._request_ids = itertools.count()
         self._outstanding: deque[int] = deque()
@@ -312,7 +312,7 @@ class Oracle:
         seed: int,
         pairs: int,
     ) -> Sensitivity:
-        """Return the change of the answer in slot `target` under honest roundoff.
+        """Return how much the roundoff of a correct kernel may change the answer in slot `target`.
 
         Fills `answers` (moved, tied) with `pairs` pairs of perturbations from `seed`.
         """
@@ -332,8 +332,8 @@ class Oracle:
         )
 
     def reorder(self, inputs: Arena, slot: int, answers: dict[str, Arena], order: int) -> bool:
-        """Fill `answers` (reordered) with equal elements chosen in this order. Returns False if the
-        run fails."""
+        """Write the answer with equal elements chosen by ORDERS[order] to `answers` (reordered).
+        Returns False if the run fails, or if only one order is right."""
         self.lend(inputs, answers["reordered"])
         message = {"do": "reorder", "inputs": self._lent[inputs], "slot": slot, "order": order}
         return self._ask(message | {"reordered": self._lent[answers["reordered"]]})["ran"]

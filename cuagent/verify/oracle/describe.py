@@ -54,9 +54,10 @@ MIN_RANGE_DRAWS, MAX_RANGE_DRAWS = 8, 256
 """Least and largest number of own draws from which the range of inputs is taken; small inputs get
 more draws."""
 MAX_RANGE_ELEMENTS = 1 << 18
-"""Number of elements in all these draws."""
+"""Number of elements in all these draws, unless the least number of draws has more."""
 TIMED_CALLS, TIMED_CALLS_S = 5, 0.5
-"""Calls whose fastest gives the time of a call, and the seconds after which no other is begun."""
+"""Number of timed calls, of which the fastest counts, and seconds after which no further call
+starts."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Described:
     reference: TwoPrecisions
     """The reference in both precisions; its weights are still those of seed 0."""
     coarsest: float
-    """Unit roundoff of the coarsest output."""
+    """Unit roundoff of the coarsest honest arithmetic (`bounds.coarsest`)."""
     repertoire: Repertoire
     roles: Roles
     """Roles of its parameters and buffers."""
@@ -76,7 +77,7 @@ class Described:
     """Facts that the referee gets."""
 
     def own_sample(self, seed: int) -> list[Tensor]:
-        """Return own inputs on which the reference is examined: few rows of a large task."""
+        """Return own inputs on which the reference is examined: the first slice of large ones."""
         return sample_of(self.reference, self.reference.own_inputs(seed))
 
 
@@ -256,8 +257,8 @@ def _layouts(
 ) -> Layouts:
     """Return the layouts of the arenas that the referee lends.
 
-    If `lean`, changes of an answer are computed in fp64 and stored in less: the spread, of which a
-    rule takes the size, in bf16; the change of an element, which is subtracted, in fp32.
+    If `lean`, changes of an answer are computed in fp64 and stored in a narrower dtype: the spread,
+    of which a rule takes the size, in bf16; the change of an element, which is subtracted, in fp32.
     """
     import torch
 
@@ -346,11 +347,11 @@ def _unvaried(chosen: Repertoire, samples: Sequence[Sequence[Tensor]]) -> list[i
 def _own_samples(
     reference: TwoPrecisions, inputs: Sequence[Tensor], *, is_large: bool
 ) -> list[list[Tensor]]:
-    """Return own draws that show the ranges of inputs; at most two if only floating inputs without
-    ends.
+    """Return own draws that show the ranges of the inputs.
 
-    Of a large task it is one draw, and the integers of a second. One draw of so many numbers shows
-    the ends of their domain, and memory has no room for eight.
+    If all inputs are floating and have no ends of a domain (`ends_of`), one or two are enough. Of a
+    large task it is one draw, with the integers of a second. One large draw shows the ends of the
+    domain, and memory has no room for eight.
     """
     if is_large:
         if all(map(is_inexact, inputs)):

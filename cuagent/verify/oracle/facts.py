@@ -34,9 +34,9 @@ class Layouts:
     spread: Layout
     """The spread of the outputs: in fp64, or in bf16 for a large task."""
     moved: Layout
-    """The change of the outputs: in fp64, or in fp32 for a large task."""
+    """The largest change of each output element: in fp64, or in fp32 for a large task."""
     places: Layout
-    """The elements that traced indices were chosen from."""
+    """The elements from which the indices in outputs were chosen (`rules.ties.Places`)."""
     tied: Layout
     """Layout of `moved` if operators choose among elements, else empty."""
     reordered: Layout
@@ -68,7 +68,7 @@ class TaskFacts:
     """Numbers of the outputs whose indices can be traced to the elements that they were chosen
     from."""
     terms: Terms
-    """Length of the longest sum."""
+    """Lengths of the longest sums in the reference."""
     peak: int
     """Bytes that the reference needs: weights, inputs, intermediate results, outputs."""
     fp64: bool

@@ -1,4 +1,5 @@
-"""Perturb the oracle's inputs and weights slightly, to measure how firm its answers are."""
+"""Perturb the oracle's inputs and weights slightly, to measure how much roundoff changes its
+answers."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ LARGEST_EXACT_INTEGER = 2.0**24
 def perturbed(
     tensor: Tensor, generator: Generator, scale: float = UNIT, *, wide: bool = False
 ) -> Tensor:
-    """Return the tensor with each element multiplied by 1 + reach N(0,1), in fp64 if `wide`.
+    """Return the tensor with each element multiplied by 1 + scale N(0,1), in fp64 if `wide`.
 
     Integers and booleans do not change.
     """
@@ -70,8 +71,7 @@ def clamped_to_range(perturbed_inputs: Sequence[Tensor], inputs: Sequence[Tensor
 def antithetic(
     tensors: Sequence[Tensor], generator: Generator, scale: float, *, wide: bool = False
 ) -> Iterator[list[Tensor]]:
-    """Yield a perturbation of all tensors and its opposite, so that a tie falls one way and the
-    other."""
+    """Yield a perturbation of all tensors, then its opposite, so that each tie breaks both ways."""
     state = generator.get_state()
     for sign in (1, -1):
         generator.set_state(state)
@@ -79,10 +79,9 @@ def antithetic(
 
 
 def tilted(tensor: Tensor, scale: float) -> Tensor:
-    """Return the tensor plus its size times a ramp from -reach to reach, so that the last of equals
-    wins.
+    """Return tensor + |tensor| * ramp, where the ramp rises from -scale to scale over all elements.
 
-    With a negative reach the first one wins.
+    The last of several equal elements is then the largest; with a negative `scale` the first one.
     """
     import torch
 

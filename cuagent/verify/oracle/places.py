@@ -40,7 +40,7 @@ sigmoid tanh _softmax _log_softmax erf erfc exp exp2 expm1 softplus log_sigmoid_
 mish elu celu selu
 """
 SATURATING = frozenset(_SATURATING.split())
-"""Operators that give equal results for different large numbers, in each precision. An honest
+"""Operators that give equal results for different large numbers, in each precision. A correct
 kernel may leave them out before a maximum, because they keep the order."""
 
 
@@ -49,12 +49,12 @@ TAKING = frozenset(("argmax", "argmin", "max", "min", "topk"))
 ROUNDOFF = 8.0
 """Distance at which roundoff may exchange two numbers, in units of the error in their line."""
 BESIDE = 16.0
-"""Largest factor between a chosen number and those whose error tells that of their line."""
+"""Divisor of the chosen number's size. Larger numbers of its line determine the roundoff there."""
 
 
 @dataclass(frozen=True)
 class NearTies:
-    """Distance to a tie at which an honest kernel may decide differently from the reference."""
+    """Search for near-ties, at which a correct kernel may decide differently from the reference."""
 
     longest_sum: int
     admitted: Precision
@@ -65,16 +65,16 @@ class NearTies:
 
     @property
     def reach(self) -> float:
-        """Relative error of honest sums, since a kernel breaks ties by its own roundoff."""
+        """Largest relative error of a correct kernel's sum. Values closer than this count as ties,
+        because roundoff alone may order them."""
         return bounds.reach(self.longest_sum, self.unit)
 
     def perturbed(
         self, inputs: Sequence[Tensor], generator: Generator, run: ReferenceTrace
     ) -> Iterator[list[Tensor]]:
-        """Yield perturbed inputs, each followed by its opposite, so that a tie falls one way and
-        the other.
+        """Yield perturbed inputs, each followed by its opposite, so that each tie breaks both ways.
 
-        If integers of the output could not be traced, ramps follow.
+        If integers of the output could not be traced, inputs tilted by ramps follow (`tilted`).
         """
         untraced = any(
             traced is None and not is_inexact(output)
@@ -127,9 +127,9 @@ class NearTies:
 def traces_decide_equally(
     exact: ReferenceTrace, declared: ReferenceTrace, *, kinks: bool = False
 ) -> bool:
-    """Return True if two runs, in two precisions, made their decisions by equal numbers.
+    """Return True if two runs, in two precisions, made all their decisions by equal numbers.
 
-    With `kinks` also those at the kinks of a backward pass.
+    With `kinks` the decisions at the kinks of a backward pass count too.
     """
     import torch
 
@@ -154,7 +154,7 @@ def keeps_first(exact: ReferenceTrace, declared: ReferenceTrace) -> bool:
 
 
 def roundoff_chooses(exact: ReferenceTrace, declared: ReferenceTrace) -> bool:
-    """Return True if an operator took an index where the next number is as near as roundoff.
+    """Return True if an operator chose an index although the next number is within roundoff.
 
     Numbers that are equal in fp64 do not count: they have an order (`tie_orders`). Roundoff is the
     declared run's own error in the line, among numbers not much smaller than the chosen one; a
@@ -196,7 +196,8 @@ def find_places(
 ) -> list[Places]:
     """Return for each traced output the elements that its indices were chosen from.
 
-    `runs` are those under perturbation. `gate` and `one_signed` are factors of rms(m) and rms(z).
+    `runs` are those under perturbation. `gate` and `one_signed` are the factors of rms(m) and
+    rms(z) in the slack (`rules.ties`).
     """
     import torch
 
@@ -227,7 +228,7 @@ def find_places(
         moved = (spread != 0).any(-1)
         flags = ((value == 0) | (value == 1)).all(-1)
         first = _chooses_first(selection, value) & (own_error == 0).all(-1)
-        # A flag moves by a whole step, so honest roundoff may set another one.
+        # A flag (0 or 1) changes by a whole step, so roundoff may set another one.
         first &= torch.where(flags, ~moved, _is_wider(selection, declared, traced))
         if saturates:
             first &= moved
@@ -271,7 +272,8 @@ def _chooses_first(selection: Selection, values: Tensor) -> Tensor:
 
 
 def _is_wider(exact: Selection, declared: ReferenceTrace, traced: TracedIndices) -> bool:
-    """Return True if equal operands in both runs are exact, because their precisions differ."""
+    """Return True if the operand must be exact when both runs have equal ones: their dtypes differ,
+    or the operand holds integers."""
     other = declared.selections[traced.selection].operand
     return exact.operand.dtype is not other.dtype or not is_inexact(exact.operand)
 

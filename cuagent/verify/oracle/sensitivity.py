@@ -1,10 +1,10 @@
-"""Measure how far an answer moves when honest roundoff moves inputs, weights and every operation.
+"""Measure how much an answer changes when roundoff changes inputs, weights and every operation.
 
 Asked only if a candidate's output would otherwise be rejected (`bounds` gives the reason). The
 reference runs in fp64 while its operators' results are perturbed: Monte Carlo arithmetic (Parker,
 UCLA CSD-970002, 1997). It also runs, in either precision, while its operators choose in other
-orders among equal elements (`tie_orders`). Runs in the oracle's process. Integers and booleans do
-not move.
+orders among equal elements (`tie_orders`). Runs in the oracle's process. Integers and booleans are
+not perturbed.
 """
 
 from __future__ import annotations

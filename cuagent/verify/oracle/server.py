@@ -189,10 +189,10 @@ class _Oracle:
             give_back(device)
 
     def load_weights(self, kind: Weights, seed: int, target: list[Tensor]) -> None:
-        """Construct a model from `seed`, change its weights to `kind`, and write its state dict to
-        `target`."""
+        """Construct a model from `seed`, change its weights to `kind`, use it from now on, and
+        write its state dict to `target`."""
         model = self.reference.opened.model(seed)
-        # A constructor may have changed them.
+        # A constructor may have changed torch's settings.
         baseline_settings(self.description.facts.settings, self.task.precision).apply()
         parameters = frozenset(name for name, _ in model.named_parameters(remove_duplicate=False))
         if kind in (Weights.GROWN, Weights.PAST):
@@ -345,7 +345,7 @@ class _Oracle:
         }
 
     def sensitivity(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Write how far each element of the answer moves within honest roundoff."""
+        """Write how much the roundoff of a correct kernel may change each element of the answer."""
         inputs = self.arenas[message["inputs"]].tensors(message["slot"])
         reference = self.reference
         perturbed = sensitivity.PerturbedReference(

@@ -1,6 +1,7 @@
-"""Decide if a large reference runs in slices, and check in each draw that its slices hold.
+"""Decide if a large reference can run in slices, and check this again in each draw.
 
-Each draw repeats the test at full size where the whole run differs most from the slices.
+The runs on slices must agree with the whole run. In each draw this is tested on the slices that
+differ most from the whole run.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 OWN_TIMES, ROUNDOFFS = 10.0, 8.0
-"""Largest error of a whole run, as a multiple of the error of the run on the slice, and of the
-honest roundoff. A slice may be computed in another order of summation."""
+"""Largest admitted error of a whole run: the first times the error of the run on the slice, plus
+the second times roundoff. A slice may be summed in another order than the whole."""
 
 
 def find_slicing(
@@ -83,7 +84,7 @@ def is_consistent(
     precise: Sequence[Tensor],
     generator: Generator,
 ) -> bool:
-    """Return True if the slices hold for this draw: its whole run agrees with the runs on slices.
+    """Return True if the whole run of this draw agrees with the runs on slices.
 
     `declared` is the whole run and `precise` the answer in slices. Where they differ by more than
     roundoff, the reference runs again in its own precision: on the slice that differs most and on
@@ -140,22 +141,23 @@ def _excess(whole: Sequence[Tensor], exact: Sequence[Tensor], roundoff: float) -
 def errors_agree(
     sliced: Sequence[Tensor], whole: Sequence[Tensor], exact: Sequence[Tensor], roundoff: float
 ) -> bool:
-    """Return True if two runs in the reference's own precision have errors of one size.
+    """Return True if two runs in the reference's own precision have errors of similar size.
 
-    `roundoff` is the relative error of honest arithmetic.
+    `sliced` is the run in slices, `whole` the whole run, `exact` the fp64 answer. `roundoff` is the
+    relative error of honest arithmetic.
     """
     each = zip(sliced, whole, exact, strict=True)
     return all(_near(x, r, y, roundoff) for x, r, y in each if r.numel())
 
 
 def _near(sliced: Tensor, whole: Tensor, exact: Tensor, roundoff: float) -> bool:
-    """Return True if the errors of both runs are of one size."""
+    """Return True if the errors of both runs are of similar size."""
     of_slice, of_whole, size = _errors(sliced, whole, exact)
     return of_whole <= OWN_TIMES * of_slice + ROUNDOFFS * max(roundoff, UNIT) * size
 
 
 def _errors(sliced: Tensor, whole: Tensor, exact: Tensor) -> tuple[float, float, float]:
-    """Return the norms of both errors and of the exact answer, over the finite elements."""
+    """Return the norms of (sliced - exact), (whole - exact) and exact, over the finite elements."""
     sums = [0.0, 0.0, 0.0]
     for x, r, y in in_blocks(sliced, whole, exact):
         numbers = [part.double() for part in (x, r, y)]

@@ -45,13 +45,13 @@ def joined_parts(
 def _own(views: Sequence[Tensor], device: device) -> list[Tensor]:
     """Return tensors of the same shapes in fp64 on `device`.
 
-    A slice of an arena need not be contiguous, and the arenas may lie in the host's memory.
+    A slice of an arena need not be contiguous, and the arenas may be in host memory.
     """
     return [view.new_zeros(view.shape, dtype=wide_dtype(view), device=device) for view in views]
 
 
 def _copy(tensors: Sequence[Tensor], views: Sequence[Tensor]) -> None:
-    """Copy to views of another precision, which may lie in the host's memory.
+    """Copy to views of another precision, which may be in host memory.
 
     The device converts: a copy to the host would move the wide numbers and convert them there.
     """
@@ -200,7 +200,8 @@ def _write_rms(squares: Sequence[Tensor], count: int, spread: Sequence[Tensor]) 
 def _perturbed_sums(
     slicing: Slicing, reference: PerturbedReference, reach: float, step: float, count: int
 ) -> Iterator[Answers | None]:
-    """Yield the added answers under `count` perturbations and their opposites."""
+    """Yield the sum of the answers to all slices under `count` perturbations and their
+    opposites."""
     generator, state = reference.generator, reference.state
     originals = [tensor.clone() for tensor in state.values()]
     try:
@@ -231,7 +232,7 @@ def _sum_or_none(
     context: AbstractContextManager[Any],
     step: float = 0.0,
 ) -> Answers | None:
-    """Return the added answers of all slices, rounded by `step`; None if a run fails."""
+    """Return the sum of the answers to all slices, perturbed by `step`; None if a run fails."""
     assert reference.answer is not None
     total = [y.new_zeros(y.shape) for y in reference.answer]
 

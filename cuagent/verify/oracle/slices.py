@@ -31,7 +31,7 @@ SHARE = 1 / 128
 FEWEST = 8
 """Least number of slices; with fewer, a slice needs nearly as much memory as the whole."""
 ROWS = 3
-"""Least number of indices of the tests in fp64."""
+"""Least number of indices along the sliced dimension in the fp64 tests."""
 EQUAL = 1e-9
 """Largest difference of equal answers in fp64, relative to the largest value."""
 LARGE = 2.0**16
@@ -94,7 +94,8 @@ class Slicing:
         ]
 
     def share(self, begin: int, end: int) -> float:
-        """Return the factor of the answer to one slice in the whole answer."""
+        """Return the weight of one slice in the whole answer: its share of the length for a
+        mean."""
         return (end - begin) / self.extent if self.combine is Combine.MEAN else 1.0
 
     def run(self, run: Run, inputs: Sequence[Tensor], target: Sequence[Tensor]) -> None:

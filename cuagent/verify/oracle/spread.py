@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
 
 STORED_BYTES = 1 << 28
-"""Bytes of perturbed weights that are stored."""
+"""Largest size in bytes of all perturbed weights that are stored."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Perturbations of the reference with the weights from `seed`."""
+    """Measurement of the spread of a reference. `seed` determines the perturbed weights."""
 
     reference: TwoPrecisions
     seed: int
@@ -116,7 +116,7 @@ class Spread:
             _load(model, originals)
 
     def _weights(self, number: int, originals: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the weights of one perturbation, which are the same for all draws in any order."""
+        """Return the perturbed weights number `number`. They are the same for every draw."""
         if number < len(self.stored_weights):
             return self.stored_weights[number]
         generator = self.reference.generator(self.seed + number)

@@ -1,9 +1,9 @@
 """Run the reference with another tie-break in every operator that chooses among elements.
 
-torch promises no order of equal elements, and an honest kernel has its own order, the same in each
-line: for example the first one. If the answer is computed from what was chosen (how many rows an
-expert gets, the mean over the chosen), independent random choices come nowhere near it. So the
-operators are made to prefer positions: from one of them upwards with wrap-around, or downwards.
+torch promises no order of equal elements, and a correct kernel has an order of its own, the same in
+each line: for example the first one. If the answer is computed from the chosen elements (the number
+of rows that an expert gets, their mean), independent random choices give quite another answer. So
+the operators are made to prefer positions: from one of them upwards with wrap-around, or downwards.
 
 Not covered: other orders of equal elements; stable sorts, which promise one.
 """
@@ -60,7 +60,7 @@ def ordered(order: TieOrder, slack: float = 0.0) -> AbstractContextManager[Any]:
 
 
 def _keys(chosen: Selection, order: TieOrder, slack: float) -> Tensor:
-    """Return fp64 keys in the operand's shape, all different within a line."""
+    """Return fp64 numbers that order the elements of each line as the operand, with ties broken."""
     import torch
 
     operand, count = chosen.operand, chosen.places
@@ -75,8 +75,7 @@ def _keys(chosen: Selection, order: TieOrder, slack: float) -> Tensor:
 
 
 def _sizes(chosen: Selection, operand64: Tensor) -> Tensor:
-    """Return the largest size among the elements that each one is compared with, without mask
-    fills."""
+    """Return for each element the largest absolute value in its line, mask fills left out."""
     import torch
 
     last = tuple(range(-len(chosen.dims), 0))

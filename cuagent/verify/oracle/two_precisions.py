@@ -2,7 +2,7 @@
 
 Runs in the oracle's process. If a module converts to fp32 inside, as after autocast, the fp64 run
 keeps fp64 there. If it fixes its dtype in another way, or fails in fp64, only its own precision is
-available, and `forward_fp64` returns that. Not covered: how firm the answers are
+available, and `forward_fp64` returns that. Not covered: how much roundoff changes the answers
 (`spread`, `sensitivity`), and if the reference is fit to judge by (`fitness`).
 
 Invariant: no run except `call_directly` changes its inputs; one that would change them raises.
@@ -55,9 +55,9 @@ class TwoPrecisions:
         self.infinities: frozenset[float] = frozenset()
         """Signs of infinities in its outputs on the task's own inputs; empty if these hold NaN."""
         self.casts_to_integers = False
-        """True if it converts real numbers to integers on its way."""
+        """True if it converts floating numbers to integers in some intermediate result."""
         self.roundoff = 0.0
-        """Relative error of honest arithmetic (`bounds.roundoff`)."""
+        """Relative error of honest arithmetic (`bounds.reach`)."""
         self.fp16_range = False
         """True if a kernel may compute in fp16, whose range is much smaller than fp32's."""
         self.before_call: Callable[[], None] | None = None
@@ -123,7 +123,8 @@ class TwoPrecisions:
         return self._forward(model, inputs)
 
     def traced(self, inputs: list[Tensor]) -> ReferenceTrace:
-        """Run in the reference's own precision; if outputs are integers, trace their origin."""
+        """Run in the reference's own precision. Trace the run if it has integer outputs or
+        casts."""
         return self._followed(self.declared, inputs)
 
     def forward_fp64(self, inputs: list[Tensor]) -> ReferenceTrace:
@@ -148,11 +149,12 @@ class TwoPrecisions:
         return all(defined)
 
     def decided_equally(self, inputs: list[Tensor], *, kinks: bool = False) -> bool | None:
-        """Return True if all decisions in a run depend on equal numbers in both precisions.
+        """Return True if the operators that round, compare or return integers get equal operands in
+        fp64 and in the task's precision; False if an operand differs.
 
-        With `kinks` those at the kinks of a backward pass count too. Returns None if nothing is
-        decided, or the reference does not run in fp64. Its output need not be fp64, because the
-        result of a comparison may have any dtype.
+        None if there is no such operator, if the reference does not run in fp64, or if the operands
+        are equal but an index was chosen, because equal elements may tie. `kinks` adds the kinks of
+        the backward pass. Outputs may have any dtype.
         """
         found = [self._decided_equally(part, kinks) for part in self._parts(inputs)]
         return None if None in found else all(found)
@@ -163,7 +165,7 @@ class TwoPrecisions:
             return None
         exact, _ = both
         same = traces_decide_equally(*both, kinks=kinks)
-        # An index is a choice among equal elements, however certain their values are.
+        # An index may be a choice among equal elements, even if their values are certain.
         has_indices = same and any(selection.indexed for selection in exact.selections)
         decides = exact.decided or (kinks and exact.kinks)
         return same if decides and not has_indices else None
@@ -182,7 +184,8 @@ class TwoPrecisions:
         return all(both is not None and keeps_first(*both) for both in traces)
 
     def _parts(self, inputs: list[Tensor]) -> list[list[Tensor]]:
-        """Return the slices of inputs, each on its own; the inputs themselves without slices."""
+        """Return the inputs of each slice; if the reference has no slices, all inputs as one
+        part."""
         if self.slicing is None:
             return [inputs]
         return [self.slicing.of_inputs(inputs, *part) for part in self.slicing.ranges()]
@@ -214,7 +217,7 @@ class TwoPrecisions:
         return [to_fp64(tensor) for tensor in inputs] if self.fp64 else inputs
 
     def fills_hidden(self, inputs: list[Tensor]) -> bool:
-        """Return True if larger mask fills do not change the answer to these inputs, whole."""
+        """Return True if larger mask fills do not change the answer to these inputs in one run."""
         widened = self.widened(inputs)
         return self.answer_hides_fills(widened, self.forward_fp64(widened).outputs)
 
@@ -395,7 +398,6 @@ def _equal_infinities(first: Tensor, second: Tensor) -> bool:
 def _finite(tensor: Tensor) -> bool:
     """Return True if all elements are finite.
 
-    The sum is tested first, since a NaN or Inf makes it non-finite; that takes a sixteenth of the
-    time.
+    The sum is tested first, in a sixteenth of the time: a NaN or Inf makes it non-finite.
     """
     return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())

@@ -1,10 +1,11 @@
 """Bounds of the strict rule: the largest error of an honest result against the fp64 oracle.
 
-`tolerance` states the formulas. A backward-stable kernel gives the exact answer to inputs and
-weights that differ from the given ones by a factor of 1 +- `reach`, 8 sqrt(K) u (Higham, Accuracy
-and Stability of Numerical Algorithms, 1.5). The gate linearizes that statement: s, measured under
-perturbations by u, times 8 sqrt(K). Here K excludes what a softmax sums (`reductions.Terms`): that
-sum follows the exponentials and does not increase their error.
+Honest arithmetic is that of a correct kernel: it errs only by roundoff, in any order of summation.
+`tolerance` states the formulas and the symbols x, r, y, s, m and u. A backward-stable kernel gives
+the exact answer to inputs and weights that differ from the given ones by a factor of 1 +- `reach`,
+8 sqrt(K) u (Higham, Accuracy and Stability of Numerical Algorithms, 1.5). The gate linearizes that
+statement: s, measured under perturbations by u, times 8 sqrt(K). Here K excludes what a softmax
+sums (`reductions.Terms`): that sum follows the exponentials and does not increase their error.
 
 The linearization fails where the answer jumps: a softmax whose two largest scores are within
 roundoff of each other, a threshold, a quantisation. Perturbations by u reach the jump only by
@@ -53,31 +54,34 @@ COARSE_GATE = 2.5
 products errs by 0.7, truncating by about 2, the next coarser type by 6. It omits sqrt(K), since
 the perturbation models this rounding itself."""
 UNEVEN = 30.0
-"""Ratio of largest to rms error above which the error is a wrong element, not roundoff."""
+"""Ratio of largest to rms error above which the error counts as a wrong element, not as
+roundoff."""
 LOGIC_FACTOR = 12.5
-"""Bound of draws that judge logic, relative to the bound of draws that judge precision."""
+"""Factor of the gate on draws that judge logic, relative to draws that judge precision."""
 USUAL = (Inputs.OWN, Inputs.ONE_SIGNED, Inputs.TAILS)
 USUAL_FACTOR = 1.5
 """`LOGIC_FACTOR` for kinds like the task's own inputs, on which 136 honest candidates reach 0.6 of
 the narrow gate. It refuses coarse factors that only work for numbers of one sign."""
 FORGIVEN = 0.05
-"""Share of the output's variation that `LOGIC_FACTOR` and `USUAL_FACTOR` may forgive at most."""
+"""Largest share of the output's standard deviation to which `LOGIC_FACTOR` and `USUAL_FACTOR` may
+widen the gate."""
 STEEPEST = 64
-"""Spread in units of observed roundoff above which the reference itself jumped."""
+"""Spread, in units of the observed roundoff, above which the perturbed reference has jumped."""
 DOUBLE = 2.0**-16
 """Factor of the gates where the reference computes in fp64 throughout. Roundoff of fp64 needs
 2^-29, and fp32 on the way reached 0.2 of the usual gates; 2^-16 is far from both."""
 QUARTER = 0.25
-"""Error that is not roundoff on exact draws, whose results are integers or sums of them."""
+"""Largest absolute bound on an element of an exact draw. Its results are integers or sums of them,
+so a wrong one is off by more."""
 FEW_TERMS = 32
 """Longest sum assumed on draws in which nearly all terms are zero."""
 NO_LUCK = 16
-"""Least number of results for `FEW_TERMS`: the reference is not exact on this many by chance. A sum
-over lines of few terms each is a long sum, and a single number is right half of the time."""
+"""Least number of output elements with which `FEW_TERMS` is assumed. On fewer the
+reference may be exact by chance although its sum is long."""
 LEAST = 2.0**-114
 """Absolute error that is always admitted: 4,096 times the smallest normal fp32."""
 OWN_ARITHMETIC = (Precision.MATCH, Precision.FP32)
-"""Precisions that admit no error beyond the reference's own."""
+"""Precisions that admit no coarser arithmetic than the reference's own."""
 UNITS = {
     Precision.MATCH: UNIT,
     Precision.FP32: UNIT,
@@ -89,7 +93,8 @@ UNITS = {
 
 
 class Sums:
-    """Sums over a tensor that the bounds need, accumulated block by block."""
+    """Sums of squares and largest values of one output that the bounds need, added block by
+    block."""
 
     def __init__(self, carried: float = 0.0) -> None:
         """Create empty sums. `carried`: rms change under roundoff in operators, in units of u."""
@@ -123,9 +128,10 @@ class Sums:
         return math.sqrt(self.squares[name] / self.count)
 
     def bound_spread(self) -> None:
-        """Limit spread and `carried` to STEEPEST times the roundoff, on draws that admit no jump.
+        """Limit spread and `carried` to STEEPEST times the observed roundoff.
 
-        Roundoff in operators may move a number across a tie, where honest arithmetic does not.
+        This applies to draws that admit no jump. There honest arithmetic moves no number across a
+        tie, but the oracle's perturbations may.
         """
         roundoff = self.rms("own") + UNIT * self.rms("value")
         limit = self.count * (STEEPEST * roundoff) ** 2
@@ -133,7 +139,8 @@ class Sums:
         self.carried = min(self.carried, STEEPEST * roundoff / UNIT)
 
     def exact(self, kind: Inputs) -> bool:
-        """Return True if honest arithmetic makes no error on this draw."""
+        """Return True if the draw is of an exact kind and the reference itself makes no error on
+        it."""
         return kind in EXACT and self.largest["own"] == 0
 
     @property
@@ -145,7 +152,8 @@ class Sums:
 
 @dataclass(frozen=True)
 class Gates:
-    """Bounds on one tensor: rms(e) <= rms and |e_i| <= max(local + relative |y_i|, own)."""
+    """Bounds on the error e of one output: rms(e) <= `rms`, and for each element |e_i| <=
+    max(`local` + `relative` |y_i|, `own`)."""
 
     rms: float
     local: float
@@ -186,7 +194,8 @@ def gates(sums: Sums, dtype: torch.dtype, kind: Inputs, terms: Terms, unit: floa
 
 
 def is_double(dtype: torch.dtype, terms: Terms, unit: float) -> bool:
-    """Return True if an output of `dtype` has to be computed in fp64, as the reference does."""
+    """Return True if a candidate must compute an output of `dtype` in fp64, as the reference
+    does."""
     import torch
 
     return terms.double and unit <= UNIT and torch.finfo(dtype).eps <= torch.finfo(torch.double).eps
@@ -195,9 +204,9 @@ def is_double(dtype: torch.dtype, terms: Terms, unit: float) -> bool:
 def coarsest(outputs: Iterable[Tensor], admitted: Precision, own: float = UNIT) -> float:
     """Return the unit roundoff of the coarsest honest arithmetic.
 
-    It is that of the admitted precision, of the reference's own products (`own`, `Terms.unit`) or
-    of an output's dtype.
-    A kernel may round intermediates to the dtype of the outputs, as a reference does.
+    It is the largest of three: that of the admitted precision, of the reference's own products
+    (`own`, from `Terms.unit`) and of the outputs' dtypes. A kernel may round intermediates to the
+    dtype of the outputs, as a reference does.
     """
     import torch
 
@@ -206,21 +215,22 @@ def coarsest(outputs: Iterable[Tensor], admitted: Precision, own: float = UNIT) 
 
 
 def may_jump(sums: Sums, kind: Inputs, admitted: Precision) -> bool:
-    """Return True if honest arithmetic may end on the other side of a jump."""
+    """Return True if honest arithmetic may end on the other side of a jump than the oracle."""
     return not (sums.exact(kind) and is_exact_probe(kind, admitted))
 
 
 def is_exact_probe(kind: Inputs, admitted: Precision) -> bool:
     """Return True if honest arithmetic makes no error where the reference makes none.
 
-    That holds for small integers in any precision and for the other exact kinds in the
-    reference's own, whose bits they fit (`Terms.fraction_bits`).
+    That holds for small integers in any precision. For the other exact kinds it holds in the
+    reference's own precision, whose number of bits they fit (`Terms.fraction_bits`).
     """
     return kind in EXACT and (admitted in OWN_ARITHMETIC or kind is Inputs.INTEGER)
 
 
 def reach(signed: int, unit: float) -> float:
-    """Return the largest error of an honest sum of `signed` terms, relative to a term."""
+    """Return the largest error of an honest sum of `signed` terms, relative to a term: 8 sqrt(K) u,
+    more if `unit` is coarser than fp32."""
     return PRECISION_GATE * math.sqrt(signed) * UNIT + coarse(unit)
 
 
@@ -233,7 +243,8 @@ def sequential(longest: int, kind: Inputs = Inputs.NORMAL) -> float:
 
 
 def without_jumps(x: Tensor, y: Tensor, s: Tensor, moved: Tensor, limit: JumpLimit) -> Tensor:
-    """Return `x` with its error reduced by `moved` where `moved` is a jump, not roundoff.
+    """Return `x` with its error reduced by the sensitivity `moved` where that is a jump, not
+    roundoff.
 
     A jump exceeds `limit.gate` and is not proportional to s: above five times the change that s
     predicts, or below half of it (then perturbations by u had crossed the jump already).
@@ -256,7 +267,7 @@ class JumpLimit:
     """Largest change of an element that is not a jump."""
 
     gate: float
-    """Largest absolute change that is no jump, under perturbation by `reach`."""
+    """Largest absolute change that does not count as a jump, under perturbation by `reach`."""
     reach: float
     """Relative size of the perturbations of inputs and weights."""
 
@@ -269,12 +280,14 @@ def jump_limit_of(sums: Sums, kind: Inputs, terms: Terms, unit: float) -> JumpLi
 
 
 def _narrow(sums: Sums, terms: Terms, unit: float, kind: Inputs) -> float:
-    """Return the precision gate, widened to the arithmetic that the task admits."""
+    """Return the gate of zero-mean draws, widened to the arithmetic that the task admits
+    (`unit`)."""
     return _honest(sums, terms, kind) + coarse(unit) * sums.rms("spread") / UNIT
 
 
 def coarse(unit: float) -> float:
-    """Return the factor of rms(s) / 2^-24 that products of this unit roundoff add to the gate."""
+    """Return c such that products of this unit roundoff add c rms(s) / 2^-24 to the gate; 0 for
+    fp32."""
     return COARSE_GATE * unit if unit > UNIT else 0.0
 
 
@@ -286,7 +299,8 @@ def _honest(sums: Sums, terms: Terms, kind: Inputs = Inputs.NORMAL) -> float:
 
 
 def explains(sums: Sums, terms: Terms, bound: float, admitted: Precision) -> Precision | None:
-    """Return the finest arithmetic whose roundoff explains errors of this size and evenness."""
+    """Return the finest arithmetic whose roundoff explains errors of this size and evenness; None
+    if none does. `bound` is the bound on their rms."""
     error, spread = sums.rms("error"), sums.rms("spread")
     if error <= bound and admitted in OWN_ARITHMETIC:
         return Precision.MATCH

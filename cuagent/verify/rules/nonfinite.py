@@ -8,6 +8,9 @@ such draws an element therefore counts against a candidate only if it is finite 
 either precision, and in the candidate's output. Integers and booleans, which depend on comparisons
 with NaN, do not count. Other differences are reported.
 
+Symbols: x is the candidate's output, r the reference in its own precision, y the fp64 answer, s its
+spread. A block has the same range of elements of each.
+
 Not covered: inputs that a task may draw. If its own inputs, or its own range of integers and
 booleans, lead to NaN or Inf, the candidate must have them where the reference has (`tolerance`).
 """
@@ -64,7 +67,8 @@ def numbers_only(block: Sequence[Tensor], *, paired: bool) -> tuple[Tensor, ...]
 
 
 def finite_only(block: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return the block in fp64 where x, r and y are all finite."""
+    """Return all tensors of a block in fp64, reduced to the elements at which x, r and y are
+    finite."""
     wide = tuple(_representable(block))
     x, r, y, *_ = wide
     if _plain(x, r, y):
@@ -74,10 +78,10 @@ def finite_only(block: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _representable(block: Sequence[Tensor]) -> list[Tensor]:
-    """Return the block in fp64, with r for each finite y that the dtype of r cannot represent.
+    """Return the block in fp64, with y replaced by r where y is finite but too large for r's dtype.
 
-    `nan_to_num` replaces an infinity by the largest number of its dtype, so that fp64 is no truth
-    there.
+    `nan_to_num` replaces an infinity by the largest number of the dtype, so the fp64 answer is not
+    the right one there.
     """
     import torch
 
@@ -90,10 +94,9 @@ def _representable(block: Sequence[Tensor]) -> list[Tensor]:
 
 
 def misplaced(block: Sequence[Tensor]) -> Tensor | None:
-    """Return a mask of misplaced x; None if there are none.
+    """Return a mask of the elements of x with a wrong NaN or Inf; None if there are none.
 
-    Misplaced are x that are not finite and agree with neither r nor y, or finite where both are
-    not.
+    They are not finite and agree with neither r nor y, or finite where neither r nor y is.
     """
     x, r, y = (tensor.double() for tensor in block[:3])
     if _plain(x, r, y):
@@ -107,7 +110,8 @@ def misplaced(block: Sequence[Tensor]) -> Tensor | None:
 
 
 def all_misplaced(blocks: Iterable[Sequence[Tensor]], output: Tensor) -> Tensor:
-    """Return a mask of the misplaced elements of the flattened output."""
+    """Return a mask of the elements with a wrong NaN or Inf (`misplaced`), for the flattened
+    output."""
     import torch
 
     masks = []
@@ -119,7 +123,8 @@ def all_misplaced(blocks: Iterable[Sequence[Tensor]], output: Tensor) -> Tensor:
 
 
 def _plain(*tensors: Tensor) -> bool:
-    """Return True if sums prove that there is no NaN or Inf, in 1/16 of the time of `isfinite`."""
+    """Return True if all sums are finite, which proves all elements finite in 1/16 of the time of
+    `isfinite`. False proves nothing."""
     return all(bool(tensor.sum().isfinite()) for tensor in tensors)
 
 

@@ -6,8 +6,9 @@ line for separate bounds:
 
     rms(e) <= 2 max(F max(8 sqrt(K') rms(s), rms(m)) + (q + u_o) rms(y), 3 rms(r - y)) + floor
 
-over one line. F is the factor of the kind of inputs, m the sensitivity of an element, once known.
-The 2 covers chance differences between the lines of one tensor.
+over one line, with the symbols of `tolerance`: e error, s spread, r reference, y fp64 answer. F is
+the factor of the kind of inputs, m the sensitivity of an element (0 until known). The 2 covers
+chance differences between the lines of one tensor.
 
 Not covered: lines shorter than SHORTEST; exact draws, which have a bound on each element.
 """
@@ -48,7 +49,8 @@ WITH_SENSITIVITY = 5
 def worst_line(
     tensors: Sequence[Tensor], kind: Inputs, terms: Terms, unit: float
 ) -> tuple[float, int]:
-    """Return the largest ratio of a line's error to its bound, and the line; 0 without lines.
+    """Return the largest ratio of a line's error to its bound, and that line's number; (0, 0) if no
+    line has its own bound.
 
     `tensors` are x, r, y, s and, once the sensitivity is known, m. `unit` is the unit roundoff of
     the coarsest honest arithmetic.
@@ -84,7 +86,7 @@ def worst_line(
 
 
 def _lines(tensors: Sequence[Tensor], axis: int) -> Iterator[list[Tensor]]:
-    """Yield about a block of lines of each tensor at a time, as [lines, places]."""
+    """Yield the tensors as [lines, places], as many lines at a time as fit in about one BLOCK."""
     length = tensors[0].shape[axis]
     flat = [tensor.movedim(axis, -1).reshape(-1, length) for tensor in tensors[:WITH_SENSITIVITY]]
     count = max(1, BLOCK[tensors[0].device.type] // length)

@@ -36,18 +36,21 @@ class Places:
     values: Tensor
     """Elements by line: [lines, places], fp64."""
     slack: Tensor
-    """[lines, 2], fp64: distance that counts as equal between usual elements, and if a mask fill is
-    involved. Negative if only the reference's own index is right."""
+    """[lines, 2], fp64: distance at which two elements count as equal, first for two usual
+    elements, then for pairs with a mask fill. Negative if only the reference's own index is
+    right."""
     fill_sizes: Tensor
-    """[lines], fp64: the least size of a mask fill (`magnitude_gaps`)."""
+    """[lines], fp64: smallest magnitude of a mask fill in a line, inf without one
+    (`magnitude_gaps`)."""
     line: Tensor
     """int64 S: the line to which each index belongs."""
     sizes: Tensor
-    """int64 [d]: extent of a line along the d axes that it spans."""
+    """int64 [d]: lengths of the d axes that a line spans."""
     low: Tensor
-    """int64 S + [d]: first admissible coordinates; [0] if all of a line are admissible."""
+    """int64 S + [d]: first admissible coordinates of each index within its line; an empty tensor if
+    the whole line is admissible."""
     high: Tensor
-    """int64 S + [d]: last admissible coordinates."""
+    """int64 S + [d]: last admissible coordinates; empty as `low`."""
     distinct: Tensor
     """bool [1]: True if the indices of a line must be distinct."""
     first: Tensor
@@ -63,13 +66,17 @@ class Places:
 
 
 def places_of(several: Sequence[Tensor]) -> list[Places]:
-    """Build each Places from the concatenated lists of their tensors."""
+    """Return the Places whose `tensors` lists are concatenated in `several`."""
     size = len(fields(Places))
     return [Places(*several[at : at + size]) for at in range(0, len(several), size)]
 
 
 def wrong_places(output: Tensor, declared: Tensor, precise: Tensor, places: Places) -> Tensor:
-    """Return a mask of the indices whose element is not tied with the reference's element."""
+    """Return a mask of the wrong indices: their element is not tied with the reference's element,
+    or they break another rule of `places`.
+
+    `output` holds the candidate's indices, `declared` and `precise` the reference's.
+    """
     import torch
 
     count = places.values.shape[1]

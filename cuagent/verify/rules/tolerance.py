@@ -1,11 +1,12 @@
 """The two rules, as pure functions on tensors: lax and strict.
 
-lax     |x - r| <= 1e-2 + 1e-2 |r| for every element, r the reference in its declared precision
-        (KernelBench, CUDA Agent). Reported with the verdict; the strict rule decides.
+lax     |x - r| <= 1e-2 + 1e-2 |r| for every element, x the candidate's output, r the reference in
+        its declared precision (KernelBench, CUDA Agent). Reported with the verdict; the strict rule
+        decides.
 
-strict  With y the fp64 oracle, r the reference, e = x - y, s the spread of the oracle when every
-        input and weight is multiplied by 1 + u N(0,1), K the longest sum, K' the longest sum
-        outside a softmax, u_o the unit roundoff of the output's dtype:
+strict  With y the fp64 oracle, e = x - y, s the spread of y: its rms change when every input and
+        weight is multiplied by 1 + u N(0,1), u = 2^-24, K the length of the longest sum, K' that
+        of the longest sum outside a softmax, u_o the unit roundoff of the output's dtype:
             q           min(u sqrt(K), 1e-4); on BIASED kinds at least min(u K / 4, 1e-3)
             gate        8 sqrt(K') rms(s) + q rms(y)
             precision   rms(e) <= max(  gate + rms(u_o y),           3 rms(r - y)) + floor
@@ -89,13 +90,13 @@ LAX = 1e-2
 NO_JUMPS = JumpLimit(math.inf, 0.0)
 """No change of an element counts as a jump."""
 NEGLIGIBLE = 1e-3
-"""Share of an output's rms. An element that changes by less hardly depends on a choice."""
+"""Share of an output's rms. An element that changes by less counts as independent of a choice."""
 WITH_SENSITIVITY = 5
 """Least number of tensors that the rule gets once the sensitivity is known: x, r, y, s and m."""
 
 
 UNEXPLAINED = Finding(False, math.inf, math.inf, math.inf, None)
-"""A refusal without a bound and without an explanation."""
+"""Refusal of an error that has no bound, without a description of the wrong elements."""
 
 
 def lax(outputs: Sequence[Tensor], declared: Sequence[Tensor]) -> RuleResult:
@@ -124,7 +125,7 @@ def strict(
     *,
     explain: bool = True,
 ) -> Finding:
-    """Apply the strict rule to one draw of `kind`.
+    """Apply the strict rule to the candidate's `outputs` for one draw of `kind`.
 
     `terms` are the longest sums of the reference, `admitted` the precision that the task admits.
     With `explain` a refusal describes the wrong elements.
@@ -199,9 +200,10 @@ class _DrawFacts:
     terms: Terms
     admitted: Precision
     unit: float
-    """Unit roundoff with which m was measured (`bounds.coarsest`)."""
+    """Unit roundoff with which the sensitivity was measured (`bounds.coarsest`)."""
     line_unit: float
-    """`unit` without the reference's own products, whose error the bound of a line contains."""
+    """Unit roundoff as in `unit`, but without the reference's own products: their error is part of
+    a line's bound."""
     undecided: bool
     """See `Sensitivity`."""
     certain: bool
@@ -299,7 +301,8 @@ def _inexact(index: int, tensors: Sequence[Tensor], draw: _DrawFacts, carried: f
 
 
 def _within_sensitivity(blocks: Callable[[], Iterable[Block]], bound: Gates) -> bool:
-    """Return True if each error past its bound is within the sensitivity of its element."""
+    """Return True if all errors are within their bounds once each is reduced by the sensitivity of
+    its element."""
 
     def nearest() -> Iterator[Block]:
         return ((reduced(x, y, moved), r, y, s) for x, r, y, s, moved, *_ in blocks())
@@ -308,10 +311,10 @@ def _within_sensitivity(blocks: Callable[[], Iterable[Block]], bound: Gates) -> 
 
 
 def _unmoved(block: Block, size: float) -> Block:
-    """Return x, r, y and s of elements that hardly change with roundoff and with tie order.
+    """Return x, r, y and s of the elements that hardly change with roundoff and with tie order.
 
-    Their small change with tie order is subtracted: it may exceed the bound, as in a loss that one
-    choice of many changes.
+    `size` is the rms of the output. The small change with tie order is subtracted from the errors:
+    it may exceed the bound, as in a loss that one choice of many changes.
     """
     moves = (block[4] > NEGLIGIBLE * size) | (block[5] > NEGLIGIBLE * size)
     x, r, y, s, _, tied = (tensor[~moves] for tensor in block)
@@ -319,7 +322,7 @@ def _unmoved(block: Block, size: float) -> Block:
 
 
 def _gates_of(blocks: Iterable[Block], dtype: dtype, draw: _DrawFacts) -> Gates:
-    """Return bounds computed from a part of a tensor only; infinite ones for an empty part."""
+    """Return bounds computed from the blocks alone; infinite bounds if they are empty."""
     sums = Sums.of(blocks)
     none = Gates(math.inf, math.inf, math.inf, math.inf)
     return gates(sums, dtype, draw.kind, draw.terms, UNITS[draw.admitted]) if sums.count else none
@@ -377,9 +380,10 @@ def _explained(
 
 
 def _tied(output: Tensor, declared: Tensor, spread: Tensor) -> Tensor:
-    """Return a mask of the elements at which a near-tie admits a value other than the reference's.
+    """Return a mask of the elements that a near-tie excuses although they differ from the
+    reference.
 
-    An integer may differ by as much as the oracle's own answer does when the tie breaks otherwise.
+    An integer may differ by as much as the oracle's answer changes under perturbation (`spread`).
     """
     import torch
 

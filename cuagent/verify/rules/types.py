@@ -16,43 +16,44 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Change of an answer within honest roundoff (`oracle.sensitivity`)."""
+    """Changes of an answer that the roundoff of a correct kernel may cause
+    (`oracle.sensitivity`)."""
 
     furthest: Sequence[Tensor]
     """Largest change of each element under perturbation by `bounds.reach`, in fp64."""
     carried: Sequence[float]
-    """Rms change of each tensor under roundoff in every operator, in units of u."""
+    """One number per output: its rms change under roundoff in every operator, in units of u."""
     tied: Sequence[Tensor] = ()
-    """Largest change of each element when equals are chosen in another order, in fp64; empty if
-    nothing is chosen."""
+    """Largest change of each element when operators choose in another order among equal elements,
+    in fp64; empty if no operator chooses."""
     undecided: bool = False
-    """True if decisions depend on numbers that differ between the two precisions. Roundoff then
-    determines the choice, even if results computed from it are exact (the nearest of equally near
-    codes)."""
+    """True if decisions (comparisons, roundings, choices) depend on numbers that differ between the
+    two precisions. Roundoff then determines the choice, even if results computed from it are exact
+    (the nearest of equally near codes)."""
     roundoff_chooses: bool = False
-    """True if an index was taken where the next number is as near as roundoff."""
+    """True if an index was chosen although the next number is within roundoff of the chosen one."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """The oracle's answer to one draw: one tensor of each kind per tensor of the output."""
+    """The oracle's answer to one draw. Each list has one item per output tensor."""
 
     declared: Sequence[Tensor]
-    """The reference in its own precision."""
+    """Outputs of the reference in its own precision."""
     precise: Sequence[Tensor]
-    """The reference in fp64."""
+    """Outputs of the reference in fp64."""
     spread: Sequence[Tensor]
-    """Rms change of each element under perturbation by UNIT, in the dtype of `precise`; of integers
-    and booleans the largest change under perturbation by `bounds.reach`."""
+    """Floating outputs: rms change of each element under perturbation by UNIT, in the dtype of
+    `precise`. Integers and booleans: largest change under perturbation by `bounds.reach`."""
     places: Sequence[Places | None] = ()
-    """Elements that the indices of an output were chosen from; None for other outputs; empty
-    if no output holds indices."""
+    """Elements from which the indices in an output were chosen; None for outputs without traced
+    indices; empty if no output has any."""
     sensitivity: Sensitivity | None = None
-    """Known only after the first bounds refused the draw."""
+    """None until the first bounds have refused the draw."""
     certain: bool = False
-    """True if, on round inputs, something is decided and always by the same numbers in both
-    precisions. Roundoff then changes no choice, though results computed from it (a mean) are not
-    exact."""
+    """True if the inputs are round numbers (`kinds.ROUND`) and all decisions, at least one, depend
+    on numbers that are equal in both precisions. Roundoff then changes no decision, but results
+    computed after it (a mean) need not be exact."""
 
 
 @dataclass(frozen=True)
@@ -71,4 +72,5 @@ class Finding:
     hint: str = ""
     """Likely cause, for the reader of the verdict."""
     within_sensitivity: bool = False
-    """True if refused, but with errors no larger than the sensitivity of each element."""
+    """True if the draw is refused, but each excess error is within the sensitivity of its
+    element."""

@@ -22,9 +22,9 @@ MOST = 4096
 STRETCH = 1 << 20
 """Elements searched at a time."""
 FEWEST = 64
-"""If a sample finds fewer wrong elements, all elements are searched."""
+"""Least number of wrong elements in a sample. If there are fewer, all elements are searched."""
 ALIKE = 0.9
-"""Share of the wrong elements that must show a relation."""
+"""Smallest share of the wrong elements that must show a relation (sign, factor) to report it."""
 CLOSE = 1e-3
 """Relative distance at which two numbers count as equal in a description."""
 NEARLY_ALL = 0.99
@@ -101,7 +101,7 @@ def describe(
 
 
 def _hint(relation: str, kind: str) -> str:
-    """Return the hint for a relation, extended by the position if that is more specific."""
+    """Return the hint for a relation and a pattern of positions, keys of HINTS; "" for none."""
     if relation and kind in ("tail", "head", "one", "step"):
         return f"{HINTS[relation].partition(':')[0]}; {HINTS[kind]}"
     return HINTS[relation or kind] if relation or kind else ""
@@ -118,7 +118,7 @@ def first(wrong: Tensor) -> int:
 
 
 def _places(wrong: Tensor, shape: Sequence[int], count: int) -> tuple[str, str]:
-    """Describe the positions of the wrong elements; the second item is a key of HINTS."""
+    """Return a description of the positions of the wrong elements, and its key in HINTS."""
     if count >= NEARLY_ALL * wrong.numel():
         return "", "all"
     found: list[tuple[float, str, str]] = []
@@ -136,7 +136,10 @@ def _places(wrong: Tensor, shape: Sequence[int], count: int) -> tuple[str, str]:
 
 
 def _along(at: Sequence[int], size: int, dim: int) -> tuple[str, str] | None:
-    """Describe the pattern of wrong indices along one dimension; None without a pattern."""
+    """Describe the pattern of the wrong indices `at` along a dimension of length `size`.
+
+    Returns the description and its key in HINTS; None without a pattern.
+    """
     first, last, many = at[0], at[-1], len(at)
     if many == 1:
         kind = "tail" if first == size - 1 else "one"
@@ -199,8 +202,8 @@ def _some(wrong: Tensor) -> Tensor:
 
 
 def _plain(tensor: Tensor) -> Tensor | None:
-    """Return the tensor in fp64; None for complex and boolean ones, of which no factor, offset or
-    order is sought."""
+    """Return the tensor in fp64; None for a complex or boolean tensor, for which no relation is
+    sought."""
     import torch
 
     if tensor.is_complex() or tensor.dtype is torch.bool:

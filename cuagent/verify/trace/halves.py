@@ -1,7 +1,8 @@
-"""Draw numbers at which roundings have ties: half up, half to even, half away from zero differ.
+"""Draw numbers on which rounding modes differ: half up, half to even, half away from zero.
 
-The numbers make a scale before the rounding a power of two. At any other scale the quotient has
-roundoff, and honest kernels differ. Not covered: scales that are neither whole nor a power of two.
+A reference may scale numbers before it rounds them. The drawn numbers make that scaling exact. If
+it had roundoff, honest kernels would differ. Not covered: scales that are neither whole nor a power
+of two.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ if TYPE_CHECKING:
 HALVES, PLANTED = 5, 3
 """Number of cases of `halves`, and the first case that puts the scale among the numbers."""
 FARTHEST_HALF, MANY_ROWS = 8, 4
-"""Largest number drawn, and fewest rows for which the scale is put into columns."""
+"""Largest absolute value drawn, and fewest rows with which the scale is put into columns too."""
 
 
 def cases(scales: Sequence[float]) -> list[tuple[float, int]]:
-    """Return pairs of a scale and a case of `halves`; the first is scale 1 with case 0."""
+    """Return the pairs (scale, case) with which `halves` is called, one per step of the sweep.
+
+    `scales` are the numbers by which the reference scales. The first pair is (1, 0).
+    """
     found = [(1.0, 0)]
     for scale in scales:
         power = math.frexp(scale)[0] == 1 / 2
@@ -59,7 +63,8 @@ def halves(tensor: Tensor, scale: float, case: int, generator: Generator) -> Ten
 
 
 def _planted_scale(drawn: Tensor, scale: float, generator: Generator, *, ranged: bool) -> Tensor:
-    """Plant the scale in each row: one number of that size, or two at that distance (`ranged`)."""
+    """Put `scale` into each row: as one number, or with `ranged` as the distance between the least
+    and the largest number."""
     import torch
 
     lines = drawn.reshape(-1, drawn.shape[-1]) if drawn.shape[-1] > 1 else drawn.reshape(1, -1)

@@ -1,7 +1,9 @@
-"""Find mask fills, such as -1e9 for hidden elements, by a gap between sizes in their line.
+"""Find mask fills, such as -1e9 for hidden elements, by their distance in magnitude from the
+others.
 
-The distance at which numbers count as equal is relative to the size of their line. A mask fill
-must not widen it for the other numbers: within roundoff of 1e9 all of them would be equal.
+A line is the elements among which an operator chooses once. The distance at which numbers count as
+equal is relative to the magnitude of their line. A mask fill must not widen it for the other
+numbers: within roundoff of 1e9 all of them would be equal.
 """
 
 from __future__ import annotations
@@ -14,11 +16,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 GAP = 1e3
-"""Least factor between the size of a mask fill and the next smaller size in its line."""
+"""Least factor between the magnitude of a mask fill and the next smaller one in its line."""
 
 
 def least_fill_sizes(lines: Tensor) -> Tensor:
-    """Return the least size of a mask fill in each line: [lines] of [lines, places], else inf."""
+    """Return the smallest magnitude of a mask fill in each line; inf without a mask fill.
+
+    `lines` is [lines, places]; the result is [lines].
+    """
     import torch
 
     none = lines.new_full(lines.shape[:1], torch.inf)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 LEAST, MOST = 1e3, 1e30
-"""Range of the sizes of mask fills."""
+"""Range of the absolute values of mask fills."""
 ENLARGED = 2.0**60
 """Factor that enlarges mask fills."""
 WRITTEN = frozenset(
@@ -42,13 +42,16 @@ def has_mask_fills(run: Callable[[], Answers], model: nn.Module) -> bool:
         with enlarged_fills(model) as found:
             moved = run()
     except FAILURES:
-        return False  # an ordinary number, for example the size of a table
+        return False  # the constant is an ordinary number, for example the size of a table
     return bool(found) and equal_up_to_roundoff(moved, run())
 
 
 @contextmanager
 def enlarged_fills(model: nn.Module) -> Iterator[list[float]]:
-    """Enlarge large constants of operators and buffers inside the context; yield some of them."""
+    """Multiply mask fills by ENLARGED inside the context: arguments of operators, and buffers.
+
+    Yields a list of enlarged constants. It grows as operators run; empty means that none was found.
+    """
     found: list[float] = []
 
     def call(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:

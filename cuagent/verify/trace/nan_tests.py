@@ -33,7 +33,8 @@ class NanTests:
         self.infinity = False
         """True if it also tests for infinities."""
         self._spread: dict[int, Any] = {}
-        """Results in which one NaN may have reached other elements; kept, so that ids stay."""
+        """Results in which one NaN may have spread to other elements, by id. They are held so that
+        their ids are not reused."""
 
     def see(self, function: Any, args: Sequence[Any], result: Any) -> None:
         """Take in one operator with its arguments and its result."""
@@ -42,7 +43,7 @@ class NanTests:
         itself = name in EQUALITY and len(args) > 1 and args[0] is args[1]
         if not spread:
             self.nan |= itself or name in NAN_AWARE
-            # Without a value for infinities, nan_to_num is there for NaN.
+            # Without explicit values for infinities, nan_to_num is meant for NaN only.
             replaces = name == "nan_to_num" and any(value is not None for value in args[2:])
             # torch dispatches isfinite(x) as abs(x) != inf and x == x.
             compared = name in EQUALITY and len(args) > 1 and _is_infinite(args[1])

@@ -4,7 +4,7 @@ Rounding errors of a sum of K terms grow like sqrt(K) (Ipsen and Zhou, arXiv 190
 gates of the strict rule carry that factor. Operators that compute elementwise, are views or move
 elements count as 1. Operators whose sums are not known here (a fused LSTM or attention, a Fourier
 transform, a solver) count by the longest axis of their arguments. Too large a K loosens the gates
-by its root only, and coarser arithmetic remains 90 times further off than fp32.
+by its square root only, and errors of coarser arithmetic remain 90 times those of fp32.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Terms:
     """Unit roundoff of the reference's coarsest products under the task's settings. It exceeds
     fp32's if torch runs an fp32 product in TF32, or if autocast rounds its factors."""
     double: bool = False
-    """True if every operator of the reference returns fp64 wherever it returns real or complex
-    numbers."""
+    """True if all real results of the reference's operators are fp64 and all complex ones
+    complex128."""
 
     @classmethod
     def of(cls, longest: int) -> Terms:
@@ -87,7 +87,8 @@ class Terms:
 
     @property
     def fraction_bits(self) -> int:
-        """Return the number of bits behind the point that the reference's products keep."""
+        """Bits after the binary point that the factors of the reference's products keep: 23 for
+        fp32."""
         return round(-math.log2(self.unit)) - 1
 
 

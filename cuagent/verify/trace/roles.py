@@ -31,7 +31,7 @@ FEW_NUMBERS = 2
 """Largest number of elements of a parameter that counts as a single number."""
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 NOISE = 0.3
-"""Relative size of changes of floating buffers."""
+"""Relative size of the random changes to floating buffers."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,15 @@ class Roles:
 
     @property
     def grows(self) -> bool:
-        """True if grown weights would change anything."""
+        """True if grown weights change some parameter or buffer."""
         return bool(self.added or self.buffers)
 
     def has_few_numbers(self, state: dict[str, Tensor]) -> bool:
-        """Return True if a parameter is a number; two kinds of weights grow it both ways."""
+        """Return True if a parameter in `added` has at most FEW_NUMBERS elements.
+
+        Then both kinds of grown weights matter: GROWN adds a constant to such a parameter, and PAST
+        subtracts it.
+        """
         return any(state[name].numel() <= FEW_NUMBERS for name in self.added)
 
 
@@ -117,7 +121,8 @@ def _holds_no_index(buffer: Tensor) -> bool:
 
 
 def _influence(buffer: Tensor, run: Callable[[], list[Tensor]]) -> bool | None:
-    """Return True if other values of a buffer change the answer; None if none is accepted."""
+    """Return True if other values of a buffer change the answer; None if the reference accepts no
+    other values."""
     import torch
 
     usual, original = run(), buffer.clone()
@@ -147,7 +152,12 @@ def _influence(buffer: Tensor, run: Callable[[], list[Tensor]]) -> bool | None:
 def _used(
     named: Mapping[str, Tensor], run: Callable[[], list[Tensor]]
 ) -> tuple[set[str], set[str]]:
-    """Return the names of parameters that are factors of products, and of clamped ones."""
+    """Return the names of the parameters that are factors of products, and of those that are
+    clamped.
+
+    `named` are all parameters by name. A clamped tensor that is no parameter counts for the
+    parameter with the same number of elements.
+    """
     import torch
 
     places = {x.untyped_storage().data_ptr(): name for name, x in named.items()}

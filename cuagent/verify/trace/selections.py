@@ -1,8 +1,9 @@
 """Find operators of the reference that choose among elements, and follow their indices to outputs.
 
-A maximum, a sort or a pooling shows only the chosen element of each line. To test the others,
-extremes must be drawn there, which requires the lines. And an index among equal elements may name
-any of them, so its judgement requires the elements that it was chosen from.
+A line is the elements among which an operator chooses once. A maximum, a sort or a pooling shows
+only the chosen element of each line. To test the other elements, extremes must be drawn at their
+places, so the lines must be known. An index may name any of several equal elements, so the rule for
+indices must know the elements from which each index was chosen.
 
 Covered: indices that reach the output unchanged, through any views, slices and integer dtypes. Not
 covered: results computed from an index (a sum with it, a one-hot row).
@@ -77,8 +78,8 @@ KINKS: dict[str, tuple[tuple[int, ...], tuple[float, ...]]] = {
     "huber_loss_backward": ((1, 2), ()),
     "sgn": ((0,), (0.0,)),
 }
-"""Operators of a backward pass whose result jumps where the forward has a kink: the positions of
-the operands that decide, and thresholds that are no argument."""
+"""Operators of a backward pass whose result jumps where the forward has a kink. Value: positions of
+the operands that decide, and thresholds that the operator does not take as arguments."""
 SCALING = frozenset(("mul", "div"))
 """Operators that scale by a number, for example before a rounding."""
 SEARCHING = {"bucketize": 1, "searchsorted": 0}
@@ -86,7 +87,7 @@ SEARCHING = {"bucketize": 1, "searchsorted": 0}
 MOST_BOUNDARIES = 64
 """Largest number of boundaries that are used as thresholds."""
 MOST_SCALES, FEW_SIZES = 1 << 12, 2
-"""Largest number of elements of a tensor of scales, and of different values in it."""
+"""Largest number of elements of a tensor of scales, and of distinct absolute values in it."""
 LEAST_SCALE, MOST_SCALE = 2.0**-10, 2.0**10
 """Range of the scales that are used."""
 ROUNDED = frozenset(
@@ -94,9 +95,11 @@ ROUNDED = frozenset(
 )
 """Operators that jump at whole numbers, or half way between them."""
 MOST_DECIDING = 1 << 22
-"""Largest size in elements of a deciding tensor that is kept; larger ones count as inexact."""
+"""Largest number of elements of an operand of a decision that is copied for comparison. A decision
+by a larger one counts as uncertain."""
 FINEST, LARGEST_ROUND = 2.0**-4, 2.0**8
-"""Step and largest size of thresholds that every precision represents."""
+"""Thresholds that are used are multiples of the first, up to the second in size: every precision
+represents them."""
 COPIES = ("clone", "_to_copy", "_unsafe_view", "flip")
 """Operators that copy elements unchanged, besides views."""
 
@@ -108,7 +111,7 @@ class Selection:
     name: str
     operand: Tensor
     dims: tuple[int, ...]
-    """Axes among whose elements it chose."""
+    """Axes along which it chose. The elements along all of them form a line."""
     function: Any
     other_args: tuple[Any, ...]
     """Arguments after the first."""
@@ -163,7 +166,7 @@ class ReferenceTrace:
     names: frozenset[str] = frozenset()
     """Names of all operators that ran."""
     decided: Sequence[Tensor] = ()
-    """Operands of operators that round or produce integers or booleans."""
+    """Copies of the operands of operators that round or produce integers or booleans."""
     thresholds: tuple[float, ...] = ()
     """Round numbers that floating tensors were compared with."""
     casts: bool = False
@@ -266,7 +269,8 @@ def _plain_name(function: Any) -> str:
 
 
 def _kept(values: Sequence[Any]) -> list[Tensor]:
-    """Return copies of the floating tensors among deciding operands; of a large one, nothing."""
+    """Return copies of the floating tensors in `values`; an empty tensor in place of a large
+    one."""
     import torch
 
     reals = [x for x in values if isinstance(x, torch.Tensor) and is_inexact(x)]
@@ -320,7 +324,10 @@ def _scales(function: Any, args: Sequence[Any]) -> list[float]:
 
 
 def _few_sizes(value: Any) -> list[float]:
-    """Return the absolute values of a tensor of scales: one number throughout, or two."""
+    """Return the distinct absolute values of a tensor if it may hold scales, else [].
+
+    It may if there are at most FEW_SIZES of them, all finite and above zero.
+    """
     import torch
 
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
@@ -413,7 +420,7 @@ def _propagate(
     kwargs: dict[str, Any],
     result: Any,
 ) -> None:
-    """Record the positions of indices that a view or a copy returns."""
+    """Add the result of a view or copy of known indices to `known_indices`."""
     name = function.overloadpacket.__name__
     if not (function.is_view or name in COPIES):
         return

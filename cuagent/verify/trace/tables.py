@@ -28,7 +28,8 @@ CLASSES = frozenset(("nll_loss_forward", "nll_loss2d_forward"))
 
 
 def tables(run: Callable[[], object], inputs: Sequence[Tensor]) -> list[int]:
-    """Return the length of the shortest table that each input indexes in this run; 0 for none."""
+    """Return one number for each input: the length of the shortest table that it indexes in this
+    run; 0 if it indexes none."""
     import torch
 
     sizes = [0] * len(inputs)

@@ -50,14 +50,15 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Layout:
-    """Positions of the tensors in one slot. `size` is bytes per slot, with the guards."""
+    """Positions of the tensors in one slot. `size` is the number of bytes of a slot with its
+    guards."""
 
     leaves: tuple[Leaf, ...]
     size: int
 
     @property
     def gaps(self) -> list[tuple[int, int]]:
-        """[begin, end) of every range of bytes in a slot that belongs to no tensor."""
+        """Ranges [begin, end) of the bytes in a slot that belong to no tensor."""
         edges = [0, *(e for leaf in self.leaves for e in (leaf.offset, leaf.offset + leaf.nbytes))]
         return list(zip(edges[::2], [*edges[1::2], self.size], strict=True))
 
@@ -225,15 +226,19 @@ class Arena:
             fill(view, tensor)
 
     def lay(self, originals: Arena, slot: int = 0, of: int | None = None) -> None:
-        """Copy slot `of` (default `slot`) of an arena of the same layout to `slot`, with its
-        guards."""
+        """Copy slot `of` (default: `slot`) of `originals` to `slot` of this arena, guards included.
+
+        Both arenas have the same layout.
+        """
         size, of = self.layout.size, slot if of is None else of
         self._bytes(slot, 0, size).copy_(originals._bytes(of, 0, size))
 
     def lay_rotated(self, originals: Arena, slot: int = 0) -> None:
-        """Copy the tensors of a slot with the rows of floating ones rotated.
+        """Copy a slot's tensors from `originals`, with the rows of floating tensors rotated at
+        random.
 
         That gives other inputs of the same form, with the same numbers, in no more memory.
+
         """
         for view, tensor in zip(self.tensors(slot), originals.tensors(slot), strict=True):
             rows = tensor.shape[0] if tensor.dim() else 0
@@ -325,7 +330,7 @@ class Arena:
 
 
 def _typed(flat: Tensor, leaf: Leaf, device: str) -> Tensor:
-    """Return uint8[leaf.nbytes] as the tensor that it holds."""
+    """Return the bytes `flat`, uint8[leaf.nbytes], as the tensor that `leaf` describes."""
     import torch
 
     dtype = getattr(torch, leaf.dtype)

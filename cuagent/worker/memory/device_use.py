@@ -13,8 +13,8 @@ from collections.abc import Callable
 MARGIN = 1 << 30
 """Bytes that stay free for the contexts and libraries of processes."""
 MIN_PEAK_TIMES = 2
-"""Least limit as a multiple of the reference's peak, even if less is free: then others use the
-device too."""
+"""Smallest limit of a candidate as a multiple of the reference's peak. It holds even if less memory
+is free, because then other processes use the device too."""
 
 
 class DeviceExcess(Exception):
@@ -22,9 +22,10 @@ class DeviceExcess(Exception):
 
 
 def memory_limit(peak: int, free: int, others: int) -> int:
-    """Return the limit in bytes for a candidate: the free memory less the needs of `others`.
+    """Return the largest number of bytes that a candidate may use.
 
-    `peak` are the bytes that the reference needs.
+    It is the free memory `free` less `MARGIN` and less `others`, the bytes that our other processes
+    need. It is at least a multiple of `peak`, the bytes that the reference needs.
     """
     return max(free - others - MARGIN, MIN_PEAK_TIMES * peak)
 

@@ -1,9 +1,9 @@
 """Compare large tensors with an earlier state without keeping a copy.
 
-A tensor's fingerprint is the sum of its 32-bit words times secret 64-bit keys, modulo 2^64, of each
-stretch of the tensor (Carter and Wegman's universal hashing). Two stretches that differ have equal
-sums with a probability of at most 2^-33. The keys never leave the process, so a candidate cannot
-construct such a pair.
+A tensor's fingerprint has one number for each stretch of the tensor: the sum of its 32-bit words
+times secret 64-bit keys, modulo 2^64 (Carter and Wegman's universal hashing). Two stretches that
+differ have equal sums with a probability of at most 2^-33. The keys never leave the process, so a
+candidate cannot construct such a pair.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ class Fingerprint:
         )
 
     def of(self, tensor: Tensor) -> list[int]:
-        """Return the fingerprint of a tensor's bytes. A tensor that is not dense is copied."""
+        """Return the fingerprint of a tensor's bytes, one number per stretch.
+
+        A tensor that is not dense is copied.
+        """
         import torch
 
         flat = tensor.contiguous().reshape(-1).view(torch.uint8)
