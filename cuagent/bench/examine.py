@@ -247,7 +247,7 @@ class Examination:
             yield Certificate(Kind.IGNORED_WEIGHT, ", ".join(names[:SHOWN]) + more)
 
     def _suspects(self) -> list[str]:
-        """Return the names of weights with a gradient near zero; all if there are no gradients."""
+        """Return the names of weights with a gradient near zero; all if gradients do not exist."""
         import torch
 
         weights = dict(self.model.named_parameters())
@@ -344,7 +344,7 @@ def _is_identity(given: Any, output: Sequence[Tensor]) -> bool:
 def _halved(value: Any, dimension: int, size: int) -> Any:
     """Return a copy of the tensor with the second half of a dimension replaced by the first half.
 
-    Returns `value` itself if it is no tensor, has another size there, or its halves are equal.
+    Returns `value` itself if it is not a tensor, has another size there, or its halves are equal.
     """
     import torch
 

@@ -143,7 +143,7 @@ def arithmetic_seconds(task: Task, fork_server: ForkServer) -> float | None:
 def _parts(
     times: dict[str, Any], best: str | None, gain: Any, algebra: float | None
 ) -> dict[str, float]:
-    """Return the factors of the speedup over eager by name; what was not measured is left out.
+    """Return the factors of the speedup over eager by name; unmeasured ones are left out.
 
     `best` is the name of the best rung. `algebra` is the bound `algebra_at_least`.
     """

@@ -160,7 +160,7 @@ def _run(script: str, arguments: list[str]) -> tuple[int, str]:
         text = " ".join(str(error).split())[:200]
         return 1, f"{place}{type(error).__name__}: {text}"
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # what was recorded is still to be written
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the recorded data must still be written
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()

@@ -54,7 +54,7 @@ COMMANDS = {
         "Turn runs into a better policy: RFT, value pretraining, PPO.",
     ),
 }
-"""By command: (`module of cuagent.cli:name`, first sentence of its help)."""
+"""Table of commands: name to (`module of cuagent.cli:name`, first sentence of its help)."""
 
 
 class Commands(TyperGroup):

@@ -100,9 +100,9 @@ def export(
 
 
 def _write_as(form: Form, out: Path, write: Callable[[Path], str]) -> None:
-    """Write a package with `write`, convert it to `form`, and print what was written.
+    """Call `write`, convert the package that it writes to `form`, and print a line on it.
 
-    `write` takes the folder and returns a line that describes the package.
+    `write` takes the folder and returns the line.
     """
     from tempfile import TemporaryDirectory
 

@@ -93,7 +93,7 @@ class JudgeThread:
         return self._judge
 
     def number(self, attempt: Attempt) -> int:
-        """Return the attempt's number, from 1 for each task; equal attempts have the same number."""
+        """Return the attempt's number, from 1 for each task; equal attempts have equal numbers."""
         return self._numbers.setdefault(attempt.digest, len(self._numbers) + 1)
 
     def emit(self, event: Event) -> None:

@@ -129,7 +129,7 @@ def forward_domain(task: Task, domain: Domain) -> Domain:
 def backward_facts(task: Task, domain: Domain) -> dict[str, object] | None:
     """Return the entry `backward` of `verified.json`: the gradients that the verdict covers.
 
-    None if the task is no training step.
+    None if the task is not a training step.
     """
     step = Step.of(task)
     if step is None:

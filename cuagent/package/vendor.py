@@ -22,7 +22,7 @@ def loader_files(folder: str, source: str) -> dict[str, str]:
     """Return the text of each file by path: `model_new.py` with rewritten loader imports, and the
     copy of the loader if it is used.
 
-    Both lie in `folder`; `source` is the text of `model_new.py`.
+    All paths are below `folder`; `source` is the text of `model_new.py`.
     """
     text, used = vendored(source)
     place = Path(cuagent.kernels.__file__).parent

@@ -18,8 +18,8 @@ SECRET_NAME = re.compile(
 )
 """Matches names of environment variables whose values are secret."""
 MIN_SECRET_LENGTH = 8
-"""Shortest value of a variable that is masked, in characters, because short ones such as
-`TOKENIZERS_PARALLELISM=false` are no secrets."""
+"""Shortest value of a variable that is masked, in characters. Shorter ones are rarely secrets: the
+name of `TOKENIZERS_PARALLELISM=false` matches too."""
 NEVER_MATCHES = r"(?!)"
 KNOWN_FORMATS = re.compile(
     r"(?<![\w+/-])(?:"

@@ -194,7 +194,7 @@ def _free_rows(best: Judgement | None, found: Ladder) -> list[tuple[str, str]]:
 
 
 def _kernel_rows(best: Judgement | None, name: str, tried: int) -> list[tuple[str, str]]:
-    """Return the row on the best of `tried` attempts, for a result that is no kernel."""
+    """Return the row on the best of `tried` attempts, for a result without a kernel."""
     if best is None:
         return [("kernels", f"none of {tried} was accepted" if tried else "none was tried")]
     if best.gain is not None:
