@@ -77,7 +77,7 @@ def repetition(run: Run, model: Model) -> Stop | str | None:
 
 
 def idleness(run: Run, model: Model) -> Stop | str | None:
-    """Ask for a tool call after a turn without one; stop after `IDLE_TURNS` such turns."""
+    """Ask for a tool call after a turn without one; stop after `IDLE_TURNS` turns without one."""
     if run.messages[-1].role != "assistant" or run.messages[-1].tool_calls:
         return None
     if _idle_turns(run.messages) >= IDLE_TURNS:

@@ -86,8 +86,8 @@ def _tolerance(tensor: Any) -> float:
 
 
 def _difference(got: Any, wanted: Any) -> float:
-    """Return the largest difference relative to the largest value; inf if not the same elements are
-    finite."""
+    """Return the largest difference relative to the largest value; inf if an element is finite in
+    one tensor only."""
     import torch
 
     if not wanted.numel():

@@ -94,7 +94,7 @@ def matches(value: Any, form: Any, device: torch.device) -> bool:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return True if types and values are equal at every depth; a list equals such a tuple."""
+    """Return True if types and values are equal at every depth; lists and tuples count as equal."""
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, dict) and isinstance(other, dict):

@@ -40,7 +40,7 @@ precision flags.
 Without any of them the test of the flags is left out, which saves half a microsecond a call. A
 missing word would let a call run with the wrong precision."""
 OLDEST_TORCH = (2, 6)
-"""Oldest torch that an export runs with; `pyproject.toml` of cuagent has the same."""
+"""Oldest version of torch that an export runs with, the same as in cuagent's `pyproject.toml`."""
 GUARD_FILES = (
     *("boundary.py", "callform.py", "forms.py", "gradients.py", "graphs.py", "guard.py"),
     "likeness.py",

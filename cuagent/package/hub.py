@@ -28,7 +28,7 @@ LICENSE = "other"
 
 
 def hub_repository(package: Path, out: Path) -> Path:
-    """Write the exported `package` to `out` as such a repository, and return `out`.
+    """Write the exported `package` to `out` in the layout of Hugging Face kernels; return `out`.
 
     Raises ExportError.
     """

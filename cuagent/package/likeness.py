@@ -30,7 +30,7 @@ ADDED = "_cuagent_added"
 FLAT = ("_flat_weights", "_flat_weight_refs")
 """Attributes of recurrent modules with a second list of their parameters."""
 INTERNAL = frozenset((*nn.Module().__dict__, KEY, "_compiled_call_impl", *FLAT))
-"""Attributes that are not compared: those of every module, and lists of parameters."""
+"""Attributes that are not compared: those that every `nn.Module` has, and lists of parameters."""
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 DEPTH = 8
 """Depth to which nested objects in attributes are compared; deeper ones count as different."""

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 ALL = "*"
-"""Stands for every attribute of a module, after code that reads its `__dict__`."""
+"""Attribute name that means all attributes of a module; recorded if code reads its `__dict__`."""
 Reads = set[tuple[str, str]]
 """Pairs of a module's path and an attribute's name."""
 _TORCH = str(Path(torch.__file__).parent)

@@ -32,7 +32,7 @@ LARGEST_OUTPUT = 64 << 20
 MOST_STREAMED = 64 << 10
 """Limit in bytes on the output that the user sees while a command runs."""
 MOST_JOBS = 4
-"""Background commands that may run at the same time."""
+"""Largest number of background commands that run at the same time."""
 DRAIN_SECONDS = 0.2
 """Seconds without output after which reading stops, once the command has ended; a child process may
 still hold its pipe open."""

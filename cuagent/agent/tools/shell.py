@@ -142,9 +142,9 @@ def _confined(run: Run, argv: list[str], tag: str, largest: int) -> list[str]:
 
 
 def _kill_tagged(tag: str, group: int) -> bool:
-    """Kill all processes with the tag; kill the process group `group` as a whole.
+    """Kill all processes that have the tag in their environment. Return True if there were any.
 
-    Returns True if there was such a process.
+    If one of them is in the process group `group`, the whole group is killed.
     """
     wanted, found = f"{TAG}={tag}".encode(), False
     for entry in os.scandir("/proc"):
