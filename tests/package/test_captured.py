@@ -144,6 +144,7 @@ def test_a_module_that_differs_in_an_attribute_of_its_call_stays(
 ) -> None:
     model = gate(0)
     model.slope = 0.25
+    importlib.import_module(f"{package.__name__}.model_new").PACKAGE.warned.clear()
     with pytest.warns(RuntimeWarning, match="attribute slope of the module differs"):
         package.optimize_(model, gradients=True)
     assert "why_original" not in dir(model)
