@@ -214,3 +214,13 @@ def test_changed_masks_have_no_new_empty_or_full_rows() -> None:
         assert changed.any(1).all()
         assert not changed[:-1].all(1).any()
         assert not torch.equal(changed, mask)
+
+
+@pytest.mark.parametrize("own", [0, 1])
+def test_a_small_number_is_never_drawn_as_the_tasks_own(own: int) -> None:
+    """A kernel that assumes the task's own number would be right on such a draw."""
+    fixed = Fixed(torch.tensor(own), 0)
+    generator = torch.Generator().manual_seed(0)
+    drawn = {int(fixed.changed(Change.SMALL_NUMBER, generator)) for _ in range(200)}
+    assert drawn == set(range(8)) - {own}
+    assert fixed.changed(Change.SMALL_NUMBER, generator).shape == ()

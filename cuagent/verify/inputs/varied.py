@@ -131,6 +131,9 @@ class Fixed:
                 drawn.view(-1)[_integers(own.view(-1)[:1], 0, own.numel(), generator)] = high
             case Change.SMALL_NUMBER:
                 drawn = _integers(own, 0, TOP_OF_SMALL, generator)
+                if own.numel() == 1:
+                    # Own draws have the number itself, so another one is drawn here.
+                    drawn = drawn.where(drawn != own.view(-1), (drawn + 1) % TOP_OF_SMALL)
             case Change.PREFIX:
                 drawn = _prefixes(own, generator)
             case Change.BITS:
