@@ -106,3 +106,7 @@ class DeviceLock:
                 fcntl.flock(wish, fcntl.LOCK_EX)
                 fcntl.flock(device, fcntl.LOCK_SH)
             yield
+
+
+UNSHARED = DeviceLock()
+"""Lock of a device that no other judge shares, for work whose duration is not recorded."""

@@ -4,8 +4,9 @@ Costly resources stay open between attempts: the referee's processes, the oracle
 torch.compile took seconds to prepare. Once the ladder is measured, attempts are timed against its
 best rung too.
 
-Invariant: only accepted attempts are timed, and a clock that contradicts itself withdraws the
-acceptance.
+Invariant: an attempt is timed after it is accepted. The exception is an attempt that must be faster
+than a given speedup: it is timed first, and such a timing can only refuse it. A clock that
+contradicts itself withdraws the acceptance.
 """
 
 from __future__ import annotations
@@ -73,8 +74,19 @@ class Judge(Protocol):
         """Compile the attempt's sources."""
         ...
 
-    def judge(self, attempt: Attempt, effort: Effort | None = Effort.QUICK) -> Judgement:
-        """Build, verify and score an attempt; time it if it is accepted and `effort` is given."""
+    def judge(
+        self, attempt: Attempt, effort: Effort | None = Effort.QUICK, *, at_least: float = 0.0
+    ) -> Judgement:
+        """Build, verify and score an attempt; time it if it is accepted and `effort` is given.
+
+        With `at_least`, a speedup over eager, the attempt may be timed first. If it is surely
+        slower than that, it is refused as TOO_SLOW and not verified.
+        """
+        ...
+
+    def verify_ahead(self, attempt: Attempt) -> None:
+        """Verify an attempt for the record, if that saves time. The next call of `judge` for it at
+        record effort then uses this verdict."""
         ...
 
     def profile(self, attempt: Attempt | None = None, *, counters: bool = False) -> Profile:
@@ -159,6 +171,8 @@ class LocalJudge:
         self._compiles_later = False
         """True if the rungs that only a record timing needs compile in the background once an
         attempt may be the result. False for a judge of rollouts, which makes no record timings."""
+        self._verified_ahead: tuple[Build, Verdict] | None = None
+        """Verdict at record effort on an attempt that is not yet timed at that effort."""
         self._next_profile: ProfileSession | None = None
         """Prewarmed profile of the next attempt, started after the first profile of an attempt."""
         self._reference_profile: ProfileSession | None = None
@@ -278,31 +292,96 @@ class LocalJudge:
         with self.durations.of(Stage.BUILDING):
             return build_sources(attempt, self.task.device)
 
-    def judge(self, attempt: Attempt, effort: Effort | None = Effort.QUICK) -> Judgement:
-        """Build, verify and score an attempt; time it if it is accepted and `effort` is given."""
+    def judge(
+        self, attempt: Attempt, effort: Effort | None = Effort.QUICK, *, at_least: float = 0.0
+    ) -> Judgement:
+        """Build, verify and score an attempt; time it if it is accepted and `effort` is given.
+
+        With `at_least`, a speedup over eager, the attempt is timed first. If it is surely slower
+        than that, it is refused as TOO_SLOW and not verified. Otherwise it is not timed again.
+        """
+        build = timing = None
+        if at_least > 0 and effort is not None:
+            build, timing = self._timed_first(attempt, effort)
+            if (verdict := self._too_slow(attempt, timing, at_least)) is not None:
+                return Judgement(attempt.digest, build, verdict, timing, _score(verdict, timing))
+        ahead, self._verified_ahead = self._verified_ahead, None
+        if ahead is not None and effort is Effort.RECORD and ahead[1].attempt == attempt.digest:
+            build, verdict = ahead
+        else:
+            build, verdict = self._verdict(attempt, effort, build)
+        if not verdict.accepted:
+            timing = None
+        elif effort is not None:
+            timing, verdict = self._timed(attempt, build, verdict, effort, timing)
+        return self._judgement(attempt, build, verdict, timing)
+
+    def verify_ahead(self, attempt: Attempt) -> None:
+        """Verify an attempt for the record while rungs compile in the background.
+
+        The next call of `judge` for it at record effort uses this verdict. Does nothing if the
+        rungs would not compile meanwhile.
+        """
+        if self.device_lock.lock is None and not self.overlap.open_while_verifying:
+            return
+        self._verified_ahead = self._verdict(attempt, Effort.RECORD, None)
+
+    def _verdict(
+        self, attempt: Attempt, effort: Effort | None, build: Build | None
+    ) -> tuple[Build, Verdict]:
+        """Build the attempt if `build` is None, and verify it."""
         self._open_later_rungs()
         paused: AbstractContextManager[None] = nullcontext()
         if not self.overlap.open_while_verifying:
             paused = self._timer.opening_paused(self._baselines(effort))
         begins_early = self.overlap.begin_while_building and not compiles_when_called(attempt)
-        build = None if begins_early else self._built(attempt)
-        with self.durations.of(Stage.VERIFYING), self.device_lock.shared() as give_way, paused:
-            build, verdict = self._verified(attempt, effort, build, give_way)
+        if build is None and not begins_early:
+            build = self._built(attempt)
+        with self.durations.of(Stage.VERIFYING), paused:
+            with self.device_lock.shared() as give_way:
+                build, verdict = self._verified(attempt, effort, build, give_way)
+            verdict = self._checked(attempt, effort, build, verdict)
             if verdict.reason is Reason.INFRASTRUCTURE:
                 self._timer.close()  # its processes may hold the memory that was missing
             elif not verdict.accepted:
                 self._timer.release(self._baselines())
-        timing = gain = None
-        if verdict.accepted and effort is not None:
-            timing, verdict = self._timed(attempt, build, verdict, effort)
-        if timing is not None and self.ladder is not None and verdict.accepted:
-            gain = gain_of(timing, self.ladder)
-        domain = self.referee.domain if verdict.accepted else None
+        return build, verdict
+
+    def _judgement(
+        self, attempt: Attempt, build: Build, verdict: Verdict, timing: Timing | None
+    ) -> Judgement:
+        """Return the judgement. If the attempt may be the result, the rungs that only a record
+        timing needs begin to compile."""
+        accepted = verdict.accepted
+        gain = domain = None
+        if accepted:
+            domain = self.referee.domain
+            if timing is not None and self.ladder is not None:
+                gain = gain_of(timing, self.ladder)
         score = _score(verdict, timing)
         judgement = Judgement(attempt.digest, build, verdict, timing, score, gain, domain)
-        if timing is not None and verdict.accepted and not judgement.loses_to:
+        if timing is not None and accepted and not judgement.loses_to:
             self._compiler.begin(self._recorded_later)
         return judgement
+
+    def _timed_first(self, attempt: Attempt, effort: Effort) -> tuple[Build, Timing | None]:
+        """Build an attempt and time it before it is verified; no timing if the build failed."""
+        build = self._built(attempt)
+        if not build.ok:
+            return build, None
+        with self.durations.of(Stage.BUILDING):
+            self.referee.compile_ahead(attempt, build)
+        return build, self._timing(attempt, build, effort)
+
+    def _too_slow(self, attempt: Attempt, timing: Timing | None, at_least: float) -> Verdict | None:
+        """Return the refusal of an attempt whose speedup over eager is surely below `at_least`;
+        None for any other."""
+        ratio = timing.ratios.get(EAGER) if timing is not None else None
+        if ratio is None or ratio.high >= at_least:
+            return None
+        shown = f"{ratio.value:.2f}x over eager [{ratio.low:.2f}, {ratio.high:.2f}]"
+        detail = f"{shown}, and the best attempt {at_least:.2f}x"
+        return Verdict(False, Reason.TOO_SLOW, detail, self.task.digest, attempt.digest)
 
     def _baselines(self, effort: Effort | None = None) -> tuple[str, ...]:
         """Return the names of the arms that attempts are timed against. A record timing may have
@@ -340,11 +419,6 @@ class LocalJudge:
                     self.referee.compile_ahead(attempt, build)
             self.emit(Phase("verifying on secret inputs", passing=True))
             verdict = self.referee.verify(attempt, build, give_way=give_way)
-        with self.durations.of(Stage.SANITIZING):
-            if effort is Effort.RECORD:
-                verdict = self._gated(attempt, build, verdict)
-            if effort is not Effort.QUICK:
-                verdict = races.gated(self.referee, attempt, verdict)
         return build, verdict
 
     def _built_and_begun(
@@ -368,28 +442,39 @@ class LocalJudge:
                 pending.close()
                 raise
 
-    def _gated(self, attempt: Attempt, build: Build, verdict: Verdict) -> Verdict:
-        if verdict.accepted and self.task.device is Device.CUDA:
-            self.emit(Phase("checking the kernels' memory accesses with compute-sanitizer"))
-        return gated(self.referee, attempt, build, verdict)
+    def _checked(
+        self, attempt: Attempt, effort: Effort | None, build: Build, verdict: Verdict
+    ) -> Verdict:
+        """Return the verdict after the checks for faults that no output shows."""
+        with self.durations.of(Stage.SANITIZING):
+            if effort is Effort.RECORD and verdict.accepted and self.task.device is Device.CUDA:
+                self.emit(Phase("checking the kernels' memory accesses with compute-sanitizer"))
+                verdict = gated(self.referee, attempt, build, verdict, self.device_lock)
+            if effort is not Effort.QUICK:
+                verdict = races.gated(self.referee, attempt, verdict)
+        return verdict
 
     def _timed(
-        self, attempt: Attempt, build: Build, verdict: Verdict, effort: Effort
+        self, attempt: Attempt, build: Build, verdict: Verdict, effort: Effort, known: Timing | None
     ) -> tuple[Timing, Verdict]:
         """Time an accepted attempt; return the timing, and the verdict as it stands afterwards.
 
-        Samples are taken while no other judge uses the device.
+        `known` is a timing that was made before the verdict.
         """
+        timing = known or self._timing(attempt, build, effort)
+        verdict = _after_timing(verdict, timing)
+        if self.ladder is not None and verdict.accepted:
+            # A record timing decides which rung is the best, and so the kernel's gain.
+            self.ladder = with_record_timing(self.ladder, timing)
+        return timing, verdict
+
+    def _timing(self, attempt: Attempt, build: Build, effort: Effort) -> Timing:
+        """Time an attempt, each sample while no other judge uses the device."""
         self._await_profiles()
         try:
-            timing = self._timer.time(attempt, build, effort, self._baselines(effort))
-            verdict = _after_timing(verdict, timing)
-            if self.ladder is not None and verdict.accepted:
-                # A record timing decides which rung is the best, and so the kernel's gain.
-                self.ladder = with_record_timing(self.ladder, timing)
+            return self._timer.time(attempt, build, effort, self._baselines(effort))
         finally:
             self._timer.release(self._baselines())
-        return timing, verdict
 
     def profile(self, attempt: Attempt | None = None, *, counters: bool = False) -> Profile:
         """Profile the reference or an attempt. Raises ProfileError."""

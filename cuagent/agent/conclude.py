@@ -117,7 +117,7 @@ def _settle(run: Run, emit: Emit) -> None:
             best = run.next_to_settle
             if best is None or best.judgement.loses_to:
                 break
-            measure_remaining_rungs(run)
+            measure_remaining_rungs(run, best.attempt)
             _judge_best(run, best, emit)
         no_kernel = run.settles_rung and _has_no_kernel(run)
         if no_kernel and run.ladder is not None and run.stop not in UNSCORED:

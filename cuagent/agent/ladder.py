@@ -19,6 +19,7 @@ from cuagent.models.model import Model
 from cuagent.task import Device
 
 if TYPE_CHECKING:
+    from cuagent.attempt import Attempt
     from cuagent.measure.rungs import Ladder
 
 HURRIED = (Stop.TIME_LIMIT, Stop.DEVICE_LIMIT)
@@ -56,12 +57,15 @@ def measure_ladder(run: Run, *, whole: bool = False) -> Ladder:
     return _record(run, run.measured("ladder", lambda judge: judge.measure_ladder(whole=whole)))
 
 
-def measure_remaining_rungs(run: Run) -> None:
+def measure_remaining_rungs(run: Run, attempt: Attempt | None = None) -> None:
     """Measure the rungs that were left for later, if the run has a ladder.
 
-    Called before a judgement at record effort, which shows a table; so none is shown here.
+    Called before a judgement at record effort, which shows a table; so none is shown here. The
+    `attempt` that is judged then is verified first, while the rungs compile in the background.
     """
     if run.ladder is not None and run.ladder.later and run.stop not in HURRIED:
+        if attempt is not None:
+            run.measured("verify", lambda judge: judge.verify_ahead(attempt))
         run.emit(Phase(f"timing the rest of the ladder: {', '.join(run.ladder.later)}"))
         wait_s = WAIT_S[run.task.device]
         ladder = run.measured(

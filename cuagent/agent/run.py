@@ -36,6 +36,7 @@ from cuagent.record import (
     plain_judgement,
     take_snapshot,
 )
+from cuagent.verdict import Reason
 
 if TYPE_CHECKING:
     from cuagent.agent.jobs import Job
@@ -361,14 +362,15 @@ class Run:
         self.ended = None
         judged = {**plain_judgement(tried.judgement), "attempt": tried.n}
         self.log.write("judgement", effort=effort, **judged)
-        keep_evidence(
-            self.folder,
-            self.task,
-            tried.attempt,
-            tried.judgement,
-            (tried.n, effort),
-            self.log.redact,
-        )
+        if tried.judgement.verdict.reason is not Reason.TOO_SLOW:  # there is no verdict to audit
+            keep_evidence(
+                self.folder,
+                self.task,
+                tried.attempt,
+                tried.judgement,
+                (tried.n, effort),
+                self.log.redact,
+            )
         self.emit(Judged(tried.n, tried.judgement))
 
     def _commit(self, message: str) -> str:

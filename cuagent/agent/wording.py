@@ -38,6 +38,7 @@ HINTS = {
     Reason.MEMORY_FAULT: "check indices, barriers, locks of shared sums, uninitialized reads.",
     Reason.WRONG_WHILE_TIMED: "each call must compute its own answer: keep no state between calls.",
     Reason.CLOCK_CONTRADICTION: "all work must be done on the current stream, within the call.",
+    Reason.TOO_SLOW: "change it, or go on with the best attempt; verify without only_if_faster.",
     Reason.INFRASTRUCTURE: "your kernel is not the cause; call verify again.",
 }
 

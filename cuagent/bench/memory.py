@@ -20,11 +20,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cuagent.task import Task, TaskError, open_reference
+from cuagent.task import Device, Task, TaskError, open_reference
 from cuagent.task.memory import SHARE
 from cuagent.task.plain import task_from_json, task_to_json
 from cuagent.worker import ForkServer
@@ -143,8 +143,9 @@ def serve(channel: socket.socket, folder: Path) -> None:
 def bytes_of_call(task: Task) -> int | None:
     """Return the bytes of inputs, weights and outputs of one call.
 
-    None if the reference does not run on fake tensors. Changes `nn.Module._apply` for the rest of
-    the process.
+    None if the reference does not run on fake tensors. The sizes are those on a CPU: fake weights
+    cannot be moved to a GPU, and an operator refuses tensors of two devices. Changes
+    `nn.Module._apply` for the rest of the process.
     """
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -157,7 +158,7 @@ def bytes_of_call(task: Task) -> int | None:
     torch.nn.Module._apply = unmoved  # type: ignore[method-assign, assignment]
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-            reference = open_reference(task)
+            reference = open_reference(replace(task, device=Device.CPU))
             model, inputs = reference.model(0), reference.inputs(0)
             held = [*inputs, *model.state_dict().values()]
             try:

@@ -116,7 +116,11 @@ class ExpertModel:
             return self._finish(progress)
         if progress.compiled:
             state = "verify failed, so I repeat it:" if progress.failures else "It compiles. Next:"
-            return f"{state} verify it and time it against the baselines.", [("verify", {})]
+            best = best_of(progress.outcomes)
+            if best is None or not best.ratios or progress.failures:
+                return f"{state} verify it and time it against the baselines.", [("verify", {})]
+            text = f"{state} time it, and verify it unless attempt {best.attempt} is faster."
+            return text, [("verify", {"only_if_faster": True})]
         proposal = self._proposal(progress.outcomes, progress.bounds)
         if proposal is None or progress.refused:
             return self._finish(progress)

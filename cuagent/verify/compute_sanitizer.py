@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 
 from cuagent.build import Build, environment
+from cuagent.device_lock import UNSHARED, DeviceLock, GiveWay
 from cuagent.sandbox import Policy, Tier, wrap
 from cuagent.worker.fork_server import inherited_environment
 
@@ -123,13 +124,19 @@ def sandboxed(
     return wrap(command, policy, Tier.NONE if tier is Tier.NONE else Tier.LANDLOCK)
 
 
-def run(command: list[str], folder: Path, deadline_s: float) -> tuple[int | None, str]:
+def run(
+    command: list[str], folder: Path, limit_s: float, device_lock: DeviceLock = UNSHARED
+) -> tuple[int | None, str]:
     """Run a command and return its exit status (None after the time limit) and its printed text.
 
-    Ends the whole process group.
+    The command shares the device. It is stopped while another process uses the device exclusively;
+    the time limit does not include this time. Ends the whole process group.
     """
-    deadline = time.monotonic() + deadline_s
-    with tempfile.TemporaryFile("w+", dir=folder.parent, errors="replace") as report:
+    with (
+        device_lock.shared() as give_way,
+        tempfile.TemporaryFile("w+", dir=folder.parent, errors="replace") as report,
+    ):
+        deadline = time.monotonic() + limit_s
         process = subprocess.Popen(
             command,
             cwd=folder,
@@ -144,10 +151,23 @@ def run(command: list[str], folder: Path, deadline_s: float) -> tuple[int | None
             time.sleep(POLL_S)
             # Not reaped yet, so that the group's number stays reserved until it is killed.
             exited = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+            if exited is None and device_lock.is_awaited:
+                deadline += _give_way(process.pid, give_way)
         os.killpg(process.pid, signal.SIGKILL)
         status = process.wait()
         report.seek(0)
         return (status if exited else None), report.read(MAX_READ)
+
+
+def _give_way(group: int, give_way: GiveWay) -> float:
+    """Stop a process group while another process uses the device; return the seconds."""
+    begun = time.monotonic()
+    os.killpg(group, signal.SIGSTOP)
+    try:
+        give_way()
+    finally:
+        os.killpg(group, signal.SIGCONT)
+    return time.monotonic() - begun
 
 
 def read(tool: str, status: int | None, text: str, own: Collection[str]) -> Report:

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING
 
 from cuagent.attempt import Attempt
 from cuagent.build import Build
+from cuagent.device_lock import UNSHARED, DeviceLock
 from cuagent.sandbox import SandboxError, Tier
 from cuagent.task import Device
 from cuagent.task.memory import free
@@ -116,17 +117,24 @@ class Check:
         )
 
 
-def gated(referee: Referee, attempt: Attempt, build: Build, verdict: Verdict) -> Verdict:
+def gated(
+    referee: Referee,
+    attempt: Attempt,
+    build: Build,
+    verdict: Verdict,
+    device_lock: DeviceLock = UNSHARED,
+) -> Verdict:
     """Return the verdict after the tools ran: rejected for a fault, else with a note for each
     report.
 
-    Raises OracleLost, TaskError.
+    The tools share the device and stop while another judge times; the caller must not hold
+    `device_lock`. Raises OracleLost, TaskError.
     """
     if referee.task.device is not Device.CUDA or not verdict.accepted:
         return verdict
     if sanitizer() is None:
         return replace(verdict, notes=(*verdict.notes, MISSING))
-    check = sanitize(referee, attempt, build)
+    check = sanitize(referee, attempt, build, device_lock=device_lock)
     for report in check.reports:
         if report.outcome is Outcome.FAULTY:
             return replace(
@@ -145,6 +153,7 @@ def sanitize(
     build: Build,
     tools: Sequence[str] = TOOLS,
     budget_s: float = BUDGET_S,
+    device_lock: DeviceLock = UNSHARED,
 ) -> Check:
     """Return one report per tool.
 
@@ -156,7 +165,7 @@ def sanitize(
         return Check(())
     if not allocates(attempt):
         tools = [tool for tool in tools if tool != INITCHECK]
-    return check(program, kernels, referee, attempt, build, tools, budget_s)
+    return check(program, kernels, referee, attempt, build, tools, budget_s, device_lock)
 
 
 def check(
@@ -167,6 +176,7 @@ def check(
     build: Build,
     tools: Sequence[str],
     budget_s: float,
+    device_lock: DeviceLock = UNSHARED,
 ) -> Check:
     """Run the tools of `program` on `kernels`, on each cut of the inputs until the kernels run.
 
@@ -177,9 +187,11 @@ def check(
     reports: tuple[Report, ...] = ()
     rows = None
     try:
-        inputs = _inputs(referee)
+        with device_lock.shared():
+            inputs = _inputs(referee)
         for rows in _cuts(inputs, referee.facts.layouts.output.leaves):
-            write_debug_folder(referee, attempt, folder, inputs, rows and rows[0])
+            with device_lock.shared():
+                write_debug_folder(referee, attempt, folder, inputs, rows and rows[0])
             at_once = len(tools) if _all_fit(referee, len(tools), rows) else 1
             with ThreadPoolExecutor(at_once) as executor:
                 reports = tuple(
@@ -192,6 +204,7 @@ def check(
                             referee.tier,
                             kernels,
                             budget_s - (time.monotonic() - begun),
+                            device_lock,
                         ),
                         tools,
                     )
@@ -223,16 +236,17 @@ def _report(
     tier: Tier,
     kernels: Collection[str],
     seconds: float,
+    lock: DeviceLock,
 ) -> Report:
     """Run one tool in its own folder and return its report."""
     begun = time.monotonic()
     command = sandboxed(program, tool, own, build, tier, kernels)
-    report = read(tool, *run(command, own, max(seconds, 0.0)), kernels)
+    report = read(tool, *run(command, own, max(seconds, 0.0), lock), kernels)
     reached = _reached(own)
     if tool == INITCHECK and report.outcome is Outcome.FAULTY:
         left = max(seconds - (time.monotonic() - begun), 0.0)
         command = sandboxed(program, tool, own, build, tier)
-        confirmed = read(tool, *run(command, own, left), kernels)
+        confirmed = read(tool, *run(command, own, left, lock), kernels)
         report = (
             replace(confirmed, outcome=Outcome.UNKNOWN, text=UNCONFIRMED)
             if (confirmed.outcome is Outcome.UNKNOWN)

@@ -11,6 +11,7 @@ from scale_task import KERNEL, MODULE, SOURCE
 
 from cuagent.agent import TOOLS, Budget, Run, Stop, run_agent, start_run
 from cuagent.agent.hooks import HOOKS
+from cuagent.attempt import Attempt
 from cuagent.audit.audit import audit
 from cuagent.events import Event, Judged, RunEnded
 from cuagent.judge import LocalJudge
@@ -20,6 +21,7 @@ from cuagent.record import find_run, read_records
 from cuagent.record.evidence import read_evidence
 from cuagent.task import load_task
 from cuagent.timing import Effort
+from cuagent.verdict import Reason
 from cuagent.worker import ForkServer
 
 pytestmark = pytest.mark.slow
@@ -64,6 +66,42 @@ def answers(run: Run, name: str) -> list[Any]:
         and calls[m.tool_call_id or ""] == name
         and not m.content.startswith("not executed")
     ]
+
+
+def test_attempt_that_must_be_faster_is_timed_before_it_is_verified(judge: LocalJudge) -> None:
+    wrong = KERNEL.replace("1.0f", "1.5f")
+    slow_module = (
+        MODULE.replace("    def forward", "    def once")
+        + """
+    def forward(self, *args):
+        for _ in range(300):
+            result = self.once(*args)
+        return result
+"""
+    )
+    slow = Attempt((("kernels/scale.cpp", KERNEL), ("model_new.py", slow_module)))
+    refused = judge.judge(slow, at_least=0.9)
+    assert refused.verdict.reason is Reason.TOO_SLOW
+    assert refused.timing is not None
+    assert not refused.verdict.seeds
+    fast_and_wrong = Attempt((("kernels/scale.cpp", wrong), ("model_new.py", MODULE)))
+    assert judge.judge(fast_and_wrong, at_least=0.01).verdict.reason is Reason.WRONG_VALUES
+    right = Attempt((("kernels/scale.cpp", KERNEL), ("model_new.py", MODULE)))
+    accepted = judge.judge(right, at_least=0.01)
+    assert accepted.verdict.accepted
+    assert accepted.timing is not None
+
+
+def test_verdict_made_ahead_is_used_once(judge: LocalJudge) -> None:
+    right = Attempt((("kernels/scale.cpp", KERNEL), ("model_new.py", MODULE)))
+    judge.verify_ahead(right)
+    first, second = (judge.judge(right, Effort.RECORD).verdict for _ in range(2))
+    assert first.accepted
+    assert second.accepted
+    assert first.seeds != second.seeds
+    ahead = Attempt((("kernels/scale.cpp", KERNEL + "// other"), ("model_new.py", MODULE)))
+    judge.verify_ahead(ahead)
+    assert judge.judge(right, Effort.RECORD).verdict.attempt == right.digest
 
 
 def test_run_from_compile_error_to_result_of_record(judged_run: Run) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,8 @@ from cuagent.bench.memory import (
     claimed,
     size_of,
 )
-from cuagent.task import load_task
+from cuagent.task import Device, load_task
+from cuagent.task.plain import task_to_json
 from cuagent.worker import ForkServer
 
 pytestmark = pytest.mark.slow
@@ -66,6 +69,26 @@ def test_size_of_a_call_needs_no_memory(tmp_path: Path, fork_server: ForkServer)
     )
     floats = (1 << 36) + (1 << 26) + (1 << 10) + (1 << 30)
     assert size_of(load_task(path, device="cpu"), fork_server).call == 4 * floats
+
+
+def test_size_on_a_gpu_includes_the_outputs(tmp_path: Path) -> None:
+    path = write_task(
+        tmp_path / "task.py",
+        "return self.a(x)",
+        "torch.randn(10, 1000)",
+        init="self.a = nn.Linear(1000, 4000)",
+    )
+    task = replace(load_task(path, device="cpu"), device=Device.CUDA)
+    code = (
+        "import json, sys; from cuagent.bench.memory import bytes_of_call; "
+        "from cuagent.task.plain import task_from_json; "
+        "print(bytes_of_call(task_from_json(json.load(sys.stdin))))"
+    )
+    given = json.dumps(task_to_json(task))
+    found = subprocess.run(
+        [sys.executable, "-c", code], input=given, capture_output=True, text=True, check=True
+    )
+    assert int(found.stdout) == 4 * (10_000 + 4_000_000 + 4_000 + 40_000)
 
 
 def test_reference_that_reads_values_has_no_outputs_but_a_size(

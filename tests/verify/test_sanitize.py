@@ -7,6 +7,7 @@ steps, in the same order, as the tool before it starts its target.
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from bodies import candidate
 
 from cuagent.attempt import Attempt
 from cuagent.build import build
+from cuagent.device_lock import DeviceLock
 from cuagent.sandbox import Tier, probe
 from cuagent.task import Device
 from cuagent.verify import Referee, sanitize
@@ -218,3 +220,21 @@ def test_run_kills_the_process_group_after_the_time_limit(tmp_path: Path) -> Non
     assert time.monotonic() - begun < 5
     time.sleep(2.0)
     assert not sign.exists()
+
+
+def test_tool_stops_while_another_process_uses_the_device(tmp_path: Path) -> None:
+    folder, lock = tmp_path / "folder", DeviceLock(tmp_path / "lock")
+    folder.mkdir()
+    command = ["/bin/sh", "-c", "for i in 1 2 3 4 5; do date +%s.%N; sleep 0.2; done"]
+    with ThreadPoolExecutor(1) as executor:
+        found = executor.submit(run, command, folder, 2.0, lock)
+        time.sleep(0.5)
+        with lock.exclusive():
+            begun = time.time()
+            time.sleep(1.5)
+            ended = time.time()
+    status, text = found.result()
+    times = [float(line) for line in text.split()]
+    assert status == 0
+    assert len(times) == 5
+    assert not [at for at in times if begun < at < ended]

@@ -300,12 +300,18 @@ class PooledJudge:
     def build(self, attempt: Attempt) -> Build:
         return build(attempt, self.task.device)
 
-    def judge(self, attempt: Attempt, effort: Effort | None = Effort.QUICK) -> Judgement:
+    def judge(
+        self, attempt: Attempt, effort: Effort | None = Effort.QUICK, *, at_least: float = 0.0
+    ) -> Judgement:
         """Judge at the pool's effort (None: without timing).
 
-        Other efforts are ignored: `submit` must give the reward of the verdict that the policy saw.
+        Other efforts and `at_least` are ignored: `submit` must give the reward of the verdict that
+        the policy saw.
         """
         return self.pool.judge(self.task, attempt, timed=effort is not None)
+
+    def verify_ahead(self, attempt: Attempt) -> None:
+        """Do nothing: the pool judges at one effort, and keeps its verdicts."""
 
     def profile(self, attempt: Attempt | None = None, *, counters: bool = False) -> Profile:
         return self.pool.profile(self.task, attempt, counters)

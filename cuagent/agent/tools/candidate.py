@@ -24,10 +24,15 @@ def frozen(run: Run, *, needs_module: bool = True) -> Attempt:
         raise ToolError(str(error).replace(f"{work}/", "").replace(work, "work folder")) from error
 
 
-def judged(run: Run, attempt: Attempt, effort: Effort) -> Judgement:
-    """Judge an attempt. If the infrastructure fails, try once more, then raise JudgeLost."""
+def judged(run: Run, attempt: Attempt, effort: Effort, at_least: float = 0.0) -> Judgement:
+    """Judge an attempt. If the infrastructure fails, try once more, then raise JudgeLost.
+
+    `at_least` is the speedup over eager below which it is not verified (`Judge.judge`).
+    """
     for _ in range(2):
-        judgement = run.measured("verify", lambda judge: judge.judge(attempt, effort))
+        judgement = run.measured(
+            "verify", lambda judge: judge.judge(attempt, effort, at_least=at_least)
+        )
         if judgement.verdict.reason is not Reason.INFRASTRUCTURE:
             return judgement
     raise JudgeLost(f"judging failed twice: {judgement.verdict.detail}")

@@ -31,7 +31,7 @@ def submit(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
             f"again. The run ends: {run.stop}."
         )
         return ToolResult(text, figures(chosen) | {"ended": True, "message": message})
-    measure_remaining_rungs(run)
+    measure_remaining_rungs(run, chosen.attempt)
     context.emit(Phase(f"judging attempt {chosen.n} again for the record"))
     settled = run.settle(chosen, judged(run, chosen.attempt, Effort.RECORD))
     data = figures(settled) | {"ended": settled.accepted, "message": message}

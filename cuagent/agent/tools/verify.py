@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cuagent.agent.tools.candidate import figures, frozen, judged
 from cuagent.agent.tools.tool import Context, Tool, ToolResult, schema
 from cuagent.agent.wording import judgement_lines, next_line
+from cuagent.arms import EAGER
 from cuagent.timing import Effort
+
+if TYPE_CHECKING:
+    from cuagent.agent.run import Run
 
 
 def verify(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
     run = context.run
     attempt = frozen(run)
     again = any(t.attempt.digest == attempt.digest for t in run.tried)
-    tried = run.register(attempt, judged(run, attempt, Effort.QUICK))
+    at_least = _speedup_of_best(run) if arguments.get("only_if_faster") else 0.0
+    tried = run.register(attempt, judged(run, attempt, Effort.QUICK, at_least))
     best = run.best
     lines = list(judgement_lines(tried, best=best is not None and best.n == tried.n))
     if tried.accepted:
@@ -27,4 +32,21 @@ def verify(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
     return ToolResult("\n".join(lines), figures(tried), is_error=not tried.accepted)
 
 
-TOOL = Tool("verify", schema(), verify)
+def _speedup_of_best(run: Run) -> float:
+    """Return the best attempt's speedup over eager; 0 if there is none or it was not timed."""
+    timing = run.best.judgement.timing if run.best is not None else None
+    ratio = timing.ratios.get(EAGER) if timing is not None else None
+    return ratio.value if ratio is not None else 0.0
+
+
+TOOL = Tool(
+    "verify",
+    schema(
+        only_if_faster={
+            "type": "boolean",
+            "description": "Time the candidate first, and do not verify it if it is surely slower "
+            "than the best attempt. False by default.",
+        }
+    ),
+    verify,
+)
