@@ -121,6 +121,9 @@ def _placeholder(low: Lowering, captured: Captured, fx: Any) -> None:
     elif name in captured.constants:
         kind, op = Kind.CONSTANT, _constant(name, captured.constants[name])
     name = low.readable_name(name)
+    constant = captured.constants.get(fx.name)
+    if constant is not None and constant.ndim == 0 and constant.dtype.is_floating_point:
+        low.numbers[name] = float(constant)
     order = order_of_value(fx.meta["val"]) if low.layouts and kind is Kind.INPUT else ()
     low.values[fx.name] = low.add(Node(name, kind, op, (), shape_of(fx), dtype_of(fx), order=order))
 

@@ -2,25 +2,22 @@
 
 A trusted child builds the model and its inputs under the shared lock. It then compiles without any
 lock: the compilers run on the processors. Autotuning compiles its candidate kernels in the same
-way, and takes the lock exclusively only while it runs them. The result lands in the caches that the
-timed processes use (`surroundings.compiled_graphs`), which then open in seconds. Not covered:
-graphs after a graph break, and the tuning of Triton's launch parameters, which need the device;
-they are compiled when a rung is opened.
+way, and takes the lock exclusively only while it runs them (`tuning_lock.py`). The result lands in
+the caches that the timed processes use (`surroundings.compiled_graphs`), which then open in
+seconds. Not covered: graphs after a graph break, and the tuning of Triton's launch parameters,
+which need the device; they are compiled when a rung is opened.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
 import json
 import select
 import shutil
 import socket
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,6 +25,7 @@ from cuagent.arms import EAGER
 from cuagent.device_lock import DeviceLock
 from cuagent.durations import Stage
 from cuagent.measure.timing.surroundings import compiled_graphs
+from cuagent.measure.tuning_lock import tune_exclusively
 from cuagent.task import Task, TaskError, open_reference
 from cuagent.task.plain import task_from_json, task_to_json
 from cuagent.task.settings import arm_settings, read_settings
@@ -39,21 +37,12 @@ REQUEST = "precompile.json"
 OPEN_S, COMPILE_S = 120.0, 300.0
 """Time limits in seconds, of opening the model and of compiling all rungs."""
 TUNED = "max-autotune"
-BENCHMARKS = (
-    ("torch._inductor.select_algorithm", "AlgorithmSelectorCache", "autotune"),
-    ("torch._inductor.scheduler", "Scheduler", "benchmark_fused_nodes"),
-    ("torch._inductor.scheduler", "Scheduler", "benchmark_codegened_module"),
-    ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "benchmark_all_configs"),
-)
-"""Methods of torch in which autotuning runs its candidate kernels: (module, class, method)."""
 MANY_OPERATORS = 100
 """Number of nodes above which several processes compile a graph's kernels. They take five seconds
 to start, in which one process compiles some ten kernels."""
 COMPILERS = 4
 """Number of processes that compile a large graph or autotuning's kernels. It is small because other
 problems compile at the same time."""
-NEEDED = BENCHMARKS[0]
-"""The method without which autotuning cannot be separated from compiling."""
 
 
 def precompile(
@@ -131,50 +120,6 @@ def serve(channel: socket.socket, folder: Path) -> None:
         with nullcontext() if separate or TUNED not in name else lock.exclusive():
             compile_only(model, inputs, name)
         send_message(channel, {"done": name})
-
-
-def tune_exclusively(lock: DeviceLock) -> bool:
-    """Patch torch so that autotuning holds `lock` exclusively while it runs its candidate kernels.
-
-    Returns False if this version of torch lacks the method `NEEDED`. The caller must then hold the
-    lock for the whole compilation.
-    """
-    held = threading.local()
-
-    @contextmanager
-    def alone() -> Iterator[None]:
-        if getattr(held, "yes", False):  # a benchmark may call another one
-            yield
-            return
-        with lock.exclusive():
-            held.yes = True
-            try:
-                yield
-            finally:
-                held.yes = False
-
-    found = set()
-    for place in BENCHMARKS:
-        module, owner, name = place
-        try:
-            holder = getattr(importlib.import_module(module), owner)
-            method = holder.__dict__[name]
-        except (ImportError, AttributeError, KeyError):
-            continue
-        if not callable(method):
-            continue
-        setattr(holder, name, _within(alone, method))
-        found.add(place)
-    return NEEDED in found
-
-
-def _within(context: Callable[[], Any], method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def wrapped(*args: Any, **named: Any) -> Any:
-        with context():
-            return method(*args, **named)
-
-    return wrapped
 
 
 def compile_only(model: Any, inputs: Sequence[Any], name: str) -> bool:

@@ -15,7 +15,7 @@ from cuagent.measure.precompile import precompile
 from cuagent.task import Task
 from cuagent.worker import ForkServer, ForkServerError
 
-COMPILED_AHEAD_S = 120.0
+COMPILED_AHEAD_S = 60.0
 """Seconds that rungs may compile before a record timing."""
 
 

@@ -78,6 +78,16 @@ def test_candidate_agrees_with_reference_in_half_precision(make, name):
     assert_agrees(make(text_of(name, "bfloat16"), "Model"))
 
 
+def test_number_in_a_tensor_of_no_dimensions_is_in_the_kernel(make):
+    # On a GPU such a tensor stays in the memory of the CPU, where a kernel cannot read it.
+    text = text_of("positions").replace(
+        "return self.norm(", "x = torch.min(x, torch.tensor(0.1)) * 2; return self.norm("
+    )
+    made = make(text, "Model")
+    assert "lifted_tensor" not in made.candidate.files["model_new.py"]
+    assert_agrees(made)
+
+
 def test_a_changed_table_is_read_again(make):
     new = assert_agrees(make(text_of("a bias from a table"), "Model"))
     x = torch.randn(3, 6, 20)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 from task_text import task_text
 
 from cuagent.device_lock import DeviceLock
-from cuagent.measure.precompile import precompile, tune_exclusively
+from cuagent.measure import tuning_lock
+from cuagent.measure.precompile import precompile
 from cuagent.measure.timing.surroundings import compiled_graphs
+from cuagent.measure.tuning_lock import TuningLock
 from cuagent.task import load_task
 from cuagent.worker import ForkServer
 
@@ -77,17 +81,17 @@ def test_a_rung_that_is_not_done_in_time_is_left_out(
 
 
 TUNE = """
-import sys, fcntl
+import sys, fcntl, time
 from pathlib import Path
 import torch
 import torch._inductor.compile_fx
-from torch._inductor.select_algorithm import AlgorithmSelectorCache
+from torch._inductor.runtime.benchmarking import benchmarker
 from cuagent.device_lock import DeviceLock
-from cuagent.measure.precompile import tune_exclusively
+from cuagent.measure.tuning_lock import tune_exclusively
 
 lock = DeviceLock(Path(sys.argv[1]))
 ran, compiled = [], []
-original = AlgorithmSelectorCache.autotune
+original = benchmarker.benchmark
 
 def is_free():
     with lock.lock.open("a") as device:
@@ -97,11 +101,11 @@ def is_free():
             return False
         return True
 
-def autotune(*args, **named):
+def benchmark(*args, **named):
     ran.append(is_free())
     return original(*args, **named)
 
-AlgorithmSelectorCache.autotune = autotune
+benchmarker.benchmark = benchmark
 lowered = torch._inductor.compile_fx.compile_fx_inner
 
 def compile_inner(*args, **named):
@@ -113,6 +117,7 @@ print(tune_exclusively(lock))
 model = torch.nn.Linear(64, 128)
 with torch.no_grad():
     torch.compile(model, mode="max-autotune-no-cudagraphs")(torch.randn(32, 64))
+time.sleep(0.5)
 print(compiled, ran, is_free())
 """
 
@@ -140,9 +145,29 @@ def test_autotuning_holds_the_device_only_while_it_runs_its_choices(tmp_path: Pa
 def test_tuning_is_not_separate_if_torch_has_no_such_method(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from cuagent.measure import precompile as module
+    monkeypatch.setattr(tuning_lock, "BENCHMARKER", "torch._inductor.gone")
+    assert not tuning_lock.tune_exclusively(DeviceLock())
 
-    missing = ("torch._inductor.select_algorithm", "AlgorithmSelectorCache", "gone")
-    monkeypatch.setattr(module, "BENCHMARKS", (missing,))
-    monkeypatch.setattr(module, "NEEDED", missing)
-    assert not tune_exclusively(DeviceLock())
+
+def test_tuning_keeps_the_device_between_close_measurements_for_a_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning_lock, "LONGEST_S", 0.5)
+    lock = DeviceLock(tmp_path / "lock")
+    tuning, since, got = TuningLock(lock), time.monotonic(), list[float]()
+
+    def other() -> None:
+        with DeviceLock(lock.lock).exclusive():
+            got.append(time.monotonic() - since)
+
+    with tuning.use():
+        waiting = threading.Thread(target=other)
+        waiting.start()
+    for _ in range(20):
+        with tuning.use(), tuning.use():
+            time.sleep(0.05)
+    waiting.join()
+    assert 0.3 < got[0] < 0.9
+    time.sleep(0.4)
+    with DeviceLock(lock.lock).exclusive():  # the idle device was released
+        pass

@@ -25,6 +25,8 @@ class Lowering:
     multiple: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Node names of all results, for each lowered operator that returns more than one."""
     by_name: dict[str, Node] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
+    """Values of the constants of no dimensions, by the names of their nodes."""
     origin: str = ""
     """Name of the captured operator that is being lowered."""
     origins: set[str] = field(default_factory=set)
@@ -62,7 +64,12 @@ class Lowering:
         """Add a pointwise node over broadcast operands; `hint` replaces `op` in its name.
 
         Integer operands of a floating result are cast first: C++ would drop a quotient's fraction.
+        A constant of no dimensions becomes a number, because it may lie in the memory of the CPU.
         """
+        if dtype in FLOATS and any(arg not in self.numbers for arg in args if isinstance(arg, str)):
+            args = tuple(
+                self.numbers.get(arg, arg) if isinstance(arg, str) else arg for arg in args
+            )
         if dtype in FLOATS and op not in ("cast", "where"):
             args = tuple(self._as_number(arg) for arg in args)
         shape = broadcast([self.shape(arg) for arg in args])

@@ -1,0 +1,100 @@
+"""Hold a device exclusively while torch's autotuning runs its candidate kernels.
+
+Autotuning measures hundreds of kernels for some 50 ms each, with compilation in between. A lock for
+each measurement would wait for the device hundreds of times, and one for the whole autotuning would
+keep the device idle while kernels compile: three networks that autotuned at the same time stopped
+all timings for 110 s (H100). So the lock is kept between measurements in quick succession, and
+released after `IDLE_S` without one, or after `LONGEST_S`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from cuagent.device_lock import DeviceLock
+
+IDLE_S = 0.1
+"""Seconds without a measurement after which the device is released."""
+LONGEST_S = 2.0
+"""Seconds after which the device is released between two measurements, so that others get it."""
+BENCHMARKER = "torch._inductor.runtime.benchmarking"
+"""Module of torch whose object `benchmarker` makes all measurements of autotuning."""
+MEASURES = ("benchmark", "benchmark_cpu", "benchmark_gpu", "benchmark_gpu_with_cuda_graph")
+"""Methods of that object that run a kernel. Only the first is needed; others are newer or older."""
+
+
+class TuningLock:
+    """The exclusive lock of a device, kept between uses in quick succession."""
+
+    def __init__(self, lock: DeviceLock) -> None:
+        self._lock = lock
+        self._used_by = threading.RLock()
+        """Held while the device is used, and while the fields below change."""
+        self._held: ExitStack | None = None
+        self._since = self._last_use = 0.0
+        """Times at which the lock was taken and last used, on the monotonic clock."""
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        """Hold the device exclusively; a use within a use changes nothing."""
+        with self._used_by:
+            if self._held is None:
+                self._held = ExitStack()
+                self._held.enter_context(self._lock.exclusive())
+                self._since = time.monotonic()
+                threading.Thread(target=self._release_when_idle, daemon=True).start()
+            try:
+                yield
+            finally:
+                self._last_use = time.monotonic()
+                if self._last_use - self._since > LONGEST_S:
+                    self._release()
+
+    def _release(self) -> None:
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+    def _release_when_idle(self) -> None:
+        """Release the lock when it was not used for `IDLE_S`; end when it is released."""
+        while True:
+            time.sleep(IDLE_S)
+            with self._used_by:
+                if self._held is None:
+                    return
+                if time.monotonic() - self._last_use > IDLE_S:
+                    self._release()
+                    return
+
+
+def tune_exclusively(lock: DeviceLock) -> bool:
+    """Patch torch so that autotuning holds `lock` exclusively while it runs its candidate kernels.
+
+    Returns False if this version of torch has no such object or method. The caller must then hold
+    the lock for the whole compilation.
+    """
+    try:
+        benchmarker = importlib.import_module(BENCHMARKER).benchmarker
+    except (ImportError, AttributeError):
+        return False
+    tuning = TuningLock(lock)
+    for name in MEASURES:
+        method = getattr(benchmarker, name, None)
+        if callable(method):
+            setattr(benchmarker, name, _within(tuning, method))
+    return callable(getattr(benchmarker, MEASURES[0], None))
+
+
+def _within(tuning: TuningLock, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def measured(*args: Any, **named: Any) -> Any:
+        with tuning.use():
+            return method(*args, **named)
+
+    return measured
