@@ -47,6 +47,8 @@ PASS_TOKENS = 8192
 MEMORY_SHARE = 0.6
 """Share of the GPU memory free at opening that the slots take; judges and activations use the
 rest."""
+SAME = 0.9
+"""Share of a slot's ids with which a prompt must begin to continue the slot's conversation."""
 CHUNK = 512
 """Number of ids that are compared at a time."""
 
@@ -244,22 +246,19 @@ class CachedEngine:
             self._active.append(Row(request, slot, future, uniform))
 
     def _slot_for(self, prompt: Sequence[int]) -> Slot:
-        """Return an idle slot whose ids begin the prompt, with as many of them as possible."""
+        """Return an idle slot; its ids begin the prompt, with as many of them as possible."""
+        assert self._memory is not None
+        known = {id(s): shared(s.ids, prompt) for s in self._slots}
         idle = sorted((s for s in self._slots if not s.busy), key=lambda s: s.used)
-        own = [s for s in idle if begins(s.ids, prompt)]
-        if own:
-            slot = max(own, key=lambda s: len(s.ids))
-        else:
-            # A new conversation takes the slot that was idle for longest, perhaps an unused one.
-            slot = idle[0]
-            like = max(self._slots, key=lambda s: shared(s.ids, prompt))
-            length = shared(like.ids, prompt)
-            if like is not slot and length:
-                assert self._memory is not None
-                self._memory.copy(like.start, slot.start, length)
-            slot.ids = list(prompt[:length])
+        own = [s for s in idle if s.ids and known[id(s)] >= SAME * len(s.ids)]
+        # A new conversation takes the slot that was idle for longest, perhaps an unused one.
+        slot = max(own, key=lambda s: known[id(s)], default=idle[0])
+        like = max(self._slots, key=lambda s: known[id(s)])
+        length = known[id(like)]
+        if known[id(slot)] < length:
+            self._memory.copy(like.start, slot.start, length)
         # The last token is computed again if all are known: its logits are needed.
-        del slot.ids[len(prompt) - 1 :]
+        slot.ids = list(prompt[: min(length, len(prompt) - 1)])
         return slot
 
     @torch.no_grad()
@@ -307,12 +306,6 @@ class CachedEngine:
             f"out of memory while sampling {conversations} conversations of up to {self.context} "
             "tokens; lower play.cache_tokens, play.at_once or play.context"
         )
-
-
-def begins(ids: Sequence[int], prompt: Sequence[int]) -> bool:
-    """Return True if the prompt begins with all of these ids, of which there is at least one."""
-    n = len(ids)
-    return 0 < n <= len(prompt) and ids[-1] == prompt[n - 1] and shared(ids, prompt) == n
 
 
 def shared(ids: Sequence[int], prompt: Sequence[int]) -> int:
