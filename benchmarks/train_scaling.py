@@ -164,6 +164,9 @@ class TeacherEngine:
 
     needs_batches = True
 
+    def conversations(self) -> None:
+        return None
+
     def __init__(self, actor: Any, chat: Chat, tasks: Sequence[Task]) -> None:
         self.local = LocalEngine(actor, NEVER)
         self.chat = chat

@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -58,23 +59,30 @@ class Size:
 PRESETS = {
     "tiny": Size(2, 64, 2, 512, 8, 96, 4, 2, 2),
     "h200": Size(16, 1024, 16, 32768, 32, 2048, 8, 2, 3),
+    # The width, depth and vocabulary of Qwen2.5-1.5B; two such models and 4,096 tokens need 70 GB.
+    "qwen-1.5b": Size(28, 1536, 12, 151936, 16, 4096, 1, 1, 3),
 }
+ARMS = ("rft", "ppo", "trl padded", "trl packed", "trl packed short")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--preset", choices=PRESETS, default="tiny")
+    parser.add_argument("--arms", default=",".join(ARMS), help="what to compare, by commas")
     parser.add_argument("--out", type=Path, help="JSON file for the figures")
     options = parser.parse_args()
     device = parallel.start("cuda" if torch.cuda.is_available() else "cpu")
-    found = figures(PRESETS[options.preset], device)
+    chosen = options.arms.split(",")
+    if wrong := set(chosen) - set(ARMS):
+        parser.error(f"unknown arms: {', '.join(wrong)}; known: {', '.join(ARMS)}")
+    found = figures(PRESETS[options.preset], chosen, device)
     if options.out and parallel.rank() == 0:
         options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     parallel.stop()
 
 
-def figures(size: Size, device: str) -> dict[str, Any]:
-    """Measure all arms; print each measurement when it is done, and return all."""
+def figures(size: Size, chosen: list[str], device: str) -> dict[str, Any]:
+    """Measure the chosen arms; print each measurement when it is done, and return all."""
     found: dict[str, Any] = {
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if device != "cpu" else "cpu",
@@ -82,7 +90,7 @@ def figures(size: Size, device: str) -> dict[str, Any]:
         "size": asdict(size),
     }
     for name, shortest in (("one length", 1.0), ("many lengths", 0.25)):
-        found[name] = measure(size, episodes(size, shortest), device)
+        found[name] = measure(size, episodes(size, shortest), chosen, device)
         if parallel.rank() == 0:
             print(f"{name}: {json.dumps(found[name])}", flush=True)
     return found
@@ -111,7 +119,7 @@ def episodes(size: Size, shortest: float) -> list[Episode]:
     return found
 
 
-def measure(size: Size, rows: list[Episode], device: str) -> dict[str, Any]:
+def measure(size: Size, rows: list[Episode], chosen: list[str], device: str) -> dict[str, Any]:
     """Return real (unpadded) tokens per second of each arm, and peak memory."""
     placements = {"": Placement(compute=Dtype.BF16)}
     if parallel.size() > 1:
@@ -119,12 +127,13 @@ def measure(size: Size, rows: list[Episode], device: str) -> dict[str, Any]:
     tokens = sum(e.tokens for e in rows)
     found: dict[str, Any] = {}
     for label, placement in placements.items():
-        arms: dict[str, Callable[[], float]] = {
-            f"rft{label}": ours(size, rows, placement, device),
-            f"ppo{label}": ours_ppo(size, rows, placement, device),
-        }
+        arms: dict[str, Callable[[], float]] = {}
+        if "rft" in chosen:
+            arms[f"rft{label}"] = ours(size, rows, placement, device)
+        if "ppo" in chosen:
+            arms[f"ppo{label}"] = ours_ppo(size, rows, placement, device)
         if parallel.size() == 1:
-            arms["trl sft"] = theirs(size, rows, device)
+            arms |= trl_arms(size, rows, chosen, device)
         times: dict[str, list[float]] = {name: [] for name in arms}
         for _ in range(size.rounds):
             for name, arm in arms.items():
@@ -136,12 +145,33 @@ def measure(size: Size, rows: list[Episode], device: str) -> dict[str, Any]:
                     found[f"{name}, peak GiB with the other arms' weights"] = round(peak, 2)
         for name, seconds in times.items():
             found[f"{name}, tokens/s"] = round(tokens / statistics.median(seconds))
-    if "trl sft, tokens/s" in found:
-        found["rft over trl"] = round(found["rft, tokens/s"] / found["trl sft, tokens/s"], 3)
+            found[f"{name}, tokens/s of each round"] = [round(tokens / s) for s in seconds]
+    theirs = {name: v for name, v in found.items() if name in {f"{a}, tokens/s" for a in ARMS[2:]}}
+    for name, speed in theirs.items():
+        if "rft, tokens/s" in found:
+            found[f"rft over {name.partition(',')[0]}"] = round(found["rft, tokens/s"] / speed, 3)
     return found
 
 
-def decoder(size: Size) -> Any:
+def trl_arms(
+    size: Size, rows: list[Episode], chosen: list[str], device: str
+) -> dict[str, Callable[[], float]]:
+    """Return TRL's arms: padded rows, and packed rows of one microbatch or of one longest episode.
+
+    The second length of packed rows is there because transformers' attention without the package
+    flash-attn computes a mask of all pairs of a packed row, which costs less in short rows.
+    """
+    lengths = {"trl packed": size.micro * size.tokens, "trl packed short": size.tokens}
+    arms: dict[str, Callable[[], float]] = {}
+    if "trl padded" in chosen:
+        arms["trl padded"] = theirs(size, rows, device, None)
+    for name, length in lengths.items():
+        if name in chosen:
+            arms[name] = theirs(size, rows, device, length)
+    return arms
+
+
+def decoder(size: Size, attention: str = "sdpa") -> Any:
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     torch.manual_seed(0)
@@ -160,7 +190,7 @@ def decoder(size: Size) -> Any:
     )
     # Random numbers for a few hundred million weights take seconds on a CPU.
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+        return AutoModelForCausalLM.from_config(config, attn_implementation=attention)
 
 
 def ours(size: Size, rows: list[Episode], placement: Placement, device: str) -> Callable[[], float]:
@@ -224,20 +254,28 @@ def timed(step: Callable[[], None], steps: int, device: str) -> Callable[[], flo
     return run
 
 
-def theirs(size: Size, rows: list[Episode], device: str) -> Callable[[], float]:
+def theirs(size: Size, rows: list[Episode], device: str, packed: int | None) -> Callable[[], float]:
     """Return a function that runs TRL's SFTTrainer on the same rows and returns the seconds per
-    step."""
+    step.
+
+    `packed`: length of rows that TRL packs (best fit decreasing); None: padded rows.
+    """
+    import datasets
     from datasets import Dataset
     from datasets.table import InMemoryTable
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast, TrainerCallback
     from transformers.utils import logging
-    from trl import SFTConfig, SFTTrainer
+    from trl import SFTConfig, SFTTrainer, pack_dataset
 
     logging.disable_progress_bar()
+    datasets.disable_progress_bars()
     # Set the fingerprint, because some versions of datasets cannot pickle the rows to compute it.
     table = InMemoryTable.from_pylist([as_labels(e) for e in rows])
     data = Dataset(table, fingerprint="episodes")
+    if packed is not None:
+        data = pack_dataset(data, packed, "bfd", {"new_fingerprint": f"packed-{packed}"})
+    at_a_time = 1 if packed else size.micro
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.BPE({"<e>": 1, "<p>": 2, "<b>": 0}, [])),
         pad_token="<p>",
@@ -256,21 +294,25 @@ def theirs(size: Size, rows: list[Episode], device: str) -> Callable[[], float]:
             self.marks.append(time.perf_counter())
 
     folder = tempfile.mkdtemp()
+    # Packed rows are quickest with flash-attn, where this package is installed.
+    attention = "flash_attention_2" if packed and find_spec("flash_attn") else "sdpa"
 
     def run() -> float:
         clock = Clock()
         settings = SFTConfig(
             folder,
             max_steps=size.steps + 1,
-            per_device_train_batch_size=size.micro,
-            gradient_accumulation_steps=size.rows // size.micro,
+            per_device_train_batch_size=at_a_time,
+            gradient_accumulation_steps=len(data) // at_a_time,
+            packing=packed is not None,
+            padding_free=packed is not None,
             learning_rate=RATES.lr,
             lr_scheduler_type="constant",
             bf16=True,
             use_cpu=device == "cpu",
             gradient_checkpointing=False,
             optim="adamw_torch_fused" if device != "cpu" else "adamw_torch",
-            max_length=None,
+            max_length=packed,
             dataset_kwargs={"skip_prepare_dataset": True},
             remove_unused_columns=False,
             dataloader_num_workers=0,
@@ -282,7 +324,7 @@ def theirs(size: Size, rows: list[Episode], device: str) -> Callable[[], float]:
         trainer = SFTTrainer(
             # A trainer wraps its model's forward; a second trainer on the same model took three
             # times as long.
-            decoder(size).to(device),
+            decoder(size, attention).to(device),
             settings,
             train_dataset=data,
             processing_class=tokenizer,

@@ -4,12 +4,13 @@
                  windows.py, runs.py, sources.py: run logs to episodes; filters.py: what RFT
                  imitates; batch.py, packing.py: tensors; export.py: formats of other trainers
     policy/      chat.py, tool_calls.py: messages to token ids and back; model.py: actor and critic;
-                 packed_attention.py: attention within packed rows; lora.py: adapters;
+                 packed_attention.py, cached_attention.py: attention within packed rows, and to
+                 earlier turns; lora.py: adapters;
                  placement.py: replicas or shards; optimize.py: the shared update;
                  checkpoint.py: resuming; best.py: the best weights on held-out tasks;
                  folder.py: a policy's folder, from loading to saving
-    engines/     token ids to sampled ids: engine.py in this process, continuous.py from pages,
-                 server.py by a server; verl_*.py: export to verl, its agent loop and its GAE
+    engines/     token ids to sampled ids: engine.py in batches, cached.py with conversations in
+                 memory, continuous.py by transformers, server.py by a server; verl_*.py: export to verl, its agent loop and its GAE
     rollout/     episode.py: episodes through the agent's loop and tools; collect.py: many of them;
                  setup.py: the engine and the judges for the settings
     judging/     pool.py, judge_process.py: verdicts for many episodes; pool_server.py, ray_pool.py:

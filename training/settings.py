@@ -27,10 +27,13 @@ class Export(StrEnum):
 
 class Sampler(StrEnum):
     AUTO = "auto"
-    """`continuous` on a GPU, `local` on the CPU."""
+    """`cached` on a GPU, `local` on the CPU."""
     LOCAL = "local"
     """Batches decoded one after the other in this process; the same seeds give the same
     episodes."""
+    CACHED = "cached"
+    """One batch that episodes join and leave at any token; the keys and values of conversations
+    stay in memory between turns."""
     CONTINUOUS = "continuous"
     """transformers' continuous batching, which caches the keys and values of conversations."""
 
@@ -47,13 +50,13 @@ class PlayConfig:
     together: float = 1.0
     """Share of the unfinished episodes that must wait for tokens before the engine runs. Use less
     than 1 only if no GPU both samples and times, and 0 for engines that form batches themselves (a
-    server, `continuous`)."""
+    server, `cached`, `continuous`)."""
     timed: bool = True
     """True to time the kernels. False gives rewards -1 and 1 only."""
     gpus: tuple[int, ...] = (0,)
     """Indices of the GPUs that judge."""
     at_once: int = 256
-    """Number of episodes that run in parallel."""
+    """Number of episodes that run in parallel; fewer if the cache of `cached` holds fewer."""
     most_rows: int = 256
     """Largest number of conversations in one batch of the local engine."""
     cache_tokens: int | None = None

@@ -72,12 +72,10 @@ def test_play_context_is_cut_to_the_positions_and_said() -> None:
     assert len(said) == 1
 
 
-def test_gpu_samples_from_pages_by_default() -> None:
-    assert with_sampler(TrainConfig(), "cuda:1").play.engine is Sampler.CONTINUOUS
+def test_gpu_keeps_conversations_by_default() -> None:
+    assert with_sampler(TrainConfig(), "cuda:1").play.engine is Sampler.CACHED
     assert with_sampler(TrainConfig(), "cpu").play.engine is Sampler.LOCAL
     chosen = TrainConfig(play=PlayConfig(engine=Sampler.LOCAL))
     assert with_sampler(chosen, "cuda").play.engine is Sampler.LOCAL
     adapted = TrainConfig(lora=Lora(rank=8), placement=Placement(compute=Dtype.BF16))
-    assert with_sampler(adapted, "cuda").play.engine is Sampler.LOCAL
-    same = replace(adapted, dtype=Dtype.BF16)
-    assert with_sampler(same, "cuda").play.engine is Sampler.CONTINUOUS
+    assert with_sampler(adapted, "cuda").play.engine is Sampler.CACHED

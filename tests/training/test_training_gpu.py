@@ -10,6 +10,7 @@ import torch
 from cuagent.training.algorithms.losses import imitation_loss
 from cuagent.training.data.batch import collate
 from cuagent.training.data.segments import Episode, Kind, Segment
+from cuagent.training.engines.cached import CachedEngine
 from cuagent.training.engines.continuous import ContinuousEngine
 from cuagent.training.engines.engine import LocalEngine, OutOfMemory, Request, fitting_tokens
 from cuagent.training.policy.model import device_microbatches, logprobs_of, per_token
@@ -41,12 +42,14 @@ def requests(count: int, length: int, answer: int) -> list[Request]:
     return [Request(tuple(p), answer, seed) for seed, p in enumerate(prompts)]
 
 
-@pytest.mark.parametrize("kind", ["local", "continuous"])
+@pytest.mark.parametrize("kind", ["local", "cached", "continuous"])
 def test_sampler_agrees_with_trainer_in_bf16(actor: Any, kind: str) -> None:
     asked = requests(16, 1500, 64)
     engine: Any = LocalEngine(actor, END)
     if kind == "continuous":
         engine = ContinuousEngine(actor, END, None)
+    if kind == "cached":
+        engine = CachedEngine(actor, END, 2048)
     with engine.open():
         found = engine.sample(asked)
     episodes = [
@@ -60,6 +63,31 @@ def test_sampler_agrees_with_trainer_in_bf16(actor: Any, kind: str) -> None:
     batch = collate(episodes)
     gap = (per_token(actor, batch, 16384, logprobs_of) - batch.logprobs)[batch.action].abs()
     assert float(gap.mean()) < 0.02
+
+
+def test_cached_conversations_use_the_kernel_of_torch(actor: Any) -> None:
+    """Turns of different lengths, prompts in parts, and a decoding pass, against the trainer."""
+    engine = CachedEngine(actor, -1, 4096, rows=6)
+    first = [
+        Request(r.prompt[: 50 + 333 * n], 9 + n, n) for n, r in enumerate(requests(6, 2000, 1))
+    ]
+    with engine.open():
+        assert engine.flash, "torch's variable-length kernel gave other numbers or an error"
+        turns = engine.sample(first)
+        later = [
+            Request((*r.prompt, *s.ids, *range(5, 25)), 8, r.seed)
+            for r, s in zip(first, turns, strict=True)
+        ]
+        before = engine.computed
+        again = engine.sample(later)
+        assert engine.computed - before == 6 * (1 + 20 + 7)
+    for request, sampled in zip((*first, *later), (*turns, *again), strict=True):
+        whole = torch.tensor([request.prompt + sampled.ids], device="cuda")
+        with torch.no_grad():
+            logits = actor(whole, use_cache=False).logits[0, len(request.prompt) - 1 : -1].float()
+        own = torch.log_softmax(logits, -1).gather(1, torch.tensor(sampled.ids).cuda()[:, None])
+        gap = (own[:, 0].cpu() - torch.tensor(sampled.logprobs)).abs()
+        assert float(gap.mean()) < 0.02
 
 
 def test_batches_of_the_local_engine_fit_into_free_memory(actor: Any) -> None:

@@ -197,7 +197,8 @@ def describe(name: str, found: dict[str, Any]) -> str:
     if not found["seeds"]:
         return f"{name}: no seed has finished"
     d = found["arm_less_full"]
-    summary = f"{name} minus full: {d['mean']:+.2f} [{d['low']:+.2f}, {d['high']:+.2f}]"
+    low, high = (d["low"], d["high"]) if d.get("t_low") is None else (d["t_low"], d["t_high"])
+    summary = f"{name} minus full: {d['mean']:+.2f} [{low:+.2f}, {high:+.2f}]"
     area = {arm: fmean(end["area"] for end in found[arm]) for arm in ("full", "arm")}
     fell = sum(end["collapsed"] for end in found["arm"])
     made = {arm: sum(end["iterations"] for end in found[arm]) for arm in ("full", "arm")}

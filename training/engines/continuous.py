@@ -61,6 +61,9 @@ class ContinuousEngine:
         self._ids = count()
         self._pending: dict[str, Future[Any]] = {}
 
+    def conversations(self) -> None:
+        return None
+
     @contextmanager
     def open(self) -> Iterator[None]:
         """Start the batching thread. Raises EngineError if this model or transformers does not

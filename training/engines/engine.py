@@ -1,10 +1,11 @@
 """Sample token ids and their log-probabilities from token ids.
 
-One protocol has three engines. `LocalEngine` decodes the model in training itself, so sampler and
+One protocol has four engines. `LocalEngine` decodes the model in training itself, so sampler and
 trainer agree to the last bits and no weights are copied; its tokens depend on a request's seed, not
-on the rest of the batch (up to rounding). `ContinuousEngine` (`continuous.py`) lets requests join
-and leave the batch and caches conversations. `ServerEngine` (`server.py`) asks a server that takes
-and returns token ids (vLLM, SGLang).
+on the rest of the batch (up to rounding). `CachedEngine` (`cached.py`) also decodes this model; it
+lets requests join and leave the batch and keeps conversations in memory. `ContinuousEngine`
+(`continuous.py`) does so with transformers' continuous batching. `ServerEngine` (`server.py`) asks
+a server that takes and returns token ids (vLLM, SGLang).
 Not covered: text and chat templates (`chat.py`), batching of concurrent episodes (`rollout.py`).
 
 Invariant: `logprobs` belong to the distribution that was sampled from; at temperature 1 that is the
@@ -57,6 +58,11 @@ class Engine(Protocol):
     needs_batches: bool
     """True if one `sample` call must collect the requests of all threads. False if each thread may
     call `sample` for itself."""
+
+    def conversations(self) -> int | None:
+        """Return how many conversations fit into its memory at the same time; None: it does not
+        keep any, or shares its memory out by itself. Raises OutOfMemory."""
+        ...
 
     def open(self) -> AbstractContextManager[None]:
         """Start the engine.
@@ -114,6 +120,9 @@ class LocalEngine:
         self.tokens = tokens
         self.guard = guard
         self._over = False
+
+    def conversations(self) -> None:
+        return None
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -277,12 +286,18 @@ def token_bytes(actor: Any) -> int:
 def fitting_tokens(actor: Any) -> int | None:
     """Return how many tokens' keys and values fit into the unreserved free GPU memory; None on the
     CPU."""
-    if actor.device.type != "cuda":
+    free = free_memory(actor.device)
+    return None if free is None else max(1, int((1 - RESERVED_SHARE) * free) // token_bytes(actor))
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Return the bytes of a GPU that this process can still use; None on the CPU."""
+    if device.type != "cuda":
         return None
-    free, _ = torch.cuda.mem_get_info(actor.device)
-    # Blocks that torch holds but does not use are free for the cache as well.
-    free += torch.cuda.memory_reserved(actor.device) - torch.cuda.memory_allocated(actor.device)
-    return max(1, int((1 - RESERVED_SHARE) * free) // token_bytes(actor))
+    free, _ = torch.cuda.mem_get_info(device)
+    # Blocks that torch holds but does not use are free as well.
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(free) + int(held)
 
 
 def lacks_memory(error: BaseException | str) -> bool:

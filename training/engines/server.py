@@ -42,6 +42,9 @@ class ServerEngine:
         self.end = end
         self.concurrency = concurrency
 
+    def conversations(self) -> None:
+        return None
+
     def open(self) -> AbstractContextManager[None]:
         return nullcontext()
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cuagent.training.algorithms.ppo_update import PpoConfig
 from cuagent.training.config import ConfigError
 from cuagent.training.data.segments import RecordError
 
@@ -82,8 +83,7 @@ def export_verl(
             raise RecordError(f"{folder}: not a Hugging Face folder (no config.json)")
     with policy_errors(critic):
         check_critic(critic)
-    if config.single_turn:
-        raise ConfigError("verl has no single_turn: set single_turn=0")
+    check_supported(config)
     out = out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     shutil.copytree(actor, out / "actor", dirs_exist_ok=True)
@@ -99,6 +99,23 @@ def export_verl(
     (out / "run.sh").write_text(script, encoding="utf-8")
     (out / "run.sh").chmod(0o755)
     return count
+
+
+def check_supported(config: TrainConfig) -> None:
+    """Raise ConfigError if a setting that verl cannot follow differs from its default."""
+    p, plain = config.ppo, PpoConfig()
+    lacking = {
+        "single_turn": config.single_turn == 0,
+        "ppo.reward": p.reward is plain.reward,
+        "ppo.naive_gae": not p.naive_gae,
+        "ppo.alpha": p.alpha == plain.alpha,
+        "ppo.actor.last": p.actor.last == 0,
+        "ppo.critic.last": p.critic.last == 0,
+        "lora.rank": config.lora.rank == 0,
+    }
+    for name, fits in lacking.items():
+        if not fits:
+            raise ConfigError(f"verl has no {name}: leave it at its default")
 
 
 def write_tasks(tasks: Path, out: Path, heldout: float, device: str) -> int:
@@ -156,7 +173,7 @@ def overrides(
         "algorithm.gamma=1.0",
         f"algorithm.lam={p.lam_critic}",
         "algorithm.use_kl_in_reward=False",
-        "algorithm.rollout_correction.rollout_is=token",
+        f"algorithm.rollout_correction.rollout_is={'token' if p.importance_cap else 'null'}",
         f"algorithm.rollout_correction.rollout_is_threshold={p.importance_cap or 2.0}",
         f"data.train_files={out / 'train.parquet'}",
         f"data.val_files={out / 'heldout.parquet'}",
@@ -169,6 +186,9 @@ def overrides(
         f"{actor}.optim.lr={p.actor.lr}",
         f"{actor}.optim.betas=[{p.actor.beta1},{p.actor.beta2}]",
         f"{actor}.optim.weight_decay={p.actor.decay}",
+        f"{actor}.optim.lr_warmup_steps={p.actor.warmup}",
+        f"{actor}.optim.clip_grad={p.actor.clip_norm}",
+        f"{actor}.grad_clip={p.actor.clip_norm}",
         f"{actor}.ppo_mini_batch_size={max(1, config.ppo_episodes // p.minibatches)}",
         f"{actor}.ppo_epochs={p.epochs}",
         f"{actor}.clip_ratio_low={p.clip.low}",
@@ -191,6 +211,9 @@ def overrides(
         f"critic.optim.lr={p.critic.lr}",
         f"critic.optim.betas=[{p.critic.beta1},{p.critic.beta2}]",
         f"critic.optim.weight_decay={p.critic.decay}",
+        f"critic.optim.lr_warmup_steps={p.critic.warmup}",
+        f"critic.optim.clip_grad={p.critic.clip_norm}",
+        f"critic.grad_clip={p.critic.clip_norm}",
         f"critic.cliprange_value={p.value_clip or UNBOUNDED}",
         f"trainer.critic_warmup={p.critic_only}",
         f"trainer.total_training_steps={p.iterations}",

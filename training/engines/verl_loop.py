@@ -59,7 +59,8 @@ class CuagentLoop(AgentLoopBase):
     ) -> None:
         super().__init__(*args, **kwargs)
         self.device = Device(device)
-        self.play = Play(TOOLS, opening, turns, context, reply)
+        # As in other rollouts, an episode whose kernels are timed begins with the ladder.
+        self.play = Play(TOOLS, opening, turns, context, reply, ladder=timed)
         self.pool = shared_pool(actors, timed, self.device is Device.CUDA)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:

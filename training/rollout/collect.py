@@ -77,9 +77,10 @@ class Collector:
         names = [episode_id(policy, task, seed) for task, seed in jobs]
         todo = [job for job, name in zip(jobs, names, strict=True) if name not in ended]
         progress = Progress(len(jobs), len(ended), partial if self.inputs else None, self.say)
-        for at in range(0, len(todo), self.max_in_flight):
+        at_once = self._at_once() if todo else 1
+        for at in range(0, len(todo), at_once):
             played = play_many(
-                todo[at : at + self.max_in_flight],
+                todo[at : at + at_once],
                 self.pool.judge_for,
                 policy,
                 self.chat,
@@ -104,6 +105,17 @@ class Collector:
         parallel.barrier()  # delete the partial files only when the complete file exists
         partial.unlink(missing_ok=True)
         return found
+
+    def _at_once(self) -> int:
+        """Return the number of episodes to play in parallel, reporting it if memory lowers it.
+
+        More than the engine's memory holds would drive each other's conversations out of it.
+        """
+        fits = self.engine.conversations()
+        if fits is None or fits >= min(self.max_in_flight, self.episodes):
+            return self.max_in_flight
+        self.say(f"  {fits} episodes run in parallel: the memory for sampling holds no more")
+        return fits
 
     def _write(self, iteration: int, found: Sequence[Episode]) -> None:
         path = self.out / "episodes" / f"{iteration:05d}.jsonl"

@@ -11,12 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from cuagent.agent.prompt import opening
 from cuagent.agent.tools import TOOLS
 from cuagent.task import Task
 from cuagent.timing import Effort
 from cuagent.training import parallel
 from cuagent.training.config import ConfigError
+from cuagent.training.engines.cached import CachedEngine
 from cuagent.training.engines.continuous import ContinuousEngine
 from cuagent.training.engines.engine import Engine, LocalEngine
 from cuagent.training.engines.server import ServerEngine
@@ -27,7 +30,7 @@ from cuagent.training.policy.model import (
     load_actor,
     positions_of,
 )
-from cuagent.training.policy.placement import is_sharded
+from cuagent.training.policy.placement import Dtype, is_sharded
 from cuagent.training.rollout.collect import Collector
 from cuagent.training.rollout.episode import Play
 from cuagent.training.settings import Sampler, TrainConfig
@@ -49,12 +52,7 @@ def with_sampler(config: TrainConfig, device: str) -> TrainConfig:
     """Return settings in which `play.engine=auto` is replaced by the engine for the device."""
     if config.play.engine is not Sampler.AUTO:
         return config
-    # Pages of keys and values have the type of the weights. A sampler with weights of another type
-    # would need a copy, which adapters do not support.
-    pages = device.startswith("cuda") and (
-        not config.lora.rank or config.placement.compute is config.dtype
-    )
-    engine = Sampler.CONTINUOUS if pages else Sampler.LOCAL
+    engine = Sampler.CACHED if device.startswith("cuda") else Sampler.LOCAL
     return replace(config, play=replace(config.play, engine=engine))
 
 
@@ -120,6 +118,10 @@ def make_engine(actor: Any, chat: Chat, max_in_flight: int, config: TrainConfig)
         fits = actor.device.type == "cuda"
         tokens = p.cache_tokens or (None if fits else max_in_flight * p.context)
         return ContinuousEngine(actor, chat.end, tokens, p.temperature)
+    if p.engine is Sampler.CACHED:
+        half = Dtype.BF16 in (config.placement.compute, config.dtype)
+        kept = torch.bfloat16 if half else torch.float32
+        return CachedEngine(actor, chat.end, p.context, p.cache_tokens, max_in_flight, kept)
     return LocalEngine(actor, chat.end, p.most_rows, tokens=p.cache_tokens)
 
 

@@ -15,6 +15,7 @@ import transformers
 
 from cuagent.training.data.batch import collate
 from cuagent.training.data.segments import Episode, Kind, Segment
+from cuagent.training.engines.cached import CachedEngine
 from cuagent.training.engines.continuous import ContinuousEngine
 from cuagent.training.engines.engine import LocalEngine, Request
 from cuagent.training.policy.model import logprobs_of, per_token
@@ -80,9 +81,9 @@ def conversations(engine: Any) -> list[Episode]:
 CASES = [
     pytest.param(family, kind, compute, marks=() if quick else pytest.mark.slow)
     for family in FAMILIES
-    for kind in ("local", "continuous")
+    for kind in ("local", "cached", "continuous")
     for compute in (Dtype.FP32, Dtype.BF16)
-    for quick in [family == "llama" or (kind == "continuous" and compute is Dtype.BF16)]
+    for quick in [family == "llama" or (kind == "cached" and compute is Dtype.BF16)]
 ]
 """Outside the slow suite: all cases of one family; of the others, the case of training."""
 
@@ -96,6 +97,8 @@ def test_sampler_agrees_with_trainer(family: str, kind: str, compute: Dtype) -> 
         sampling = actor_of(family).to(getattr(torch, compute.value))
         copy_weights(trained, sampling)
         engine: Any = ContinuousEngine(sampling, END, 2048)
+    elif kind == "cached":
+        engine = CachedEngine(trained, END, 256, rows=3, dtype=compute.torch)
     else:
         engine = LocalEngine(trained, END)
     with engine.open():

@@ -18,13 +18,17 @@ from dictated import SOURCE
 from toy_game import play, small_actor
 
 from cuagent.training.algorithms.advantage import advantages_and_returns, whiten
+from cuagent.training.algorithms.ppo_update import PpoConfig
+from cuagent.training.algorithms.reward import Reward
 from cuagent.training.config import ConfigError
 from cuagent.training.data.segments import Episode, Kind, Segment
 from cuagent.training.engines.verl_export import Cluster, export_verl, overrides
 from cuagent.training.engines.verl_gae import ARGUMENTS, LAM_ACTOR, gae
 from cuagent.training.engines.verl_rows import rows_of
 from cuagent.training.policy.chat import Chat
+from cuagent.training.policy.lora import Lora
 from cuagent.training.policy.model import new_critic, save_model
+from cuagent.training.policy.optimize import AdamW
 from cuagent.training.settings import TrainConfig
 
 needs_verl = pytest.mark.skipif(find_spec("verl") is None, reason="verl is not installed")
@@ -147,10 +151,40 @@ def test_exported_settings_hold_what_verl_would_choose_otherwise() -> None:
     assert float(values["critic.cliprange_value"]) >= 1e9
 
 
-def test_export_refuses_settings_that_verl_lacks(exported: Path, tmp_path: Path) -> None:
+def test_changed_settings_reach_verl() -> None:
+    ppo = PpoConfig(
+        importance_cap=None,
+        actor=AdamW(lr=1e-6, warmup=7, clip_norm=0.5),
+        critic=AdamW(lr=1e-6, warmup=3, clip_norm=0.25),
+    )
+    wanted = overrides(Path("/x"), TrainConfig(ppo=ppo), Cluster())
+    values = dict(s.split("=", 1) for s in wanted)
+    actor = "actor_rollout_ref.actor"
+    assert values["algorithm.rollout_correction.rollout_is"] == "null"
+    assert values[f"{actor}.optim.lr_warmup_steps"] == "7"
+    assert values[f"{actor}.grad_clip"] == values[f"{actor}.optim.clip_grad"] == "0.5"
+    assert values["critic.optim.lr_warmup_steps"] == "3"
+    assert values["critic.grad_clip"] == values["critic.optim.clip_grad"] == "0.25"
+
+
+@pytest.mark.parametrize(
+    ("setting", "name"),
+    [
+        (TrainConfig(single_turn=3), "single_turn"),
+        (TrainConfig(ppo=PpoConfig(reward=Reward.RATIO)), "ppo.reward"),
+        (TrainConfig(ppo=PpoConfig(naive_gae=True)), "ppo.naive_gae"),
+        (TrainConfig(ppo=PpoConfig(alpha=0.1)), "ppo.alpha"),
+        (TrainConfig(ppo=PpoConfig(actor=AdamW(lr=1e-6, last=9))), "ppo.actor.last"),
+        (TrainConfig(ppo=PpoConfig(critic=AdamW(lr=1e-6, last=9))), "ppo.critic.last"),
+        (TrainConfig(lora=Lora(rank=4)), "lora.rank"),
+    ],
+)
+def test_export_refuses_settings_that_verl_lacks(
+    setting: TrainConfig, name: str, exported: Path, tmp_path: Path
+) -> None:
     models = (tmp_path / "actor", tmp_path / "critic", tmp_path / "tasks", tmp_path / "again")
-    with pytest.raises(ConfigError, match="verl has no single_turn"):
-        export_verl(*models, TrainConfig(single_turn=3), Cluster(), "cpu")
+    with pytest.raises(ConfigError, match=f"verl has no {name}"):
+        export_verl(*models, setting, Cluster(), "cpu")
 
 
 @needs_verl
@@ -189,3 +223,19 @@ def test_agent_loop_matches_verl_interface() -> None:
     assert set(row) <= set(AgentLoopOutput.model_fields)
     output = AgentLoopOutput(**row, metrics={}, extra_fields={})
     assert json.loads(output.model_dump_json())["response_mask"] == row["response_mask"]
+
+
+@needs_verl
+@pytest.mark.parametrize("timed", [True, False])
+def test_episodes_of_verl_begin_with_the_ladder_if_kernels_are_timed(
+    timed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from verl.experimental.agent_loop.agent_loop import AgentLoopBase
+
+    from cuagent.training.engines import verl_loop
+
+    monkeypatch.setattr(AgentLoopBase, "__init__", lambda self, *args, **kwargs: None)
+    monkeypatch.setattr(verl_loop, "shared_pool", lambda *_: None)
+    loop = verl_loop.CuagentLoop(device="cpu", turns=3, context=64, reply=9, actors=1, timed=timed)
+    assert loop.play.ladder is timed
+    assert (loop.play.turns, loop.play.context, loop.play.reply) == (3, 64, 9)

@@ -216,6 +216,9 @@ class Dying:
 
     needs_batches = True
 
+    def conversations(self) -> None:
+        return None
+
     def __init__(self, engine: LocalEngine, calls: int) -> None:
         self.engine = engine
         self.left = calls
@@ -234,6 +237,9 @@ class Endless:
     """An engine that never ends an episode, and counts its calls."""
 
     needs_batches = True
+
+    def conversations(self) -> None:
+        return None
 
     def __init__(self, chat: Chat) -> None:
         self.ids = (*chat.encode(WRITE), chat.end)
@@ -277,6 +283,9 @@ def test_exhausted_memory_ends_the_collection_with_its_own_error(
 ) -> None:
     class Exhausted:
         needs_batches = True
+
+        def conversations(self) -> None:
+            return None
 
         def open(self) -> Any:
             return nullcontext()

@@ -1,0 +1,371 @@
+"""Play and train models in the shape of real ones: random weights, the real prompt and tools.
+
+    python benchmarks/train_shapes.py --shape tiny --stages probe,sample,agree,rft,value,ppo   # CPU
+    python benchmarks/train_shapes.py --shape qwen-1.5b --stages probe --out run
+    python benchmarks/train_shapes.py --shape qwen-1.5b --stages sample,agree --out run
+    python benchmarks/train_shapes.py --shape qwen-1.5b --stages rft,value,ppo --out run
+    python benchmarks/train_shapes.py --shape qwen-7b-lora --stages sample,agree --out run-7b
+
+Each stage can run alone; its figures go to `OUT/figures.json`, one entry for each stage.
+
+- `probe` measures reading of prompts and decoding, without episodes, and names the attention used.
+- `sample` plays episodes through a `Collector`, as `cuagent train collect` does: the agent's loop,
+  prompt and tools, untimed verdicts. A turn has tokens that the policy samples (their number is set
+  by `--seconds`), then a tool call that is dictated, because random weights write none. The output
+  of the tools fills the context. An interrupted stage goes on with the episodes that are missing.
+- `agree` scores these episodes with the trainer and compares log-probabilities with the sampler's.
+- `rft`, `value` and `ppo` make updates as the stages do; without episodes of `sample` they use
+  random ids with the same segments. A step that would pass `--seconds` is not begun.
+
+Not covered: learning (weights and sampled text are random), timed verdicts, several GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from train_shapes_models import SHAPES, Shape, decoder, random_episodes
+from train_shapes_play import DICTATED, Scripted, make_chat, task_folder
+
+from cuagent.agent.prompt import opening
+from cuagent.agent.tools import TOOLS
+from cuagent.training.algorithms.metrics import episode_metrics
+from cuagent.training.algorithms.ppo_update import PpoConfig, update
+from cuagent.training.algorithms.rft import RftConfig, rft_step
+from cuagent.training.algorithms.value import value_step
+from cuagent.training.data.batch import collate
+from cuagent.training.data.segments import Episode, Kind, read_episodes
+from cuagent.training.data.tasks import load_tasks
+from cuagent.training.engines.cached import CachedEngine
+from cuagent.training.engines.engine import Request
+from cuagent.training.files import write_atomic
+from cuagent.training.policy.folder import prepare_model
+from cuagent.training.policy.lora import Lora, adapt, share_backbone
+from cuagent.training.policy.model import (
+    count_parameters,
+    logprobs_of,
+    new_critic,
+    per_token,
+    positions_of,
+)
+from cuagent.training.policy.optimize import AdamW, apply_gradients, make_optimizer
+from cuagent.training.policy.placement import Dtype, Placement
+from cuagent.training.rollout.setup import make_collector, make_engine, make_pool
+from cuagent.training.settings import PlayConfig, Sampler, TrainConfig
+
+Figures = dict[str, Any]
+RATES = AdamW(lr=1e-6)
+MOST_REPLY = 512
+"""Largest number of tokens that the policy samples in a turn."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--shape", choices=SHAPES, default="tiny")
+    parser.add_argument("--stages", default="probe,sample,agree,rft,value,ppo")
+    parser.add_argument("--seconds", type=float, default=480, help="limit of the whole call")
+    parser.add_argument("--episodes", type=int, help="episodes to play (default: of the shape)")
+    parser.add_argument("--at-once", type=int, help="episodes in parallel (default: all that fit)")
+    parser.add_argument(
+        "--cache-tokens", type=int, help="size of the cache for sampling, in tokens"
+    )
+    parser.add_argument(
+        "--reply", type=int, help="sampled tokens of a turn (default: by --seconds)"
+    )
+    parser.add_argument("--ppo-episodes", type=int, default=16, help="episodes of the PPO update")
+    parser.add_argument("--out", type=Path, default=Path("train-shapes"))
+    options = parser.parse_args()
+    end = time.monotonic() + options.seconds
+    bench = Bench(options, end)
+    for stage in options.stages.split(","):
+        bench.record(stage, STAGES[stage])
+
+
+class Bench:
+    """The model and the settings of one call; its stages share them."""
+
+    def __init__(self, options: argparse.Namespace, end: float) -> None:
+        self.options = options
+        self.end = end
+        self.shape = SHAPES[options.shape]
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.out: Path = options.out
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.config = config_of(self.shape, options, self.device)
+        start = time.monotonic()
+        self.chat = make_chat(self.shape.vocabulary)
+        plain = decoder(self.shape, self.chat, self.config.dtype, self.device)
+        self.weights = count_parameters(plain)
+        # The critic begins as a copy of the backbone; adapters share the backbone afterwards.
+        self.plain_critic = new_critic(plain) if wants_critic(options.stages) else None
+        self.actor = prepare_model(plain, self.config, self.device).eval()
+        print(f"model of {self.weights / 1e9:.3f}e9 weights in {time.monotonic() - start:.0f} s",
+              flush=True)  # fmt: skip
+
+    def left(self) -> float:
+        return self.end - time.monotonic()
+
+    def record(self, stage: str, run: Callable[[Bench], Figures]) -> None:
+        """Run a stage, and add its figures to the file."""
+        if self.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        start = time.monotonic()
+        figures = run(self)
+        found = self.found()  # a stage may have recorded another one
+        figures["stage_seconds"] = round(time.monotonic() - start, 1)
+        if self.device == "cuda":
+            figures["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
+        found[stage] = figures | self.facts()
+        write_atomic(self.out / "figures.json", json.dumps(found, indent=1) + "\n")
+        print(stage, json.dumps(found[stage]), flush=True)
+
+    def found(self) -> Figures:
+        """Return the figures of finished stages."""
+        path = self.out / "figures.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def facts(self) -> Figures:
+        import transformers
+
+        return {
+            "shape": self.options.shape,
+            "weights": self.weights,
+            "device": torch.cuda.get_device_name() if self.device == "cuda" else "cpu",
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        }
+
+    @cached_property
+    def critic(self) -> Any:
+        """The critic, placed for training; with adapters it has the actor's backbone."""
+        if self.plain_critic is None:
+            raise SystemExit("value and ppo must be among --stages when the script starts")
+        critic = adapt(self.plain_critic, self.config.lora)
+        if self.shape.rank:
+            share_backbone(critic, self.actor)
+        return prepare_model(critic, self.config, self.device)
+
+    def episodes(self) -> tuple[list[Episode], str]:
+        """Return the episodes of the stage `sample`, or random ones, and which of both they are."""
+        path = self.out / "episodes" / "00000.jsonl"
+        if path.exists():
+            return list(read_episodes(path)), "played"
+        return random_episodes(self.shape, self.config.play.context), "random ids"
+
+
+def wants_critic(stages: str) -> bool:
+    return bool({"value", "ppo"} & set(stages.split(",")))
+
+
+def config_of(shape: Shape, options: argparse.Namespace, device: str) -> TrainConfig:
+    """Return the settings of the example for this size, with untimed verdicts."""
+    low = Dtype.BF16 if device == "cuda" else Dtype.FP32
+    play = PlayConfig(
+        turns=shape.turns,
+        context=shape.context,
+        reply=MOST_REPLY + 512,
+        timed=False,
+        at_once=options.at_once or options.episodes or shape.episodes,
+        cache_tokens=options.cache_tokens,
+        engine=Sampler.CACHED,
+    )
+    return TrainConfig(
+        dtype=low if shape.rank else Dtype.FP32,
+        placement=Placement(compute=low, recompute=True),
+        lora=Lora(rank=shape.rank, shared=bool(shape.rank)),
+        play=play,
+    )
+
+
+def probe(bench: Bench) -> Figures:
+    """Measure reading of prompts and decoding with half-full contexts."""
+    shape, play = bench.shape, bench.config.play
+    engine = make_engine(bench.actor, bench.chat, play.at_once, bench.config)
+    assert isinstance(engine, CachedEngine)
+    engine.end = -1  # no turn ends early
+    rows = min(play.at_once, engine.conversations() or play.at_once)
+    length, steps = shape.context // 2, 32
+    generator = torch.Generator().manual_seed(1)
+    prompts = [
+        tuple(torch.randint(3, shape.vocabulary, (length,), generator=generator).tolist())
+        for _ in range(rows)
+    ]
+    with engine.open():
+        engine.sample([Request(prompts[0][:100], 2, 0)])
+        start = time.monotonic()
+        first = engine.sample([Request(p, 1, n) for n, p in enumerate(prompts)])
+        read = time.monotonic() - start
+        start = time.monotonic()
+        asked = [Request(p + f.ids, steps, n) for n, (p, f) in enumerate(zip(prompts, first))]  # noqa: B905
+        engine.sample(asked)
+        decoded = time.monotonic() - start
+    return {
+        "flash": engine.flash,
+        "conversations": rows,
+        "context": length,
+        "read_tokens_per_s": round(rows * length / read),
+        "decode_tokens_per_s": round(rows * steps / decoded),
+        "seconds_per_token": round(decoded / steps, 4),
+    }
+
+
+def sample(bench: Bench) -> Figures:
+    """Play the episodes; see the module."""
+    shape, options, play = bench.shape, bench.options, bench.config.play
+    episodes = options.episodes or shape.episodes
+    tasks = load_tasks(task_folder(bench.out / "tasks"), bench.device)
+    with make_pool(bench.config, bench.device, tasks) as pool:
+        plays = make_collector(
+            tasks, bench.chat, bench.actor, pool, bench.out, episodes, bench.config, print
+        )
+        reply = options.reply or reply_for(bench, episodes)
+        room = min(play.context, positions_of(bench.actor) or play.context)
+        script = Scripted(plays.engine, bench.chat, reply, shape.turns, room)
+        plays.engine = script
+        plays.play = replace(plays.play, initial_files=script.files)
+        plays.inputs = {"shape": options.shape, "reply": reply}
+        start = time.monotonic()
+        found = plays(0)
+        seconds = time.monotonic() - start
+    turns = [sum(s.kind is Kind.ACTION for s in e.segments) for e in found]
+    return {
+        "episodes": len(found),
+        "lost": plays.lost,
+        "turns": [min(turns), max(turns)],
+        "tokens": [min(e.tokens for e in found), max(e.tokens for e in found)],
+        "prompt_tokens": len(bench.chat.prompt_ids(opening(tasks[0]), [t.spec for t in TOOLS])),
+        "sampled_tokens_of_a_turn": reply,
+        "sampled_tokens": script.sampled,
+        "computed_tokens": script.computed,
+        "engine_seconds": round(script.seconds, 1),
+        "wall_seconds": round(seconds, 1),
+        "sampled_tokens_per_s_of_engine": round(script.sampled / max(script.seconds, 1e-9)),
+        "sampled_tokens_per_s_of_wall": round(script.sampled / seconds),
+        "metrics": {k: episode_metrics(found)[k] for k in ("reward", "correct")},
+    }
+
+
+def reply_for(bench: Bench, episodes: int) -> int:
+    """Return how many tokens a turn may sample, so that all episodes end within the time left.
+
+    It measures the seconds of a decoding step with contexts that are half full.
+    """
+    measured = bench.found().get("probe")
+    if measured is None:
+        bench.record("probe", probe)
+        measured = bench.found()["probe"]
+    waves = -(-episodes // measured["conversations"])
+    read = episodes * bench.shape.context / measured["read_tokens_per_s"]
+    steps = (0.6 * bench.left() - read) / measured["seconds_per_token"]
+    return max(16, min(MOST_REPLY, int(steps / waves / bench.shape.turns)))
+
+
+def agree(bench: Bench) -> Figures:
+    """Compare the sampler's log-probabilities with the trainer's, at tokens that were sampled."""
+    played, source = bench.episodes()
+    if source != "played":
+        raise SystemExit("agree needs the episodes of the stage sample")
+    bench.actor.eval()
+    gaps, tokens, start = [], 0, time.monotonic()
+    for at in range(0, len(played), 4):
+        if at and bench.left() < 2 * (time.monotonic() - start) * 4 / at:
+            break
+        batch = collate(played[at : at + 4])
+        found = per_token(bench.actor, batch, bench.shape.context, logprobs_of)
+        own = batch.action & (batch.logprobs != DICTATED)
+        gaps.append((found - batch.logprobs)[own].abs())
+        tokens += int(batch.real.sum())
+    gap, seconds = torch.cat(gaps), time.monotonic() - start
+    ordered = gap.sort().values
+    share = {p: float(ordered[int(p * (len(gap) - 1))]) for p in (0.5, 0.99, 0.999, 1.0)}
+    return {
+        "compared_tokens": len(gap),
+        "beyond_0.02": round(float((gap > 0.02).float().mean()), 6),
+        "mean": round(float(gap.mean()), 6),
+        "median": round(share[0.5], 6),
+        "p99": round(share[0.99], 6),
+        "p99.9": round(share[0.999], 6),
+        "largest": round(share[1.0], 6),
+        "scored_tokens_per_s": round(tokens / seconds),
+    }
+
+
+def steps_of(
+    bench: Bench, step: Callable[[Sequence[Episode], int], Any], most: int, of: int
+) -> Figures:
+    """Make up to `most` steps of `of` episodes each; return tokens per second of each step."""
+    episodes, source = bench.episodes()
+    speeds: list[int] = []
+    results: list[Any] = []
+    took = 0.0
+    for number in range(most):
+        if number and bench.left() < 1.2 * took:
+            break
+        chosen = [episodes[(number * of + i) % len(episodes)] for i in range(of)]
+        start = time.monotonic()
+        results.append(step(chosen, number))
+        if bench.device == "cuda":
+            torch.cuda.synchronize()
+        took = time.monotonic() - start
+        speeds.append(round(sum(e.tokens for e in chosen) / took))
+        print(f"  step {number}: {took:.1f} s, {speeds[-1]} tokens/s", flush=True)
+    return {"episodes_of_a_step": of, "source": source, "tokens_per_s": speeds, "results": results}
+
+
+def rft(bench: Bench) -> Figures:
+    optimizer = make_optimizer(bench.actor, RATES)
+    bench.actor.train()
+    config = RftConfig(tokens_per_microbatch=bench.shape.context, optimizer=RATES)
+
+    def step(chosen: Sequence[Episode], number: int) -> Any:
+        return rft_step(bench.actor, optimizer, chosen, config, number)
+
+    return steps_of(bench, step, 2, bench.shape.batch)
+
+
+def value(bench: Bench) -> Figures:
+    critic = bench.critic
+    optimizer = make_optimizer(critic, RATES)
+    critic.train()
+
+    def step(chosen: Sequence[Episode], number: int) -> Any:
+        batch = collate(chosen)
+        loss = value_step(critic, batch, batch.outcome, bench.shape.context)
+        return {"loss": loss, "grad_norm": apply_gradients(critic, optimizer, RATES, number)}
+
+    return steps_of(bench, step, 2, bench.shape.batch)
+
+
+def ppo(bench: Bench) -> Figures:
+    critic = bench.critic
+    bench.actor.eval()
+    models = {"actor": bench.actor, "critic": critic}
+    optimizers = {name: make_optimizer(model, RATES) for name, model in models.items()}
+    config = PpoConfig(actor=RATES, critic=RATES, tokens_per_microbatch=bench.shape.context)
+
+    def step(chosen: Sequence[Episode], number: int) -> Any:
+        found = update(bench.actor, critic, optimizers, chosen, config, number)
+        return {k: found[k] for k in ("actor_loss", "critic_loss", "first_log_ratio_max")}
+
+    return steps_of(bench, step, 2, bench.options.ppo_episodes)
+
+
+STAGES: dict[str, Callable[[Bench], Figures]] = {
+    "probe": probe,
+    "sample": sample,
+    "agree": agree,
+    "rft": rft,
+    "value": value,
+    "ppo": ppo,
+}
+
+if __name__ == "__main__":
+    main()

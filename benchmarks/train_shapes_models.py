@@ -1,0 +1,85 @@
+"""Define the decoders of `train_shapes.py`, in the shape of real ones, and random episodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cuagent.training.data.segments import Episode, Kind, Segment
+from cuagent.training.policy.placement import Dtype
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder of the Qwen2 family and the sizes of its episodes."""
+
+    layers: int
+    width: int
+    inner: int
+    heads: int
+    groups: int
+    vocabulary: int
+    tied: bool
+    context: int
+    turns: int
+    episodes: int
+    batch: int
+    """Number of episodes in a step of RFT and of value pretraining."""
+    rank: int = 0
+    """Rank of the adapters; 0 trains all weights."""
+
+
+SHAPES = {
+    "tiny": Shape(2, 64, 128, 4, 2, 4096, True, 16384, 4, 4, 2),
+    "tiny-lora": Shape(2, 64, 128, 4, 2, 4096, False, 16384, 4, 4, 2, rank=4),
+    "qwen-1.5b": Shape(28, 1536, 8960, 12, 2, 151936, True, 32768, 20, 64, 16),
+    "qwen-7b-lora": Shape(28, 3584, 18944, 28, 4, 152064, False, 32768, 20, 64, 16, rank=32),
+}
+
+
+def decoder(shape: Shape, chat: Any, dtype: Dtype, device: str) -> Any:
+    """Return a causal language model with random weights, on the device."""
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    torch.manual_seed(0)
+    settings = Qwen2Config(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.width,
+        intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.groups,
+        max_position_embeddings=shape.context,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        tie_word_embeddings=shape.tied,
+        bos_token_id=None,
+        eos_token_id=chat.end,
+        pad_token_id=chat.pad,
+    )
+    with torch.device(device):  # random numbers for billions of weights take minutes on a CPU
+        return AutoModelForCausalLM.from_config(
+            settings, attn_implementation="sdpa", dtype=dtype.torch
+        )
+
+
+def random_episodes(shape: Shape, context: int) -> list[Episode]:
+    """Return episodes of random ids: a prompt of 7,000 tokens (or a quarter), then turns of 250
+    sampled tokens and tool output that fills the context."""
+    generator = torch.Generator().manual_seed(2)
+    prompt = min(7000, context // 4)
+    each = (context - prompt) // shape.turns
+    found = []
+    for number in range(shape.episodes):
+        segments = []
+        parts = [(Kind.PROMPT, prompt)]
+        parts += [(Kind.ACTION, each // 4), (Kind.OBSERVATION, each - each // 4)] * shape.turns
+        for kind, n in parts:
+            ids = torch.randint(3, shape.vocabulary, (n,), generator=generator).tolist()
+            logprobs = (-10.0,) * n if kind is Kind.ACTION else None
+            segments.append(Segment(kind, tuple(ids), logprobs))
+        found.append(
+            Episode(f"e{number}", "t", "t", tuple(segments), float(number % 4), "submitted")
+        )
+    return found

@@ -1,0 +1,317 @@
+"""Sample in one batch that requests join and leave at any token, with cached conversations.
+
+It suits policies with long conversations, and is the default on GPUs. The memory for keys and
+values is divided into slots of one whole context each. A conversation keeps its slot between its
+turns, so that a turn computes new tokens only; a new conversation copies what it shares with
+another one (the system prompt). If all slots are taken, a request waits for the end of another,
+and then takes the slot that was idle for longest.
+Not covered: the attention over cached tokens (`policy/cached_attention.py`), text and templates.
+Invariants: a slot's ids are exactly those whose keys and values it holds; no slot outlives the
+context `open`, so none holds keys of old weights.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from cuagent.training.engines.engine import (
+    EngineError,
+    OutOfMemory,
+    Request,
+    Sampled,
+    free_memory,
+    lacks_memory,
+    sample_tokens,
+    token_bytes,
+)
+from cuagent.training.policy.cached_attention import (
+    NAME,
+    KeyValues,
+    Piece,
+    arguments,
+    can_cache,
+    may_flash,
+    register,
+)
+
+PASS_TOKENS = 8192
+"""Largest number of new tokens in a pass; it bounds the memory of activations."""
+MEMORY_SHARE = 0.6
+"""Share of the GPU memory free at opening that the slots take; judges and activations use the
+rest."""
+SAME = 0.9
+"""Share of a slot's ids with which a prompt must begin to continue the slot's conversation."""
+CHUNK = 512
+"""Number of ids that are compared at a time."""
+
+
+@dataclass
+class Slot:
+    """Memory of one conversation."""
+
+    start: int
+    """Index of its first token in `KeyValues`."""
+    ids: list[int] = field(default_factory=list)
+    """Token ids whose keys and values it holds."""
+    busy: bool = False
+    used: int = 0
+    """Number of the last request that used it; a larger number is more recent."""
+
+
+@dataclass
+class Row:
+    """A request that is being sampled."""
+
+    request: Request
+    slot: Slot
+    result: Future[Sampled]
+    uniform: list[float]
+    """One number in [0, 1) for each token that may be sampled, from the request's seed."""
+    sampled: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    def missing(self) -> int:
+        """Return the number of tokens to compute before the next one can be sampled."""
+        return len(self.request.prompt) + len(self.sampled) - len(self.slot.ids)
+
+    def next_ids(self, count: int) -> list[int]:
+        """Return the next `count` tokens to compute."""
+        at, prompt = len(self.slot.ids), self.request.prompt
+        if at < len(prompt):
+            return list(prompt[at : at + count])
+        return self.sampled[at - len(prompt) : at - len(prompt) + count]
+
+
+class CachedEngine:
+    """An `Engine` that any number of threads may call while it is open.
+
+    `end`: id of the end-of-turn token. `context`: largest number of tokens of a conversation.
+    `tokens`: size of the cache in tokens; None: `MEMORY_SHARE` of a GPU's free memory. `rows`:
+    largest number of slots. `dtype`: type of keys and values; None: that of the weights.
+    """
+
+    needs_batches = False
+
+    def __init__(
+        self,
+        actor: Any,
+        end: int,
+        context: int,
+        tokens: int | None = None,
+        rows: int = 256,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.actor = actor
+        self.end = end
+        self.context = context
+        self.tokens = tokens
+        self.rows = rows
+        self.dtype = dtype or actor.dtype
+        self.flash: bool | None = None
+        """True if torch's kernel computes the attention; None before the first opening."""
+        self.computed = 0
+        """Number of tokens whose keys were computed since the engine was opened."""
+        self._changed = threading.Condition()
+        self._waiting: list[tuple[Request, Future[Sampled]]] = []
+        self._active: list[Row] = []
+        self._slots: list[Slot] = []
+        self._memory: KeyValues | None = None
+        self._over = True
+        self._count = 0
+
+    def conversations(self) -> int | None:
+        """Return the number of slots that the memory free at present allows, at most `rows`.
+
+        Raises OutOfMemory if it is none.
+        """
+        tokens = self.tokens
+        if tokens is None:
+            free = free_memory(self.actor.device)
+            if free is None:
+                return self.rows
+            each = token_bytes(self.actor) // self.actor.dtype.itemsize * self.dtype.itemsize
+            tokens = int(MEMORY_SHARE * free) // each
+        if tokens < self.context:
+            raise OutOfMemory(
+                f"the cache for sampling holds {tokens} tokens, less than one conversation of "
+                f"play.context={self.context}; lower play.context, or raise play.cache_tokens"
+            )
+        return min(self.rows, tokens // self.context)
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Start the thread that samples. Raises EngineError if the model cannot be used."""
+        before = self.actor.config.get_text_config()._attn_implementation
+        register()
+        self.actor.set_attn_implementation(NAME)
+        try:
+            self._try_attention()
+            with self._running():
+                yield
+        finally:
+            self.actor.set_attn_implementation(before)
+            if self.actor.device.type == "cuda":
+                torch.cuda.empty_cache()  # judges on the same GPU need it
+
+    def _try_attention(self) -> None:
+        if self.flash is not None:
+            return
+        ways = [True, False] if may_flash(self.actor.device, self.dtype) else [False]
+        self.flash = next((f for f in ways if can_cache(self.actor, self.dtype, f)), None)
+        if self.flash is None:
+            raise EngineError("this model cannot use cached conversations; set play.engine=local")
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        slots = self.conversations() or 1
+        try:
+            self._memory = KeyValues(
+                self.actor, slots * self.context, self.dtype, self.flash or False
+            )
+        except (RuntimeError, MemoryError) as error:
+            if not lacks_memory(error):
+                raise
+            raise self._out_of_memory(slots) from error
+        self._slots = [Slot(n * self.context) for n in range(slots)]
+        self._over, self.computed = False, 0
+        thread = threading.Thread(target=self._run, daemon=True, name="sampling")
+        thread.start()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._over = True
+                self._changed.notify_all()
+            thread.join()
+            self._memory, self._slots = None, []
+
+    def sample(self, requests: Sequence[Request]) -> list[Sampled]:
+        return [future.result() for future in [self._submit(r) for r in requests]]
+
+    def _submit(self, request: Request) -> Future[Sampled]:
+        length = len(request.prompt) + request.max_tokens
+        if length > self.context or not request.prompt:
+            raise EngineError(
+                f"{len(request.prompt)} tokens of a prompt and {request.max_tokens} of an answer "
+                f"do not fit play.context={self.context}"
+            )
+        future: Future[Sampled] = Future()
+        with self._changed:
+            if self._over:
+                raise EngineError("stopped")
+            self._waiting.append((request, future))
+            self._changed.notify_all()
+        return future
+
+    def _run(self) -> None:
+        """Sample until the engine is closed; every request gets a result or an error."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._over or self._waiting or self._active)
+                if self._over:
+                    self._fail(EngineError("stopped"))
+                    return
+                self._admit()
+            try:
+                self._advance()
+            except (RuntimeError, MemoryError, ValueError) as error:
+                lacks = lacks_memory(error)
+                with self._changed:
+                    self._fail(self._out_of_memory(len(self._active)) if lacks else error)
+
+    def _fail(self, error: Exception) -> None:
+        """Let all requests fail, and forget all cached conversations."""
+        for future in [f for _, f in self._waiting] + [row.result for row in self._active]:
+            future.set_exception(error)
+        self._waiting, self._active = [], []
+        for slot in self._slots:
+            slot.ids, slot.busy = [], False
+
+    def _admit(self) -> None:
+        """Give slots to waiting requests, as long as there are idle slots."""
+        while self._waiting and any(not slot.busy for slot in self._slots):
+            request, future = self._waiting.pop(0)
+            slot = self._slot_for(request.prompt)
+            self._count += 1
+            slot.busy, slot.used = True, self._count
+            uniform = np.random.default_rng(request.seed).random(request.max_tokens).tolist()
+            self._active.append(Row(request, slot, future, uniform))
+
+    def _slot_for(self, prompt: Sequence[int]) -> Slot:
+        """Return an idle slot; its ids begin the prompt, with as many of them as possible."""
+        assert self._memory is not None
+        known = {id(s): shared(s.ids, prompt) for s in self._slots}
+        idle = sorted((s for s in self._slots if not s.busy), key=lambda s: s.used)
+        own = [s for s in idle if s.ids and known[id(s)] >= SAME * len(s.ids)]
+        # A new conversation takes the slot that was idle for longest, perhaps an unused one.
+        slot = max(own, key=lambda s: known[id(s)], default=idle[0])
+        like = max(self._slots, key=lambda s: known[id(s)])
+        length = known[id(like)]
+        if known[id(slot)] < length:
+            self._memory.copy(like.start, slot.start, length)
+        # The last token is computed again if all are known: its logits are needed.
+        slot.ids = list(prompt[: min(length, len(prompt) - 1)])
+        return slot
+
+    @torch.no_grad()
+    def _advance(self) -> None:
+        """Make one pass: the next token of rows whose prompt is known, parts of other prompts."""
+        chosen, room = [], PASS_TOKENS
+        for row in sorted(self._active, key=Row.missing):
+            count = min(row.missing(), room)
+            if count:
+                chosen.append((row, row.next_ids(count)))
+                room -= count
+        assert self._memory is not None
+        pieces = [Piece(ids, row.slot.start, len(row.slot.ids)) for row, ids in chosen]
+        device = self.actor.device
+        logits = self.actor(**arguments(self._memory, pieces, device)).logits[0]
+        for row, ids in chosen:
+            row.slot.ids += ids
+            self.computed += len(ids)
+        ready = [i for i, (row, _) in enumerate(chosen) if not row.missing()]
+        if not ready:
+            return
+        rows = [chosen[i][0] for i in ready]
+        draws = [[r.request.temperature, r.uniform[len(r.sampled)]] for r in rows]
+        temperature, uniform = torch.tensor(draws, dtype=torch.float64).to(device).unbind(1)
+        tokens, logprobs = sample_tokens(
+            logits[ready] if len(ready) < len(chosen) else logits, temperature.float(), uniform
+        )
+        with self._changed:
+            for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
+                self._add(row, token, logprob)
+
+    def _add(self, row: Row, token: int, logprob: float) -> None:
+        """Add a sampled token to a row; end the row if this was its last one."""
+        row.sampled.append(token)
+        row.logprobs.append(logprob)
+        cut = token != self.end
+        if cut and len(row.sampled) < row.request.max_tokens:
+            return
+        row.slot.busy = False
+        self._active.remove(row)
+        row.result.set_result(Sampled(tuple(row.sampled), tuple(row.logprobs), cut))
+
+    def _out_of_memory(self, conversations: int) -> OutOfMemory:
+        return OutOfMemory(
+            f"out of memory while sampling {conversations} conversations of up to {self.context} "
+            "tokens; lower play.cache_tokens, play.at_once or play.context"
+        )
+
+
+def shared(ids: Sequence[int], prompt: Sequence[int]) -> int:
+    """Return the number of tokens with which both begin."""
+    most, at = min(len(ids), len(prompt)), 0
+    while at < most and list(ids[at : at + CHUNK]) == list(prompt[at : at + CHUNK]):
+        at += CHUNK
+    pairs = zip(ids[at : at + CHUNK], prompt[at : at + CHUNK], strict=False)
+    return min(most, at + next((i for i, (a, b) in enumerate(pairs) if a != b), CHUNK))

@@ -1,0 +1,240 @@
+"""Attend to the keys and values of earlier tokens, which stay in memory from pass to pass.
+
+A pass computes the new tokens of several conversations, laid one after the other in one row. Each
+conversation owns a range of a long tensor of keys (and one of values) in every layer: the pass
+writes its new keys there, and its queries see the whole range up to themselves. So nothing is
+computed twice or padded. On a GPU in half precision one kernel of torch computes all conversations
+where they lie, without a copy; otherwise each conversation takes its own call.
+Not covered: which tokens a pass computes (`engines/cached.py`); models with another state from
+token to token (Mamba, linear attention), which `can_cache` detects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cuagent.training.policy.packed_attention import TOLERANCE
+
+NAME = "cuagent_cached"
+"""Name of the attention in transformers' registry. Without cached keys it is `sdpa`."""
+
+
+class KeyValues:
+    """Memory for the keys and values of `tokens` tokens in all layers of a model."""
+
+    def __init__(self, model: Any, tokens: int, dtype: torch.dtype, flash: bool) -> None:
+        config = model.config.get_text_config()
+        width = getattr(config, "head_dim", None) or (
+            config.hidden_size // config.num_attention_heads
+        )
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self.flash = flash
+        """True to use torch's kernel for all conversations at once."""
+        one = torch.empty(0, dtype=dtype, device=model.device)
+        # One tensor [tokens, heads, width] for each layer.
+        layers = range(int(config.num_hidden_layers))
+        self.keys = [one.new_empty(tokens, heads, width) for _ in layers]
+        self.values = [one.new_empty(tokens, heads, width) for _ in layers]
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the keys and values of `length` tokens from index `source` to index `target`."""
+        for part in (*self.keys, *self.values):
+            part[target : target + length] = part[source : source + length]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """New tokens of one conversation for a pass."""
+
+    ids: Sequence[int]
+    start: int
+    """Index of the conversation's first token in `KeyValues`."""
+    past: int
+    """Number of its tokens whose keys and values are in memory."""
+
+    @property
+    def length(self) -> int:
+        """Number of the conversation's tokens after the pass."""
+        return self.past + len(self.ids)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """T new tokens of B conversations, on the model's device; the host's copy of the lengths."""
+
+    memory: KeyValues
+    pieces: tuple[Piece, ...]
+    write: Tensor
+    """[T] int64: index in `memory` of each new token."""
+    query_starts: Tensor
+    """[B + 1] int32: index of each conversation's first new token in the pass, and T."""
+    key_starts: Tensor
+    """[B + 1] int32: index in `memory` of each conversation's first token; the last entry is
+    unused."""
+    key_lengths: Tensor
+    """[B] int32: number of tokens that each conversation has after the pass."""
+
+
+def register() -> None:
+    """Add the attention and its mask to transformers' registries; repeated calls do nothing."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def arguments(memory: KeyValues, pieces: Sequence[Piece], device: Any) -> dict[str, Any]:
+    """Return the arguments of a model's forward pass over the new tokens of conversations.
+
+    The logits of each conversation's last token are returned, [1, B, V].
+    """
+    ids = [i for piece in pieces for i in piece.ids]
+    positions = [at for p in pieces for at in range(p.past, p.length)]
+    write = [p.start + at for p in pieces for at in range(p.past, p.length)]
+    long = torch.tensor([ids, positions, write]).to(device)
+    ends = torch.tensor([len(p.ids) for p in pieces]).cumsum(0)
+    short = torch.zeros(3, len(pieces) + 1, dtype=torch.int32)
+    short[0, 1:] = ends
+    short[1, :-1] = torch.tensor([p.start for p in pieces])
+    short[2, :-1] = torch.tensor([p.length for p in pieces])
+    short = short.to(device)
+    # transformers passes on a mask of four dimensions unchanged, and builds no mask of its own.
+    unused = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+    return {
+        "input_ids": long[:1],
+        "position_ids": long[1:2],
+        "attention_mask": unused,
+        "use_cache": False,
+        "logits_to_keep": (ends - 1).to(device),
+        "cached": Pass(memory, tuple(pieces), long[2], short[0], short[1], short[2, :-1]),
+    }
+
+
+def attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    cached: Pass | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Return (attention, None); with `cached` each conversation attends to its own tokens only.
+
+    `query` [b, H, T, D], `key` and `value` [b, G, T, D], attention [b, T, H, D]: the interface of
+    transformers.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if cached is None:
+        found, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        return found, None
+    if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
+        raise ValueError("cached rows support neither capped scores nor attention sinks")
+    keys = cached.memory.keys[module.layer_idx]
+    values = cached.memory.values[module.layer_idx]
+    keys.index_copy_(0, cached.write, key[0].transpose(0, 1).to(keys.dtype))
+    values.index_copy_(0, cached.write, value[0].transpose(0, 1).to(keys.dtype))
+    query, window = query.to(keys.dtype), kwargs.get("sliding_window")
+    if cached.memory.flash:
+        return flash(query, keys, values, cached, kwargs.get("scaling"), window)[None], None
+    out, at = [], 0
+    for piece in cached.pieces:
+        new, span = len(piece.ids), slice(piece.start, piece.start + piece.length)
+        k, v = (x[span].transpose(0, 1)[None] for x in (keys, values))
+        mask = seen(new, piece.length, window, query.device)
+        part, _ = sdpa_attention_forward(module, query[:, :, at : at + new], k, v, mask, **kwargs)
+        out.append(part)
+        at += new
+    return torch.cat(out, 1), None
+
+
+def seen(new: int, length: int, window: int | None, device: torch.device) -> Tensor | None:
+    """Return which of `length` tokens each of the last `new` ones sees, [1, 1, new, length] bool.
+
+    None if torch's plain causal attention does it. `window`: number of last tokens that a token
+    sees; None: all.
+    """
+    if (not window or length <= window) and new in (1, length):
+        return None
+    at = torch.arange(length - new, length, device=device)[:, None]
+    back = at - torch.arange(length, device=device)
+    return ((back >= 0) & (back < (window or length)))[None, None]
+
+
+def flash(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    cached: Pass,
+    scale: float | None,
+    window: int | None,
+) -> Tensor:
+    """Return the attention of all conversations by one kernel, [T, H, D]; other shapes as in
+    `attend`.
+
+    `torch.nn.attention.varlen` hides the argument that this needs: how many keys of each range
+    are used.
+    """
+    options: dict[str, Any] = {"scale": scale, "seqused_k": cached.key_lengths}
+    if window:
+        options |= {"window_size_left": window - 1, "window_size_right": 0}
+    found = torch.ops.aten._flash_attention_forward(
+        query[0].transpose(0, 1).contiguous(),
+        keys,
+        values,
+        cached.query_starts,
+        cached.key_starts,
+        max(len(p.ids) for p in cached.pieces),
+        max(p.length for p in cached.pieces),
+        0.0,
+        not window,  # causal, aligned at the last token
+        False,
+        **options,
+    )
+    return found[0]
+
+
+def may_flash(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return True if torch's kernel may compute this attention; `can_cache` tries it."""
+    half = dtype in (torch.bfloat16, torch.float16)
+    return device.type == "cuda" and half and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+@torch.no_grad()
+def can_cache(model: Any, dtype: torch.dtype, flash: bool) -> bool:
+    """Return True if the model computes the same logits in several passes as in one.
+
+    Two conversations are computed in three passes; the last one has one new token of each. The
+    model's attention must be `NAME`.
+    """
+    most = model.get_input_embeddings().num_embeddings
+    ids = ((torch.arange(40).view(2, 20) * 7919 + 3) % most).tolist()
+    ids[1] = ids[1][:14]
+    try:
+        memory = KeyValues(model, 64, dtype, flash)
+        wanted = [
+            model(input_ids=torch.tensor([row], device=model.device), use_cache=False).logits[0]
+            for row in ids
+        ]
+        for until in (5, 1, 0):
+            pieces, ends = [], []
+            for start, row in zip((32, 1), ids, strict=True):
+                end = len(row) - until
+                past = {5: 0, 1: len(row) - 5, 0: len(row) - 1}[until]
+                pieces.append(Piece(row[past:end], start, past))
+                ends.append(end)
+            found = model(**arguments(memory, pieces, model.device)).logits[0].float()
+            for got, want, end in zip(found, wanted, ends, strict=True):
+                expected = want[end - 1].float()
+                if not (got - expected).abs().max() <= TOLERANCE * expected.abs().max():
+                    return False
+    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError):
+        return False  # a family or a version of torch that refuses these arguments
+    return True
