@@ -75,12 +75,12 @@ class Judge(Protocol):
         ...
 
     def judge(
-        self, attempt: Attempt, effort: Effort | None = Effort.QUICK, *, at_least: float = 0.0
+        self, attempt: Attempt, effort: Effort | None = Effort.QUICK, *, than: Timing | None = None
     ) -> Judgement:
         """Build, verify and score an attempt; time it if it is accepted and `effort` is given.
 
-        With `at_least`, a speedup over eager, the attempt may be timed first. If it is surely
-        slower than that, it is refused as TOO_SLOW and not verified.
+        `than` is the timing of an earlier attempt. With it the attempt may be timed first. If it is
+        surely slower, it is refused as TOO_SLOW and not verified.
         """
         ...
 
@@ -293,17 +293,17 @@ class LocalJudge:
             return build_sources(attempt, self.task.device)
 
     def judge(
-        self, attempt: Attempt, effort: Effort | None = Effort.QUICK, *, at_least: float = 0.0
+        self, attempt: Attempt, effort: Effort | None = Effort.QUICK, *, than: Timing | None = None
     ) -> Judgement:
         """Build, verify and score an attempt; time it if it is accepted and `effort` is given.
 
-        With `at_least`, a speedup over eager, the attempt is timed first. If it is surely slower
-        than that, it is refused as TOO_SLOW and not verified. Otherwise it is not timed again.
+        `than` is the timing of an earlier attempt. With it the attempt is timed first. If it is
+        surely slower, it is refused as TOO_SLOW and not verified. Otherwise it is not timed again.
         """
         build = timing = None
-        if at_least > 0 and effort is not None:
+        if than is not None and effort is not None:
             build, timing = self._timed_first(attempt, effort)
-            if (verdict := self._too_slow(attempt, timing, at_least)) is not None:
+            if (verdict := self._too_slow(attempt, timing, than)) is not None:
                 return Judgement(attempt.digest, build, verdict, timing, _score(verdict, timing))
         ahead, self._verified_ahead = self._verified_ahead, None
         if ahead is not None and effort is Effort.RECORD and ahead[1].attempt == attempt.digest:
@@ -373,14 +373,21 @@ class LocalJudge:
             self.referee.compile_ahead(attempt, build)
         return build, self._timing(attempt, build, effort)
 
-    def _too_slow(self, attempt: Attempt, timing: Timing | None, at_least: float) -> Verdict | None:
-        """Return the refusal of an attempt whose speedup over eager is surely below `at_least`;
-        None for any other."""
-        ratio = timing.ratios.get(EAGER) if timing is not None else None
-        if ratio is None or ratio.high >= at_least:
+    def _too_slow(self, attempt: Attempt, timing: Timing | None, than: Timing) -> Verdict | None:
+        """Return the refusal of an attempt that is surely slower than an earlier one; None for any
+        other.
+
+        Over each baseline of both, its upper limit must be below the earlier speedup: over eager
+        alone the comparison would depend on how busy the host is.
+        """
+        now = timing.ratios if timing is not None else {}
+        both = [(name, now[name], than.ratios[name]) for name in now if name in than.ratios]
+        if not both or any(ratio.high >= earlier.value for _, ratio, earlier in both):
             return None
-        shown = f"{ratio.value:.2f}x over eager [{ratio.low:.2f}, {ratio.high:.2f}]"
-        detail = f"{shown}, and the best attempt {at_least:.2f}x"
+        detail = ", ".join(
+            f"{ratio.value:.2f}x over {name} instead of {earlier.value:.2f}x"
+            for name, ratio, earlier in both
+        )
         return Verdict(False, Reason.TOO_SLOW, detail, self.task.digest, attempt.digest)
 
     def _baselines(self, effort: Effort | None = None) -> tuple[str, ...]:

@@ -33,9 +33,9 @@ from cuagent.worker.channel import receive_message, send_message
 REQUEST = "size.json"
 SIZE_S = 60.0
 """Time limit in seconds of finding the size of a call."""
-CALLS_HELD = 50
+CALLS_HELD = 40
 """Memory that a usual verdict and timing need at the same time, in units of one call's tensors."""
-LEAN_CALLS_HELD = 16
+LEAN_CALLS_HELD = 10
 """The same for a large task. Its memory plan uses eight units (`verify/memory_plan.py`); the rest
 is for allocators and the reference's intermediate results."""
 CONTEXTS = 6 << 30

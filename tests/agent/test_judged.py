@@ -79,15 +79,17 @@ def test_attempt_that_must_be_faster_is_timed_before_it_is_verified(judge: Local
         return result
 """
     )
+    right = Attempt((("kernels/scale.cpp", KERNEL), ("model_new.py", MODULE)))
+    fast = judge.judge(right).timing
+    assert fast is not None
     slow = Attempt((("kernels/scale.cpp", KERNEL), ("model_new.py", slow_module)))
-    refused = judge.judge(slow, at_least=0.9)
+    refused = judge.judge(slow, than=fast)
     assert refused.verdict.reason is Reason.TOO_SLOW
     assert refused.timing is not None
     assert not refused.verdict.seeds
     fast_and_wrong = Attempt((("kernels/scale.cpp", wrong), ("model_new.py", MODULE)))
-    assert judge.judge(fast_and_wrong, at_least=0.01).verdict.reason is Reason.WRONG_VALUES
-    right = Attempt((("kernels/scale.cpp", KERNEL), ("model_new.py", MODULE)))
-    accepted = judge.judge(right, at_least=0.01)
+    assert judge.judge(fast_and_wrong, than=refused.timing).verdict.reason is Reason.WRONG_VALUES
+    accepted = judge.judge(right, than=refused.timing)
     assert accepted.verdict.accepted
     assert accepted.timing is not None
 

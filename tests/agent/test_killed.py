@@ -73,7 +73,7 @@ def _refusing() -> Any:
         def build(self, attempt: Any) -> Build:
             return Build(attempt.digest, (), (), True, 0.0)
 
-        def judge(self, attempt: Any, effort: Any, *, at_least: float) -> Judgement:
+        def judge(self, attempt: Any, effort: Any, *, than: Any) -> Judgement:
             verdict = Verdict(False, Reason.CRASHED, "it crashed", "t", attempt.digest)
             return Judgement(attempt.digest, self.build(attempt), verdict, None, milestone(False))
 

@@ -127,3 +127,14 @@ def test_many_short_calls_are_captured_into_a_graph_at_once(tmp_path, seconds, m
     subject = subject_of(tmp_path, f"nn.Sequential({layers})", "64, 32", "self.c(x)")
     bounds = Bounds("compile", seconds)
     assert propose(subject, [], bounds).candidate.options.compile == mode
+
+
+@pytest.mark.parametrize(("seconds", "mode"), [(1e-4, "reduce-overhead"), (1e-2, "")])
+def test_launches_that_take_much_of_the_time_are_captured_next(tmp_path, seconds, mode):
+    layers = ", ".join(["nn.Linear(32, 32), nn.LayerNorm(32)"] * 2)
+    subject = subject_of(tmp_path, f"nn.Sequential({layers})", "64, 32", "self.c(x)")
+    first = propose(subject, []).candidate
+    ratios = {"compile": Ratio(2.0, 1.98, 2.02)}
+    outcome = Outcome(first, True, "accepted", 1, ratios, seconds=seconds)
+    assert first.launches >= 4
+    assert propose(subject, [outcome]).candidate.options.compile == mode

@@ -29,7 +29,7 @@ from cuagent.build import Build, build
 from cuagent.device_lock import DeviceLock
 from cuagent.record.origin import code_of, has_valid_code
 from cuagent.task import Device, Task
-from cuagent.timing import Effort
+from cuagent.timing import Effort, Timing
 from cuagent.training.judging.judge_process import JudgeProcess, PoolError
 from cuagent.verdict import Reason
 
@@ -301,11 +301,11 @@ class PooledJudge:
         return build(attempt, self.task.device)
 
     def judge(
-        self, attempt: Attempt, effort: Effort | None = Effort.QUICK, *, at_least: float = 0.0
+        self, attempt: Attempt, effort: Effort | None = Effort.QUICK, *, than: Timing | None = None
     ) -> Judgement:
         """Judge at the pool's effort (None: without timing).
 
-        Other efforts and `at_least` are ignored: `submit` must give the reward of the verdict that
+        Other efforts and `than` are ignored: `submit` must give the reward of the verdict that
         the policy saw.
         """
         return self.pool.judge(self.task, attempt, timed=effort is not None)

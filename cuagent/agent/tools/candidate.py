@@ -13,6 +13,7 @@ from cuagent.verdict import Reason
 if TYPE_CHECKING:
     from cuagent.agent.run import Tried
     from cuagent.judgement import Judgement
+    from cuagent.timing import Timing
 
 
 def frozen(run: Run, *, needs_module: bool = True) -> Attempt:
@@ -24,15 +25,13 @@ def frozen(run: Run, *, needs_module: bool = True) -> Attempt:
         raise ToolError(str(error).replace(f"{work}/", "").replace(work, "work folder")) from error
 
 
-def judged(run: Run, attempt: Attempt, effort: Effort, at_least: float = 0.0) -> Judgement:
+def judged(run: Run, attempt: Attempt, effort: Effort, than: Timing | None = None) -> Judgement:
     """Judge an attempt. If the infrastructure fails, try once more, then raise JudgeLost.
 
-    `at_least` is the speedup over eager below which it is not verified (`Judge.judge`).
+    If it is surely slower than the attempt of the timing `than`, it is not verified.
     """
     for _ in range(2):
-        judgement = run.measured(
-            "verify", lambda judge: judge.judge(attempt, effort, at_least=at_least)
-        )
+        judgement = run.measured("verify", lambda judge: judge.judge(attempt, effort, than=than))
         if judgement.verdict.reason is not Reason.INFRASTRUCTURE:
             return judgement
     raise JudgeLost(f"judging failed twice: {judgement.verdict.detail}")

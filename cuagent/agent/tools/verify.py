@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cuagent.agent.tools.candidate import figures, frozen, judged
 from cuagent.agent.tools.tool import Context, Tool, ToolResult, schema
 from cuagent.agent.wording import judgement_lines, next_line
-from cuagent.arms import EAGER
 from cuagent.timing import Effort
-
-if TYPE_CHECKING:
-    from cuagent.agent.run import Run
 
 
 def verify(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
     run = context.run
     attempt = frozen(run)
     again = any(t.attempt.digest == attempt.digest for t in run.tried)
-    at_least = _speedup_of_best(run) if arguments.get("only_if_faster") else 0.0
-    tried = run.register(attempt, judged(run, attempt, Effort.QUICK, at_least))
+    than = run.best.judgement.timing if arguments.get("only_if_faster") and run.best else None
+    tried = run.register(attempt, judged(run, attempt, Effort.QUICK, than))
     best = run.best
     lines = list(judgement_lines(tried, best=best is not None and best.n == tried.n))
     if tried.accepted:
@@ -30,13 +26,6 @@ def verify(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
     if tried.accepted and best and best.n != tried.n:
         lines.append(f"the best is still attempt {best.n}")
     return ToolResult("\n".join(lines), figures(tried), is_error=not tried.accepted)
-
-
-def _speedup_of_best(run: Run) -> float:
-    """Return the best attempt's speedup over eager; 0 if there is none or it was not timed."""
-    timing = run.best.judgement.timing if run.best is not None else None
-    ratio = timing.ratios.get(EAGER) if timing is not None else None
-    return ratio.value if ratio is not None else 0.0
 
 
 TOOL = Tool(
