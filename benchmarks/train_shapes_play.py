@@ -23,6 +23,8 @@ DICTATED = -12.34375
 """Log-probability that marks dictated tokens; it is exact in fp32."""
 ROOT = Path(__file__).parents[1]
 NOTES = "notes.txt"
+MOST_NOTES = 500_000
+"""Number of characters of the text that the episodes read."""
 FIRST_REPLY = 64
 """Number of tokens of the first turn."""
 MOST_REPLY = 512
@@ -228,7 +230,7 @@ class Scripted:
 
     @cached_property
     def notes(self) -> str:
-        return "\n".join(texts()).encode("ascii", "replace").decode()
+        return "\n".join(texts()).encode("ascii", "replace").decode()[:MOST_NOTES]
 
     @cached_property
     def characters(self) -> float:
