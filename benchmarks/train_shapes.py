@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from train_shapes_models import SHAPES, Shape, decoder, random_episodes
-from train_shapes_play import DICTATED, Scripted, make_chat, task_folder
+from train_shapes_models import FAMILIES, SHAPES, Shape, decoder, random_episodes
+from train_shapes_play import DICTATED, MOST_REPLY, Scripted, make_chat, task_folder
 
 from cuagent.agent.prompt import opening
 from cuagent.agent.tools import TOOLS
@@ -63,13 +63,16 @@ from cuagent.training.settings import PlayConfig, Sampler, TrainConfig
 
 Figures = dict[str, Any]
 RATES = AdamW(lr=1e-6)
-MOST_REPLY = 512
-"""Largest number of tokens that the policy samples in a turn."""
+JUDGING_S = 25
+"""Seconds reserved for opening and judging the tasks."""
+AGREE_SHARE = 0.2
+"""Share of the time for comparing log-probabilities."""
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="tiny")
+    parser.add_argument("--family", choices=FAMILIES, default="qwen2")
     parser.add_argument("--stages", default="probe,sample,agree,rft,value,ppo")
     parser.add_argument("--seconds", type=float, default=480, help="limit of the whole call")
     parser.add_argument("--episodes", type=int, help="episodes to play (default: of the shape)")
@@ -80,12 +83,15 @@ def main() -> None:
     parser.add_argument(
         "--reply", type=int, help="sampled tokens of a turn (default: by --seconds)"
     )
+    parser.add_argument("--batch", type=int, help="episodes of a step (default: of the shape)")
     parser.add_argument("--ppo-episodes", type=int, default=16, help="episodes of the PPO update")
     parser.add_argument("--out", type=Path, default=Path("train-shapes"))
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     end = time.monotonic() + options.seconds
     bench = Bench(options, end)
-    for stage in options.stages.split(","):
+    stages = options.stages.split(",")
+    for number, stage in enumerate(stages, 1):
+        bench.later = len(stages) - number
         bench.record(stage, STAGES[stage])
 
 
@@ -95,6 +101,8 @@ class Bench:
     def __init__(self, options: argparse.Namespace, end: float) -> None:
         self.options = options
         self.end = end
+        self.later = 0
+        """Number of stages after the present one."""
         self.shape = SHAPES[options.shape]
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.out: Path = options.out
@@ -102,7 +110,7 @@ class Bench:
         self.config = config_of(self.shape, options, self.device)
         start = time.monotonic()
         self.chat = make_chat(self.shape.vocabulary)
-        plain = decoder(self.shape, self.chat, self.config.dtype, self.device)
+        plain = decoder(self.shape, options.family, self.chat, self.config.dtype, self.device)
         self.weights = count_parameters(plain)
         # The critic begins as a copy of the backbone; adapters share the backbone afterwards.
         self.plain_critic = new_critic(plain) if wants_critic(options.stages) else None
@@ -119,13 +127,18 @@ class Bench:
             torch.cuda.reset_peak_memory_stats()
         start = time.monotonic()
         figures = run(self)
-        found = self.found()  # a stage may have recorded another one
         figures["stage_seconds"] = round(time.monotonic() - start, 1)
         if self.device == "cuda":
             figures["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
-        found[stage] = figures | self.facts()
+        self.write(stage, figures | self.facts())
+        print(stage, json.dumps(figures), flush=True)
+
+    def write(self, stage: str, figures: Figures | None) -> None:
+        """Write the figures of a stage to the file; None removes them."""
+        found = {name: f for name, f in self.found().items() if name != stage}
+        if figures is not None:
+            found[stage] = figures
         write_atomic(self.out / "figures.json", json.dumps(found, indent=1) + "\n")
-        print(stage, json.dumps(found[stage]), flush=True)
 
     def found(self) -> Figures:
         """Return the figures of finished stages."""
@@ -137,6 +150,7 @@ class Bench:
 
         return {
             "shape": self.options.shape,
+            "family": self.options.family,
             "weights": self.weights,
             "device": torch.cuda.get_device_name() if self.device == "cuda" else "cpu",
             "torch": torch.__version__,
@@ -199,7 +213,8 @@ def probe(bench: Bench) -> Figures:
         for _ in range(rows)
     ]
     with engine.open():
-        engine.sample([Request(prompts[0][:100], 2, 0)])
+        # Warm up, and record the decoding pass of this many rows.
+        engine.sample([Request(p[:64], 3, 0) for p in prompts])
         start = time.monotonic()
         first = engine.sample([Request(p, 1, n) for n, p in enumerate(prompts)])
         read = time.monotonic() - start
@@ -207,8 +222,10 @@ def probe(bench: Bench) -> Figures:
         asked = [Request(p + f.ids, steps, n) for n, (p, f) in enumerate(zip(prompts, first))]  # noqa: B905
         engine.sample(asked)
         decoded = time.monotonic() - start
+        recorded = engine.recorded
     return {
         "flash": engine.flash,
+        "recorded": recorded,
         "conversations": rows,
         "context": length,
         "read_tokens_per_s": round(rows * length / read),
@@ -226,46 +243,52 @@ def sample(bench: Bench) -> Figures:
         plays = make_collector(
             tasks, bench.chat, bench.actor, pool, bench.out, episodes, bench.config, print
         )
-        reply = options.reply or reply_for(bench, episodes)
         room = min(play.context, positions_of(bench.actor) or play.context)
-        script = Scripted(plays.engine, bench.chat, reply, shape.turns, room)
+        fits = plays.engine.conversations() or episodes
+        waves = -(-episodes // min(episodes, play.at_once, fits))
+        reserve = AGREE_SHARE * options.seconds if "agree" in options.stages else 0
+        end, turns = bench.end - reserve - JUDGING_S, shape.turns
+
+        def note() -> None:
+            """Write what was reached so far; a killed stage then leaves its figures."""
+            bench.write("sample, not finished", reached(script))
+
+        script = Scripted(plays.engine, bench.chat, turns, waves, room, end, options.reply, note)
         plays.engine = script
         plays.play = replace(plays.play, initial_files=script.files)
-        plays.inputs = {"shape": options.shape, "reply": reply}
+        plays.inputs = {"shape": options.shape}
         start = time.monotonic()
         found = plays(0)
         seconds = time.monotonic() - start
-    turns = [sum(s.kind is Kind.ACTION for s in e.segments) for e in found]
+    made = [sum(s.kind is Kind.ACTION for s in e.segments) for e in found]
+    bench.write("sample, not finished", None)
     return {
         "episodes": len(found),
         "lost": plays.lost,
-        "turns": [min(turns), max(turns)],
+        "turns": [min(made), max(made)],
         "tokens": [min(e.tokens for e in found), max(e.tokens for e in found)],
         "prompt_tokens": len(bench.chat.prompt_ids(opening(tasks[0]), [t.spec for t in TOOLS])),
-        "sampled_tokens_of_a_turn": reply,
-        "sampled_tokens": script.sampled,
-        "computed_tokens": script.computed,
-        "engine_seconds": round(script.seconds, 1),
         "wall_seconds": round(seconds, 1),
-        "sampled_tokens_per_s_of_engine": round(script.sampled / max(script.seconds, 1e-9)),
         "sampled_tokens_per_s_of_wall": round(script.sampled / seconds),
+        **reached(script),
         "metrics": {k: episode_metrics(found)[k] for k in ("reward", "correct")},
     }
 
 
-def reply_for(bench: Bench, episodes: int) -> int:
-    """Return how many tokens a turn may sample, so that all episodes end within the time left.
-
-    It measures the seconds of a decoding step with contexts that are half full.
-    """
-    measured = bench.found().get("probe")
-    if measured is None:
-        bench.record("probe", probe)
-        measured = bench.found()["probe"]
-    waves = -(-episodes // measured["conversations"])
-    read = episodes * bench.shape.context / measured["read_tokens_per_s"]
-    steps = (0.6 * bench.left() - read) / measured["seconds_per_token"]
-    return max(16, min(MOST_REPLY, int(steps / waves / bench.shape.turns)))
+def reached(script: Scripted) -> Figures:
+    """Return the figures of the turns that were played."""
+    engine = script.engine
+    assert isinstance(engine, CachedEngine)
+    return {
+        "flash": engine.flash,
+        "recorded": engine.recorded,
+        "sampled_tokens": script.sampled,
+        "computed_tokens": script.computed or engine.computed,
+        "engine_seconds": round(script.seconds, 1),
+        "tool_seconds": round(script.tools, 1),
+        "sampled_tokens_per_s_of_engine": round(script.sampled / max(script.seconds, 1e-9)),
+        "of_each_turn": script.history,
+    }
 
 
 def agree(bench: Bench) -> Figures:
@@ -307,7 +330,8 @@ def steps_of(
     results: list[Any] = []
     took = 0.0
     for number in range(most):
-        if number and bench.left() < 1.2 * took:
+        # A step of PPO takes about three times that of the other stages.
+        if number and bench.left() < took * (1.2 + 2.5 * bench.later):
             break
         chosen = [episodes[(number * of + i) % len(episodes)] for i in range(of)]
         start = time.monotonic()
@@ -328,7 +352,7 @@ def rft(bench: Bench) -> Figures:
     def step(chosen: Sequence[Episode], number: int) -> Any:
         return rft_step(bench.actor, optimizer, chosen, config, number)
 
-    return steps_of(bench, step, 2, bench.shape.batch)
+    return steps_of(bench, step, 2, bench.options.batch or bench.shape.batch)
 
 
 def value(bench: Bench) -> Figures:
@@ -341,7 +365,7 @@ def value(bench: Bench) -> Figures:
         loss = value_step(critic, batch, batch.outcome, bench.shape.context)
         return {"loss": loss, "grad_norm": apply_gradients(critic, optimizer, RATES, number)}
 
-    return steps_of(bench, step, 2, bench.shape.batch)
+    return steps_of(bench, step, 2, bench.options.batch or bench.shape.batch)
 
 
 def ppo(bench: Bench) -> Figures:

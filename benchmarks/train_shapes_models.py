@@ -13,7 +13,7 @@ from cuagent.training.policy.placement import Dtype
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder of the Qwen2 family and the sizes of its episodes."""
+    """Sizes of a decoder and of its episodes."""
 
     layers: int
     width: int
@@ -39,27 +39,37 @@ SHAPES = {
 }
 
 
-def decoder(shape: Shape, chat: Any, dtype: Dtype, device: str) -> Any:
+FAMILIES = {
+    "llama": "LlamaConfig",
+    "qwen2": "Qwen2Config",
+    "qwen3": "Qwen3Config",
+    "mistral": "MistralConfig",
+    "gemma3": "Gemma3TextConfig",
+}
+"""Classes of configurations of transformers."""
+
+
+def decoder(shape: Shape, family: str, chat: Any, dtype: Dtype, device: str) -> Any:
     """Return a causal language model with random weights, on the device."""
-    from transformers import AutoModelForCausalLM, Qwen2Config
+    import transformers
 
     torch.manual_seed(0)
-    settings = Qwen2Config(
+    settings = getattr(transformers, FAMILIES[family])(
         vocab_size=shape.vocabulary,
         hidden_size=shape.width,
         intermediate_size=shape.inner,
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.groups,
+        head_dim=shape.width // shape.heads,
         max_position_embeddings=shape.context,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
         tie_word_embeddings=shape.tied,
         bos_token_id=None,
         eos_token_id=chat.end,
         pad_token_id=chat.pad,
     )
     with torch.device(device):  # random numbers for billions of weights take minutes on a CPU
-        return AutoModelForCausalLM.from_config(
+        return transformers.AutoModelForCausalLM.from_config(
             settings, attn_implementation="sdpa", dtype=dtype.torch
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -23,6 +23,12 @@ DICTATED = -12.34375
 """Log-probability that marks dictated tokens; it is exact in fp32."""
 ROOT = Path(__file__).parents[1]
 NOTES = "notes.txt"
+MOST_NOTES = 500_000
+"""Number of characters of the text that the episodes read."""
+FIRST_REPLY = 64
+"""Number of tokens of the first turn."""
+MOST_REPLY = 512
+"""Largest number of tokens that the policy samples in a turn."""
 SOURCE = """\
 import torch
 
@@ -102,17 +108,42 @@ class Scripted:
 
     needs_batches = False
 
-    def __init__(self, engine: Any, chat: Chat, reply: int, turns: int, context: int) -> None:
+    def __init__(
+        self,
+        engine: Any,
+        chat: Chat,
+        turns: int,
+        waves: int,
+        context: int,
+        end: float,
+        reply: int | None,
+        on_turn: Callable[[], None],
+    ) -> None:
+        """Create the engine; `waves`: number of groups of episodes that play one after the other.
+
+        `reply` None: as many tokens as allow the episodes to end at `end` (by time.monotonic()).
+        """
         self.engine: Engine = engine
         self.chat = chat
-        self.reply = reply
         self.turns = turns
         self.context = context
+        self.end = end
+        self.fixed = reply
+        self.reply = reply or FIRST_REPLY
+        self.on_turn = on_turn
+        self.left = turns * waves
+        """Number of turns still to come, over all waves."""
         self.sampled = 0
         """Number of tokens that the policy sampled."""
         self.computed = 0
         self.seconds = 0.0
         """Seconds in the engine."""
+        self.tools = 0.0
+        """Seconds between the turns."""
+        self.ended: float | None = None
+        self.started = time.monotonic()
+        self.history: list[dict[str, float]] = []
+        """Figures of each turn."""
 
     def conversations(self) -> int | None:
         return self.engine.conversations()
@@ -125,15 +156,38 @@ class Scripted:
 
     def sample(self, requests: Sequence[Request]) -> list[Sampled]:
         start = time.monotonic()
+        between = 0.0 if self.ended is None else start - self.ended
+        self.tools += between
         said = [self.call(request) for request in requests]
         asked = [
             replace(r, max_tokens=max(1, min(self.reply, r.max_tokens - len(ids))))
             for r, ids in zip(requests, said, strict=True)
         ]
         found = self.engine.sample(asked)
-        self.seconds += time.monotonic() - start
+        self.ended = time.monotonic()
+        took = self.ended - start
+        self.seconds += took
         self.sampled += sum(len(s.ids) for s in found)
+        self.left -= 1
+        longest = max(len(r.prompt) for r in requests)
+        self.history.append(
+            {"conversations": len(requests), "context": longest, "reply": self.reply,
+             "seconds": round(took, 2), "tools": round(between, 2)}
+        )  # fmt: skip
+        print(f"  turn {len(self.history)}: {json.dumps(self.history[-1])}", flush=True)
+        self.adapt(took)
+        self.on_turn()
         return [self.turn(s, ids) for s, ids in zip(found, said, strict=True)]
+
+    def adapt(self, took: float) -> None:
+        """Choose the number of tokens of the next turn by the time left and the last turn's
+        seconds."""
+        if self.fixed is not None or self.left < 1:
+            return
+        turn = (self.end - time.monotonic()) / self.left - self.tools / len(self.history)
+        wanted = turn / (took / self.reply)
+        # A turn's seconds grow with the contexts, and reading is part of them: change slowly.
+        self.reply = int(max(4, min(MOST_REPLY, wanted, 2 * self.reply)))
 
     def turn(self, sampled: Sampled, call: tuple[int, ...]) -> Sampled:
         """Return a turn: sampled tokens, then the call.
@@ -176,7 +230,7 @@ class Scripted:
 
     @cached_property
     def notes(self) -> str:
-        return "\n".join(texts()).encode("ascii", "replace").decode()
+        return "\n".join(texts()).encode("ascii", "replace").decode()[:MOST_NOTES]
 
     @cached_property
     def characters(self) -> float:

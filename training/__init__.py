@@ -10,7 +10,8 @@
                  checkpoint.py: resuming; best.py: the best weights on held-out tasks;
                  folder.py: a policy's folder, from loading to saving
     engines/     token ids to sampled ids: engine.py in batches, cached.py with conversations in
-                 memory, continuous.py by transformers, server.py by a server; verl_*.py: export to verl, its agent loop and its GAE
+                 memory, continuous.py by transformers, server.py by a server; verl_*.py: export
+                 to verl, its agent loop and its GAE
     rollout/     episode.py: episodes through the agent's loop and tools; collect.py: many of them;
                  setup.py: the engine and the judges for the settings
     judging/     pool.py, judge_process.py: verdicts for many episodes; pool_server.py, ray_pool.py:

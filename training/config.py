@@ -13,6 +13,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
+from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,7 +36,9 @@ def configure(default: T, file: Path | None, sets: Sequence[str]) -> T:
     if file is not None:
         try:
             values = tomllib.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:  # not TOML, or not even text
+        except OSError as error:
+            raise ConfigError(f"{file}: {error.strerror}") from error
+        except ValueError as error:  # not TOML, or not even text
             raise ConfigError(f"{file}: {error}") from error
     for assignment in sets:
         name, sign, text = assignment.partition("=")
@@ -59,7 +62,10 @@ def overlay(default: T, values: Mapping[str, Any], where: str) -> T:
     changed: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
-            raise ConfigError(f"no setting {where}{name}; there are {', '.join(sorted(known))}")
+            near = get_close_matches(name, known, 1)
+            meant = f" (did you mean {where}{near[0]}?)" if near else ""
+            every = ", ".join(sorted(known))
+            raise ConfigError(f"no setting {where}{name}{meant}; there are {every}")
         present = getattr(default, name)
         if is_dataclass(present) and isinstance(value, Mapping):
             changed[name] = overlay(present, value, f"{where}{name}.")

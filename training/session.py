@@ -60,13 +60,17 @@ def processes(device: str) -> Iterator[str]:
     """Yield the device of this process; join the process group if torchrun started several
     processes.
 
-    At the end leave the group. Turns an error for lack of memory in the context into OutOfMemory.
+    At the end leave the group. Turns an error for lack of memory in the context into OutOfMemory,
+    and says after Ctrl-C how to go on.
     """
     from cuagent.training import parallel
     from cuagent.training.engines.engine import OutOfMemory, lacks_memory
 
     try:
         yield parallel.start(choose_device(device))
+    except KeyboardInterrupt:
+        say("stopped; the same command continues")
+        raise
     except (RuntimeError, MemoryError) as error:
         if not lacks_memory(error):
             raise

@@ -242,3 +242,9 @@ def test_memory_exhausted_by_training_is_named_with_the_settings_to_lower() -> N
         torch.empty(2**56)
     with pytest.raises(RuntimeError, match="another"), processes("cpu"):
         raise RuntimeError("another error")
+
+
+def test_interrupted_command_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt), processes("cpu"):
+        raise KeyboardInterrupt
+    assert capsys.readouterr().out == "stopped; the same command continues\n"

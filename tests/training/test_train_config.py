@@ -40,8 +40,9 @@ def test_assignments_override_file_and_file_overrides_defaults(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("setting", "complaint"),
     [
-        ("stepz=3", "no setting stepz; there are inner, name, steps"),
-        ("inner.rat=3", "no setting inner.rat; there are action, gpus, lam, rate"),
+        ("x=3", "no setting x; there are inner, name, steps"),
+        ("stepz=3", r"no setting stepz \(did you mean steps\?\); there are inner, name, steps"),
+        ("inner.rat=3", r"no setting inner.rat \(did you mean inner.rate\?\); there are action"),
         ("steps=2.5", "steps: 2.5 is not int"),
         ("steps=true", "steps: true is not int"),
         ("inner.action=explode", "not one of warn, stop, rollback"),
@@ -57,6 +58,14 @@ def test_assignments_override_file_and_file_overrides_defaults(tmp_path: Path) -
 def test_invalid_setting_is_named(setting: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         configure(Outer(), None, [setting])
+
+
+def test_missing_or_broken_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.toml: No such file or directory$"):
+        configure(Outer(), tmp_path / "absent.toml", [])
+    (tmp_path / "broken.toml").write_text("steps = \n")
+    with pytest.raises(ConfigError, match=r"broken\.toml: Invalid value \(at line 1"):
+        configure(Outer(), tmp_path / "broken.toml", [])
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ def test_cached_conversations_use_the_kernel_of_torch(actor: Any) -> None:
         before = engine.computed
         again = engine.sample(later)
         assert engine.computed - before == 6 * (1 + 20 + 7)
+        assert engine.recorded, "the decoding pass could not be recorded as a CUDA graph"
     for request, sampled in zip((*first, *later), (*turns, *again), strict=True):
         whole = torch.tensor([request.prompt + sampled.ids], device="cuda")
         with torch.no_grad():

@@ -60,7 +60,8 @@ class Funnel:
     def lines(self) -> list[str]:
         rows = [("input", self.came), *((f"- {name}", n) for name, n in self.dropped)]
         rows.append(("kept", self.kept))
-        return [f"{name:<32}{n:>8}" for name, n in rows]
+        width = max(len(name) for name, _ in rows)
+        return [f"{name:<{width}}{n:>8}" for name, n in rows]
 
 
 def filter_episodes(

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from cuagent.training.engines.decoding import DecodingStep, Next, rounded
 from cuagent.training.engines.engine import (
     EngineError,
     OutOfMemory,
@@ -82,6 +83,10 @@ class Row:
         """Return the number of tokens to compute before the next one can be sampled."""
         return len(self.request.prompt) + len(self.sampled) - len(self.slot.ids)
 
+    def next_uniform(self) -> float:
+        """Return the number that decides the next sample."""
+        return self.uniform[len(self.sampled)]
+
     def next_ids(self, count: int) -> list[int]:
         """Return the next `count` tokens to compute."""
         at, prompt = len(self.slot.ids), self.request.prompt
@@ -117,6 +122,8 @@ class CachedEngine:
         self.dtype = dtype or actor.dtype
         self.flash: bool | None = None
         """True if torch's kernel computes the attention; None before the first opening."""
+        self.recorded = False
+        """True if the last decoding pass was a recorded CUDA graph."""
         self.computed = 0
         """Number of tokens whose keys were computed since the engine was opened."""
         self._changed = threading.Condition()
@@ -124,6 +131,8 @@ class CachedEngine:
         self._active: list[Row] = []
         self._slots: list[Slot] = []
         self._memory: KeyValues | None = None
+        self._steps: dict[int, DecodingStep] = {}
+        """Recorded passes, by number of rows."""
         self._over = True
         self._count = 0
 
@@ -173,8 +182,9 @@ class CachedEngine:
     def _running(self) -> Iterator[None]:
         slots = self.conversations() or 1
         try:
+            # One more token than the slots have: unused rows of a recorded pass write there.
             self._memory = KeyValues(
-                self.actor, slots * self.context, self.dtype, self.flash or False
+                self.actor, slots * self.context + 1, self.dtype, self.flash or False
             )
         except (RuntimeError, MemoryError) as error:
             if not lacks_memory(error):
@@ -191,6 +201,7 @@ class CachedEngine:
                 self._over = True
                 self._changed.notify_all()
             thread.join()
+            self._steps = {}
             self._memory, self._slots = None, []
 
     def sample(self, requests: Sequence[Request]) -> list[Sampled]:
@@ -248,8 +259,12 @@ class CachedEngine:
     def _slot_for(self, prompt: Sequence[int]) -> Slot:
         """Return an idle slot; its ids begin the prompt, with as many of them as possible."""
         assert self._memory is not None
-        known = {id(s): shared(s.ids, prompt) for s in self._slots}
         idle = sorted((s for s in self._slots if not s.busy), key=lambda s: s.used)
+        for slot in idle:
+            if begins(slot.ids, prompt):
+                del slot.ids[len(prompt) - 1 :]
+                return slot
+        known = {id(s): shared(s.ids, prompt) for s in self._slots}
         own = [s for s in idle if s.ids and known[id(s)] >= SAME * len(s.ids)]
         # A new conversation takes the slot that was idle for longest, perhaps an unused one.
         slot = max(own, key=lambda s: known[id(s)], default=idle[0])
@@ -261,11 +276,46 @@ class CachedEngine:
         slot.ids = list(prompt[: min(length, len(prompt) - 1)])
         return slot
 
-    @torch.no_grad()
     def _advance(self) -> None:
-        """Make one pass: the next token of rows whose prompt is known, parts of other prompts."""
+        """Sample the next token of rows whose prompt is known, and compute parts of other prompts.
+
+        With torch's kernel the former are a recorded pass of their own.
+        """
+        rows = sorted(self._active, key=Row.missing)
+        decoding = [row for row in rows if row.missing() == 1] if self.flash else []
+        if len(rows) > len(decoding):
+            self._read(rows[len(decoding) :])
+        if decoding:
+            self._decode(decoding)
+
+    def _decode(self, rows: Sequence[Row]) -> None:
+        """Sample the next token of rows that miss only their last token."""
+        assert self._memory is not None
+        size = rounded(len(rows))
+        if size not in self._steps:
+            pool = next((step.pool for step in self._steps.values()), None)
+            spare = len(self._slots) * self.context
+            step = DecodingStep(self.actor, self._memory, size, self.context, spare, pool)
+            self._steps[size] = step
+        ids = [row.next_ids(1)[0] for row in rows]
+        found = self._steps[size](
+            [
+                Next(i, r.slot.start, len(r.slot.ids), r.request.temperature, r.next_uniform())
+                for r, i in zip(rows, ids, strict=True)
+            ]
+        )
+        self.recorded = self._steps[size].graph is not None
+        self.computed += len(rows)
+        with self._changed:
+            for row, i, token, logprob in zip(rows, ids, *found, strict=True):
+                row.slot.ids.append(i)
+                self._add(row, token, logprob)
+
+    @torch.no_grad()
+    def _read(self, rows: Sequence[Row]) -> None:
+        """Make one pass over the next tokens of rows, at most `PASS_TOKENS` together."""
         chosen, room = [], PASS_TOKENS
-        for row in sorted(self._active, key=Row.missing):
+        for row in rows:
             count = min(row.missing(), room)
             if count:
                 chosen.append((row, row.next_ids(count)))
@@ -281,7 +331,7 @@ class CachedEngine:
         if not ready:
             return
         rows = [chosen[i][0] for i in ready]
-        draws = [[r.request.temperature, r.uniform[len(r.sampled)]] for r in rows]
+        draws = [[r.request.temperature, r.next_uniform()] for r in rows]
         temperature, uniform = torch.tensor(draws, dtype=torch.float64).to(device).unbind(1)
         tokens, logprobs = sample_tokens(
             logits[ready] if len(ready) < len(chosen) else logits, temperature.float(), uniform
@@ -306,6 +356,15 @@ class CachedEngine:
             f"out of memory while sampling {conversations} conversations of up to {self.context} "
             "tokens; lower play.cache_tokens, play.at_once or play.context"
         )
+
+
+def begins(ids: Sequence[int], prompt: Sequence[int]) -> bool:
+    """Return True if a conversation of these ids goes on as this prompt.
+
+    A prompt that leaves out the end of the ids is none: another one may go on as it.
+    """
+    n = len(ids)
+    return 0 < n <= len(prompt) and ids[-1] == prompt[n - 1] and shared(ids, prompt) == n
 
 
 def shared(ids: Sequence[int], prompt: Sequence[int]) -> int:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, Protocol
 
 import numpy as np
@@ -169,7 +170,7 @@ class LocalEngine:
         draws = np.stack([np.random.default_rng(r.seed).random(longest) for r in requests])
         uniform = torch.from_numpy(draws).to(device)
 
-        cache = DynamicCache()
+        cache, name = DynamicCache(), cache_argument(self.actor)
         position_ids = (real.cumsum(1) - 1).clamp(min=0)
         rows = torch.arange(n, device=device)  # index of the request of each cache row
         tokens = torch.full((n, longest), self.end, device=device)
@@ -183,9 +184,9 @@ class LocalEngine:
                 input_ids=ids,
                 attention_mask=real,
                 position_ids=position_ids,
-                past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=1,
+                **{name: cache},
             ).logits[:, -1]
             chosen, logp = sample_tokens(out, temperatures[rows], uniform[rows, step])
             alive = ~ended[rows] & (lengths[rows] < limits[rows])
@@ -234,12 +235,20 @@ class LocalEngine:
                 input_ids=ids[:, :part],
                 attention_mask=real[:, : cache.get_seq_length() + part],
                 position_ids=position_ids[:, :part],
-                past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=1,
+                **{cache_argument(self.actor): cache},
             )
             ids, position_ids = ids[:, part:], position_ids[:, part:]
         return ids, position_ids
+
+
+def cache_argument(actor: Any) -> str:
+    """Return the name of the cache among the arguments of a model: `cache`, or `past_key_values` in
+    older versions of transformers, which newer ones warn about."""
+    model = actor.get_base_model() if hasattr(actor, "get_base_model") else actor
+    known = signature(type(model).forward).parameters
+    return "cache" if "cache" in known else "past_key_values"
 
 
 def _padded(requests: Sequence[Request]) -> tuple[Tensor, Tensor]:

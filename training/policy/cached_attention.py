@@ -65,10 +65,15 @@ class Piece:
 
 @dataclass(frozen=True)
 class Pass:
-    """T new tokens of B conversations, on the model's device; the host's copy of the lengths."""
+    """T new tokens of B conversations, on the model's device."""
 
     memory: KeyValues
     pieces: tuple[Piece, ...]
+    """The same on the host; empty if one kernel computes the attention (`KeyValues.flash`)."""
+    longest_new: int
+    """Largest number of new tokens of a conversation."""
+    longest: int
+    """Largest number of tokens of a conversation after the pass, or a bound of it."""
     write: Tensor
     """[T] int64: index in `memory` of each new token."""
     query_starts: Tensor
@@ -112,7 +117,16 @@ def arguments(memory: KeyValues, pieces: Sequence[Piece], device: Any) -> dict[s
         "attention_mask": unused,
         "use_cache": False,
         "logits_to_keep": (ends - 1).to(device),
-        "cached": Pass(memory, tuple(pieces), long[2], short[0], short[1], short[2, :-1]),
+        "cached": Pass(
+            memory,
+            tuple(pieces),
+            max(len(p.ids) for p in pieces),
+            max(p.length for p in pieces),
+            long[2],
+            short[0],
+            short[1],
+            short[2, :-1],
+        ),
     }
 
 
@@ -191,8 +205,8 @@ def flash(
         values,
         cached.query_starts,
         cached.key_starts,
-        max(len(p.ids) for p in cached.pieces),
-        max(p.length for p in cached.pieces),
+        cached.longest_new,
+        cached.longest,
         0.0,
         not window,  # causal, aligned at the last token
         False,

@@ -77,11 +77,17 @@ def load_actor(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
 def new_critic(actor: Any, from_actor: bool = True) -> Any:
     """Create a critic with a copy of the actor's backbone, and a head of zeros.
 
-    `from_actor` False: the backbone has random weights.
+    `from_actor` False: the backbone has random weights. Raises RecordError if transformers has no
+    token classification for the actor's family.
     """
-    from transformers import AutoModelForTokenClassification
+    from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, AutoModelForTokenClassification
 
     config = type(actor.config).from_dict(actor.config.to_dict())
+    if type(config) not in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
+        raise RecordError(
+            f"transformers has no token classification for {config.model_type}, so this policy can "
+            "have no critic: RFT works, value and PPO do not"
+        )
     config.num_labels = 1
     for dropout in ("classifier_dropout", "hidden_dropout", "attention_dropout"):
         setattr(config, dropout, 0.0)

@@ -9,6 +9,7 @@ divided by global counts; outside a forward or backward pass a sharded model hol
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -94,7 +95,18 @@ def recompute_layers(model: Any) -> None:
     PPO trains in evaluation mode, where the switch of transformers has no effect.
     """
     for layer in layers(model):
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+        layer.forward = partial(recomputed, layer.forward)
+
+
+def recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call `forward`; its activations are not stored, but computed again in the backward pass.
+
+    Without gradients it is a plain call: `checkpoint` would read the state of the GPU's generator
+    in each layer, which costs time and cannot be recorded in a CUDA graph.
+    """
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
 def is_sharded(model: Any) -> bool:

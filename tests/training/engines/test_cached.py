@@ -16,7 +16,9 @@ from toy_game import END, small_actor
 from cuagent.task import Task
 from cuagent.training.data.batch import collate
 from cuagent.training.engines.cached import CachedEngine, shared
+from cuagent.training.engines.decoding import rounded
 from cuagent.training.engines.engine import EngineError, LocalEngine, OutOfMemory, Request, Sampled
+from cuagent.training.policy.cached_attention import Pass, seen
 from cuagent.training.policy.chat import Chat
 from cuagent.training.policy.model import logprobs_of, new_actor, per_token, small_config
 from cuagent.training.policy.packed_attention import packs, use_packing
@@ -34,10 +36,41 @@ def own_logprobs(actor: Any, request: Request, ids: tuple[int, ...]) -> torch.Te
     return logps[at - 1 :].gather(1, whole[0, at:, None])[:, 0]
 
 
+def plain_kernel(
+    query: Any, keys: Any, values: Any, cached: Pass, scale: float | None, window: int | None
+) -> torch.Tensor:
+    """Compute the attention of torch's kernel from the same tensors, one conversation at a time."""
+    out = torch.zeros_like(query[0].transpose(0, 1))
+    bounds = zip(cached.query_starts[:-1], cached.query_starts[1:], cached.key_starts, cached.key_lengths)  # noqa: B905, E501  # fmt: skip
+    for first, end, start, length in ([int(x) for x in row] for row in bounds):
+        assert end - first <= cached.longest_new
+        assert length <= cached.longest
+        k, v = (x[start : start + length].transpose(0, 1)[None] for x in (keys, values))
+        mask = seen(end - first, length, window, query.device)
+        causal = mask is None and end - first > 1
+        found = torch.nn.functional.scaled_dot_product_attention(
+            query[:, :, first:end], k, v, mask, scale=scale, is_causal=causal, enable_gqa=True
+        )
+        out[first:end] = found[0].transpose(0, 1)
+    return out
+
+
+@pytest.fixture(params=["calls", "kernel"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool | None:
+    """The value of `CachedEngine.flash`: None, or True with a stand-in for torch's kernel."""
+    if request.param == "calls":
+        return None
+    monkeypatch.setattr("cuagent.training.policy.cached_attention.flash", plain_kernel)
+    return True
+
+
 @pytest.mark.parametrize("rows", [1, 3, 8])
-def test_concurrent_turns_follow_model_logprobs_with_few_slots(rows: int) -> None:
+def test_concurrent_turns_follow_model_logprobs_with_few_slots(
+    rows: int, kernel: bool | None
+) -> None:
     actor = small_actor()
     engine = CachedEngine(actor, END, CONTEXT, rows=rows)
+    engine.flash = kernel
     requests = [Request((2, 4 + i % 3) * (1 + i % 9), 3 + i % 9, seed=i) for i in range(8)]
 
     def turns(request: Request) -> list[tuple[Request, Sampled]]:
@@ -55,12 +88,13 @@ def test_concurrent_turns_follow_model_logprobs_with_few_slots(rows: int) -> Non
         torch.testing.assert_close(torch.tensor(sampled.logprobs), own, atol=1e-5, rtol=0)
 
 
-def test_samples_are_those_of_the_local_engine() -> None:
+def test_samples_are_those_of_the_local_engine(kernel: bool | None) -> None:
     """The seed of a request decides its tokens, whatever the batch and the engine."""
     actor = small_actor()
     requests = [Request((2, 4 + i % 5, 3), 12, seed=i, temperature=1.5) for i in range(20)]
     expected = LocalEngine(actor, END).sample(requests)
     engine = CachedEngine(actor, END, CONTEXT, rows=6)
+    engine.flash = kernel
     with engine.open():
         found = engine.sample(requests)
         greedy = engine.sample([Request((2, 4, 3), 5, seed, temperature=0.0) for seed in range(2)])
@@ -69,9 +103,10 @@ def test_samples_are_those_of_the_local_engine() -> None:
     assert greedy[0] == greedy[1]
 
 
-def test_next_turn_computes_new_tokens_only() -> None:
+def test_next_turn_computes_new_tokens_only(kernel: bool | None) -> None:
     actor = small_actor()
     engine = CachedEngine(actor, 15, 200, rows=3)
+    engine.flash = kernel
     prompt = tuple(2 + i % 9 for i in range(100))
     with engine.open():
         [first] = engine.sample([Request(prompt, 10, 0)])
@@ -95,10 +130,13 @@ def test_equal_prompt_is_sampled_again() -> None:
     assert one.ids == other.ids
 
 
-def test_long_prompts_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_prompts_are_computed_in_parts(
+    kernel: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("cuagent.training.engines.cached.PASS_TOKENS", 7)
     actor = small_actor()
     engine = CachedEngine(actor, END, CONTEXT, rows=4)
+    engine.flash = kernel
     requests = [Request(tuple(2 + (i * k) % 9 for k in range(9 + 8 * i)), 6, i) for i in range(5)]
     with engine.open():
         found = engine.sample(requests)
@@ -202,6 +240,10 @@ def test_model_with_a_recurrent_state_is_refused() -> None:
     actor = transformers.AutoModelForCausalLM.from_config(config).eval()
     with pytest.raises(EngineError, match=r"play\.engine=local"), CachedEngine(actor, 1, 32).open():
         pass
+
+
+def test_recorded_steps_have_few_sizes() -> None:
+    assert [rounded(n) for n in (1, 2, 3, 4, 5, 8, 9, 64, 65)] == [1, 2, 4, 4, 8, 8, 16, 64, 72]
 
 
 def test_shared_counts_equal_first_tokens() -> None:

@@ -41,6 +41,7 @@ def test_samples_follow_model_distribution() -> None:
     assert chi_squared < 37.7  # 15 degrees of freedom, p = 0.001
 
 
+@pytest.mark.filterwarnings("error::FutureWarning")
 def test_long_prompts_enter_the_cache_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     actor = small_actor()
     requests = [Request(tuple(2 + (i + k) % 13 for k in range(3 + 9 * i)), 6, i) for i in range(5)]
