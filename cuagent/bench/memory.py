@@ -27,17 +27,22 @@ from typing import Any
 from cuagent.task import Device, Task, TaskError, open_reference
 from cuagent.task.memory import SHARE
 from cuagent.task.plain import task_from_json, task_to_json
+from cuagent.verify.trace.live_bytes import LiveBytes
 from cuagent.worker import ForkServer
 from cuagent.worker.channel import receive_message, send_message
 
 REQUEST = "size.json"
 SIZE_S = 60.0
 """Time limit in seconds of finding the size of a call."""
-CALLS_HELD = 40
+CALLS_HELD = 50
 """Memory that a usual verdict and timing need at the same time, in units of one call's tensors."""
-LEAN_CALLS_HELD = 10
+LEAN_CALLS_HELD = 16
 """The same for a large task. Its memory plan uses eight units (`verify/memory_plan.py`); the rest
 is for allocators and the reference's intermediate results."""
+RUNS_HELD = 8
+"""Number of processes that keep the memory of a run's intermediate results, such as those of the
+arms that a timing compares. Without it, a convolution with a pool behind it took all memory of
+three other problems (H100)."""
 CONTEXTS = 6 << 30
 """Bytes that the CUDA contexts of a problem's processes take together."""
 USABLE = 0.95
@@ -56,6 +61,8 @@ class Size:
     tensors."""
     total: int
     """Total memory of the GPU in bytes."""
+    between: int = 0
+    """Bytes of intermediate results that one call holds at the same time."""
 
     @property
     def claim(self) -> int:
@@ -67,7 +74,7 @@ class Size:
         if self.call is None:
             return int(UNKNOWN_PART * self.total)
         calls = LEAN_CALLS_HELD if self.call > SHARE * self.total else CALLS_HELD
-        return min(most, CONTEXTS + calls * self.call)
+        return min(most, CONTEXTS + calls * self.call + RUNS_HELD * self.between)
 
     @property
     def takes_most(self) -> bool:
@@ -137,19 +144,19 @@ def serve(channel: socket.socket, folder: Path) -> None:
     task = task_from_json(json.loads((folder / REQUEST).read_text(encoding="utf-8")))
     # Unlike `mem_get_info`, this creates no CUDA context, which would take a second.
     total = torch.cuda.get_device_properties(0).total_memory if task.device == "cuda" else 0
-    send_message(channel, {"call": bytes_of_call(task), "total": total})
+    call, between = bytes_of_call(task)
+    send_message(channel, {"call": call, "total": total, "between": between})
 
 
-def bytes_of_call(task: Task) -> int | None:
-    """Return the bytes of inputs, weights and outputs of one call.
+def bytes_of_call(task: Task) -> tuple[int | None, int]:
+    """Return the bytes of inputs, weights and outputs of one call, and of intermediate results.
 
-    None if the reference does not run on fake tensors. The sizes are those on a CPU: fake weights
-    cannot be moved to a GPU, and an operator refuses tensors of two devices. Changes
+    None and 0 if the reference does not run on fake tensors. The sizes are those on a CPU: fake
+    weights cannot be moved to a GPU, and an operator refuses tensors of two devices. Changes
     `nn.Module._apply` for the rest of the process.
     """
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.utils import _pytree
 
     def unmoved(module: torch.nn.Module, *_: Any, **__: Any) -> torch.nn.Module:
         return module
@@ -161,11 +168,21 @@ def bytes_of_call(task: Task) -> int | None:
             reference = open_reference(replace(task, device=Device.CPU))
             model, inputs = reference.model(0), reference.inputs(0)
             held = [*inputs, *model.state_dict().values()]
+            live = LiveBytes()
             try:
-                held.append(model(*inputs))
+                results = live.measure(lambda: model(*inputs))
             except Exception:  # noqa: BLE001 - any code of the user; outputs are as large as inputs
-                held += inputs
+                results = inputs
     except Exception:  # noqa: BLE001 - any code of the user; the judge reports what does not run
-        return None
-    leaves = [leaf for leaf in _pytree.tree_leaves(held) if isinstance(leaf, torch.Tensor)]
+        return None, 0
+    outputs = _size(results)
+    return _size(held) + outputs, max(0, live.peak - outputs)
+
+
+def _size(tree: Any) -> int:
+    """Return the bytes of all tensors of a tree."""
+    import torch
+    from torch.utils import _pytree
+
+    leaves = [leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves)

@@ -65,6 +65,9 @@ class Order:
     may_defer: bool = False
     """True if a problem that needs most of its GPU's memory ends with the status `DEFERRED`."""
 
+    alone: bool = False
+    """True if no other problem uses the GPU meanwhile."""
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"settings": self.settings.to_json(), "cores": list(self.cores)}
 

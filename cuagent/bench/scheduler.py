@@ -202,7 +202,7 @@ def _pass(
             except Empty:
                 return
             cores = slots.cores[slot] if slots.cores else ()
-            placed = replace(order, gpu=slots.gpus[slot], cores=cores, may_defer=defers)
+            placed = replace(order, gpu=slots.gpus[slot], cores=cores, may_defer=defers, alone=last)
             try:
                 record = _run(placed, engine, slot, observe, lock)
             except Cancelled:

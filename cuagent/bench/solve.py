@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 Report = Callable[[dict[str, Any]], None]
 """Receives progress: {"phase": text} or {"attempts": number, "best": ratio over torch.compile}."""
 SUBMIT = "submit"
+OUT_OF_MEMORY = ("OutOfMemoryError", "of device memory, all that is free")
+"""Words in the verdict on an attempt that got no memory of the GPU."""
 SHOWN_S = 0.05
 """Stages shorter than this many seconds are left out of the problem's log."""
 
@@ -254,6 +256,8 @@ def _optimized(
     arithmetic_s = arithmetic_seconds(task, judge.referee.fork_server) if judgement else None
     found |= figures(judgement, run.ladder, certification, arithmetic_s)
     found |= _effort_of(run, stop)
+    if run.result is None and not order.alone and (why := _refused_for_memory(run)):
+        return Status("failed", f"out of memory beside other problems: {why}")
     return _status(run, stop)
 
 
@@ -296,6 +300,16 @@ def _status(run: Run, stop: Stop) -> Status:
         verdict = run.tried[-1].judgement.verdict
         return Status("no kernel", f"{len(run.tried)} rejected, the last: {verdict.reason}")
     return Status("no kernel", (_messages(run) or [str(stop)])[0])
+
+
+def _refused_for_memory(run: Run) -> str:
+    """Return why the last attempt was refused if the GPU's memory was used up; else "".
+
+    Memory that other problems use is not the attempt's fault.
+    """
+    details = [tried.judgement.verdict.detail for tried in run.tried]
+    found = [text for text in details if any(words in text for words in OUT_OF_MEMORY)]
+    return found[-1] if found and run.judge.task.device == "cuda" else ""
 
 
 def _tools() -> Sequence[Tool]:

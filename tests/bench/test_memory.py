@@ -18,6 +18,7 @@ from cuagent.bench.memory import (
     CALLS_HELD,
     CONTEXTS,
     LEAN_CALLS_HELD,
+    RUNS_HELD,
     USABLE,
     Size,
     claimed,
@@ -71,10 +72,10 @@ def test_size_of_a_call_needs_no_memory(tmp_path: Path, fork_server: ForkServer)
     assert size_of(load_task(path, device="cpu"), fork_server).call == 4 * floats
 
 
-def test_size_on_a_gpu_includes_the_outputs(tmp_path: Path) -> None:
+def test_size_on_a_gpu_includes_outputs_and_intermediate_results(tmp_path: Path) -> None:
     path = write_task(
         tmp_path / "task.py",
-        "return self.a(x)",
+        "return F.relu(self.a(x))",
         "torch.randn(10, 1000)",
         init="self.a = nn.Linear(1000, 4000)",
     )
@@ -82,13 +83,14 @@ def test_size_on_a_gpu_includes_the_outputs(tmp_path: Path) -> None:
     code = (
         "import json, sys; from cuagent.bench.memory import bytes_of_call; "
         "from cuagent.task.plain import task_from_json; "
-        "print(bytes_of_call(task_from_json(json.load(sys.stdin))))"
+        "print(json.dumps(bytes_of_call(task_from_json(json.load(sys.stdin)))))"
     )
     given = json.dumps(task_to_json(task))
     found = subprocess.run(
         [sys.executable, "-c", code], input=given, capture_output=True, text=True, check=True
     )
-    assert int(found.stdout) == 4 * (10_000 + 4_000_000 + 4_000 + 40_000)
+    # The result of the layer exists while that of relu is computed.
+    assert json.loads(found.stdout) == [4 * (10_000 + 4_000_000 + 4_000 + 40_000), 160_000]
 
 
 def test_reference_that_reads_values_has_no_outputs_but_a_size(
@@ -106,6 +108,7 @@ def test_claim_follows_the_size() -> None:
     assert Size(2 << 30, TOTAL).claim < int(USABLE * TOTAL)
     assert Size(3 << 30, TOTAL).claim == CONTEXTS + LEAN_CALLS_HELD * (3 << 30)
     assert not Size(3 << 30, TOTAL).takes_most
+    assert Size(1 << 20, TOTAL, 1 << 30).claim == Size(1 << 20, TOTAL).claim + RUNS_HELD * (1 << 30)
     assert Size(17 << 30, TOTAL).takes_most
     assert not Size(None, TOTAL).takes_most
     assert Size(None, TOTAL).claim == int(TOTAL / 3)

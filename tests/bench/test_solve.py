@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from cuagent.bench.held_lock import HeldLock
 from cuagent.bench.order import BenchSettings
 from cuagent.bench.problems import Problem
 from cuagent.bench.scheduler import orders_for
-from cuagent.bench.solve import Interrupted, solve
+from cuagent.bench.solve import Interrupted, _refused_for_memory, solve
 from cuagent.judge import LocalJudge
 from cuagent.measure.timing import timer
 from cuagent.timing import Effort
@@ -77,3 +78,21 @@ def test_an_interrupted_problem_has_no_record(
     monkeypatch.setattr(LocalJudge, "__exit__", fail)
     with pytest.raises(Interrupted):  # an error while processes end hides no interruption
         solve(order, HeldLock(), interrupt)
+
+
+@pytest.mark.parametrize(
+    ("device", "detail", "refused"),
+    [
+        ("cuda", "model_new.py:67: torch.OutOfMemoryError: CUDA out of memory", True),
+        ("cuda", "took more than 2.6 GiB of device memory, all that is free; keep fewer", True),
+        ("cuda", "element (0, 3): 1.5 instead of 2.5", False),
+        ("cpu", "took more than 2.6 GiB of device memory, all that is free; keep fewer", False),
+    ],
+)
+def test_attempt_without_memory_beside_other_problems_is_recognized(
+    device: str, detail: str, refused: bool
+) -> None:
+    judgement = SimpleNamespace(verdict=SimpleNamespace(detail=detail))
+    judge = SimpleNamespace(task=SimpleNamespace(device=device))
+    run = SimpleNamespace(tried=[SimpleNamespace(judgement=judgement)], judge=judge)
+    assert bool(_refused_for_memory(run)) is refused  # type: ignore[arg-type]

@@ -504,3 +504,21 @@ def test_cuda_convolution_in_scaled_float16_agrees_with_reference(make, any_size
     """For small layers cuDNN computes in float32, so the weights have the bits of TF32 too."""
     made = make(wide_text(layer, numbers), "Model", Options(), "cuda")
     assert_agrees(made, "cuda", step=2.0**-9)
+
+
+def test_kept_convolution_with_options_by_position_is_not_rewritten(make):
+    text = """
+import torch
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c, self.n = nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8)
+        self.d, self.l = nn.Conv2d(8, 4, 1), nn.Linear(5, 7)
+    def forward(self, x):
+        return torch.relu(self.l(self.d(self.n(self.c(x)))))
+def get_inputs(): return [torch.randn(2, 3, 10, 9)]
+def get_init_inputs(): return []
+"""
+    for kept in ({"conv2d"}, {"conv2d", "conv2d_1"}, {"linear"}):
+        assert_agrees(make(text, "Model", Options(keep=frozenset(kept))))

@@ -56,10 +56,14 @@ def library(low: Lowering, fx: Any, *, constant: bool = False) -> str:
 
 
 FUNCTIONAL = {
-    "linear", "conv1d", "conv2d", "conv3d", "layer_norm", "group_norm", "relu", "gelu", "silu",
-    "scaled_dot_product_attention", "softplus",
+    "layer_norm", "group_norm", "relu", "gelu", "silu", "scaled_dot_product_attention", "softplus",
 }  # fmt: skip
-TORCH = {"matmul", "mm", "bmm", "addmm", "sigmoid", "tanh", "exp", "permute", "transpose"}
+TORCH = {
+    "matmul", "mm", "bmm", "addmm", "sigmoid", "tanh", "exp", "permute", "transpose",
+    "conv1d", "conv2d", "conv3d",
+}  # fmt: skip
+OTHER = {"linear": "torch.nn.functional.linear"}
+"""Calls of layers in another form than that of `rules.contractions`, which rewrites change."""
 
 
 VIEWS = {"view", "_unsafe_view", "reshape", "flatten", "unflatten"}
@@ -69,6 +73,8 @@ one, so `view` could fail."""
 
 def _function(fx: Any) -> str:
     name = operator_name(fx)
+    if name in OTHER:
+        return OTHER[name]
     if name in FUNCTIONAL and _readable(fx):
         return f"F.{name}"
     return f"torch.{name}" if name in TORCH else f"torch.ops.{fx.target}"

@@ -24,7 +24,7 @@ class LiveBytes:
         self.peak = 0
         self._now = 0
         self._tensors_at: Counter[int] = Counter()
-        """Number of living results by the address of their memory."""
+        """Number of living results by the storage that has their memory."""
 
     def measure(self, run: Callable[[], Any]) -> Any:
         """Return the result of `run` and measure its operators."""
@@ -43,14 +43,15 @@ class LiveBytes:
 
     def _add(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        address, size = storage.data_ptr(), storage.nbytes()
-        self._tensors_at[address] += 1
-        if self._tensors_at[address] == 1:
+        # The storage's address, unlike that of its memory, exists for fake tensors too.
+        place, size = storage._cdata, storage.nbytes()
+        self._tensors_at[place] += 1
+        if self._tensors_at[place] == 1:
             self._now += size
             self.peak = max(self.peak, self._now)
-        weakref.finalize(tensor, self._drop, address, size)
+        weakref.finalize(tensor, self._drop, place, size)
 
-    def _drop(self, address: int, size: int) -> None:
-        self._tensors_at[address] -= 1
-        if not self._tensors_at[address]:
+    def _drop(self, place: int, size: int) -> None:
+        self._tensors_at[place] -= 1
+        if not self._tensors_at[place]:
             self._now -= size
