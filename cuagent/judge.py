@@ -37,7 +37,7 @@ from cuagent.measure.profile.profile import Profile
 from cuagent.measure.profile.session import ProfileSession
 from cuagent.measure.roofline.ceilings import describe
 from cuagent.measure.rung_compiler import RungCompiler
-from cuagent.measure.rungs import Ladder, gain_of, with_record_timing
+from cuagent.measure.rungs import Ladder, gain_of, with_earlier, with_record_timing
 from cuagent.measure.timing.timer import BASELINES, Timer
 from cuagent.overlap import Overlap, Prewarm
 from cuagent.score import Score, milestone
@@ -215,6 +215,7 @@ class LocalJudge:
                     found = measure_ladder(
                         self._timer, whole=whole, wait_s=wait_s, fresh=self._fresh
                     )
+                found = with_earlier(found, self.ladder)
                 self._use_ladder(found)
             finally:
                 self._timer.release(self._baselines())

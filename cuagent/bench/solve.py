@@ -26,6 +26,7 @@ from cuagent.bench.results import FORMAT, INTERNAL, Record, tool_version
 from cuagent.durations import Stage
 from cuagent.events import Emit, Judged, LadderMeasured, Notice, Phase
 from cuagent.judge import LocalJudge
+from cuagent.measure.ladder import NO_ROOM
 from cuagent.models import ModelError, endpoints_of, make_model, prices_of
 from cuagent.models.expert import ExpertModel
 from cuagent.record import RecordError
@@ -256,7 +257,7 @@ def _optimized(
     arithmetic_s = arithmetic_seconds(task, judge.referee.fork_server) if judgement else None
     found |= figures(judgement, run.ladder, certification, arithmetic_s)
     found |= _effort_of(run, stop)
-    if run.result is None and not order.alone and (why := _refused_for_memory(run)):
+    if not order.alone and (why := _lacked_memory(run)):
         return Status("failed", f"out of memory beside other problems: {why}")
     return _status(run, stop)
 
@@ -302,14 +303,20 @@ def _status(run: Run, stop: Stop) -> Status:
     return Status("no kernel", (_messages(run) or [str(stop)])[0])
 
 
-def _refused_for_memory(run: Run) -> str:
-    """Return why the last attempt was refused if the GPU's memory was used up; else "".
+def _lacked_memory(run: Run) -> str:
+    """Return what the run left out because the GPU's memory was used up; "" if nothing.
 
-    Memory that other problems use is not the attempt's fault.
+    This is an attempt without a result, or rungs that were not timed. Memory that other problems
+    use is the fault of neither.
     """
-    details = [tried.judgement.verdict.detail for tried in run.tried]
-    found = [text for text in details if any(words in text for words in OUT_OF_MEMORY)]
-    return found[-1] if found and run.judge.task.device == "cuda" else ""
+    if run.judge.task.device != "cuda":
+        return ""
+    notes = run.ladder.notes if run.ladder is not None else ()
+    found = [note for note in notes if NO_ROOM in note]
+    if run.result is None:
+        details = [tried.judgement.verdict.detail for tried in run.tried]
+        found += [text for text in details if any(words in text for words in OUT_OF_MEMORY)]
+    return found[-1] if found else ""
 
 
 def _tools() -> Sequence[Tool]:

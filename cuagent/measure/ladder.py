@@ -38,6 +38,8 @@ from cuagent.worker import SessionEnded
 AUTOTUNE, GRAPHS = "max-autotune-no-cudagraphs", "reduce-overhead"
 AUTOTUNE_GRAPHS = "max-autotune"
 """torch.compile's autotuning with CUDA graphs."""
+NO_ROOM = "not enough memory to time"
+"""Start of the note on a ladder that names the rungs without a timing."""
 NO_GRAPHS = (
     "CUDA graphs are not timed: {why}a call of this size takes much longer than its launches"
 )
@@ -100,7 +102,7 @@ def time_rungs(
         time.perf_counter() - begun,
         (
             *timing.notes,
-            *([f"not enough memory to time {', '.join(left)} too"] if left else []),
+            *([f"{NO_ROOM} {', '.join(left)} too"] if left else []),
             *_note_on_graphs(referee),
         ),
         effort,

@@ -226,6 +226,19 @@ def gain_of(timing: Timing, ladder: Ladder) -> Gain | None:
     return Gain(best.name, free, kernel, end, timing.ratios.get(COMPILE), best.error)
 
 
+def with_earlier(found: Ladder, earlier: Ladder | None) -> Ladder:
+    """Return the ladder with the rungs that only an earlier one of the same task has.
+
+    They are left out of a later ladder if the memory does not hold all rungs.
+    """
+    rungs = earlier.rungs if earlier is not None else ()
+    kept = tuple(rung for rung in rungs if found.rung(rung.name) is None)
+    if not kept:
+        return found
+    later = tuple(name for name in found.later if name not in {rung.name for rung in kept})
+    return replace(found, rungs=(*found.rungs, *kept), later=later)
+
+
 def with_record_timing(found: Ladder, timing: Timing) -> Ladder:
     """Return the ladder with the figures of a record timing; unchanged for other timings."""
     if timing.effort is not Effort.RECORD or EAGER not in timing.ratios:

@@ -13,8 +13,9 @@ from cuagent.bench.held_lock import HeldLock
 from cuagent.bench.order import BenchSettings
 from cuagent.bench.problems import Problem
 from cuagent.bench.scheduler import orders_for
-from cuagent.bench.solve import Interrupted, _refused_for_memory, solve
+from cuagent.bench.solve import Interrupted, _lacked_memory, solve
 from cuagent.judge import LocalJudge
+from cuagent.measure.ladder import NO_ROOM
 from cuagent.measure.timing import timer
 from cuagent.timing import Effort
 from cuagent.worker.memory.cuda_ipc import CudaMemoryError
@@ -94,5 +95,10 @@ def test_attempt_without_memory_beside_other_problems_is_recognized(
 ) -> None:
     judgement = SimpleNamespace(verdict=SimpleNamespace(detail=detail))
     judge = SimpleNamespace(task=SimpleNamespace(device=device))
-    run = SimpleNamespace(tried=[SimpleNamespace(judgement=judgement)], judge=judge)
-    assert bool(_refused_for_memory(run)) is refused  # type: ignore[arg-type]
+    tried = [SimpleNamespace(judgement=judgement)]
+    run = SimpleNamespace(tried=tried, judge=judge, ladder=None, result=None)
+    assert bool(_lacked_memory(run)) is refused  # type: ignore[arg-type]
+    run.result = tried[0]
+    assert not _lacked_memory(run)  # type: ignore[arg-type]
+    run.ladder = SimpleNamespace(notes=(f"{NO_ROOM} compile too",))
+    assert bool(_lacked_memory(run)) is (device == "cuda")  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ from cuagent.measure.ladder import (
     time_rungs,
 )
 from cuagent.measure.roofline.model import OperatorWork
-from cuagent.measure.rungs import Ladder, Rung, gain_of
+from cuagent.measure.rungs import Ladder, Rung, gain_of, with_earlier
 from cuagent.measure.timing.timer import Timer
 from cuagent.task import Device, Precision, load_task
 from cuagent.timing import Arm, Effort, Ratio, Timing
@@ -278,6 +278,18 @@ def test_proposed_includes_rungs_that_a_quick_timing_leaves_open() -> None:
     assert found.baselines == ("eager", "compile")
     assert found.proposed == ("eager", "compile", "reduce-overhead")
     assert found.undecided == unsure
+
+
+def test_rung_without_room_in_a_later_ladder_keeps_its_earlier_timing() -> None:
+    eager, tuned = rung("eager", 4e-3, 1.0), rung("max-autotune", 2e-3, 1.9)
+    compiled = rung("compile", 1e-3, 3.9)
+    first = made(eager, compiled)
+    second = replace(first, rungs=(eager, tuned), later=("compile", "reduce-overhead"))
+    whole = with_earlier(second, first)
+    assert [rung.name for rung in whole.rungs] == ["eager", "max-autotune", "compile"]
+    assert whole.later == ("reduce-overhead",)
+    assert whole.best == compiled
+    assert with_earlier(second, None) == second
 
 
 def test_rung_that_does_not_run_has_a_reason_and_is_not_admissible(
