@@ -23,14 +23,17 @@ from cuagent.agent import (
     start_run,
     undo,
 )
+from cuagent.agent.ladder import bounds_of
 from cuagent.events import Event, LadderMeasured, RunEnded
+from cuagent.expert.search.planner import Bounds
 from cuagent.judge import LocalJudge
 from cuagent.judgement import Result, result_of
+from cuagent.measure.rungs import Ladder, Rung
 from cuagent.measure.timing import timer
 from cuagent.models.scripted import ScriptedModel
 from cuagent.record import ladder_of, read_records
 from cuagent.task import load_task
-from cuagent.timing import Effort
+from cuagent.timing import Effort, Ratio
 from cuagent.worker import ForkServer
 
 pytestmark = pytest.mark.slow
@@ -166,3 +169,13 @@ def test_attempt_that_surely_loses_is_not_timed_for_the_record(run: Run) -> None
     assert run.ladder.effort is Effort.RECORD, "the best rung is the result, so it is confirmed"
     (tried,) = run.tried
     assert result_of(tried.judgement, run.ladder) is Result.RUNG
+
+
+@pytest.mark.parametrize(("error", "in_tf32"), [(1.6e-6, False), (5.4e-6, True), (1e-3, True)])
+def test_the_references_error_says_if_its_products_are_in_tf32(error: float, in_tf32: bool) -> None:
+    same = Ratio(1.0, 1.0, 1.0)
+    eager = Rung("eager", 1e-3, same, error, True, 1.0, None, True)
+    ladder = Ladder("task", "match", "a device", {}, (eager,), 1.0)
+    bounds = bounds_of(ladder)["bounds"]
+    assert bounds["in_tf32"] is in_tf32
+    assert Bounds(**bounds).in_tf32 is in_tf32

@@ -113,7 +113,7 @@ class Bounds:
     not certain."""
     in_tf32: bool = False
     """True if all convolutions and products of the reference's profile run on tensor cores in
-    TF32."""
+    TF32; without a profile, if the reference's error is as large as that of TF32."""
 
     @property
     def rung_is_optimal(self) -> bool:
