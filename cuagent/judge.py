@@ -15,14 +15,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import (
     AbstractContextManager,
-    ExitStack,
-    closing,
     contextmanager,
     nullcontext,
-    suppress,
 )
 from dataclasses import replace
-from typing import Protocol
 
 from cuagent.arms import CANDIDATE, COMPILE, EAGER
 from cuagent.attempt import Attempt
@@ -33,8 +29,8 @@ from cuagent.durations import Stage
 from cuagent.events import Emit, Phase, ignore
 from cuagent.judgement import Judgement
 from cuagent.measure.ladder import first_rungs, join_rungs, measure_ladder, time_rungs
+from cuagent.measure.profile.prewarmed import Profiles
 from cuagent.measure.profile.profile import Profile
-from cuagent.measure.profile.session import ProfileSession
 from cuagent.measure.roofline.ceilings import describe
 from cuagent.measure.rung_compiler import RungCompiler
 from cuagent.measure.rungs import Ladder, gain_of, with_earlier, with_record_timing
@@ -50,64 +46,12 @@ from cuagent.verify.compiled_code import compiles_when_called
 from cuagent.verify.pending import PendingVerdict
 from cuagent.verify.referee import Isolation, Referee
 from cuagent.verify.sanitize import gated
-from cuagent.worker import ForkServer, ForkServerError
+from cuagent.worker import ForkServer
 
 JOINED_RUNGS = 4
 """Largest number of rungs that a record timing may time for the first time. If there are more, the
 whole ladder is timed again before the record timing. Slow rungs leave a record timing after two
 rounds."""
-
-
-class Judge(Protocol):
-    """Judge of one task, as the agent's loop and tools use it.
-
-    `LocalJudge` works in this process. `PooledJudge` (`cuagent.training.judging.pool`) asks a pool
-    of judging processes. Both may raise ForkServerError and OracleLost.
-    """
-
-    @property
-    def task(self) -> Task:
-        """Task that all attempts are for."""
-        ...
-
-    def build(self, attempt: Attempt) -> Build:
-        """Compile the attempt's sources."""
-        ...
-
-    def judge(
-        self, attempt: Attempt, effort: Effort | None = Effort.QUICK, *, than: Timing | None = None
-    ) -> Judgement:
-        """Build, verify and score an attempt; time it if it is accepted and `effort` is given.
-
-        `than` is the timing of an earlier attempt. With it the attempt may be timed first. If it is
-        surely slower, it is refused as TOO_SLOW and not verified.
-        """
-        ...
-
-    def verify_ahead(self, attempt: Attempt) -> None:
-        """Verify an attempt for the record, if that saves time. The next call of `judge` for it at
-        record effort then uses this verdict."""
-        ...
-
-    def profile(self, attempt: Attempt | None = None, *, counters: bool = False) -> Profile:
-        """Profile the reference or an attempt. Raises ProfileError."""
-        ...
-
-    def measure_ladder(self, *, whole: bool = False, wait_s: float | None = None) -> Ladder:
-        """Return the ladder: the rungs that open quickly, or all admitted rungs if `whole`.
-
-        With `wait_s`, rungs that still compile in the background after that many seconds are left
-        out. The others may be opened but not timed: the record timing that follows times them.
-        """
-        ...
-
-    def confirm_rung(self) -> Ladder:
-        """Time the rungs that may be the best again, at record effort, and return their ladder."""
-        ...
-
-    def start_from(self, found: Ladder) -> bool:
-        """Use an earlier ladder; return False if this judge has to measure its own."""
-        ...
 
 
 class LocalJudge:
@@ -173,10 +117,7 @@ class LocalJudge:
         attempt may be the result. False for a judge of rollouts, which makes no record timings."""
         self._verified_ahead: tuple[Build, Verdict] | None = None
         """Verdict at record effort on an attempt that is not yet timed at that effort."""
-        self._next_profile: ProfileSession | None = None
-        """Prewarmed profile of the next attempt, started after the first profile of an attempt."""
-        self._reference_profile: ProfileSession | None = None
-        """Prewarmed profile of the reference."""
+        self._profiles = Profiles(task, self.referee.fork_server, self.device_lock)
 
     def admission(self) -> Admission:
         """Check if the task can be certified; call it before any other work."""
@@ -189,8 +130,7 @@ class LocalJudge:
         self._timer.open_ahead([COMPILE])
         if self.overlap.prewarm_profile:
             # A run usually profiles the reference first.
-            with suppress(ForkServerError):
-                self._reference_profile = self._started_profile(with_candidate=False)
+            self._profiles.prewarm(with_candidate=False)
 
     def measure_ladder(self, *, whole: bool = False, wait_s: float | None = None) -> Ladder:
         """Return the ladder: the rungs that open quickly, or all admitted rungs if `whole`.
@@ -207,7 +147,7 @@ class LocalJudge:
         if later and self.device_lock.lock is not None:
             later = self._compiler.compiled(later)
         if self.ladder is None or later:
-            self._await_profiles()
+            self._profiles.await_opened()
             try:
                 if self.ladder is not None and len(later) <= JOINED_RUNGS and is_hurried:
                     found = join_rungs(self._timer, self.ladder, later)
@@ -478,7 +418,7 @@ class LocalJudge:
 
     def _timing(self, attempt: Attempt, build: Build, effort: Effort) -> Timing:
         """Time an attempt, each sample while no other judge uses the device."""
-        self._await_profiles()
+        self._profiles.await_opened()
         try:
             return self._timer.time(attempt, build, effort, self._baselines(effort))
         finally:
@@ -487,21 +427,8 @@ class LocalJudge:
     def profile(self, attempt: Attempt | None = None, *, counters: bool = False) -> Profile:
         """Profile the reference or an attempt. Raises ProfileError."""
         build = None if attempt is None else self.build(attempt)
-        if attempt is None:
-            session, self._reference_profile = self._reference_profile, None
-        else:
-            session, self._next_profile = self._next_profile, None
-        if session is not None and not session.alive:
-            session.close()
-            session = None
-        with_candidate = attempt is not None
-        with self.durations.of(Stage.PROFILING), ExitStack() as stack:
-            if session is None:
-                with self.device_lock.shared():
-                    session = self._started_profile(with_candidate=with_candidate)
-                    session.await_opened()
-            opened = stack.enter_context(closing(session))
-            found = opened.finish(
+        with self.durations.of(Stage.PROFILING):
+            found = self._profiles.profile(
                 attempt,
                 build,
                 counters=counters,
@@ -509,9 +436,8 @@ class LocalJudge:
                 compiled=self.referee.processes.compiled,
             )
         self._open_later_rungs()
-        if with_candidate and self.overlap.prewarm_profile:
-            with suppress(ForkServerError):  # the next call of `profile` reports it
-                self._next_profile = self._started_profile(with_candidate=True)
+        if attempt is not None and self.overlap.prewarm_profile:
+            self._profiles.prewarm(with_candidate=True)
         return found
 
     @contextmanager
@@ -520,21 +446,9 @@ class LocalJudge:
         with self.device_lock.exclusive(), self._timer.nothing_opens():
             yield
 
-    def _started_profile(self, *, with_candidate: bool) -> ProfileSession:
-        return ProfileSession(self.task, self.referee.fork_server, with_candidate=with_candidate)
-
-    def _await_profiles(self) -> None:
-        """Wait until the prewarmed profiles are idle, so that they do not disturb a timing."""
-        for session in (self._next_profile, self._reference_profile):
-            if session is not None:
-                session.await_opened()
-
     def close(self) -> None:
         """End all processes and free all memory."""
-        for session in (self._next_profile, self._reference_profile):
-            if session is not None:
-                session.close()
-        self._next_profile = self._reference_profile = None
+        self._profiles.close()
         self._timer.close()
         self.referee.close()
 

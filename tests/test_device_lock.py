@@ -152,8 +152,12 @@ def test_judges_verify_together_and_hold_no_lock_when_the_timer_takes_it(
 
     class Judge(module.LocalJudge):
         def __init__(self, device_lock: DeviceLock) -> None:
-            self.device_lock, self.ladder, self._next_profile = device_lock, None, None
-            self._reference_profile, self._default_baselines, self._unopened = None, (), ()
+            self.device_lock, self.ladder, self._verified_ahead = device_lock, None, None
+            self._default_baselines, self._unopened = (), ()
+            self._profiles: Any = SimpleNamespace(await_opened=lambda: None)
+            self._compiler: Any = SimpleNamespace(begin=lambda _: None)
+            self._compiles_later = False
+            self.task: Any = SimpleNamespace(device=Device.CPU)
             self._timer: Any = Timer(device_lock)
             self.durations = device_lock.durations
             self.referee: Any = SimpleNamespace(domain=None)
@@ -191,6 +195,7 @@ def test_judge_opens_shared_and_profiles_exclusively(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
 ) -> None:
     from cuagent import judge as module
+    from cuagent.measure.profile import prewarmed
 
     device_lock, modes = DeviceLock(tmp_path / "gpu-0"), dict[str, str]()
 
@@ -217,7 +222,7 @@ def test_judge_opens_shared_and_profiles_exclusively(
         def close(self) -> None: ...
 
     monkeypatch.setattr(module, "Referee", Referee)
-    monkeypatch.setattr(module, "ProfileSession", ProfileSession)
+    monkeypatch.setattr(prewarmed, "ProfileSession", ProfileSession)
 
     class Timer:
         def __init__(self, *_: Any, device_lock: DeviceLock) -> None:

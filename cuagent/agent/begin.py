@@ -40,7 +40,7 @@ from cuagent.record import (
 )
 
 if TYPE_CHECKING:
-    from cuagent.judge import Judge
+    from cuagent.judge_protocol import Judge
     from cuagent.task import Task
 
 Record = Mapping[str, Any]

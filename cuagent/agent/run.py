@@ -40,7 +40,7 @@ from cuagent.verdict import Reason
 
 if TYPE_CHECKING:
     from cuagent.agent.jobs import Job
-    from cuagent.judge import Judge
+    from cuagent.judge_protocol import Judge
     from cuagent.judgement import Judgement
     from cuagent.measure.rungs import Ladder
     from cuagent.task import Task

@@ -27,7 +27,7 @@ from cuagent.training.judging.pool import PooledJudge
 from cuagent.verdict import Reason, Verdict
 
 if TYPE_CHECKING:
-    from cuagent.judge import Judge
+    from cuagent.judge_protocol import Judge
     from cuagent.measure.profile.profile import Profile
     from cuagent.measure.rungs import Ladder
 

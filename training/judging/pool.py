@@ -34,7 +34,7 @@ from cuagent.training.judging.judge_process import JudgeProcess, PoolError
 from cuagent.verdict import Reason
 
 if TYPE_CHECKING:
-    from cuagent.judge import Judge
+    from cuagent.judge_protocol import Judge
     from cuagent.judgement import Judgement
     from cuagent.measure.profile.profile import Profile
     from cuagent.measure.rungs import Ladder

@@ -38,7 +38,7 @@ from cuagent.training.engines.engine import Engine, EngineError, OutOfMemory, Re
 from cuagent.training.policy.chat import Chat
 
 if TYPE_CHECKING:
-    from cuagent.judge import Judge
+    from cuagent.judge_protocol import Judge
 
 Sample = Callable[[Request], Sampled]
 

@@ -22,7 +22,7 @@ from cuagent.training.judging.judge_process import PoolError
 from cuagent.training.rollout.episode import Play
 
 if TYPE_CHECKING:
-    from cuagent.judge import Judge
+    from cuagent.judge_protocol import Judge
 
 
 PARALLEL = "#pragma omp parallel for\n"

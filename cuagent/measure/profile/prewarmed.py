@@ -1,0 +1,65 @@
+"""Profile a task's reference and attempts, in processes that may be opened ahead."""
+
+from __future__ import annotations
+
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any
+
+from cuagent.measure.profile.session import ProfileSession
+from cuagent.worker import ForkServerError
+
+if TYPE_CHECKING:
+    from cuagent.attempt import Attempt
+    from cuagent.build import Build
+    from cuagent.device_lock import DeviceLock
+    from cuagent.measure.profile.profile import Profile
+    from cuagent.task import Task
+    from cuagent.worker import ForkServer
+
+
+class Profiles:
+    """Profiles of one task, with at most one process open for the reference and one for an attempt.
+
+    A process that could not be opened ahead is opened when it is needed.
+    """
+
+    def __init__(self, task: Task, fork_server: ForkServer, device_lock: DeviceLock) -> None:
+        self._task, self._fork_server, self._device_lock = task, fork_server, device_lock
+        self._open: dict[bool, ProfileSession] = {}
+        """Processes opened ahead, by whether they are for an attempt."""
+
+    def prewarm(self, *, with_candidate: bool) -> None:
+        """Begin to open the process of the next profile of the reference or of an attempt."""
+        with suppress(ForkServerError):  # the next call of `profile` reports it
+            self._open[with_candidate] = self._started(with_candidate)
+
+    def await_opened(self) -> None:
+        """Wait until the processes opened ahead are idle, so that they do not disturb a timing."""
+        for session in self._open.values():
+            session.await_opened()
+
+    def profile(self, attempt: Attempt | None, build: Build | None, **options: Any) -> Profile:
+        """Profile the reference (None) or an attempt; `options` are those of
+        `ProfileSession.finish`.
+
+        Raises ProfileError and ForkServerError.
+        """
+        session = self._open.pop(attempt is not None, None)
+        if session is not None and not session.alive:
+            session.close()
+            session = None
+        if session is None:
+            with self._device_lock.shared():
+                session = self._started(attempt is not None)
+                session.await_opened()
+        with closing(session) as opened:
+            return opened.finish(attempt, build, **options)
+
+    def close(self) -> None:
+        """End the processes opened ahead."""
+        for session in self._open.values():
+            session.close()
+        self._open.clear()
+
+    def _started(self, with_candidate: bool) -> ProfileSession:
+        return ProfileSession(self._task, self._fork_server, with_candidate=with_candidate)
