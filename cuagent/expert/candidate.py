@@ -17,13 +17,15 @@ from cuagent.expert.capture.constants import constant_values
 from cuagent.expert.capture.export import Captured
 from cuagent.expert.capture.subject import Subject, Target
 from cuagent.expert.convolutions import library as library_convolutions
-from cuagent.expert.convolutions import match as convolutions
 from cuagent.expert.convolutions import triton as convolution
+from cuagent.expert.convolutions.convolution import Convolution
 from cuagent.expert.convolutions.copies import with_copies
 from cuagent.expert.convolutions.linears import linears_to_channels
-from cuagent.expert.convolutions.match import Convolution, with_convolutions
+from cuagent.expert.convolutions.match import with_convolutions
+from cuagent.expert.convolutions.operands import copy_operands
 from cuagent.expert.convolutions.partials import is_partial, partial_sums, with_partials
 from cuagent.expert.convolutions.pools import with_pools
+from cuagent.expert.convolutions.qualify import runs_in_tf32
 from cuagent.expert.convolutions.sums import sum_before_convolutions
 from cuagent.expert.convolutions.tiles import tiles as convolution_tiles
 from cuagent.expert.depthwise.match import with_depthwise
@@ -214,7 +216,7 @@ def _planned(subject: Subject, options: Options, taken: set[str]) -> _Planned:
             graph = linears_to_channels(graph, subject.target, frozenset(keep))
         if options.products and options.convolutions in ("own", "every"):
             every = options.convolutions == "every"
-            graph = convolutions.copy_operands(graph, subject.target, frozenset(keep), every)
+            graph = copy_operands(graph, subject.target, frozenset(keep), every)
             if options.partial_sums:
                 graph = partial_sums(graph, subject.target.processors, frozenset(whole))
         channels_last = options.convolutions == "channels_last"
@@ -377,7 +379,7 @@ def _triton(
     found = convolution_tiles(step, target.processors)
     tile = found[min(options.tiles, len(found) - 1)]
     channels = step.channels_out if step.is_copy else step.channels_in
-    precision = "tf32" if convolutions.runs_in_tf32(target, channels) else "tf32x3"
+    precision = "tf32" if runs_in_tf32(target, channels) else "tf32x3"
     text = convolution.render(name, step, dtype_of, precision)
     return TritonCall(name, text, step, partial(convolution.launches, conv=step, tile=tile))
 

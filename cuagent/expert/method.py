@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cuagent.expert.attention.kernel import AttentionStep
-from cuagent.expert.convolutions.match import Convolution
+from cuagent.expert.convolutions.convolution import Convolution
 from cuagent.expert.graph.graph import Graph
 from cuagent.expert.kernel import KernelCall
 from cuagent.expert.products.match import Product

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from cuagent.expert.candidate import Candidate, Options, make_candidate
 from cuagent.expert.capture.subject import Target, open_subject
-from cuagent.expert.convolutions import match
+from cuagent.expert.convolutions import qualify
 from cuagent.expert.convolutions.phases import Axis, Phase, phases
 from cuagent.expert.search.planner import Outcome, propose
 from cuagent.task import load_task
@@ -295,7 +295,7 @@ def test_one_convolution_of_a_gate_takes_the_epilogue(generate):
 def test_few_channels_and_exact_convolutions_keep_float32_where_tf32_is_admitted(
     generate, monkeypatch, channels, exact, precision
 ):
-    monkeypatch.setattr(match, "SHORT_EXACT_SUM", 256)
+    monkeypatch.setattr(qualify, "SHORT_EXACT_SUM", 256)
     text = GATE.replace("Conv2d(16", f"Conv2d({channels}").replace("(8, 16", f"(8, {channels}")
     target = replace(HOPPER, tf32_convolutions=True)
     candidate = generate(text, target, Options(exact_convolutions=exact))
@@ -405,8 +405,8 @@ def test_channels_last_convolution_agrees_with_fp64(generate, interpreted, monke
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("tf32", [False, True], ids=["float32", "TF32 on inputs far from 0"])
 def test_kernel_agrees_with_fp64_in_the_interpreter(generate, interpreted, monkeypatch, name, tf32):
-    monkeypatch.setattr(match, "SHORT_EXACT_SUM", match.SHORT_SUM)
-    monkeypatch.setattr(match, "LEAST_OPERATIONS", 0)
+    monkeypatch.setattr(qualify, "SHORT_EXACT_SUM", qualify.SHORT_SUM)
+    monkeypatch.setattr(qualify, "LEAST_OPERATIONS", 0)
     *_, inputs = LAYERS[name]
     _, channels, *places = re.findall(r"\d+", inputs)
     small = ", ".join(["2", channels, *(str(min(int(n), 9)) for n in places)])
@@ -448,7 +448,7 @@ NUMBERS = {
 @pytest.fixture
 def any_size(monkeypatch):
     """Lets convolutions of all sizes be kernels."""
-    monkeypatch.setattr(match, "LEAST_OPERATIONS", 0)
+    monkeypatch.setattr(qualify, "LEAST_OPERATIONS", 0)
 
 
 def wide_text(layer: str, numbers: str = "usual") -> str:

@@ -10,7 +10,7 @@ from agreement import TF32, assert_agrees  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options, make_candidate
 from cuagent.expert.capture.subject import Target, open_subject
-from cuagent.expert.convolutions import match
+from cuagent.expert.convolutions import qualify
 from cuagent.task import load_task
 
 HOPPER = Target("cuda", (9, 0), 132, tf32_convolutions=True)
@@ -35,8 +35,8 @@ SIZES = {"into": 40, "inner": 48, "size": 3, "samples": 2, "places": "9, 7", "mo
 @pytest.fixture(autouse=True)
 def any_size(monkeypatch):
     """Lets convolutions of all sizes be kernels."""
-    monkeypatch.setattr(match, "LEAST_OPERATIONS", 0)
-    monkeypatch.setattr(match, "LEAST_OCCUPIED", 0)
+    monkeypatch.setattr(qualify, "LEAST_OPERATIONS", 0)
+    monkeypatch.setattr(qualify, "LEAST_OCCUPIED", 0)
 
 
 def made(path, options: Options | None = None, **sizes: object):

@@ -10,7 +10,7 @@ from agreement import TF32, assert_agrees  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options, make_candidate
 from cuagent.expert.capture.subject import Target, open_subject
-from cuagent.expert.convolutions import match, partials
+from cuagent.expert.convolutions import partials, qualify
 from cuagent.task import load_task
 
 HOPPER = Target("cuda", (9, 0), 132)
@@ -47,7 +47,7 @@ def get_init_inputs(): return []
 @pytest.fixture(autouse=True)
 def any_size(monkeypatch):
     """Lets convolutions of all sizes be kernels."""
-    monkeypatch.setattr(match, "LEAST_OPERATIONS", 0)
+    monkeypatch.setattr(qualify, "LEAST_OPERATIONS", 0)
     monkeypatch.setattr(partials, "LEAST_TILES", 0)
     monkeypatch.setattr(partials, "CACHED_BYTES", 0)
 

@@ -11,7 +11,7 @@ from agreement import assert_agrees  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Candidate, Options, make_candidate
 from cuagent.expert.capture.subject import Target, open_subject
-from cuagent.expert.convolutions import match, partials
+from cuagent.expert.convolutions import partials, qualify
 from cuagent.task import load_task
 
 HOPPER = Target("cuda", (9, 0), 132)
@@ -112,7 +112,7 @@ def test_every_partial_sum_is_computed_or_left_out(generate, forward):
 
 
 def test_small_results_are_read_again(generate, monkeypatch):
-    monkeypatch.setattr(match, "LEAST_OPERATIONS", 0)
+    monkeypatch.setattr(qualify, "LEAST_OPERATIONS", 0)
     candidate = generate(text_of(*CASES["nothing between"][:3], "8, 8, 20, 20"))
     assert "_means" not in candidate.files["model_new.py"]
 
@@ -138,7 +138,7 @@ def test_sums_are_left_out_on_request(generate):
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.parametrize("name", [*CASES, "mean"])
 def test_norm_agrees_with_fp64_in_the_interpreter(generate, interpreted, monkeypatch, name):
-    monkeypatch.setattr(match, "LEAST_OPERATIONS", 0)
+    monkeypatch.setattr(qualify, "LEAST_OPERATIONS", 0)
     monkeypatch.setattr(partials, "LEAST_TILES", 0)
     layer, norm, forward, shape = MEAN if name == "mean" else CASES[name]
     _, channels, *places = shape.split(", ")

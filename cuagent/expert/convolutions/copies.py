@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from cuagent.expert.convolutions.match import TRANSPOSED, Convolution
+from cuagent.expert.convolutions.convolution import TRANSPOSED, Convolution
 from cuagent.expert.graph.graph import Graph
 
 MOST_CHANNELS = 128

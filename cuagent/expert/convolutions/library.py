@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from cuagent.expert.convolutions.match import LARGE, TRANSPOSED, settings_of
+from cuagent.expert.convolutions.convolution import TRANSPOSED, settings_of
+from cuagent.expert.convolutions.qualify import LARGE
 from cuagent.expert.graph.graph import Graph, Kind, Node
 from cuagent.expert.rewrites import PREPARATIONS
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cuagent.expert.capture.subject import Target
-from cuagent.expert.convolutions.match import LARGE, LEAST_CHANNELS, LEAST_OPERATIONS
+from cuagent.expert.convolutions.qualify import LARGE, LEAST_CHANNELS, LEAST_OPERATIONS
 from cuagent.expert.graph.graph import Graph, Kind, Node, contiguous_strides
 from cuagent.expert.products.match import MOST_DEPTH
 

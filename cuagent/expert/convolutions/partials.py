@@ -14,13 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cuagent.expert.convolutions.match import (
-    COPY,
-    TRANSPOSED,
-    Convolution,
-    Partials,
-    convolution_axes,
-)
+from cuagent.expert.convolutions.convolution import COPY, TRANSPOSED, Convolution, Partials
+from cuagent.expert.convolutions.match import convolution_axes
 from cuagent.expert.convolutions.phases import Axis, axis_phases
 from cuagent.expert.convolutions.tiles import PARTIAL_ROWS
 from cuagent.expert.graph.graph import FLOATS, ITEM_BYTES, Graph, Kind, Node

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from cuagent.expert.convolutions.match import TRANSPOSED, Convolution, Pool, volume_of
+from cuagent.expert.convolutions.convolution import TRANSPOSED, Convolution, Pool, volume_of
 from cuagent.expert.convolutions.phases import Axis, axis_phases
 from cuagent.expert.graph.graph import Graph, Kind, Node, Window
 from cuagent.expert.products.expressions import EXPRESSIONS

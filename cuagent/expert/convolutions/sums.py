@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from cuagent.expert.convolutions.match import settings_of
+from cuagent.expert.convolutions.convolution import settings_of
 from cuagent.expert.graph.graph import Graph, Kind, Node, contiguous_strides
 from cuagent.expert.rewrites import PREPARATIONS, prepared_names
 

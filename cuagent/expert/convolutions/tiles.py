@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from cuagent.expert.convolutions.match import Convolution
+from cuagent.expert.convolutions.convolution import Convolution
 from cuagent.expert.convolutions.phases import axis_phases
 from cuagent.expert.products.tiles import Tile, ranked
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 
-from cuagent.expert.convolutions.match import Convolution, Partials, Pool, Volume
+from cuagent.expert.convolutions.convolution import Convolution, Partials, Pool, Volume
 from cuagent.expert.convolutions.phases import Phase, axis_phases, transposed_phase
 from cuagent.expert.convolutions.tiles import phase_count
 from cuagent.expert.graph.graph import contiguous_strides

@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 
 from cuagent.expert.anchored.values import Index, Values
-from cuagent.expert.convolutions.match import settings_of
+from cuagent.expert.convolutions.convolution import settings_of
 from cuagent.expert.graph.graph import Depthwise, Graph, Kind, Node, Window, contiguous_strides
 from cuagent.expert.kernel import Request
 from cuagent.expert.streaming.text import Writer

@@ -1,0 +1,142 @@
+"""Decide which convolutions a generated kernel may compute faster than cuDNN.
+
+These are transposed and three-dimensional ones, pointwise ones, and others with a short sum (few
+input channels). On an H200 the library stood at 4 to 17 times the floor on the first two, and
+pointwise kernels took 0.55 to 0.95 of cuDNN's time; two-dimensional ones with long sums were
+slower.
+"""
+
+from __future__ import annotations
+
+import math
+
+from cuagent.expert.capture.subject import Target
+from cuagent.expert.convolutions.convolution import COPY, settings_of, volume_of
+from cuagent.expert.graph.graph import Graph, Kind, Node
+from cuagent.expert.streaming.nest import NestError
+
+CHANNELS_LAST = "{0}.movedim(1, -1).contiguous()"
+LEAST_CHANNELS = 16
+"""Fewest input channels of a pointwise convolution; with fewer, a tile would be mostly zeros."""
+FEW_CHANNELS = 32
+"""With fewer input channels the sum runs over one index of taps and channels, so that its tiles are
+full, and the input is read without a copy."""
+SHORT_SUM = 512
+"""Most terms (taps times input channels) of the sum of a convolution in one or two dimensions that
+is not pointwise, and whose input is not copied to float16. 11x11 windows of three channels in TF32
+took 0.48 of torch.compile's time on an H200. Scaled float16 took 0.4 of cuDNN's time in TF32 on 3x3
+layers of 64 to 512 channels."""
+SHORT_EXACT_SUM = 96
+"""`SHORT_SUM` for a convolution that needs float32 precision although TF32 is admitted. 16 channels
+in 3x3 windows took 1.76 times the time of cuDNN, which computed them in TF32. 8 channels took 0.65
+of torch.compile's time, and 0.8 of cuDNN's in float32."""
+SHORT_FLOAT32_SUM = 256
+"""`SHORT_SUM` for a float32 convolution if TF32 is not admitted."""
+LONG_SUM = 0
+"""`SHORT_SUM` for a convolution with `FEW_CHANNELS` or more, whose input has to be copied."""
+GROUP_SUM = 512
+"""Most terms of the sum of a convolution with groups."""
+LARGE = 1 << 31
+"""Elements of a sample that are too many for 32-bit indices."""
+LEAST_OPERATIONS = 1 << 26
+"""Fewest multiplications of a convolution; with fewer, kernel launches take most of the time."""
+LEAST_OCCUPIED, SPLIT_SUM = 0.5, 512
+"""A convolution in one or two dimensions stays with the library if fewer than this share of the
+processors has a tile, and its sum has more than `SPLIT_SUM` terms: the library splits such sums
+over processors. An estimate; the library's kernels in three dimensions are slower."""
+
+
+def runs_in_halves(graph: Graph, x: Node, target: Target) -> bool:
+    """Return True if a copy of the input of a TF32 convolution is scaled to float16."""
+    own = x.dtype == "float32" and copy_call(graph, x) == COPY
+    return own and x.shape[1] >= FEW_CHANNELS and runs_in_tf32(target, x.shape[1])
+
+
+def runs_in_tf32(target: Target, channels_in: int) -> bool:
+    """Return True if the kernel of a float32 convolution may read its operands in TF32."""
+    return target.tf32_convolutions and channels_in > target.exact_channels
+
+
+def copy_call(graph: Graph, x: Node) -> str:
+    """Return the call that copies an input: `COPY` if `volume_of` has its strides, else torch's."""
+    try:
+        volume_of(graph, x.name, x.shape)
+    except NestError:
+        return CHANNELS_LAST
+    return COPY
+
+
+def is_pointwise(node: Node, weight: Node) -> bool:
+    """Return True for a convolution that is one matrix product for each sample.
+
+    Its input needs no copy: a row of the product's left operand is one place.
+    """
+    settings = settings_of(node)
+    steps = set(settings["stride"]) == {1} and set(settings["padding"]) == {0}
+    plain = not node.op.removeprefix("own ").startswith("F.conv_transpose")
+    return plain and steps and math.prod(weight.shape[2:]) == 1
+
+
+def is_read_in_place(graph: Graph, x: Node) -> bool:
+    """Return True if places of the input are adjacent in memory."""
+    try:
+        return volume_of(graph, x.name, x.shape).place == 1
+    except NestError:
+        return False
+
+
+def _adjacent_channels(graph: Graph, weight: Node) -> bool:
+    """Return True if the weight of a pointwise convolution is a matrix with adjacent channels."""
+    try:
+        found = volume_of(graph, weight.name, weight.shape)
+    except NestError:
+        return False
+    return (found.sample, found.channel, found.offset) == (weight.shape[1], 1, 0)
+
+
+def qualifies(graph: Graph, node: Node, target: Target, every: bool) -> bool:
+    if node.kind is not Kind.LIBRARY or target.capability < (8, 0) or not node.contiguous:
+        return False
+    transposed = node.op.startswith("F.conv_transpose")
+    if not transposed and not node.op.startswith(("F.conv1d(", "F.conv2d(", "F.conv3d(")):
+        return False
+    settings = settings_of(node)
+    x, weight = graph.node(str(node.args[0])), graph.node(str(node.args[1]))
+    whole = all(isinstance(v, list) for k, v in settings.items() if k != "groups")
+    if not whole or len(x.shape) != len(node.shape):
+        return False
+    if max(n.size // n.shape[0] for n in (x, node)) >= LARGE:
+        return False
+    if settings["groups"] != 1 and (transposed or not _few_of_group(graph, x, weight)):
+        return False
+    taps = math.prod(weight.shape[2:])
+    points = x.size // x.shape[1] if transposed else node.size // node.shape[1]
+    if points * taps * weight.shape[0] * weight.shape[1] < LEAST_OPERATIONS:
+        return False
+    plane = node.op.startswith(("F.conv1d(", "F.conv2d("))
+    if plane and taps * x.shape[1] > SPLIT_SUM and not _is_occupied(node, target):
+        return False
+    if is_pointwise(node, weight):
+        readable = is_read_in_place(graph, x) and _adjacent_channels(graph, weight)
+        return weight.shape[1] >= LEAST_CHANNELS and readable
+    if settings["groups"] != 1:
+        return True
+    few = SHORT_SUM
+    if x.dtype == "float32" and not runs_in_tf32(target, x.shape[1]):
+        few = SHORT_EXACT_SUM if target.tf32_convolutions else SHORT_FLOAT32_SUM
+    short = taps * x.shape[1] <= (few if x.shape[1] < FEW_CHANNELS else LONG_SUM)
+    short = short or runs_in_halves(graph, x, target)
+    return every or transposed or node.op.startswith("F.conv3d(") or short
+
+
+def _few_of_group(graph: Graph, x: Node, weight: Node) -> bool:
+    """Return True for groups of several channels with a short sum, read without a copy."""
+    channels, taps = weight.shape[1], math.prod(weight.shape[2:])
+    few = taps == 1 or (channels < FEW_CHANNELS and taps * channels <= GROUP_SUM)
+    return channels > 1 and few and is_read_in_place(graph, x)
+
+
+def _is_occupied(node: Node, target: Target) -> bool:
+    """Return True if enough processors have a tile of 128 places and up to 128 channels."""
+    tiles = math.ceil(node.size // node.shape[1] / 128) * math.ceil(node.shape[1] / 128)
+    return tiles >= LEAST_OCCUPIED * target.processors
