@@ -22,7 +22,7 @@ from cuagent.record import RecordError, refuse_links
 from cuagent.synth.candidate import Candidate
 from cuagent.synth.compose import Grammar, candidate
 from cuagent.synth.examine import Order
-from cuagent.synth.kernelbench import Known, collision, read_problems
+from cuagent.synth.kernelbench import Known, collision, read_problems, sizes_of
 from cuagent.synth.reasons import Reason
 from cuagent.synth.shards import Record, Shards
 from cuagent.synth.source import graph_of, normalized, parse
@@ -226,9 +226,12 @@ class _Run:
     def finish(self, index: int, answer: dict[str, Any]) -> None:
         """Record the answer of a candidate's process."""
         record = self.waiting.pop(index) | answer
-        if not record.get("reason") and (found := collision(record["code"], self.known)):
+        if not record.get("reason") and (found := self._collision(record)):
             record |= {"reason": Reason.KERNELBENCH.value, "detail": found}
         self._record(record)
+
+    def _collision(self, record: Record) -> str:
+        return collision(record["code"], self.known, sizes_of(record["inputs"]))
 
     def _reject(self, record: Record, reason: Reason, detail: str) -> None:
         self._record(record | {"reason": reason.value, "detail": detail})
