@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from cuagent.synth.dimensions import LARGEST_PARAMETER, SMALL, Dimensions
 from cuagent.synth.seeds import Domain, Seed
 from cuagent.synth.templates import BATCH, Filling, Unfit, Value, size_text
 
@@ -33,6 +34,7 @@ class Draft:
 
     random: random.Random
     dtype: str = "float32"
+    dimensions: Dimensions = SMALL
     inputs: dict[str, str] = field(default_factory=dict)
     """Expression in `get_inputs` for each input, by name."""
     attributes: dict[str, str] = field(default_factory=dict)
@@ -123,6 +125,8 @@ class Draft:
         name = f"{re.sub(r'(?<=[a-z])(?=[A-Z])', '_', cls).lower()}{len(self.attributes) + 1}"
         with torch.device("meta"):
             module = eval(constructor, self._names())
+        if any(p.numel() > LARGEST_PARAMETER for p in module.parameters()):
+            raise Unfit("a parameter is too large")
         self._made[name] = module.to(getattr(torch, self.dtype))
         self.attributes[name] = constructor
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
@@ -137,6 +141,8 @@ class Draft:
 
         if any(size % BATCH == 0 for size in shape):
             raise Unfit("a parameter would grow with the batch")
+        if math.prod(shape) > LARGEST_PARAMETER:
+            raise Unfit("a parameter is too large")
         scale = (
             f" * {1 / math.sqrt(max(shape[:2])):.2g}" if len(shape) > 1 and max(shape) > 1 else ""
         )

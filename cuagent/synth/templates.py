@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from cuagent.synth.dimensions import Dimensions
     from cuagent.synth.seeds import Seed
 
 BATCH = 1_000_003
@@ -78,6 +79,7 @@ class Drafted(Protocol):
     """The part of `Draft` that `Filling` uses."""
 
     random: random.Random
+    dimensions: Dimensions
 
     def like(self, value: Value, broadcast: bool) -> str: ...
 
@@ -162,6 +164,12 @@ class Filling:
         return self.choose(*(n for n in (1, 2, 3, 4, 5, 8, 16) if size % n == 0))
 
 
+def _width(f: Filling) -> str:
+    dimensions = f.draft.dimensions
+    convolves = f.seed.family == "convolutions"
+    return str(f.choose(*(dimensions.channels if convolves else dimensions.widths)))
+
+
 def _dims(f: Filling) -> str:
     rank = len(f.main.shape)
     if rank > 2 and f.draft.random.random() < 0.3:
@@ -198,9 +206,9 @@ def _heads(f: Filling) -> str:
 
 
 _NUMBERS: dict[str, Callable[[Filling], str]] = {
-    "width": lambda f: str(f.choose(16, 24, 32, 40, 48, 64, 96, 100, 128)),
-    "small": lambda f: str(f.choose(8, 12, 16, 20, 24, 32)),
-    "vocabulary": lambda f: str(f.choose(100, 256, 500, 777, 1000, 2048)),
+    "width": _width,
+    "small": lambda f: str(f.choose(*f.draft.dimensions.hidden)),
+    "vocabulary": lambda f: str(f.choose(*f.draft.dimensions.vocabulary)),
     "kernel": _kernel,
     "odd": lambda f: str(f.choose(3, 5, 7) if f.spatial > 7 else 3),
     "padding": lambda f: str(f.choose(*range(1, max(1, f.window() // 2) + 1))),
