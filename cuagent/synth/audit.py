@@ -20,9 +20,9 @@ from typing import Any
 
 from cuagent.synth.card import entropy
 from cuagent.synth.dataset import checksum, operators_of, read_set
-from cuagent.synth.examine import Order
 from cuagent.synth.kernelbench import Known, collision, input_shapes, read_problems, sizes_of
 from cuagent.synth.labelled import tail
+from cuagent.synth.order import Order
 from cuagent.synth.reasons import Reason
 from cuagent.synth.source import graph_of, labels, normalized, parse
 from cuagent.synth.workers import Workers
@@ -102,7 +102,7 @@ def audit(
         if sound and len(orders) < run:
             orders.append((number, _order(row, device, compile)))
     if orders:
-        with Workers(compile and device == "cpu") as workers:
+        with Workers(device, compile) as workers:
             _run(orders, found, workers, jobs, check, observe)
     return found
 

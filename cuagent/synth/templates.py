@@ -191,6 +191,15 @@ def _few(f: Filling) -> str:
     return str(f.draft.random.randrange(2, size - 1))
 
 
+def _part(f: Filling) -> str:
+    """Return a size of a quarter to three quarters of the dimension."""
+    dim = int(f._scalar("dim")) if "{dim}" in f.seed.text else -1
+    size = f.main.shape[dim]
+    if size < 8 or size % BATCH == 0:
+        raise Unfit("too small for a part, or not of a fixed size")
+    return str(size * f.choose(1, 2, 3) // 4)
+
+
 def _kernel(f: Filling) -> str:
     if f.spatial < 3:
         raise Unfit("too small for a window")
@@ -220,6 +229,7 @@ _NUMBERS: dict[str, Callable[[Filling], str]] = {
     "dims": _dims,
     "flag": lambda f: str(f.draft.random.random() < 0.4),
     "few": _few,
+    "part": _part,
     "number": lambda f: f"{f.draft.random.choice((0.1, 0.25, 0.3, 0.5, 0.7, 1.5, 2.0))}",
     "power": lambda f: str(f.choose(2, 3)),
 }

@@ -35,7 +35,7 @@ def fits(seed: Seed) -> bool:
         if seed.integers:
             draft.start_with_indices((BATCH, 16))
         else:
-            draft.start(_shape(draft.random, seed.form), "contiguous")
+            draft.start(_shape(draft.random, seed.form, draft.dimensions), "contiguous")
         try:
             draft.apply(seed)
         except Unfit:

@@ -80,10 +80,10 @@ def test_label_differences_name_both_sides() -> None:
 
 def test_predicted_batch_reaches_the_target_or_the_memory_bound() -> None:
     low, high = Cost(80_000, 40_000, 0, 1), Cost(160_000, 80_000, 0, 1)
-    free = predicted_batch(low, high, "cpu", 1e-3, 1 << 40)
-    assert 150 < free < 210
-    assert predicted_batch(low, high, "cpu", 1e-3, 100_000) == 20
-    assert predicted_batch(low, low, "cpu", 1e-3, 1 << 40) == 8
+    free = predicted_batch(low, high, "cpu", "float32", 1e-3, 1 << 40)
+    assert 500 < free < 620
+    assert predicted_batch(low, high, "cpu", "float32", 1e-3, 100_000) == 20
+    assert predicted_batch(low, low, "cpu", "float32", 1e-3, 1 << 40) == 8
     assert rounded(1003.7) == 960
 
 
