@@ -88,7 +88,7 @@ class Examined:
 
     def facts(self) -> dict[str, Any]:
         """Make all checks in order and return the measured facts."""
-        with self.stage("labels"), self.gpu.shared():
+        with self.stage("labels"):
             self.labels()
         with self.gpu.slot():
             with self.stage("sizes"):
@@ -176,8 +176,7 @@ class Examined:
             if not low <= seconds <= high:
                 raise Rejected(Reason.TIME, f"{seconds * 1e3:.3g} ms; no constant BATCH")
             return 0, seconds, cost
-        with self.gpu.shared():
-            near, far = (self.cost(batch) for batch in PROBES)
+        near, far = (self.cost(batch) for batch in PROBES)
         order = self.order
         first = predicted_batch(near, far, self.device, order.dtype, order.target_s, order.memory)
         grown = (far.made - near.made) / (PROBES[1] - PROBES[0])

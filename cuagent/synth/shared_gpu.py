@@ -2,7 +2,8 @@
 
 A candidate spends most of its time in torch.compile, on a processor. So there are more candidates
 than the GPU's memory has room for: one with large tensors holds a slot until its checks end. Checks
-share the GPU; a timing has it alone, except for the first call of a compiled module.
+share the GPU. A timing has it alone, except for short work that takes no lock: starting CUDA, calls
+at the smallest batch sizes, and the first call of a compiled module.
 """
 
 from __future__ import annotations
