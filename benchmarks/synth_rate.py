@@ -15,6 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from cuagent.bench.scheduler import visible_gpu
 from cuagent.synth.compose import Grammar
 from cuagent.synth.run import Settings, synthesize
 from cuagent.synth.shards import Record
@@ -89,7 +90,7 @@ def main() -> None:
     settings = Settings(
         MANY, given.seed, given.device, grammar=grammar, kernelbench=given.kernelbench
     )
-    places: list[Any] = ["0"] if given.device == "cuda" else [None]
+    places: list[Any] = [visible_gpu(0)] if given.device == "cuda" else [None]
     jobs = given.jobs or default_jobs(given.device, 1)
     observed = _Observed(given.seconds)
     try:

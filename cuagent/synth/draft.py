@@ -22,6 +22,8 @@ NAMES = ("x", "y", "z", "u", "v", "w", "p", "q", "r", "s")
 """Names of the inputs, in order."""
 LARGEST_GROWTH = 32
 """Largest size of a value, as a multiple of the number of elements of the first input."""
+LARGEST_FIXED = 1 << 26
+"""Largest number of elements of a value that does not grow with the batch."""
 MOST_DIMENSIONS = 5
 RANDOM_SCALE = "3 * torch.rand(()) * "
 """Random factor of inputs whose mean is the output. Without it the mean of many numbers would be
@@ -212,6 +214,8 @@ class Draft:
         first = self.values[0].meta.numel()
         if meta.numel() > LARGEST_GROWTH * max(first, 128 * BATCH) or meta.dtype == torch.bool:
             raise Unfit("too large, or truth values")
+        if meta.numel() % BATCH and meta.numel() > LARGEST_FIXED:
+            raise Unfit("too large at every batch size")
         for size in meta.shape:
             size_text(size)
 
