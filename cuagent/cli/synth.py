@@ -90,10 +90,12 @@ def _make(
     composer: Compose | None,
 ) -> None:
     from cuagent.bench.scheduler import visible_gpu
-    from cuagent.synth.finish import write_outputs
+    from cuagent.synth.dataset import parquet_library
+    from cuagent.synth.finish import FILE, write_outputs
     from cuagent.synth.run import synthesize
     from cuagent.synth.workers import default_jobs
 
+    parquet_library(out / FILE)  # a missing library is reported before the work, not after it
     places = [visible_gpu(n) for n in range(gpus)] if settings.device == "cuda" else [None]
     jobs = jobs or default_jobs(settings.device, gpus)
     try:

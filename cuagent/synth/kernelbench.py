@@ -8,6 +8,7 @@ So no network is used; a problem that needs more is compared by its text only.
 from __future__ import annotations
 
 import ast
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cuagent.bench.problems import kernelbench
+from cuagent.bench.problems import Problem, kernelbench
 from cuagent.synth.labelled import tail
 from cuagent.synth.source import labels, model_tokens, parse, similarity
 
@@ -40,10 +41,8 @@ class Known:
 
 def read_problems(root: Path) -> list[Known]:
     """Return the problems of all levels that the checkout has. Raises BenchError."""
-    base = root / "KernelBench" if (root / "KernelBench").is_dir() else root
-    levels = [n for n in ALL_LEVELS if (base / f"level{n}").is_dir()] or [1]
     known = []
-    for problem in kernelbench(root, levels):
+    for problem in _problems(root):
         code = problem.path.read_text(encoding="utf-8")
         try:
             parsed = parse(code)
@@ -53,6 +52,20 @@ def read_problems(root: Path) -> list[Known]:
         tokens = tuple(model_tokens(parsed))
         known.append(Known(problem.name, tokens, operators, input_shapes(code)))
     return known
+
+
+def digest(root: Path) -> str:
+    """Return a digest of the problems of all levels. Raises BenchError."""
+    found = hashlib.sha256()
+    for problem in _problems(root):
+        found.update(problem.name.encode() + problem.path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def _problems(root: Path) -> list[Problem]:
+    base = root / "KernelBench" if (root / "KernelBench").is_dir() else root
+    levels = [n for n in ALL_LEVELS if (base / f"level{n}").is_dir()] or [1]
+    return kernelbench(root, levels)
 
 
 def collision(code: str, known: Sequence[Known], shapes: tuple[str, ...] = ()) -> str:

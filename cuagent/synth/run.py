@@ -21,7 +21,7 @@ from typing import Any
 from cuagent.record import RecordError, refuse_links
 from cuagent.synth.candidate import Candidate
 from cuagent.synth.compose import Grammar, candidate
-from cuagent.synth.kernelbench import Known, collision, read_problems, sizes_of
+from cuagent.synth.kernelbench import Known, collision, digest, read_problems, sizes_of
 from cuagent.synth.order import Order
 from cuagent.synth.reasons import Reason
 from cuagent.synth.shards import Record, Shards
@@ -67,6 +67,8 @@ class Settings:
         import torch
 
         found = asdict(self) | {"grammar": self.grammar.to_json()}
+        if self.kernelbench:
+            found["kernelbench"] = digest(Path(self.kernelbench))  # the path is this machine's
         del found["count"]
         versions = {"generator": GENERATOR, "torch": torch.__version__}
         return json.loads(json.dumps(found | versions))
