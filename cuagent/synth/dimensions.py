@@ -24,6 +24,8 @@ class Dimensions:
     """Sizes of the first input after the batch, by number of dimensions."""
     most_elements: int
     """Most elements of the first input for each unit of the batch."""
+    few_elements: int
+    """Elements for each unit of the batch that count as a small input: its values may grow more."""
     widths: tuple[int, ...]
     """Output features of a product."""
     channels: tuple[int, ...]
@@ -61,6 +63,7 @@ SMALL = Dimensions(
         5: ((2, 3, 4, 8), (4, 5, 6, 8), (6, 7, 8, 10), (6, 8, 9, 10)),
     },
     most_elements=1 << 16,
+    few_elements=128,
     widths=(16, 24, 32, 40, 48, 64, 96, 100, 128),
     channels=(16, 24, 32, 40, 48, 64, 96, 100, 128),
     hidden=(8, 12, 16, 20, 24, 32),
@@ -87,6 +90,7 @@ LARGE = Dimensions(
         5: ((3, 4, 8, 16, 32, 64), (4, 8, 16), (14, 16, 28, 32, 56), (14, 16, 28, 32, 56)),
     },
     most_elements=1 << 20,
+    few_elements=1 << 13,
     widths=(64, 128, 192, 256, 320, 384, 512, 768, 1000, 1024, 1536, 2048, 3072, 4096),
     channels=(16, 24, 32, 48, 64, 96, 128, 192, 256),
     hidden=(64, 96, 128, 192, 256, 384, 512),

@@ -124,7 +124,7 @@ class Draft:
         import torch
 
         cls = constructor.partition("(")[0].removeprefix("nn.")
-        name = f"{re.sub(r'(?<=[a-z])(?=[A-Z])', '_', cls).lower()}{len(self.attributes) + 1}"
+        name = f"{cls.lower()}{len(self.attributes) + 1}"
         with torch.device("meta"):
             module = eval(constructor, self._names())
         if any(p.numel() > LARGEST_PARAMETER for p in module.parameters()):
@@ -212,7 +212,10 @@ class Draft:
         if meta.dim() > MOST_DIMENSIONS:
             raise Unfit("too many dimensions")
         first = self.values[0].meta.numel()
-        if meta.numel() > LARGEST_GROWTH * max(first, 128 * BATCH) or meta.dtype == torch.bool:
+        if (
+            meta.numel() > LARGEST_GROWTH * max(first, self.dimensions.few_elements * BATCH)
+            or meta.dtype == torch.bool
+        ):
             raise Unfit("too large, or truth values")
         if meta.numel() % BATCH and meta.numel() > LARGEST_FIXED:
             raise Unfit("too large at every batch size")

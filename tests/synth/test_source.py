@@ -38,6 +38,19 @@ def test_names_and_sizes_change_no_fingerprint(code: str) -> None:
     assert graph_of(parse(code)) == graph_of(parse(LINEAR))
 
 
+def test_blocks_of_libraries_differ_by_their_names() -> None:
+    def block(name: str) -> str:
+        return task(
+            "return self.block(x)",
+            init=f"self.block = {name}({name[:2]}Config(hidden_size=64))",
+            before=f"from transformers import {name}, {name[:2]}Config",
+        )
+
+    digests = {normalized(parse(block(name))) for name in ("T5LayerFF", "ViTMLP")}
+    assert len(digests) == 2
+    assert normalized(parse(block("ViTMLP").replace("64", "96"))) in digests
+
+
 def test_graph_is_equal_if_only_temporaries_differ() -> None:
     inlined = LINEAR.replace(
         "h = self.linear(x)\n        return F.relu(h) + x", "return F.relu(self.linear(x)) + x"
