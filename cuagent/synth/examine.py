@@ -46,9 +46,13 @@ ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, 
 def serve(channel: socket.socket, folder: Path) -> None:
     """Examine the candidate that the order names, and send the facts or the reason."""
     import torch
+    import torch._inductor.config
 
     order = Order.read(folder)
     torch.set_num_threads(1)
+    if order.compile:
+        # The number of its processes, one for each core, was read when the fork server imported it.
+        torch._inductor.config.compile_threads = 1
     stages: dict[str, float] = {}
     try:
         answer = Examined(order, folder, stages).facts()

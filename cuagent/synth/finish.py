@@ -27,7 +27,8 @@ def write_outputs(
         "generator": identity["generator"],
         "torch": identity["torch"],
         "command": f"cuagent synth --count {settings.count} --seed {settings.seed} "
-        f"--device {settings.device} --out DIR",
+        f"--device {settings.device} --out DIR"
+        + (" --kernelbench KERNELBENCH" if settings.kernelbench else ""),
         "seed": settings.seed,
         "device": name,
         "compose": settings.compose,

@@ -116,6 +116,15 @@ def test_torch_compile_runs_and_agrees(workers: Workers) -> None:
     assert answer["reason"] == Reason.COMPILE_DIFFERS.value
 
 
+def test_a_candidate_compiles_in_its_own_process_only(workers: Workers) -> None:
+    alone = "import torch._inductor.config as c\nassert c.compile_threads == 1, 'several'"
+    asked = order(task("return torch.exp(x)", before=alone), "torch.exp")
+    answer = workers.examine(replace(asked, compile=True))
+    assert "reason" not in answer, answer
+    answer = workers.examine(replace(asked, code=asked.code.replace("== 1", "== 2"), compile=True))
+    assert "several" in answer["detail"]
+
+
 def test_children_find_the_compiler_imported(workers: Workers) -> None:
     loaded = "import sys\nassert 'torch._inductor.compile_fx' in sys.modules, 'not loaded'"
     answer = workers.examine(order(task("return torch.exp(x)", before=loaded), "torch.exp"))
