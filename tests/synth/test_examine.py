@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from synth_tasks import order, task
@@ -114,6 +115,20 @@ def test_torch_compile_runs_and_agrees(workers: Workers) -> None:
     )
     answer = workers.examine(replace(asked, code=wrong, compile=True, exact_labels=False))
     assert answer["reason"] == Reason.COMPILE_DIFFERS.value
+
+
+def test_the_driver_library_of_triton_is_compiled_once(tmp_path: Path) -> None:
+    with Workers("cpu", compile=False) as workers:
+        for folder in ("KEY1/cuda_utils.cpython.so", "KEY2/kernel.cubin", "KEY3/launcher.so"):
+            file = tmp_path / "triton" / folder
+            file.parent.mkdir(parents=True)
+            file.write_text(folder)
+        workers._keep_driver(tmp_path / "triton")
+        later = tmp_path / "later"
+        later.mkdir()
+        workers._environment(later, 0)
+        assert [path.name for path in (later / "triton").iterdir()] == ["KEY1"]
+        assert (later / "triton/KEY1/cuda_utils.cpython.so").read_text().startswith("KEY1")
 
 
 def test_a_candidate_compiles_in_its_own_process_only(workers: Workers) -> None:
