@@ -26,6 +26,8 @@ from cuagent.worker.channel import receive_message
 TIME_LIMIT_S = 300.0
 """Limit of the wall time of one candidate in seconds; long, so that a busy machine does not change
 the set."""
+EXIT_S = 10.0
+"""Seconds that a candidate's process may take to end after its answer."""
 COMPILER = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.cpp")
 """Modules of torch.compile that are imported before the fork, for children on a CPU only: their
 import looks for a GPU, and CUDA cannot be used in a process forked after that."""
@@ -105,6 +107,9 @@ class Workers:
             try:
                 ended, _, _ = select.select([child.channel], [], [], limit_s)
                 received = receive_message(child.channel) if ended else None
+                if received is not None and child.pidfd is not None:
+                    # A GPU process takes long to end, and the fork server waits for it.
+                    select.select([child.pidfd], [], [], EXIT_S)
             finally:
                 self.fork_server.end(child)
             self._keep_driver(folder / TRITON)

@@ -131,6 +131,23 @@ def test_the_driver_library_of_triton_is_compiled_once(tmp_path: Path) -> None:
         assert (later / "triton/KEY1/cuda_utils.cpython.so").read_text().startswith("KEY1")
 
 
+def test_fork_server_is_asked_to_end_a_process_that_has_ended(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ending a GPU process takes long, and the fork server does nothing else meanwhile."""
+    alive = []
+    end = workers.fork_server.end
+    monkeypatch.setattr(
+        workers.fork_server, "end", lambda child: (alive.append(child.alive), end(child))[1]
+    )
+    slow = (
+        "import atexit, os, time\n_exit = os._exit\nos._exit = lambda c: (time.sleep(1), _exit(c))"
+    )
+    answer = workers.examine(order(task("return torch.exp(x)", before=slow), "torch.exp"))
+    assert "reason" not in answer, answer
+    assert alive == [False]
+
+
 def test_a_candidate_compiles_in_its_own_process_only(workers: Workers) -> None:
     alone = "import torch._inductor.config as c\nassert c.compile_threads == 1, 'several'"
     asked = order(task("return torch.exp(x)", before=alone), "torch.exp")
