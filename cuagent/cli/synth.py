@@ -63,12 +63,13 @@ def synth(
         raise Refused("--out is missing: name the folder of the set")
     from cuagent.synth.run import Settings
 
+    here = _device(device)
     settings = Settings(
         count,
         seed,
-        _device(device),
+        here,
         compose if compose == "grammar" else f"model {model or ''}".strip(),
-        _grammar(operators, families),
+        _grammar(operators, families, here),
         str(kernelbench.resolve()) if kernelbench else "",
         compile,
     )
@@ -89,10 +90,12 @@ def _make(
     composer: Compose | None,
 ) -> None:
     from cuagent.bench.scheduler import visible_gpu
-    from cuagent.synth.finish import write_outputs
+    from cuagent.synth.dataset import parquet_library
+    from cuagent.synth.finish import FILE, write_outputs
     from cuagent.synth.run import synthesize
     from cuagent.synth.workers import default_jobs
 
+    parquet_library(out / FILE)  # a missing library is reported before the work, not after it
     places = [visible_gpu(n) for n in range(gpus)] if settings.device == "cuda" else [None]
     jobs = jobs or default_jobs(settings.device, gpus)
     try:
@@ -224,7 +227,7 @@ def _device_facts(device: str) -> tuple[str, tuple[float, float]]:
     return name, (copy, flops)
 
 
-def _grammar(operators: str, families: str) -> Grammar:
+def _grammar(operators: str, families: str, device: str) -> Grammar:
     from cuagent.synth.catalogue import FAMILIES
     from cuagent.synth.compose import COUNTS, Grammar
 
@@ -237,6 +240,7 @@ def _grammar(operators: str, families: str) -> Grammar:
     return Grammar(
         counts={int(n): weight for n, weight in counts.items()} or COUNTS,
         families=FAMILIES | chosen,
+        sizes="large" if device == "cuda" else "small",
     )
 
 

@@ -95,15 +95,24 @@ def _loadable(fx: Any) -> bool:
     )
 
 
-VIEWS = {"permute", "transpose", "t", "slice", "select", "expand", "view", "squeeze", "unsqueeze"}
+VIEWS = {
+    "permute", "transpose", "t", "slice", "select", "expand", "view", "squeeze", "unsqueeze",
+    "split", "split_with_sizes", "chunk", "unbind",
+}  # fmt: skip
 
 
 def _contiguous_output(captured: Captured, fx: Any, layouts: bool) -> bool:
-    """Return False if `fx` is a result of the module with another layout than a kernel gives it."""
-    if not any(fx is value for value in captured.outputs) or operator_name(fx) in VIEWS:
-        return True
-    value = value_of(fx)
-    return bool(value.is_contiguous() or (layouts and order_of_value(value)))
+    """Return False if a result of `fx` is a result of the module with another layout than a kernel
+    gives it."""
+    if operator_name(fx) in VIEWS | {"getitem"}:
+        return True  # a `getitem` takes what its operator became
+    items = [user for user in fx.users if operator_name(user) == "getitem"]
+    for result in items or [fx]:
+        if any(result is value for value in captured.outputs):
+            value = value_of(result)
+            if not (value.is_contiguous() or (layouts and order_of_value(value))):
+                return False
+    return True
 
 
 def _placeholder(low: Lowering, captured: Captured, fx: Any) -> None:

@@ -19,7 +19,7 @@ from cuagent.expert.prepared import Prepared
 from cuagent.expert.products.expressions import functions_of
 from cuagent.expert.products.triton import header
 from cuagent.expert.streaming.fuse import Group
-from cuagent.expert.values import shape_text
+from cuagent.expert.values import view_text
 
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes of torch.compile that capture CUDA graphs."""
@@ -202,11 +202,7 @@ class _Module(Prepared):
             if owner is None:
                 lines.append(f"{self._name(output)} = {self._like(call, node)}")
             else:
-                shaped = (
-                    ""
-                    if self.graph.node(owner).shape == node.shape
-                    else f".view{shape_text(node.shape)}"
-                )
+                shaped = "" if self.graph.node(owner).shape == node.shape else view_text(node.shape)
                 lines.append(f"{self._name(output)} = {self._name(owner)}{shaped}  # in place")
             args.append(self._name(output))
         args += [self._memory(t) for t in call.tensors_read]

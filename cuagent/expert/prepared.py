@@ -10,7 +10,7 @@ from cuagent.expert.graph.layouts import inverse
 from cuagent.expert.method import FILL, Method
 from cuagent.expert.rules.library import literal
 from cuagent.expert.streaming.expressions import PYTHON_REDUCTIONS, on_parameters
-from cuagent.expert.values import Values, shape_text
+from cuagent.expert.values import Values, view_text
 
 
 class Prepared(Values):
@@ -86,7 +86,7 @@ class Prepared(Values):
         name = self._name
         values = [name(a) if isinstance(a, str) else literal(a) for a in node.args]
         if node.kind is Kind.VIEW:
-            value = f"{values[0]}.view{shape_text(node.shape)}"
+            value = f"{values[0]}{view_text(node.shape)}"
         elif node.kind is Kind.CONSTANT:
             value = node.op
         elif node.kind is Kind.POINTWISE:

@@ -59,7 +59,7 @@ class Values:
             case Kind.CONSTANT:
                 return node.op
             case Kind.VIEW if not self._is_output(name):
-                return f"{self._value(node.inputs[0])}.view{shape_text(node.shape)}"
+                return f"{self._value(node.inputs[0])}{view_text(node.shape)}"
             case Kind.STRIDED:
                 return node.op.format(self._value(node.inputs[0]))
         return self._name(name)
@@ -120,6 +120,11 @@ class Values:
 
 def shape_text(shape: tuple[int, ...]) -> str:
     return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+
+
+def view_text(shape: tuple[int, ...]) -> str:
+    """Return the call of `view`, which takes sizes or, for no dimensions, an empty tuple."""
+    return f".view{shape_text(shape)}" if shape else ".view(())"
 
 
 def _quick(name: str, expression: str) -> str:

@@ -12,7 +12,7 @@ import math
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +20,9 @@ from typing import Any
 
 from cuagent.synth.card import entropy
 from cuagent.synth.dataset import checksum, operators_of, read_set
-from cuagent.synth.examine import Order
-from cuagent.synth.kernelbench import collision, read_problems
+from cuagent.synth.kernelbench import Known, collision, input_shapes, read_problems, sizes_of
 from cuagent.synth.labelled import tail
+from cuagent.synth.order import Order
 from cuagent.synth.reasons import Reason
 from cuagent.synth.source import graph_of, labels, normalized, parse
 from cuagent.synth.workers import Workers
@@ -97,12 +97,12 @@ def audit(
     for number, row in enumerate(read_set(path)):
         found.rows += 1
         sound = _read(number, row, found, seen)
-        if sound and (hit := collision(str(row["code"]), known)):
+        if sound and known and (hit := _collision(row, known)):
             found.add(Reason.KERNELBENCH.value, number, hit)
         if sound and len(orders) < run:
             orders.append((number, _order(row, device, compile)))
     if orders:
-        with Workers(compile and device == "cpu") as workers:
+        with Workers(device, compile) as workers:
             _run(orders, found, workers, jobs, check, observe)
     return found
 
@@ -131,6 +131,11 @@ def _read(number: int, row: Mapping[str, Any], found: Audit, seen: _Seen) -> boo
     if absent:
         found.add("label absent from the code", number, ", ".join(absent))
     return True
+
+
+def _collision(row: Mapping[str, Any], known: Sequence[Known]) -> str:
+    code, shapes = str(row["code"]), row.get("shapes")
+    return collision(code, known, sizes_of(shapes) if shapes else input_shapes(code))
 
 
 def _words(code: str, ops: list[str]) -> set[str]:

@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from cuagent.synth.candidate import FIRST_BATCH, Candidate
+from cuagent.synth.dimensions import Dimensions
 from cuagent.synth.source import labels, parse
 
 SIZES = "hidden_size={d}, intermediate_size={f}"
@@ -59,8 +60,6 @@ TIMM = (
 OTHER_INPUTS = re.compile("Patch|Embedding|Router")
 """Matches names of blocks that are left out, because they need images or indices of experts."""
 ONE_SIZE = ("hidden_size", "dim", "normalized_shape")
-WIDTHS = (32, 48, 64, 96, 128, 192)
-LENGTHS = (16, 20, 32, 50, 64)
 
 
 @dataclass(frozen=True)
@@ -123,12 +122,13 @@ def _required(method: ast.FunctionDef) -> list[str]:
     return [a.arg for a in needed] + [a.arg for a, default in keywords if default is None]
 
 
-def block_candidate(draw: random.Random, index: int) -> Candidate | None:
+def block_candidate(draw: random.Random, index: int, dimensions: Dimensions) -> Candidate | None:
     """Return a candidate with one block; None if no library with blocks is installed."""
     if not blocks():
         return None
     block = draw.choice(blocks())
-    width, length = draw.choice(WIDTHS), draw.choice(LENGTHS)
+    width = draw.choice(dimensions.block_widths)
+    length = draw.choice(dimensions.block_lengths)
     constructor = block.constructor.replace("{d}", str(width)).replace("{f}", str(2 * width))
     code = (
         f"import torch\nimport torch.nn as nn\n{block.imports}\n\nBATCH = {FIRST_BATCH}\n\n\n"

@@ -160,7 +160,7 @@ LISTED: dict[str, tuple[tuple[str, str], ...]] = {
         ("...", "torch.stack([{x}, {like}], dim=1)"),
         ("... l d", "torch.tril({x})"),
         ("... l d", "torch.triu({x}, diagonal=1)"),
-        ("... d", "torch.narrow({x}, {dim}, 1, {few})"),
+        ("... d", "torch.narrow({x}, {dim}, 1, {part})"),
         ("... d", "torch.repeat_interleave({x}, 2, dim={dim})"),
         ("... d", "torch.chunk({x}, 2, dim={dim})[1]"),
         ("... d", "F.pad({x}, (1, 2))"),
@@ -173,7 +173,7 @@ LISTED: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "gathers": (
         ("... d", "torch.gather({x}, -1, {index[...; d]})"),
-        ("... d", "torch.index_select({x}, -1, {index[few; d]})"),
+        ("... d", "torch.index_select({x}, -1, {index[part; d]})"),
         ("... d", "torch.take_along_dim({x}, {index[...; d]}, dim=-1)"),
         ("... d", "torch.scatter_add({x}, -1, {index[...; d]}, {like})"),
         ("... d", "torch.index_add({x}, -1, {index[d; d]}, {like})"),

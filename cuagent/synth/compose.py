@@ -14,6 +14,7 @@ from typing import Any
 from cuagent.synth.blocks import block_candidate
 from cuagent.synth.candidate import FIRST_BATCH, Candidate, drawn
 from cuagent.synth.catalogue import FAMILIES, catalogue
+from cuagent.synth.dimensions import DIMENSIONS, Dimensions
 from cuagent.synth.draft import Draft
 from cuagent.synth.loops import loop_candidate
 from cuagent.synth.seeds import Seed
@@ -25,14 +26,19 @@ COUNTS = {1: 0.15, 2: 0.25, 3: 0.25, 4: 0.2, 5: 0.15}
 DTYPES = {"float32": 0.7, "bfloat16": 0.15, "float16": 0.15}
 TRIES = 24
 """Number of seeds that are tried to find the next operator."""
-SIZES: dict[int, tuple[tuple[int, ...], ...]] = {
-    1: (),
-    2: ((16, 24, 32, 48, 64, 96, 100, 127, 128, 192, 250, 256, 384, 512, 1000),),
-    3: ((4, 8, 12, 16, 24, 32, 50, 64), (16, 20, 32, 48, 64, 96, 100, 128, 200, 256)),
-    4: ((3, 4, 6, 8, 12, 16, 24, 32), (7, 8, 12, 14, 16, 20, 28, 32), (7, 8, 12, 15, 16, 24, 32)),
-    5: ((2, 3, 4, 8), (4, 5, 6, 8), (6, 7, 8, 10), (6, 8, 9, 10)),
+FOLLOWING: dict[str, dict[str, float]] = {
+    "convolutions": {"normalisations": 3, "activations": 3, "pooling": 2},
+    "normalisations": {"activations": 2, "products": 2, "convolutions": 1.5},
+    "products": {"activations": 3, "normalisations": 2, "softmax": 3, "elementwise": 1.5},
+    "attention": {"normalisations": 3, "products": 2, "elementwise": 1.5},
+    "softmax": {"products": 3, "reductions": 1.5},
+    "activations": {"products": 1.5, "convolutions": 1.5, "elementwise": 1.5},
+    "pooling": {"convolutions": 2, "products": 1.5},
+    "gathers": {"normalisations": 2, "products": 2},
+    "recurrent": {"products": 3, "normalisations": 2},
 }
-"""Choices for the sizes of the first input after the batch, by number of dimensions."""
+"""Factors for the weight of the next family by the family before it. They make the sequences of
+real modules more frequent and exclude none."""
 WHOLE = ("blocks", "loops")
 """Families whose seeds make a whole task instead of one operator."""
 
@@ -45,6 +51,12 @@ class Grammar:
     counts: Mapping[int, float] = field(default_factory=lambda: dict(COUNTS))
     families: Mapping[str, float] = field(default_factory=lambda: dict(FAMILIES))
     dtypes: Mapping[str, float] = field(default_factory=lambda: dict(DTYPES))
+    sizes: str = "small"
+    """Key of `DIMENSIONS`."""
+
+    @property
+    def dimensions(self) -> Dimensions:
+        return DIMENSIONS[self.sizes]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"counts": {str(n): share for n, share in self.counts.items()}}
@@ -57,11 +69,11 @@ def candidate(seed: int, index: int, grammar: Grammar) -> Candidate | None:
     at = draw.random() * sum(grammar.families.values())
     blocks, loops = (grammar.families.get(name, 0) for name in WHOLE)
     if at < blocks:
-        if (found := block_candidate(draw, index)) is not None:
+        if (found := block_candidate(draw, index, grammar.dimensions)) is not None:
             return found
     elif at < blocks + loops:
-        return loop_candidate(draw, index, grammar.dtypes)
-    draft = Draft(draw, drawn(draw, grammar.dtypes))
+        return loop_candidate(draw, index, grammar.dtypes, grammar.dimensions)
+    draft = Draft(draw, drawn(draw, grammar.dtypes), grammar.dimensions)
     if not _begin(draft, grammar, wanted):
         return None
     while (left := wanted - _count(draft)) > 0:
@@ -84,9 +96,9 @@ def _begin(draft: Draft, grammar: Grammar, wanted: int) -> bool:
             continue  # a loss ends a task
         _reset(draft)
         if seed.integers:
-            draft.start_with_indices((BATCH, draft.random.choice((8, 16, 20, 32))))
+            draft.start_with_indices((BATCH, draft.random.choice(draft.dimensions.lengths)))
         else:
-            shape = _shape(draft.random, seed.form)
+            shape = _shape(draft.random, seed.form, draft.dimensions)
             draft.start(shape, _layout(draft.random, len(shape)))
         try:
             draft.apply(seed)
@@ -106,7 +118,7 @@ def _reset(draft: Draft) -> None:
 
 def _add(draft: Draft, grammar: Grammar, left: int) -> bool:
     for _ in range(TRIES):
-        seed = _seed(draft.random, grammar)
+        seed = _seed(draft.random, grammar, draft.families[-1])
         if seed is None or seed.integers or (seed.family == "losses" and left > 2):
             continue
         kept = draft._state()
@@ -146,19 +158,22 @@ def _outputs(draft: Draft) -> tuple[str, ...]:
     return (made[-1].name,)
 
 
-def _seed(draw: random.Random, grammar: Grammar) -> Seed | None:
-    family = drawn(draw, grammar.families)
+def _seed(draw: random.Random, grammar: Grammar, before: str = "") -> Seed | None:
+    """Draw a seed; `before` is the family of the operator before it, "" for the first one."""
+    factors = FOLLOWING.get(before, {})
+    weights = {name: w * factors.get(name, 1.0) for name, w in grammar.families.items()}
+    family = drawn(draw, weights)
     seeds = catalogue().get(family, ())
     return draw.choice(seeds) if seeds else None
 
 
-def _shape(draw: random.Random, form: str) -> tuple[int, ...]:
+def _shape(draw: random.Random, form: str, dimensions: Dimensions) -> tuple[int, ...]:
     letters = form.split()
     if letters[0] == "...":
         rank = draw.choice([r for r in (1, 2, 2, 3, 3, 4, 4, 4) if r >= len(letters) - 1])
     else:
         rank = len(letters)
-    return (BATCH, *(draw.choice(sizes) for sizes in SIZES[rank]))
+    return (BATCH, *dimensions.shape(draw, rank))
 
 
 def _layout(draw: random.Random, rank: int) -> str:

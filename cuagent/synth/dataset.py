@@ -89,7 +89,7 @@ def checksum(code: str) -> str:
 def write_set(rows: Iterable[Mapping[str, Any]], path: Path, about: Mapping[str, Any]) -> int:
     """Write rows to a parquet file, with `about` as metadata; return their number. Raises
     SynthError."""
-    pa, parquet = _pyarrow(path)
+    pa, parquet = parquet_library(path)
     text, number, whole = pa.string(), pa.float64(), pa.int64()
     times = pa.struct([("device", text), ("eager_s", number), ("compile_s", number)])
     lists = dict.fromkeys(("ops", "shapes", "outputs", "families"), pa.list_(text))
@@ -114,7 +114,7 @@ def write_set(rows: Iterable[Mapping[str, Any]], path: Path, about: Mapping[str,
 
 def read_set(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a set, or of any parquet file with a column `code`. Raises SynthError."""
-    pa, parquet = _pyarrow(path)
+    pa, parquet = parquet_library(path)
     try:
         file = parquet.ParquetFile(path)
         if "code" not in file.schema_arrow.names:
@@ -174,7 +174,7 @@ def difficulties(path: Path) -> dict[str, float]:
 def about_of(path: Path) -> dict[str, Any]:
     """Return the settings and versions from the file's metadata; {} for a file that cuagent did not
     write."""
-    _, parquet = _pyarrow(path)
+    _, parquet = parquet_library(path)
     metadata = parquet.read_schema(path).metadata or {}
     found: dict[str, Any] = json.loads(metadata.get(b"cuagent", b"{}"))
     return found
@@ -199,7 +199,8 @@ def _groups(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[dict[str, Any]]]
         yield group
 
 
-def _pyarrow(path: Path) -> tuple[Any, Any]:
+def parquet_library(path: Path) -> tuple[Any, Any]:
+    """Return `pyarrow` and `pyarrow.parquet`. Raises SynthError if they are not installed."""
     try:
         import pyarrow
         import pyarrow.parquet

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from cuagent.synth.dimensions import LARGEST_PARAMETER, SMALL, Dimensions
 from cuagent.synth.seeds import Domain, Seed
 from cuagent.synth.templates import BATCH, Filling, Unfit, Value, size_text
 
@@ -21,6 +22,8 @@ NAMES = ("x", "y", "z", "u", "v", "w", "p", "q", "r", "s")
 """Names of the inputs, in order."""
 LARGEST_GROWTH = 32
 """Largest size of a value, as a multiple of the number of elements of the first input."""
+LARGEST_FIXED = 1 << 26
+"""Largest number of elements of a value that does not grow with the batch."""
 MOST_DIMENSIONS = 5
 RANDOM_SCALE = "3 * torch.rand(()) * "
 """Random factor of inputs whose mean is the output. Without it the mean of many numbers would be
@@ -33,6 +36,7 @@ class Draft:
 
     random: random.Random
     dtype: str = "float32"
+    dimensions: Dimensions = SMALL
     inputs: dict[str, str] = field(default_factory=dict)
     """Expression in `get_inputs` for each input, by name."""
     attributes: dict[str, str] = field(default_factory=dict)
@@ -120,9 +124,11 @@ class Draft:
         import torch
 
         cls = constructor.partition("(")[0].removeprefix("nn.")
-        name = f"{re.sub(r'(?<=[a-z])(?=[A-Z])', '_', cls).lower()}{len(self.attributes) + 1}"
+        name = f"{cls.lower()}{len(self.attributes) + 1}"
         with torch.device("meta"):
             module = eval(constructor, self._names())
+        if any(p.numel() > LARGEST_PARAMETER for p in module.parameters()):
+            raise Unfit("a parameter is too large")
         self._made[name] = module.to(getattr(torch, self.dtype))
         self.attributes[name] = constructor
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
@@ -137,6 +143,8 @@ class Draft:
 
         if any(size % BATCH == 0 for size in shape):
             raise Unfit("a parameter would grow with the batch")
+        if math.prod(shape) > LARGEST_PARAMETER:
+            raise Unfit("a parameter is too large")
         scale = (
             f" * {1 / math.sqrt(max(shape[:2])):.2g}" if len(shape) > 1 and max(shape) > 1 else ""
         )
@@ -204,8 +212,13 @@ class Draft:
         if meta.dim() > MOST_DIMENSIONS:
             raise Unfit("too many dimensions")
         first = self.values[0].meta.numel()
-        if meta.numel() > LARGEST_GROWTH * max(first, 128 * BATCH) or meta.dtype == torch.bool:
+        if (
+            meta.numel() > LARGEST_GROWTH * max(first, self.dimensions.few_elements * BATCH)
+            or meta.dtype == torch.bool
+        ):
             raise Unfit("too large, or truth values")
+        if meta.numel() % BATCH and meta.numel() > LARGEST_FIXED:
+            raise Unfit("too large at every batch size")
         for size in meta.shape:
             size_text(size)
 

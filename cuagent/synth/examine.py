@@ -6,15 +6,17 @@ Cheap checks come first, torch.compile last. Degenerate answers are found by the
 
 from __future__ import annotations
 
-import json
 import socket
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuagent.bench.certificates import DEGENERATE, Kind
+from cuagent.synth.order import AGAIN, Order
 from cuagent.synth.reasons import Reason, Rejected
+from cuagent.synth.shared_gpu import SharedGpu
 from cuagent.synth.sizes import (
     PROBES,
     Cost,
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
 
     from cuagent.task.reference import Reference
 
-ORDER = "order.json"
 TASK = "task.py"
 AGREEMENT = {"float32": 1e-3, "bfloat16": 4e-2, "float16": 1e-2}
 """Largest accepted difference from fp64 by dtype, relative to the largest output."""
@@ -42,49 +43,29 @@ LARGEST_BATCH = 1 << 22
 ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AssertionError)
 
 
-@dataclass(frozen=True)
-class Order:
-    """Request to the process that examines one candidate."""
-
-    code: str
-    labels: tuple[str, ...]
-    dtype: str
-    device: str
-    window_s: tuple[float, float]
-    target_s: float
-    memory: int
-    """Limit in bytes on all results of one call."""
-    compile: bool = True
-    exact_labels: bool = True
-    """True if the labels must name all operators that run; False if some may be missing."""
-    solve: bool = True
-    """True to change the batch size until the time is in the window; False to keep it."""
-
-    def write(self, folder: Path) -> None:
-        (folder / ORDER).write_text(json.dumps(asdict(self)), encoding="utf-8")
-
-    @staticmethod
-    def read(folder: Path) -> Order:
-        data = json.loads((folder / ORDER).read_text(encoding="utf-8"))
-        return Order(
-            **data | {"labels": tuple(data["labels"]), "window_s": tuple(data["window_s"])}
-        )
-
-
 def serve(channel: socket.socket, folder: Path) -> None:
     """Examine the candidate that the order names, and send the facts or the reason."""
     import torch
+    import torch._inductor.config
 
     order = Order.read(folder)
     torch.set_num_threads(1)
+    if order.compile:
+        # The number of its processes, one for each core, was read when the fork server imported it.
+        torch._inductor.config.compile_threads = 1
+    stages: dict[str, float] = {}
     try:
-        answer = Examined(order, folder).facts()
+        answer = Examined(order, folder, stages).facts()
     except Rejected as rejected:
         answer = {"reason": rejected.reason.value, "detail": rejected.detail}
+    except torch.OutOfMemoryError as error:
+        detail = " ".join(str(error).split())[:200]
+        answer = {"reason": Reason.MEMORY.value, "detail": detail, AGAIN: True}
     except Exception as error:  # noqa: BLE001 - the process boundary: a foreign module failed
         detail = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         answer = {"reason": Reason.FAILS.value, "detail": detail}
-    send_message(channel, answer | {"cpu_s": _cpu_seconds()})
+    seconds = {name: round(value, 3) for name, value in stages.items()}
+    send_message(channel, answer | {"cpu_s": _cpu_seconds(), "stages": seconds})
 
 
 def _cpu_seconds() -> float:
@@ -98,26 +79,41 @@ def _cpu_seconds() -> float:
 class Examined:
     """One candidate with its reference. Methods for checks raise Rejected if a check fails."""
 
-    def __init__(self, order: Order, folder: Path) -> None:
+    def __init__(self, order: Order, folder: Path, stages: dict[str, float]) -> None:
+        """`stages` gets the seconds of each stage."""
         self.order = order
         self.folder = folder
         self.device = order.device
+        self.stages = stages
+        self.gpu = SharedGpu(order.lock, order.memory)
         self.code = order.code
-        self.reference = self._open(order.code)
+        with self.stage("open"):
+            self.reference = self._open(order.code)
 
     def facts(self) -> dict[str, Any]:
         """Make all checks in order and return the measured facts."""
-        self.labels()
-        batch, eager_s, cost = self.sizes()
-        self.model = self.reference.model(0)
-        self.inputs = self.reference.inputs(0)
-        self.output = self.run(self.model, self.inputs)
-        self.finite()
-        self.fit()
-        exact = self.fp64()
-        error = self.agrees(self.output, exact, Reason.FP64_DIFFERS)
-        certified = self.certified()
-        compiled = self.compiled(exact) if self.order.compile else {}
+        with self.stage("labels"):
+            self.labels()
+        with self.gpu.slot():
+            with self.stage("sizes"):
+                batch, eager_s, cost = self.sizes()
+            with self.gpu.shared():
+                self.model = self.reference.model(0)
+                self.inputs = self.reference.inputs(0)
+                self.output = self.run(self.model, self.inputs)
+                self.finite()
+                with self.stage("fit"):
+                    self.fit()
+                with self.stage("fp64"):
+                    exact = self.fp64()
+                    error = self.agrees(self.output, exact, Reason.FP64_DIFFERS)
+                self.gpu.free()
+                with self.stage("certified"):
+                    certified = self.certified()
+        compiled = {}
+        if self.order.compile:
+            with self.stage("compiled"):
+                compiled = self.compiled(exact)
         found = {
             "code": self.code,
             "batch": batch,
@@ -139,9 +135,21 @@ class Examined:
         except TaskError as error:
             raise Rejected(Reason.SOURCE, str(error)) from error
 
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count the seconds of the block, apart from those of waiting for the GPU."""
+        begun, waited = time.perf_counter(), self.gpu.waited_s
+        try:
+            yield
+        finally:
+            waiting = self.gpu.waited_s - waited
+            self.stages[name] = time.perf_counter() - begun - waiting
+            self.stages["waiting"] = self.gpu.waited_s
+
     def run(self, model: Any, inputs: Sequence[Any]) -> list[Tensor]:
         import torch
 
+        self.gpu.give_way()
         with torch.no_grad():
             output = model(*inputs)
         return [leaf.detach() for leaf in flatten(output, "output")[0]]
@@ -165,19 +173,23 @@ class Examined:
         Returns (batch size, eager seconds, counted work); 0 for a batch size that was kept.
         """
         if not (self.order.solve and BATCH_LINE.search(self.code)):
-            seconds, cost = self.timed(None), self.cost(None)
+            seconds = self.timed(None)
+            with self.gpu.shared():
+                cost = self.cost(None)
             low, high = self.order.window_s
             if not low <= seconds <= high:
                 raise Rejected(Reason.TIME, f"{seconds * 1e3:.3g} ms; no constant BATCH")
             return 0, seconds, cost
         near, far = (self.cost(batch) for batch in PROBES)
-        first = predicted_batch(near, far, self.device, self.order.target_s, self.order.memory)
+        order = self.order
+        first = predicted_batch(near, far, self.device, order.dtype, order.target_s, order.memory)
         grown = (far.made - near.made) / (PROBES[1] - PROBES[0])
         largest = int(self.order.memory / grown) if grown > 0 else LARGEST_BATCH
         if near.made > self.order.memory or largest < 1:
             raise Rejected(Reason.MEMORY, f"{near.made >> 20} MiB at a batch of {PROBES[0]}")
         batch, seconds = solve(first, self.order.window_s, self.timed, min(largest, LARGEST_BATCH))
-        return batch, seconds, self.cost(batch)
+        with self.gpu.shared():
+            return batch, seconds, self.cost(batch)
 
     def _at(self, batch: int | None) -> tuple[Any, list[Any]]:
         """Return model and inputs at a batch size, and set `code` and `reference` to that size.
@@ -190,8 +202,11 @@ class Examined:
         return self.reference.model(0), self.reference.inputs(0)
 
     def timed(self, batch: int | None) -> float:
-        model, inputs = self._at(batch)
-        return fastest(lambda: self.run(model, inputs), self.device)
+        with self.gpu.shared():
+            model, inputs = self._at(batch)
+            self.run(model, inputs)
+        with self.gpu.exclusive():
+            return fastest(lambda: self.run(model, inputs), self.device)
 
     def cost(self, batch: int | None) -> Cost:
         model, inputs = self._at(batch)
@@ -210,6 +225,8 @@ class Examined:
         inputs = [_double(value) for value in self.inputs]
         try:
             exact = self.run(model, inputs)
+        except torch.OutOfMemoryError:
+            raise
         except ERRORS as error:
             raise Rejected(Reason.FP64_FAILS, str(error)) from error
         if any(x.is_floating_point() and x.dtype != torch.float64 for x in exact):
@@ -263,7 +280,8 @@ class Examined:
         """
         from cuagent.bench.examine import Examination
 
-        certification = Examination(self.reference, BUDGET_S).certification()
+        examination = Examination(self.reference, BUDGET_S, self.gpu.give_way)
+        certification = examination.certification()
         mode = "train and eval"
         for certificate in certification.certificates:
             kind, detail = certificate.kind, f"{certificate.kind}: {certificate.detail}"
@@ -314,11 +332,14 @@ class Examined:
         model = torch.compile(self.reference.model(0))
         try:
             output = self.run(model, self.inputs)
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:  # torch.compile raises errors of many unrelated types
             text = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             raise Rejected(Reason.COMPILE_FAILS, text) from error
         difference = self.agrees(output, exact, Reason.COMPILE_DIFFERS)
-        seconds = fastest(lambda: self.run(model, self.inputs), self.device)
+        with self.gpu.exclusive():
+            seconds = fastest(lambda: self.run(model, self.inputs), self.device)
         regions = metrics.generated_kernel_count
         return {"compile_s": seconds, "compile_error": difference, "regions": regions}
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ def write_outputs(
         "generator": identity["generator"],
         "torch": identity["torch"],
         "command": f"cuagent synth --count {settings.count} --seed {settings.seed} "
-        f"--device {settings.device} --out DIR",
+        f"--device {settings.device} --out DIR"
+        + (" --kernelbench KERNELBENCH" if settings.kernelbench else ""),
         "seed": settings.seed,
         "device": name,
         "compose": settings.compose,
@@ -44,6 +46,16 @@ def write_outputs(
     path = out / FILE
     write_set(rows(), path, about | {"settings": identity})
     last = max((record["index"] for record in accepted), default=-1)
-    reasons = [r.get("reason") for r in Shards(out).read() if r["index"] <= last]
+    reasons, seconds = [], Counter[str]()
+    for record in Shards(out).read():
+        if record["index"] <= last:
+            reasons.append(record.get("reason"))
+            seconds.update(record.get("stages") or {})
+    about |= {"seconds for each task": _means(seconds, len(accepted))}
     write_card(kept, yields(reasons), about, out)
     return path
+
+
+def _means(seconds: Mapping[str, float], tasks: int) -> str:
+    """Return the seconds of each stage, of all candidates, for each accepted task."""
+    return ", ".join(f"{name} {value / max(1, tasks):.2f}" for name, value in seconds.items())

@@ -10,9 +10,9 @@ import random
 from collections.abc import Mapping, Sequence
 
 from cuagent.synth.candidate import FIRST_BATCH, Candidate, drawn
+from cuagent.synth.dimensions import SMALL, Dimensions
 from cuagent.synth.source import labels, parse
 
-WIDTHS = (16, 24, 32, 48, 64, 96, 128)
 STEPS = (6, 8, 10, 12, 16, 20, 24)
 DECAYS = (
     "h = {n} * h + {m} * u",
@@ -55,14 +55,20 @@ ATTRIBUTES = {
 }
 
 
-def loop_candidate(draw: random.Random, index: int, dtypes: Mapping[str, float]) -> Candidate:
+def loop_candidate(
+    draw: random.Random,
+    index: int,
+    dtypes: Mapping[str, float],
+    dimensions: Dimensions = SMALL,
+) -> Candidate:
     """Return a candidate with a loop over time."""
-    width, steps, dtype = draw.choice(WIDTHS), draw.choice(STEPS), drawn(draw, dtypes)
+    width, steps = draw.choice(dimensions.loop_widths), draw.choice(STEPS)
+    dtype = drawn(draw, dtypes)
     share = draw.choice((0.5, 0.7, 0.9, 0.95))
     matrix = draw.random() < 0.2
     names: tuple[str, ...]
     if matrix:
-        width = min(width, 48)
+        width = min(width, dimensions.loop_matrix)
         names, state = ("x", "k", "q", "s"), f"BATCH, {width}, {width}"
         step = f"{draw.choice(MATRIX)}\ny = torch.sum(torch.unsqueeze(q[:, t], -1) * s, -2)"
     else:

@@ -21,19 +21,22 @@ from typing import Any
 from cuagent.record import RecordError, refuse_links
 from cuagent.synth.candidate import Candidate
 from cuagent.synth.compose import Grammar, candidate
-from cuagent.synth.examine import Order
-from cuagent.synth.kernelbench import Known, collision, read_problems
+from cuagent.synth.kernelbench import Known, collision, digest, read_problems, sizes_of
+from cuagent.synth.order import Order
 from cuagent.synth.reasons import Reason
 from cuagent.synth.shards import Record, Shards
 from cuagent.synth.source import graph_of, normalized, parse
 from cuagent.synth.workers import Workers
 
-GENERATOR = 2
+GENERATOR = 3
 """Version of the generator. Increase it when the same seed gives other tasks than before."""
 SETTINGS = "settings.json"
 WINDOWS = {"cpu": (1e-4, 2e-2), "cuda": (1e-3, 1e-1)}
 """Accepted range of a task's eager time in seconds; for a GPU that of the CUDA Agent paper."""
-MEMORY = {"cpu": 256 << 20, "cuda": 8 << 30}
+TARGETS = {"cpu": (0.25, 0.6), "cuda": (0.1, 0.45)}
+"""Range of the target time as a share of the window's logarithm. It keeps a distance from both
+ends, so that a busy machine changes few sizes, and the checks of a GPU task take little time."""
+MEMORY = {"cpu": 256 << 20, "cuda": 2 << 30}
 """Limit in bytes on all results of one call."""
 MOST_PER_TASK = 20
 """A run ends with fewer tasks after about this many candidates for each wanted task."""
@@ -64,6 +67,8 @@ class Settings:
         import torch
 
         found = asdict(self) | {"grammar": self.grammar.to_json()}
+        if self.kernelbench:
+            found["kernelbench"] = digest(Path(self.kernelbench))  # the path is this machine's
         del found["count"]
         versions = {"generator": GENERATOR, "torch": torch.__version__}
         return json.loads(json.dumps(found | versions))
@@ -88,8 +93,10 @@ def synthesize(
     run = _Run(settings, shards, observe, compose or _grammar(settings))
     for record in shards.read():
         run.restore(record)
-    warm = settings.compile and settings.device == "cpu"
-    with Workers(warm, gpus) as workers, ThreadPoolExecutor(jobs) as threads:
+    with (
+        Workers(settings.device, settings.compile, gpus) as workers,
+        ThreadPoolExecutor(jobs) as threads,
+    ):
         pending: dict[Future[Record], int] = {}
         try:
             while not run.complete:
@@ -226,9 +233,12 @@ class _Run:
     def finish(self, index: int, answer: dict[str, Any]) -> None:
         """Record the answer of a candidate's process."""
         record = self.waiting.pop(index) | answer
-        if not record.get("reason") and (found := collision(record["code"], self.known)):
+        if not record.get("reason") and (found := self._collision(record)):
             record |= {"reason": Reason.KERNELBENCH.value, "detail": found}
         self._record(record)
+
+    def _collision(self, record: Record) -> str:
+        return collision(record["code"], self.known, sizes_of(record["inputs"]))
 
     def _reject(self, record: Record, reason: Reason, detail: str) -> None:
         self._record(record | {"reason": reason.value, "detail": detail})
@@ -254,7 +264,7 @@ def order_for(made: Candidate, settings: Settings) -> Order:
     """Return the order for a candidate's process. The target time depends on its index."""
     low, high = WINDOWS[settings.device]
     draw = random.Random(f"{settings.seed}/{made.index}/time")
-    share = draw.uniform(0.25, 0.6)
+    share = draw.uniform(*TARGETS[settings.device])
     target = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
     return Order(
         code=made.code,

@@ -28,11 +28,16 @@ class Rates:
 
     bytes_per_s: float
     flops_per_s: float
+    half_flops_per_s: float
+    """FLOP per second in half precision."""
     call_s: float
     """Fixed seconds for each operator call."""
 
 
-NOMINAL = {"cpu": Rates(2e9, 2e10, 4e-6), "cuda": Rates(2e12, 2e13, 6e-6)}
+NOMINAL = {
+    "cpu": Rates(6e9, 5e10, 2e10, 4e-6),
+    "cuda": Rates(2e12, 3e13, 3e14, 6e-6),
+}
 
 
 @dataclass(frozen=True)
@@ -46,9 +51,11 @@ class Cost:
     flops: int
     calls: int
 
-    def seconds(self, device: str) -> float:
+    def seconds(self, device: str, dtype: str) -> float:
+        """Return the predicted seconds; `dtype` is that of the products."""
         rates = NOMINAL[device]
-        work = self.bytes / rates.bytes_per_s + self.flops / rates.flops_per_s
+        flops_per_s = rates.flops_per_s if dtype == "float32" else rates.half_flops_per_s
+        work = self.bytes / rates.bytes_per_s + self.flops / flops_per_s
         return work + self.calls * rates.call_s
 
 
@@ -88,12 +95,14 @@ def _bytes(values: Any) -> int:
     return 0
 
 
-def predicted_batch(low: Cost, high: Cost, device: str, target_s: float, memory: int) -> int:
+def predicted_batch(
+    low: Cost, high: Cost, device: str, dtype: str, target_s: float, memory: int
+) -> int:
     """Return the batch size with the predicted time `target_s` whose results fit in `memory` bytes.
 
     `low` and `high` are the costs at the batch sizes `PROBES`.
     """
-    near, far = low.seconds(device), high.seconds(device)
+    near, far = low.seconds(device, dtype), high.seconds(device, dtype)
     step = PROBES[1] - PROBES[0]
     slope = (far - near) / step
     if slope <= 0:

@@ -162,6 +162,13 @@ def _sizeless(node: ast.AST) -> str:
 def normalized(parsed: Parsed) -> str:
     """Return a digest of the module's syntax tree without names and numbers."""
     names: dict[str, str] = {}
+    imported = {
+        alias.asname or alias.name
+        for node in ast.walk(parsed.tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    kept = imported | {"torch", "nn", "F"}  # a block of a library is called by its name only
 
     def renamed(name: str) -> str:
         return names.setdefault(name, f"v{len(names)}")
@@ -170,7 +177,7 @@ def normalized(parsed: Parsed) -> str:
     for node in ast.walk(parsed.tree):
         match node:
             case ast.Name(id=name):
-                parts.append(name if name in ("torch", "nn", "F") else renamed(name))
+                parts.append(name if name in kept else renamed(name))
             case ast.arg(arg=name):
                 parts.append(renamed(name))
             case ast.Attribute(attr=name, value=ast.Name(id="self")):

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from cuagent.synth.dimensions import Dimensions
     from cuagent.synth.seeds import Seed
 
 BATCH = 1_000_003
@@ -78,6 +79,7 @@ class Drafted(Protocol):
     """The part of `Draft` that `Filling` uses."""
 
     random: random.Random
+    dimensions: Dimensions
 
     def like(self, value: Value, broadcast: bool) -> str: ...
 
@@ -162,6 +164,12 @@ class Filling:
         return self.choose(*(n for n in (1, 2, 3, 4, 5, 8, 16) if size % n == 0))
 
 
+def _width(f: Filling) -> str:
+    dimensions = f.draft.dimensions
+    convolves = f.seed.family == "convolutions"
+    return str(f.choose(*(dimensions.channels if convolves else dimensions.widths)))
+
+
 def _dims(f: Filling) -> str:
     rank = len(f.main.shape)
     if rank > 2 and f.draft.random.random() < 0.3:
@@ -183,6 +191,15 @@ def _few(f: Filling) -> str:
     return str(f.draft.random.randrange(2, size - 1))
 
 
+def _part(f: Filling) -> str:
+    """Return a size of a quarter to three quarters of the dimension."""
+    dim = int(f._scalar("dim")) if "{dim}" in f.seed.text else -1
+    size = f.main.shape[dim]
+    if size < 8 or size % BATCH == 0:
+        raise Unfit("too small for a part, or not of a fixed size")
+    return str(size * f.choose(1, 2, 3) // 4)
+
+
 def _kernel(f: Filling) -> str:
     if f.spatial < 3:
         raise Unfit("too small for a window")
@@ -198,9 +215,9 @@ def _heads(f: Filling) -> str:
 
 
 _NUMBERS: dict[str, Callable[[Filling], str]] = {
-    "width": lambda f: str(f.choose(16, 24, 32, 40, 48, 64, 96, 100, 128)),
-    "small": lambda f: str(f.choose(8, 12, 16, 20, 24, 32)),
-    "vocabulary": lambda f: str(f.choose(100, 256, 500, 777, 1000, 2048)),
+    "width": _width,
+    "small": lambda f: str(f.choose(*f.draft.dimensions.hidden)),
+    "vocabulary": lambda f: str(f.choose(*f.draft.dimensions.vocabulary)),
     "kernel": _kernel,
     "odd": lambda f: str(f.choose(3, 5, 7) if f.spatial > 7 else 3),
     "padding": lambda f: str(f.choose(*range(1, max(1, f.window() // 2) + 1))),
@@ -212,6 +229,7 @@ _NUMBERS: dict[str, Callable[[Filling], str]] = {
     "dims": _dims,
     "flag": lambda f: str(f.draft.random.random() < 0.4),
     "few": _few,
+    "part": _part,
     "number": lambda f: f"{f.draft.random.choice((0.1, 0.25, 0.3, 0.5, 0.7, 1.5, 2.0))}",
     "power": lambda f: str(f.choose(2, 3)),
 }

@@ -11,11 +11,14 @@ import os
 import select
 import shutil
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cuagent.synth.examine import Order
+from cuagent.synth.order import AGAIN, Order
 from cuagent.synth.reasons import Reason
 from cuagent.worker import ForkServer
 from cuagent.worker.channel import receive_message
@@ -23,6 +26,8 @@ from cuagent.worker.channel import receive_message
 TIME_LIMIT_S = 300.0
 """Limit of the wall time of one candidate in seconds; long, so that a busy machine does not change
 the set."""
+EXIT_S = 10.0
+"""Seconds that a candidate's process may take to end after its answer."""
 COMPILER = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.cpp")
 """Modules of torch.compile that are imported before the fork, for children on a CPU only: their
 import looks for a GPU, and CUDA cannot be used in a process forked after that."""
@@ -38,18 +43,33 @@ IMPORTED = (
 WARM = "cuagent.synth.warm"
 HEADERS = "precompiled_headers"
 """Folder in inductor's cache that all children share; all other parts belong to one candidate."""
+TRITON = "triton"
+DRIVERS = "triton_drivers"
+"""Folder with the parts of Triton's cache that all children share."""
+TRITON_DRIVER = "cuda_utils"
+"""Beginning of the name of the library through which Triton calls the driver."""
+MEMORY_TRIES = 3
+"""Number of times that a candidate is examined if the device's memory was in use."""
+MEMORY_WAIT_S = 2.0
 
 
 class Workers:
     """A fork server for candidates. Threads may call `examine` at the same time."""
 
-    def __init__(self, compile_on_cpu: bool, gpus: Sequence[str | None] = (None,)) -> None:
+    def __init__(self, device: str, compile: bool, gpus: Sequence[str | None] = (None,)) -> None:
+        """`compile`: the candidates run under torch.compile. `gpus` has a value of
+        CUDA_VISIBLE_DEVICES for each GPU, None for all that are visible."""
+        self.device = device
         self.gpus = list(gpus)
-        compiler = COMPILER if self.gpus == [None] else ()
-        warm = (WARM,) if compile_on_cpu else ()
-        self.fork_server = ForkServer((*compiler, *IMPORTED, *warm))
+        on_gpu = device == "cuda"
+        warm = (WARM,) if compile and not on_gpu else ()
+        modules = IMPORTED if on_gpu else (*COMPILER, *IMPORTED, *warm)
+        self.fork_server = ForkServer(modules, compiler=on_gpu, on_gpu=on_gpu, eager=on_gpu)
         self._headers = self.fork_server.folder / HEADERS
         self._headers.mkdir()
+        self._drivers = self.fork_server.folder / DRIVERS
+        self._drivers.mkdir()
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Workers:
         return self
@@ -63,7 +83,15 @@ class Workers:
         Returns the measured facts, or `reason` and `detail` of its rejection. Raises
         ForkServerError.
         """
-        return self.run("cuagent.synth.examine", order.write, slot, limit_s)
+        if self.device == "cuda":
+            place = slot % len(self.gpus)
+            order = replace(order, lock=str(self.fork_server.folder / f"gpu{place}.lock"))
+        for attempt in range(MEMORY_TRIES):
+            answer = self.run("cuagent.synth.examine", order.write, slot, limit_s)
+            if not answer.pop(AGAIN, False):
+                break
+            time.sleep(MEMORY_WAIT_S * (attempt + 1))
+        return answer
 
     def run(
         self, program: str, write: Callable[[Path], None], slot: int, limit_s: float
@@ -79,8 +107,12 @@ class Workers:
             try:
                 ended, _, _ = select.select([child.channel], [], [], limit_s)
                 received = receive_message(child.channel) if ended else None
+                if received is not None and child.pidfd is not None:
+                    # A GPU process takes long to end, and the fork server waits for it.
+                    select.select([child.pidfd], [], [], EXIT_S)
             finally:
                 self.fork_server.end(child)
+            self._keep_driver(folder / TRITON)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         if received is not None:
@@ -93,6 +125,9 @@ class Workers:
         cache = folder / "inductor"
         cache.mkdir()
         (cache / HEADERS).symlink_to(self._headers)
+        (folder / TRITON).mkdir()
+        for driver in self._drivers.iterdir():
+            (folder / TRITON / driver.name).symlink_to(driver)
         found = {
             "HOME": str(folder),
             "USER": "synth",
@@ -100,14 +135,22 @@ class Workers:
             "OMP_NUM_THREADS": "1",
             "TORCHINDUCTOR_CACHE_DIR": str(cache),
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
-            "TRITON_CACHE_DIR": str(folder / "triton"),
+            "TRITON_CACHE_DIR": str(folder / TRITON),
         }
         gpu = self.gpus[slot % len(self.gpus)]
         return found | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
 
+    def _keep_driver(self, cache: Path) -> None:
+        """Keep the library that Triton compiles in each empty cache, which takes a second."""
+        with self._lock:
+            if any(self._drivers.iterdir()):
+                return
+            for library in cache.glob(f"*/{TRITON_DRIVER}*.so"):
+                shutil.copytree(library.parent, self._drivers / library.parent.name)
+
 
 def default_jobs(device: str, gpus: int) -> int:
-    """Return the number of candidates to examine at a time: one for each core, at most 8 for each
+    """Return the number of candidates to examine at a time: one for each core, at most 16 for each
     GPU."""
     cores = len(os.sched_getaffinity(0))
-    return cores if device == "cpu" else max(gpus, min(cores, 8 * gpus))
+    return cores if device == "cpu" else max(gpus, min(cores, 16 * gpus))

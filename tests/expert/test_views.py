@@ -10,6 +10,9 @@ from cuagent.expert.candidate import Options
 BODIES = {
     "halves of one projection": "a, b = x.chunk(2, -1); return F.silu(a) * b",
     "slices of different widths": "a, b = x.split([10, 30], -1); return a.exp() * 2, b.tanh() + 1",
+    "a later part as the result": "return (x * 2).tanh().chunk(2, -1)[1]",
+    "one number": "return x.flatten().tanh().max(-1)[0]",
+    "unbound rows as results": "return (x * 2).tanh().unbind(1)[1:3]",
     "a step": "return x[:, 1::2].relu() * 3",
     "one index": "return x[:, 3].tanh() * x[:, -1]",
     "unbound rows": "a, b, *_ = x.unbind(1); return a * b + a",

@@ -12,5 +12,5 @@ from cuagent.synth.workers import Workers
 @pytest.fixture(scope="session")
 def workers() -> Iterator[Workers]:
     """Workers that start torch.compile only in the children that need it."""
-    with Workers(compile_on_cpu=False) as started:
+    with Workers("cpu", compile=False) as started:
         yield started

@@ -6,7 +6,7 @@ import math
 
 from task_text import task_text
 
-from cuagent.synth.examine import Order
+from cuagent.synth.order import Order
 
 
 def task(

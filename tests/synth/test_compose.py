@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import re
 from collections import Counter
 from typing import Any
 
@@ -13,7 +15,8 @@ from cuagent.synth.blocks import blocks
 from cuagent.synth.candidate import Candidate
 from cuagent.synth.card import PAPER_COUNTS, entropy
 from cuagent.synth.catalogue import FAMILIES, catalogue
-from cuagent.synth.compose import WHOLE, Grammar, _shape, candidate
+from cuagent.synth.compose import WHOLE, Grammar, _seed, _shape, candidate
+from cuagent.synth.dimensions import DIMENSIONS, LARGEST_PARAMETER
 from cuagent.synth.draft import Draft
 from cuagent.synth.labelled import differences, traced
 from cuagent.synth.loops import loop_candidate
@@ -35,7 +38,7 @@ def fits(seed: Seed) -> bool:
         if seed.integers:
             draft.start_with_indices((BATCH, 16))
         else:
-            draft.start(_shape(draft.random, seed.form), "contiguous")
+            draft.start(_shape(draft.random, seed.form, draft.dimensions), "contiguous")
         try:
             draft.apply(seed)
         except Unfit:
@@ -146,3 +149,33 @@ def test_loop_is_unrolled_into_the_operators_of_its_labels(index: int) -> None:
 def test_loops_with_other_updates_have_other_graphs() -> None:
     candidates = [loop_candidate(random.Random(k), k, {"float32": 1.0}) for k in range(40)]
     assert len({graph_of(parse(made.code)) for made in candidates}) > 30
+
+
+@pytest.mark.parametrize("sizes", DIMENSIONS)
+def test_sizes_fit_the_device(sizes: str) -> None:
+    grammar = Grammar(families=WITHOUT_BLOCKS.families, sizes=sizes)
+    dimensions = grammar.dimensions
+    for one in composed(40, grammar):
+        drawn = re.search(r"torch\.rand\w*\(BATCH((?:, \d+)*)", one.code)
+        if drawn:
+            per_unit = math.prod(map(int, filter(None, drawn[1].split(", "))))
+            assert per_unit <= dimensions.most_elements
+        parameters = re.findall(r"nn\.Parameter\(torch\.randn\(([\d, ]+)\)", one.code)
+        assert all(math.prod(map(int, p.split(","))) <= LARGEST_PARAMETER for p in parameters)
+
+
+def test_value_that_is_large_at_every_batch_size_does_not_fit() -> None:
+    draft = Draft(random.Random(0))
+    draft.start((BATCH, 7), "contiguous")
+    with pytest.raises(Unfit, match="too large"):
+        draft.apply(Seed("views", "... d", "torch.diag_embed(torch.ones(9000, device={x}.device))"))
+
+
+def test_next_family_is_more_often_one_that_follows_in_real_modules() -> None:
+    draw, grammar = random.Random(0), WITHOUT_BLOCKS
+
+    def share(before: str) -> float:
+        found = [_seed(draw, grammar, before) for _ in range(600)]
+        return sum(seed is not None and seed.family == "activations" for seed in found) / 600
+
+    assert share("convolutions") > 1.5 * share("scans")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from synth_tasks import order, task
@@ -114,6 +115,46 @@ def test_torch_compile_runs_and_agrees(workers: Workers) -> None:
     )
     answer = workers.examine(replace(asked, code=wrong, compile=True, exact_labels=False))
     assert answer["reason"] == Reason.COMPILE_DIFFERS.value
+
+
+def test_the_driver_library_of_triton_is_compiled_once(tmp_path: Path) -> None:
+    with Workers("cpu", compile=False) as workers:
+        for folder in ("KEY1/cuda_utils.cpython.so", "KEY2/kernel.cubin", "KEY3/launcher.so"):
+            file = tmp_path / "triton" / folder
+            file.parent.mkdir(parents=True)
+            file.write_text(folder)
+        workers._keep_driver(tmp_path / "triton")
+        later = tmp_path / "later"
+        later.mkdir()
+        workers._environment(later, 0)
+        assert [path.name for path in (later / "triton").iterdir()] == ["KEY1"]
+        assert (later / "triton/KEY1/cuda_utils.cpython.so").read_text().startswith("KEY1")
+
+
+def test_fork_server_is_asked_to_end_a_process_that_has_ended(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ending a GPU process takes long, and the fork server does nothing else meanwhile."""
+    alive = []
+    end = workers.fork_server.end
+    monkeypatch.setattr(
+        workers.fork_server, "end", lambda child: (alive.append(child.alive), end(child))[1]
+    )
+    slow = (
+        "import atexit, os, time\n_exit = os._exit\nos._exit = lambda c: (time.sleep(1), _exit(c))"
+    )
+    answer = workers.examine(order(task("return torch.exp(x)", before=slow), "torch.exp"))
+    assert "reason" not in answer, answer
+    assert alive == [False]
+
+
+def test_a_candidate_compiles_in_its_own_process_only(workers: Workers) -> None:
+    alone = "import torch._inductor.config as c\nassert c.compile_threads == 1, 'several'"
+    asked = order(task("return torch.exp(x)", before=alone), "torch.exp")
+    answer = workers.examine(replace(asked, compile=True))
+    assert "reason" not in answer, answer
+    answer = workers.examine(replace(asked, code=asked.code.replace("== 1", "== 2"), compile=True))
+    assert "several" in answer["detail"]
 
 
 def test_children_find_the_compiler_imported(workers: Workers) -> None:

@@ -261,6 +261,27 @@ def test_usage_errors_are_one_line(
     assert message in capsys.readouterr().err
 
 
+def test_missing_pyarrow_is_reported_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert command(["synth", "--count", "1", "--device", "cpu", "--out", str(tmp_path / "o")]) != 0
+    assert "pip install" in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()
+
+
+def test_settings_have_the_problems_of_kernelbench_but_not_their_folder(tmp_path: Path) -> None:
+    found = set()
+    for name in ("a", "b"):
+        folder = tmp_path / name / "level1"
+        folder.mkdir(parents=True)
+        (folder / "19_ReLU.py").write_text(task("return torch.relu(x)"))
+        found.add(Settings(1, kernelbench=str(tmp_path / name)).identity()["kernelbench"])
+    assert len(found) == 1
+    (folder / "20_Exp.py").write_text(task("return torch.exp(x)"))
+    assert Settings(1, kernelbench=str(tmp_path / "b")).identity()["kernelbench"] not in found
+
+
 def test_settings_name_what_makes_a_set() -> None:
     identity = Settings(10, seed=3).identity()
     assert identity["seed"] == 3

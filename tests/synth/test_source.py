@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from synth_tasks import task
 
-from cuagent.synth.kernelbench import collision, read_problems
+from cuagent.synth.kernelbench import collision, input_shapes, read_problems, sizes_of
 from cuagent.synth.labelled import differences
 from cuagent.synth.reasons import Reason, Rejected
 from cuagent.synth.sizes import Cost, predicted_batch, rounded, solve
@@ -36,6 +36,19 @@ def test_labels_name_modules_functions_and_python_operators() -> None:
 def test_names_and_sizes_change_no_fingerprint(code: str) -> None:
     assert normalized(parse(code)) == normalized(parse(LINEAR))
     assert graph_of(parse(code)) == graph_of(parse(LINEAR))
+
+
+def test_blocks_of_libraries_differ_by_their_names() -> None:
+    def block(name: str) -> str:
+        return task(
+            "return self.block(x)",
+            init=f"self.block = {name}({name[:2]}Config(hidden_size=64))",
+            before=f"from transformers import {name}, {name[:2]}Config",
+        )
+
+    digests = {normalized(parse(block(name))) for name in ("T5LayerFF", "ViTMLP")}
+    assert len(digests) == 2
+    assert normalized(parse(block("ViTMLP").replace("64", "96"))) in digests
 
 
 def test_graph_is_equal_if_only_temporaries_differ() -> None:
@@ -80,10 +93,10 @@ def test_label_differences_name_both_sides() -> None:
 
 def test_predicted_batch_reaches_the_target_or_the_memory_bound() -> None:
     low, high = Cost(80_000, 40_000, 0, 1), Cost(160_000, 80_000, 0, 1)
-    free = predicted_batch(low, high, "cpu", 1e-3, 1 << 40)
-    assert 150 < free < 210
-    assert predicted_batch(low, high, "cpu", 1e-3, 100_000) == 20
-    assert predicted_batch(low, low, "cpu", 1e-3, 1 << 40) == 8
+    free = predicted_batch(low, high, "cpu", "float32", 1e-3, 1 << 40)
+    assert 500 < free < 620
+    assert predicted_batch(low, high, "cpu", "float32", 1e-3, 100_000) == 20
+    assert predicted_batch(low, low, "cpu", "float32", 1e-3, 1 << 40) == 8
     assert rounded(1003.7) == 960
 
 
@@ -107,9 +120,22 @@ def test_kernelbench_collisions_are_found_by_signature_and_by_text(tmp_path: Pat
     known = read_problems(tmp_path)
     assert [problem.name for problem in known] == ["L1/19"]
     same = task("return self.act(x)", init="self.act = nn.ReLU()")
-    assert collision(same, known) == "L1/19: equal operators and shapes"
-    other_shape = task("return self.act(x)", init="self.act = nn.ReLU()").replace("64", "65")
-    assert "equal operators and shapes" not in collision(other_shape, known)
-    assert collision(task("return torch.exp(x)"), known) == ""
+    assert collision(same, known, sizes_of(["float32[8,64]"])) == (
+        "L1/19: equal operators and shapes"
+    )
+    assert collision(same, known, ("8,65",)) == ""
+    assert collision(task("return torch.exp(torch.neg(torch.add(x, 1)))"), known, ("8,64",)) == ""
     renamed = (folder / "19_ReLU.py").read_text().replace("BATCH, 64", "BATCH, 65")
     assert collision(renamed, known) == "L1/19: similar text"
+
+
+def test_shapes_are_read_without_running_the_rest_of_a_file(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    rest = f"\nopen({str(mark)!r}, 'w')\nclass Other:\n    open({str(mark)!r}, 'w')\n"
+    assert input_shapes(task("return x", before=rest)) == ("8,64",)
+    network = "from transformers import AutoConfig\nsize = AutoConfig.from_pretrained('x').d\n"
+    drawn = "torch.randn(BATCH, size)"
+    assert input_shapes(task("return x", before=network, inputs=drawn)) == ()
+    assert input_shapes(task("return x", inputs=f"open({str(mark)!r}, 'w')")) == ()
+    assert input_shapes(task("return x", inputs=f"torch.load({str(mark)!r})")) == ()
+    assert not mark.exists()

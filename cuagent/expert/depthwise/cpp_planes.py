@@ -91,9 +91,9 @@ class _Planes(DepthwiseText):
             w("const long first = 0;")
         self._copy()
         self._weights()
-        w.open(f"for (long y = 0; y < {self.band}; y += {self.rows})")
+        w.open(f"for (long row = 0; row < {self.band}; row += {self.rows})")
         if self.down.count % self.band:
-            w(f"if (first + y >= {self.down.count}) break;")
+            w(f"if (first + row >= {self.down.count}) break;")
         w(f"alignas(64) float row_sums[{self.rows * self.width}];")
         self._sums()
         self._results()
@@ -137,9 +137,9 @@ class _Planes(DepthwiseText):
     def _sums(self) -> None:
         """Write the loop over columns, which computes the sums of `rows` results in each one."""
         w, down = self.w, self.down
-        w(f"const float* const start = plane + y * {down.stride * self.row_size};")
+        w(f"const float* const start = plane + row * {down.stride * self.row_size};")
         w.pragma("omp simd")
-        w.open(f"for (long x = 0; x < {self.width}; ++x)")
+        w.open(f"for (long column = 0; column < {self.width}; ++column)")
         for q in range(self.rows):
             w(f"float sum_{q} = channel_bias;")
         for r in range(self._rows_read(self.rows)):
@@ -153,18 +153,18 @@ class _Planes(DepthwiseText):
                 if not uses:
                     continue
                 at = r * self.row_size + self.remainders.index(remainder) * self.pitch + shift
-                w(f"const float e_{r}_{b} = start[x + {at}];")
+                w(f"const float e_{r}_{b} = start[column + {at}];")
                 for q, a in uses:
                     w(f"sum_{q} += weight_{a}_{b} * e_{r}_{b};")
         for q in range(self.rows):
-            w(f"row_sums[{q * self.width} + x] = sum_{q};")
+            w(f"row_sums[{q * self.width} + column] = sum_{q};")
         w.close()
 
     def _results(self) -> None:
         w, k = self.w, self.inner
         w.open(f"for (long q = 0; q < {self.rows}; ++q)")
         if k > 2:
-            w(f"const long i{k - 1} = first + y + q;")
+            w(f"const long i{k - 1} = first + row + q;")
             if self.down.count % self.rows:
                 w(f"if (i{k - 1} >= {self.down.count}) break;")
         w.pragma("omp simd")

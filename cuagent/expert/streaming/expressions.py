@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 from cuagent.expert.graph.graph import FLOATS, Node
+from cuagent.worker.operators import names_in
 
 INFIX = {
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}",
@@ -55,6 +56,18 @@ RESERVED = {
     "NAN", "INFINITY", "NULL", "EOF",
     "y0", "y1", "yn", "j0", "j1", "jn", "gamma", "signal", "index", "row", "lane", "block", "warp",
 }  # fmt: skip
+LOCALS = names_in(
+    """
+    all batch blended buffer carry channel_bias chunk column count end first first_row given
+    input_row item j joined last local p part parts place_in_row plane position q r remainder result
+    row_sums rows slot source start step tap_weights thread thread_slot thread_sums total v value
+    values width window_row COLUMNS ITEMS LANES LENGTH THREADS VECTOR
+    """
+)
+"""Variables and constants of kernels. A tensor of the module with such a name, for instance an
+argument `result`, gets another name in the kernel."""
+NUMBERED = re.compile(r"[ij]\d+|[pqt]\d+|(count|from|near|real|weight|tap_weight)\d+|tile|k")
+"""Matches variables of kernels that belong to a dimension."""
 PYTHON = {
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}",
     "neg": "-{0}", "cast": "{0}", "rsqrt": "torch.rsqrt({0})", "sqrt": "torch.sqrt({0})",
@@ -99,13 +112,14 @@ def narrowed(value: str, dtype: str) -> str:
 
 
 def identifier(name: str) -> str:
-    """Return a node's name as a C++ identifier, different from keywords and our functions.
+    """Return a node's name as a C++ identifier, different from keywords, functions and variables.
 
     Different names of ASCII letters give different identifiers.
     """
     word = re.sub(r"\W", "_", name, flags=re.ASCII)
     plain = word.rstrip("_")
-    return word + "_" if plain in RESERVED or re.fullmatch(r"[ij]\d+|tile|k", plain) else word
+    taken = plain in RESERVED or plain in LOCALS or NUMBERED.fullmatch(plain)
+    return word + "_" if taken else word
 
 
 def number(value: float | int, whole: bool = False) -> str:
