@@ -224,19 +224,26 @@ class CachedEngine:
 
     def _run(self) -> None:
         """Sample until the engine is closed; every request gets a result or an error."""
-        while True:
+        try:
+            while self._take_requests():
+                try:
+                    self._advance()
+                except (RuntimeError, MemoryError, ValueError) as error:
+                    lacks = lacks_memory(error)
+                    with self._changed:
+                        self._fail(self._out_of_memory(len(self._active)) if lacks else error)
+        finally:  # also if an error of another kind ends this thread
             with self._changed:
-                self._changed.wait_for(lambda: self._over or self._waiting or self._active)
-                if self._over:
-                    self._fail(EngineError("stopped"))
-                    return
+                self._over = True
+                self._fail(EngineError("stopped"))
+
+    def _take_requests(self) -> bool:
+        """Wait for requests and give them slots; return False if the engine is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._over or self._waiting or self._active)
+            if not self._over:
                 self._admit()
-            try:
-                self._advance()
-            except (RuntimeError, MemoryError, ValueError) as error:
-                lacks = lacks_memory(error)
-                with self._changed:
-                    self._fail(self._out_of_memory(len(self._active)) if lacks else error)
+            return not self._over
 
     def _fail(self, error: Exception) -> None:
         """Let all requests fail, and forget all cached conversations."""

@@ -207,6 +207,17 @@ def test_exhausted_memory_names_the_settings(monkeypatch: pytest.MonkeyPatch) ->
         assert engine.sample([Request((2, 4, 3), 4, 0)])[0].ids  # it goes on
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_no_request_waits_for_a_thread_that_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = CachedEngine(small_actor(), END, CONTEXT, rows=2)
+    with engine.open():
+        monkeypatch.setattr("cuagent.training.engines.cached.sample_tokens", {}.__getitem__)
+        with pytest.raises(EngineError, match="stopped"):
+            engine.sample([Request((2, 4, 3), 4, 0)])
+        with pytest.raises(EngineError, match="stopped"):
+            engine.sample([Request((2, 4, 3), 4, 0)])
+
+
 def test_closing_fails_pending_requests() -> None:
     actor = small_actor()
     engine = CachedEngine(actor, 99, 60, rows=1)  # no token ends a turn
