@@ -38,9 +38,9 @@ from cuagent.training.policy.cached_attention import (
     KeyValues,
     Piece,
     arguments,
-    can_cache,
     may_flash,
     register,
+    why_not_cached,
 )
 
 PASS_TOKENS = 8192
@@ -174,9 +174,17 @@ class CachedEngine:
         if self.flash is not None:
             return
         ways = [True, False] if may_flash(self.actor.device, self.dtype) else [False]
-        self.flash = next((f for f in ways if can_cache(self.actor, self.dtype, f)), None)
-        if self.flash is None:
-            raise EngineError("this model cannot use cached conversations; set play.engine=local")
+        reasons = []
+        for flash in ways:
+            why = why_not_cached(self.actor, self.dtype, flash)
+            if why is None:
+                self.flash = flash
+                return
+            reasons.append(f"{'one kernel' if flash else 'calls'}: {why}")
+        raise EngineError(
+            f"this model cannot use cached conversations ({'; '.join(reasons)}); "
+            "set play.engine=local"
+        )
 
     @contextmanager
     def _running(self) -> Iterator[None]:
