@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tiny_model_of_each_family_plays_and_trains(family: str, tmp_path: Path) -> None:
-    # Backward passes over 8,000 tokens take a minute on a busy CPU. Value and PPO steps of the other
+    # Backward passes over 8,000 tokens take a minute on a busy CPU. Value and PPO steps of other
     # families are tested with short rows (tests/training/policy/test_packing.py).
     trained = ["rft", "value", "ppo"] if family == "qwen2" else ["rft"]
     main(
