@@ -72,7 +72,7 @@ def rft(batch: Batch, packed: bool) -> Step:
     for _, part in device_microbatches(batch, SIZE.micro * SIZE.tokens, actor):
         loss = imitation_loss(logprobs_of(actor, part), part.action, batch.action_tokens)
         loss.backward()
-        total += float(loss)
+        total += float(loss.detach())
     return total, gradient(actor)
 
 

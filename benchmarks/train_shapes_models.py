@@ -32,8 +32,8 @@ class Shape:
 
 
 SHAPES = {
-    "tiny": Shape(2, 64, 128, 4, 2, 4096, True, 16384, 4, 4, 2),
-    "tiny-lora": Shape(2, 64, 128, 4, 2, 4096, False, 16384, 4, 4, 2, rank=4),
+    "tiny": Shape(2, 32, 64, 2, 1, 4096, True, 9216, 4, 4, 1),
+    "tiny-lora": Shape(2, 32, 64, 2, 1, 4096, False, 9216, 4, 4, 1, rank=4),
     "qwen-1.5b": Shape(28, 1536, 8960, 12, 2, 151936, True, 32768, 20, 64, 16),
     "qwen-7b-lora": Shape(28, 3584, 18944, 28, 4, 152064, False, 32768, 20, 64, 16, rank=32),
 }

@@ -10,13 +10,14 @@ import pytest
 from train_shapes import main
 from train_shapes_models import FAMILIES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tiny_model_of_each_family_plays_and_trains(family: str, tmp_path: Path) -> None:
-    # transformers has no token classification for Gemma 3, so it has no critic.
-    trained = ["rft"] if family == "gemma3" else ["rft", "value", "ppo"]
+    # Backward passes over 8,000 tokens take a minute on a busy CPU. Value and PPO steps of other
+    # families are tested with short rows (tests/training/policy/test_packing.py).
+    trained = ["rft", "value", "ppo"] if family == "qwen2" else ["rft"]
     main(
         ["--family", family, "--shape", "tiny", "--stages", ",".join(["sample", "agree", *trained]),
          "--episodes", "2", "--ppo-episodes", "2", "--reply", "12", "--seconds", "1",

@@ -38,9 +38,9 @@ from cuagent.training.policy.cached_attention import (
     KeyValues,
     Piece,
     arguments,
-    can_cache,
     may_flash,
     register,
+    why_not_cached,
 )
 
 PASS_TOKENS = 8192
@@ -174,9 +174,17 @@ class CachedEngine:
         if self.flash is not None:
             return
         ways = [True, False] if may_flash(self.actor.device, self.dtype) else [False]
-        self.flash = next((f for f in ways if can_cache(self.actor, self.dtype, f)), None)
-        if self.flash is None:
-            raise EngineError("this model cannot use cached conversations; set play.engine=local")
+        reasons = []
+        for flash in ways:
+            why = why_not_cached(self.actor, self.dtype, flash)
+            if why is None:
+                self.flash = flash
+                return
+            reasons.append(f"{'one kernel' if flash else 'calls'}: {why}")
+        raise EngineError(
+            f"this model cannot use cached conversations ({'; '.join(reasons)}); "
+            "set play.engine=local"
+        )
 
     @contextmanager
     def _running(self) -> Iterator[None]:
@@ -224,19 +232,26 @@ class CachedEngine:
 
     def _run(self) -> None:
         """Sample until the engine is closed; every request gets a result or an error."""
-        while True:
+        try:
+            while self._take_requests():
+                try:
+                    self._advance()
+                except (RuntimeError, MemoryError, ValueError) as error:
+                    lacks = lacks_memory(error)
+                    with self._changed:
+                        self._fail(self._out_of_memory(len(self._active)) if lacks else error)
+        finally:  # also if an error of another kind ends this thread
             with self._changed:
-                self._changed.wait_for(lambda: self._over or self._waiting or self._active)
-                if self._over:
-                    self._fail(EngineError("stopped"))
-                    return
+                self._over = True
+                self._fail(EngineError("stopped"))
+
+    def _take_requests(self) -> bool:
+        """Wait for requests and give them slots; return False if the engine is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._over or self._waiting or self._active)
+            if not self._over:
                 self._admit()
-            try:
-                self._advance()
-            except (RuntimeError, MemoryError, ValueError) as error:
-                lacks = lacks_memory(error)
-                with self._changed:
-                    self._fail(self._out_of_memory(len(self._active)) if lacks else error)
+            return not self._over
 
     def _fail(self, error: Exception) -> None:
         """Let all requests fail, and forget all cached conversations."""

@@ -6,7 +6,7 @@ writes its new keys there, and its queries see the whole range up to themselves.
 computed twice or padded. On a GPU in half precision one kernel of torch computes all conversations
 where they lie, without a copy; otherwise each conversation takes its own call.
 Not covered: which tokens a pass computes (`engines/cached.py`); models with another state from
-token to token (Mamba, linear attention), which `can_cache` detects.
+token to token (Mamba, linear attention), which `why_not_cached` detects.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cuagent.training.policy.packed_attention import TOLERANCE
+from cuagent.training.policy.packed_attention import TOLERANCE, distance
 
 NAME = "cuagent_cached"
 """Name of the attention in transformers' registry. Without cached keys it is `sdpa`."""
@@ -216,17 +216,18 @@ def flash(
 
 
 def may_flash(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return True if torch's kernel may compute this attention; `can_cache` tries it."""
+    """Return True if torch's kernel may compute this attention; `why_not_cached` tries it."""
     half = dtype in (torch.bfloat16, torch.float16)
     return device.type == "cuda" and half and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 @torch.no_grad()
-def can_cache(model: Any, dtype: torch.dtype, flash: bool) -> bool:
-    """Return True if the model computes the same logits in several passes as in one.
+def why_not_cached(model: Any, dtype: torch.dtype, flash: bool) -> str | None:
+    """Return why the model does not compute the same logits in several passes as in one; None if
+    it does.
 
     Two conversations are computed in three passes; the last one has one new token of each. The
-    model's attention must be `NAME`.
+    model's attention must be `NAME`. `flash`: see `KeyValues`.
     """
     most = model.get_input_embeddings().num_embeddings
     ids = ((torch.arange(40).view(2, 20) * 7919 + 3) % most).tolist()
@@ -237,18 +238,19 @@ def can_cache(model: Any, dtype: torch.dtype, flash: bool) -> bool:
             model(input_ids=torch.tensor([row], device=model.device), use_cache=False).logits[0]
             for row in ids
         ]
-        for until in (5, 1, 0):
-            pieces, ends = [], []
-            for start, row in zip((32, 1), ids, strict=True):
-                end = len(row) - until
-                past = {5: 0, 1: len(row) - 5, 0: len(row) - 1}[until]
-                pieces.append(Piece(row[past:end], start, past))
-                ends.append(end)
-            found = model(**arguments(memory, pieces, model.device)).logits[0].float()
+        past = [0, 0]
+        for left in (5, 1, 0):  # tokens that the pass leaves out at the end
+            ends = [len(row) - left for row in ids]
+            pieces = [
+                Piece(row[at:end], start, at)
+                for start, row, at, end in zip((32, 1), ids, past, ends, strict=True)
+            ]
+            found = model(**arguments(memory, pieces, model.device)).logits[0]
             for got, want, end in zip(found, wanted, ends, strict=True):
-                expected = want[end - 1].float()
-                if not (got - expected).abs().max() <= TOLERANCE * expected.abs().max():
-                    return False
-    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError):
-        return False  # a family or a version of torch that refuses these arguments
-    return True
+                if not (apart := distance(got, want[end - 1])) <= TOLERANCE:
+                    return f"logits differ by {apart:.0%} from those of a single pass"
+            past = ends
+    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
+        # A family or a version of torch that refuses these arguments.
+        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return None

@@ -17,10 +17,11 @@ from torch import Tensor
 
 NAME = "cuagent_packed"
 """Name of the attention in transformers' registry. Without packed rows it is `sdpa`."""
-TOLERANCE = 0.05
-"""Largest difference of hidden states that `can_pack` allows, as a share of their largest
-absolute value. It is far above rounding in bfloat16, and far below the effect of seeing another
-row's token."""
+TOLERANCE = 0.15
+"""Largest difference of outputs that `can_pack` and `why_not_cached` allow, as a share of their
+norm. Rounding in bfloat16 causes 2 % in 28 layers of width 1,024 and more in wider ones. A token
+too many or too few in the attention changes them by 20 % or more, in deep models by 100 % (random
+weights)."""
 
 
 def register() -> None:
@@ -78,8 +79,13 @@ def can_pack(model: Any) -> bool:
         return False
     finally:
         model.train(was_training)
-    wanted = torch.cat(apart, 1).float()
-    return bool((together.float() - wanted).abs().max() <= TOLERANCE * wanted.abs().max())
+    return distance(together, torch.cat(apart, 1)) <= TOLERANCE
+
+
+def distance(found: Tensor, wanted: Tensor) -> float:
+    """Return the norm of the difference as a share of the norm of `wanted`."""
+    wanted = wanted.float()
+    return float((found.float() - wanted).norm() / wanted.norm())
 
 
 def arguments(packing: Any) -> dict[str, Any]:
