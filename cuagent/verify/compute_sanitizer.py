@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -15,14 +16,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
+from typing import IO
 
 from cuagent.build import Build, environment
 from cuagent.device_lock import UNSHARED, DeviceLock, GiveWay
 from cuagent.sandbox import Policy, Tier, wrap
+from cuagent.worker import suspend
 from cuagent.worker.fork_server import inherited_environment
 
 LAUNCHES = 64
@@ -32,10 +36,13 @@ FOUND = 99
 """Exit code that the tool returns if it found an error."""
 POLL_S = 0.05
 """Seconds between two checks for the end of the tool."""
+KILL_S = 10.0
+"""Seconds that the killed processes of a command may take to end."""
 MAX_LINES = 12
 """Number of lines of a report that are shown."""
 MAX_READ = 1 << 20
 """Largest number of characters of a report that are read."""
+SUPERVISOR = Path(__file__).with_name("supervise.py")
 PROGRAM = Path(__file__).parents[1] / "worker" / "single.py"
 TRAMPOLINE = "/usr/bin/env"
 """Program that the tool starts and that starts Python. The tool first calls access() on its
@@ -127,46 +134,106 @@ def sandboxed(
 def run(
     command: list[str], folder: Path, limit_s: float, device_lock: DeviceLock = UNSHARED
 ) -> tuple[int | None, str]:
-    """Run a command and return its exit status (None after the time limit) and its printed text.
+    """Run a command and return its exit status and its printed text.
+
+    The status is None after the time limit, or if its processes did not stop when they had to.
 
     The command shares the device. It is stopped while another process uses the device exclusively;
-    the time limit does not include this time. Ends the whole process group.
+    the time limit does not include this time. At the end all its processes are killed, also those
+    that left its process group: one that lived on could slow the baselines of the record timing.
     """
     with (
         device_lock.shared() as give_way,
         tempfile.TemporaryFile("w+", dir=folder.parent, errors="replace") as report,
     ):
         deadline = time.monotonic() + limit_s
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=inherited_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=report,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        exited = None
-        while exited is None and time.monotonic() < deadline:
-            time.sleep(POLL_S)
-            # Not reaped yet, so that the group's number stays reserved until it is killed.
-            exited = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-            if exited is None and device_lock.is_awaited:
-                deadline += _give_way(process.pid, give_way)
-        os.killpg(process.pid, signal.SIGKILL)
-        status = process.wait()
+        with _Supervised(command, folder, report) as process:
+            exited = False
+            with suppress(suspend.SuspendError):
+                while not exited and time.monotonic() < deadline:
+                    exited = process.wait(POLL_S)
+                    if not exited and device_lock.is_awaited:
+                        deadline += _give_way(process, give_way)
+            status = process.status() if exited else None
         report.seek(0)
-        return (status if exited else None), report.read(MAX_READ)
+        return status, report.read(MAX_READ)
 
 
-def _give_way(group: int, give_way: GiveWay) -> float:
-    """Stop a process group while another process uses the device; return the seconds."""
+class _Supervised:
+    """A command under `supervise.py`, which stays the parent of all its processes.
+
+    A context manager; its end kills them all.
+    """
+
+    def __init__(self, command: list[str], folder: Path, output: IO[str]) -> None:
+        self._status, theirs = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(SUPERVISOR), str(theirs), *command],
+                cwd=folder,
+                env=inherited_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=(theirs,),
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(self._status)
+            raise
+        finally:
+            os.close(theirs)
+
+    def __enter__(self) -> _Supervised:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        own = self._process.pid
+        deadline = time.monotonic() + KILL_S
+        while time.monotonic() < deadline:
+            with suppress(suspend.SuspendError):  # stopped processes start no others
+                self.stop()
+            left = suspend.process_tree(own, own, ()) - {own}
+            if not left:
+                break
+            for process in left:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            os.kill(own, signal.SIGCONT)  # it takes the ended processes from the system
+            time.sleep(0.01)
+        os.killpg(own, signal.SIGKILL)
+        self._process.wait()
+        os.close(self._status)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the command's end; return True if it ended."""
+        return bool(select.select([self._status], [], [], seconds)[0])
+
+    def status(self) -> int | None:
+        """Return the exit status of the ended command; None if the supervisor was killed."""
+        text = os.read(self._status, 32)
+        return int(text) if text else None
+
+    def stop(self) -> set[int]:
+        """Stop all processes, and return those outside the group. Raises SuspendError."""
+        return suspend.stop(self._process.pid, self._process.pid, ())
+
+    def resume(self, outside: set[int]) -> None:
+        """Resume the processes that `stop` stopped."""
+        suspend.resume(self._process.pid, outside)
+
+
+def _give_way(process: _Supervised, give_way: GiveWay) -> float:
+    """Stop a command while another process uses the device; return the seconds.
+
+    Raises SuspendError if its processes do not stop.
+    """
     begun = time.monotonic()
-    os.killpg(group, signal.SIGSTOP)
+    outside = process.stop()
     try:
         give_way()
     finally:
-        os.killpg(group, signal.SIGCONT)
+        process.resume(outside)
     return time.monotonic() - begun
 
 

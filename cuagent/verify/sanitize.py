@@ -38,6 +38,7 @@ from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.device_lock import UNSHARED, DeviceLock
 from cuagent.sandbox import SandboxError, Tier
+from cuagent.sandbox.beneath import open_folder, read_beneath
 from cuagent.task import Device
 from cuagent.task.memory import free
 from cuagent.verdict import Reason, Verdict
@@ -219,10 +220,12 @@ def check(
 
 
 def _tool_folder(referee: Referee, attempt: Attempt, folder: Path, tool: str) -> Path:
-    """Return a new folder for a tool, with the shared files and what the attempt compiled."""
-    own = folder / tool
-    shutil.rmtree(own, ignore_errors=True)
-    shutil.copytree(folder / SHARED, own, copy_function=os.link)
+    """Return a new folder for a tool, with the shared files and what the attempt compiled.
+
+    Its name is new, because a folder of an earlier call may hold files that cannot be removed.
+    """
+    own = Path(tempfile.mkdtemp(prefix=f"{tool}-", dir=folder))
+    shutil.copytree(folder / SHARED, own, copy_function=os.link, dirs_exist_ok=True)
     own.chmod(0o755)
     referee.processes.compiled.copy_to(attempt, own)
     return own
@@ -272,12 +275,16 @@ def _missed(reports: Sequence[Report], build: Build) -> bool:
 def _reached(folder: Path) -> tuple[str, ...]:
     """Return the functions that the call ran, as the process wrote them.
 
-    The attempt's code shares that process, so the list proves nothing.
+    The attempt's code shares that process, so the list proves nothing, and the file may be a link,
+    a pipe or a deeply nested text.
     """
+    root = open_folder(folder)
     try:
-        names = json.loads((folder / REACHED).read_text()[:MAX_READ])
-    except (OSError, ValueError):
+        names = json.loads(read_beneath(root, REACHED, MAX_READ))
+    except (OSError, ValueError, RecursionError):
         return ()
+    finally:
+        os.close(root)
     return tuple(map(str, names)) if isinstance(names, list) else ()
 
 

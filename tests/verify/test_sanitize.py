@@ -6,6 +6,7 @@ steps, in the same order, as the tool before it starts its target.
 
 from __future__ import annotations
 
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -238,3 +239,79 @@ def test_tool_stops_while_another_process_uses_the_device(tmp_path: Path) -> Non
     assert status == 0
     assert len(times) == 5
     assert not [at for at in times if begun < at < ended]
+
+
+ESCAPED = """(setsid sh -c '(while true; do date +%s.%N > {sign}; sleep 0.1; done) &' &)
+sleep {seconds}
+"""
+"""Command that leaves a process in another session, with init or a subreaper as its parent."""
+
+
+@pytest.mark.parametrize("seconds", [0.3, 60])
+def test_run_kills_processes_that_left_the_group(tmp_path: Path, seconds: float) -> None:
+    folder, sign = tmp_path / "folder", tmp_path / "sign"
+    folder.mkdir()
+    status, _ = run(["/bin/sh", "-c", ESCAPED.format(sign=sign, seconds=seconds)], folder, 1.5)
+    assert status == (0 if seconds < 1 else None)
+    last = sign.read_text()
+    time.sleep(0.5)
+    assert sign.read_text() == last
+
+
+def test_process_that_left_the_group_stops_with_the_tool(tmp_path: Path) -> None:
+    folder, sign, lock = tmp_path / "folder", tmp_path / "sign", DeviceLock(tmp_path / "lock")
+    folder.mkdir()
+    with ThreadPoolExecutor(1) as executor:
+        command = ["/bin/sh", "-c", ESCAPED.format(sign=sign, seconds=1.5)]
+        found = executor.submit(run, command, folder, 5.0, lock)
+        time.sleep(0.7)
+        with lock.exclusive():
+            last = sign.read_text()
+            time.sleep(0.7)
+            assert sign.read_text() == last
+    assert found.result()[0] == 0
+
+
+HOSTILE_REPORTS = {
+    "pipe": "os.mkfifo(path)",
+    "endless": "os.symlink('/dev/zero', path)",
+    "folder": "os.mkdir(path)",
+    "deep": "open(path, 'w').write('[' * 200_000)",
+    "elsewhere": "os.symlink('{other}', path)",
+}
+
+
+@pytest.mark.parametrize("written", HOSTILE_REPORTS.values(), ids=HOSTILE_REPORTS)
+def test_list_of_reached_functions_is_a_plain_file(
+    tool: Path, referee: Referee, tmp_path: Path, written: str
+) -> None:
+    """The attempt's process writes the list, so it must neither hang the judge nor name a file."""
+    other = tmp_path / "other.json"
+    other.write_text('["secret"]')
+    body = f"""
+    import os
+    path = os.path.join(os.environ["HOME"], "reached.json")
+    {written.format(other=other)}
+    import sys; sys.stdout.write("========= ERROR SUMMARY: 0 errors"); sys.stdout.flush()
+    os._exit(0)
+    """
+    found = checked(tool, referee, body)
+    assert {r.reached for r in found.reports} == {()}
+
+
+def test_folder_that_cannot_be_removed_does_not_stop_the_check(
+    tool: Path, referee: Referee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two cuts of the inputs a tool's folder may hold what the attempt left there."""
+    size = sum(leaf.nbytes for leaf in referee.facts.layouts.inputs.leaves)
+    monkeypatch.setattr(sanitize, "LARGE_BYTES", size - 1)
+    monkeypatch.setattr(sanitize, "TAIL", 1)
+    plain = shutil.rmtree
+    monkeypatch.setattr(
+        sanitize.shutil,
+        "rmtree",
+        lambda path, **how: Path(path).name == SHARED and plain(path, **how),
+    )
+    rows = referee.facts.layouts.inputs.leaves[0].shape[0]
+    found = checked(tool, referee, f"assert len(x) == {rows}; return self.honest(x)")
+    assert {r.outcome for r in found.reports} == {Outcome.CLEAN}
