@@ -329,7 +329,8 @@ class LocalJudge:
             f"{ratio.value:.2f}x over {name} instead of {earlier.value:.2f}x"
             for name, ratio, earlier in both
         )
-        return Verdict(False, Reason.TOO_SLOW, detail, self.task.digest, attempt.digest)
+        tier = self.referee.stamp()
+        return Verdict(False, Reason.TOO_SLOW, detail, self.task.digest, attempt.digest, tier=tier)
 
     def _baselines(self, effort: Effort | None = None) -> tuple[str, ...]:
         """Return the names of the arms that attempts are timed against. A record timing may have

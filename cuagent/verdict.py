@@ -31,7 +31,7 @@ class Reason(StrEnum):
     MEMORY_FAULT = "a fault in memory that no output shows"
     WRONG_WHILE_TIMED = "wrong while timed"
     CLOCK_CONTRADICTION = "its own clock contradicts the wall clock"
-    TOO_SLOW = "slower than an earlier attempt, so not verified"
+    TOO_SLOW = "surely slower, so not verified"
     NOT_CERTIFIABLE = "the task cannot be certified"
     INFRASTRUCTURE = "infrastructure"
 

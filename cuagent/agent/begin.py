@@ -206,12 +206,16 @@ def _recall_ladder(run: Run, records: Sequence[Record]) -> None:
 
 def _worked(records: Sequence[Record]) -> float:
     """Return the seconds of work on the run, without the time between a stop and a resume."""
-    total, start, last = 0.0, records[0]["time"], records[0]["time"]
+    total, last = 0.0, records[0]["time"]
+    start: float | None = last
     for record in records:
-        if record["type"] == "resume":
-            total, start = total + last - start, record["time"]
+        if record["type"] == "end":
+            total, start = record.get("seconds", total), None
+        elif record["type"] == "resume":
+            total += 0.0 if start is None else last - start
+            start = record["time"]
         last = record["time"]
-    return total + last - start
+    return total + (0.0 if start is None else last - start)
 
 
 def _todo(messages: Sequence[Message]) -> list[dict[str, str]]:

@@ -183,7 +183,7 @@ def act(run: Run, call: ToolCall, tools: Sequence[Tool], emit: Emit, *, cut_off:
     tool = next((tool for tool in tools if tool.name == call.name), None)
     summary = tool.summarize(call.arguments) if tool else ""
     emit(ToolStarted(call.id, call.name, summary, call.arguments))
-    start = time.monotonic()
+    before = run.seconds  # without the time in which the user is asked for approval
     result = execute(call, tool, tools, Context(run, call.id, emit), cut_off=cut_off)
     run.add(
         Message(
@@ -194,7 +194,7 @@ def act(run: Run, call: ToolCall, tools: Sequence[Tool], emit: Emit, *, cut_off:
             data=result.data,
         )
     )
-    seconds = time.monotonic() - start
+    seconds = run.seconds - before
     emit(ToolFinished(call.id, call.name, result.text, result.is_error, seconds, result.data))
 
 

@@ -186,6 +186,10 @@ class Run:
     def start_clock(self) -> None:
         """Start or restart the clock, and clear a cancellation."""
         self.cancelled.clear()
+        self.resume_clock()
+
+    def resume_clock(self) -> None:
+        """Start the clock again; a cancellation stays."""
         if self.started is None:
             self.started = time.monotonic()
 

@@ -128,10 +128,16 @@ def refuse_slower(judgement: Judgement, *, force: bool) -> None:
 
 
 def slower(judgement: Judgement) -> str:
-    """Return a line that says what the kernel surely is slower than; "" if nothing."""
+    """Return a line that says what the kernel surely is slower than; "" if nothing.
+
+    A rung that is not surely faster than eager counts too, if the kernel was timed against it.
+    """
+    from cuagent.timing import Standing
     from cuagent.ui.table import baseline_name
 
-    name = judgement.slower_than
+    ratios = judgement.timing.ratios if judgement.timing is not None else {}
+    others = (name for name, r in ratios.items() if r.standing is Standing.SLOWER)
+    name = judgement.slower_than or next(others, "")
     return f"the kernel was measured to be slower than {baseline_name(name, 40)}" if name else ""
 
 

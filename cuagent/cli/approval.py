@@ -121,7 +121,11 @@ def _put(command: str, allowed: Allowed, ask: Ask | None, context: Context) -> N
     kind = programs(command)
     named = " and ".join(f"`{name}`" for name in kind)
     always = ALWAYS_KIND.format(programs=named) if kind else ""
-    answer = ask(command, KEYS.format(kind=always), context)
+    context.run.stop_clock()  # the user's time counts towards no limit
+    try:
+        answer = ask(command, KEYS.format(kind=always), context)
+    finally:
+        context.run.resume_clock()
     if answer is None:
         raise Interrupted
     match answer.lower():

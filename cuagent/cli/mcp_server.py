@@ -48,6 +48,7 @@ Precision = Annotated[
         "others: also admit that arithmetic."
     ),
 ]
+UNSURE = "note: the kernel was not measured to be surely faster than what torch offers"
 RUNS_CODE = ToolAnnotations(
     read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=True
 )
@@ -98,6 +99,9 @@ async def check(
 async def baseline(
     task: Spec,
     context: Context[JudgeThread],
+    fresh: Annotated[
+        bool, Field(description="Time everything again; else recent timings are reused.")
+    ] = False,
     inputs: Inputs = None,
     init: Init = None,
     device: Device = None,
@@ -107,7 +111,7 @@ async def baseline(
 
     The gain of a kernel is measured against the best of them. The first call can take minutes.
     """
-    return await _work(context, _baseline, Given(task, inputs, init, device, precision))
+    return await _work(context, _baseline, Given(task, inputs, init, device, precision), fresh)
 
 
 async def compile(
@@ -201,13 +205,14 @@ def _check(judge_thread: JudgeThread, given: Given) -> CallToolResult:
     return answer_of(text, result("check", found, certifiable=found.certifiable))
 
 
-def _baseline(judge_thread: JudgeThread, given: Given) -> CallToolResult:
+def _baseline(judge_thread: JudgeThread, given: Given, fresh: bool) -> CallToolResult:
     from cuagent.cli.baseline import lines
     from cuagent.measure.ladder import time_rungs
     from cuagent.record import result
 
-    found = time_rungs(judge_thread.judge(given).referee, emit=judge_thread.emit)
-    return answer_of("\n".join(lines(found)), result("baseline", found))
+    found = time_rungs(judge_thread.judge(given).referee, emit=judge_thread.emit, fresh=fresh)
+    text = "\n".join(lines(found)).replace("--fresh", "fresh=true")
+    return answer_of(text, result("baseline", found))
 
 
 def _compile(judge_thread: JudgeThread, given: Given, candidate: str) -> CallToolResult:
@@ -258,7 +263,8 @@ def _export(
         text = f"{_text(said)}\nnot exported: {why}; pass force=true to export it anyway"
         return answer_of(text, told | {"out": None}, failed=True)
     made = export(attempt, judge.task, judgement, Path(out))
-    return answer_of(f"{_text(said)}\nexported to {made}", told | {"out": str(made)})
+    note = "" if judgement.beats_best_rung else f"\n{UNSURE}"
+    return answer_of(f"{_text(said)}\nexported to {made}{note}", told | {"out": str(made)})
 
 
 def _judged(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 LONGEST = 240
 """Largest number of columns of a quoted message."""
+MARKUP = re.compile(r"\*\*|`|^#+\s|^\|[-:| ]+\|$", re.MULTILINE)
+"""Matches marks of Markdown that a line of text does not need."""
 WHY = {
     None: "it ended without a record",
     Stop.INTERRUPTED: "it was interrupted",
@@ -32,7 +35,8 @@ def progress_lines(run: Run) -> Iterator[str]:
     yield summarize(run)
     said = [m for m in run.messages if m.role == "assistant" and m.content.strip()]
     if said:
-        yield f"last message of the model: {_short(said[-1].content)}"
+        text = MARKUP.sub("", said[-1].content)
+        yield f"last message of the model: {_short(text)}"
     for item in run.todo:
         if item["state"] == "doing":
             yield f"in progress: {_short(item['text'])}"

@@ -16,8 +16,10 @@ from cuagent.agent import compact, diff, restore, undo
 from cuagent.agent.attended import Interrupted
 from cuagent.agent.conclude import summarize
 from cuagent.cli.exits import Refused
+from cuagent.cli.progress import is_finished
 from cuagent.cli.session import speaker
 from cuagent.cli.user_command import SIGN
+from cuagent.events import Phase
 from cuagent.models.model import ModelError
 from cuagent.record import RecordError
 from cuagent.ui.prompt import Work
@@ -161,12 +163,15 @@ def _compact(session: Session, words: list[str]) -> None:
     work = Work(lambda line: while_working(session, line), session.run.cancel)
     session.run.cancelled.clear()
     session.run.emit = session.view
+    session.view(Phase("summarizing the conversation"))
     try:
         with session.prompt.working(work):
             if not compact(session.run, session.model, " ".join(words)):
                 session.say("there is nothing to summarize yet")
     except (Interrupted, KeyboardInterrupt):
         session.say("interrupted: the conversation is unchanged")
+    finally:
+        session.view.pause(finished=is_finished(session.run))
 
 
 def _cost(session: Session, words: list[str]) -> None:
@@ -190,7 +195,10 @@ def _of(spent: Any, limit: Any, words: Callable[[Any], str]) -> str:
 
 def _model(session: Session, words: list[str]) -> None:
     if words:
-        session.model = speaker(words[0], session.run.task, session.settings, ask=False)
+        try:
+            session.model = speaker(words[0], session.run.task, session.settings, ask=False)
+        except Refused as error:
+            raise Refused(str(error).removeprefix("--model ")) from error
     session.say(f"the model is {session.model.name}")
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from cuagent.measure.rungs import Ladder
 
 Records = Sequence[Mapping[str, Any]]
+WORK = ("message", "call", "attempt", "judgement")
+"""Types of records that are written while a run works."""
 
 
 def attempt_of(files: Mapping[str, Any]) -> Attempt:
@@ -92,11 +94,14 @@ def ladder_of(records: Records) -> Ladder | None:
 
 
 def end_record(records: Records) -> Mapping[str, Any] | None:
-    """Return the `end` record; None if the run has not ended, or continued by undo or resume."""
+    """Return the `end` record; None if the run has not ended, or went on after undo or resume.
+
+    A run that was only opened again has no new message, and keeps its end.
+    """
     for record in reversed(records):
         if record["type"] == "end":
             return record
-        if record["type"] == "resume" or record.get("why") == "undo":
+        if record["type"] in WORK or record.get("why") == "undo":
             return None
     return None
 

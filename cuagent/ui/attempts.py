@@ -146,8 +146,8 @@ class AttemptTable:
         if len(rows) < fewest:
             return []
         most = len(rows) if width == UNCUT else MOST_ROWS
-        title = Text(clip(self.title, width, glyphs.more), "bold")
-        lines = [title, *table_lines(self.baselines, rows, width, glyphs, self.rung, most)]
+        title = [Text(piece, "bold") for piece in wrap(self.title, width)]
+        lines = [*title, *table_lines(self.baselines, rows, width, glyphs, self.rung, most)]
         if best_over_time := trend(rows, width - 8, glyphs):
             lines.append(Text.assemble(("  best ", "dim"), (best_over_time, "green")))
         return lines

@@ -83,7 +83,7 @@ def why_lines(
     if not judgement.build.ok:
         return build_lines(judgement.build, width, glyphs)[1:]
     if not verdict.accepted:
-        return verdict_lines(verdict, width, glyphs, tier)[1:]
+        return _verdict_details(verdict, width, glyphs, tier)
     lines = [] if timing is None else remark_lines(timing, width)
     if timing is not None and timing.effort is Effort.QUICK:
         return lines
@@ -121,8 +121,12 @@ def verdict_lines(
             lines = _headline(glyphs.unsure, "no verdict", verdict.reason, seconds, "yellow", width)
         case reason:
             lines = _headline(glyphs.no, "rejected", reason, seconds, "red", width)
-    if verdict.detail:
-        lines += _paragraph(verdict.detail, width)
+    return lines + _verdict_details(verdict, width, glyphs, tier)
+
+
+def _verdict_details(verdict: Verdict, width: int, glyphs: Glyphs, tier: str) -> list[Text]:
+    """Return the lines of a verdict below its headline."""
+    lines = _paragraph(verdict.detail, width) if verdict.detail else []
     for draw in _worst_of_each_kind(verdict.draws):
         note = f", {more}" if (more := verdict.extra_note(draw)) else ""
         text = f"{draw.kind}: error {draw.max_error:.3g}, {times(draw.ratio)} the bound{note}"

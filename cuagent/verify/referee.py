@@ -272,7 +272,7 @@ class Referee:
             strict=tally.strict_rule(),
             precision=self._label(tally.precision()),
             draws=tuple(tally.draws),
-            tier=self._stamp(),
+            tier=self.stamp(),
             seconds=dict(tally.seconds),
             notes=(*tally.notes(), *filter(None, [surroundings.note(attempt)])),
             seeds=tuple(seeds.drawn),
@@ -362,6 +362,8 @@ class Referee:
                 session.import_model([library.path for library in build.libraries])
             session.time_limit_s = self.time_limit_s(call_count(self.facts.sweep_counts))
             call_s = max(self.call_s, SLOWER * self.facts.call_s)
+            if compiles_when_called(pending.attempt):  # any call may compile, and machines are busy
+                call_s = max(call_s, VERDICT_S)
             VerificationRun(
                 self.context, pending.prefetcher, session, tally, call_s, pending.seeds, give_way
             ).run()
@@ -445,7 +447,8 @@ class Referee:
         for arena in (batch.inputs, batch.lent, batch.outputs, batch.untrusted):
             arena.close()
 
-    def _stamp(self) -> str:
+    def stamp(self) -> str:
+        """Return the isolation of a candidate's process, as a verdict states it."""
         on_gpu = self.task.device is Device.CUDA
         return stamp(self.tier, Policy(gpu=on_gpu, memory_bytes=self.processes.memory_bytes))
 

@@ -87,6 +87,7 @@ def test_attempt_that_must_be_faster_is_timed_before_it_is_verified(judge: Local
     assert refused.verdict.reason is Reason.TOO_SLOW
     assert refused.timing is not None
     assert not refused.verdict.seeds
+    assert refused.verdict.tier == judge.referee.stamp()
     fast_and_wrong = Attempt((("kernels/scale.cpp", wrong), ("model_new.py", MODULE)))
     assert judge.judge(fast_and_wrong, than=refused.timing).verdict.reason is Reason.WRONG_VALUES
     accepted = judge.judge(right, than=refused.timing)
@@ -233,3 +234,23 @@ def test_kernels_compile_before_there_is_a_module(judged_run: Run) -> None:
     assert "kernels/scale.cpp:5: error: expected" in failed.content
     assert compiled.content.startswith("OK: 1 compiled")
     assert "no model_new.py" in answers(judged_run, "verify")[0].content
+
+
+def test_accepted_attempt_is_not_refused_for_its_speed(
+    judged_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be the result if the best attempt fails for the record."""
+    monkeypatch.setattr("cuagent.agent.tools.verify._speedup_of_best", lambda _: 1e6)
+    model = ScriptedModel(
+        [
+            {"calls": [write("kernels/scale.cpp", KERNEL), write("model_new.py", MODULE)]},
+            {"calls": [tool("verify")]},
+            {"calls": [tool("verify", only_if_faster=True)]},
+            {"calls": [edit("kernels/scale.cpp", KERNEL, KERNEL + "// other")]},
+            {"calls": [tool("verify", only_if_faster=True)]},
+            {"calls": [tool("submit", attempt=1)]},
+        ]
+    )
+    run_agent(judged_run, model, hooks=HOOKS)
+    reasons = [t.judgement.verdict.reason for t in judged_run.tried]
+    assert reasons == [Reason.ACCEPTED, Reason.TOO_SLOW]

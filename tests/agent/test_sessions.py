@@ -28,6 +28,7 @@ from cuagent.agent import (
     run_agent,
     undo,
 )
+from cuagent.agent.begin import _worked
 from cuagent.agent.prompt import opening, skill
 from cuagent.events import Event, Notice, RunEnded, RunStarted, UserSaid
 from cuagent.message import Message
@@ -368,3 +369,16 @@ def test_resumed_run_may_change_files_it_wrote(run: Run) -> None:
     again = resumed(run)
     run_agent(again, ScriptedModel([{"calls": [write("model_new.py", "a = 2\n")]}, SUBMIT]))
     assert (again.work / "model_new.py").read_text() == "a = 2\n"
+
+
+def test_worked_time_leaves_out_what_lay_between_an_end_and_a_resume() -> None:
+    records = [
+        {"type": "session", "time": 0.0},
+        {"type": "end", "time": 100.0, "seconds": 40.0},
+        {"type": "call", "time": 190.0},
+        {"type": "resume", "time": 200.0},
+        {"type": "call", "time": 207.0},
+    ]
+    assert _worked(records) == 47.0
+    assert _worked(records[:3]) == 40.0
+    assert _worked([records[0], {"type": "call", "time": 9.0}]) == 9.0

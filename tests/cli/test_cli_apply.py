@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from commands import Cuagent
 
 from cuagent.attempt import Attempt
 from cuagent.build.result import Build
+from cuagent.cli.apply import slower
 from cuagent.judgement import Judgement
 from cuagent.message import Message, ToolCall, Usage
 from cuagent.record import RunLog, new_run, plain
@@ -104,6 +106,16 @@ def test_a_slower_kernel_is_refused_unless_forced(
     assert "measured to be slower than eager" in done.stderr
     assert {path.name for path in tmp_path.iterdir()} <= {".cuagent", "task.py", "home"}
     assert cuagent(*command, *attempt, "--force").returncode == 0
+
+
+def test_kernel_slower_than_any_timed_rung_is_named() -> None:
+    """The rung itself need not be surely faster than eager."""
+    judgement = judged(RIGHT)
+    assert judgement.timing is not None
+    assert not slower(judgement)
+    ratios = judgement.timing.ratios | {"max-autotune-no-cudagraphs": Ratio(0.3, 0.2, 0.5)}
+    timed = replace(judgement, timing=replace(judgement.timing, ratios=ratios))
+    assert "slower than max-autotune" in slower(timed)
 
 
 def test_a_rejected_attempt_is_not_applied(cuagent: Cuagent, project: Path) -> None:

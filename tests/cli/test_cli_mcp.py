@@ -133,6 +133,7 @@ def test_another_agent_gets_what_is_free(
         assert_follows(free.structured_content, "baseline")
         names = [rung["name"] for rung in free.structured_content["rungs"]]
         assert names[:2] == ["eager", "compile"]
+        assert "--fresh" not in free.content[0].text, "an option that a client cannot give"
 
     with_client(talk)
 

@@ -113,14 +113,17 @@ def test_a_full_context_is_a_limit_unless_the_model_never_spoke(
         load_task(tmp_path / task, device="cpu"), unused, model="m", root=tmp_path / "runs"
     )
     if spoke:
-        run.add(Message("assistant", "I look around."))
+        run.add(Message("assistant", "I **look** at `forward`:\n\n| a | b |\n|---|---|\n"))
     run.stop = Stop.CONTEXT_FULL
     assert _code(run, run.stop, tmp_path / "runs") == (0 if spoke else 1)
     (said,) = capsys.readouterr().err.splitlines()
     assert ("its results remain valid" if spoke else "does not hold the task") in said
     assert f"--resume {run.folder.id}" in said
     assert said.endswith("--model ONE-WITH-A-LARGER-CONTEXT")
-    assert "it ended" not in next(progress_lines(run))
+    progress = list(progress_lines(run))
+    assert "it ended" not in progress[0]
+    quoted = "last message of the model: I look at forward: | a | b |"
+    assert (quoted in [line.rstrip() for line in progress]) is spoke
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +16,9 @@ from typist import Typist
 
 from cuagent.agent import TOOLS, Stop
 from cuagent.agent.tools import ToolError, ToolResult
+from cuagent.cli import slash
 from cuagent.cli.approval import approved
+from cuagent.cli.exits import Refused
 from cuagent.cli.interactive import to_the_end
 from cuagent.cli.session import find_resumable
 from cuagent.events import Phase, RunEnded
@@ -271,6 +275,8 @@ class Guarded:
     answers: list[str]
     asked: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
+    clock: list[str] = field(default_factory=list)
+    """What was done to the run's clock, and the questions, in order."""
 
     def __call__(self, command: str) -> str:
         """`ran`, or why not."""
@@ -280,7 +286,11 @@ class Guarded:
         )
         (guarded,) = approved([bash], "ask", self._ask)
         self._guarded = getattr(self, "_guarded", guarded)
-        run = SimpleNamespace(notice=self.notices.append)
+        run = SimpleNamespace(
+            notice=self.notices.append,
+            stop_clock=lambda: self.clock.append("stop"),
+            resume_clock=lambda: self.clock.append("resume"),
+        )
         context: Any = SimpleNamespace(run=run)
         try:
             return self._guarded.function(context, {"command": command}).text
@@ -289,6 +299,7 @@ class Guarded:
 
     def _ask(self, command: str, question: str, context: object) -> str:
         self.asked.append(question)
+        self.clock.append("asked")
         return self.answers.pop(0)
 
 
@@ -328,6 +339,13 @@ def test_always_allows_exactly_one_command() -> None:
     assert guarded(command + "; rm x") == "the user does not allow this command: k"
 
 
+def test_time_of_a_question_does_not_count_as_work() -> None:
+    guarded = Guarded(["y", "n"])
+    guarded("ls")
+    guarded("ls")
+    assert guarded.clock == ["stop", "asked", "resume"] * 2
+
+
 def test_what_is_allowed_ends_with_the_session() -> None:
     assert Guarded(["a"])("ls") == "ran"
     assert "does not allow" in Guarded(["n"])("ls")
@@ -347,3 +365,41 @@ def test_cost_limit_is_refused_for_a_model_without_a_price(cuagent: Cuagent, fol
     assert done.returncode == 2
     assert "no price is known for ollama:some-model" in done.stderr
     assert not (folder / ".cuagent").exists()
+
+
+class FakeView(list[Any]):
+    """Records what is shown, and pauses."""
+
+    def __call__(self, event: object) -> None:
+        self.append(event)
+
+    def pause(self, *, finished: bool = False) -> None:
+        self.append("pause")
+
+
+def test_compaction_says_what_it_does_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    view = FakeView()
+    monkeypatch.setattr(slash, "compact", lambda *_: view.append("compacted") or True)
+    monkeypatch.setattr(slash, "is_finished", lambda _: False)
+    run = SimpleNamespace(cancelled=threading.Event(), emit=None, cancel=None)
+    prompt = SimpleNamespace(working=lambda _: nullcontext())
+    session: Any = SimpleNamespace(
+        run=run, view=view, prompt=prompt, model=None, say=lambda *_: None
+    )
+    assert slash.run_command(session, "/compact")
+    assert view == [Phase("summarizing the conversation"), "compacted", "pause"]
+
+
+def test_unknown_model_of_a_slash_command_names_no_option(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise Refused("--model nosuch:x: unknown model 'nosuch:x'")
+
+    said: list[str] = []
+    monkeypatch.setattr(slash, "speaker", refused)
+    session: Any = SimpleNamespace(
+        run=SimpleNamespace(task=None), settings=None, say=lambda text, *_: said.append(text)
+    )
+    assert slash.run_command(session, "/model nosuch:x")
+    assert said[-1] == "nosuch:x: unknown model 'nosuch:x'"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cuagent.attempt import Attempt
 from cuagent.package.guarded import guarded_files
-from cuagent.record import plain
+from cuagent.record import end_record, plain
 from cuagent.record.revive import revive, task_of
 from cuagent.task import Precision, TorchSettings, load_task
 from cuagent.task.settings import recorded_settings
@@ -43,3 +43,11 @@ def test_settings_of_a_domain_round_trip() -> None:
     own = TorchSettings(environment=(("NVIDIA_TF32_OVERRIDE", "0"),), fp16_reduction=(True, False))
     domain = Domain("cuda", (), EMPTY, (), INIT, own)
     assert revive(Domain, plain(domain)) == domain
+
+
+def test_run_that_was_only_opened_again_keeps_its_end() -> None:
+    records = [{"type": "session"}, {"type": "message"}, {"type": "end", "stop": "no gain"}]
+    opened = [*records, {"type": "resume"}, {"type": "notice"}]
+    assert (end_record(opened) or {})["stop"] == "no gain"
+    assert end_record([*opened, {"type": "message"}]) is None
+    assert end_record([*records, {"type": "branch", "why": "undo"}]) is None

@@ -29,6 +29,7 @@ from cuagent.ui.attempts import (
 )
 from cuagent.ui.table import build_lines, judgement_lines, smallest_ratio, why_lines
 from cuagent.ui.text import ASCII
+from cuagent.verdict import Reason
 
 EVERY = (GAIN, REJECTED, BROKEN, SLOWER)
 
@@ -215,3 +216,22 @@ def test_verdict_notes_appear_only_with_the_record_timing() -> None:
 
     assert "NaN: not judged" in told(Effort.RECORD)
     assert "NaN: not judged" not in told(Effort.QUICK)
+
+
+@pytest.mark.parametrize("reason", [Reason.WRONG_FORM, Reason.TOO_SLOW])
+def test_details_of_a_rejection_do_not_repeat_its_reason(reason: Reason) -> None:
+    verdict = replace(GAIN.verdict, accepted=False, reason=reason, detail="why")
+    shown = [line.plain for line in why_lines(replace(GAIN, verdict=verdict), 40)]
+    assert shown[0].strip() == "why"
+
+
+def test_title_and_reason_fit_a_narrow_terminal() -> None:
+    table = AttemptTable()
+    table.add(1, GAIN)
+    assert GAIN.timing is not None
+    table.add(2, replace(GAIN, timing=replace(GAIN.timing, effort=Effort.RECORD)))
+    table.add(3, GAIN)
+    words = " ".join(line.plain.strip() for line in table.all_lines(60)[:3])
+    assert "others: latest timing" in words
+    slow = replace(GAIN, verdict=replace(GAIN.verdict, accepted=False, reason=Reason.TOO_SLOW))
+    assert row_line(attempt_row(3, slow), 60).plain.endswith(str(Reason.TOO_SLOW))

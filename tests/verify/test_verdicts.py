@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from bodies import CANDIDATE
+from bodies import CANDIDATE, candidate
 
 from cuagent.attempt import Attempt, freeze
 from cuagent.build import build
@@ -410,3 +410,18 @@ def test_stale_weights_and_wrong_inputs_have_different_details(
     inputs = judged("return self.honest(x) + (x == x.round()).all()")
     assert inputs.reason is Reason.WRONG_VALUES
     assert inputs.detail.startswith("on "), inputs.detail
+
+
+def test_candidate_that_compiles_may_take_longer_for_a_call(task: Task) -> None:
+    body = """
+    if not hasattr(self, "compiled"):
+        import time
+        time.sleep(3)  # as torch.compile on a busy machine
+        self.compiled = True
+    return self.honest(x)
+    """
+    with Referee(task, call_s=1.0) as referee:
+        for text, reason in ((body, Reason.TIMED_OUT), ("# torch.compile" + body, Reason.ACCEPTED)):
+            attempt = candidate(text)
+            verdict = referee.verify(attempt, build(attempt, task.device))
+            assert verdict.reason is reason, verdict.detail

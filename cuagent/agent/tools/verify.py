@@ -15,7 +15,10 @@ def verify(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
     run = context.run
     attempt = frozen(run)
     again = any(t.attempt.digest == attempt.digest for t in run.tried)
-    than = run.best.judgement.timing if arguments.get("only_if_faster") and run.best else None
+    # An accepted attempt stays accepted: its timing alone must not refuse it.
+    accepted = any(t.attempt.digest == attempt.digest and t.accepted for t in run.tried)
+    ahead = bool(arguments.get("only_if_faster")) and not accepted
+    than = run.best.judgement.timing if ahead and run.best else None
     tried = run.register(attempt, judged(run, attempt, Effort.QUICK, than))
     best = run.best
     lines = list(judgement_lines(tried, best=best is not None and best.n == tried.n))
