@@ -35,7 +35,13 @@ class Reason(StrEnum):
     NOT_CERTIFIABLE = "the task cannot be certified"
     INFRASTRUCTURE = "infrastructure"
 
+    @classmethod
+    def _missing_(cls, value: object) -> Reason | None:
+        return cls.TOO_SLOW if value == EARLIER_TOO_SLOW else None
 
+
+EARLIER_TOO_SLOW = "slower than an earlier attempt, so not verified"
+"""Value of `TOO_SLOW` in records of one day."""
 WHILE_TIMED = "while it was timed: "
 """Prefix of the detail of a verdict that was accepted and then rejected while the attempt was
 timed."""

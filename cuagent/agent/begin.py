@@ -210,7 +210,9 @@ def _worked(records: Sequence[Record]) -> float:
     start: float | None = last
     for record in records:
         if record["type"] == "end":
-            total, start = record.get("seconds", total), None
+            known = record.get("seconds")  # a log of unknown origin may hold anything
+            worked = 0.0 if start is None else record["time"] - start
+            total, start = known if isinstance(known, float) else total + worked, None
         elif record["type"] == "resume":
             total += 0.0 if start is None else last - start
             start = record["time"]

@@ -8,9 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import select
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,13 +19,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import IO
 
 from cuagent.build import Build, environment
 from cuagent.device_lock import UNSHARED, DeviceLock, GiveWay
 from cuagent.sandbox import Policy, Tier, wrap
 from cuagent.worker import suspend
 from cuagent.worker.fork_server import inherited_environment
+from cuagent.worker.supervised import Supervised
 
 LAUNCHES = 64
 """Launches of an attempt's kernels that a tool checks. The limit lets a recurrence, which has many
@@ -36,13 +34,10 @@ FOUND = 99
 """Exit code that the tool returns if it found an error."""
 POLL_S = 0.05
 """Seconds between two checks for the end of the tool."""
-KILL_S = 10.0
-"""Seconds that the killed processes of a command may take to end."""
 MAX_LINES = 12
 """Number of lines of a report that are shown."""
 MAX_READ = 1 << 20
 """Largest number of characters of a report that are read."""
-SUPERVISOR = Path(__file__).with_name("supervise.py")
 PROGRAM = Path(__file__).parents[1] / "worker" / "single.py"
 TRAMPOLINE = "/usr/bin/env"
 """Program that the tool starts and that starts Python. The tool first calls access() on its
@@ -147,7 +142,7 @@ def run(
         tempfile.TemporaryFile("w+", dir=folder.parent, errors="replace") as report,
     ):
         deadline = time.monotonic() + limit_s
-        with _Supervised(command, folder, report) as process:
+        with Supervised(command, folder, inherited_environment(), report) as process:
             exited = False
             with suppress(suspend.SuspendError):
                 while not exited and time.monotonic() < deadline:
@@ -159,71 +154,7 @@ def run(
         return status, report.read(MAX_READ)
 
 
-class _Supervised:
-    """A command under `supervise.py`, which stays the parent of all its processes.
-
-    A context manager; its end kills them all.
-    """
-
-    def __init__(self, command: list[str], folder: Path, output: IO[str]) -> None:
-        self._status, theirs = os.pipe()
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(SUPERVISOR), str(theirs), *command],
-                cwd=folder,
-                env=inherited_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=(theirs,),
-                start_new_session=True,
-            )
-        except BaseException:
-            os.close(self._status)
-            raise
-        finally:
-            os.close(theirs)
-
-    def __enter__(self) -> _Supervised:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        own = self._process.pid
-        deadline = time.monotonic() + KILL_S
-        while time.monotonic() < deadline:
-            with suppress(suspend.SuspendError):  # stopped processes start no others
-                self.stop()
-            left = suspend.process_tree(own, own, ()) - {own}
-            if not left:
-                break
-            for process in left:
-                with suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
-            os.kill(own, signal.SIGCONT)  # it takes the ended processes from the system
-            time.sleep(0.01)
-        os.killpg(own, signal.SIGKILL)
-        self._process.wait()
-        os.close(self._status)
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for the command's end; return True if it ended."""
-        return bool(select.select([self._status], [], [], seconds)[0])
-
-    def status(self) -> int | None:
-        """Return the exit status of the ended command; None if the supervisor was killed."""
-        text = os.read(self._status, 32)
-        return int(text) if text else None
-
-    def stop(self) -> set[int]:
-        """Stop all processes, and return those outside the group. Raises SuspendError."""
-        return suspend.stop(self._process.pid, self._process.pid, ())
-
-    def resume(self, outside: set[int]) -> None:
-        """Resume the processes that `stop` stopped."""
-        suspend.resume(self._process.pid, outside)
-
-
-def _give_way(process: _Supervised, give_way: GiveWay) -> float:
+def _give_way(process: Supervised, give_way: GiveWay) -> float:
     """Stop a command while another process uses the device; return the seconds.
 
     Raises SuspendError if its processes do not stop.

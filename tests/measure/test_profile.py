@@ -270,3 +270,38 @@ def test_counters_of_an_attempt_are_read_in_its_sandbox(
     assert own.values["registers"] > 0
     assert any("over DRAM" in note for note in seen.notes())
     assert len(seen.lines()) <= MAX_LINES
+
+
+HOSTILE_RESULTS = {
+    "pipe": "os.mkfifo(path)",
+    "link": "os.symlink('{other}', path)",
+    "deep": "open(path, 'w').write('[' * 200_000)",
+    "number": "open(path, 'w').write('1')",
+}
+
+
+@pytest.mark.parametrize("written", HOSTILE_RESULTS.values(), ids=HOSTILE_RESULTS)
+def test_result_of_a_profile_is_a_plain_file(
+    fork_server: ForkServer, folder: Path, tmp_path: Path, written: str
+) -> None:
+    """The attempt's process writes it, so it must neither hang the judge nor name a file."""
+    other = tmp_path / "other.json"
+    other.write_text('{"error": "a secret"}')
+    module = f"""
+import os
+import torch
+
+
+class ModelNew(torch.nn.Module):
+    def __init__(self, *_):
+        super().__init__()
+        path = os.path.join(os.environ["HOME"], "profile.json")
+        {written.format(other=other)}
+        os._exit(0)
+"""
+    made = Attempt((("model_new.py", module),))
+    task = load_task(folder / "task.py", device="cpu")
+    built = build(made, Device.CPU, cache=folder / "cache")
+    with pytest.raises(ProfileError) as raised:
+        profile(task, made, built, fork_server=fork_server, cache=folder)
+    assert "a secret" not in str(raised.value)

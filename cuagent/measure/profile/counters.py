@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import csv
 import shutil
-import subprocess
+import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from cuagent.worker.supervised import Supervised
+
+MAX_READ = 64 << 20
+"""Largest number of bytes of ncu's output that are read."""
 STALL = "smsp__pcsamp_warps_issue_stalled_"
 METRICS = {
     "seconds": "gpu__time_duration.sum",
@@ -132,23 +136,19 @@ def run(
     sections = [word for name in SECTIONS for word in ("--section", name)]
     options = ["--clock-control", "none", "--profile-from-start", "off", "--csv", "--page", "raw"]
     argv = [ncu, *options, *sections, "--metrics", ",".join(METRICS.values()), *program]
-    try:
-        done = subprocess.run(
-            in_sandbox(argv),
-            env=environment,
-            cwd=folder,
-            capture_output=True,
-            timeout=seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise CountersMissing(
-            f"ncu took more than {seconds:.0f} s; profile without counters, or give smaller inputs "
-            "(--inputs)"
-        ) from None
-    text = done.stdout.decode(errors="replace")
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        with Supervised(in_sandbox(argv), folder, environment, output, errors) as process:
+            if not process.wait(seconds):
+                raise CountersMissing(
+                    f"ncu took more than {seconds:.0f} s; profile without counters, or give "
+                    "smaller inputs (--inputs)"
+                )
+        output.seek(0)
+        errors.seek(0)
+        text = output.read(MAX_READ).decode(errors="replace")
+        said = errors.read(MAX_READ).decode(errors="replace")
     if '"Kernel Name"' not in text:
-        last = (text + done.stderr.decode(errors="replace")).strip().splitlines()[-1:]
+        last = (text + said).strip().splitlines()[-1:]
         raise CountersMissing(f"ncu read nothing: {last[0][:200] if last else 'no output'}")
     return text
 

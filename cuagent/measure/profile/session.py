@@ -8,6 +8,7 @@ figures are feedback, never a verdict or a time of record.
 from __future__ import annotations
 
 import json
+import os
 import select
 import shutil
 import socket
@@ -33,6 +34,7 @@ from cuagent.measure.roofline.count import count
 from cuagent.measure.roofline.model import Roofline, Work
 from cuagent.measure.system_load import cpu_times, others_share
 from cuagent.sandbox import Policy, SandboxError, Tier, probe_forked, wrap
+from cuagent.sandbox.beneath import open_folder, read_beneath
 from cuagent.task import Device, Task, TaskError
 from cuagent.task.step import Step
 from cuagent.verify.compiled_code import CompiledCode
@@ -203,15 +205,23 @@ class ProfileSession:
                 f"no profile within {seconds:.0f} s; give smaller inputs (--inputs), or try again "
                 "when the machine is quiet"
             )
-        try:
-            with (self.folder / RESULT).open("rb") as file:
-                text = file.read(MAX_RESULT_BYTES)
-            measured = json.loads(text)
-        except (OSError, ValueError) as error:
-            raise ProfileError(f"the process ended without a profile ({error})") from error
-        if "error" in measured:
+        measured = self._result()
+        if isinstance(measured, dict) and "error" in measured:
             raise ProfileError(str(measured["error"]))
         return measured
+
+    def _result(self) -> Any:
+        """Return what the child wrote; the attempt's code may have put a link or a pipe there.
+
+        Raises ProfileError.
+        """
+        root = open_folder(self.folder)
+        try:
+            return json.loads(read_beneath(root, RESULT, MAX_RESULT_BYTES))
+        except (OSError, ValueError, RecursionError) as error:
+            raise ProfileError(f"the process ended without a profile ({error})") from error
+        finally:
+            os.close(root)
 
     def _read_counters(self) -> tuple[tuple[Counters, ...], str]:
         """Return the counters of one call, and the reason if there are none."""
