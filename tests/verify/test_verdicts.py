@@ -414,13 +414,13 @@ def test_stale_weights_and_wrong_inputs_have_different_details(
 
 def test_candidate_that_compiles_may_take_longer_for_a_call(task: Task) -> None:
     body = """
-    if not hasattr(self, "compiled"):
+    if not hasattr(ModelNew, "compiled"):
         import time
-        time.sleep(3)  # as torch.compile on a busy machine
-        self.compiled = True
+        time.sleep(8)  # as torch.compile on a busy machine
+        ModelNew.compiled = True
     return self.honest(x)
     """
-    with Referee(task, call_s=1.0) as referee:
+    with Referee(task, call_s=0.2) as referee:
         for text, reason in ((body, Reason.TIMED_OUT), ("# torch.compile" + body, Reason.ACCEPTED)):
             attempt = candidate(text)
             verdict = referee.verify(attempt, build(attempt, task.device))
