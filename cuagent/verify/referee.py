@@ -138,6 +138,15 @@ class Referee:
         """Return the seconds that a candidate may take for `calls` calls before it is ended."""
         return VERDICT_S + SLOWER * calls * self.facts.call_s
 
+    def call_limit_s(self, attempt: Attempt) -> float:
+        """Return the seconds that one call of a candidate may take.
+
+        One that compiles when it is called may use the whole allowance of a verdict, because on a
+        busy machine torch.compile takes longer than a call.
+        """
+        least = VERDICT_S if compiles_when_called(attempt) else self.call_s
+        return max(least, self.call_s, SLOWER * self.facts.call_s)
+
     @property
     def folder(self) -> Path:
         """Folder that holds the files of all attempts while they are judged."""
@@ -361,9 +370,7 @@ class Referee:
             with tally.clock("worker"):
                 session.import_model([library.path for library in build.libraries])
             session.time_limit_s = self.time_limit_s(call_count(self.facts.sweep_counts))
-            call_s = max(self.call_s, SLOWER * self.facts.call_s)
-            if compiles_when_called(pending.attempt):  # any call may compile, and machines are busy
-                call_s = max(call_s, VERDICT_S)
+            call_s = self.call_limit_s(pending.attempt)
             VerificationRun(
                 self.context, pending.prefetcher, session, tally, call_s, pending.seeds, give_way
             ).run()

@@ -2,7 +2,7 @@
 
     python -I -S supervise.py DESCRIPTOR COMMAND...
 
-This process is the parent of every process that leaves the command's tree, so whoever started it
+This process is the parent of every process that leaves the tree of the command, so its starter
 can find them all. At the end of the command it writes the exit status to DESCRIPTOR as text and
 waits to be killed together with what is left. Standard library only.
 """

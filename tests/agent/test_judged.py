@@ -21,7 +21,7 @@ from cuagent.record import find_run, read_records
 from cuagent.record.evidence import read_evidence
 from cuagent.task import load_task
 from cuagent.timing import Effort
-from cuagent.verdict import Reason
+from cuagent.verdict import Reason, Verdict
 from cuagent.worker import ForkServer
 
 pytestmark = pytest.mark.slow
@@ -240,7 +240,11 @@ def test_accepted_attempt_is_not_refused_for_its_speed(
     judged_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be the result if the best attempt fails for the record."""
-    monkeypatch.setattr("cuagent.agent.tools.verify._speedup_of_best", lambda _: 1e6)
+
+    def too_slow(judge: LocalJudge, attempt: Attempt, *_: object) -> Verdict:
+        return Verdict(False, Reason.TOO_SLOW, "", judge.task.digest, attempt.digest)
+
+    monkeypatch.setattr(LocalJudge, "_too_slow", too_slow)
     model = ScriptedModel(
         [
             {"calls": [write("kernels/scale.cpp", KERNEL), write("model_new.py", MODULE)]},

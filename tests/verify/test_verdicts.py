@@ -412,16 +412,9 @@ def test_stale_weights_and_wrong_inputs_have_different_details(
     assert inputs.detail.startswith("on "), inputs.detail
 
 
-def test_candidate_that_compiles_may_take_longer_for_a_call(task: Task) -> None:
-    body = """
-    if not hasattr(ModelNew, "compiled"):
-        import time
-        time.sleep(8)  # as torch.compile on a busy machine
-        ModelNew.compiled = True
-    return self.honest(x)
-    """
-    with Referee(task, call_s=0.2) as referee:
-        for text, reason in ((body, Reason.TIMED_OUT), ("# torch.compile" + body, Reason.ACCEPTED)):
-            attempt = candidate(text)
-            verdict = referee.verify(attempt, build(attempt, task.device))
-            assert verdict.reason is reason, verdict.detail
+def test_candidate_that_compiles_may_take_longer_for_a_call(referee: Referee) -> None:
+    plain, compiled = candidate("return self.honest(x)"), candidate("return torch.compile(f)(x)")
+    assert referee.call_limit_s(plain) == max(
+        referee.call_s, referee_module.SLOWER * referee.facts.call_s
+    )
+    assert referee.call_limit_s(compiled) >= referee_module.VERDICT_S > referee.call_s
