@@ -55,6 +55,9 @@ from cuagent.expert.widening import widen_products, widens
 
 CONVOLUTIONS = ("F.conv", "own F.conv")
 """Prefixes of the calls of convolutions, except depthwise ones."""
+SMALL = 1 << 14
+"""Most elements of one operation for which the time of the call counts on a CPU. For 8 x 192
+elements, `torch.cat` takes 14 us, and a kernel that does the same 5."""
 MOST_WORDS = 16
 """Largest number of operators that the description of a kernel names."""
 
@@ -230,7 +233,8 @@ def _planned(subject: Subject, options: Options, taken: set[str]) -> _Planned:
         prepared = prepared_names(graph)
         own = (*recurrence_groups(graph), *loop_groups(graph))
         claimed = (*clusters(graph, ANCHORS, prepared), *own)
-        fused = fuse(graph, outside=prepared, claimed=claimed)
+        on_gpu = subject.device == "cuda"
+        fused = fuse(graph, outside=prepared, claimed=claimed, slices_count=on_gpu)
         steps: Steps = fused
         if options.products:
             found = with_products(fused, graph, subject.target, frozenset(keep), options.split)
@@ -331,7 +335,32 @@ def _may_gain(group: Group, steps: Steps, graph: Graph, device: str) -> bool:
     reduction = any(n.kind is Kind.REDUCE for n in work) and _is_alone(group, steps)
     reduction |= device == "cpu" and any(_is_slow_extreme(n, graph) for n in work)
     several = len(origins) > 1 or len(work) > 3 or group.family != "streaming"
+    if device == "cpu" and group.size <= SMALL:
+        reduction |= any(o.startswith(("cat", "stack")) for o in origins)
+        reduction |= any(_touch(group, s, graph) for s in steps if isinstance(s, Group))
     return several or shared or algebra or in_place or widening or reduction or gathers or partial
+
+
+def _touch(group: Group, other: Group, graph: Graph) -> bool:
+    """Return True if one of two groups reads the other's results, perhaps through views.
+
+    On a CPU both are then launched by one call, for which a call of torch between them would stop.
+    """
+    if group is other:
+        return False
+    pairs = ((group, other), (other, group))
+    return any(
+        _base(graph, a) in first.places for first, second in pairs for n in second.nodes
+        for a in n.inputs if a not in second.places
+    )  # fmt: skip
+
+
+def _base(graph: Graph, name: str) -> str:
+    """Return the value of which `name` is a view."""
+    node = graph.node(name)
+    while node.kind in (Kind.VIEW, Kind.STRIDED, Kind.WINDOW):
+        node = graph.node(node.inputs[0])
+    return node.name
 
 
 def _is_slow_extreme(node: Node, graph: Graph) -> bool:

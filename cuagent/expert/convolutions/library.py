@@ -27,10 +27,10 @@ READERS = (Kind.POINTWISE, Kind.REDUCE, Kind.POOL)
 
 def arrange(graph: Graph, device: str, keep: frozenset[str], channels_last: bool) -> Graph:
     """Move biases out of the library's convolutions; with `channels_last`, use that layout."""
-    users = graph.users()
+    users, on_cpu = graph.users(), device == "cpu"
     nodes: list[Node] = []
     for node in graph.nodes:
-        readers = users[node.name]
+        readers = [r for u in users[node.name] for r in (_readers(u, users) if on_cpu else [u])]
         read = node.name not in graph.outputs and all(r.kind in READERS for r in readers)
         if not _is_arranged(node, device) or node.origin in keep:
             nodes.append(node)
@@ -39,6 +39,13 @@ def arrange(graph: Graph, device: str, keep: frozenset[str], channels_last: bool
         else:
             nodes += _without_bias(graph, node) if read and len(node.args) > 2 else [node]
     return replace(graph, nodes=tuple(nodes))
+
+
+def _readers(node: Node, users: dict[str, list[Node]]) -> list[Node]:
+    """Return the nodes that read a value through reshapes; the node itself if it computes."""
+    if node.kind is not Kind.VIEW:
+        return [node]
+    return [reader for user in users[node.name] for reader in _readers(user, users)] or [node]
 
 
 def _is_arranged(node: Node, device: str) -> bool:
