@@ -1,0 +1,113 @@
+"""Forms of single operations that are faster on a CPU: biases, cells, extremes, short loops."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from agreement import assert_agrees  # type: ignore[import-not-found]
+
+HEAD = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = {layer}
+    def forward(self, x):
+        {body}
+def get_inputs(): return [{inputs}]
+def get_init_inputs(): return []
+"""
+CONV = "nn.Conv2d(6, 9, 3, padding=1)"
+CASES = {
+    "bias of a convolution": (CONV, "return F.silu(self.layer(x)) * 2", "torch.randn(2, 6, 9, 9)"),
+    "bias of a linear layer": (
+        "nn.Linear(9, 7)", "return F.silu(self.layer(x)) * 2", "torch.randn(20, 9)",
+    ),
+    "bias before a reshape": (
+        "nn.Linear(9, 6)",
+        "return (self.layer(x).unsqueeze(1) + x[:, :6, None]).softmax(-1)",
+        "torch.randn(20, 9)",
+    ),
+    "gru cell": (
+        "nn.GRUCell(5, 7)", "return self.layer(x, x.repeat(1, 2)[:, :7] * 2)", "torch.randn(3, 5)",
+    ),
+    "gru cell without bias": (
+        "nn.GRUCell(5, 5, bias=False)", "return self.layer(x, x * 2)", "torch.randn(3, 5)",
+    ),
+    "lstm cell": (
+        "nn.LSTMCell(5, 5)", "return self.layer(x, (x * 2, x.tanh()))", "torch.randn(3, 5)",
+    ),
+    "rnn cell": (
+        "nn.RNNCell(5, 5, nonlinearity='relu')", "return self.layer(x, x - 1)", "torch.randn(3, 5)",
+    ),
+    "maximum without its index": (
+        "nn.Identity()", "return x.max(1)[0], x.min(2)[0]", "torch.randn(3, 40, 50)",
+    ),
+    "one output feature": (
+        "nn.Linear(40, 1)", "return self.layer(x.tanh()).squeeze(-1).softmax(-1)",
+        "torch.randn(6, 30, 40)",
+    ),
+    "shuffled pixels": (
+        "nn.Identity()", "return F.pixel_shuffle(x, 3).clamp(0, 1)", "torch.randn(1, 9, 20, 20)",
+    ),
+    "pairs, one loop": (
+        "nn.Identity()", "return torch.stack((x * 2, x[:100] - 1), -1)[::3].exp()",
+        "torch.randn(100)",
+    ),
+    "last dimension of three": (
+        "nn.Identity()", "return (x.transpose(0, 1) * 2 + x[:3, :3].sum()).contiguous().exp()",
+        "torch.randn(3, 4000)",
+    ),
+    "small concatenation": (
+        "nn.Linear(8, 4)", "return self.layer(torch.cat((x[:, 4:], x[:, :4]), 1))",
+        "torch.randn(5, 8)",
+    ),
+}  # fmt: skip
+"""Layer, body of forward, and inputs, by name."""
+
+
+def made_of(make, name: str):
+    layer, body, inputs = CASES[name]
+    return make(HEAD.format(layer=layer, body=body, inputs=inputs), "Model")
+
+
+def forward_of(made) -> str:
+    return str(made.candidate.files["model_new.py"].split("def _fits")[-1])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_form_agrees_with_the_reference(make, name):
+    assert_agrees(made_of(make, name))
+
+
+@pytest.mark.parametrize(
+    ("name", "absent"),
+    [
+        *((name, ", bias=") for name in CASES if name.startswith("bias")),
+        *((name, "_cell.") for name in CASES if name.endswith("cell")),
+        ("maximum without its index", "aten.m"),
+        ("one output feature", "F.linear"),
+        ("small concatenation", "aten.cat"),
+    ],
+)
+def test_call_of_torch_is_left_out(make, name, absent):
+    assert absent not in forward_of(made_of(make, name))
+
+
+def test_bias_of_a_half_type_stays_in_the_layer(make):
+    layer, body, inputs = CASES["bias of a linear layer"]
+    text = HEAD.format(layer=f"{layer}.bfloat16()", body=body, inputs=f"{inputs}.bfloat16()")
+    text = text.replace("nn.Linear(9, 7)", "nn.Linear(64, 64)").replace("(20, 9)", "(64, 64)")
+    made = make(text, "Model")
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        assert ", bias=" in forward_of(made)
+    assert_agrees(made)
+
+
+@pytest.mark.parametrize("name", ["shuffled pixels", "pairs, one loop"])
+def test_vectors_run_over_groups_of_a_few_elements(make, name):
+    made = made_of(make, name)
+    (text,) = [t for path, t in made.candidate.files.items() if path.endswith(".cpp")]
+    assert "GCC unroll" in text
