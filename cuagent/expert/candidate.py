@@ -55,7 +55,7 @@ from cuagent.expert.widening import widen_products, widens
 
 CONVOLUTIONS = ("F.conv", "own F.conv")
 """Prefixes of the calls of convolutions, except depthwise ones."""
-SMALL = 1 << 14
+SMALL = 1 << 15
 """Most elements of one operation for which the time of the call counts on a CPU. For 8 x 192
 elements, `torch.cat` takes 14 us, and a kernel that does the same 5."""
 MOST_WORDS = 16
