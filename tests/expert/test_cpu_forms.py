@@ -60,6 +60,49 @@ CASES = {
         "nn.Identity()", "return (x.transpose(0, 1) * 2 + x[:3, :3].sum()).contiguous().exp()",
         "torch.randn(3, 4000)",
     ),
+    "expensive groups of three": (
+        "nn.Identity()",
+        "return torch.sin(x[:, None] * torch.tensor([1.0, 2.0, 4.0, 8.0, 3.0, 5.0])[:, None])",
+        "torch.randn(77, 3)",
+    ),
+    "expensive groups of three in an outer loop": (
+        "nn.Identity()",
+        "return torch.exp(x[:, :, None] * x[:, None, :, :1] + 1).tanh()",
+        "torch.randn(5, 90, 3)",
+    ),
+    "padding of short rows": (
+        "nn.Identity()", "return F.pad(x.exp(), (1, 0)).sigmoid() * 2", "torch.randn(300, 4)",
+    ),
+    "sum of short rows": (
+        "nn.Identity()",
+        "return (x[0].sigmoid() * F.one_hot(x[1, :, 0].abs().long(), 20).float()).sum() + x.mean()",
+        "torch.randn(2, 3000, 20)",
+    ),
+    "sum of broken rows": (
+        "nn.Identity()", "return (x[:, 1:38] * 2 - 1).sum((0, 1)) * 3", "torch.rand(3000, 40)",
+    ),
+    "loss of a transposed matrix": (
+        "nn.Identity()",
+        "return F.cross_entropy(x.t() * 3, torch.arange(70), reduction='none')",
+        "torch.randn(90, 70)",
+    ),
+    "leaky ReLU with slopes": (
+        "nn.PReLU(6)", "return self.layer(x * 2 - 1) + x", "torch.randn(3, 6, 20)",
+    ),
+    "leaky ReLU with one slope": (
+        "nn.PReLU()", "return self.layer(x * 2 - 1) + x", "torch.randn(3, 6, 20)",
+    ),
+    "pairs by constant indices": (
+        "nn.Identity()",
+        "i, j = torch.tril_indices(9, 9, -1)\n"
+        "        return (x @ x.mT)[:, i, j - 9].relu() * 2",
+        "torch.randn(30, 9, 5)",
+    ),
+    "bags of a few rows": (
+        "nn.EmbeddingBag(40, 12, mode='sum')",
+        "return self.layer(x.abs().mul(8).long().clamp(0, 39)) * 2",
+        "torch.randn(33, 4)",
+    ),
     "small concatenation": (
         "nn.Linear(8, 4)", "return self.layer(torch.cat((x[:, 4:], x[:, :4]), 1))",
         "torch.randn(5, 8)",
@@ -90,6 +133,8 @@ def test_form_agrees_with_the_reference(make, name):
         ("maximum without its index", "aten.m"),
         ("one output feature", "F.linear"),
         ("small concatenation", "aten.cat"),
+        ("leaky ReLU with slopes", "prelu"),
+        ("pairs by constant indices", "aten.index"),
     ],
 )
 def test_call_of_torch_is_left_out(make, name, absent):
@@ -103,6 +148,35 @@ def test_bias_of_a_half_type_stays_in_the_layer(make):
     made = make(text, "Model")
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
         assert ", bias=" in forward_of(made)
+    assert_agrees(made)
+
+
+def kernels_of(made) -> str:
+    return "".join(t for path, t in made.candidate.files.items() if path.endswith(".cpp"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "expensive groups of three",
+        "expensive groups of three in an outer loop",
+        "padding of short rows",
+        "sum of short rows",
+    ],
+)
+def test_expensive_elements_of_short_rows_are_copied_to_one_loop(make, name):
+    assert "flat < width" in kernels_of(made_of(make, name))
+
+
+def test_vectors_run_across_rows_that_are_adjacent_in_memory(make):
+    text = kernels_of(made_of(make, "loss of a transposed matrix"))
+    assert "const long width" in text
+    assert "staged" not in text
+
+
+def test_long_sums_of_short_rows_are_added_up_in_double(make):
+    made = made_of(make, "sum of broken rows")
+    assert "double" in kernels_of(made)
     assert_agrees(made)
 
 

@@ -1,9 +1,9 @@
 """Generate C++ kernels for the CPU: one `extern "C"` launcher per group, with constant shapes.
 
-Four schedules: `map` (no reduction), `rows` (the reduction is innermost; one row per iteration, in
+Schedules: `map` (no reduction), `rows` (the reduction is innermost; one row per iteration, in
 several passes), `columns` (the reduction is not innermost; a tile of adjacent rows is processed
-together), and `blocks` (few long rows: partial sums per block, added in order, so that results do
-not depend on the number of threads).
+together), `blocks` (few long rows: partial sums per block, added in order, so that results do not
+depend on the number of threads), and chunks for very short loops (`cpp_flat`).
 Invariant: every output element is written exactly once, after all reads of the same element, so an
 output may use the buffer of an input that is read element by element.
 """
@@ -69,6 +69,8 @@ class _Kernel(MapSchedule, RowSchedules, ColumnSchedules):
         self._header()
         if not self.column_dims:
             self._map()
+        elif self._sums_flat():
+            self._flat_sums()
         elif self.columns_schedule and self._few_long_columns():
             self._column_blocks()
         elif self.columns_schedule:

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from cuagent.expert.streaming.cpp_text import BLOCK, CHEAP, VECTOR, CppText
+from cuagent.expert.streaming.cpp_flat import FlatSchedule
+from cuagent.expert.streaming.cpp_text import BLOCK, CHEAP, VECTOR
 from cuagent.expert.streaming.stages import COST, Stage
 
 MAX_SEGMENTS = 10
@@ -21,7 +22,7 @@ SHORT_LOOP = 256
 vector."""
 
 
-class MapSchedule(CppText):
+class MapSchedule(FlatSchedule):
     """The schedule `map`."""
 
     def _map(self) -> None:
@@ -40,6 +41,8 @@ class MapSchedule(CppText):
             first, last, block_loops = "start", "end", 1
         elif outer and self._interleaves(outer[-1], inner):
             return self._interleaved(stage, outer, inner)
+        elif outer and self._may_be_flat(stage):
+            return self._flat(stage)
         elif outer and len(self._segments(inner)) > 1:
             return self._segmented(stage, outer, inner, inner)
         elif len(outer) > 1 and self._computes(stage) and len(self._segments(outer[-1])) > 1:
