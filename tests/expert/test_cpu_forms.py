@@ -65,10 +65,10 @@ CASES = {
         "return torch.sin(x[:, None] * torch.tensor([1.0, 2.0, 4.0, 8.0, 3.0, 5.0])[:, None])",
         "torch.randn(77, 3)",
     ),
-    "expensive groups of three in an outer loop": (
+    "expensive groups of five in an outer loop": (
         "nn.Identity()",
         "return torch.exp(x[:, :, None] * x[:, None, :, :1] + 1).tanh()",
-        "torch.randn(5, 90, 3)",
+        "torch.randn(5, 90, 5)",
     ),
     "padding of short rows": (
         "nn.Identity()", "return F.pad(x.exp(), (1, 0)).sigmoid() * 2", "torch.randn(300, 4)",
@@ -93,9 +93,10 @@ CASES = {
         "nn.PReLU()", "return self.layer(x * 2 - 1) + x", "torch.randn(3, 6, 20)",
     ),
     "pairs by constant indices": (
-        "nn.Identity()",
-        "i, j = torch.tril_indices(9, 9, -1)\n"
-        "        return (x @ x.mT)[:, i, j - 9].relu() * 2",
+        "nn.Identity()\n"
+        "        self.register_buffer('i', torch.tril_indices(9, 9, -1)[0])\n"
+        "        self.register_buffer('j', torch.tril_indices(9, 9, -1)[1] - 9)",
+        "return (x @ x.mT)[:, self.i, self.j].relu() * 2",
         "torch.randn(30, 9, 5)",
     ),
     "bags of a few rows": (
@@ -133,7 +134,7 @@ def test_form_agrees_with_the_reference(make, name):
         ("maximum without its index", "aten.m"),
         ("one output feature", "F.linear"),
         ("small concatenation", "aten.cat"),
-        ("leaky ReLU with slopes", "prelu"),
+        ("leaky ReLU with slopes", "aten.prelu"),
         ("pairs by constant indices", "aten.index"),
     ],
 )
@@ -159,7 +160,7 @@ def kernels_of(made) -> str:
     "name",
     [
         "expensive groups of three",
-        "expensive groups of three in an outer loop",
+        "expensive groups of five in an outer loop",
         "padding of short rows",
         "sum of short rows",
     ],
