@@ -16,7 +16,7 @@ from cuagent.expert.attention.rewrite import Own, with_attention
 from cuagent.expert.capture.constants import constant_values
 from cuagent.expert.capture.export import Captured
 from cuagent.expert.capture.subject import Subject, Target
-from cuagent.expert.chains import with_chains
+from cuagent.expert.chains import CHAINED, with_chains
 from cuagent.expert.convolutions import library as library_convolutions
 from cuagent.expert.convolutions import triton as convolution
 from cuagent.expert.convolutions.convolution import Convolution
@@ -153,6 +153,8 @@ class Candidate:
     """Number of calls of kernels and of torch in one call of the module."""
     has_recurrences: bool = False
     """True if a CUDA kernel computes all steps of a recurrent layer."""
+    has_chains: bool = False
+    """True if several kernels are launched by one call."""
 
 
 def make_candidate(subject: Subject, options: Options) -> Candidate | None:
@@ -504,6 +506,7 @@ def _assemble(subject: Subject, options: Options, plans: Sequence[_Planned]) -> 
         has_recurrences=any(
             k.group.family == "recurrences" and k.path.endswith(".cu") for k in kernels
         ),
+        has_chains=any(k.group.family == CHAINED for k in kernels),
     )
 
 

@@ -26,6 +26,9 @@ does not matter."""
 MOST_SCRATCH = 1 << 20
 """Largest number of bytes of a chain's scratch memory."""
 FAMILIES = ("streaming", "scans", "scatters", "pooling")
+"""Families whose kernels join chains. The others take long enough for a call."""
+CHAINED = "chains"
+"""The family of a chain itself."""
 ALIGNMENT = 64
 EXPORTED = 'extern "C" void '
 
@@ -148,6 +151,7 @@ def _chain(
         max(member.step.size for member in members),
         (),
         tuple(outputs),
+        CHAINED,
     )
     first = calls[run[0]]
     assert isinstance(first, KernelCall)

@@ -7,7 +7,10 @@ import re
 import pytest
 from agreement import assert_agrees  # type: ignore[import-not-found]
 
-from cuagent.expert.candidate import Options
+from cuagent.expert.candidate import Options, make_candidate
+from cuagent.expert.capture.subject import open_subject
+from cuagent.expert.search.planner import Outcome, propose
+from cuagent.task import load_task
 
 HEAD = """
 import torch
@@ -111,3 +114,15 @@ def test_chains_can_be_left_out(make):
     made = make(text_of("lifetimes"), "Model", Options(chains=False))
     assert launches(made) > 2
     assert_agrees(made)
+
+
+def test_refused_chain_is_tried_again_as_single_kernels(tmp_path):
+    (tmp_path / "task.py").write_text(text_of("lifetimes"))
+    subject = open_subject(load_task(tmp_path / "task.py", device="cpu"))
+    first = make_candidate(subject, Options())
+    assert first is not None
+    assert first.has_chains
+    proposal = propose(subject, [Outcome(first, False, "wrong values")])
+    assert proposal is not None
+    assert not proposal.candidate.has_chains
+    assert len(proposal.candidate.kernels) > len(first.kernels)

@@ -73,6 +73,14 @@ CASES = {
     "padding of short rows": (
         "nn.Identity()", "return F.pad(x.exp(), (1, 0)).sigmoid() * 2", "torch.randn(300, 4)",
     ),
+    "rolled halves of short rows": (
+        "nn.PReLU().bfloat16()",
+        "a, b = x\n"
+        "        t = torch.where(b > b, b, b * 0.1)\n"
+        "        u = self.layer(a) + t\n"
+        "        return u, t * 0.5 + a, torch.roll(b, 1, 1) + u",
+        "torch.randn(2, 6, 16, 3).bfloat16()",
+    ),
     "sum of short rows": (
         "nn.Identity()",
         "return (x[0].sigmoid() * F.one_hot(x[1, :, 0].abs().long(), 20).float()).sum() + x.mean()",

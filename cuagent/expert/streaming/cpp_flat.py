@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from cuagent.expert.streaming.cpp_text import CHEAP, VECTOR, CppText, tile_width
-from cuagent.expert.streaming.expressions import computed_type, identifier, narrowed
+from cuagent.expert.streaming.expressions import computed_type, identifier, narrowed, widened
 from cuagent.expert.streaming.nest import Access, Dimension
 from cuagent.expert.streaming.stages import COST, Stage
 
@@ -132,11 +132,27 @@ class FlatSchedule(CppText):
             self._loop(k)
         w(f"const long flat = {' + '.join([f'turn * {size}', *reversed(place)])};")
         for n, access in enumerate(found.values()):
-            value = self._load(access)
-            w(f"staged_{n}[flat] = {value};")
+            w(f"staged_{n}[flat] = {self._copied(access)};")
         w.close(len(dims) - around)
         self._forget()
         self.defined = {key: f"staged_{n}[flat]" for n, key in enumerate(found)}
+
+    def _copied(self, access: Access) -> str:
+        """Return the expression that loads an element; any other one where its condition fails.
+
+        No value uses that one. gcc 12 compiled a load behind a condition wrongly: with -O3 it read
+        other elements of bf16 tensors.
+        """
+        condition = self._condition(access)
+        if not access.tensor or condition in ("", "true", "false"):
+            return self._load(access)
+        place, missing = self._index(access), ""
+        if access.row:
+            missing = self._row(access)
+            place = f"slice_or_first({missing}) * {access.row.stride} + {place}"
+        element = f"{self._pointer(access.tensor)}[{condition} ? {place} : 0]"
+        value = widened(element, access.dtype)
+        return f"or_bits({value}, {missing}_nan)" if missing else value
 
     def _assign(self, name: str, value: str) -> str:
         if not self.is_flat:
