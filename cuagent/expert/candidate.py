@@ -272,7 +272,7 @@ def _planned(subject: Subject, options: Options, taken: set[str]) -> _Planned:
         keep |= rejected
     if subject.device == "cpu" and options.chains:
         rebased = partial(_rebased_kernel, graph=graph, options=options)
-        steps, calls = with_chains(steps, calls, graph, rebased)
+        steps, calls = with_chains(steps, calls, graph, rebased, taken)
     rewritten = _changed(before, graph)
     return _Planned(subject, graph, prepared, steps, calls, rewritten, library)
 

@@ -9,13 +9,13 @@ unrolled) share one function, so that they are compiled once.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cuagent.expert.graph.graph import ITEM_BYTES, Graph, Kind, Node
 from cuagent.expert.kernel import KernelCall
 from cuagent.expert.method import Call, Steps
-from cuagent.expert.sharing import text_without_names
+from cuagent.expert.sharing import shared, text_without_names
 from cuagent.expert.streaming.expressions import TYPES, identifier
 from cuagent.expert.streaming.fuse import Group
 from cuagent.expert.streaming.text import Writer
@@ -42,22 +42,41 @@ class _Member:
 
 
 def with_chains(
-    steps: Steps, calls: dict[int, Call], graph: Graph, rebased: Callable[[Group], KernelCall]
+    steps: Steps,
+    calls: dict[int, Call],
+    graph: Graph,
+    rebased: Callable[[Group], KernelCall],
+    taken: Iterable[str] = (),
 ) -> tuple[Steps, dict[int, Call]]:
     """Return the steps and calls, with one call in place of the kernels of each chain.
 
     Library calls that do not read the results of small kernels before them come first, so that more
     kernels follow one another. `rebased` generates the kernel of a group with `KernelCall.offsets`.
+    No kernel gets a name in `taken`.
     """
     found: list[tuple[Group | Node, Call | None]] = []
+    known: dict[str, KernelCall] = {}
+    names = {*taken, *(call.name for call in calls.values())}
     for run in _runs(steps, calls, graph):
-        chain = _chain(run, steps, calls, graph, rebased) if len(run) > 1 else None
+        name = _free_name(calls[run[0]].name, names) if len(run) > 1 else ""
+        chain = _chain(name, run, steps, calls, graph, rebased) if name else None
         if chain is not None:
+            chain = shared(chain, known)
+            names.add(chain.name)
             found.append((chain.group, chain))
         else:
             found += [(steps[k], calls.get(k)) for k in run]  # type: ignore[misc]
     joined = {k: call for k, (_, call) in enumerate(found) if call is not None}
     return tuple(step for step, _ in found), joined
+
+
+def _free_name(first: str, names: set[str]) -> str:
+    """Return a name for a chain whose first kernel is `first`."""
+    name = base = f"{first.removesuffix('_kernel')}_chain_kernel"
+    k = 2
+    while name in names:
+        name, k = f"{base}{k}", k + 1
+    return name
 
 
 def _runs(steps: Steps, calls: dict[int, Call], graph: Graph) -> Iterator[list[int]]:
@@ -117,6 +136,7 @@ def _producers(names: Sequence[str], owner: dict[str, int], graph: Graph) -> set
 
 
 def _chain(
+    name: str,
     run: Sequence[int],
     steps: Steps,
     calls: dict[int, Call],
@@ -153,9 +173,6 @@ def _chain(
         tuple(outputs),
         CHAINED,
     )
-    first = calls[run[0]]
-    assert isinstance(first, KernelCall)
-    name = f"{first.name.removesuffix('_kernel')}_chain_kernel"
     text = _text(name, members, outputs, reads, places, graph)
     headers = dict.fromkeys(h for member in members for h in member.call.headers)
     return KernelCall(

@@ -62,7 +62,14 @@ c = b.cumsum(1)
 d = (c * a).softmax(-1)
 return d.softmax(1).cumsum(-1) + 1
 """
+TWO = """
+a = (x * 2 + 1).softmax(-1).softmax(1)
+b = (self.first(a) * 2 + 1).softmax(-1).softmax(1)
+c = (self.second(b) * 2 + 1).softmax(-1).softmax(1).cumsum(1)
+return c, (self.first(c) * 2 + 1).softmax(-1).softmax(1), c.exp().sum()
+"""
 CASES = {
+    "chains that begin alike": TWO,
     "loop of a CRF": VITERBI,
     "loop of CTC": SHIFTED,
     "results and masks": KEPT,
@@ -103,6 +110,13 @@ def test_padding_and_fills_of_a_loop_join_its_kernels(make):
 def test_library_call_does_not_part_kernels_that_it_does_not_read(make):
     made = make(text_of("library calls between"), "Model")
     assert launches(made) == 1
+
+
+def test_chains_of_different_kernels_have_different_names(make):
+    made = make(text_of("chains that begin alike"), "Model")
+    chains = {name for name in made.candidate.kernels if "chain" in name}
+    files = [path for path in made.candidate.files if "chain" in path]
+    assert len(chains) == len(files) > 1
 
 
 def test_large_kernels_are_launched_alone(make):
