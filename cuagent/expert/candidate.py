@@ -41,6 +41,7 @@ from cuagent.expert.method import FRESH, Call, Method, ModuleText, Steps, Triton
 from cuagent.expert.module import render
 from cuagent.expert.products import operands as products
 from cuagent.expert.products import triton as matrix_product
+from cuagent.expert.products.few_rows import transpose_weights
 from cuagent.expert.products.match import Product, with_products
 from cuagent.expert.products.tiles import ranked
 from cuagent.expert.recurrences.groups import recurrence_groups
@@ -231,6 +232,7 @@ def _planned(subject: Subject, options: Options, taken: set[str]) -> _Planned:
                 graph = partial_sums(graph, subject.target.processors, frozenset(whole))
         channels_last = options.convolutions == "channels_last"
         graph = library_convolutions.arrange(graph, subject.device, frozenset(keep), channels_last)
+        graph = transpose_weights(graph, subject.device, frozenset(keep))
         graph = with_layouts(graph)
         prepared = prepared_names(graph)
         own = (*recurrence_groups(graph), *loop_groups(graph))

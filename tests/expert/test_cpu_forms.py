@@ -30,6 +30,9 @@ CASES = {
         "return (self.layer(x).unsqueeze(1) + x[:, :6, None]).softmax(-1)",
         "torch.randn(20, 9)",
     ),
+    "few rows": (
+        "nn.Linear(9, 7)", "return self.layer(x) * 2, self.layer(x * 2)", "torch.randn(5, 9)",
+    ),
     "gru cell": (
         "nn.GRUCell(5, 7)", "return self.layer(x, x.repeat(1, 2)[:, :7] * 2)", "torch.randn(3, 5)",
     ),
@@ -141,6 +144,7 @@ def test_form_agrees_with_the_reference(make, name):
         *((name, "_cell.") for name in CASES if name.endswith("cell")),
         ("maximum without its index", "aten.m"),
         ("one output feature", "F.linear"),
+        ("few rows", "F.linear"),
         ("small concatenation", "aten.cat"),
         ("leaky ReLU with slopes", "aten.prelu"),
         ("pairs by constant indices", "aten.index"),
@@ -158,6 +162,10 @@ def test_bias_of_a_half_type_stays_in_the_layer(make):
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
         assert ", bias=" in forward_of(made)
     assert_agrees(made)
+
+
+def test_transposed_weights_are_shared(make):
+    assert forward_of(made_of(make, "few rows")).count(".t().contiguous()") == 1
 
 
 def kernels_of(made) -> str:
