@@ -4,7 +4,8 @@
 
 The modules are the files of `cpu_modules/`: blocks of language models, image networks, recommenders
 and speech models, losses and loops over time, some in bf16. No file was changed after it was first
-measured. All arms run in one process on one thread and are measured in processor time of that
+measured. The twelve of `cpu_modules_2/` were first measured after the expert had been developed on
+the others. All arms run in one process on one thread and are measured in processor time of that
 thread, in blocks that alternate, so that other load on the machine affects all alike
 (`small_cpu.alternate`). A ratio is an arm's time over the candidate's, with Student's 95 % interval
 over five stretches. Without a candidate, the expert's result is the best rung, the faster of eager

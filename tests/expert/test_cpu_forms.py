@@ -31,7 +31,7 @@ CASES = {
         "torch.randn(20, 9)",
     ),
     "few rows": (
-        "nn.Linear(9, 7)", "return self.layer(x) * 2, self.layer(x * 2)", "torch.randn(5, 9)",
+        "nn.Linear(9, 7)", "return self.layer(x).tanh(), self.layer(x.exp())", "torch.randn(5, 9)",
     ),
     "gru cell": (
         "nn.GRUCell(5, 7)", "return self.layer(x, x.repeat(1, 2)[:, :7] * 2)", "torch.randn(3, 5)",
