@@ -179,7 +179,8 @@ def text_of(name: str) -> str:
     return "\n".join([*lines, "def get_init_inputs():", "    return []", ""])
 
 
-def _module(path: Path) -> Any:
+def load_module(path: Path) -> Any:
+    """Import a file under a name that contains its folder's."""
     spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -199,7 +200,7 @@ def measure(name: str, folder: Path, blocks: int) -> Row:
     path = folder / "task.py"
     path.write_text(text_of(name))
     candidate = make_candidate(open_subject(load_task(path, device="cpu")), Options())
-    task = _module(path)
+    task = load_module(path)
     torch.manual_seed(0)
     inputs = task.get_inputs()
     arms: dict[str, Any] = {"eager": task.Model(), "compile": torch.compile(task.Model())}
@@ -207,7 +208,7 @@ def measure(name: str, folder: Path, blocks: int) -> Row:
         for file, text in candidate.files.items():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).write_text(text)
-        arms["candidate"] = _module(folder / "model_new.py").ModelNew()
+        arms["candidate"] = load_module(folder / "model_new.py").ModelNew()
     for arm in arms.values():
         arm.eval()
     exact = arms["eager"](*(x.double() if x.is_floating_point() else x for x in inputs))
@@ -240,18 +241,23 @@ def _leaves(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def alternate(arms: dict[str, Callable[[], Any]], blocks: int) -> dict[str, list[float]]:
+def alternate(
+    arms: dict[str, Callable[[], Any]],
+    blocks: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
     """Return, for each arm, the seconds per call of its fastest block in each stretch.
 
-    `blocks`: number of blocks of each arm per stretch. The order of the arms rotates.
+    `blocks`: number of blocks of each arm per stretch. The order of the arms rotates. `clock`: a
+    function that returns seconds.
     """
     for call in arms.values():
         for _ in range(3):
             call()
-    begun = time.perf_counter()
+    begun = clock()
     for call in arms.values():
         call()
-    once = (time.perf_counter() - begun) / len(arms)
+    once = (clock() - begun) / len(arms)
     calls = max(1, math.ceil(BLOCK_S / once))
     samples: dict[str, list[float]] = {name: [] for name in arms}
     names = list(arms)
@@ -260,10 +266,10 @@ def alternate(arms: dict[str, Callable[[], Any]], blocks: int) -> dict[str, list
         for k in range(blocks):
             for name in names[k % len(names) :] + names[: k % len(names)]:
                 call = arms[name]
-                begun = time.perf_counter()
+                begun = clock()
                 for _ in range(calls):
                     call()
-                fastest[name] = min(fastest[name], (time.perf_counter() - begun) / calls)
+                fastest[name] = min(fastest[name], (clock() - begun) / calls)
         for name in names:
             samples[name].append(fastest[name])
     return samples

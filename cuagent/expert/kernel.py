@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from cuagent.expert.graph.graph import Graph
 from cuagent.expert.streaming.fuse import Group
@@ -24,6 +25,8 @@ class KernelCall:
     in_place: frozenset[tuple[str, str]] = frozenset()
     """Pairs (output, input) that may share memory. The kernel reads an input element for the last
     time before it writes the output element at the same index."""
+    offsets: Mapping[str, int] = field(default_factory=dict)
+    """First element that the launcher expects of a tensor that it reads, if that is not 0."""
     workspace: int = 0
     """Number of float32 elements of scratch memory that the launcher takes after its tensors; 0 for
     none."""
@@ -50,6 +53,9 @@ class Request:
     """CUDA threads per row; 0 chooses them from the row length."""
     vector: bool = True
     """CUDA: true to use 16-byte accesses if the shape allows them."""
+    rebased: bool = False
+    """CPU: true if the launcher is called with pointers to the first elements that it reads
+    (`KernelCall.offsets`)."""
 
 
 def cpp_call(request: Request, text: str, tensors_read: dict[str, str]) -> KernelCall:

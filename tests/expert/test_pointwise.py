@@ -37,7 +37,7 @@ def kernels(tmp_path_factory):
     )
     (folder / "pointwise.h").write_text(header)
     source = '#include "pointwise.h"\n'
-    for name in CASES:
+    for name in (*CASES, "gelu_half"):
         source += (
             f'extern "C" void apply_{name}(float* y, const float* x, long n) {{\n'
             "#pragma omp simd\n"
@@ -58,6 +58,18 @@ def test_function_error_is_within_few_ulp(kernels, name):
         right = exact(x.double())
         ulp = torch.finfo(torch.float32).eps * right.abs().clamp_min(1.2e-38)
         assert ((y.double() - right).abs() / ulp).max() <= units
+
+
+def test_gelu_of_halves_is_within_a_tenth_of_their_rounding(kernels):
+    x = torch.cat([torch.linspace(-9, 9, 36_001), torch.tensor([-300.0, 300.0, 0.0])])
+    y = torch.empty_like(x)
+    kernels.apply_gelu_half(y, x, x.numel())
+    error = (y.double() - F.gelu(x.double())).abs()
+    assert (error <= 5e-5 * x.abs()).all()
+    ends = torch.tensor([float("inf"), float("nan")])
+    kernels.apply_gelu_half(y, ends, 2)
+    assert y[0] == float("inf")
+    assert y[1].isnan()
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -13,7 +13,7 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.a, self.b = nn.LayerNorm(24), nn.LayerNorm(24)
-        self.first, self.second = nn.Linear(24, 24), nn.Linear(24, 24)
+        self.first, self.second = nn.Linear(24, 24, bias=False), nn.Linear(24, 24)
     def forward(self, x, y):
         {body}
 def get_inputs(): return [torch.randn(10, 24), torch.randn(10, 24)]

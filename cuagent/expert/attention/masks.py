@@ -54,7 +54,9 @@ def mask_of(edit: Edit, scores: Scores, rank: int, dtype: str) -> Mask | None:
     if kept is None and added is None:
         return Mask()
     empty = None
-    if constant is None:
+    if constant is None and kept is None and all(is_finite(bias) for bias, _ in scores.biases):
+        empty = None
+    elif constant is None:
         empty = _empty(edit, kept, added, rank)
     elif not bool(constant.any(-1).all()):
         return None
@@ -139,6 +141,50 @@ def _empty(edit: Edit, kept: Any, added: Any, rank: int) -> Any:
         removed = lowest if removed is None else edit.call(both, (removed, lowest))
     removed = _padded(edit, removed, rank)
     return edit.call(aten.all.dim, (removed, -1, True))
+
+
+SAME = {
+    "_to_copy", "to", "clone", "contiguous", "view", "reshape", "unsqueeze", "squeeze", "expand",
+    "slice", "select", "permute", "transpose", "type_as", "alias", "detach",
+}  # fmt: skip
+"""Operators whose result has no elements but those of their first argument, perhaps cast."""
+
+
+def is_finite(bias: Any) -> bool:
+    """Return True if no input makes an element of `bias` infinite.
+
+    True for `(1 - mask) * -10000` of a mask of integers, as in BERT.
+    """
+    return _largest(bias) < math.inf
+
+
+def _largest(value: Any) -> float:
+    """Return a bound on the elements' magnitude; infinity if there is none."""
+    import torch
+
+    if not hasattr(value, "meta"):
+        return abs(value) if isinstance(value, int | float) else math.inf
+    dtype = value.meta["val"].dtype
+    if not dtype.is_floating_point:
+        return 1.0 if dtype == torch.bool else 2.0 * torch.iinfo(dtype).max
+    match called(value):
+        case name if name in SAME:
+            found = _largest(value.args[0])
+        case "add" | "sub" | "rsub":
+            factor = _largest(value.kwargs.get("alpha", 1))
+            found = (1 + factor) * max(_largest(a) for a in value.args[:2])
+        case "mul":
+            found = _largest(value.args[0]) * _largest(value.args[1])
+        case "where":
+            found = max(_largest(a) for a in value.args[1:])
+        case "masked_fill":
+            found = max(_largest(value.args[0]), _largest(value.args[2]))
+        case "zeros_like" | "ones_like" | "zeros" | "ones":
+            found = 1.0
+        case _:
+            return math.inf
+    # A result that is too large for its type would be infinite.
+    return found if found < torch.finfo(dtype).max / 2 else math.inf
 
 
 def _padded(edit: Edit, tensor: Any, rank: int) -> Any:

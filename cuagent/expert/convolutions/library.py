@@ -1,7 +1,10 @@
-"""Arrange the convolutions that stay with the library for the kernels behind them (CUDA).
+"""Arrange the convolutions that stay with the library for the kernels behind them.
 
 torch adds the bias of a convolution in an additional pass; a kernel that reads the result adds it
-for nothing. In channels-last layout cuDNN does not convert the operands for the tensor cores.
+for nothing. On a CPU torch also copies the bias of a linear layer into the result beforehand: 197
+rows of 192 to 768 features took 381 us with a bias and 351 without, a convolution of 64 to 128
+channels 252 and 198. In channels-last layout cuDNN does not convert the operands for the tensor
+cores.
 """
 
 from __future__ import annotations
@@ -24,20 +27,35 @@ READERS = (Kind.POINTWISE, Kind.REDUCE, Kind.POOL)
 
 def arrange(graph: Graph, device: str, keep: frozenset[str], channels_last: bool) -> Graph:
     """Move biases out of the library's convolutions; with `channels_last`, use that layout."""
-    if device != "cuda":
-        return graph
-    users = graph.users()
+    users, on_cpu = graph.users(), device == "cpu"
     nodes: list[Node] = []
     for node in graph.nodes:
-        readers = users[node.name]
+        readers = [r for u in users[node.name] for r in (_readers(u, users) if on_cpu else [u])]
         read = node.name not in graph.outputs and all(r.kind in READERS for r in readers)
-        if node.kind is not Kind.LIBRARY or not node.op.startswith("F.conv") or node.origin in keep:
+        if not _is_arranged(node, device) or node.origin in keep:
             nodes.append(node)
         elif channels_last and _may_be_last(node):
             nodes += _channels_last(graph, node)
         else:
             nodes += _without_bias(graph, node) if read and len(node.args) > 2 else [node]
     return replace(graph, nodes=tuple(nodes))
+
+
+def _readers(node: Node, users: dict[str, list[Node]]) -> list[Node]:
+    """Return the nodes that read a value through reshapes; the node itself if it computes."""
+    if node.kind is not Kind.VIEW:
+        return [node]
+    return [reader for user in users[node.name] for reader in _readers(user, users)] or [node]
+
+
+def _is_arranged(node: Node, device: str) -> bool:
+    """Return True for a layer whose bias may move.
+
+    A half type would be rounded once more, and on a CPU torch adds its bias before it rounds.
+    """
+    names = "F.conv" if device == "cuda" else ("F.conv", "F.linear(")
+    usable = device == "cuda" or node.dtype == "float32"
+    return node.kind is Kind.LIBRARY and node.op.startswith(names) and usable
 
 
 def _may_be_last(node: Node) -> bool:
@@ -50,6 +68,8 @@ def _without_bias(graph: Graph, node: Node) -> Iterator[Node]:
     """Yield a convolution without its bias, and the addition of the bias."""
     bias = graph.node(str(node.args[2]))
     shape = (bias.size, *(1,) * (len(node.shape) - 2))
+    if node.op.startswith("F.linear("):
+        shape = (bias.size,)
     name = f"{node.name}_sum"
     call = node.op.replace(", bias={2}", "")
     yield replace(node, name=name, op=call, args=node.args[:2])

@@ -12,7 +12,7 @@ import math
 
 from cuagent.expert.kernel import Request
 from cuagent.expert.loops.rows_cpp import LoopWriter, RowsKernel
-from cuagent.expert.recurrences.cpp import PARALLEL_OPERATIONS, PRODUCT, TOGETHER, UNITS
+from cuagent.expert.recurrences.cpp import PARALLEL_OPERATIONS, PRODUCT, UNITS
 from cuagent.expert.streaming.nest import NestError
 
 
@@ -145,15 +145,13 @@ class ProductsKernel(RowsKernel):
         assert leaf is not None
         panels = self.parameters_of[self.leaves[leaf][0].name]
         w.open(f"for (long unit = 0; unit < {columns}; unit += {UNITS})")
-        w.open(f"for (long first = 0; first < rows; first += {TOGETHER})")
+        w.open("for (long first = 0; first < rows; first += equal_part(rows))")
+        w("const long together = std::min(equal_part(rows), rows - first);")
         w(f"const float* panel = {panels} + unit * {depth};")
         w(f"float* sums = all_{self.buffer(product)} + first * {columns} + unit;")
         w(f"const float* values = {source} + first * {depth};")
-        w.open(f"switch (std::min({TOGETHER}l, rows - first))")
-        for count in range(1, TOGETHER + 1):
-            call = f"multiply<{count}>(values, panel, nullptr, {depth}, sums, {columns})"
-            w(f"case {count}: {call}; break;")
-        w.close(3)
+        w(f"multiply(together, values, panel, nullptr, {depth}, sums, {columns});")
+        w.close(2)
 
     def product_value(self, position: int) -> str:
         """Return the expression of an element of a product."""

@@ -79,12 +79,16 @@ def _parts(node: Node, weight: Node, sizes: tuple[int, int, int]) -> list[Node]:
 
 
 def as_reductions(graph: Graph, target: Target, keep: frozenset[str]) -> Graph:
-    """Turn matrix-vector products into elementwise products and row sums, which memory bounds."""
-    if target.device != "cuda":
-        return graph
+    """Turn matrix-vector products into elementwise products and row sums, which memory bounds.
+
+    On a CPU only layers with one output feature: a kernel then computes their input and reads their
+    result.
+    """
+    on_gpu = target.device == "cuda"
     nodes: list[Node] = []
     for node in graph.nodes:
-        found = None if node.origin in keep else _reduction(graph, node)
+        usable = node.origin not in keep and (on_gpu or node.shape[-1:] == (1,))
+        found = _reduction(graph, node) if usable else None
         nodes += [node] if found is None else found
     return replace(graph, nodes=tuple(nodes))
 

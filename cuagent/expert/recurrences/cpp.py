@@ -2,8 +2,8 @@
 
 Each thread has some rows of the batch for all steps, so that no step waits for another thread.
 A step goes through panels of 16 units: the product of the panel's weights with the state, in
-registers for up to six rows, then the activations of these units. A panel is read from the cache
-for all rows of the thread. Not covered: more threads than rows of the batch.
+registers for up to 6 or 12 rows, then the activations of these units. A panel is read from the
+cache for all rows of the thread. Not covered: more threads than rows of the batch.
 """
 
 from __future__ import annotations
@@ -16,46 +16,74 @@ from cuagent.expert.streaming.nest import storage
 from cuagent.expert.streaming.text import Writer
 
 UNITS = 16
-"""Units in one panel of weights: two vectors of 32 bytes."""
-TOGETHER = 6
-"""Rows whose sums are in registers: 12 of 16 registers of 32 bytes, two per row."""
+"""Units in one panel of weights: one vector of 64 bytes, or two of 32."""
+MOST_TOGETHER = 12
 PARALLEL_OPERATIONS = 1 << 18
 """Multiplications below which a parallel region costs more than it saves."""
 LOCALS = {
     "old", "state", "cell", "sums", "buffer", "threads", "thread", "start", "rows", "result",
-    "last", "multiply", "units",
+    "last", "multiply", "units", "part", "equal_part", "all", "weights",
 }  # fmt: skip
 """Local variables of the kernel. A parameter with one of these names is renamed."""
-PRODUCT = f"""// Eight units; two of them are a panel. GCC keeps wider vectors in memory on AVX2.
-typedef float units __attribute__((vector_size(32), aligned(4)));
+PRODUCT = f"""// A panel has {UNITS} units. GCC keeps vectors of 64 bytes in memory on AVX2.
+#ifdef __AVX512F__
+constexpr int WIDTH = 16;
+constexpr long TOGETHER = 12;  // rows whose sums are in registers: 12 of 32
+#else
+constexpr int WIDTH = 8;
+constexpr long TOGETHER = 6;  // 12 of 16 registers, two for each row
+#endif
+constexpr int VECTORS = {UNITS} / WIDTH;
+typedef float units __attribute__((vector_size(4 * WIDTH), aligned(4)));
 
 // sums[r] = bias + the products of `panel` (depth x {UNITS}) with the states of ROWS rows.
 template <int ROWS>
 static inline void multiply(const float* state, const float* panel, const float* bias, long depth,
                             float* sums, long stride) {{
-  units low[ROWS], high[ROWS];
-#pragma GCC unroll 6
-  for (int r = 0; r < ROWS; ++r) {{
-    low[r] = bias ? *(const units*)bias : units{{}};
-    high[r] = bias ? *(const units*)(bias + 8) : units{{}};
-  }}
+  units all[ROWS][VECTORS];
+#pragma GCC unroll 12
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; ++v)
+      all[r][v] = bias ? *(const units*)(bias + v * WIDTH) : units{{}};
   for (long k = 0; k < depth; ++k) {{
-    const units first = *(const units*)(panel + k * {UNITS});
-    const units second = *(const units*)(panel + k * {UNITS} + 8);
-#pragma GCC unroll 6
+    units weights[VECTORS];
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; ++v) weights[v] = *(const units*)(panel + k * {UNITS} + v * WIDTH);
+#pragma GCC unroll 12
     for (int r = 0; r < ROWS; ++r) {{
       const float factor = state[r * depth + k];
-      low[r] += first * factor;
-      high[r] += second * factor;
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; ++v) all[r][v] += weights[v] * factor;
     }}
   }}
-#pragma GCC unroll 6
-  for (int r = 0; r < ROWS; ++r) {{
-    *(units*)(sums + r * stride) = low[r];
-    *(units*)(sums + r * stride + 8) = high[r];
+#pragma GCC unroll 12
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; ++v) *(units*)(sums + r * stride + v * WIDTH) = all[r][v];
+}}
+
+// The products of up to TOGETHER rows.
+static inline void multiply(long rows, const float* state, const float* panel, const float* bias,
+                            long depth, float* sums, long stride) {{
+  switch (rows) {{
+{{cases}}
   }}
 }}
+
+// Rows that are computed together, so that the parts of `rows` are as equal as possible.
+static inline long equal_part(long rows) {{
+  const long parts = (rows + TOGETHER - 1) / TOGETHER;
+  return (rows + parts - 1) / parts;
+}}
 """
+CASES = [
+    f"    case {k}: multiply<{k}>(state, panel, bias, depth, sums, stride); break;"
+    for k in range(1, MOST_TOGETHER + 1)
+]
+PRODUCT = PRODUCT.replace(
+    "{cases}", "\n".join([*CASES[:6], "#ifdef __AVX512F__", *CASES[6:], "#endif"])
+)
 EQUATIONS = {
     "rnn_tanh": ["const float h = hyperbolic_tangent(x[0] + s[0]);"],
     "rnn_relu": ["const float h = relu(x[0] + s[0]);"],
@@ -133,7 +161,8 @@ class _Kernel:
         w(f"float *old = buffer.data(), *state = old + rows * {hidden};")
         if self.states == 2:
             w(f"float* cell = state + rows * {hidden};")
-        w(f"float sums[{TOGETHER}][{spec.gates}][{UNITS}];")
+        w(f"float sums[TOGETHER][{spec.gates}][{UNITS}];")
+        w("const long part = equal_part(rows);")
         w.open("for (long r = 0; r < rows; ++r)")
         w.open(f"for (long k = 0; k < {hidden}; ++k)")
         for name, (base, strides, offset) in zip(("old", "cell"), states, strict=False):
@@ -145,9 +174,10 @@ class _Kernel:
         w.open(f"for (long t = 0; t < {spec.steps}; ++t)")
         w(f"const long step = {order};")
         w.open(f"for (long unit = 0; unit < {hidden}; unit += {UNITS})")
-        w(f"const long count = std::min({UNITS}l, {hidden} - unit);")
-        w.open(f"for (long first = 0; first < rows; first += {TOGETHER})")
-        w(f"const long together = std::min({TOGETHER}l, rows - first);")
+        whole = hidden % UNITS == 0
+        w(f"const long count = {UNITS if whole else f'std::min({UNITS}l, {hidden} - unit)'};")
+        w.open("for (long first = 0; first < rows; first += part)")
+        w("const long together = std::min(part, rows - first);")
         self._products()
         self._activations()
         w.close(2)
@@ -158,7 +188,7 @@ class _Kernel:
             w(f"for (long k = 0; k < rows * {hidden}; ++k) last[start * {hidden} + k] = {value};")
 
     def _products(self) -> None:
-        """Write the products of one panel with the states of up to six rows."""
+        """Write the products of one panel with the states of some rows."""
         w, spec = self.w, self.spec
         hidden, gates = spec.hidden, spec.gates
         panels = _parameter(self.operands[1][0].name)
@@ -169,11 +199,9 @@ class _Kernel:
         w(f"const float* panel = {panels} + (unit * {gates} + g * {UNITS}) * {hidden};")
         w(f"const float* bias = {bias};")
         w(f"const float* states = old + first * {hidden};")
-        w.open("switch (together)")
-        for count in range(1, TOGETHER + 1):
-            call = f"multiply<{count}>(states, panel, bias, {hidden}, sums[0][g], {gates * UNITS})"
-            w(f"case {count}: {call}; break;")
-        w.close(2)
+        rest = f"states, panel, bias, {hidden}, sums[0][g], {gates * UNITS}"
+        w(f"multiply(together, {rest});")
+        w.close()
 
     def _activations(self) -> None:
         """Write the equations of the cell for the units of one panel."""

@@ -152,6 +152,20 @@ def parametric(low: Lowering, fx: Any) -> str | None:
     return x if upper is None else low.pointwise("minimum", x, upper, hint="")
 
 
+@rule("prelu")
+def prelu(low: Lowering, fx: Any) -> str | None:
+    """Lower a leaky ReLU whose slopes are parameters, one for all or one for each channel."""
+    x, slope = operand(low, fx.args[0]), operand(low, fx.args[1])
+    if not isinstance(x, str) or not isinstance(slope, str) or not floating(fx):
+        return None
+    rank, (count,) = len(shape_of(fx)), shape_of(fx.args[1]) or (1,)
+    if count > 1 and rank > 1:
+        slope = low.view(slope, (count, *(1,) * (rank - 2)), "slope")
+    scaled = low.pointwise("mul", x, slope, hint="scaled")
+    positive = low.pointwise("gt", x, 0.0, hint="positive", dtype="bool")
+    return low.pointwise("where", positive, x, scaled, hint="")
+
+
 @rule("where")
 def where(low: Lowering, fx: Any) -> str | None:
     args = [operand(low, arg) for arg in fx.args]

@@ -22,6 +22,7 @@ from cuagent.expert.rules.views import narrowed, viewed
 MAX_DEPTH = 12
 """Largest number of elementwise operations that are computed after a gather of elements, for the
 chosen elements alone."""
+CONSTANTS = (Kind.PARAMETER, Kind.CONSTANT)
 READERS = (Kind.POINTWISE, Kind.REDUCE, Kind.WINDOW, Kind.SCATTER)
 """Kinds of nodes whose kernels read through an index tensor."""
 
@@ -40,13 +41,54 @@ def index_select(low: Lowering, fx: Any) -> str | None:
 
 @rule("index")
 def index(low: Lowering, fx: Any) -> str | None:
-    """Lower `x[:, index]` with one tensor of integers."""
+    """Lower `x[:, index]` with one tensor of integers, or `x[:, i, j]` with two constant ones."""
     used = [(k, value) for k, value in enumerate(fx.args[1]) if value is not None]
+    if len(used) == 2:
+        return _two_indices(low, fx, used)
     if len(used) != 1:
         return None
     ((dim, places),) = used
     call = f"{{0}}[{':, ' * dim}{{1}}]"
     return _gathered(low, fx, fx.args[0], places, dim, call, wraps=True)
+
+
+def _two_indices(low: Lowering, fx: Any, used: list[tuple[int, Any]]) -> str | None:
+    """Lower to a gather along both dimensions together; its indices are computed once.
+
+    They are constant, such as the pairs of features of a DLRM. Negative ones count from the end.
+    """
+    from cuagent.expert.rewrites import PREPARATIONS  # it imports this package
+
+    (dim, first), (next_dim, second) = used
+    x, found = operand(low, fx.args[0]), [operand(low, value) for value in (first, second)]
+    args = tuple(a for a in found if isinstance(a, str) and low.by_name[a].kind in CONSTANTS)
+    if not isinstance(x, str) or len(args) < 2 or next_dim != dim + 1 or not floating(fx):
+        return None
+    if shape_of(first) != shape_of(second) or {dtype_of(first), dtype_of(second)} != {"int64"}:
+        return None
+    shape = low.shape(x)
+    (height, width), rest = shape[dim : dim + 2], shape[dim + 2 :]
+    flat = viewed(low, x, (*shape[:dim], height * width, *rest))
+    if flat is None or Kind.GATHER in _kinds(low, x):
+        return None
+    valid = f"({{0}} < {height}) & ({{0}} >= -{height}) & ({{1}} < {width}) & ({{1}} >= -{width})"
+    call = f"torch.where({valid}, {{0}} % {height} * {width} + {{1}} % {width}, -1)"
+    PREPARATIONS.add(call)
+    places = low.unique_name("places")
+    low.add(Node(places, Kind.LIBRARY, call, args, shape_of(first), "int64", origin=low.origin))
+    return low.add(
+        Node(
+            low.unique_name(""),
+            Kind.GATHER,
+            f"{{0}}[{':, ' * dim}{{1}}]",
+            (flat, places),
+            shape_of(fx),
+            low.by_name[x].dtype,
+            (dim,),
+            low.origin,
+            spec=Gather(height * width, wraps=False),
+        )
+    )
 
 
 @rule("embedding_bag", "_embedding_bag")

@@ -1,4 +1,4 @@
-"""Lower all steps of a cell: the inputs of all steps as one product, and the steps in one kernel.
+"""Lower cells, and all steps of one: the inputs as one product, and the steps in one kernel.
 
 On a CPU the weights of the state are stored in panels of 16 units (`cpp`), and computed in float32.
 """
@@ -7,9 +7,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from cuagent.expert.graph.graph import Kind, Node
-from cuagent.expert.graph.lowering import Lowering, dtype_of, operand, rule, shape_of
+from cuagent.expert.graph.graph import FLOATS, Kind, Node
+from cuagent.expert.graph.lowering import (
+    Lowering,
+    dtype_of,
+    operand,
+    operator_name,
+    rule,
+    shape_of,
+    value_of,
+)
 from cuagent.expert.recurrences.cells import Recurrence
+from cuagent.expert.rules.views import narrowed
 
 UNITS = 16
 """Units in one panel of weights."""
@@ -104,3 +113,68 @@ def prepared(low: Lowering, call: str, arg: str, shape: tuple[int, ...], hint: s
             contiguous=False,
         )
     )  # fmt: skip
+
+
+@rule("gru_cell", "lstm_cell", "rnn_tanh_cell", "rnn_relu_cell")
+def cell(low: Lowering, fx: Any) -> str | None:
+    """Lower one step of a cell on a CPU: two products, and the gates in one kernel.
+
+    torch computes each gate by operators of its own: a GRU cell of 8 rows and 128 units took 51 us.
+    """
+    x, given, *parameters = fx.args
+    states = [operand(low, s) for s in (given if isinstance(given, list | tuple) else [given])]
+    values = [operand(low, a) for a in (x, *parameters) if a is not None]
+    known = all(isinstance(v, str) and low.by_name[v].dtype in FLOATS for v in (*states, *values))
+    if not known or value_of(fx).device.type != "cpu" or len(shape_of(x)) != 2:
+        return None
+    biases = [operand(low, a) for a in parameters[2:]] or [None, None]
+    products = [
+        (_product(low, values[0], values[1], "inputs"), biases[0]),
+        (_product(low, states[0], values[2], "state"), biases[1]),
+    ]
+    units = low.shape(str(states[0]))[1]
+    pairs = [
+        tuple(_part(low, whole, bias, k, units) for whole, bias in products)
+        for k in range(low.shape(products[0][0])[1] // units)
+    ]
+    name = operator_name(fx)
+    if name == "gru_cell":
+        return _gru(low, pairs, str(states[0]))
+    sums = [low.pointwise("add", *pair, hint="sum") for pair in pairs]
+    if name == "lstm_cell":
+        low.multiple[fx.name] = found = _lstm(low, sums, str(states[1]), dtype_of(fx))
+        return found[0]
+    return low.pointwise("tanh" if "tanh" in name else "relu", sums[0], hint="")
+
+
+def _gru(low: Lowering, pairs: list[tuple[str, ...]], state: str) -> str:
+    reset = low.pointwise("sigmoid", low.pointwise("add", *pairs[0], hint="sum"), hint="reset")
+    update = low.pointwise("sigmoid", low.pointwise("add", *pairs[1], hint="sum"), hint="update")
+    kept = low.pointwise("mul", reset, pairs[2][1], hint="kept")
+    new = low.pointwise("tanh", low.pointwise("add", pairs[2][0], kept, hint="sum"), hint="new")
+    change = low.pointwise("mul", update, low.pointwise("sub", state, new, hint="gap"), hint="part")
+    return low.pointwise("add", new, change, hint="")
+
+
+def _lstm(low: Lowering, sums: list[str], old: str, dtype: str) -> tuple[str, str]:
+    """Return the new state and the new cell."""
+    into, forget, out = (low.pointwise("sigmoid", sums[k], hint="gate") for k in (0, 1, 3))
+    new = low.pointwise("mul", into, low.pointwise("tanh", sums[2], hint="new"), hint="added")
+    kept = low.pointwise("mul", forget, old, hint="kept")
+    last = low.pointwise("add", kept, new, hint="cell", dtype=dtype)
+    return low.pointwise("mul", out, low.pointwise("tanh", last), hint="", dtype=dtype), last
+
+
+def _product(low: Lowering, x: Any, weight: Any, hint: str) -> str:
+    shape, dtype = (low.shape(x)[0], low.shape(weight)[0]), low.by_name[x].dtype
+    name, call = low.unique_name(hint), "F.linear({0}, {1})"
+    return low.add(Node(name, Kind.LIBRARY, call, (x, weight), shape, dtype, origin=low.origin))
+
+
+def _part(low: Lowering, whole: str, bias: Any, gate: int, units: int) -> str:
+    """Return the columns of one gate in a product, with their bias."""
+    start, end = gate * units, (gate + 1) * units
+    part = narrowed(low, whole, 1, start, end)
+    if bias is None:
+        return part
+    return low.pointwise("add", part, narrowed(low, bias, 0, start, end), hint="part")

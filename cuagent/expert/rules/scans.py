@@ -78,13 +78,17 @@ def _flipped(low: Lowering, name: str, dim: int) -> str:
     return strided(low, name, f"{{0}}.flip({dim})", shape, steps, last)
 
 
-@rule("zeros_like", "ones_like")
+@rule("zeros_like", "ones_like", "full_like")
 def filled_like(low: Lowering, fx: Any) -> str | None:
     """Lower to a number for every element; kernels compute it where they need it."""
     if not floating(fx):
         return None
-    value = 0.0 if "zeros" in str(fx.target) else 1.0
+    value = (
+        operand(low, fx.args[1]) if "full" in str(fx.target) else float("ones" in str(fx.target))
+    )
+    if not isinstance(value, int | float):
+        return None
     name, shape = low.unique_name(""), shape_of(fx)
     return low.add(
-        Node(name, Kind.POINTWISE, "cast", (value,), shape, dtype_of(fx), origin=low.origin)
+        Node(name, Kind.POINTWISE, "cast", (float(value),), shape, dtype_of(fx), origin=low.origin)
     )

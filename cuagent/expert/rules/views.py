@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from cuagent.expert.graph.graph import Kind, Node, Shape, contiguous_strides, reshaped
+from cuagent.expert.graph.graph import Kind, Node, Operand, Shape, contiguous_strides, reshaped
 from cuagent.expert.graph.lowering import (
     Lowering,
     argument,
@@ -237,11 +237,38 @@ def cat(low: Lowering, fx: Any) -> str | None:
     shape = shape_of(fx)
     dim = argument(fx, 1, "dim", 0) % len(shape)
     if "stack" in str(fx.target):
-        names = [low.view(part, (*shape[:dim], 1, *shape[dim + 1 :]), "part") for part in names]
+        names = [_raised(low, part, dim) for part in names]
     if any(len(low.shape(part)) != len(shape) for part in names):
         return None  # torch ignores empty tensors of one dimension
     stored = [_is_stored(low, *pair) for pair in zip(fx.args[0], names, strict=True)]
     return _joined(low, names, dim, shape, stored)
+
+
+def _raised(low: Lowering, name: str, dim: int) -> str:
+    """Add a value with a new dimension of one element at `dim`.
+
+    A choice between numbers, such as padding, is computed again from raised operands, so that it
+    need not be stored.
+    """
+    node = low.by_name[name]
+    shape = (*node.shape[:dim], 1, *node.shape[dim:])
+    chosen = node.kind is Kind.POINTWISE and (node.op == "where" or not node.inputs)
+    chosen = chosen and node.dtype != "bool"
+    if not chosen and node.kind not in (Kind.INSIDE, Kind.INDEX, Kind.WINDOW):
+        return viewed(low, name, shape) or low.view(name, shape, "part")
+    args: list[Operand] = []
+    for arg in node.args:
+        place = dim - len(node.shape) + len(low.shape(arg))
+        args.append(_raised(low, arg, place) if isinstance(arg, str) and place >= 0 else arg)
+    raised = replace(
+        node,
+        name=low.unique_name("raised"),
+        args=tuple(args),
+        shape=shape,
+        dims=tuple(d + (d >= dim) for d in node.dims),
+        origin=low.origin,
+    )
+    return low.add(raised)
 
 
 def _is_stored(low: Lowering, part: Any, name: str) -> bool:
@@ -353,7 +380,8 @@ def pad(low: Lowering, fx: Any) -> str | None:
     mode, constant = argument(fx, 2, "mode", "constant"), argument(fx, 3, "value")
     if "constant" in str(fx.target):
         mode, constant = "constant", argument(fx, 2, "value", 0)
-    if not isinstance(x, str) or not floating(fx) or mode != "constant" or min(pads) < 0:
+    known = floating(fx) or dtype_of(fx) == "bool"
+    if not isinstance(x, str) or not known or mode != "constant" or min(pads) < 0:
         return None
     shape, value = shape_of(fx), x
     sides = [(len(shape) - 1 - k, pads[2 * k]) for k in range(len(pads) // 2)]
@@ -363,7 +391,9 @@ def pad(low: Lowering, fx: Any) -> str | None:
     for k, (dim, before) in enumerate(changed):
         inside = within(low, dim, before, before + low.shape(x)[dim], shape)
         hint = "" if k == len(changed) - 1 else "padded"
-        value = low.pointwise("where", inside, value, float(constant or 0), hint=hint)
+        outside = float(constant or 0) if floating(fx) else int(bool(constant))
+        dtype = "float32" if floating(fx) else "bool"
+        value = low.pointwise("where", inside, value, outside, hint=hint, dtype=dtype)
     return value
 
 

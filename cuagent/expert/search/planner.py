@@ -340,10 +340,12 @@ def _schedules(subject: Subject, best: Outcome) -> Iterator[tuple[Options, str]]
 def _repairs(failed: Outcome) -> Iterator[tuple[Options, str]]:
     """Yield the candidates after a rejection.
 
-    They leave out, in this order: a kernel that did not compile, fused calls, values computed once,
-    TF32 and folded weights if values were wrong, and each kernel alone.
+    They leave out, in this order: chains of kernels, a kernel that did not compile, fused calls,
+    values computed once, TF32 and folded weights if values were wrong, and each kernel alone.
     """
     candidate, options = failed.candidate, failed.candidate.options
+    if candidate.has_chains:
+        yield replace(options, chains=False), "launch each kernel by itself, to find a faulty one"
     parts = list(zip(candidate.kernels, candidate.origins, strict=True))
     for name, origins in parts:
         if any(name in path for path in failed.broken_files):

@@ -1,14 +1,16 @@
 """Generate C++ kernels for the CPU: one `extern "C"` launcher per group, with constant shapes.
 
-Four schedules: `map` (no reduction), `rows` (the reduction is innermost; one row per iteration, in
+Schedules: `map` (no reduction), `rows` (the reduction is innermost; one row per iteration, in
 several passes), `columns` (the reduction is not innermost; a tile of adjacent rows is processed
-together), and `blocks` (few long rows: partial sums per block, added in order, so that results do
-not depend on the number of threads).
+together), `blocks` (few long rows: partial sums per block, added in order, so that results do not
+depend on the number of threads), and chunks for very short loops (`cpp_flat`).
 Invariant: every output element is written exactly once, after all reads of the same element, so an
 output may use the buffer of an input that is read element by element.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from cuagent.expert.kernel import KernelCall, Request
 from cuagent.expert.streaming.cpp_columns import ColumnSchedules
@@ -16,13 +18,15 @@ from cuagent.expert.streaming.cpp_map import MapSchedule
 from cuagent.expert.streaming.cpp_rows import RowSchedules
 from cuagent.expert.streaming.expressions import TYPES, identifier
 from cuagent.expert.streaming.fuse import LONG_ROW
-from cuagent.expert.streaming.nest import Nest, nest_of
+from cuagent.expert.streaming.nest import Access, Nest, nest_of
 from cuagent.expert.streaming.text import without_unused
 
 
 def generate(request: Request) -> KernelCall:
     """Return the kernel of a group. Raises NestError if it has no common loop nest."""
-    nest = nest_of(request.group, request.graph)
+    nest, offsets = nest_of(request.group, request.graph), dict[str, int]()
+    if request.rebased:
+        nest, offsets = _rebased(nest)
     kernel = _Kernel(request.name, nest, request.title, request.tile, parallel=True)
     text = kernel.text()
     return KernelCall(
@@ -33,7 +37,23 @@ def generate(request: Request) -> KernelCall:
         nest.tensors_read,
         ("pointwise.h",),
         frozenset() if kernel.overlaps else kernel.plan.in_place(),
+        offsets,
     )
+
+
+def _rebased(nest: Nest) -> tuple[Nest, dict[str, int]]:
+    """Return the nest with offsets from the first element that it reads of each tensor, and these
+    first elements."""
+    accesses = [part for a in nest.reads.values() for part in (a, a.row.index if a.row else None)]
+    read = [a for a in accesses if a is not None and a.tensor]
+    first = {a.tensor: min(b.offset for b in read if b.tensor == a.tensor) for a in read}
+    first = {tensor: offset for tensor, offset in first.items() if offset > 0}
+
+    def moved(access: Access) -> Access:
+        row = access.row and replace(access.row, index=moved(access.row.index))
+        return replace(access, offset=access.offset - first.get(access.tensor, 0), row=row)
+
+    return replace(nest, reads={key: moved(a) for key, a in nest.reads.items()}), first
 
 
 def render(name: str, nest: Nest, title: str, *, tile: int = 64, parallel: bool = True) -> str:
@@ -49,6 +69,8 @@ class _Kernel(MapSchedule, RowSchedules, ColumnSchedules):
         self._header()
         if not self.column_dims:
             self._map()
+        elif self._sums_flat():
+            self._flat_sums()
         elif self.columns_schedule and self._few_long_columns():
             self._column_blocks()
         elif self.columns_schedule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from cuagent.expert.streaming.cpp_text import (
@@ -27,6 +28,8 @@ PART_ELEMENTS = 64
 SHORT_ROW = 128
 """Longest row, in elements, for which expensive row values are computed for several rows
 together."""
+MANY_TURNS = 16
+"""Fewest turns of the loops around the innermost one whose sums are added up in double."""
 ROW_TILE = 64
 """Short rows in one tile."""
 
@@ -91,8 +94,13 @@ class RowSchedules(CppText):
         suffixes = ["", *(f"_{k}" for k in range(1, parts))]
         self._identities(stage, suffixes)
         *outer, inner = self.column_dims
+        totals = self._totals(stage, outer)
+        for word in totals:
+            w(f"double {word}_total = 0;")
         for k in outer:
             self._loop(k)
+        for word in totals:
+            w(" ".join(f"{word}{suffix} = 0.f;" for suffix in suffixes))
         self._constants(stage, inner)
         w.pragma("omp simd" + self._clauses(stage, suffixes))
         if parts == 1:
@@ -100,14 +108,27 @@ class RowSchedules(CppText):
             self._body(stage)
         else:
             self._parts(stage, inner, suffixes)
-        w.close(len(self.column_dims))
+        w.close()
+        for word in totals:
+            w(f"{word}_total += {' + '.join(word + suffix for suffix in suffixes)};")
+        w.close(len(outer))
+        for word in totals:
+            w(f"{word} = {word}_total;")
         for node in stage.reduces:
             word = self._reduced(node)
-            for suffix in suffixes[1:]:
+            for suffix in suffixes[1:] if word not in totals else ():
                 w(joined(node.op, word, word + suffix))
                 if node.op in KEEPS_NAN:
                     w(f"{word}_nan |= {word}{suffix}_nan;")
         self._restore_nan(stage)
+
+    def _totals(self, stage: Stage, outer: Sequence[int]) -> list[str]:
+        """Return the sums that are added up in double over the outer loops of a row.
+
+        The sum of 2,000 times 20 elements had an error of 2e-6 in float.
+        """
+        turns = math.prod(self.nest.dimensions[k].extent for k in outer)
+        return [self._reduced(n) for n in stage.reduces if n.op == "sum" and turns >= MANY_TURNS]
 
     def _parts_of(self, stage: Stage) -> int:
         """Return the number of parts of a pass's innermost loop that are reduced side by side."""

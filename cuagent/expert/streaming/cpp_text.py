@@ -45,14 +45,15 @@ class CppText(KernelText):
 
     def __init__(self, name: str, nest: Nest, title: str, tile: int, parallel: bool) -> None:
         self.tile = min(tile, nest.dimensions[-1].extent)
+        across = _reads_across(nest)
         self.columns_schedule = bool(nest.group.reduced) and (
-            not nest.dimensions[-1].reduced or _has_few_columns(nest)
+            not nest.dimensions[-1].reduced or _has_few_columns(nest) or across
         )
-        self.transposes = self.columns_schedule and nest.dimensions[-1].reduced
+        self.transposes = self.columns_schedule and nest.dimensions[-1].reduced and not across
         """True if the rows of a tile are copied, so that adjacent rows are adjacent in memory."""
         self.staged: dict[str, str] = {}
         """Name of the array with the copies of each element that is read from such rows."""
-        if self.transposes:
+        if self.columns_schedule and nest.dimensions[-1].reduced:
             self.tile = min(tile, [d.extent for d in nest.dimensions if not d.reduced][-1])
         saved = nest.group.columns * (self.tile if self.columns_schedule else 1) * 4
         may_save = bool(nest.group.reduced) and saved <= SAVED_BYTES
@@ -246,6 +247,20 @@ class CppText(KernelText):
             self.w(f"{identifier(name)}_tile[{self._position()}] = {value};")
         else:
             self.w(self._assign(name, value))
+
+
+def _reads_across(nest: Nest) -> bool:
+    """Return True if adjacent rows are adjacent in memory, and the elements of a row are not.
+
+    Vectors then run over rows: the cross-entropy of transposed logits reads whole cache lines.
+    """
+    rows = [k for k, d in enumerate(nest.dimensions) if not d.reduced]
+    if not rows or not nest.dimensions[-1].reduced or nest.dimensions[rows[-1]].extent < VECTOR:
+        return False
+    varying = [a for a in nest.reads.values() if a.tensor and a.strides[-1]]
+    adjacent = all(a.strides[rows[-1]] == 1 and not a.guards and not a.row for a in varying)
+    by_row = not any(access.strides[-1] for access in nest.writes.values())
+    return bool(varying) and adjacent and by_row
 
 
 def _has_few_columns(nest: Nest) -> bool:

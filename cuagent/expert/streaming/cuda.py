@@ -69,7 +69,7 @@ def generate(request: Request) -> KernelCall:
         nest.tensors_read,
         headers(a.dtype for a in (*nest.reads.values(), *nest.writes.values())),
         kernel.plan.in_place(),
-        kernel.workspace,
+        workspace=kernel.workspace,
     )
 
 

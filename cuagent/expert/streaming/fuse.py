@@ -75,21 +75,32 @@ class _Draft:
 
 
 def fuse(
-    graph: Graph, *, outside: frozenset[str] = frozenset(), claimed: Iterable[Group] = ()
+    graph: Graph,
+    *,
+    outside: frozenset[str] = frozenset(),
+    claimed: Iterable[Group] = (),
+    slices_count: bool = True,
 ) -> tuple[Step, ...]:
     """Return kernels and library calls in an executable order.
 
     Nodes in `outside` (those computed once from parameters) are in no step. Groups in `claimed`,
-    of other families, become steps as they are.
+    of other families, become steps as they are. With `slices_count`, each slice of a tensor counts
+    towards MAX_LEAVES: on a GPU its elements take registers.
     """
-    return _Fuser(graph, outside, claimed).run()
+    return _Fuser(graph, outside, claimed, slices_count).run()
 
 
 class _Fuser:
     """Greedy fusion in program order: a node joins the groups of its arguments if it can."""
 
-    def __init__(self, graph: Graph, outside: frozenset[str], claimed: Iterable[Group]) -> None:
-        self.graph = graph
+    def __init__(
+        self,
+        graph: Graph,
+        outside: frozenset[str],
+        claimed: Iterable[Group],
+        slices_count: bool = True,
+    ) -> None:
+        self.graph, self.slices_count = graph, slices_count
         self.outside = outside
         self.users = graph.users()
         self.draft_of: dict[str, _Draft] = {}
@@ -312,8 +323,8 @@ class _Fuser:
         return (zeroed if keepdim else dropped), spans
 
     def _leaves(self, draft: _Draft) -> int:
-        names = {a for n in draft.places for a in self.graph.node(n).inputs}
-        return len(names - set(draft.places))
+        names = {a for n in draft.places for a in self.graph.node(n).inputs} - set(draft.places)
+        return len(names if self.slices_count else {self._owner(name) for name in names})
 
     def _splittable(self, draft: _Draft) -> bool:
         """Return False if the group reduces few long rows and reads the results per element."""

@@ -210,7 +210,29 @@ POINTWISE float gelu(float x) {
   const float tail = 0.5f * exponential_of_nonpositive(-c * q - 20.f * (t - c));
   return x * (x < 0.f ? tail : 1.f - tail);
 }
-POINTWISE float gelu_half(float x) { return gelu(x); }
+// exp(x) for x <= 0 within 4e-6 of the value; 0 below -80.
+POINTWISE float coarse_exponential_of_nonpositive(float x) {
+  const float z = x * 1.44269504f, shifted = z + 12582912.f, f = z - (shifted - 12582912.f);
+  float p = 0.00961813f;
+  p = __builtin_fmaf(p, f, 0.0555033f);
+  p = __builtin_fmaf(p, f, 0.240226507f);
+  p = __builtin_fmaf(p, f, 0.693147181f);
+  p = __builtin_fmaf(p, f, 1.f);
+  return x < -80.f ? 0.f : as_float(as_bits(p) + (as_bits(shifted) << 23));
+}
+// The same as `gelu` within 4e-5 of |x|, for results in half precision: two thirds of its time.
+POINTWISE float gelu_half(float x) {
+  const float t = absolute(x) * 0.707106781f;
+  const float c = t > 4.f ? 4.f : t;
+  float q = -0.000141628972f;
+  q = __builtin_fmaf(q, c, 0.00255983806f);
+  q = __builtin_fmaf(q, c, -0.0206622532f);
+  q = __builtin_fmaf(q, c, 0.101788842f);
+  q = __builtin_fmaf(q, c, 0.638110143f);
+  q = __builtin_fmaf(q, c, 1.12796812f);
+  const float tail = 0.5f * coarse_exponential_of_nonpositive(-t * q);
+  return x * (x < 0.f ? tail : 1.f - tail);
+}
 // (1 + tanh u) / 2 is the sigmoid of 2u.
 POINTWISE float gelu_tanh(float x) {
   const float u = 0.797884561f * (x + 0.044715f * x * x * x);

@@ -21,6 +21,9 @@ COST = {
     "reciprocal": 4,
 }  # fmt: skip
 """Approximate cost of an operation on one element, in additions."""
+HALVES = ("bfloat16", "float16")
+HALF_LOAD = 3
+"""Loads of float32 that take as long as one load of a half type on a CPU."""
 EXPENSIVE = 8
 """Smallest cost, in additions, of a value that is saved for a later pass, not computed again
 there."""
@@ -64,11 +67,17 @@ class Plan:
         for node in nest.group.nodes:
             inner = 0
             if node.kind is not Kind.REDUCE and node.name not in nest.by_row:
-                inner = sum(self.cost.get(str(self.source(a)), load) for a in node.inputs)
+                inner = sum(self._cost_of(node, a, load) for a in node.inputs)
             self.cost[node.name] = inner + (
                 COST.get(node.op, 1) if node.kind is Kind.POINTWISE else 0
             )
         self.stages = self._stages(may_save)
+
+    def _cost_of(self, node: Node, arg: str, load: int) -> int:
+        """Return the cost of an operand of `node`; a half type is converted after its load."""
+        access = self.nest.reads.get((node.name, arg))
+        halves = access is not None and access.dtype in HALVES
+        return self.cost.get(str(self.source(arg)), load * (HALF_LOAD if halves else 1))
 
     def source(self, name: Operand) -> Operand:
         """Return the value of which `name` is a view inside the group; else `name` itself."""
