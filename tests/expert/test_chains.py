@@ -112,6 +112,14 @@ def test_library_call_does_not_part_kernels_that_it_does_not_read(make):
     assert launches(made) == 1
 
 
+@pytest.mark.parametrize("name", ["memory", "scratch"])
+def test_argument_may_have_the_name_of_a_variable_of_the_chain(make, name):
+    text = text_of("lifetimes").replace("(self, x, i):", f"(self, {name}, i):\n        x = {name}")
+    made = make(text, "Model")
+    assert any("reinterpret_cast<char*>(scratch)" in file for file in made.candidate.files.values())
+    assert_agrees(made)
+
+
 def test_chains_of_different_kernels_have_different_names(make):
     made = make(text_of("chains that begin alike"), "Model")
     chains = {name for name in made.candidate.kernels if "chain" in name}

@@ -58,15 +58,18 @@ RESERVED = {
 }  # fmt: skip
 LOCALS = names_in(
     """
-    all batch blended buffer carry channel_bias chunk column count end first first_row given
-    input_row item j joined last local p part parts place_in_row plane position q r remainder result
-    row_sums rows slot source start step tap_weights thread thread_slot thread_sums total v value
-    values width window_row COLUMNS ITEMS LANES LENGTH THREADS VECTOR
+    all batch blended buffer carry channel_bias chunk column count end first first_row flat
+    given input_row item j joined last local memory p part parts place_in_row plane position q r
+    remainder result row_sums rows scratch slot source start step tap_weights thread thread_slot
+    thread_sums total turn v value values width window_row COLUMNS ITEMS LANES LENGTH THREADS
+    VECTOR
     """
 )
 """Variables and constants of kernels. A tensor of the module with such a name, for instance an
 argument `result`, gets another name in the kernel."""
-NUMBERED = re.compile(r"[ij]\d+|[pqt]\d+|(count|from|near|real|weight|tap_weight)\d+|tile|k")
+NUMBERED = re.compile(
+    r"[ij]\d+|[pqt]\d+|(count|from|near|real|weight|tap_weight)\d+|staged_\d+|tile|k"
+)
 """Matches variables of kernels that belong to a dimension."""
 PYTHON = {
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}",
