@@ -78,6 +78,10 @@ CASES = {
 }
 
 
+QUICK = ("loop of a CRF", "results and masks")
+"""Cases outside of the slow suite."""
+
+
 def text_of(name: str, rows: int = 4) -> str:
     body = "\n".join(f"        {line}" for line in CASES[name].strip().splitlines())
     return HEAD.format(body=body, rows=rows)
@@ -88,7 +92,9 @@ def launches(made) -> int:
     return len(re.findall(r"^        \w+_kernel\d*\(", forward, re.M))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in CASES]
+)
 def test_chain_agrees_with_the_reference(make, name):
     assert_agrees(make(text_of(name), "Model"))
 
@@ -112,6 +118,7 @@ def test_library_call_does_not_part_kernels_that_it_does_not_read(make):
     assert launches(made) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["memory", "scratch"])
 def test_argument_may_have_the_name_of_a_variable_of_the_chain(make, name):
     text = text_of("lifetimes").replace("(self, x, i):", f"(self, {name}, i):\n        x = {name}")

@@ -132,6 +132,7 @@ def forward_of(made) -> str:
     return str(made.candidate.files["model_new.py"].split("def _fits")[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_form_agrees_with_the_reference(make, name):
     assert_agrees(made_of(make, name))
