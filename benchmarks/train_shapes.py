@@ -250,7 +250,7 @@ def sample(bench: Bench) -> Figures:
         end, turns = bench.end - reserve - JUDGING_S, shape.turns
 
         def note() -> None:
-            """Write what was reached so far; a killed stage then leaves its figures."""
+            """Write the figures so far, so that a killed stage leaves them."""
             bench.write("sample, not finished", reached(script))
 
         script = Scripted(plays.engine, bench.chat, turns, waves, room, end, options.reply, note)

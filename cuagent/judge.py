@@ -5,7 +5,7 @@ torch.compile took seconds to prepare. Once the ladder is measured, attempts are
 best rung too.
 
 Invariant: an attempt is timed after it is accepted. The exception is an attempt that must be faster
-than a given speedup: it is timed first, and such a timing can only refuse it. A clock that
+than an earlier one: it is timed first, and such a timing can only refuse it. A clock that
 contradicts itself withdraws the acceptance.
 """
 
@@ -265,7 +265,9 @@ class LocalJudge:
         """
         if self.device_lock.lock is None and not self.overlap.open_while_verifying:
             return
-        self._verified_ahead = self._verdict(attempt, Effort.RECORD, None)
+        found = self._verdict(attempt, Effort.RECORD, None)
+        if found[1].reason is not Reason.INFRASTRUCTURE:  # else `judge` verifies it again
+            self._verified_ahead = found
 
     def _verdict(
         self, attempt: Attempt, effort: Effort | None, build: Build | None

@@ -366,7 +366,7 @@ class Run:
         self.ended = None
         judged = {**plain_judgement(tried.judgement), "attempt": tried.n}
         self.log.write("judgement", effort=effort, **judged)
-        if tried.judgement.verdict.reason is not Reason.TOO_SLOW:  # there is no verdict to audit
+        if tried.judgement.verdict.reason is not Reason.TOO_SLOW:  # nothing to audit
             keep_evidence(
                 self.folder,
                 self.task,

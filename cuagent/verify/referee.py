@@ -180,7 +180,7 @@ class Referee:
                 self._compile_in(attempt, build, self.batch(1))
 
     def _compile_in(self, attempt: Attempt, build: Build, batch: Batch) -> None:
-        """Make one call of an attempt on inputs of `batch`, and keep what it compiled."""
+        """Make one call of an attempt on inputs of `batch`, and keep its compiled code."""
         seed, weights = Seeds().draw(), self.context.weights
         try:
             self.oracle.load_weights(Weights.OWN, seed, weights)

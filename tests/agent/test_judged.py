@@ -107,6 +107,17 @@ def test_verdict_made_ahead_is_used_once(judge: LocalJudge) -> None:
     assert judge.judge(right, Effort.RECORD).verdict.attempt == right.digest
 
 
+def test_fault_of_the_machine_ahead_of_the_record_is_no_verdict(
+    judge: LocalJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = Attempt((("kernels/scale.cpp", KERNEL), ("model_new.py", MODULE)))
+    fault = Verdict(False, Reason.INFRASTRUCTURE, "no memory", "t", right.digest)
+    with monkeypatch.context() as patch:
+        patch.setattr(judge, "_verdict", lambda *_: (judge.build(right), fault))
+        judge.verify_ahead(right)
+    assert judge.judge(right, Effort.RECORD).verdict.accepted
+
+
 def test_run_from_compile_error_to_result_of_record(judged_run: Run) -> None:
     events: list[Event] = []
     broken, wrong = KERNEL.replace("2.0f + 1.0f;", "2.0f + 1.0f"), KERNEL.replace("1.0f", "1.5f")

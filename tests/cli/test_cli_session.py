@@ -276,7 +276,7 @@ class Guarded:
     asked: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
     clock: list[str] = field(default_factory=list)
-    """What was done to the run's clock, and the questions, in order."""
+    """Stops and starts of the run's clock, and the questions, in order."""
 
     def __call__(self, command: str) -> str:
         """`ran`, or why not."""
@@ -368,7 +368,7 @@ def test_cost_limit_is_refused_for_a_model_without_a_price(cuagent: Cuagent, fol
 
 
 class FakeView(list[Any]):
-    """Records what is shown, and pauses."""
+    """Records the events shown, and pauses."""
 
     def __call__(self, event: object) -> None:
         self.append(event)

@@ -116,7 +116,7 @@ class FlatSchedule(CppText):
         self._row_stores()
 
     def _copy(self, around: int, rows: int, size: int) -> None:
-        """Write the copies of what the elements of a chunk read, and name them."""
+        """Write copies of the values that the elements of a chunk read, and name them."""
         w, dims = self.w, self.nest.dimensions
         found: dict[str, Access] = {self._element(a): a for a in self.nest.reads.values()}
         for n, access in enumerate(found.values()):

@@ -285,7 +285,7 @@ def test_rounding_is_no_reason_to_refuse_a_model_and_the_reason_is_named(
 
 
 def test_adapters_on_half_precision_weights_sample_and_agree() -> None:
-    """As for a 7B model: frozen weights in bfloat16, adapters in fp32, recomputation."""
+    """The settings of a 7B model: frozen weights in bfloat16, adapters in fp32, recomputation."""
     pytest.importorskip("peft")
     config = transformers.Qwen2Config(
         vocab_size=512, hidden_size=112, intermediate_size=256, num_hidden_layers=12,
