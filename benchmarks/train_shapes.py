@@ -256,7 +256,7 @@ def sample(bench: Bench) -> Figures:
         script = Scripted(plays.engine, bench.chat, turns, waves, room, end, options.reply, note)
         plays.engine = script
         plays.play = replace(plays.play, initial_files=script.files)
-        plays.inputs = {"shape": options.shape}
+        plays.inputs = {"shape": options.shape, "reply": options.reply}
         start = time.monotonic()
         found = plays(0)
         seconds = time.monotonic() - start

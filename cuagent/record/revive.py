@@ -96,12 +96,14 @@ def ladder_of(records: Records) -> Ladder | None:
 def end_record(records: Records) -> Mapping[str, Any] | None:
     """Return the `end` record; None if the run has not ended, or went on after undo or resume.
 
-    A run that was only opened again has no new message, and keeps its end.
+    A run that was only opened again keeps its end, also with a message of the user that no model
+    has read.
     """
     for record in reversed(records):
         if record["type"] == "end":
             return record
-        if record["type"] in WORK or record.get("why") == "undo":
+        queued = record["type"] == "message" and record["role"] == "user"
+        if (record["type"] in WORK and not queued) or record.get("why") == "undo":
             return None
     return None
 

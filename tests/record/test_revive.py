@@ -49,5 +49,7 @@ def test_run_that_was_only_opened_again_keeps_its_end() -> None:
     records = [{"type": "session"}, {"type": "message"}, {"type": "end", "stop": "no gain"}]
     opened = [*records, {"type": "resume"}, {"type": "notice"}]
     assert (end_record(opened) or {})["stop"] == "no gain"
-    assert end_record([*opened, {"type": "message"}]) is None
+    queued = [*opened, {"type": "message", "role": "user"}]
+    assert (end_record(queued) or {})["stop"] == "no gain"
+    assert end_record([*queued, {"type": "message", "role": "assistant"}]) is None
     assert end_record([*records, {"type": "branch", "why": "undo"}]) is None
