@@ -43,9 +43,9 @@ class TritonCall:
 
 
 Call = KernelCall | TritonCall
+Computed = Group | Product | Convolution | AttentionStep
+"""A step that a generated kernel computes. Steps of type `Node` are left to torch."""
 Steps = Sequence[Step | Product | Convolution | AttentionStep]
-COMPUTED = Group | Product | Convolution | AttentionStep
-"""Types of the steps that a generated kernel computes. Steps of type `Node` are left to torch."""
 
 
 @dataclass(frozen=True)
