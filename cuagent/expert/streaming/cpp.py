@@ -27,7 +27,7 @@ def generate(request: Request) -> KernelCall:
     nest, offsets = nest_of(request.group, request.graph), dict[str, int]()
     if request.rebased:
         nest, offsets = _rebased(nest)
-    kernel = _Kernel(request.name, nest, request.title, request.tile, parallel=True)
+    kernel = _Kernel(request.name, nest, request.title, request.tile)
     text = kernel.text()
     return KernelCall(
         request.name,
@@ -54,11 +54,6 @@ def _rebased(nest: Nest) -> tuple[Nest, dict[str, int]]:
         return replace(access, offset=access.offset - first.get(access.tensor, 0), row=row)
 
     return replace(nest, reads={key: moved(a) for key, a in nest.reads.items()}), first
-
-
-def render(name: str, nest: Nest, title: str, *, tile: int = 64, parallel: bool = True) -> str:
-    """Return the source of one kernel file."""
-    return _Kernel(name, nest, title, tile, parallel).text()
 
 
 class _Kernel(MapSchedule, RowSchedules, ColumnSchedules):
