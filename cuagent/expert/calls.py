@@ -20,7 +20,7 @@ from cuagent.expert.options import Options
 from cuagent.expert.products import triton as matrix_product
 from cuagent.expert.products.match import Product
 from cuagent.expert.products.tiles import ranked
-from cuagent.expert.streaming.fuse import Group
+from cuagent.expert.streaming.group import Group
 
 
 def group_call(

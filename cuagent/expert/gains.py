@@ -6,7 +6,7 @@ from cuagent.expert.convolutions.partials import is_partial
 from cuagent.expert.graph.graph import Graph, Kind, Node
 from cuagent.expert.method import FRESH, Steps
 from cuagent.expert.naming import origins_of
-from cuagent.expert.streaming.fuse import Group
+from cuagent.expert.streaming.group import Group
 
 SMALL = 1 << 15
 """Most elements of one operation for which the time of the call counts on a CPU. For 8 x 192
@@ -61,17 +61,9 @@ def _touch(group: Group, other: Group, graph: Graph) -> bool:
         return False
     pairs = ((group, other), (other, group))
     return any(
-        _base(graph, a) in first.places for first, second in pairs for n in second.nodes
+        graph.owner(a) in first.places for first, second in pairs for n in second.nodes
         for a in n.inputs if a not in second.places
     )  # fmt: skip
-
-
-def _base(graph: Graph, name: str) -> str:
-    """Return the value of which `name` is a view."""
-    node = graph.node(name)
-    while node.kind in (Kind.VIEW, Kind.STRIDED, Kind.WINDOW):
-        node = graph.node(node.inputs[0])
-    return node.name
 
 
 def _is_slow_extreme(node: Node, graph: Graph) -> bool:

@@ -18,7 +18,7 @@ from cuagent.expert.method import FILL, FRESH, Computed, Method, TritonCall
 from cuagent.expert.prepared import Prepared
 from cuagent.expert.products.expressions import functions_of
 from cuagent.expert.products.triton import header
-from cuagent.expert.streaming.fuse import Group
+from cuagent.expert.streaming.group import Group
 from cuagent.expert.values import view_text
 
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")

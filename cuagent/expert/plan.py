@@ -46,7 +46,8 @@ from cuagent.expert.recurrences.match import with_layers, with_recurrences
 from cuagent.expert.rewrites import prepared_names, rewrite, share_equal
 from cuagent.expert.rules.gathers import settle_gathers
 from cuagent.expert.sharing import shared, shared_triton
-from cuagent.expert.streaming.fuse import Group, fuse
+from cuagent.expert.streaming.fuse import fuse
+from cuagent.expert.streaming.group import Group
 from cuagent.expert.streaming.nest import NestError
 from cuagent.expert.widening import widen_products, widens
 

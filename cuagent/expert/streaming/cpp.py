@@ -17,7 +17,7 @@ from cuagent.expert.streaming.cpp_columns import ColumnSchedules
 from cuagent.expert.streaming.cpp_map import MapSchedule
 from cuagent.expert.streaming.cpp_rows import RowSchedules
 from cuagent.expert.streaming.expressions import TYPES, identifier
-from cuagent.expert.streaming.fuse import LONG_ROW
+from cuagent.expert.streaming.group import FEW_ROWS, LONG_ROW
 from cuagent.expert.streaming.nest import Access, Nest, nest_of
 from cuagent.expert.streaming.text import without_unused
 
@@ -70,7 +70,7 @@ class _Kernel(MapSchedule, RowSchedules, ColumnSchedules):
             self._column_blocks()
         elif self.columns_schedule:
             self._columns()
-        elif self.nest.group.rows < 64 and self.nest.group.columns >= LONG_ROW:
+        elif self.nest.group.rows < FEW_ROWS and self.nest.group.columns >= LONG_ROW:
             self._blocks()
         elif self._has_short_rows():
             self._row_tiles()

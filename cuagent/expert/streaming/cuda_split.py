@@ -9,7 +9,7 @@ import math
 
 from cuagent.expert.streaming.cuda_text import JOIN, CudaText
 from cuagent.expert.streaming.expressions import identifier
-from cuagent.expert.streaming.fuse import LONG_ROW
+from cuagent.expert.streaming.group import LONG_ROW
 from cuagent.expert.streaming.stages import Stage
 
 SPLIT_ROWS = 512

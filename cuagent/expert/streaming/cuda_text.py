@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from cuagent.expert.streaming.expressions import TYPES, computed_type, identifier
-from cuagent.expert.streaming.fuse import Group
+from cuagent.expert.streaming.group import Group
 from cuagent.expert.streaming.nest import Nest
 from cuagent.expert.streaming.stages import Plan, Stage
 from cuagent.expert.streaming.text import KernelText
