@@ -82,7 +82,7 @@ def diagnose(output: str, attempt: Attempt, source: str, folder: Path) -> list[D
             break
         if (match := _GXX.match(line) or _NVCC.match(line)) is not None:
             file, number = match["file"], int(match["line"])
-            if not text.holds(file):
+            if not text.has_file(file):
                 file, number = _own_line(lines, at, text) or ("", 0)
             found[text.diagnostic(file, number, match["text"], match["kind"])] = None
         elif (match := _PTXAS.match(line)) is not None and "aborted" not in line:
@@ -113,7 +113,7 @@ class _Text:
         inside = path.removeprefix(f"{self.folder}/")
         return inside if inside in self.texts else ""
 
-    def holds(self, file: str) -> bool:
+    def has_file(self, file: str) -> bool:
         return bool(self.name(file))
 
     def diagnostic(self, file: str, line: int, message: str, kind: str) -> Diagnostic:
@@ -142,7 +142,7 @@ def _own_line(lines: list[str], at: int, text: _Text) -> tuple[str, int] | None:
         if match is None:
             continue
         file = match["file"] or match["of"]
-        if file and text.holds(file):
+        if file and text.has_file(file):
             return file, int(match["line"] or match["at"])
     return None
 

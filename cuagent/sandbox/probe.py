@@ -47,15 +47,15 @@ class Escape:
 
 def probe() -> Tier:
     """Return the strongest tier for a command. The first call takes less than a second."""
-    return next(filter(holds, (Tier.BUBBLEWRAP, Tier.LANDLOCK)), Tier.NONE)
+    return next(filter(is_effective, (Tier.BUBBLEWRAP, Tier.LANDLOCK)), Tier.NONE)
 
 
 def probe_forked() -> Tier:
     """Return the strongest tier for a forked child, which bubblewrap cannot confine."""
-    return Tier.LANDLOCK if holds(Tier.LANDLOCK) else Tier.NONE
+    return Tier.LANDLOCK if is_effective(Tier.LANDLOCK) else Tier.NONE
 
 
-def holds(tier: Tier) -> bool:
+def is_effective(tier: Tier) -> bool:
     """True if the tier exists here and no escape from it succeeds, except `WITHOUT_VIEW`."""
     with _PROBING:  # other threads wait for the answer instead of probing too
         found = successful_escapes(tier)

@@ -49,9 +49,9 @@ def load_task(
     source = _read(path)
     names = _names(source, path)
     entry = named or ENTRY
-    if not names.may_hold(entry):
+    if not names.may_define(entry):
         raise TaskError(_missing(path, named, names))
-    if inputs is None and not names.may_hold("get_inputs"):
+    if inputs is None and not names.may_define("get_inputs"):
         raise TaskError(
             f"{path}: no get_inputs() and no --inputs; give the inputs of {entry}, "
             'for instance --inputs "f32[8,512]"'
@@ -106,7 +106,7 @@ class _Names:
         self._open = False
         self._collect(tree.body)
 
-    def may_hold(self, name: str) -> bool:
+    def may_define(self, name: str) -> bool:
         """Return True if the module's text defines `name`, or may by `from x import *`."""
         return self._open or name in self.classes or name in self._others
 

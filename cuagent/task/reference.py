@@ -52,7 +52,7 @@ class Reference:
         hint = "" if self.task.init is not None else "; give its arguments with --init"
         with _user_code(self.task, what, hint if not (args or named) else ""), _seeded(seed):
             model = self.cls(*args, **named).eval()
-        _has_values(self.task, model)
+        _require_values(self.task, model)
         with _user_code(self.task, f"moving {self.task.entry} to {self.task.device}"):
             return model.to(self.task.device.value)
 
@@ -62,7 +62,7 @@ class Reference:
 
         Raises TaskError.
         """
-        drawn = self._drawn(seed)
+        drawn = self._draw_inputs(seed)
         if not isinstance(drawn, list | tuple):
             raise TaskError(
                 f"{self.task.path}: get_inputs() returns a {type(drawn).__name__}; "
@@ -74,7 +74,7 @@ class Reference:
             raise TaskError(f"{self.task.path}: {error}") from error
         return unflatten([leaf.to(self.task.device.value) for leaf in leaves], spec)
 
-    def _drawn(self, seed: int) -> Any:
+    def _draw_inputs(self, seed: int) -> Any:
         """Draw the inputs on the GPU if the task runs there, because a CPU takes a second for a
         gigabyte.
 
@@ -150,7 +150,7 @@ def check_runs(reference: Reference, seed: int = 0) -> None:
                 f"{task.path}: {task.entry} returns a tensor on {leaf.device} although its inputs "
                 f"are on {task.device}; create tensors on the device of an input"
             )
-    _can_be_compared(task, leaves, fed)
+    _require_finite_output(task, leaves, fed)
 
 
 def training_note(task: Task, model: torch.nn.Module) -> str:
@@ -187,7 +187,7 @@ def _mode_dependent(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Modu
             yield name, module
 
 
-def _has_values(task: Task, model: torch.nn.Module) -> None:
+def _require_values(task: Task, model: torch.nn.Module) -> None:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.is_meta:
             raise TaskError(
@@ -196,7 +196,7 @@ def _has_values(task: Task, model: torch.nn.Module) -> None:
             )
 
 
-def _can_be_compared(task: Task, leaves: list[torch.Tensor], fed: str) -> None:
+def _require_finite_output(task: Task, leaves: list[torch.Tensor], fed: str) -> None:
     """Raise TaskError if the outputs hold no finite number to compare with."""
     forms = ", ".join(map(_shape, leaves))
     if not any(leaf.numel() for leaf in leaves):

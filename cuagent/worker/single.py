@@ -54,7 +54,7 @@ def _recorded() -> set[str]:
     return names
 
 
-def _find_ourselves() -> None:
+def _make_cuagent_importable() -> None:
     """Add the folder that contains cuagent to sys.path, because `python -I` leaves it out."""
     package = Path(__file__).resolve().parents[1]
     spec = importlib.util.spec_from_file_location(
@@ -68,5 +68,5 @@ def _find_ourselves() -> None:
 
 
 if __name__ == "__main__":
-    _find_ourselves()
+    _make_cuagent_importable()
     main(Path(sys.argv[1]))
