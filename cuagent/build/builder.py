@@ -2,11 +2,14 @@
 
 The builder is trusted. It compiles in the same way as the loader (`cuagent.kernels.compiler`) and
 computes the same cache keys. So the process that runs the attempt finds each library through
-`environment(build)` and never compiles. Not covered: Triton and `load_inline` in `model_new.py`,
-which compile in the worker. Invariants: a compiler reads the text of an attempt only inside
-`confine`, with limits on size and time. A library comes from the cache only if every file that its
-compiler could read is unchanged: the compiler's folder has only the sources and headers of the
-attempt, and the key covers all of them.
+`environment(build)` and never compiles.
+
+Not covered: Triton and `load_inline` in `model_new.py`, which compile in the worker.
+
+Invariants: a compiler reads the text of an attempt only inside `confine`, with limits on size and
+time. A library comes from the cache only if every file that its compiler could read is unchanged:
+the compiler's folder has only the sources and headers of the attempt, and the key covers all of
+them.
 """
 
 from __future__ import annotations

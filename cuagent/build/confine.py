@@ -1,7 +1,8 @@
 """Run compilers in the sandbox with limits on time, memory and file size.
 
-A compiler may read the attempt's sources and the folders of its toolkit. Invariant: it can write to
-one scratch folder only.
+A compiler may read the attempt's sources and the folders of its toolkit.
+
+Invariant: it can write to one scratch folder only.
 """
 
 from __future__ import annotations

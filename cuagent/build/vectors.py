@@ -1,9 +1,11 @@
 """Report which loops of a CPU kernel the compiler vectorised, and why it left the others scalar.
 
 g++ writes a report during the build, and it is stored next to the library. If the loader compiled
-the library, without a report, the source is compiled again for it. Not covered: other compilers,
-which report in another form, and loops in headers. Invariant: as in the build, a compiler reads the
-text of an attempt only inside `confine`.
+the library, without a report, the source is compiled again for it.
+
+Not covered: other compilers, which report in another form, and loops in headers.
+
+Invariant: as in the build, a compiler reads the text of an attempt only inside `confine`.
 """
 
 from __future__ import annotations

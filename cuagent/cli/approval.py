@@ -7,8 +7,9 @@
 The answer is yes, or always: for exactly this command, or for every command that calls the same
 programs. "Always" lasts for this session and is stored in memory only. Any other answer rejects the
 command and is passed to the model as the reason. Without a user, a command that needs approval does
-not run. The file tools need no approval: they write only in the run's folder. Not covered: the
-sandbox itself, which confines commands in all three modes.
+not run. The file tools need no approval: they write only in the run's folder.
+
+Not covered: the sandbox itself, which confines commands in all three modes.
 """
 
 from __future__ import annotations

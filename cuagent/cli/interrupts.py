@@ -2,8 +2,9 @@
 
 Python raises KeyboardInterrupt wherever the main thread is. The exception is lost inside a weak
 reference callback or a finalizer (an import of torch runs thousands of them), and in code that
-swallows every error. So an event also records the interrupt for later checks. Not covered: an
-immediate stop of the code that swallowed the exception.
+swallows every error. So an event also records the interrupt for later checks.
+
+Not covered: an immediate stop of the code that swallowed the exception.
 """
 
 from __future__ import annotations

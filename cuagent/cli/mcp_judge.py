@@ -1,7 +1,8 @@
 """Run the judge of `cuagent mcp` in one thread, for one task at a time.
 
-The judge of the last task stays open, so that a second call has no start-up cost. Invariant: all
-work is done in one thread, one call after another, as the judge requires.
+The judge of the last task stays open, so that a second call has no start-up cost.
+
+Invariant: all work is done in one thread, one call after another, as the judge requires.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The tools of `cuagent mcp`: `verify`, `profile`, `export` and others for an agent.
 
 Each tool takes a task and, if needed, a candidate folder; paths are relative to the server's
-current folder. Answers are text for a model, with the figures as structured content. Not covered:
-the thread that does the work (`mcp_judge.py`).
+current folder. Answers are text for a model, with the figures as structured content.
+
+Not covered: the thread that does the work (`mcp_judge.py`).
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 It runs in the folder where cuagent was started, with the user's rights and environment and outside
 of the sandbox. Its output is shown as it arrives. The model gets the output only with `!!command`,
-because it may contain text that is not meant for a provider. Not covered: programs that need input
-or draw on the terminal; the session reads the keyboard.
+because it may contain text that is not meant for a provider.
+
+Not covered: programs that need input or draw on the terminal; the session reads the keyboard.
 """
 
 from __future__ import annotations

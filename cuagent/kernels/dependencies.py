@@ -3,8 +3,9 @@
 Two sets cover them. The tree of a source is known before compiling: all sources and headers in its
 folder and below. The dependencies are known after compiling: the compiler lists every file that it
 read (`-MD`), and GNU as lists those of `.incbin`. `may_have_unlisted` detects sources that can read
-other files; such a source is compiled again in every process. Invariant: only regular files are
-read, and no open blocks.
+other files; such a source is compiled again in every process.
+
+Invariant: only regular files are read, and no open blocks.
 """
 
 from __future__ import annotations

@@ -2,8 +2,10 @@
 
 This is not a C++ parser. It understands `extern "C"` definitions, single or in blocks, whose
 parameters are scalars and pointers to scalars; any other raises an error that names it. It does not
-expand macros. Invariant: the time grows linearly with the text, because the text is not trusted.
-The scan visits every character once, and no regular expression here backtracks far.
+expand macros.
+
+Invariant: the time grows linearly with the text, because the text is not trusted. The scan visits
+every character once, and no regular expression here backtracks far.
 """
 
 from __future__ import annotations

@@ -4,8 +4,10 @@ A trusted child builds the model and its inputs while it holds the device lock s
 compiles on the processors without any lock. Autotuning compiles its candidate kernels in the same
 way, and takes the lock exclusively only while it runs them (`tuning_lock.py`). The results are
 stored in the caches that the timed processes use (`surroundings.compiled_graphs`), so that these
-start in seconds. Not covered: graphs after a graph break, and the tuning of Triton's launch
-parameters, which needs the device. Those are compiled when the rung's process starts.
+start in seconds.
+
+Not covered: graphs after a graph break, and the tuning of Triton's launch parameters, which needs
+the device. Those are compiled when the rung's process starts.
 """
 
 from __future__ import annotations

@@ -4,7 +4,9 @@ A *round* is one set of fresh processes. Within it the arms are timed in interle
 single statistic is the median of the log ratios. Variation between processes (addresses, memory
 layout) affects all pairs of a round alike, so only rounds are replicates: the interval is Student's
 over the medians of the rounds (Kalibera & Jones, "Rigorous benchmarking in reasonable time", ISMM
-2013). Not covered: how samples are taken (`timing/timer.py`).
+2013).
+
+Not covered: how samples are taken (`timing/timer.py`).
 
 Invariant: no rule here depends on which arm a sample belongs to, so none can favour an arm.
 """

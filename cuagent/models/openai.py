@@ -1,7 +1,9 @@
 """Call models through chat completions, for all compatible servers (OPENAI_BASE_URL, vLLM, ...).
 
 Replies are always streamed. The field `reasoning_content` of compatible servers is stored as
-reasoning. Not covered: the Responses API (`responses.py`), images, several choices.
+reasoning.
+
+Not covered: the Responses API (`responses.py`), images, several choices.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 API.
 
 Stateless: the provider stores nothing, and the encrypted reasoning of earlier turns is sent back
-unchanged, at its position among the calls. Not covered: built-in tools, images, background mode.
+unchanged, at its position among the calls.
+
+Not covered: built-in tools, images, background mode.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 A run folder may come with a cloned repository, and a command of the model may change the work
 folder at any time. So each name is checked, and each folder on the path to a file is opened with
-O_NOFOLLOW relative to the descriptor of the folder above it. Invariant: no function here reads,
-writes or removes anything outside the folder that it is given.
+O_NOFOLLOW relative to the descriptor of the folder above it.
+
+Invariant: no function here reads, writes or removes anything outside the folder that it is given.
 """
 
 from __future__ import annotations

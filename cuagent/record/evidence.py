@@ -4,7 +4,9 @@ An evidence file has the task and the attempt as text, the draws, the versions a
 that an audit (`audit/audit.py`) needs no other file. A run writes `evidence/attempt-N-EFFORT.json`
 for each accepted attempt and for each verdict of record effort. A file that this user wrote on this
 machine has an authentication code (`origin.py`). Any other file may be forged; only an audit can
-confirm it. Invariant: a run's evidence file is complete or absent, and its secrets are masked.
+confirm it.
+
+Invariant: a run's evidence file is complete or absent, and its secrets are masked.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ including this record, so the last record authenticates the whole log. Each pref
 authentic too, so the state folder also stores the number of records and the last HMAC of each log
 (`heads/`). They show if records were removed from the end of a log. An evidence file has an HMAC
 over its content. A file without a valid HMAC has an unknown origin: it came with a repository,
-another machine or user wrote it, it was edited, or a version without HMACs wrote it. Not covered:
-the work folder, the history and the scratch folder of a run. They are never trusted.
+another machine or user wrote it, it was edited, or a version without HMACs wrote it.
+
+Not covered: the work folder, the history and the scratch folder of a run. They are never trusted.
 """
 
 from __future__ import annotations

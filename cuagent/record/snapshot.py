@@ -1,8 +1,9 @@
 """Take and restore snapshots of the work folder; the files' contents are stored as blobs of the
 run.
 
-Undo restores a snapshot: this is faster than a commit and needs no git. Not covered: links, empty
-folders, and files larger than `MAX_FILE_BYTES` (data, not source).
+Undo restores a snapshot: this is faster than a commit and needs no git.
+
+Not covered: links, empty folders, and files larger than `MAX_FILE_BYTES` (data, not source).
 """
 
 from __future__ import annotations

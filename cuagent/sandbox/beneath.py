@@ -4,8 +4,9 @@ A path that is checked and then opened by name can change its target in between.
 starts from the descriptor of an open folder, and the kernel resolves the name: openat2 with
 RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS and RESOLVE_NO_MAGICLINKS. If openat2 is missing, each
 component of the name is opened separately with O_NOFOLLOW. No symbolic link is followed, not even
-to a target inside the folder, so that both ways behave alike. Not covered: hard links. The sandbox
-does not let a process make one to a file outside.
+to a target inside the folder, so that both ways behave alike.
+
+Not covered: hard links. The sandbox does not let a process make one to a file outside.
 """
 
 from __future__ import annotations

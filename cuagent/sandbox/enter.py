@@ -1,9 +1,10 @@
 """Confine the calling process before it runs untrusted code.
 
 This is for forked children that have imported torch (it takes a few ms) and, through
-`cuagent.sandbox.exec`, for any command. A process cannot leave the sandbox. Not covered: a separate
-pid namespace, which only `wrap` with bubblewrap gives; the deadline and the limits on resident
-memory and files, which the caller must enforce.
+`cuagent.sandbox.exec`, for any command. A process cannot leave the sandbox.
+
+Not covered: a separate pid namespace, which only `wrap` with bubblewrap gives; the deadline and the
+limits on resident memory and files, which the caller must enforce.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Restrict a process with Landlock to given files; block TCP, signals and abstract sockets.
 
-Source of numbers and structures: linux/landlock.h, ABI 1 to 7 (Linux 5.13 to 6.15). Invariants: a
-restriction is permanent. It covers the calling thread and its future children, so it must be
-applied while the process has one thread.
+Source of numbers and structures: linux/landlock.h, ABI 1 to 7 (Linux 5.13 to 6.15).
+
+Invariants: a restriction is permanent. It covers the calling thread and its future children, so it
+must be applied while the process has one thread.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Compute the memory limit of an untrusted process, and measure its resident memory.
 
-The limit is not on address space, because CUDA reserves far more than it uses. Not covered: memory
-on a GPU.
+The limit is not on address space, because CUDA reserves far more than it uses.
+
+Not covered: memory on a GPU.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Find the strongest tier that works on this machine, by trying to escape from each.
 
-The result is cached for the process. Invariant: a tier is returned only if a real child in it
-failed at every escape in `cuagent.sandbox.escapes`, except `WITHOUT_VIEW`, and could still do the
-work of an honest candidate (start, write to its folder, report).
+The result is cached for the process.
+
+Invariant: a tier is returned only if a real child in it failed at every escape in
+`cuagent.sandbox.escapes`, except `WITHOUT_VIEW`, and could still do the work of an honest candidate
+(start, write to its folder, report).
 """
 
 from __future__ import annotations

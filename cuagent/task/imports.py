@@ -1,8 +1,9 @@
 """Find the user's own files that a task's file imports; their text is part of the task.
 
-Files are read, never run. This module also tells users how to fix a failed import. Not covered:
-names that are computed at run time, data files, and installed packages, which are identified by
-their recorded versions.
+Files are read, never run. This module also tells users how to fix a failed import.
+
+Not covered: names that are computed at run time, data files, and installed packages, which are
+identified by their recorded versions.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 The fork server imports them before it forks: `transformers` takes five seconds, and a run opens
 some fifteen processes. The user's own files are not imported there, because their code must run
-only in the processes of the task. Not covered: imports inside functions, and those of the files
-that the task imports.
+only in the processes of the task.
+
+Not covered: imports inside functions, and those of the files that the task imports.
 """
 
 from __future__ import annotations

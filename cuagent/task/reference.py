@@ -1,9 +1,10 @@
 """Import a task's module, build models, and draw inputs from seeds.
 
 Everything here runs the user's code in the calling process. So it is for trusted processes (the
-referee's oracle, the profiler, the expert), never for the one that runs a candidate. Invariant: the
-code that runs is `Task.source` as it was loaded, the global random state does not change, and no
-file is written (no .pyc next to the user's).
+referee's oracle, the profiler, the expert), never for the one that runs a candidate.
+
+Invariant: the code that runs is `Task.source` as it was loaded, the global random state does not
+change, and no file is written (no .pyc next to the user's).
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Redraw the footer of a terminal when its window becomes narrower.
 
 The terminal then breaks each line that no longer fits into several. prompt_toolkit counts the lines
-as it wrote them, so it would erase too few and leave pieces on the screen. Not covered: a terminal
-that cuts lines instead of breaking them; there a line of the transcript is lost.
+as it wrote them, so it would erase too few and leave pieces on the screen.
+
+Not covered: a terminal that cuts lines instead of breaking them; there a line of the transcript is
+lost.
 """
 
 from __future__ import annotations

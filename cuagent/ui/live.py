@@ -1,8 +1,9 @@
 """Lay out the status below the transcript in two columns, for a wide terminal.
 
 The left column shows the agent's activity; the right one the ladder, the attempts and the best over
-time. Pure functions; `ui.terminal` decides when and where the columns are shown. Invariant: never
-wider than `width`, and never higher than half of the terminal.
+time. Pure functions; `ui.terminal` decides when and where the columns are shown.
+
+Invariant: never wider than `width`, and never higher than half of the terminal.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 A block ends at a blank line, at the end of a code fence, or after a heading. Of an unfinished block
 only the last line is available (`Blocks.open`), unrendered. Only the sixteen standard colours are
-used. Not covered: syntax that refers to other blocks (footnotes, references).
+used.
+
+Not covered: syntax that refers to other blocks (footnotes, references).
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 The prompt runs in a separate thread; printed output appears above it. While the agent is idle, the
 main thread calls `next`; while it works, lines go to the handlers in `Work`; `ask` asks a question.
 Keys: Enter sends, Alt-Enter or Ctrl-J makes a new line, Up and Down show earlier inputs, Tab
-completes a command or a file name, Esc or Ctrl-C interrupts, twice leaves. Not covered: the meaning
-of the lines.
+completes a command or a file name, Esc or Ctrl-C interrupts, twice leaves.
+
+Not covered: the meaning of the lines.
 """
 
 from __future__ import annotations

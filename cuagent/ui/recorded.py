@@ -1,7 +1,9 @@
 """Convert the log of a recorded run back to events for the views.
 
 Only visible events are converted. Pauses and streaming are not recorded, so a call's result follows
-its title directly. Invariant: reading never changes the log.
+its title directly.
+
+Invariant: reading never changes the log.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Draw a profile: a bar for each kernel or operator, and the model on the roofline.
 
 `svg` draws both as SVG, without a library. `roofline` draws the roofline in characters for a
-terminal, where `Profile.lines` has the bars. Invariant: every name is escaped, because an attempt
-chooses the names of its kernels.
+terminal, where `Profile.lines` has the bars.
+
+Invariant: every name is escaped, because an attempt chooses the names of its kernels.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 Printed lines never change. Only the live status is redrawn in place, in one write, so nothing
 flickers and the user can scroll back. Without a terminal there is no live status and no control
-character. Invariant: every write holds `lock`, which the thread that redraws the status uses too.
+character.
+
+Invariant: every write holds `lock`, which the thread that redraws the status uses too.
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@ returns copies of the results, so that a result stays valid after the next call.
 form runs the module, then captures it. Graphs are for inference: training, gradients, hooks,
 tensors on a CPU and a forward that changes its arguments or its state run without a graph.
 
-This file travels with exported packages and imports nothing of cuagent. Not covered: the Python
-code of forward runs only while a graph is captured. A later change of an attribute that is not one
-of the module's tensors has no effect on a graph.
+This file travels with exported packages and imports nothing of cuagent.
+
+Not covered: the Python code of forward runs only while a graph is captured. A later change of an
+attribute that is not one of the module's tensors has no effect on a graph.
 """
 
 from __future__ import annotations

@@ -2,8 +2,10 @@
 
 The kernel's limits apply to one process or one file at a time. This module also counts files that
 were deleted but are still open, memory of memfd_create that is not mapped, buffers of sockets, and
-the number of file names. Not covered: if the referee is not root, a deleted file that is mapped but
-not open counts only by its mapped part.
+the number of file names.
+
+Not covered: if the referee is not root, a deleted file that is mapped but not open counts only by
+its mapped part.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Run an untrusted command so that none of its processes outlives it.
 
 A sandboxed program can start processes in sessions of their own, which no signal to its group
-reaches. They could use the device while others are timed. Not covered: access rights, which the
-command's sandbox sets.
+reaches. They could use the device while others are timed.
+
+Not covered: access rights, which the command's sandbox sets.
 """
 
 from __future__ import annotations

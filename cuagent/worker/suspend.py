@@ -4,8 +4,9 @@ calls.
 The process group is stopped as a whole. Processes that left the group are found among the
 descendants. Daemons, which are no descendants any more, are found among the children of the
 subreaper and are never resumed. A process that still runs may wake another one. So processes count
-as stopped only when two scans in a row find the same ones, all stopped. Not covered: work that was
-queued on a GPU before, which continues there.
+as stopped only when two scans in a row find the same ones, all stopped.
+
+Not covered: work that was queued on a GPU before, which continues there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Read hardware counters of each kernel with Nsight Compute, if the user may read them.
 
 `read` parses the output of `ncu --csv --page raw`; `Counters` formats one launch for an agent. ncu
-runs each kernel many times and serially, so the figures are feedback, never a time. Not covered:
-source lines. ncu does not fix the clocks (`--clock-control none`).
+runs each kernel many times and serially, so the figures are feedback, never a time.
+
+Not covered: source lines. ncu does not fix the clocks (`--clock-control none`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 Each operator and kernel has its time and its rates, compared with the device's ceilings. Notes
 state what bounds the whole model. `Profile.counters` has hardware counters (ncu) if they were
-requested and may be read. Not covered: how the figures are measured (`session.py`).
+requested and may be read.
+
+Not covered: how the figures are measured (`session.py`).
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 They are measured with a large copy and torch's matrix product, not taken from datasheets. On a CPU
 the copy is torch's or one with streaming stores, whichever is faster: an ordinary store first reads
-the line that it overwrites, which is avoidable traffic. Not covered: caches, special functions,
-launch overhead.
+the line that it overwrites, which is avoidable traffic.
+
+Not covered: caches, special functions, launch overhead.
 
 Invariant: a ceiling is the highest rate ever measured. If other processes used the machine then,
 the ceilings are not `calm`: they are measured again at the next opportunity, and until then no

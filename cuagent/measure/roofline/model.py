@@ -2,8 +2,9 @@
 
 The work is counted by running the reference under a dispatch mode on fake tensors, or on real ones
 if the module reads values. Compulsory traffic is every input and weight read once and every output
-written once; an implementation's traffic for intermediate tensors does not count. Not covered:
-caches (see `Roofline.firm`), special functions, launch overhead.
+written once; an implementation's traffic for intermediate tensors does not count.
+
+Not covered: caches (see `Roofline.firm`), special functions, launch overhead.
 
 Invariant: compulsory traffic never exceeds what a correct implementation must move. The operations
 are those of the reference's algorithm. Another algorithm (Winograd, folding) may need fewer, so

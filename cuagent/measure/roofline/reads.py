@@ -4,7 +4,9 @@ tensors.
 These operators need not read a tensor whole. The roofline uses the counts, so that an
 implementation that reads only the necessary rows, samples or windows is not suspect. The number of
 distinct rows depends on the values of the indices, which are known if the index tensor is an input
-or a buffer. Not covered: cache lines (reading one element loads a whole line).
+or a buffer.
+
+Not covered: cache lines (reading one element loads a whole line).
 
 Invariant: `needed` never exceeds what a correct implementation must read.
 """

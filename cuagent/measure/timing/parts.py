@@ -1,8 +1,9 @@
 """Split a timing into parts if the device's memory does not hold all models at the same time.
 
 The candidate is timed against one baseline after another, or each baseline against eager. Every
-part is an interleaved timing, so no ratio mixes times of two parts. Not covered: the memory that a
-timing takes (`verify/memory_plan.py`).
+part is an interleaved timing, so no ratio mixes times of two parts.
+
+Not covered: the memory that a timing takes (`verify/memory_plan.py`).
 """
 
 from __future__ import annotations

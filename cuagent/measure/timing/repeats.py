@@ -5,8 +5,9 @@ poisoned, so no arm finds results of another. After its block each arm makes one
 inputs: a user gains nothing from work that a block saves by processing several inputs together.
 
 The candidate's outputs are judged (`agreement.py`). Some of its blocks have inputs of other kinds
-and are not counted as times. It cannot tell which, so it must be right in all of them. Not covered:
-the choice of arms and the use of the times (`timer.py`, `rounds.py`).
+and are not counted as times. It cannot tell which, so it must be right in all of them.
+
+Not covered: the choice of arms and the use of the times (`timer.py`, `rounds.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Decide which rounds of a timing are valid, and compute arms and ratios from their blocks.
 
 On a GPU all pairs of a round are used, because cuagent holds the GPU exclusively. On the CPU any
-process may interrupt, so only the quietest blocks of consecutive stretches are used. Not covered:
-how blocks are measured (`repeats.py`) and how their times are audited (`timed_arm.py`).
+process may interrupt, so only the quietest blocks of consecutive stretches are used.
+
+Not covered: how blocks are measured (`repeats.py`) and how their times are audited
+(`timed_arm.py`).
 """
 
 from __future__ import annotations

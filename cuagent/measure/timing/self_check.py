@@ -2,8 +2,9 @@
 
 The check times a small reference against two kinds of attempts: the same text (A/A), and the same
 text with a known share of its work done once more. The correct conclusions are known, so a wrong
-one comes from noise of the machine or from a defect of cuagent. Not covered: the user's own task,
-which may be noisier.
+one comes from noise of the machine or from a defect of cuagent.
+
+Not covered: the user's own task, which may be noisier.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Share GPU memory between two processes, with five calls of the CUDA driver.
 
 torch's own sharing uses pickles and a reference-counting file in /dev/shm; neither may come from an
-untrusted process. Not covered: legacy IPC handles do not work across PID namespaces.
+untrusted process.
+
+Not covered: legacy IPC handles do not work across PID namespaces.
 
 All functions use the primary context of the current device, as torch does.
 """

@@ -1,6 +1,8 @@
 """Configure how glibc's malloc reuses and returns memory; its own thresholds change while it runs.
 
-Also release torch's cached GPU memory. Not covered: other C libraries, which are left as they are.
+Also release torch's cached GPU memory.
+
+Not covered: other C libraries, which are left as they are.
 """
 
 from __future__ import annotations
