@@ -65,7 +65,7 @@ class Loop:
     vector_bytes: int
     """Size in bytes of the widest vectors that the loop uses; 0 if it is scalar."""
     reason: str = ""
-    """Why the loop, or a part of it, is scalar; "" if unknown or fully vectorised."""
+    """Why the loop, or a part of it, is scalar; "" if unknown or if all of it is vectorised."""
     text: str = ""
     """Source text of the loop's first line."""
 
@@ -154,10 +154,10 @@ def parse_report(text: str, source: str, code: str) -> tuple[Loop, ...]:
         if Path(match["file"]).name != Path(source).name or not 0 < line <= len(lines):
             continue
         if width := _BYTES.match(message):
-            head = _head(lines, line)
+            head = _loop_head(lines, line)
             widest[head] = max(widest.get(head, 0), int(width[1]))
         elif message.startswith("couldn't vectorize loop"):
-            pending = _head(lines, line)
+            pending = _loop_head(lines, line)
             scalar.setdefault(pending, [])
         elif message.startswith("not vectorized:") and pending is not None:
             scalar[pending].append(message.removeprefix("not vectorized:").strip(" ."))
@@ -168,12 +168,18 @@ def parse_report(text: str, source: str, code: str) -> tuple[Loop, ...]:
         if not (reasons and all(reason.startswith(NESTS) for reason in reasons))
     }
     return tuple(
-        Loop(source, line, widest.get(line, 0), _why(scalar.get(line, [])), lines[line - 1].strip())
+        Loop(
+            source,
+            line,
+            widest.get(line, 0),
+            _reason(scalar.get(line, [])),
+            lines[line - 1].strip(),
+        )
         for line in sorted(widest.keys() | scalar.keys())
     )
 
 
-def _head(lines: Sequence[str], line: int) -> int:
+def _loop_head(lines: Sequence[str], line: int) -> int:
     """Return the number of the loop's first line, given the line that g++ reports.
 
     g++ may report a pragma above the loop or a line in its body.
@@ -190,7 +196,7 @@ def _head(lines: Sequence[str], line: int) -> int:
     return line
 
 
-def _why(reasons: Sequence[str]) -> str:
+def _reason(reasons: Sequence[str]) -> str:
     """Return the first of g++'s reasons that concerns the loop itself, explained if it is a known
     one."""
     for reason in reasons:

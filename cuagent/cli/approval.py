@@ -104,13 +104,13 @@ def _asking(
     def asked(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
         command = str(arguments["command"]).strip()
         if not allowed.covers(command):
-            _put(command, allowed, ask, context)
+            _require_approval(command, allowed, ask, context)
         return tool.function(context, arguments)
 
     return asked
 
 
-def _put(command: str, allowed: Allowed, ask: Ask | None, context: Context) -> None:
+def _require_approval(command: str, allowed: Allowed, ask: Ask | None, context: Context) -> None:
     """Ask the user to approve a command. Raises ToolError after a no, and Interrupted."""
     from cuagent.agent.attended import Interrupted
     from cuagent.agent.tools import ToolError

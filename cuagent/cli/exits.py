@@ -84,11 +84,11 @@ def print_stderr(text: str) -> None:
     if sys.stderr.isatty():
         import shutil
 
-        lines = _broken(line, max(shutil.get_terminal_size().columns, 20))
+        lines = _break_line(line, max(shutil.get_terminal_size().columns, 20))
     print("\n".join(lines), file=sys.stderr, flush=True)
 
 
-def _broken(line: str, width: int) -> list[str]:
+def _break_line(line: str, width: int) -> list[str]:
     """Break a line into pieces of at most `width` characters: after semicolons, else at blanks."""
     from cuagent.ui.text import wrap
 
@@ -116,12 +116,12 @@ def crashes_to(folder: Path | None) -> Iterator[None]:
         if of_typer or isinstance(error, BrokenPipeError) or exit_for(error) is not None:
             raise
         text = "".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace")
-        path = _written(text, folder)
+        path = _write_traceback(text, folder)
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise Crash(f"internal error of cuagent: {what}; the traceback is in {path}") from error
 
 
-def _written(text: bytes, folder: Path | None) -> Path:
+def _write_traceback(text: bytes, folder: Path | None) -> Path:
     """Write a traceback to a new file in `folder`, never through a link; return the file's path."""
     import tempfile
 

@@ -17,9 +17,9 @@ from cuagent.cli.session import (
     ResumedRun,
     find_resumable,
     first_hooks,
+    open_model,
     opened,
     resume_command,
-    speaker,
 )
 from cuagent.cli.trust import resolve_settings
 
@@ -91,7 +91,7 @@ def optimize(
 
         task = str(capture_for_run(str(task), module, script_args))
     opening = _task(task, inputs, init, settings, resumed, backward=backward)
-    chosen = speaker(_name(settings, resumed), opening, settings, trust=trust)
+    chosen = open_model(_name(settings, resumed), opening, settings, trust=trust)
     plan = Plan(
         opening, chosen, settings, run_dir, resumed, message, output_format, headless, fresh, seed
     )

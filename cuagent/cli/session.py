@@ -121,7 +121,7 @@ def _model_timeout(config: Any) -> float | None:
     return None
 
 
-def speaker(
+def open_model(
     name: str, task: Task, settings: Settings, *, trust: bool = False, ask: bool = True
 ) -> Model:
     """Create the model with this name.

@@ -17,7 +17,7 @@ from cuagent.agent.attended import Interrupted
 from cuagent.agent.conclude import summarize
 from cuagent.cli.exits import Refused
 from cuagent.cli.progress import is_finished
-from cuagent.cli.session import speaker
+from cuagent.cli.session import open_model
 from cuagent.cli.user_command import SIGN
 from cuagent.events import Phase
 from cuagent.models.model import ModelError
@@ -198,7 +198,7 @@ def _of(spent: Any, limit: Any, words: Callable[[Any], str]) -> str:
 def _model(session: Session, words: list[str]) -> None:
     if words:
         try:
-            session.model = speaker(words[0], session.run.task, session.settings, ask=False)
+            session.model = open_model(words[0], session.run.task, session.settings, ask=False)
         except Refused as error:
             raise Refused(str(error).removeprefix("--model ")) from error
     session.say(f"the model is {session.model.name}")

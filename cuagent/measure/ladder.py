@@ -190,8 +190,8 @@ def first_rungs(referee: Referee) -> tuple[str, ...]:
 def opens_quickly(name: str) -> bool:
     """Return True unless the rung starts so slowly that a run's first ladder leaves it out.
 
-    Slow rungs are autotuning, and compile with channels_last or cudnn_benchmark; the gain of these
-    two options shows in the eager rungs.
+    Slow are rungs with autotuning, and torch.compile with channels_last or cudnn_benchmark. The
+    gain of these two options can be seen in the eager rungs.
     """
     mode, *options = name.split("+")
     variant = mode == COMPILE and {"channels_last", BENCHMARK} & set(options)
@@ -240,7 +240,8 @@ def _note_on_graphs(referee: Referee) -> list[str]:
 def _has_graphs(referee: Referee, operators: Mapping[str, OperatorWork]) -> bool:
     """Return True if rungs with CUDA graphs are timed.
 
-    They are not for a large task, because graphs do not release their memory between two calls.
+    They are left out for a large task, because graphs do not release their memory between two
+    calls.
     """
     return not referee.large and graphs_may_gain(referee.facts.call_s, operators)
 

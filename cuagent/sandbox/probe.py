@@ -29,7 +29,7 @@ PROCESSES, LARGEST = 32, 1 << 20
 """Limits of the probing child: number of processes, and bytes of a file."""
 WITHOUT_VIEW = frozenset({"stat_closed"})
 """Escapes that are tolerated, because they succeed if a process cannot get its own file system
-view. They reveal names outside the sandbox, but no content; the tier's stamp states it."""
+view. They reveal names outside the sandbox, but no content. `stamp` states it in the verdict."""
 ATTRIBUTE = "user.cuagent"
 """Name of the extended attribute that an escape tries to read."""
 DEADLINE = 20.0

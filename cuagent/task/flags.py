@@ -26,15 +26,17 @@ LEAVES = {
     "cpu_conv": ("mkldnn", "conv"),
     "cpu_rnn": ("mkldnn", "rnn"),
 }
-"""For each kind of fp32 product, torch's backend and operation, whose setting is `ieee`, `tf32`,
-`bf16`, or `none`, which means ieee."""
+"""For each kind of fp32 product, torch's backend and operation with the setting of its precision.
+
+Such a setting is `ieee`, `tf32`, `bf16`, or `none`, which means ieee.
+"""
 ON_CPU = ("cpu_matmul", "cpu_conv", "cpu_rnn")
 OLD_SWITCHES = ("float32_matmul_precision", "cudnn_allow_tf32")
 REDUCTIONS = {
     "fp16_reduction": "allow_fp16_reduced_precision_reduction",
     "bf16_reduction": "allow_bf16_reduced_precision_reduction",
 }
-"""For each flag on partial sums, the attribute of torch.backends.cuda.matmul."""
+"""Name in torch.backends.cuda.matmul of each flag that permits rounding of partial sums."""
 ARITHMETIC = (*OLD_SWITCHES, *LEAVES, *REDUCTIONS, "fp16_accumulation")
 """Names of the flags that change the results of products."""
 AROUND = (*ARITHMETIC, "cudnn_benchmark")
@@ -63,7 +65,7 @@ def read_flags() -> dict[str, Any]:
 def set_flags(wanted: Mapping[str, Any], *, exact: bool = False) -> None:
     """Set those flags that differ from `wanted`; flags that are not in `wanted` stay as they are.
 
-    A leaf whose value has the same effect (`none` and `ieee`) is changed only if `exact`.
+    `none` and `ieee` have the same effect; one replaces the other only if `exact`.
     """
     import torch
 
@@ -100,7 +102,8 @@ def set_flags(wanted: Mapping[str, Any], *, exact: bool = False) -> None:
 def flags_test(wanted: Mapping[str, Any]) -> Callable[[], bool]:
     """Return a fast function that returns True if torch computes products as `wanted` says.
 
-    It compares the leaves, the reductions and `cudnn_benchmark`, as far as `wanted` has them.
+    It compares the precisions in LEAVES, the flags in REDUCTIONS and `cudnn_benchmark`, as far as
+    `wanted` has them.
     """
     import torch
 
@@ -156,8 +159,10 @@ def flags_kept(names: Collection[str] = ()) -> Iterator[None]:
 
 
 def _or_none(read: Callable[[], Any]) -> Any:
-    """Return the value of an old switch; None if torch refuses to read it, because leaves
-    disagree."""
+    """Return the value of an old switch of torch.
+
+    It is None if torch refuses to read the switch, because newer settings disagree with it.
+    """
     try:
         return read()
     except RuntimeError:
@@ -191,8 +196,10 @@ def _leaf(name: str) -> str:
 
 
 def _set_leaf(name: str, value: str, *, exact: bool, again: bool) -> None:
-    """Set a leaf if its value differs; with `again` also if an old switch just gave it this
-    value."""
+    """Set torch's precision for one kind of fp32 product if it differs.
+
+    With `again` it is also set if an old switch just gave it this value.
+    """
     import torch
 
     now = _leaf(name)

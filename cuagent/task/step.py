@@ -74,8 +74,8 @@ class Step:
             data = json.loads(task.step)
         except RecursionError as error:
             raise ValueError("the training step is nested too deeply") from error
-        numbers = {k: _all(int, data, k) for k in ("inputs", "outputs")}
-        names = {k: _all(str, data, k) for k in ("parameters", "unused")}
+        numbers = {k: _typed_list(int, data, k) for k in ("inputs", "outputs")}
+        names = {k: _typed_list(str, data, k) for k in ("parameters", "unused")}
         entry, counts = data.get("entry"), (data.get("arguments"), data.get("returned"))
         known = set(data) <= {field.name for field in fields(Step)}
         if not (known and type(entry) is str and all(type(n) is int for n in counts)):
@@ -83,7 +83,7 @@ class Step:
         return Step(**data | numbers | names)
 
 
-def _all(kind: type, data: Any, name: str) -> tuple[Any, ...]:
+def _typed_list(kind: type, data: Any, name: str) -> tuple[Any, ...]:
     """Return the list `name` of the JSON data `data` as a tuple.
 
     Raises ValueError if it is not a list or an item is not of type `kind`.

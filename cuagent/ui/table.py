@@ -174,7 +174,7 @@ def remark_lines(timing: Timing, width: int) -> list[Text]:
 
 
 def share_facts(timing: Timing) -> list[str]:
-    """Return [text with the candidate's share of the roofline and the task's floor]; [] if
+    """Return the candidate's share of the roofline and the task's floor as [text]; [] if
     unknown."""
     if timing.share is None or timing.floor is None:
         return []

@@ -128,7 +128,7 @@ def one_line(text: str) -> str:
 
 
 def clip(text: str, width: int, more: str = "…") -> str:
-    """Cut `text` to at most `width` characters; a cut text ends with `more`."""
+    """Cut `text` to at most `width` columns of a terminal; a cut text ends with `more`."""
     if cell_len(text) <= width:
         return text
     if width <= cell_len(more):
@@ -147,7 +147,7 @@ RUN_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[a-z0-9-]+")
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Break one line at blanks into pieces of at most `width` characters.
+    """Break one line at blanks into pieces of at most `width` columns of a terminal.
 
     A longer word is cut, after a slash if possible; the ID of a run is never cut.
     """

@@ -13,7 +13,8 @@ end."""
 
 
 class CapturedOutput:
-    """Text that a process has printed to a pipe, given the pipe's non-blocking read end."""
+    """Reader of the text that a process prints to a pipe. `descriptor` is the pipe's non-blocking
+    read end."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

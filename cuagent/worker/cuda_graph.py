@@ -23,8 +23,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 MAX_GRAPHS = 8
-"""Largest number of graphs of a module, one for each form of call; each occupies the memory of a
-call."""
+"""Largest number of graphs of a module, one for each form of call (shapes, dtypes, ... of the
+arguments). Each occupies the memory of a call."""
 WARM_UP_CALLS = 2
 """Number of calls on the capture's stream before the capture, in which libraries allocate
 workspaces."""
@@ -47,8 +47,11 @@ def graph_calls(module: torch.nn.Module, *, required: bool = False) -> None:
 
 
 class _GraphedCalls:
-    """Replacement for a module's `__call__` that stores, for each form of call, its CUDA graph or
-    the reason why it has none."""
+    """Replacement for a module's `__call__`.
+
+    For each form of call (shapes, dtypes, ... of the arguments) it stores the CUDA graph, or the
+    reason why there is none.
+    """
 
     def __init__(self, module: torch.nn.Module, call: Callable[..., Any], required: bool) -> None:
         self._module, self._call, self._required = module, call, required
@@ -82,8 +85,10 @@ class _GraphedCalls:
         return self._call(*arguments, **named)
 
     def _first_call(self, leaves: Sequence[Any], spec: Any) -> tuple[Any, _Graph | str]:
-        """Run the first call of a form; return its result, and its graph or the reason why it has
-        none."""
+        """Run the first call with arguments of one form (shapes, dtypes, ...), and capture it.
+
+        Returns the result, and the graph or the reason why there is none.
+        """
         watched = state_of(self._module)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         seen = [*tensors, *(tensor for _, _, tensor, _ in watched)]

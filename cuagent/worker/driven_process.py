@@ -149,10 +149,10 @@ class DrivenProcess:
     def _exchange(
         self, message: dict[str, Any], descriptors: tuple[int, ...], expected: int, seconds: float
     ) -> tuple[list[Record], float]:
-        """Send a command; return its records, each checked, and the seconds until the last one.
+        """Send a command; wait for `expected` records in reply, and check each.
 
-        The time runs until the last record, because the first could be sent before the work is
-        done. Raises SessionEnded.
+        Returns the records and the seconds until the last one. The time runs until the last record,
+        because the first could be sent before the work is done. Raises SessionEnded.
         """
         assert not self.closed, "the session is closed"
         nonce = secrets.randbits(64)

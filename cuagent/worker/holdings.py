@@ -29,7 +29,7 @@ MAX_NAMES = 20_000
 runs creates some hundred."""
 DELETED = " (deleted)"
 SOCKETS = -1
-"""Number used in place of a device number for sockets, whose buffers are memory of the kernel."""
+"""Stands for sockets where a device number is expected. Their buffers are memory of the kernel."""
 BUFFER_LIMIT = Path("/proc/sys/net/core/wmem_max")
 File = tuple[int, int]
 """Device number and inode number, which identify a file."""

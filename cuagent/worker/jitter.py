@@ -41,8 +41,8 @@ SIGNAL_INTERVAL_S, INTERVAL_GROWTH, MOST_AT_ONCE = 20e-6, 1.2, 4
 LIST_EVERY = 2
 """Rounds of signals between two listings of the process's threads."""
 MIN_CALLS, MAX_CALLS, MIN_REPEAT_S = 4, 16, 1.5e-3
-"""A call is repeated MIN_CALLS times at least. Repetition stops after MIN_REPEAT_S seconds or
-MAX_CALLS calls."""
+"""A call is repeated at least MIN_CALLS times, then until MIN_REPEAT_S seconds have passed, but at
+most MAX_CALLS times."""
 QUIET_CALLS = 2, 4
 """Least and largest number of repetitions with the usual threads and without interruptions."""
 MAX_REPEAT_S = 20e-3

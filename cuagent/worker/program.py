@@ -105,7 +105,7 @@ class _Worker:
             torch.zeros(1, device="cuda")
 
     def open(self) -> None:
-        """Apply torch's settings of the model spec and import the model's code."""
+        """Apply the torch settings in the model spec, and import the model's code."""
         import torch
 
         if self.model_spec.settings is not None:

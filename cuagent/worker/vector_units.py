@@ -20,13 +20,15 @@ from contextlib import suppress
 from pathlib import Path
 
 VARIABLE = "TORCHINDUCTOR_VEC_ISA_OK"
-"""torch.compile's own variable: "1" skips the tests."""
+"""Environment variable of torch.compile; "1" makes it skip its tests of vector instructions."""
 FILE = "vector-units.json"
 
 
 def note_passed() -> None:
-    """Write the note to torch.compile's cache folder if this process made the tests and all
-    passed."""
+    """Record in torch.compile's cache folder that all its tests of vector instructions passed.
+
+    Does nothing if this process did not make the tests, or one failed.
+    """
     caches = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""))
     module = sys.modules.get("torch._inductor.cpu_vec_isa")
     with suppress(AttributeError, OSError):  # another torch names these parts differently
@@ -41,7 +43,8 @@ def note_passed() -> None:
 
 
 def all_passed(caches: Path) -> bool:
-    """Return True if the cache folder has a note that is valid for this machine."""
+    """Return True if the cache folder records that this machine passed all tests of vector
+    instructions."""
     try:
         return bool(json.loads((caches / FILE).read_text()) == _machine())
     except (OSError, ValueError):
@@ -49,8 +52,8 @@ def all_passed(caches: Path) -> bool:
 
 
 def skip_tests() -> None:
-    """Make torch.compile skip the tests in this process if the environment variable VARIABLE is
-    "1"."""
+    """Make torch.compile skip its tests of vector instructions if the environment variable VARIABLE
+    is "1"."""
     config = sys.modules.get("torch._inductor.config")
     if config is not None and os.environ.get(VARIABLE) == "1":
         config.cpp.vec_isa_ok = True

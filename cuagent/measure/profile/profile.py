@@ -66,7 +66,8 @@ class Profile:
     seconds: float
     """Wall time of a call, measured without the profiler."""
     operators: tuple[Cost, ...]
-    """Operators, longest first. Their time is that of the CPU; on CUDA that is the host's part."""
+    """torch's operators, longest first. Their time is CPU time; on CUDA that is the time of the
+    launches."""
     kernels: tuple[Cost, ...]
     """Kernels that ran on the GPU, longest first; () on the CPU."""
     roofline: Roofline

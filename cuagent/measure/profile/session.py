@@ -99,7 +99,7 @@ def profile(
 
 
 class ProfileSession:
-    """A child that is prepared to profile the reference, or an attempt. Must be closed."""
+    """A child process that is prepared to profile the reference, or an attempt. Must be closed."""
 
     def __init__(self, task: Task, fork_server: ForkServer, *, with_candidate: bool) -> None:
         """Start the child, in a sandbox if an attempt will run in it. Raises ForkServerError."""

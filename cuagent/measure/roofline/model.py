@@ -211,7 +211,7 @@ def count_calls(
 ) -> Work:
     """Call `model` once under the counting dispatch mode and return its work.
 
-    `inputs` may be fake tensors; `values` then has the real tensors that may be used as indices.
+    If `inputs` are fake tensors, `values` has the real values of those that may be used as indices.
     """
     import torch
 

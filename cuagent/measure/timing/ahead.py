@@ -100,8 +100,10 @@ class OpenedAhead:
                 self._running.set()
 
     def end(self) -> None:
-        """Kill the processes that nobody took, and wait for the threads. A second call does
-        nothing."""
+        """Kill the processes that `take` did not hand out, and wait for the threads.
+
+        A second call does nothing.
+        """
         with self._opening:
             self._ended = True
             for session in self._sessions.values():

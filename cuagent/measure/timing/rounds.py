@@ -35,7 +35,7 @@ most 1 % of timings, however much processes differ: each limit has 1 %."""
 HOPELESS = 0.05
 """A record timing ends early if a baseline is faster than the candidate by this log ratio in every
 round."""
-LEAVES = 0.1
+HOPELESS_RUNG = 0.1
 """A rung is dropped from a record timing if the fastest rung is faster by this share."""
 QUICK_CONFIDENCE = {Device.CPU: 0.99, Device.CUDA: 0.95}
 BETWEEN_PROCESSES = {Device.CPU: 0.03, Device.CUDA: 0.004}
@@ -43,7 +43,7 @@ BETWEEN_PROCESSES = {Device.CPU: 0.03, Device.CUDA: 0.004}
 measured. For the CPU it is a prior, because it was 1 % on one machine and 7 % on another; see
 `twins`."""
 PRIOR_WEIGHT = 4
-"""Number of twin timings that the CPU's prior in `BETWEEN_PROCESSES` weighs as much as."""
+"""Weight of the CPU's prior in `BETWEEN_PROCESSES`, as a number of timings of twins."""
 ROUNDS_TO_CONFIRM = 3
 """Number of consecutive rounds, each in fresh processes, in which the wall clock must contradict
 the candidate before it is refused. On a GPU also the number in which the wall clock must add to the
@@ -281,7 +281,7 @@ def is_hopeless(rounds: Sequence[Round], baselines: Iterable[str], device: Devic
     )
 
 
-def leaving(
+def hopeless_rungs(
     taken: Round,
     baselines: Iterable[str],
     device: Device,
@@ -290,17 +290,17 @@ def leaving(
 ) -> tuple[str, ...]:
     """Return the rungs that later rounds need not time, because they cannot be the best one.
 
-    Eager and torch.compile stay, since scores name them. Another rung is dropped if the fastest is
-    faster by `LEAVES` with the confidence of a quick timing. It must also have been slower by as
-    much in every timing so far, at least two (`times`, seconds by rung). So a process that was
-    delayed once cannot remove the best rung.
+    Eager and torch.compile stay, since scores name them. Another rung is hopeless if the fastest is
+    faster by `HOPELESS_RUNG` with the confidence of a quick timing. It must also have been slower
+    by as much in every timing so far, at least two (`times`, seconds by rung). So a process that
+    was delayed once cannot remove the best rung.
     """
     timed = {n: median(levels(taken, n, device)) for n in baselines if taken.counted.get(n)}
     if not timed:
         return ()
     best = min(timed, key=timed.__getitem__)
     others = (name for name in timed if name not in (EAGER, COMPILE, best))
-    limit = 1 + LEAVES
+    limit = 1 + HOPELESS_RUNG
     return tuple(
         name
         for name in others

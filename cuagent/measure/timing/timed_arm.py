@@ -40,13 +40,13 @@ COLD_S = 10e-6
 difference. Arms differ in the time to reload code that has left the caches (up to 9 us for loaded
 kernels, measured)."""
 FLUSH_S = 5e-6
-"""Seconds by which two processes may differ in the time to overwrite the L2, which is part of a
-wall time. It takes 60 us, and varies by some percent with the memory that a process was given."""
+"""Seconds by which two processes may differ in the time to overwrite the L2 cache, which is part of
+a wall time. Overwriting takes 60 us, and varies by some percent with the memory of the process."""
 AUDIT_SHARE = 0.25
-"""The wall clock contradicts a claim only if it exceeds it by at least this share."""
+"""A wall time contradicts a claim only if it is longer by at least this share of the claim."""
 AUDIT_S = {Device.CPU: 20e-6, Device.CUDA: 30e-6}
-"""The wall clock contradicts a claim only if one call exceeds it by at least these seconds. The
-excess is the wall time minus the claim, minus the same difference of a trusted arm."""
+"""A wall time contradicts a claim only if it is longer by at least these seconds per call. The
+usual overhead, that of a trusted arm, is subtracted before."""
 
 
 @dataclass(frozen=True)
@@ -167,9 +167,10 @@ def _batching_gain(
     block_times: Mapping[str, Sequence[float]],
     device: Device,
 ) -> float:
-    """Return the seconds by which a single call is certainly slower than a call in a block.
+    """Return the seconds by which the candidate's single calls are certainly slower than its calls
+    in a block.
 
-    It is for the candidate; eager's own difference is subtracted.
+    Eager's own difference is subtracted.
     """
     arms = [
         timed_arms[name]

@@ -33,8 +33,8 @@ from cuagent.measure.timing.rounds import (
     Round,
     Rounds,
     arm_of,
+    hopeless_rungs,
     is_hopeless,
-    leaving,
     may_stop,
     ratios,
     twins,
@@ -210,7 +210,7 @@ class Timer:
         """Hold the device lock shared within the block, while processes open or outputs are judged.
 
         Yields a function that lets other timings have the device (see `DeviceLock.shared`). Call it
-        only while no process of the block works.
+        only while none of the block's processes is working.
         """
         shared = self.device_lock.shared()
         with self.device_lock.durations.of(Stage.OPENING_ARMS), shared as give_way:
@@ -312,7 +312,9 @@ class Timer:
     def _drop_slow_rungs(self, taken: Round) -> None:
         """Stop timing the rungs that cannot be the best one. `_in_parts` restores them after the
         timing."""
-        slow = leaving(taken, self.baselines, self.device, self._baseline_times, self._twin_ratios)
+        slow = hopeless_rungs(
+            taken, self.baselines, self.device, self._baseline_times, self._twin_ratios
+        )
         if slow:
             self._set_baselines([name for name in self.baselines if name not in slow])
 

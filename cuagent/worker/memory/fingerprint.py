@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 STRETCH = {"cpu": 1 << 18, "cuda": 1 << 22}
-"""Number of 32-bit words per fingerprint number, by device type."""
+"""Number of 32-bit words (a stretch of the tensor) that one number of a fingerprint covers, by
+device type."""
 WORD = 4
 """Bytes of a word."""
 
@@ -42,7 +43,7 @@ class Fingerprint:
         )
 
     def of(self, tensor: Tensor) -> list[int]:
-        """Return the fingerprint of a tensor's bytes, one number per stretch.
+        """Return the fingerprint of a tensor's bytes, one number for each STRETCH words.
 
         A tensor that is not contiguous is copied first.
         """
