@@ -111,7 +111,7 @@ class Recipe:
 
     source: Path
     form: str
-    """How the source is compiled: `g++` or `nvcc`; `nvrtc` or `cubin` if it exports only
+    """Kind of compilation: `g++` or `nvcc`; `nvrtc` or `cubin` if the source exports only
     `__global__` kernels."""
     requested_flags: tuple[str, ...]
     """Compiler flags that the source requests in a comment."""

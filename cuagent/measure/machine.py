@@ -28,7 +28,7 @@ class Finding:
     said: str
     """Result in words, such as a version."""
     advice: str = ""
-    """What the user can do if `good` is False."""
+    """Advice to the user if `good` is False."""
     needed: bool = False
 
 

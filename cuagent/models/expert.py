@@ -65,8 +65,8 @@ class ExpertModel:
     def query(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], on_text: OnText
     ) -> Reply:
-        """Return a reply with the tool calls of the next step, whatever the results of the last
-        calls."""
+        """Return a reply with the tool calls of the next step. Any result of the last calls is
+        handled."""
         tool_names = {tool.name for tool in tools}
         recorded = self._memory = _recorded(messages)
         text, calls = self._next(read_progress(messages, self._proposal), tool_names)

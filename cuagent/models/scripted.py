@@ -18,7 +18,7 @@ from cuagent.record import RunFolder, message_of, read_records
 
 
 class ScriptedModel:
-    """Model that gives prepared replies in order, whatever the messages are."""
+    """Model that gives prepared replies in order and ignores the messages."""
 
     def __init__(
         self, replies: Iterable[Mapping[str, Any] | Reply], name: str = "scripted"

@@ -76,7 +76,7 @@ class RunFolder:
 
     @property
     def origin(self) -> Origin:
-        """Who wrote the log, by its authentication codes (`record/origin.py`). Raises
+        """Author of the log, as far as its authentication codes show (`record/origin.py`). Raises
         RecordError."""
         try:
             return log_origin(read_file(self.path, LOG, MAX_LOG_BYTES))

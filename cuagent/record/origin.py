@@ -36,7 +36,7 @@ _MAC_AT_END = re.compile(rb',"mac":"([0-9a-f]{64})"\}\n\Z')
 
 
 class Origin(StrEnum):
-    """Who wrote a log, as far as its authentication codes show."""
+    """Author of a log, this user or unknown, as far as its authentication codes show."""
 
     HERE = "here"
     """This user wrote the log on this machine, and no record is missing."""

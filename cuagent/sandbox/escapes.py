@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 Targets = dict[str, Any]
-"""What the escapes try to reach, by name. secret, verifier, neighbour, readable, closed: files;
-attribute: of secret; shared: name in /dev/shm; segment: number of a System V segment; queue: name;
-tcp, udp: ports; abstract: socket name; socket, datagrams: socket files; parent: pid; uid; fd; most:
-processes; largest: bytes; scratch: the writable folder."""
+"""Objects that the escapes try to reach, by name. secret, verifier, neighbour, readable, closed:
+files; attribute: of secret; shared: name in /dev/shm; segment: number of a System V segment; queue:
+name; tcp, udp: ports; abstract: socket name; socket, datagrams: socket files; parent: pid; uid; fd;
+most: processes; largest: bytes; scratch: the writable folder."""
 
 
 def read_secret(t: Targets) -> str:

@@ -26,7 +26,7 @@ LEAVES = {
     "cpu_conv": ("mkldnn", "conv"),
     "cpu_rnn": ("mkldnn", "rnn"),
 }
-"""For each kind of fp32 product, torch's backend and operation with the setting of its precision.
+"""Backend and operation in torch of the precision setting, by kind of fp32 product.
 
 Such a setting is `ieee`, `tf32`, `bf16`, or `none`, which means ieee.
 """
@@ -150,7 +150,8 @@ def flags_set(wanted: Mapping[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def flags_kept(names: Collection[str] = ()) -> Iterator[None]:
-    """After a block that may set flags, restore the flags of `names`, or all flags if empty."""
+    """Restore the flags of `names`, or all flags if it is empty, after a block that may set
+    flags."""
     before = {name: value for name, value in read_flags().items() if not names or name in names}
     try:
         yield

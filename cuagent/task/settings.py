@@ -46,7 +46,7 @@ class TorchSettings:
     cpu_conv: str = "none"
     cpu_rnn: str = "none"
     fp16_reduction: tuple[bool, ...] = (True, True)
-    """Whether half-precision products may round partial sums; a second item says the same for
+    """True if half-precision products may round partial sums; a second item says the same for
     split-K."""
     bf16_reduction: tuple[bool, ...] = (True, True)
     fp16_accumulation: bool = False

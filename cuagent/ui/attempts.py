@@ -73,7 +73,7 @@ class AttemptTable:
     rung: str = ""
     """Name of the best rung; "" if that is eager or default torch.compile."""
     best_over_time: list[tuple[float, float]] = field(default_factory=list)
-    """For each improvement: (seconds into the run, best speedup from then on)."""
+    """Improvements during the run: (seconds into the run, best speedup from then on)."""
 
     def measure_ladder(self, found: Ladder) -> None:
         """Replace or add the ladder's rungs in `baselines`; keep rows of other baselines."""

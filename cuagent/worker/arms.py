@@ -35,7 +35,7 @@ COMPILERS = "TORCHINDUCTOR_COMPILE_THREADS"
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What a worker needs to construct the model of one session. For a candidate `task` is None,
+    """Data from which a worker constructs the model of one session. For a candidate `task` is None,
     because a candidate must not see the reference."""
 
     arm: str

@@ -1,4 +1,4 @@
-"""Capture what a worker prints, up to a size limit, to show it to a person or an agent.
+"""Capture the text that a worker prints, up to a size limit, to show it to a person or an agent.
 
 No code decides anything by this text.
 """

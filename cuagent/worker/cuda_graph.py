@@ -146,8 +146,8 @@ def form_of(leaves: Sequence[Any], spec: Any) -> Any:
 
 
 Watched = list[tuple[dict[str, Any], str, torch.Tensor, int]]
-"""For each parameter and buffer: the `_parameters` or `_buffers` dict with it, its key there, the
-tensor and the tensor's address."""
+"""Parameters and buffers of a module, each as (the `_parameters` or `_buffers` dict that contains
+it, its key there, the tensor, the tensor's address)."""
 
 
 def state_of(module: torch.nn.Module) -> Watched:

@@ -67,7 +67,7 @@ class Child:
     pid: int
     channel: socket.socket
     output: int
-    """Read end of the pipe with what the process prints."""
+    """Read end of the pipe to which the process prints."""
     pidfd: int | None
     """Descriptor that becomes readable when the process dies; None if the kernel has no
     pidfd_open."""

@@ -54,8 +54,8 @@ class Cost:
     counted."""
     flop_per_s: float | None = None
     gap: float = 0.0
-    """For a kernel: seconds that the GPU is idle before it under the profiler, which lengthens
-    them."""
+    """Seconds that the GPU is idle before the kernel, under the profiler, which lengthens them; 0
+    for an operator."""
 
 
 @dataclass(frozen=True)

@@ -252,9 +252,9 @@ class _Traffic:
         self.created: set[int] = set()
         """Addresses of storages that did not exist before the call."""
         self.operators_run: list[tuple[set[int], list[tuple[torch.Tensor, int]]]] = []
-        """For each operator the addresses of the storages that it writes, and the tensors that it
-        reads, each with the bytes read. An empty set of storages marks an operator that is always
-        needed."""
+        """Operators in order: the addresses of the storages that each writes, and the tensors that
+        it reads, each with the bytes read. An empty set of storages marks an operator that is
+        always needed."""
 
     def add_created(self, fresh: list[torch.Tensor]) -> None:
         """Note that the storages of these tensors did not exist before the call."""

@@ -68,7 +68,8 @@ class Agreement:
 
     judge: Judge
     accepted: list[Distance] = field(default_factory=list)
-    """For each output tensor, the largest distance from eager's that the strict rule accepted."""
+    """Largest distance from eager's output that the strict rule has accepted, of each output
+    tensor."""
 
     def first_wrong(
         self,

@@ -61,8 +61,8 @@ SETTLE_S = 0.001
 TIMED_CALL_S = 60.0
 """Time limit of a timed call in seconds."""
 CHECK_EVERY = 5
-"""In each stretch of this many repeats, one random repeat is preceded by a check: a block with
-other kinds of inputs, whose outputs are judged."""
+"""Number of repeats per check. A check is a block with other kinds of inputs, whose outputs are
+judged; it precedes a random one of these repeats."""
 CERTAIN_CHECKS = 3
 """Number of checks in a round that run in any case. Later ones run only while judging takes less
 than `JUDGING_SHARE`."""

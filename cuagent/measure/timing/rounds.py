@@ -73,8 +73,7 @@ class Round:
 
     timed_arms: dict[str, TimedArm]
     counted: dict[str, list[float]]
-    """By arm: the seconds per call of each block, after the audit. Blocks of equal index are a
-    pair."""
+    """Seconds per call of each block after the audit, by arm. Blocks of equal index are a pair."""
     wrong: str
     """Message if an output of the candidate was wrong in this round, else ""."""
     outside_cores: str
@@ -105,7 +104,7 @@ class Rounds:
 
     device: Device
     baseline_times: dict[str, list[float]] = field(default_factory=dict)
-    """By baseline: its seconds per call in each round so far, earlier timings included."""
+    """Seconds per call of each baseline in each of its rounds so far, earlier timings included."""
     valid: list[Round] = field(default_factory=list)
     """Rounds whose times enter the result."""
     wrong: str = ""

@@ -224,7 +224,7 @@ class Timer:
 
     @property
     def failed(self) -> dict[str, str]:
-        """By baseline: the reason why it does not open or was lost."""
+        """Reasons, by baseline, why it does not open or was lost."""
         return self._baselines.failed
 
     def still_opening(self, baselines: Sequence[str], seconds: float) -> tuple[str, ...]:

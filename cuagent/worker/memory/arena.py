@@ -203,7 +203,7 @@ class Arena:
 
     @cached_property
     def slots(self) -> list[list[Tensor]]:
-        """For each slot its tensors, as views of the shared memory."""
+        """Tensors of each slot, as views of the shared memory."""
         return [
             [self._view(slot, leaf) for leaf in self.layout.leaves] for slot in range(self.count)
         ]
