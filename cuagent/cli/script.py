@@ -72,10 +72,11 @@ def script_results(folder: Path) -> dict[str, Any]:
 
 
 def captured_of(task: Task, folder: Path, digest: str) -> Captured | None:
-    """Return what an export needs to know of a captured task; None if the task was not captured.
+    """Return the facts about a captured task that an export includes; None if the task was not
+    captured.
 
-    `folder` is the run's folder. Of the further shapes it has those for which the attempt `digest`
-    was accepted.
+    They include those further shapes for which the attempt `digest` was accepted. `folder` is the
+    run's folder.
     """
     from cuagent.capture.shapes import manifest_of
     from cuagent.package import Captured

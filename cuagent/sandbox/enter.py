@@ -34,8 +34,8 @@ from cuagent.sandbox.policy import (
 from cuagent.sandbox.view import enter_view
 
 FEW_UIDS = (61_000, 4_000)
-"""First user id of a range, and its length. The range exists in small user namespaces and is rarely
-used."""
+"""Range of user ids for small user namespaces, as (first id, number of ids); other programs rarely
+use it."""
 
 
 def enter(policy: Policy, tier: Tier) -> None:

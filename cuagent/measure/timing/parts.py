@@ -42,8 +42,8 @@ def parts_of(
 def merge(timings: Sequence[Timing]) -> Timing:
     """Merge the timings of all parts into one.
 
-    An arm that is in several parts gets its figures from the first, or from the last part in which
-    it failed.
+    If an arm is in several parts, its figures are those of the last part in which it failed, or
+    else of the first part.
     """
     arms: dict[str, Arm] = {}
     for arm in (arm for part in timings for arm in part.arms):

@@ -136,8 +136,8 @@ def _audited(
 def _slowest_trusted(blocks: Mapping[str, Sequence[BlockTime]], trust: Set[str]) -> str | None:
     """Return the name of the trusted arm with the largest median overhead; None without blocks.
 
-    A candidate may have this overhead without an addition to its time, because honest arms differ:
-    to a compiled softmax of 21 us 6.5 us were added when eager's overhead was the limit.
+    A candidate is charged only for overhead beyond this one, because honest arms differ: with
+    eager's overhead as the limit, a compiled softmax of 21 us was charged 6.5 us.
     """
     held = [name for name in trust if blocks[name]]
     return max(held, key=lambda name: median(b.beyond for b in blocks[name]), default=None)
