@@ -125,14 +125,14 @@ def _install(files: Mapping[str, str], place: Path, run: str, *, force: bool) ->
 
 
 def refuse_slower(judgement: Judgement, *, force: bool) -> None:
-    """Raise Refused, unless `force`, if the kernel is surely slower than eager or another
-    baseline."""
+    """Raise Refused, unless `force`, if eager or another baseline is surely faster than the
+    kernel."""
     if not force and (why := slower(judgement)):
         raise Refused(f"{why}, so nothing was written; to write it anyway, give --force")
 
 
 def slower(judgement: Judgement) -> str:
-    """Return a line that names a baseline than which the kernel is surely slower; "" if there is
+    """Return a line that names a baseline that is surely faster than the kernel; "" if there is
     none.
 
     A rung that is not surely faster than eager counts too, if the kernel was timed against it.

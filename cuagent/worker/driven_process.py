@@ -63,9 +63,9 @@ class Limits:
 
     memory_bytes: int | None
     device_bytes: int | None
-    """GPU memory at any time."""
+    """Bytes of GPU memory at any time."""
     kept_bytes: int | None
-    """GPU memory between commands."""
+    """Bytes of GPU memory between two commands."""
 
 
 class DrivenProcess:

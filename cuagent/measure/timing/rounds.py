@@ -30,8 +30,12 @@ from cuagent.task import Device
 from cuagent.timing import MARGIN, Arm, Effort, Ratio, Standing
 
 LOOKS = Looks((4, 6), confidence=0.98)
-"""A record timing may stop after 4 or 6 rounds. Both tests together call equal modules faster in at
-most 1 % of timings, however much processes differ: each limit has 1 %."""
+"""Numbers of rounds after which a record timing may stop, and the confidence of both tests
+together.
+
+If two modules are equal, it calls one faster in at most 1 % of timings, however much processes
+differ: each limit of the interval has 1 %.
+"""
 HOPELESS = 0.05
 """A record timing ends early if a baseline is faster than the candidate by this log ratio in every
 round."""

@@ -233,10 +233,10 @@ class Timer:
         return self._baselines.still_opening(baselines, seconds)
 
     def nothing_opens(self) -> AbstractContextManager[None]:
-        """Wait for the baselines to be timed, then return a context in which none opens in the
-        background.
+        """Wait until the baselines to be timed are open, then return a context in which none opens.
 
-        Acquire a device lock first: a process that is paused may hold it.
+        Acquire a device lock before entering the context: a process that is stopped by it may hold
+        the lock.
         """
         self._baselines.await_opening()
         return self._baselines.paused()
