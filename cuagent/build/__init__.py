@@ -1,4 +1,7 @@
-"""Compile sources to loadable kernels with nvcc, NVRTC and g++; cache; short diagnostics."""
+"""Compile an attempt's sources to loadable libraries with nvcc, NVRTC and g++.
+
+Compiled libraries are cached, and compiler output is reduced to short diagnostics.
+"""
 
 from cuagent.build.builder import build, environment, versions
 from cuagent.build.confine import Confine, compiler_folders, sandboxed

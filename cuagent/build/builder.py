@@ -1,12 +1,15 @@
 """Compile each source of an attempt to a library, or return short diagnostics.
 
-The builder is trusted. It uses the loader's recipe, toolchain and key (`cuagent.kernels.compiler`),
-so that the process that runs the attempt finds each library through `environment(build)` and never
-compiles.
+The builder is trusted. It compiles in the same way as the loader (`cuagent.kernels.compiler`) and
+computes the same cache keys. So the process that runs the attempt finds each library through
+`environment(build)` and never compiles.
+
 Not covered: Triton and `load_inline` in `model_new.py`, which compile in the worker.
+
 Invariants: a compiler reads the text of an attempt only inside `confine`, with limits on size and
 time. A library comes from the cache only if every file that its compiler could read is unchanged:
-the compiler's folder holds the sources and headers of the attempt, and the key covers all of them.
+the compiler's folder has only the sources and headers of the attempt, and the key covers all of
+them.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from cuagent.kernels import compiler, dependencies, prototypes
 from cuagent.task.task import Device
 
 MOST_SOURCES = 100
-"""Largest number of sources that are compiled for one attempt."""
+"""Largest number of sources of one attempt; more are refused."""
 
 
 def build(
@@ -41,13 +44,12 @@ def build(
     arch: str = "",
     races: bool = False,
 ) -> Build:
-    """Compile all sources in parallel, except those in the cache.
+    """Compile all sources of an attempt in parallel; take unchanged ones from the cache.
 
-    `arch` is the compute capability to compile for, such as 90a; "" stands for this machine's. With
-    `races` the libraries report data races (`races.py`).
-
-    `cache` defaults to the loader's. A CPU task skips `.cu` sources, with a warning. Raises
-    CompilerMissing if the machine lacks a compiler; this is not a fault of the attempt.
+    `arch` is the compute capability to compile for, such as 90a; "" means this machine's GPU. With
+    `races` the libraries report data races (`races.py`). `cache` is the cache folder, by default
+    the loader's. A CPU task skips `.cu` sources, with a warning. Raises CompilerMissing if the
+    machine lacks a compiler; this is not a fault of the attempt.
     """
     start = time.perf_counter()
     root = cache or compiler.cache_root()
@@ -83,13 +85,14 @@ def build(
 
 
 def environment(build: Build) -> dict[str, str]:
-    """Return the variables with which the loader finds the libraries of this build."""
+    """Return the environment variables through which the loader finds the libraries of this
+    build."""
     folders = dict.fromkeys(str(library.path.parent) for library in build.libraries)
     return {compiler.BUILD: os.pathsep.join(folders)}
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the installed compilers by name, and the platform."""
+    """Return the versions of the installed compilers, and the platform, by name."""
     found = {"platform": platform.platform()}
     for form in ("g++", "nvcc", "nvrtc"):
         try:
@@ -144,7 +147,8 @@ def _build_source(
 
 
 def _prototype_fault(source: str, text: str) -> Diagnostic | None:
-    """Return why the exported functions of a source cannot be read; None if they can.
+    """Return an error if the prototypes of a source's exported functions cannot be parsed, else
+    None.
 
     The compiler runs anyway: a missing parenthesis also hides a function, and only the compiler's
     message names the line.
@@ -157,7 +161,8 @@ def _prototype_fault(source: str, text: str) -> Diagnostic | None:
 
 
 def _require_covered(recipe: compiler.Recipe, folder: Path) -> None:
-    """Raise CompileFailed if the compiler can read a file outside the library's cache key."""
+    """Raise CompileFailed if `folder` has a file that the compiler can read but the cache key
+    omits."""
     covered = {recipe.tree.root / name for name, _ in recipe.tree.files}
     for path in folder.rglob("*"):
         if path.is_file() and path != folder / MODULE and path not in covered:

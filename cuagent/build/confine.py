@@ -1,7 +1,8 @@
 """Run compilers in the sandbox with limits on time, memory and file size.
 
-A compiler reads the sources and the folders of its toolkit.
-Invariant: it writes one scratch folder only.
+A compiler may read the attempt's sources and the folders of its toolkit.
+
+Invariant: it can write to one scratch folder only.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from cuagent.kernels import compiler, dependencies
 from cuagent.sandbox import Policy, probe, wrap
 
 LARGEST_OUTPUT = 256 << 20
-"""Largest number of bytes of any one file that a compiler may write."""
+"""Largest size in bytes of each file that a compiler writes."""
 MOST_MEMORY = 12 << 30
-"""Largest number of bytes of address space of a compiler's process."""
+"""Largest address space in bytes of each compiler process."""
 TOTAL_SECONDS = 600.0
-"""Seconds to compile all sources of one attempt together."""
+"""Time limit in seconds for compiling all sources of one attempt together."""
 
 Confine = Callable[[list[str], Path, Path], list[str]]
-"""Function that wraps a compiler's command: (argv, readable sources, writable scratch) -> confined
-argv."""
+"""Function that wraps a compiler's command line to run in a sandbox: (command, readable folder of
+the sources, writable scratch folder) -> wrapped command."""
 
 
 def sandboxed(argv: list[str], sources: Path, scratch: Path) -> list[str]:
-    """Return the compiler's command in the strongest sandbox tier of this machine."""
+    """Wrap a compiler's command line to run in the strongest sandbox tier of this machine."""
     policy = Policy(
         read=(sources, *compiler_folders()),
         write=(scratch,),
@@ -39,7 +40,7 @@ def sandboxed(argv: list[str], sources: Path, scratch: Path) -> list[str]:
 
 
 def write_sources(attempt: Attempt, folder: Path) -> None:
-    """Write only the sources and headers of `attempt` to `folder`, which the compiler reads.
+    """Write only the sources and headers of `attempt` to `folder`, for the compiler to read.
 
     An empty model_new.py marks the parent of `kernels/`; the loader looks for it
     (`dependencies.tree_of`).
@@ -53,8 +54,8 @@ def write_sources(attempt: Attempt, folder: Path) -> None:
 def runner(folder: Path, confine: Confine, seconds: float = TOTAL_SECONDS) -> compiler.Run:
     """Return a function that runs a compiler inside `confine`, where it can read `folder`.
 
-    File size and memory are limited, and all runs must end within `seconds` from now. The function
-    raises CompileFailed if they do not.
+    File size and memory are limited, and all runs must end within `seconds` from now; the function
+    raises CompileFailed otherwise.
     """
     deadline = time.monotonic() + seconds
     too_long = (
@@ -82,7 +83,7 @@ def runner(folder: Path, confine: Confine, seconds: float = TOTAL_SECONDS) -> co
 
 
 def compiler_folders() -> tuple[Path, ...]:
-    """Return the folders, outside the system's own, that a confined compiler must read."""
+    """Return the folders outside the system's own that a confined compiler must be able to read."""
     folders = [Path(compiler.__file__).parent, Path(__file__).parent]
     for form in ("g++", "nvcc", "nvrtc"):
         try:

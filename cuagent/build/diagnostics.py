@@ -20,11 +20,12 @@ from cuagent.build.result import Diagnostic
 MOST_ERRORS = 5
 MOST_WARNINGS = 3
 MOST_FOUND = 200
-"""Largest number of messages that are collected before the first few are chosen."""
+"""Largest number of messages that are parsed before the first few are selected."""
 LONGEST = 300
-"""Largest number of characters of one message."""
+"""Largest number of characters of a message that is shown."""
 MOST_LINES, LONGEST_LINE = 20_000, 2_000
-"""Lines, and characters of a line, that are read; a source can make a compiler print any amount."""
+"""Largest number of lines of compiler output, and of characters in a line, that are parsed. A
+source can make a compiler print any amount."""
 
 NO_TORCH = (
     'torch headers are not needed: export extern "C" launchers that take raw pointers and sizes, '
@@ -57,7 +58,8 @@ _FOREIGN = re.compile(
 
 
 def foreign_headers(source: str, text: str) -> list[Diagnostic]:
-    """Return an error for the first include of a torch or Python header; [] if there is none.
+    """Return an error for the first include of a torch or Python header, in a list; [] if there is
+    none.
 
     Such a header takes a minute to compile and is not needed.
     """
@@ -69,9 +71,10 @@ def foreign_headers(source: str, text: str) -> list[Diagnostic]:
 
 
 def diagnose(output: str, attempt: Attempt, source: str, folder: Path) -> list[Diagnostic]:
-    """Return the first errors, or else warnings, in the compiler's output for `source`.
+    """Return the first errors in the compiler's output for `source`, or its first warnings if no
+    errors.
 
-    `folder` held the attempt; relative names in the output start from the source's folder.
+    `folder` contained the attempt; relative names in the output start from the source's folder.
     Source lines come from the attempt: no file that the output names is opened.
     """
     text = _Text(folder, source, dict(attempt.files))
@@ -82,7 +85,7 @@ def diagnose(output: str, attempt: Attempt, source: str, folder: Path) -> list[D
             break
         if (match := _GXX.match(line) or _NVCC.match(line)) is not None:
             file, number = match["file"], int(match["line"])
-            if not text.holds(file):
+            if not text.has_file(file):
                 file, number = _own_line(lines, at, text) or ("", 0)
             found[text.diagnostic(file, number, match["text"], match["kind"])] = None
         elif (match := _PTXAS.match(line)) is not None and "aborted" not in line:
@@ -101,19 +104,21 @@ def diagnose(output: str, attempt: Attempt, source: str, folder: Path) -> list[D
 
 @dataclass(frozen=True)
 class _Text:
-    """The attempt as the compiler read it: its folder, the compiled source, the texts by name."""
+    """The compiled attempt: its folder, the name of the compiled source, and the texts of its files
+    by name."""
 
     folder: Path
     source: str
     texts: Mapping[str, str]
 
     def name(self, file: str) -> str:
-        """Return the path in the attempt of a file that the compiler names; "" for other files."""
+        """Return the name, within the attempt, of a file in a compiler's message; "" for other
+        files."""
         path = os.path.normpath(self.folder / Path(self.source).parent / file)
         inside = path.removeprefix(f"{self.folder}/")
         return inside if inside in self.texts else ""
 
-    def holds(self, file: str) -> bool:
+    def has_file(self, file: str) -> bool:
         return bool(self.name(file))
 
     def diagnostic(self, file: str, line: int, message: str, kind: str) -> Diagnostic:
@@ -132,17 +137,17 @@ class _Text:
 
 
 def _own_line(lines: list[str], at: int, text: _Text) -> tuple[str, int] | None:
-    """Return the file and line of the attempt that caused the error at `lines[at]` in a system
-    header.
+    """Return the file and line of the attempt's code that led to the error at `lines[at]` in a
+    system header.
 
-    None if no line near it names them.
+    Returns None if no line of the output near it names such a file.
     """
     for line in lines[max(0, at - 30) : at + 30]:
         match = _REQUIRED.match(line) or _REQUIRED.search(line)
         if match is None:
             continue
         file = match["file"] or match["of"]
-        if file and text.holds(file):
+        if file and text.has_file(file):
             return file, int(match["line"] or match["at"])
     return None
 

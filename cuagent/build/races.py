@@ -1,7 +1,7 @@
-"""Compile the C++ sources of an attempt so that data races between their threads show.
+"""Compile the C++ sources of an attempt so that the libraries detect data races between threads.
 
-`races.h` is the runtime: g++ with -fsanitize=thread calls it before each access to memory.
-Not covered: clang, which links its own runtime; races between a read and a write.
+`races.h` is the runtime: g++ with -fsanitize=thread calls it before each access to memory. Not
+covered: clang, which links its own runtime; races between a read and a write.
 """
 
 from __future__ import annotations
@@ -15,24 +15,26 @@ from cuagent.kernels.compiler import Toolchain
 
 RUNTIME = Path(__file__).with_name("races.h")
 FLAGS = ("-fsanitize=thread", "-nodefaultlibs", "-include", str(RUNTIME))
-"""Options of g++. Without its default libraries it does not link ThreadSanitizer's runtime, which a
-process can only load at its start."""
+"""Options of g++ for libraries that detect races. Without its default libraries g++ does not link
+ThreadSanitizer's own runtime, which a process can only load at its start."""
 LIBRARIES = ("-lstdc++", "-lm", "-lgomp", "-lgcc_s", "-lgcc", "-lc")
 _THREADS = re.compile(r"#\s*pragma\s+omp|_Pragma|\bomp_|\bthread\b|\bpthread_|\basync\b|execution")
 
 
 def may_use_threads(attempt: Attempt) -> bool:
-    """Return True if the text of a C++ source or header may start threads."""
+    """Return True if the text of a C++ or CUDA source or header contains a word that starts
+    threads."""
     return any(_THREADS.search(text) for name, text in attempt.files if not name.endswith(".py"))
 
 
 def can_watch(tools: Toolchain) -> bool:
-    """Return True if this compiler can build libraries that report data races (g++, not clang)."""
+    """Return True if this compiler can build libraries that detect data races (g++, not clang)."""
     return tools.form == "g++" and "clang" not in tools.version
 
 
 def watched(tools: Toolchain) -> Toolchain:
-    """Return the toolchain whose libraries report data races; it has its own cache folder."""
+    """Return a toolchain that builds libraries that detect data races; it has its own cache
+    folder."""
     return replace(
         tools,
         command=(*tools.command, *FLAGS),

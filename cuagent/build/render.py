@@ -1,4 +1,4 @@
-"""Render a build as a short text for agents and users."""
+"""Format a build as a short text for agents and users."""
 
 from __future__ import annotations
 

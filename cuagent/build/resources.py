@@ -1,4 +1,4 @@
-"""Read the resource report of ptxas (`--resource-usage`): registers, shared memory, spills."""
+"""Parse the resource report of ptxas (`--resource-usage`): registers, shared memory, spills."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ _USED = re.compile(r"Used (\d+) registers(.*)")
 _SHARED = re.compile(r"(\d+) bytes smem")
 
 LONGEST_NAME = 1_000
-"""Largest number of characters of a name to demangle; the demangler recurses over names that a
-source chooses."""
+"""Largest number of characters of a name to demangle. The demangler recurses over names, which a
+source can make arbitrarily long."""
 
 
 def resources(output: str) -> tuple[KernelResources, ...]:
-    """Return the resources of each kernel in the compiler's order; empty without a report."""
+    """Return the resources of each CUDA kernel in ptxas's output, in its order; () without a
+    report."""
     found = []
     name, stack, spills = "", 0, 0
     for line in output.splitlines():
@@ -44,7 +45,7 @@ def resources(output: str) -> tuple[KernelResources, ...]:
 
 
 def short_name(mangled: str) -> str:
-    """Demangle a name without return type and parameters: `_Z4axpyIfEvPT_f` -> `axpy<float>`."""
+    """Demangle a name and drop return type and parameters: `_Z4axpyIfEvPT_f` -> `axpy<float>`."""
     plain = _demangle(mangled) if len(mangled) <= LONGEST_NAME else mangled[:LONGEST_NAME]
     depth = 0
     for at, sign in enumerate(plain):
@@ -71,7 +72,7 @@ def _demangle(mangled: str) -> str:
 
 @functools.cache
 def _runtime() -> ctypes.CDLL | None:
-    """Load the C++ runtime, whose demangler fits the compiler; None if it is missing."""
+    """Load libstdc++, whose demangler matches the compiler; None if it is missing."""
     try:
         library = ctypes.CDLL("libstdc++.so.6")
     except OSError:

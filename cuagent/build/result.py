@@ -1,4 +1,4 @@
-"""Define the result of a build: libraries and short diagnostics, never raw compiler output."""
+"""Result of a build: libraries and short diagnostics, never raw compiler output."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One message of the compiler, with the source line to which it points."""
+    """One message of the compiler, with the line of source code that it points to."""
 
     file: str
     line: int
@@ -20,7 +20,8 @@ class Diagnostic:
 
 @dataclass(frozen=True)
 class KernelResources:
-    """Resources of one CUDA kernel: registers, spill and stack per thread, shared per block."""
+    """Resources of one CUDA kernel: registers, spilled and stack bytes per thread, shared bytes per
+    block."""
 
     name: str
     registers: int
@@ -31,13 +32,13 @@ class KernelResources:
 
 @dataclass(frozen=True)
 class Library:
-    """One source compiled to a loadable library."""
+    """A library compiled from one source of an attempt."""
 
     source: str
-    """Path relative to the attempt."""
+    """Path of the source relative to the attempt's folder."""
     path: Path
     key: str
-    """sha256 over sources, headers, compiler and flags."""
+    """Cache key: sha256 over sources, headers, compiler and flags."""
     cached: bool
     seconds: float
     resources: tuple[KernelResources, ...] = ()
@@ -45,7 +46,7 @@ class Library:
 
 @dataclass(frozen=True)
 class Build:
-    """Result for all sources of one attempt; `ok` is True if each of them compiled."""
+    """Result of compiling all sources of one attempt; `ok` is True if each of them compiled."""
 
     attempt: str
     """Digest of the attempt."""

@@ -1,8 +1,10 @@
 """Report which loops of a CPU kernel the compiler vectorised, and why it left the others scalar.
 
-g++ writes its report during the build, and the report is stored next to the library. If the loader
-made the library, the source is compiled again for the report.
+g++ writes a report during the build, and it is stored next to the library. If the loader compiled
+the library, without a report, the source is compiled again for it.
+
 Not covered: other compilers, which report in another form, and loops in headers.
+
 Invariant: as in the build, a compiler reads the text of an attempt only inside `confine`.
 """
 
@@ -21,15 +23,16 @@ from cuagent.build.result import Library
 from cuagent.kernels import compiler
 
 MOST_TEXT = 4 << 20
-"""Largest number of characters of a report that are read; inlined headers make reports long."""
+"""Largest number of characters of a report that are parsed; inlined headers make reports long."""
 _LINE = re.compile(r"^(?P<file>[^:\n]+):(?P<line>\d+):\d+: (?P<kind>\w+):\s+(?P<text>.*)$")
 _BYTES = re.compile(r"loop vectorized using (\d+) byte vectors")
 _LOOP = re.compile(r"\b(?:for|while|do)\b")
 NEAR = 3
-"""Largest distance, in lines, between the head of a loop and the line that g++ reports."""
+"""Largest distance in lines between the first line of a loop and the line that g++ reports for
+it."""
 NESTS = ("loop nest", "multiple nested loops", "outer loop", "nested loop")
-"""Beginnings of g++'s reasons that only say that a loop contains other loops. Those have reports of
-their own."""
+"""Beginnings of g++'s reasons that only say that a loop contains other loops. The inner loops have
+reports of their own."""
 REASONS = (
     (
         "no vectype for stmt",
@@ -46,30 +49,32 @@ REASONS = (
     ("bad data dependence", "a store may change what a later iteration reads: use __restrict__"),
     ("possible alias", "a store may change what a later iteration reads: use __restrict__"),
 )
-"""The most frequent reasons of g++: (start of its text, explanation). Other reasons keep the
-compiler's words."""
+"""Explanations of g++'s most frequent reasons: pairs (beginning of g++'s text, explanation). Other
+reasons are shown in g++'s words."""
 SHORTEST_TEXT = 16
-"""Columns of source text below which it is omitted, because it would say too little."""
+"""Number of characters below which a loop's source text is omitted, because it would say too
+little."""
 
 
 @dataclass(frozen=True)
 class Loop:
-    """One loop of a source, or all loops that start in the same line."""
+    """Vectorisation of one loop, or of all loops that start in the same line."""
 
     source: str
     line: int
     vector_bytes: int
-    """Bytes of the widest vectors that the loop uses; 0 if it is scalar."""
+    """Size in bytes of the widest vectors that the loop uses; 0 if it is scalar."""
     reason: str = ""
-    """Reason why the loop, or a part of it, is scalar."""
+    """Why the loop, or a part of it, is scalar; "" if unknown or if all of it is vectorised."""
     text: str = ""
-    """Source text of the line."""
+    """Source text of the loop's first line."""
 
     def __str__(self) -> str:
         return self.shown(None)
 
     def shown(self, width: int | None) -> str:
-        """Describe the result and its reason, then add the source text that fits into `width`."""
+        """Describe the loop in one line: place, result and reason, then source text up to `width`
+        characters."""
         if self.vector_bytes and self.reason:
             result = f"{self.vector_bytes}-byte vectors in part; the rest is scalar: {self.reason}"
         elif self.vector_bytes:
@@ -100,14 +105,15 @@ def with_vector_report(run: compiler.Run, source: Path, library: Path) -> compil
 
 
 def has_vector_report(tools: compiler.Toolchain) -> bool:
-    """True if this compiler reports vectorised loops in the form of g++."""
+    """Return True if this compiler reports vectorised loops in the form of g++."""
     return tools.form == "g++" and "clang" not in tools.version
 
 
 def vectorised(
     attempt: Attempt, library: Library, *, confine: Confine = sandboxed
 ) -> tuple[Loop, ...]:
-    """Return the loops of a library's source; none if the compiler is not g++ or has no report."""
+    """Return the loops of a library's source; () if the compiler is not g++ or there is no
+    report."""
     report = library.path.with_suffix(".vectors")
     if not report.is_file() and library.source.endswith(".cpp"):
         with suppress(compiler.CompileFailed):
@@ -118,7 +124,7 @@ def vectorised(
 
 
 def _compile_for_report(attempt: Attempt, library: Library, confine: Confine) -> None:
-    """Compile a source again and store g++'s vectorization report. Raises CompileFailed."""
+    """Compile a source again, only to store g++'s vectorisation report. Raises CompileFailed."""
     with (
         tempfile.TemporaryDirectory(prefix="cuagent-vectors-") as folder,
         tempfile.TemporaryDirectory(prefix="cuagent-compile-") as scratch,
@@ -134,10 +140,10 @@ def _compile_for_report(attempt: Attempt, library: Library, confine: Confine) ->
 
 
 def parse_report(text: str, source: str, code: str) -> tuple[Loop, ...]:
-    """Return the loops of `source` in a report of g++, sorted by line; `code` is its text.
+    """Return the loops of `source` in a report of g++, sorted by line; `code` is the source's text.
 
     One loop can have several reports: for the copies that inlining and templates make, for its
-    vector body and its remainder, at its pragma and at its head. All reports on a line are merged.
+    vector body and its remainder, at its pragma and at its first line. They are merged by line.
     """
     lines = code.splitlines()
     widest: dict[int, int] = {}
@@ -148,10 +154,10 @@ def parse_report(text: str, source: str, code: str) -> tuple[Loop, ...]:
         if Path(match["file"]).name != Path(source).name or not 0 < line <= len(lines):
             continue
         if width := _BYTES.match(message):
-            head = _head(lines, line)
+            head = _loop_head(lines, line)
             widest[head] = max(widest.get(head, 0), int(width[1]))
         elif message.startswith("couldn't vectorize loop"):
-            pending = _head(lines, line)
+            pending = _loop_head(lines, line)
             scalar.setdefault(pending, [])
         elif message.startswith("not vectorized:") and pending is not None:
             scalar[pending].append(message.removeprefix("not vectorized:").strip(" ."))
@@ -162,13 +168,22 @@ def parse_report(text: str, source: str, code: str) -> tuple[Loop, ...]:
         if not (reasons and all(reason.startswith(NESTS) for reason in reasons))
     }
     return tuple(
-        Loop(source, line, widest.get(line, 0), _why(scalar.get(line, [])), lines[line - 1].strip())
+        Loop(
+            source,
+            line,
+            widest.get(line, 0),
+            _reason(scalar.get(line, [])),
+            lines[line - 1].strip(),
+        )
         for line in sorted(widest.keys() | scalar.keys())
     )
 
 
-def _head(lines: Sequence[str], line: int) -> int:
-    """Return the line of the head of the loop that g++ reports at a pragma or in the body."""
+def _loop_head(lines: Sequence[str], line: int) -> int:
+    """Return the number of the loop's first line, given the line that g++ reports.
+
+    g++ may report a pragma above the loop or a line in its body.
+    """
     text = lines[line - 1]
     if _LOOP.search(text) and not text.lstrip().startswith("#"):
         return line
@@ -181,8 +196,9 @@ def _head(lines: Sequence[str], line: int) -> int:
     return line
 
 
-def _why(reasons: Sequence[str]) -> str:
-    """Return the first reason that concerns the loop itself, in plain words if it is known."""
+def _reason(reasons: Sequence[str]) -> str:
+    """Return the first of g++'s reasons that concerns the loop itself, explained if it is a known
+    one."""
     for reason in reasons:
         if reason.startswith(NESTS):
             continue

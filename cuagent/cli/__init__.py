@@ -1,5 +1,5 @@
-"""The commands, one or two in each file. They parse, call other packages and choose an exit code.
+"""The commands of `cuagent`, one or two per file.
 
-Nothing here imports torch, a provider or a terminal library at module level, so that
-`cuagent --help` starts quickly.
+They parse arguments, call other packages and choose an exit code. Nothing here imports torch, a
+provider or a terminal library at module level, so that `cuagent --help` starts quickly.
 """

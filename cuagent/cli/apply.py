@@ -90,7 +90,7 @@ def apply(
 
 
 def _guarded(attempt: Attempt, task: Task, judgement: Judgement, run: str) -> dict[str, str]:
-    """Return the text of each file to write, by path; the files run the kernel for verified calls.
+    """Return the files to write, path to text. They use the kernel for verified calls only.
 
     Raises Refused.
     """
@@ -104,7 +104,10 @@ def _guarded(attempt: Attempt, task: Task, judgement: Judgement, run: str) -> di
 
 
 def _install(files: Mapping[str, str], place: Path, run: str, *, force: bool) -> None:
-    """Write the files into a folder and name them. Raises Refused if the user does not agree."""
+    """Write the files into the folder `place` and print their names.
+
+    Raises Refused if a file exists and the user does not agree.
+    """
     from cuagent.config import resolve
     from cuagent.ui.console import say
 
@@ -122,13 +125,15 @@ def _install(files: Mapping[str, str], place: Path, run: str, *, force: bool) ->
 
 
 def refuse_slower(judgement: Judgement, *, force: bool) -> None:
-    """Raise Refused, unless `force`, if the kernel surely is slower than eager or a rung."""
+    """Raise Refused, unless `force`, if eager or another baseline is surely faster than the
+    kernel."""
     if not force and (why := slower(judgement)):
         raise Refused(f"{why}, so nothing was written; to write it anyway, give --force")
 
 
 def slower(judgement: Judgement) -> str:
-    """Return a line that says what the kernel surely is slower than; "" if nothing.
+    """Return a line that names a baseline that is surely faster than the kernel; "" if there is
+    none.
 
     A rung that is not surely faster than eager counts too, if the kernel was timed against it.
     """
@@ -185,7 +190,8 @@ def _agreed(files: Mapping[str, str], place: Path) -> bool:
 
 
 def _put(files: Mapping[str, str], place: Path) -> None:
-    """Write each file atomically and not through links; model_new.py, which users import, last."""
+    """Write each file atomically and not through links; model_new.py, which users import, is
+    last."""
     from cuagent.record import write_file
 
     try:

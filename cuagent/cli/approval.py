@@ -1,14 +1,15 @@
 """Ask the user for approval before commands of the model run.
 
-ask    every command
-auto   only commands outside a sandbox
-yolo   none
+    ask    every command
+    auto   only commands outside a sandbox
+    yolo   none
 
 The answer is yes, or always: for exactly this command, or for every command that calls the same
 programs. "Always" lasts for this session and is stored in memory only. Any other answer rejects the
-command, and the model gets it as the reason. Without a user, a command that needs approval does not
-run. The file tools need no approval: they write only in the run's folder. Not covered: the sandbox
-itself, which confines commands in all three modes.
+command and is passed to the model as the reason. Without a user, a command that needs approval does
+not run. The file tools need no approval: they write only in the run's folder.
+
+Not covered: the sandbox itself, which confines commands in all three modes.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from cuagent.agent.tools import Context, Tool, ToolResult
 
 Ask = Callable[[str, str, "Context"], str | None]
-"""Function that shows a command and asks the user a question. Returns the answer; None after an
-interrupt."""
+"""Function that shows a command to the user and asks a question: (command, question, context) ->
+answer, or None after an interrupt."""
 ASKED = ("bash",)
 YES = ("y", "yes")
 ALWAYS = ("a", "always")
@@ -32,9 +33,9 @@ KIND = ("k", "kind")
 KEYS = "allow this command? y: yes, a: always this command{kind}, n or why not: no"
 ALWAYS_KIND = ", k: always {programs}"
 HARMLESS = re.compile(r"(?<![^\s])(?:2>&1|[12&]?>{1,2}\s*/dev/null)(?=$|[\s;|&])")
-"""Matches redirections that write no file, such as `2>&1` and `> /dev/null`."""
+"""Pattern of redirections that write no file, such as `2>&1` and `> /dev/null`."""
 OPERATORS = ("&&", "||", ";", "|")
-"""Operators that may separate the calls in a plain command line."""
+"""Shell operators that may separate the calls in a plain command line."""
 PROGRAM = re.compile(r"[\w./+-]+")
 SHELL = ("bash", "sh", "dash", "zsh", "eval", "exec", "source", ".", "command", "coproc")
 LAUNCHERS = ("env", "xargs", "sudo", "su", "nohup", "nice", "time", "timeout", "setsid")
@@ -51,13 +52,14 @@ class Allowed:
     programs: set[str] = field(default_factory=set)
 
     def covers(self, command: str) -> bool:
-        """Return True if the command needs no further approval."""
+        """Return True if the user has allowed this command, or all programs in it."""
         kind = programs(command)
         return command in self.commands or (bool(kind) and set(kind) <= self.programs)
 
 
 def approved(tools: Sequence[Tool], mode: str, ask: Ask | None = None) -> tuple[Tool, ...]:
-    """Return the tools, changed so that those that run commands ask first if `mode` requires it."""
+    """Return the tools, with those that run commands changed to ask the user first if `mode`
+    requires it."""
     if mode == "yolo" or (mode == "auto" and _confined()):
         return tuple(tools)
     allowed = Allowed()
@@ -68,7 +70,7 @@ def approved(tools: Sequence[Tool], mode: str, ask: Ask | None = None) -> tuple[
 
 
 def programs(command: str) -> tuple[str, ...]:
-    """Return the programs that a plain command line calls, in order; () for any other.
+    """Return the programs that a plain command line calls, in order; () if it is not plain.
 
     A plain line has calls separated by `&&`, `||`, `;` or `|`. Substitutions, redirections to
     files, assignments, loops and other shell syntax are not plain.
@@ -102,14 +104,14 @@ def _asking(
     def asked(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
         command = str(arguments["command"]).strip()
         if not allowed.covers(command):
-            _put(command, allowed, ask, context)
+            _require_approval(command, allowed, ask, context)
         return tool.function(context, arguments)
 
     return asked
 
 
-def _put(command: str, allowed: Allowed, ask: Ask | None, context: Context) -> None:
-    """Ask the user. Raises ToolError for a no and Interrupted."""
+def _require_approval(command: str, allowed: Allowed, ask: Ask | None, context: Context) -> None:
+    """Ask the user to approve a command. Raises ToolError after a no, and Interrupted."""
     from cuagent.agent.attended import Interrupted
     from cuagent.agent.tools import ToolError
 

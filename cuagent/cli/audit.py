@@ -12,7 +12,7 @@ from cuagent.cli.exits import Exit
 from cuagent.cli.trust import require_agreement
 
 SHOWN = 12
-"""Largest number of contradictions that are printed."""
+"""Largest number of contradictions between the record and the repetition that are printed."""
 
 
 def audit(
@@ -25,10 +25,10 @@ def audit(
 ) -> None:
     """Repeat a recorded verdict from its content and its seeds, and compare every figure.
 
-    Recorded timings are checked against their own samples, and measured again only on request.
-    The task's Python code in the file runs with your rights, like your own module. A file that
-    cuagent did not write for you on this machine runs only if you agree: read it first.
-    Exit code 0 if it holds, 1 if not, 2 usage, 3 infrastructure.
+    Recorded timings are checked against their own samples, and measured again only on request. The
+    task's Python code in the file runs with your rights, like your own module. A file that cuagent
+    did not write for you on this machine runs only if you agree: read it first. Exit code 0 if the
+    verdict is confirmed, 1 if not, 2 usage, 3 infrastructure.
     """
     from cuagent.audit.audit import audit as judge_again
     from cuagent.config import resolve

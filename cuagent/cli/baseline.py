@@ -1,4 +1,4 @@
-"""`cuagent baseline`: time the options that need no kernel."""
+"""`cuagent baseline`: time every way to run a module faster without a custom kernel."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from cuagent.timing import Floor
 
 WIDTH = 100
-"""Width in columns of the table in a file or a pipe."""
+"""Width in characters of the table in a file or a pipe."""
 LEFT = (0, 2)
 """Indices of the left-aligned columns (names and ratios); the others are right-aligned."""
 
 
 HEAD = ("rung", "time", "over eager", "roof", "error", "start", "memory")
 BELOW = ("", "", "over eager", "of the roofline", "error", "to start", "of memory")
-"""Label of each column, written after a figure that is printed below its row for lack of width."""
+"""Label of each column, printed after a figure that is moved below its row for lack of width."""
 ABOVE = (
     "over 100% of the roofline: the machine was busy when its limits were measured, or less "
     "arithmetic suffices"
@@ -94,7 +94,7 @@ def baseline(
 
 
 def _named(rungs: str) -> tuple[str, ...]:
-    """Return the requested rungs. Raises Refused for an unknown name."""
+    """Return the rungs in the text of `--rungs`. Raises Refused for an unknown name."""
     from cuagent.arms import MODES, OPTIONS
 
     names = tuple(dict.fromkeys(name.strip() for name in rungs.split(",") if name.strip()))
@@ -107,9 +107,9 @@ def _named(rungs: str) -> tuple[str, ...]:
 
 
 def lines(found: Ladder, width: int = WIDTH) -> list[str]:
-    """Format the ladder as a table of at most `width` columns, and name its best rung.
+    """Format the ladder as a table of at most `width` characters, and name its best rung.
 
-    Empty columns are left out; columns that do not fit are printed below their row.
+    Empty columns are left out; figures of columns that do not fit are printed below their row.
     """
     rows = [_row(rung, found.floor) for rung in found.rungs]
     shown = [at for at in range(len(HEAD)) if any(row[at] for row in rows)]
@@ -178,7 +178,8 @@ def _row(rung: Rung, floor: Floor | None) -> list[str]:
 
 
 def _note(rung: Rung) -> str:
-    """Return the settings that a rung needs, and the reason why it is not admissible."""
+    """Return the settings that a rung needs and the reason why it cannot be the best rung, as
+    text."""
     if rung.failed:
         return rung.failed[:60]
     needs = f"needs {rung.settings}" if rung.settings else ""

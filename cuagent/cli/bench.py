@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 KERNELBENCH, COMPARE = "kernelbench", "compare"
 MAX_TIME_S = 900.0
-"""Default wall time of one problem in seconds."""
+"""Default time limit in seconds for one problem."""
 
 
 def bench(
@@ -108,7 +108,7 @@ def _name_of(source: str) -> str:
 def _problems(source: str, root: Path | None, levels: str, wanted: str, out: Path) -> list[Problem]:
     """Return the problems of a source (`kernelbench`, a folder or a parquet file).
 
-    Raises BenchError and Refused.
+    `wanted` is the text of `--problems`. Raises BenchError and Refused.
     """
     from cuagent.bench import problems
 
@@ -203,7 +203,7 @@ def _run(
 
 
 def _require_all_parts() -> None:
-    """Raise Refused if the package has no skill folder, because every problem would fail without.
+    """Raise Refused if the installed package has no skill folder, because every problem would fail.
 
     The folder exists only where cuagent is installed.
     """

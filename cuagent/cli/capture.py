@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 CAPTURED = Path("captured")
 SETTINGS = {"ignore_unknown_options": True}
-"""Settings of the command for click: unknown options are passed to the user's script."""
+"""click's settings for this command: unknown options are passed on to the user's script."""
 
 Module = Annotated[
     str | None,
@@ -83,7 +83,8 @@ def capture(
 
 
 def captured(order: Order, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run the script, write the folder and check it; return its manifest and the check.
+    """Run the script, write the captured folder and check it; return its manifest and the check's
+    result.
 
     Raises Refused, CaptureRefused and ScriptFailed.
     """
@@ -101,7 +102,7 @@ def captured(order: Order, folder: Path) -> tuple[dict[str, Any], dict[str, Any]
 
 
 def capture_for_run(script: str, module: str, arguments: str) -> Path:
-    """Capture a module of a script for `optimize` and return the folder.
+    """Capture a module of a script for `optimize`; return the captured folder.
 
     `arguments` are those of the script, as on a command line. Raises Refused and the errors of
     `captured`.
@@ -124,7 +125,8 @@ def capture_for_run(script: str, module: str, arguments: str) -> Path:
 
 
 def report(manifest: dict[str, Any], checked: dict[str, Any], folder: Path) -> list[str]:
-    """Return the report on a capture as lines: shapes, share, notes and the next command."""
+    """Return the report on a capture as lines: shapes, share of the time, notes and the next
+    command."""
     from cuagent.capture.listing import gain_line, shape_lines
     from cuagent.capture.run import calls_with_gradients, notes
 
@@ -164,7 +166,7 @@ def default_folder(module: str) -> Path:
 
 
 def refuse_unwritable(folder: Path) -> None:
-    """Raise Refused, before the script runs, if the folder cannot be written."""
+    """Raise Refused, before the script runs, if the output folder cannot be written."""
     options.refuse_full(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)

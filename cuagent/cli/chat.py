@@ -1,4 +1,4 @@
-"""Hold the state of an interactive session and its output helpers."""
+"""State of an interactive session, and functions that show its messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cuagent.ui.terminal import Terminal
 
 NARROWEST = 20
-"""Smallest width in columns to which text is wrapped."""
+"""Smallest width in characters to which messages are wrapped."""
 
 
 @dataclass
@@ -35,9 +35,9 @@ class Session:
     view: Terminal
     prompt: Prompt
     draft: str = ""
-    """Text that is put into the input line at the user's next turn."""
+    """Text to put into the input line at the user's next turn."""
     first: tuple[Hook, ...] = ()
-    """Hooks that run before `INTERACTIVE`, to open the run."""
+    """Hooks that open the run; they are called before those of `INTERACTIVE`."""
 
     def __post_init__(self) -> None:
         self.user_commands = UserCommands(self.say, self.run.inbox.put)
@@ -48,12 +48,12 @@ class Session:
         self.run.cancel()
 
     def say(self, text: str, style: str = "dim") -> None:
-        """Show text wrapped to the width of the view."""
+        """Show a message, wrapped to the width of the view."""
         lines = (piece for line in clean(text).split("\n") for piece in wrap(line, self.width))
         self.view.say(Text(line, style) for line in lines)
 
     def say_rows(self, *rows: tuple[str, str]) -> None:
-        """Show (label, value) rows with aligned values, which are never cut."""
+        """Show rows of (label, value) with aligned values, which are never cut."""
         self.view.say(label_lines(rows, self.width))
 
     @property

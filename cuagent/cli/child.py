@@ -1,6 +1,6 @@
 """Ask a child process for facts about a device.
 
-The command's own process must not open the device: it would hold memory and a CUDA context while
+The command's own process must not open the device: it would occupy memory and a CUDA context while
 other processes measure.
 """
 
@@ -14,14 +14,15 @@ from typing import Any
 from cuagent.cli.exits import Refused
 
 LIMIT_S = 600
-"""Time limit of the child in seconds; measuring a device's rates takes the longest."""
+"""Time limit in seconds for the child; measuring a device's rates takes the longest."""
 
 
 def ask_child(statements: str, value: str, problem: str) -> Any:
-    """Run Python `statements` in a child process and return the value of the expression `value`.
+    """Run Python `statements` in a child process, and return the value of the expression `value`
+    there.
 
-    The value is transferred as JSON.
-    Raises Refused with `problem` and the last line of the error if the child fails.
+    The value is transferred as JSON. Raises Refused with `problem` and the last line of the error
+    if the child fails.
     """
     code = f"import json; {statements}; print(json.dumps([{value}]))"
     done = subprocess.run(

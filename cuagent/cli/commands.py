@@ -54,11 +54,11 @@ COMMANDS = {
         "Turn runs into a better policy: RFT, value pretraining, PPO.",
     ),
 }
-"""Table of commands: name to (`module of cuagent.cli:name`, first sentence of its help)."""
+"""Commands by name: (`module of cuagent.cli:function`, first sentence of its help)."""
 
 
 class Commands(TyperGroup):
-    """Group of commands. An entry holds only its summary until the command is called."""
+    """Group of all commands. It knows only the summary of a command until the command is called."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -71,7 +71,7 @@ class Commands(TyperGroup):
 
 
 def load(name: str) -> Any:
-    """Import one command and return it as typer's command or group."""
+    """Import the module of one command; return the command as typer's command or group."""
     module, _, attribute = COMMANDS[name][0].partition(":")
     place = import_module(module if "." in module else f"cuagent.cli.{module}")
     found = getattr(place, attribute)
@@ -87,4 +87,5 @@ def load(name: str) -> Any:
 
 
 def _nothing() -> None:
-    """Empty callback; with a callback typer returns a group even for a single command."""
+    """Empty callback for typer, which returns a group even for a single command if there is a
+    callback."""

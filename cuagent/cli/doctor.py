@@ -1,4 +1,4 @@
-"""`cuagent doctor`: report installed and missing parts, and fixes."""
+"""`cuagent doctor`: report which required and optional parts the machine has, and how to fix it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 HEAD = 27
-"""Width in columns of the part before the text of a finding."""
+"""Width in characters of the columns before the text of a finding."""
 
 
 def doctor(

@@ -1,4 +1,4 @@
-"""Define the exit codes, and print every error as one line on stderr.
+"""The exit codes; and every error as one line on stderr.
 
 0    normal end: accepted, or a run that ended normally, with a gain or without
 1    rejected, or the run failed
@@ -18,7 +18,7 @@ from enum import IntEnum
 from pathlib import Path
 
 CRASH = "crash.txt"
-"""File in a run folder that holds the traceback of an internal error."""
+"""Name of the file in a run folder with the traceback of an internal error."""
 
 
 class Exit(IntEnum):
@@ -30,11 +30,12 @@ class Exit(IntEnum):
 
 
 class Refused(Exception):
-    """The request cannot be carried out. The message is one line: what, where, what to do."""
+    """Error: the request cannot be carried out. The message is one line: what, where, what to
+    do."""
 
 
 class Crash(Exception):
-    """An internal error of cuagent. The message is one line that names the traceback's file."""
+    """Error inside cuagent. The message is one line that names the file with the traceback."""
 
 
 EXPECTED = {
@@ -62,12 +63,12 @@ EXPECTED = {
     "OracleLost": Exit.INFRASTRUCTURE,
     "SandboxError": Exit.INFRASTRUCTURE,
 }
-"""Exit codes of the packages' expected errors, whose message is one line for the user. Errors are
-listed by class name, so that their packages are not imported."""
+"""Exit codes of the packages' expected errors, whose message is one line for the user. The keys are
+class names, so that the packages need not be imported."""
 
 
 def exit_for(error: BaseException) -> Exit | None:
-    """Return the exit code of an expected error; None for any other."""
+    """Return the exit code for an expected error; None for any other error."""
     for kind in type(error).__mro__:
         if kind.__module__.startswith("cuagent.") and kind.__name__ in EXPECTED:
             return EXPECTED[kind.__name__]
@@ -75,7 +76,7 @@ def exit_for(error: BaseException) -> Exit | None:
 
 
 def print_stderr(text: str) -> None:
-    """Print one line on stderr; on a terminal wrap it, but keep commands and IDs whole."""
+    """Print one line on stderr. On a terminal it is wrapped, but commands and IDs stay whole."""
     from cuagent.ui.text import one_line
 
     line = f"cuagent: {one_line(text)}"
@@ -83,12 +84,12 @@ def print_stderr(text: str) -> None:
     if sys.stderr.isatty():
         import shutil
 
-        lines = _broken(line, max(shutil.get_terminal_size().columns, 20))
+        lines = _break_line(line, max(shutil.get_terminal_size().columns, 20))
     print("\n".join(lines), file=sys.stderr, flush=True)
 
 
-def _broken(line: str, width: int) -> list[str]:
-    """Break a line into pieces of `width` columns: after semicolons, else at blanks."""
+def _break_line(line: str, width: int) -> list[str]:
+    """Break a line into pieces of at most `width` characters: after semicolons, else at blanks."""
     from cuagent.ui.text import wrap
 
     *others, last = line.split("; ")
@@ -102,7 +103,8 @@ def _broken(line: str, width: int) -> list[str]:
 
 @contextmanager
 def crashes_to(folder: Path | None) -> Iterator[None]:
-    """Write the traceback of an unexpected error into `folder` and raise Crash instead.
+    """Write the traceback of an unexpected error in the block into `folder`, and raise Crash
+    instead.
 
     If `folder` is None, the file is created in the system's folder for temporary files.
     """
@@ -114,13 +116,13 @@ def crashes_to(folder: Path | None) -> Iterator[None]:
         if of_typer or isinstance(error, BrokenPipeError) or exit_for(error) is not None:
             raise
         text = "".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace")
-        path = _written(text, folder)
+        path = _write_traceback(text, folder)
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise Crash(f"internal error of cuagent: {what}; the traceback is in {path}") from error
 
 
-def _written(text: bytes, folder: Path | None) -> Path:
-    """Write a traceback to a new file in `folder`, never through a link, and return its path."""
+def _write_traceback(text: bytes, folder: Path | None) -> Path:
+    """Write a traceback to a new file in `folder`, never through a link; return the file's path."""
     import tempfile
 
     from cuagent.record import write_file

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Form(StrEnum):
-    """Layout of the exported folder."""
+    """Kind of folder to export."""
 
     PACKAGE = "package"
     HF_KERNELS = "hf-kernels"
@@ -100,9 +100,10 @@ def export(
 
 
 def _write_as(form: Form, out: Path, write: Callable[[Path], str]) -> None:
-    """Call `write`, convert the package that it writes to `form`, and print a line on it.
+    """Call `write` to write a package into `out`, convert the package to `form`, and print a line
+    on it.
 
-    `write` takes the folder and returns the line.
+    `write` takes the folder and returns the line to print.
     """
     from tempfile import TemporaryDirectory
 
@@ -126,7 +127,7 @@ def _write_attempt(
     names: Sequence[str],
     run: Path | None,
 ) -> str:
-    """Export an attempt and return a line that names its folder."""
+    """Export an attempt as a package; return a line that names its folder."""
     from cuagent.package import export as write_package
 
     builds = built_for(attempt, names)
@@ -136,7 +137,8 @@ def _write_attempt(
 
 
 def capabilities(names: str) -> list[str]:
-    """Return the compute capabilities in a list such as `sm_80,sm_90`, as the loader names them.
+    """Return the compute capabilities in a list such as `sm_80,sm_90`, in the loader's form: ["80",
+    "90a"].
 
     Raises Refused.
     """
@@ -151,7 +153,8 @@ def capabilities(names: str) -> list[str]:
 
 
 def built_for(attempt: Attempt, names: Sequence[str]) -> list[Build]:
-    """Compile an attempt for compute capabilities. Raises Refused with the first error."""
+    """Compile an attempt for each of these compute capabilities. Raises Refused with the first
+    error."""
     from cuagent.build import build
     from cuagent.task import Device
 
@@ -175,12 +178,12 @@ def write_result(
     names: Sequence[str] = (),
     run: Path | None = None,
 ) -> str:
-    """Export the result of a run to `out` and return a line that names it.
+    """Export the result of a run to `out`; return a line that names the result.
 
     The result is an attempt that is faster than the best rung; else the best rung; else a correct
-    attempt, if no ladder was measured. `attempts` holds the attempts by digest. Kernels are
-    compiled ahead of time for the compute capabilities `names`. `run` is the run's folder. Raises
-    Refused if there is no result.
+    attempt, if no ladder was measured. `attempts` has the attempts by digest. Kernels are compiled
+    in advance for the compute capabilities `names`. `run` is the run's folder. Raises Refused if
+    there is no result.
     """
     from cuagent.judgement import Result, free_of, result_of
     from cuagent.package import export_rung

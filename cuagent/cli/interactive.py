@@ -1,8 +1,8 @@
-"""Run `optimize` with a user at the terminal: alternate between the agent's work and user input.
+"""Run `optimize` with a user at the terminal: the agent's work and the user's input alternate.
 
-While the agent works, a line is a message that it reads before its next step. While it is idle, a
-line starts it again, and an empty line continues it. A finished run needs a message to continue.
-`slash.py` holds the slash commands.
+While the agent works, each line of input is a message that it reads before its next step. While it
+is idle, a line starts it again, and an empty line lets it continue. A finished run needs a message
+to continue. `slash.py` has the slash commands.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
     from cuagent.events import Emit, Event
 
 LONG = 10.0
-"""The user is notified of the end of work that took longer than this many seconds."""
+"""Seconds of work after which the user is notified of its end."""
 CONTINUE = "Go on."
-"""Message that is sent for an empty line if the model waits for an answer."""
+"""Message to the model for an empty line of input, if the model waits for an answer."""
 LIMITS = (Stop.STEP_LIMIT, Stop.COST_LIMIT, Stop.TIME_LIMIT, Stop.DEVICE_LIMIT)
 
 
 def run_session(plan: Plan) -> tuple[Run, Stop]:
-    """Run the session until the user leaves; return the run and why it stopped."""
+    """Run an interactive session until the user leaves; return the run and why it stopped."""
     said: list[str] = []
 
     def take(line: str) -> None:
@@ -83,7 +83,8 @@ def run_session(plan: Plan) -> tuple[Run, Stop]:
 
 
 def converse(session: Session, *, resumed: bool = False) -> Stop:
-    """Alternate the agent's work and user input until the user leaves.
+    """Alternate the agent's work and the user's input until the user leaves; return why the run
+    stopped.
 
     `resumed` is True if an earlier run is continued.
     """
@@ -141,14 +142,14 @@ def asker(session: Session) -> Ask:
 
 
 def interrupt_main() -> None:
-    """Send SIGINT to the main thread from the thread that reads the keys."""
+    """Send SIGINT to the main thread; called in the thread that reads the keys."""
     main = threading.main_thread().ident
     if main is not None:
         signal.pthread_kill(main, signal.SIGINT)
 
 
 def history_file() -> Path:
-    """Return the file that holds the input history."""
+    """Return the path of the file with the user's earlier inputs."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "cuagent" / "history"
 
@@ -160,7 +161,7 @@ def _welcome(session: Session) -> None:
 
 
 def _wait_first(session: Session) -> None:
-    """Wait until the user sends a first message."""
+    """Show a resumed run as paused, until the user's first message starts it."""
     run = session.run
     run.emit = session.view
     announce(run, session.model)
@@ -171,7 +172,7 @@ def _wait_first(session: Session) -> None:
 
 
 def _user_command(session: Session, line: str) -> None:
-    """Run a user's command while the agent is idle; Esc ends it, and typed lines are queued."""
+    """Run a user's `!` command while the agent is idle; Esc ends it, and typed lines are queued."""
     typed: list[str] = []
     with session.prompt.working(Work(typed.append, session.user_commands.end)):
         session.user_commands.run(line)
@@ -213,8 +214,10 @@ def _stopped(session: Session) -> Stop:
 
 
 def to_the_end(prompt: Prompt, view: Emit) -> Emit:
-    """Return an event sink that passes events to `view`, and gives the prompt back to the user
-    before the end of the run is shown."""
+    """Return an event sink that passes events on to `view`.
+
+    At the end of a run it first stops sending the user's input to the agent.
+    """
 
     def emit(event: Event) -> None:
         if isinstance(event, RunEnded):
@@ -244,8 +247,10 @@ def _notify(settings: Settings, text: str) -> None:
 
 @contextmanager
 def _leaving_on_signals(prompt: Prompt) -> Iterator[None]:
-    """Leave the session on SIGINT and SIGTERM. Ctrl-C is read as a key, so signals come from other
-    processes."""
+    """Leave the session on SIGINT and SIGTERM within the block.
+
+    Ctrl-C is read as a key, so such signals come from other processes.
+    """
 
     def leave(number: int, frame: object) -> None:
         prompt.leave()

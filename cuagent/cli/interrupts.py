@@ -3,7 +3,8 @@
 Python raises KeyboardInterrupt wherever the main thread is. The exception is lost inside a weak
 reference callback or a finalizer (an import of torch runs thousands of them), and in code that
 swallows every error. So an event also records the interrupt for later checks.
-Not covered: an immediate stop of the code that swallowed it.
+
+Not covered: an immediate stop of the code that swallowed the exception.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def interrupts_recorded() -> Iterator[threading.Event]:
-    """Yield an event; on SIGINT and SIGTERM set it and raise KeyboardInterrupt.
+    """Yield an event that is set on SIGINT and SIGTERM, in addition to the KeyboardInterrupt.
 
     Only the main thread may call this.
     """
@@ -35,6 +36,6 @@ def interrupts_recorded() -> Iterator[threading.Event]:
 
 
 def raise_if_interrupted(interrupted: threading.Event) -> None:
-    """Raise KeyboardInterrupt if an interrupt was recorded."""
+    """Raise KeyboardInterrupt if an interrupt was recorded in the event `interrupted`."""
     if interrupted.is_set():
         raise KeyboardInterrupt

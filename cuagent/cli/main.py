@@ -1,4 +1,4 @@
-"""The entry point: the commands and the one place where errors become exit codes."""
+"""Entry point of the command line, and the one place where errors become exit codes."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def cuagent(
 
 
 def main() -> NoReturn:
-    """Run the command line and leave with its exit code."""
+    """Run the command line of this process and exit with its exit code."""
     # SIGTERM ends a run as Ctrl-C does: completely, with its results saved
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command line and return its exit code."""
+    """Run the command line `arguments` and return its exit code."""
     # some versions of typer vendor click under another name
     usage_error: type[Exception] = typer.BadParameter.__mro__[1]
     try:

@@ -1,6 +1,7 @@
 """Run the judge of `cuagent mcp` in one thread, for one task at a time.
 
 The judge of the last task stays open, so that a second call has no start-up cost.
+
 Invariant: all work is done in one thread, one call after another, as the judge requires.
 """
 
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
     from cuagent.task.task import Task
 
 Say = Callable[[str], None]
-"""Function that reports a line of progress to the client."""
+"""Function that sends a line about the progress to the client."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """A task as the client names it."""
+    """Arguments of a tool call that describe the task."""
 
     task: str
     inputs: str | None
@@ -42,7 +43,7 @@ class Given:
 
 
 class JudgeThread:
-    """The judge of one task at a time, and the thread in which it works."""
+    """The judge of the latest task, and the thread in which it works."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "judge")
@@ -57,7 +58,7 @@ class JudgeThread:
         function: Callable[..., CallToolResult],
         *arguments: Any,
     ) -> CallToolResult:
-        """Return the answer of `function`, or its error as one line."""
+        """Call `function` in the judge's thread; return its answer, or its error as one line."""
         loop = asyncio.get_running_loop()
         steps = iter(range(1, 1 << 30))
 
@@ -78,7 +79,7 @@ class JudgeThread:
         return await loop.run_in_executor(self._thread, answer)
 
     def judge(self, given: Given) -> LocalJudge:
-        """Return the judge of a task; reuse the open one if it is for the same task."""
+        """Return the judge for a task; use the open judge again if it is for the same task."""
         from cuagent.config import resolve
 
         flags = {"device": given.device, "precision": given.precision}
@@ -97,7 +98,7 @@ class JudgeThread:
         return self._numbers.setdefault(attempt.digest, len(self._numbers) + 1)
 
     def emit(self, event: Event) -> None:
-        """Report phases of the work to the client."""
+        """Send the client a line for each phase of the work."""
         if isinstance(event, Phase):
             self._say(event.text)
 
@@ -123,9 +124,10 @@ class JudgeThread:
 def answer_of(
     text: str, data: dict[str, Any] | None = None, *, failed: bool = False
 ) -> CallToolResult:
-    """Return an answer with `text` for the model and `data` as structured content, secrets masked.
+    """Return a tool's answer: `text` for the model and `data` as structured content, secrets
+    masked.
 
-    `failed` marks it as an error.
+    `failed` marks the answer as an error.
     """
     redact = redactor()
     words: list[ContentBlock] = [TextContent(type="text", text=redact(text))]

@@ -1,7 +1,8 @@
-"""Define the tools of `cuagent mcp`: `verify`, `profile`, `export` and others for an agent.
+"""The tools of `cuagent mcp`: `verify`, `profile`, `export` and others for an agent.
 
-Each takes a task and, if needed, a candidate folder; paths are relative to the server's current
-folder. Answers are text for a model, with the figures as structured content.
+Each tool takes a task and, if needed, a candidate folder; paths are relative to the server's
+current folder. Answers are text for a model, with the figures as structured content.
+
 Not covered: the thread that does the work (`mcp_judge.py`).
 """
 
@@ -52,12 +53,12 @@ UNSURE = "note: the kernel was not measured to be surely faster than what torch 
 RUNS_CODE = ToolAnnotations(
     read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=True
 )
-"""Hints of every tool. A tool imports the task's file, which is arbitrary Python, with the user's
-rights and outside of the sandbox. So a client should ask the user before it calls one."""
+"""MCP hints for every tool. A tool imports the task's file, which is arbitrary Python, with the
+user's rights and outside of the sandbox. So a client should ask the user before it calls a tool."""
 
 
 def serve() -> None:
-    """Run the server on stdin and stdout until the client closes the connection."""
+    """Run the MCP server on stdin and stdout until the client closes the connection."""
     judge_thread = JudgeThread()
     try:
         server(judge_thread).run()
@@ -66,7 +67,7 @@ def serve() -> None:
 
 
 def server(judge_thread: JudgeThread) -> MCPServer[JudgeThread]:
-    """Return the server with its tools, which work on `judge_thread`."""
+    """Return the MCP server with its tools, which use `judge_thread`."""
 
     @asynccontextmanager
     async def lifespan(_: MCPServer[JudgeThread]) -> AsyncIterator[JudgeThread]:
@@ -270,7 +271,7 @@ def _export(
 def _judged(
     judge_thread: JudgeThread, attempt: Attempt, judgement: Judgement, command: str, started: float
 ) -> CallToolResult:
-    """Return a judgement as an answer. A rejection does not mark the call as failed."""
+    """Return a judgement as a tool's answer. A rejection does not mark the call as failed."""
     from cuagent.agent.run import Tried
     from cuagent.agent.wording import judgement_lines
     from cuagent.record import result

@@ -17,9 +17,9 @@ from cuagent.cli.session import (
     ResumedRun,
     find_resumable,
     first_hooks,
+    open_model,
     opened,
     resume_command,
-    speaker,
 )
 from cuagent.cli.trust import resolve_settings
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 RUNS = Path(".cuagent", "runs")
 WITHOUT_USER = ("expert", "replay", "scripted")
-"""Kinds of models that take no instructions, so they run without an interactive session."""
+"""Kinds of models that take no instructions, so that they run without an interactive session."""
 UNPRICED = object()
-"""Marker for a model that has no attribute `price`."""
+"""Marker for a model without the attribute `price`."""
 LONG = 10.0
-"""The user is notified of the end of a run that took longer than this many seconds."""
+"""Seconds of a run after which the user is notified of its end."""
 
 
 def optimize(
@@ -91,7 +91,7 @@ def optimize(
 
         task = str(capture_for_run(str(task), module, script_args))
     opening = _task(task, inputs, init, settings, resumed, backward=backward)
-    chosen = speaker(_name(settings, resumed), opening, settings, trust=trust)
+    chosen = open_model(_name(settings, resumed), opening, settings, trust=trust)
     plan = Plan(
         opening, chosen, settings, run_dir, resumed, message, output_format, headless, fresh, seed
     )
@@ -105,7 +105,8 @@ def optimize(
 
 
 def _run(plan: Plan, interactive: bool | None) -> tuple[Run, Stop]:
-    """Run the plan, in a session if it is interactive. Raises Refused."""
+    """Run the plan, in an interactive session if the options and the terminal say so. Raises
+    Refused."""
     is_interactive = _is_interactive(interactive, plan)
     _refuse_unpriced(plan)
     if is_interactive:
@@ -117,7 +118,7 @@ def _run(plan: Plan, interactive: bool | None) -> tuple[Run, Stop]:
 
 
 def _refuse_early(output_format: str, out: Path | None, message: str | None) -> None:
-    """Raise Refused, before any work, for options that cannot be used."""
+    """Raise Refused, before any work, for values of options that cannot be used."""
     if message is not None and not message.strip():
         raise Refused("--message is empty; say what to try next")
     if output_format not in options.FORMATS:
@@ -130,7 +131,7 @@ def _refuse_early(output_format: str, out: Path | None, message: str | None) -> 
 def _refuse_script_options(
     task: str | None, module: str | None, script_args: str, *, time_script: bool
 ) -> None:
-    """Raise Refused for options on a script without a script, or without `--module`."""
+    """Raise Refused if options for a script are given without a script, or without `--module`."""
     if module is not None and task is None:
         raise Refused("--module needs your script as TASK")
     if module is None and script_args:
@@ -191,7 +192,7 @@ def _refuse_finished(plan: Plan) -> None:
 
 
 def _run_unattended(plan: Plan) -> tuple[Run, Stop]:
-    """Run to the end without user input."""
+    """Run the plan to its end without user input; return the run and why it stopped."""
     from cuagent.agent import HOOKS, TOOLS, run_agent
     from cuagent.cli.approval import approved
     from cuagent.cli.progress import progress_lines
@@ -220,7 +221,10 @@ def _run_unattended(plan: Plan) -> tuple[Run, Stop]:
 
 
 def _is_interactive(wanted: bool | None, plan: Plan) -> bool:
-    """Return True for an interactive run. Raises Refused if the terminal does not allow it."""
+    """Return True if the run is interactive, by the option or by default.
+
+    Raises Refused if the terminal does not permit what the option asks for.
+    """
     piped = plan.headless or plan.output_format != "text"
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if wanted and (piped or not terminal):
@@ -278,7 +282,7 @@ def _notify(run: Run, stop: Stop, settings: Settings) -> None:
 
 
 def _result(run: Run, stop: Stop) -> dict[str, Any]:
-    """Return the JSON result of a run."""
+    """Return the result of a run as JSON data."""
     from cuagent.agent.conclude import summarize
     from cuagent.judgement import result_of
     from cuagent.record import result
@@ -346,7 +350,7 @@ def _code(run: Run, stop: Stop, run_dir: Path) -> Exit:
 
 
 def _context_note(run: Run) -> str:
-    """Return an addition to the end's text if the model's context is full; else ""."""
+    """Return a note for the end of the run if the model's context was full, else ""."""
     from cuagent.agent import Stop
 
     if run.stop is not Stop.CONTEXT_FULL:
@@ -359,5 +363,5 @@ def _context_note(run: Run) -> str:
 
 
 def _answered(run: Run) -> bool:
-    """Return True if the model answered at least once."""
+    """Return True if the model answered at least once in this run."""
     return run.usage.output > 0 or any(message.role == "assistant" for message in run.messages)

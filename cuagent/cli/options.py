@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, with their help."""
+"""Arguments and options that several commands share, with their help texts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def _time(seconds: float) -> str:
-    """Return the shortest form of a time setting: `1h`, `10m`, `90s`."""
+    """Format a time setting in its shortest form: `1h`, `10m`, `90s`."""
     for unit, size in (("h", 3600), ("m", 60)):
         if seconds % size == 0:
             return f"{seconds / size:g}{unit}"
@@ -180,7 +180,7 @@ Out = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Export the result there at the end.")
 ]
 NARROW = 24
-"""Smallest width in columns of wrapped text."""
+"""Smallest width in characters of wrapped text."""
 FORMATS = ("text", "json", "stream-json")
 OutputFormat = Annotated[
     str,
@@ -217,7 +217,8 @@ def open_task(
 
 
 def effort(text: str) -> Effort | None:
-    """Return the effort for a value of `--timing`; None for `none`. Raises Refused."""
+    """Convert a value of `--timing` to an effort; None for `none`. Raises Refused for other
+    words."""
     from cuagent.timing import Effort
 
     if text == "none":
@@ -228,7 +229,7 @@ def effort(text: str) -> Effort | None:
 
 
 def open_candidate(path: Path) -> Attempt:
-    """Read the candidate at a path as a frozen attempt. Raises AttemptError and Refused."""
+    """Read the candidate's files at a path as a frozen attempt. Raises AttemptError and Refused."""
     from cuagent.attempt import freeze
 
     try:
@@ -253,7 +254,8 @@ def refuse_nowhere(file: Path | None) -> None:
 
 
 def fitted(lines: Iterable[str], indent: int = 2) -> Iterator[str]:
-    """Yield the lines wrapped to the terminal's width, continuations indented; unchanged in a pipe.
+    """Yield the lines wrapped to the terminal's width, with continuations indented; unchanged in a
+    pipe.
 
     An `indent` that would leave fewer than `NARROW` columns becomes two.
     """

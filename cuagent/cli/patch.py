@@ -29,7 +29,8 @@ def patch_file(
     yes: bool,
     force: bool,
 ) -> None:
-    """Show the change of `path` as a diff, ask the user, and write it and the folder it imports.
+    """Show the change of `path` as a diff, ask the user, then write it and the folder that it
+    imports.
 
     Raises Refused, before anything is written.
     """
@@ -82,7 +83,7 @@ def patch_file(
 
 
 def undo(path: Path) -> None:
-    """Remove the lines that `apply` added to a file, and the folders that they import.
+    """Remove the lines that `apply` added to a file, and the folders that these lines import.
 
     Raises Refused.
     """

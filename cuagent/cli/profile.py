@@ -13,7 +13,7 @@ from cuagent.cli import options
 from cuagent.cli.trust import resolve_settings
 
 WIDTH = 500
-"""Width in columns for a file or a pipe, large enough that nothing is cut."""
+"""Width in characters for a file or a pipe, large enough that nothing is cut."""
 
 
 def profile(

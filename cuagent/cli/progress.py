@@ -1,4 +1,4 @@
-"""Describe the progress of a run in a few lines for a user who resumes it."""
+"""Describe the progress of a run in a few lines, for a user who resumes it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from cuagent.agent import Run
 
 LONGEST = 240
-"""Largest number of columns of a quoted message."""
+"""Largest number of characters of a quoted message."""
 MARKUP = re.compile(r"\*\*|`|^#+\s|^\|[-:| ]+\|$", re.MULTILINE)
-"""Matches marks of Markdown that a line of text does not need."""
+"""Pattern of Markdown marks to remove from a quoted line."""
 WHY = {
     None: "it ended without a record",
     Stop.INTERRUPTED: "it was interrupted",
@@ -28,7 +28,7 @@ WHY = {
 
 
 def progress_lines(run: Run) -> Iterator[str]:
-    """Yield lines on the run's steps, why it stopped, its result, and what it was doing."""
+    """Yield lines about a run: its steps, why it stopped, its result, and what it was doing."""
     why = WHY.get(run.stop, f"it ended: {run.stop}")
     steps = f"{run.steps} step{'s' * (run.steps != 1)}"
     yield f"resumed after {steps} and {clock(run.seconds)} of work; {why}"
@@ -43,13 +43,14 @@ def progress_lines(run: Run) -> Iterator[str]:
 
 
 def finished_text(stop: Stop | None, handle: str) -> str:
-    """Return a line with the commands to see a finished run and, if it has a gain, to use it."""
+    """Return a line with the commands to see a finished run and, if it has a gain, to use the
+    result."""
     use = "" if stop is Stop.NO_GAIN else f", use it with cuagent apply {handle}"
     return f"the run is finished ({stop}): see it with cuagent show {handle}{use}"
 
 
 def is_finished(run: Run) -> bool:
-    """True if the run has finished and needs a message to continue."""
+    """Return True if the run has finished and needs a message to continue."""
     return run.stop in FINISHED and run.inbox.empty()
 
 

@@ -104,7 +104,8 @@ def replay(run: options.RunName = "latest", run_dir: RunDir = RUNS) -> None:
 
 
 def read(run: str, run_dir: Path = RUNS) -> tuple[RunFolder, list[dict[str, Any]]]:
-    """Return the run of that name with its records. Raises RecordError."""
+    """Return the folder and the records of the run with this name. Raises RecordError and
+    Refused."""
     from cuagent.record import find_run, read_records
 
     if not (run_dir.is_dir() or Path(run).is_dir()):
@@ -114,7 +115,7 @@ def read(run: str, run_dir: Path = RUNS) -> tuple[RunFolder, list[dict[str, Any]
 
 
 def attempt_in(records: list[dict[str, Any]], digest: str) -> Attempt:
-    """Return the attempt with that digest."""
+    """Return the attempt with this digest from the records of a run."""
     from cuagent.record import attempt_of
 
     for record in records:
@@ -125,10 +126,8 @@ def attempt_in(records: list[dict[str, Any]], digest: str) -> Attempt:
 
 @contextmanager
 def readable(folder: RunFolder) -> Iterator[None]:
-    """Convert errors in the body to RecordError: a log from elsewhere may be malformed.
-
-    Raises RecordError.
-    """
+    """Convert any error in the block to RecordError, because a log from elsewhere may be
+    malformed."""
     from cuagent.record import RecordError
 
     try:
@@ -141,7 +140,8 @@ def readable(folder: RunFolder) -> Iterator[None]:
 
 
 def chosen_attempt(records: list[dict[str, Any]], number: int, run: str) -> Judgement:
-    """Return the latest judgement of attempt `number`. Raises Refused if it is not accepted."""
+    """Return the valid judgement of attempt `number`. Raises Refused if the attempt is not
+    accepted."""
     from cuagent.record import judgements_of
 
     latest = judgements_of(records)

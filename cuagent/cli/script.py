@@ -1,4 +1,4 @@
-"""Report the speedup of the user's script: recorded shapes, the module's share, measured time."""
+"""Report the speedup of the user's script: captured shapes, the module's share, measured time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cuagent.task import Task
 
 RESULT = "script.json"
-"""File in the run's folder with the results on the script."""
+"""Name of the file in the run's folder with the results for the script."""
 
 
 def report_on_script(run: Run, settings: Settings, *, time_script: bool) -> None:
@@ -72,10 +72,11 @@ def script_results(folder: Path) -> dict[str, Any]:
 
 
 def captured_of(task: Task, folder: Path, digest: str) -> Captured | None:
-    """Return the facts on a captured task for an export; None if the task was not captured.
+    """Return the facts about a captured task that an export includes; None if the task was not
+    captured.
 
-    `folder` is the run's folder. Further shapes are those that the attempt `digest` was accepted
-    for.
+    They include those further shapes for which the attempt `digest` was accepted. `folder` is the
+    run's folder.
     """
     from cuagent.capture.shapes import manifest_of
     from cuagent.package import Captured

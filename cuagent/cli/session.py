@@ -34,7 +34,7 @@ NEW_CONTRACT = "it began before torch's own settings became the baseline of its 
 
 @dataclass(frozen=True)
 class ResumedRun:
-    """An earlier run to continue."""
+    """An earlier run that is to be continued."""
 
     folder: RunFolder
     task: Task
@@ -43,7 +43,8 @@ class ResumedRun:
     stop: str | None
     """Reason why the run ended; None if the log has no end record."""
     model_timeout: float | None = None
-    """Value of `--model-timeout` in seconds when the run began; None without that flag."""
+    """Value of `--model-timeout` in seconds when the run began; None if the option was not
+    given."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,13 @@ class Plan:
     resumed: ResumedRun | None
     """The run to continue; None for a new run."""
     message: str | None
-    """First message of the user to the model; None for none."""
+    """First message of the user to the model; None if there is none."""
     output_format: str
     headless: bool
     fresh: bool = False
-    """True to time the baselines again instead of reusing stored times."""
+    """True to time the baselines again instead of using cached times."""
     seed: Seed | None = None
-    """The user's own kernel to start from; None for none."""
+    """The user's own kernel to start from; None if there is none."""
 
 
 def first_hooks(plan: Plan) -> tuple[Hook, ...]:
@@ -76,8 +77,8 @@ def first_hooks(plan: Plan) -> tuple[Hook, ...]:
 def find_resumable(name: str | None, run_dir: Path, *, trust: bool = False) -> ResumedRun:
     """Return the run with this name, or the newest one if `name` is None.
 
-    The user is asked before a run of unknown origin is used, unless `trust`.
-    Raises RecordError, TaskError and Refused.
+    The user is asked before a run of unknown origin is used, unless `trust`. Raises RecordError,
+    TaskError and Refused.
     """
     from cuagent.record import end_record, find_run, read_records
     from cuagent.task import Precision, load_task
@@ -112,20 +113,21 @@ def find_resumable(name: str | None, run_dir: Path, *, trust: bool = False) -> R
 
 
 def _model_timeout(config: Any) -> float | None:
-    """Return the `--model-timeout` in the recorded settings of a run; None if it was not given."""
+    """Return the value of `--model-timeout` in a run's recorded settings, in seconds; None if it
+    was not given."""
     match config:
         case {"model_timeout": int() | float() as seconds, "origins": {"model_timeout": origin}}:
             return float(seconds) if origin == MODEL_TIMEOUT and seconds > 0 else None
     return None
 
 
-def speaker(
+def open_model(
     name: str, task: Task, settings: Settings, *, trust: bool = False, ask: bool = True
 ) -> Model:
-    """Return the model with this name. The user is asked before `replay` uses a run of unknown
-    origin, unless `trust`; `ask=False` refuses such a run without a question.
+    """Create the model with this name.
 
-    Raises RecordError and Refused.
+    The user is asked before `replay` uses a run of unknown origin, unless `trust`; `ask=False`
+    refuses such a run without a question. Raises RecordError and Refused.
     """
     kind, _, recorded = name.partition(":")
     if kind == "replay":
@@ -148,7 +150,7 @@ def speaker(
 
 
 def _stall(name: str, settings: Settings) -> float | None:
-    """Return the time-out in seconds to use for a model; None to use that of its endpoint's table.
+    """Return the time-out in seconds for a model; None to use that of its table `[endpoints.NAME]`.
 
     `--model-timeout` overrides the table; the table overrides every other setting.
     """
@@ -160,7 +162,7 @@ def _stall(name: str, settings: Settings) -> float | None:
 
 @contextmanager
 def opened(plan: Plan, emit: Emit) -> Iterator[Run]:
-    """Open the run with its judge and log, as a context in which no interrupt is lost."""
+    """Open the run with its judge and log for the block, in which no interrupt is lost."""
     from cuagent.agent import TOOLS, resume_run, start_run
     from cuagent.events import Phase
     from cuagent.judge import LocalJudge
@@ -211,7 +213,7 @@ def _admit(judge: LocalJudge, emit: Emit) -> None:
 
 
 def budget(settings: Settings) -> Budget:
-    """Return the limits of the whole run; the work of earlier sessions counts too."""
+    """Return the limits of the whole run, which include the work of earlier sessions."""
     from cuagent.agent import Budget
 
     return Budget(

@@ -17,7 +17,7 @@ from cuagent.agent.attended import Interrupted
 from cuagent.agent.conclude import summarize
 from cuagent.cli.exits import Refused
 from cuagent.cli.progress import is_finished
-from cuagent.cli.session import speaker
+from cuagent.cli.session import open_model
 from cuagent.cli.user_command import SIGN
 from cuagent.events import Phase
 from cuagent.models.model import ModelError
@@ -51,8 +51,10 @@ KEYS = (
 
 
 def while_working(session: Session, line: str) -> None:
-    """Handle an input line while the agent works, in the prompt's thread. The line may only show
-    something, send a message to the model, or interrupt."""
+    """Handle a line of input while the agent works; called in the prompt's thread.
+
+    The line may only show something, send a message to the model, or interrupt.
+    """
     if line.startswith(SIGN):
         session.user_commands.begin(line)
     elif not line.startswith("/"):
@@ -68,7 +70,7 @@ def while_working(session: Session, line: str) -> None:
 
 
 def run_command(session: Session, line: str) -> bool:
-    """Run a slash command; return False to leave."""
+    """Run a slash command; return False if it leaves the session."""
     name, words = _name(line), line.split()[1:]
     if name == "quit":
         return False
@@ -85,26 +87,26 @@ def run_command(session: Session, line: str) -> bool:
 
 
 def is_known(line: str) -> bool:
-    """True if a slash line names exactly one command."""
+    """Return True if a slash line names exactly one command."""
     return _name(line) in COMMANDS
 
 
 def unknown(line: str) -> str:
-    """Return the message for an unknown slash command."""
+    """Return the message to the user for an unknown slash command."""
     near = get_close_matches(_name(line), COMMANDS, 1)
     hint = f"did you mean /{near[0]}? " if near else ""
     return f"no command /{_name(line)}; {hint}there are {', '.join('/' + c for c in COMMANDS)}"
 
 
 def _name(line: str) -> str:
-    """Return the name of the typed command, which may be an unambiguous prefix."""
+    """Return the name of the command in a slash line, where an unambiguous prefix is enough."""
     word = (line[1:].split() or [""])[0]
     meant = [name for name in COMMANDS if name.startswith(word)]
     return meant[0] if word not in COMMANDS and len(meant) == 1 else word
 
 
 def help_rows() -> list[tuple[str, str]]:
-    """Return each command with its help."""
+    """Return (command, help text) for each slash command."""
     return [(f"/{name}", what) for name, what in COMMANDS.items()]
 
 
@@ -196,7 +198,7 @@ def _of(spent: Any, limit: Any, words: Callable[[Any], str]) -> str:
 def _model(session: Session, words: list[str]) -> None:
     if words:
         try:
-            session.model = speaker(words[0], session.run.task, session.settings, ask=False)
+            session.model = open_model(words[0], session.run.task, session.settings, ask=False)
         except Refused as error:
             raise Refused(str(error).removeprefix("--model ")) from error
     session.say(f"the model is {session.model.name}")

@@ -1,4 +1,4 @@
-"""`cuagent synth`: make new tasks, audit a file of tasks, and grade one with measured facts."""
+"""`cuagent synth`: make new tasks, audit a file of tasks, and grade tasks with measured gains."""
 
 from __future__ import annotations
 

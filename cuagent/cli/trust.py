@@ -1,4 +1,4 @@
-"""Ask before something of unknown origin is used.
+"""Ask the user before something of unknown origin is used.
 
 Files that cuagent wrote for this user on this machine have an authentication code
 (`record/origin.py`). All others may come from a third party, for instance in a cloned repository.
@@ -46,10 +46,11 @@ def require_trusted_run(folder: RunFolder, does: str, trust: bool, *, ask: bool 
 
 
 def require_agreement(what: str, first: str, trust: bool, *, ask: bool = True) -> None:
-    """Ask the user on a terminal, unless `trust`. Raises Refused if the user does not agree or
-    cannot be asked.
+    """Ask the user on a terminal for consent, unless `trust`.
 
-    `ask=False` refuses without a question, for instance while a session reads the keyboard.
+    `what` says what needs consent, and `first` what to do before agreeing. `ask=False` refuses
+    without a question, for instance while a session reads the keyboard. Raises Refused if the user
+    does not agree or cannot be asked.
     """
     if trust:
         return
@@ -63,16 +64,15 @@ def require_agreement(what: str, first: str, trust: bool, *, ask: bool = True) -
 
 
 def can_ask() -> bool:
-    """Return True if stdin and stderr are terminals."""
+    """Return True if stdin and stderr are terminals, so that the user can be asked."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def resolve_settings(flags: Mapping[str, Any], trust: bool) -> Settings:
-    """Return the settings of a command from its flags, variables and files. Print warnings on
-    stderr.
+    """Return the settings of a command from its flags, environment variables and files.
 
-    Some settings of a project's file need the user's consent: ask, unless `trust`, and ignore them
-    if the user does not agree. Raises ConfigError.
+    Warnings are printed on stderr. Some settings of a project's file need the user's consent: ask,
+    unless `trust`, and ignore them if the user does not agree. Raises ConfigError.
     """
     from cuagent.config import resolve
 
@@ -97,7 +97,7 @@ def resolve_settings(flags: Mapping[str, Any], trust: bool) -> Settings:
 
 
 def is_agreed(proposal: Proposal) -> bool:
-    """Return True if the user has accepted these values of this file before."""
+    """Return True if the user has accepted the values in this proposal before."""
     return _agreement(proposal).is_file()
 
 

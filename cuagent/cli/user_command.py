@@ -1,9 +1,10 @@
 """Run `!command` of a session: a command of the user, in the user's shell.
 
 It runs in the folder where cuagent was started, with the user's rights and environment and outside
-of the sandbox. Its output is shown as it arrives. The model gets it only with `!!command`: the
-output may hold text that is not meant for a provider. Not covered: programs that need input or
-draw on the terminal; the keyboard belongs to the session.
+of the sandbox. Its output is shown as it arrives. The model gets the output only with `!!command`,
+because it may contain text that is not meant for a provider.
+
+Not covered: programs that need input or draw on the terminal; the session reads the keyboard.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from dataclasses import dataclass, field
 
 SIGN = "!"
 LONGEST_TOLD = 12_000
-"""Largest number of characters of an output that the model gets: a third from its head, the rest
-from its tail."""
+"""Largest number of characters of an output that the model gets: a third from its beginning, the
+rest from its end."""
 LONGEST_SHOWN = 1_000
 """Largest number of lines of an output that the user sees."""
 
 Say = Callable[[str, str], None]
-"""Function that shows a text in a style."""
+"""Function that shows a text to the user in a style: (text, style)."""
 
 
 @dataclass
 class UserCommands:
-    """Runs the user's commands in a session; `end` kills those that still run."""
+    """Runs the user's commands in a session; `end` kills those that are still running."""
 
     say: Say
     tell_model: Callable[[str], None]
@@ -63,7 +64,7 @@ class UserCommands:
             self.say("the model gets the output with its next step", "dim")
 
     def begin(self, line: str) -> None:
-        """Run a line in a separate thread, while the agent works."""
+        """Run a line like `run`, but in a separate thread, while the agent works."""
         threading.Thread(target=self.run, args=(line,), daemon=True, name="own-command").start()
 
     def end(self) -> None:
@@ -73,7 +74,8 @@ class UserCommands:
                 os.killpg(process.pid, signal.SIGKILL)
 
     def _show(self, process: subprocess.Popen[str]) -> str:
-        """Show each line as it arrives; return the output, without its middle if it is long."""
+        """Show each line of output as it arrives; return the output, without its middle if it is
+        long."""
         assert process.stdout is not None
         head, tail = "", ""
         for number, line in enumerate(process.stdout):
@@ -94,7 +96,7 @@ HELP = (
 
 
 def start(command: str) -> subprocess.Popen[str]:
-    """Start the command in the user's shell, in a new process group and without input."""
+    """Start a command in the user's shell, in a new process group and without input."""
     return subprocess.Popen(
         [_shell(), "-c", command],
         stdin=subprocess.DEVNULL,

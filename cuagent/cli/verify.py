@@ -80,7 +80,7 @@ def _write(path: Path, task: Task, attempt: Attempt, judgement: Judgement) -> No
 
 
 def _report(judgement: Judgement, seconds: float, json: bool) -> None:
-    """Print the judgement. `seconds` is the total wall time of opening, building, judging and
+    """Print a judgement. `seconds` is the total wall time of opening, building, judging and
     timing."""
     if json:
         from json import dumps

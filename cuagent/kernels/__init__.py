@@ -36,7 +36,7 @@ __all__ = [
 
 
 class Kernels:
-    """The exported functions of one source, as attributes."""
+    """The exported functions of one source file, as attributes."""
 
     def __init__(self, source: Path, library: Path, functions: dict[str, Any]) -> None:
         self.__file__ = str(source)
@@ -45,7 +45,8 @@ class Kernels:
         self._names = tuple(functions)
 
     def operator(self, name: str) -> Any:
-        """Return a launcher as an operator of torch, which torch.compile keeps as one call."""
+        """Return the launcher `name` as an operator of torch, which torch.compile keeps as one
+        call."""
         from .calls import Launcher
         from .operators import operator_of
 
@@ -74,7 +75,8 @@ _LOADED: dict[Path, Kernels] = {}
 
 
 def load(path: str | Path) -> Kernels:
-    """Load a source and return its functions; compile it first if no compiled library is found.
+    """Load the exported functions of a source file; compile it first if no compiled library is
+    found.
 
     `path` is relative to the caller's file. Raises FileNotFoundError, PrototypeError,
     CompilerMissing or CompileFailed.

@@ -1,4 +1,4 @@
-"""Call exported launchers: check and convert each argument, then run the function.
+"""Call a library's exported launchers: check and convert each argument, then call the C function.
 
 Without the checks, a mistake in Python would crash the process without a message. The checks are
 chosen once per function, so that a call costs a few microseconds.
@@ -30,7 +30,10 @@ Convert = Callable[[Any], Any]
 
 
 def open_library(path: Path, prototypes: Iterable[Prototype], on_cuda: bool) -> dict[str, Any]:
-    """Load a compiled library and return one checked callable per exported function."""
+    """Load a compiled library and return a checked callable for each exported function, by name.
+
+    `on_cuda`: the tensors must be on a GPU.
+    """
     # Import torch first, so that its copy is the only OpenMP runtime in the process.
     import torch  # noqa: F401
 
@@ -39,7 +42,7 @@ def open_library(path: Path, prototypes: Iterable[Prototype], on_cuda: bool) -> 
 
 
 class Launcher:
-    """One exported function, callable with tensors and numbers.
+    """An exported C function that can be called with tensors and numbers.
 
     A call raises TypeError, ValueError, OverflowError or RuntimeError.
     """
@@ -97,7 +100,8 @@ class Launcher:
 
 
 class CheckedArguments:
-    """Converter from the arguments of a call to C values and a CUDA device index (-1: CPU)."""
+    """Converts the arguments of a call to C values and the index of the CUDA device (-1 for the
+    CPU)."""
 
     def __init__(self, prototype: Prototype, on_cuda: bool) -> None:
         self._name = prototype.name
@@ -142,11 +146,12 @@ class CheckedArguments:
 
 
 def quick_arguments(prototype: Prototype, on_cuda: bool) -> Callable[..., Any]:
-    """Return a function from the arguments of a usual call to their C values and the device.
+    """Return a fast function that converts the arguments of a usual call to C values and the
+    device.
 
-    It returns None for every other call, which `CheckedArguments` converts or refuses: numbers of
-    other types, null pointers, empty tensors, mistakes. Its source is generated without a loop,
-    which halves the time of a call.
+    For any other call it returns None: numbers of other types, null pointers, empty tensors,
+    mistakes. `CheckedArguments` then converts or refuses the arguments. The function's source is
+    generated without a loop, which halves the time of a call.
     """
     import torch
 
@@ -183,12 +188,12 @@ def quick_arguments(prototype: Prototype, on_cuda: bool) -> Callable[..., Any]:
 
 
 def c_type(parameter: Parameter) -> Any:
-    """Return the ctypes class of a parameter."""
+    """Return the ctypes class for a parameter's C type."""
     return ctypes.c_void_p if parameter.pointer else CTYPES[parameter.type]
 
 
 def argument(function: str, index: int, parameter: Parameter) -> str:
-    """Return the text that names an argument in error messages."""
+    """Return the name of an argument for error messages, such as "scale: argument 1 `float* y`"."""
     return f"{function}: argument {index + 1} `{parameter.text}`"
 
 
@@ -207,7 +212,8 @@ def _converter(function: str, index: int, parameter: Parameter) -> Convert:
 
 
 def _tensor_dtype(element: str) -> Any:
-    """Return the dtype of the tensor to pass as a pointer to `element`; None for any (void*)."""
+    """Return the dtype of tensors that may be passed as a pointer to `element`; None for any
+    (void*)."""
     import torch
 
     dtypes: dict[str, Any] = {"float": torch.float32, "double": torch.float64, "half": torch.half}

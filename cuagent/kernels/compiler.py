@@ -10,9 +10,6 @@ flags that the source requests from ALLOWED_FLAGS. In the two caches a library a
 the other files that its compiler read, with their digests, which must still be the same. Compiler,
 version, processor and base flags form the toolchain (`toolchain.py`); each toolchain has its own
 cache folder. A process that only looks up libraries needs no compiler.
-
-The builder has a separate cache because its compilers can read the attempt only. A library that the
-loader compiles may also depend on files elsewhere and on variables such as CPATH.
 """
 
 from __future__ import annotations
@@ -60,22 +57,24 @@ __all__ = [
 ]
 
 BUILD = "CUAGENT_BUILD"
-"""Name of the environment variable with folders of compiled libraries, separated as in PATH."""
+"""Environment variable with folders of compiled libraries, separated as in PATH."""
 TIME_LIMIT_S = 300.0
-"""Seconds that one run of a compiler may take."""
+"""Time limit in seconds for one run of a compiler."""
 MAX_OUTPUT = 4 << 20
-"""Largest number of bytes of a compiler's messages that are read."""
+"""Largest number of bytes that are read of a compiler's messages."""
 MAX_FLAGS = 64
-"""Largest number of flags that one source may request."""
+"""Largest number of compiler flags that one source may request."""
 MAX_FLAG_LENGTH = 200
-"""Largest number of characters of one flag. Linux accepts 128 KiB in one argument of a command."""
+"""Largest number of characters of a requested flag. Linux accepts 128 KiB per argument of a
+command."""
 FIXED = {"LC_ALL": "C", "SOURCE_DATE_EPOCH": "0"}
-"""Environment variables of every compiler: messages in English, the same `__DATE__` every day."""
+"""Environment variables that are the same for every compiler: messages in English, and one constant
+`__DATE__`."""
 SETTINGS = (
     *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH"),
     *("GCC_EXEC_PREFIX", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN"),
 )
-"""Environment variables that change a compiler's result; the loader's cache key covers them."""
+"""Environment variables that change a compiler's result. The loader's cache key covers them."""
 SILENT = "the compiler failed and printed nothing"
 
 ALLOWED_FLAGS = re.compile(
@@ -96,7 +95,7 @@ _KERNEL_ONLY = re.compile(r'extern\s*"C"\s*(\{\s*)?__global__')
 
 
 class CompileFailed(RuntimeError):
-    """The compiler refused the source; `output` holds all its messages."""
+    """Error: the compiler refused the source. `output` has all its messages."""
 
     def __init__(self, message: str, output: str) -> None:
         super().__init__(message)
@@ -107,26 +106,30 @@ class CompileFailed(RuntimeError):
 class Recipe:
     """Everything that determines the compilation of one source, except the toolchain.
 
-    `read_recipe` reads it without a compiler.
+    `read_recipe` makes it without running a compiler.
     """
 
     source: Path
     form: str
-    """`g++` or `nvcc`. `nvrtc` or `cubin` if the source exports `__global__` kernels only."""
+    """Kind of compilation: `g++` or `nvcc`; `nvrtc` or `cubin` if the source exports only
+    `__global__` kernels."""
     requested_flags: tuple[str, ...]
-    """Flags that the source requests."""
+    """Compiler flags that the source requests in a comment."""
     key: str
     """sha256 over the files of the tree, the source's path in it and the requested flags."""
     tree: dependencies.Tree = field(repr=False)
 
     @property
     def file(self) -> str:
-        """File name of the result in every folder that may hold it."""
+        """File name of the compiled library, in every folder where it is looked up."""
         return f"{self.key}.{'cubin' if self.form in ('nvrtc', 'cubin') else 'so'}"
 
 
 def read_recipe(source: Path) -> Recipe:
-    """Read a source and its tree. Raises CompileFailed, also for a flag that is not allowed."""
+    """Read a source and its tree; return the recipe.
+
+    Raises CompileFailed, also for a flag that is not allowed.
+    """
     try:
         text = source.read_bytes().decode()
     except UnicodeDecodeError as error:
@@ -150,7 +153,7 @@ def _add(digest: hashlib._Hash, part: bytes) -> None:
 
 
 def _requested_flags(text: str, name: str) -> tuple[str, ...]:
-    """Return the flags that a source requests. Raises CompileFailed."""
+    """Return the compiler flags that a source requests in comments. Raises CompileFailed."""
     flags = tuple(flag for line in _REQUEST.findall(text) for flag in line.split())
     message = ""
     if len(flags) > MAX_FLAGS:
@@ -180,7 +183,7 @@ def _form(source: Path, text: str) -> str:
 
 
 def shared_library(recipe: Recipe) -> Path:
-    """Return the path of the compiled library; compile it if none is found.
+    """Return the path of the compiled library; compile it if it is not found.
 
     Raises CompileFailed or CompilerMissing.
     """
@@ -210,7 +213,8 @@ def shared_library(recipe: Recipe) -> Path:
 
 
 _CHECKED: set[Path] = set()
-"""Paths of libraries that this process has compiled, or whose manifest it has checked."""
+"""Libraries that need no further check, because this process compiled them or checked their
+manifest."""
 
 
 def _settings() -> str:
@@ -219,21 +223,25 @@ def _settings() -> str:
 
 
 LOADED = "loaded"
-"""Cache folder for libraries that this loader compiles."""
+"""Name of the cache folder for libraries that this loader compiles."""
 
 
 def cache_root() -> Path:
-    """Return the folder that holds all compiled libraries of this user."""
+    """Return the folder of all cached libraries of this user."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "cuagent" / "kernels"
 
 
 Run = Callable[[list[str], Path, Path], tuple[int, str]]
-"""Function that runs a compiler: (argv, writable scratch, working folder) -> (status, output)."""
+"""Function that runs a compiler: (command, writable scratch folder, working folder) -> (exit
+status, messages)."""
 
 
 def compile_library(recipe: Recipe, tools: Toolchain, path: Path, run: Run) -> None:
-    """Compile to `path`, and write a log and a manifest next to it. Raises CompileFailed."""
+    """Compile a source to the library `path`, and write a log and a manifest next to it.
+
+    Raises CompileFailed.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     # A folder in TMPDIR: a compiler under another user id cannot enter a private home.
     with tempfile.TemporaryDirectory(prefix="cuagent-compile-") as scratch:
@@ -259,7 +267,7 @@ def compile_library(recipe: Recipe, tools: Toolchain, path: Path, run: Run) -> N
 
 
 def _manifest(recipe: Recipe, scratch: Path) -> str:
-    """Return the manifest of the files that the compiler read.
+    """Return the manifest, as JSON, of the files that the compiler read.
 
     Raises CompileFailed if one of them is not a source file.
     """
@@ -273,8 +281,7 @@ def _manifest(recipe: Recipe, scratch: Path) -> str:
 
 
 def _write_whole(content: bytes, path: Path) -> None:
-    """Write a file under another name and rename it to `path`, so that a reader sees all of it or
-    none."""
+    """Write a file atomically: a reader of `path` sees all of it or none."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         file.write(content)
     Path(file.name).chmod(0o644)
@@ -284,7 +291,7 @@ def _write_whole(content: bytes, path: Path) -> None:
 def run_compiler(
     argv: list[str], scratch: Path, folder: Path, seconds: float = TIME_LIMIT_S
 ) -> tuple[int, str]:
-    """Run a compiler in `folder` as this user; return its exit status and its messages.
+    """Run a compiler in `folder` without a sandbox; return its exit status and its messages.
 
     Raises CompileFailed after `seconds`.
     """

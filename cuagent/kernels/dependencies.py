@@ -1,9 +1,10 @@
-"""Find the files that a compilation can read, to decide if its result may be used again.
+"""Find the files that a compilation can read, to decide if its cached result is still valid.
 
 Two sets cover them. The tree of a source is known before compiling: all sources and headers in its
 folder and below. The dependencies are known after compiling: the compiler lists every file that it
 read (`-MD`), and GNU as lists those of `.incbin`. `may_have_unlisted` detects sources that can read
-other files; another process compiles such a source again.
+other files; such a source is compiled again in every process.
+
 Invariant: only regular files are read, and no open blocks.
 """
 
@@ -25,15 +26,16 @@ SUFFIXES = (
     *(".cu", ".cuh", ".cpp", ".cc", ".cxx", ".c", ".h", ".hpp", ".hh", ".hxx"),
     *(".inl", ".inc", ".ipp", ".tpp"),
 )
-"""Suffixes of the sources and headers in a tree."""
+"""File name suffixes of sources and headers in a tree."""
 MAX_ENTRIES = 10_000
-"""Largest number of files in a source's folder with which the key covers the whole folder. With
-more files it covers the source only."""
+"""Largest number of files in a source's folder for which the cache key covers the whole folder.
+With more files it covers the source only."""
 MAX_BYTES = 64 << 20
-"""Largest number of bytes of sources and headers with which the key covers the whole folder. With
-more bytes it covers the source only."""
+"""Largest total size in bytes of sources and headers for which the cache key covers the whole
+folder. Above it the key covers the source only."""
 PSEUDO = ("/proc", "/sys", "/dev")
-"""Folders without source files: some files block when opened, others change when read."""
+"""Folders that contain no source files: some of their files block when opened, others change when
+read."""
 
 _FILE = r'"[\w-]+(?:[./][\w-]+)*\.(?:' + "|".join(s[1:] for s in sorted(SUFFIXES)) + ')"'
 _NAME = rf"(?:<(?![^>\n]*\.\.)[^/>\n][^>\n]*>|{_FILE})"
@@ -41,18 +43,19 @@ _COVERED_QUERIES = re.compile(
     rf"__has_include(?:_next)?\s*\(\s*{_NAME}\s*\)"
     r"|#\s*ifn?def\s+__has_include|\bdefined\s*\(?\s*__has_include\b"
 )
-"""Forms of __has_include whose result depends on the tree or on the toolchain only."""
+"""Forms of __has_include whose result depends only on the tree or the toolchain."""
 _INCLUDES = re.compile(rf"^[ \t]*#[ \t]*include[ \t]*{_NAME}", re.MULTILINE)
 _SPLICE = re.compile(r"\\[ \t]*\r?\n")
 
 
 class NotASource(ValueError):
-    """A compilation read a file that is not a source file. The message is one line."""
+    """Error: a compilation read a file that is not a source file. The message is one line."""
 
 
 @dataclass(frozen=True)
 class Tree:
-    """Sources and headers below `root`: relative POSIX path and content, sorted by path."""
+    """Sources and headers below the folder `root`: pairs (relative POSIX path, content), sorted by
+    path."""
 
     root: Path
     files: tuple[tuple[str, bytes], ...]
@@ -61,7 +64,7 @@ class Tree:
 
 
 def tree_of(source: Path) -> Tree:
-    """Return the files that `source` can include by a relative name.
+    """Return the sources and headers that `source` can include by a relative name.
 
     The root is the enclosing `kernels/` next to a model_new.py; if there is none, the folder of the
     source.
@@ -84,9 +87,9 @@ def tree_of(source: Path) -> Tree:
 
 
 def _entries(folder: Path, hidden: bool) -> Iterator[Path]:
-    """Yield all paths below `folder` except folders; do not follow links.
+    """Yield the paths of all files below `folder`, at any depth; links are not followed.
 
-    `hidden`: True to enter folders whose name begins with a dot.
+    `hidden`: also enter folders whose name begins with a dot.
     """
     with os.scandir(folder) as found:
         entries = sorted(found, key=lambda entry: entry.name)
@@ -117,10 +120,11 @@ def _opened(path: Path) -> io.BufferedReader:
 
 
 def may_have_unlisted(tree: Tree, text: str, form: str, *, lists_incbin: bool) -> bool:
-    """Return True if the result may depend on files outside the tree that no compiler lists.
+    """Return True if the compiled result may depend on files outside the tree that no compiler
+    lists.
 
-    `text` is the source, which stands for an incomplete tree. `form` is that of a `Recipe`; NVRTC
-    never lists dependencies. `lists_incbin`: True if the assembler lists the files of `.incbin`.
+    `text` is the source, which is examined if the tree is incomplete. `form` is that of a `Recipe`;
+    NVRTC never lists dependencies. `lists_incbin`: the assembler lists the files of `.incbin`.
     """
     texts = [content.decode(errors="replace") for _, content in tree.files] or [text]
     words = r"has_include|has_embed"
@@ -140,7 +144,8 @@ def may_have_unlisted(tree: Tree, text: str, form: str, *, lists_incbin: bool) -
 
 
 def listed(makefile: str, folder: Path, scratch: Path) -> list[str]:
-    """Return the files that a compiler lists in a rule for make, except those in `scratch`.
+    """Return the files that a compiler's dependency rule (`target: a b`) names, except those in
+    `scratch`.
 
     Names relative to `folder`, where the compiler ran, stay relative. Raises NotASource for devices
     and files of /proc and /sys.
@@ -161,7 +166,7 @@ def listed(makefile: str, folder: Path, scratch: Path) -> list[str]:
 
 
 def _words(makefile: str) -> Iterator[str]:
-    """Yield the prerequisites in `target: a b\\ c \\<newline> d`."""
+    r"""Yield the unescaped prerequisites of a make rule such as `target: a b\ c \<newline> d`."""
     joined = makefile.replace("\\\r\n", " ").replace("\\\n", " ")
     for line in joined.splitlines():
         _, colon, rest = line.partition(": ")
@@ -170,7 +175,7 @@ def _words(makefile: str) -> Iterator[str]:
 
 
 def manifest(names: list[str], folder: Path, tree: Tree) -> str:
-    """Return, as JSON, the digest of each included file that is not in the attempt's tree."""
+    """Return, as JSON, the digest of each file in `names` that is not in the attempt's tree."""
     in_tree = {os.path.normpath(tree.root / name) for name, _ in tree.files}
     outside = [n for n in names if os.path.normpath(folder / n) not in in_tree]
     return json.dumps({name: _digest(folder / name) for name in outside}, indent=0)
@@ -193,7 +198,7 @@ def is_current(library: Path, folder: Path) -> bool:
 
 
 def manifest_path(library: Path) -> Path:
-    """Return the path of a library's manifest."""
+    """Return the path of the manifest that belongs to a library."""
     return library.with_suffix(".deps")
 
 

@@ -18,25 +18,27 @@ from .prototypes import Prototype
 MAX_DYNAMIC_SHARED = 8
 """Value of CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES in cuda.h."""
 DEFAULT_SHARED = 48 << 10
-"""Bytes of dynamic shared memory that a kernel may use without the attribute above."""
+"""Bytes of dynamic shared memory that a kernel may use without setting MAX_DYNAMIC_SHARED."""
 
 BUFFER_POINTER, BUFFER_SIZE = 1, 2
-"""Tags with which cuLaunchKernel takes all parameters as one block with a C structure's layout."""
+"""Tags of cuLaunchKernel for passing all parameters as one block with the layout of a C
+structure."""
 
 Extent = int | tuple[int, ...]
 
 
 def open_cubin(path: Path, prototypes: Iterable[Prototype]) -> dict[str, Any]:
-    """Return one launchable object per `__global__` kernel.
+    """Return an object for each `__global__` kernel of a cubin file, by name.
 
-    A device loads the module at the first launch on it.
+    The first launch on a device loads the cubin there.
     """
     image = path.read_bytes()
     return {p.name: Kernel(image, p) for p in prototypes if p.kernel}
 
 
 class Kernel:
-    """A `__global__` kernel; `kernel[grid, block]` or `kernel[grid, block, shared_bytes]`."""
+    """A `__global__` kernel; launch it as `kernel[grid, block](...)` or `kernel[grid, block,
+    smem](...)`."""
 
     def __init__(self, image: bytes, prototype: Prototype) -> None:
         import torch
@@ -68,7 +70,10 @@ class Kernel:
     def launch(
         self, grid: tuple[int, ...], block: tuple[int, ...], shared: int, arguments: tuple[Any, ...]
     ) -> None:
-        """Check the arguments and launch on the current stream. Raises the errors of a launcher."""
+        """Check the arguments and launch the kernel on the current stream.
+
+        Raises the same errors as a Launcher.
+        """
         values, device = self._checked(arguments)
         current = self._current_device()
         if device in (-1, current):
@@ -111,7 +116,8 @@ class Kernel:
 
 
 class Launch:
-    """A kernel with its launch shape; a call launches it on the current stream."""
+    """A kernel together with grid, block and shared memory; calling it launches on the current
+    stream."""
 
     def __init__(
         self, kernel: Kernel, grid: tuple[int, ...], block: tuple[int, ...], shared: int = 0

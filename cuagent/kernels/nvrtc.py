@@ -67,7 +67,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _includes(library: Path, source: Path) -> list[str]:
-    """Return include options for headers such as cuda_fp16.h, of the wheel or of the toolkit."""
+    """Return include options for the folders of CUDA's headers, such as cuda_fp16.h.
+
+    They are those of NVIDIA's wheel and of the toolkit.
+    """
     folders = [library.parent.parent / "include", Path("/usr/local/cuda/include")]
     folders += sorted(library.parent.parent.parent.glob("cuda_runtime/include"))
     return [f"-I{folder}" for folder in [source.parent, *folders] if folder.is_dir()]

@@ -1,7 +1,7 @@
 """Register a launcher as an operator of torch, so that torch.compile keeps it as one call.
 
-The operator writes into its non-const pointers and returns nothing, as the launcher does: a result
-that is returned would need a second buffer. Tensors arrive contiguous, as the launcher demands.
+The operator writes into its non-const pointers and returns nothing, as the launcher does: returning
+a result would need a second buffer. torch passes contiguous tensors, as the launcher demands.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from .prototypes import Parameter, Prototype
 SCALARS = {"float": "float", "double": "float", "bool": "bool"}
 
 _LIBRARIES: dict[str, Any] = {}
-"""torch's libraries by namespace. They are kept here because a library that is garbage-collected
-removes its operators."""
+"""torch.library.Library objects by namespace. They are stored here because a library that is
+garbage-collected removes its operators."""
 
 
 def operator_of(launcher: Launcher, library: Path, on_cuda: bool) -> Callable[..., None]:
-    """Return the operator of a launcher; register it on the first call."""
+    """Return torch's operator for a launcher; register it on the first call."""
     import torch
 
     prototype = launcher.prototype
@@ -42,7 +42,8 @@ def operator_of(launcher: Launcher, library: Path, on_cuda: bool) -> Callable[..
 
 
 def schema(prototype: Prototype) -> str:
-    """Return the operator's schema: `scale(Tensor(a0!)? a0, Tensor? a1, float a2) -> ()`."""
+    """Return the torch schema of an operator: `scale(Tensor(a0!)? a0, Tensor? a1, float a2) ->
+    ()`."""
     words = [f"{_type(p, k)} a{k}" for k, p in enumerate(prototype.parameters)]
     return f"{prototype.name}({', '.join(words)}) -> ()"
 

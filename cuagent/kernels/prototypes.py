@@ -1,8 +1,9 @@
-"""Read prototypes from the text of a source: the exported functions and their parameters.
+"""Parse the prototypes of a source's exported functions: names and parameters.
 
 This is not a C++ parser. It understands `extern "C"` definitions, single or in blocks, whose
-parameters are scalars and pointers to scalars, and names the others in an error. It does not expand
-macros.
+parameters are scalars and pointers to scalars; any other raises an error that names it. It does not
+expand macros.
+
 Invariant: the time grows linearly with the text, because the text is not trusted. The scan visits
 every character once, and no regular expression here backtracks far.
 """
@@ -16,12 +17,15 @@ from typing import NamedTuple
 
 
 class PrototypeError(ValueError):
-    """An exported function cannot be called from Python. The message is one line."""
+    """Error: an exported function cannot be called from Python. The message is one line."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter. `type` is canonical (`float`, `int64`, `half`, ...), of the pointee if any."""
+    """One parameter of an exported function.
+
+    `type` is a canonical name (`float`, `int64`, `half`, ...); for a pointer, of what it points to.
+    """
 
     name: str
     type: str
@@ -32,12 +36,13 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Prototype:
-    """One exported function."""
+    """Name and parameters of one exported function."""
 
     name: str
     parameters: tuple[Parameter, ...]
     stream: bool
-    """True if a last parameter, not in `parameters`, takes the current stream."""
+    """True if the function has a last parameter for the current stream, which is not in
+    `parameters`."""
     returns_status: bool
     kernel: bool
     """True for a `__global__` kernel."""
@@ -90,8 +95,8 @@ STREAM = "cudaStream_t"
 STATUS = {"int", "cudaError_t", "int32_t"}
 
 MAX_CHARACTERS = 1 << 20
-"""Largest number of characters of one source: forty times the longest kernel of CUTLASS's examples.
-"""
+"""Largest number of characters of a source that is parsed: forty times the longest kernel of
+CUTLASS's examples."""
 
 _NOISE = re.compile(
     r"""
@@ -109,7 +114,7 @@ _TOKEN = re.compile(r'"C"|\w+|::|[^\s\w]')
 _ATTRIBUTES = {"__launch_bounds__", "__cluster_dims__", "__attribute__", "__maxnreg__"}
 _IGNORED = {"noexcept", "__host__"}
 _ALIAS_TOKENS = 12
-"""Number of tokens after `using` or `typedef` in which the alias of a scalar type must end."""
+"""Largest number of tokens from `using` or `typedef` to the end of an alias for a scalar type."""
 _QUALIFIERS = re.compile(
     r"\b(?:const|volatile|struct|__restrict__|__restrict|restrict|__grid_constant__)\b"
 )
@@ -122,7 +127,7 @@ class _Token(NamedTuple):
 
 
 def parse(text: str, file: str) -> tuple[Prototype, ...]:
-    """Return the exported functions of a source, in order.
+    """Return the exported functions of a source text, in order; `file` is its name in errors.
 
     Raises PrototypeError, also if the source exports no function.
     """
@@ -144,13 +149,16 @@ def parse(text: str, file: str) -> tuple[Prototype, ...]:
 
 
 def _blanked(match: re.Match[str]) -> str:
-    """Return a blank for a comment or literal; keep numbers, so that 1'000 opens no literal."""
+    """Replace a comment or a literal by a blank.
+
+    Numbers stay, because the quote in 1'000 must not open a character literal.
+    """
     keep = match[0] == '"C"' or match[0][0].isdigit()
     return match[0] if keep else " "
 
 
 def _aliases(tokens: list[_Token]) -> Iterator[tuple[str, str]]:
-    """Yield (NAME, TYPE) for `using NAME = TYPE;` and `typedef TYPE NAME;`."""
+    """Yield (NAME, TYPE) for each `using NAME = TYPE;` and `typedef TYPE NAME;`."""
     for at, token in enumerate(tokens):
         if token.text not in ("using", "typedef"):
             continue
@@ -169,7 +177,7 @@ def _spelled(words: list[str]) -> str:
 
 
 def _headers(tokens: list[_Token]) -> Iterator[list[_Token]]:
-    """Yield the tokens before the body of each function defined under extern "C"."""
+    """Yield, for each function defined under extern "C", the tokens before its body."""
     scopes: list[bool] = []  # for each open brace, True if it opens a block of extern "C"
     header: list[_Token] = []
     exported = False
@@ -197,8 +205,10 @@ def _headers(tokens: list[_Token]) -> Iterator[list[_Token]]:
 def _prototype(
     text: str, header: list[_Token], aliases: dict[str, str], file: str
 ) -> Prototype | None:
-    """Parse the tokens before a function's body. None for static, inline and device functions, and
-    for what is no function."""
+    """Parse the tokens before a function's body.
+
+    Returns None for static, inline and device functions, and for anything that is not a function.
+    """
     header = _without_attributes(header)
     words = [token.text for token in header]
     opening = words.index("(") if "(" in words else 0
@@ -226,7 +236,7 @@ def _prototype(
 
 
 def _without_attributes(header: list[_Token]) -> list[_Token]:
-    """Drop launch bounds, `__attribute__((...))`, `[[...]]` and other compiler attributes."""
+    """Remove launch bounds, `__attribute__((...))`, `[[...]]` and other compiler attributes."""
     plain: list[_Token] = []
     depth, pending = 0, False
     for at, token in enumerate(header):

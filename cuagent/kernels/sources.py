@@ -1,4 +1,4 @@
-"""Notice in a fraction of a microsecond that a parameter of a module was replaced or changed."""
+"""Detect in a fraction of a microsecond that a parameter of a module was replaced or changed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 Watched = tuple[
     list[tuple[dict[str, Any], str, Any]], list[tuple[dict[str, Any], str, Any, int, int]]
 ]
-"""Submodules as (dictionary that holds it, name there, module), and tensors as (dictionary that
-holds it, name there, tensor, address, count of changes)."""
+"""Recorded state of a module: submodules as (dict that contains it, key there, module), and tensors
+as (dict, key there, tensor, address, count of in-place changes)."""
 
 
 def watch(module: torch.nn.Module, names: Sequence[str]) -> Watched | None:
-    """Return the parameters and buffers of these names as they are, for `unchanged`.
+    """Record the current state of the parameters and buffers with these names, for `unchanged`.
 
-    Returns None if one of them counts no changes (an inference tensor) or is computed at each
+    Returns None if one of them has no count of changes (an inference tensor) or is computed at each
     access.
     """
     modules: dict[str, tuple[dict[str, Any], str, Any]] = {}
@@ -41,7 +41,7 @@ def watch(module: torch.nn.Module, names: Sequence[str]) -> Watched | None:
 
 def unchanged(watched: Watched) -> bool:
     """Return True if the module still has the same tensors at the same addresses, and none was
-    changed in place."""
+    changed in place since `watch`."""
     for held, name, module in watched[0]:
         if held.get(name) is not module:
             return False

@@ -4,10 +4,10 @@ results.
 Floating point: IEEE semantics, except that a*b+c may be contracted to one rounding (as nvcc and
 torch do). A source requests more by a line such as `// cuagent: flags -ffast-math`.
 
-OpenMP: two runtimes in one process would start two thread pools and oversubscribe the cores.
-torch carries a copy of libgomp. If that copy has the plain name `libgomp.so.1` and torch is loaded
-first, the dynamic linker uses it for our libraries too. If its name carries a hash, our libraries
-link it by path ahead of the system's.
+OpenMP: two runtimes in one process would start two thread pools and oversubscribe the cores. torch
+carries a copy of libgomp. If that copy has the plain name `libgomp.so.1` and torch is loaded first,
+the dynamic linker uses it for our libraries too. If its name has a hash, our libraries link it by
+path ahead of the system's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ARCH = "CUAGENT_CUDA_ARCH"
 If it is not set, sources are compiled for the current device.
 """
 DEFAULT_ARCH = "90a"
-"""Compute capability to compile for if the machine has no device."""
+"""Compute capability to compile for if the machine has no GPU."""
 
 CPU_FLAGS = (
     *("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared", "-Wl,--no-undefined"),
@@ -71,23 +71,25 @@ extern "C" __attribute__((visibility("default"))) const char* cuagent_error_name
 code reads the error state of that runtime."""
 
 DEPENDENCIES = ("dependencies.compiler", "dependencies.assembler")
-"""Names of the files in the scratch folder that list the files a compiler and an assembler read."""
+"""Names of two files in the scratch folder, in which the compiler and the assembler list the files
+that they read."""
 
 
 class CompilerMissing(RuntimeError):
-    """The compiler that a source needs is not installed. The message is one line."""
+    """Error: the compiler that a source needs is not installed. The message is one line."""
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """A compiler with its base flags; toolchains with different results have different names."""
+    """A compiler with its base flags. Toolchains with different results have different names."""
 
     form: str
     command: tuple[str, ...]
     libraries: tuple[str, ...]
-    """Linker inputs, which must follow the source on the command line."""
+    """Arguments for the linker, which must follow the source on the command line."""
     target: str
-    """`sm_90a`, or `cpu-` and a digest of the processor's features."""
+    """Machine that the results run on: `sm_90a`, or `cpu-` and a digest of the processor's
+    features."""
     version: str
     name: str
 
@@ -97,7 +99,7 @@ class Toolchain:
         return self.form == "g++" and "clang" not in self.version
 
     def argv(self, recipe: Recipe, output: Path, scratch: Path) -> list[str]:
-        """Return the command that compiles `recipe` to `output`.
+        """Return the command line that compiles `recipe` to the file `output`.
 
         `scratch` is an empty writable folder. The command must run in the folder of the source, so
         that `__FILE__` is the same everywhere.
@@ -128,9 +130,9 @@ def _expanded(flag: str, form: str) -> tuple[str, ...]:
 
 @functools.cache
 def toolchain(form: str, arch: str = "") -> Toolchain:
-    """Return the installed compiler for a form of source. Raises CompilerMissing.
+    """Return the installed compiler for sources of the form `g++`, `nvcc`, `nvrtc` or `cubin`.
 
-    `arch` is a compute capability such as 90a; "" stands for this machine's.
+    `arch` is a compute capability such as 90a; "" means this machine's. Raises CompilerMissing.
     """
     machine = f"sm_{arch}" if arch and form != "g++" else target(form)
     libraries: tuple[str, ...] = ()
@@ -175,7 +177,8 @@ def nvcc() -> str:
 
 
 def _nvrtc() -> str | None:
-    """Return the path of libnvrtc: from torch's NVIDIA wheels, else from the toolkit."""
+    """Return the path of libnvrtc in torch's NVIDIA wheels, else in the toolkit; None if there is
+    none."""
     spec = importlib.util.find_spec("nvidia")
     folders = [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
@@ -187,7 +190,7 @@ def _nvrtc() -> str | None:
 
 
 def _openmp() -> tuple[str, ...]:
-    """Return the linker inputs for torch's copy of libgomp, if its name carries a hash."""
+    """Return linker arguments for torch's copy of libgomp if its file name has a hash, else ()."""
     spec = importlib.util.find_spec("torch")
     home = Path(spec.origin).parent if spec and spec.origin else None
     if home is None:
@@ -197,7 +200,8 @@ def _openmp() -> tuple[str, ...]:
 
 
 def _identity(compiler: str) -> str:
-    """Return path and size of the program, since two builds may print the same version."""
+    """Return the path and size of a compiler's program, since two builds may print the same
+    version."""
     path = Path(compiler).resolve()
     return f"{path} {path.stat().st_size if path.is_file() else 0}"
 
@@ -209,9 +213,10 @@ def _version(compiler: str) -> str:
 
 
 def runs_on(target: str) -> tuple[str, ...]:
-    """Return the targets whose code runs on a machine of `target`, the best first.
+    """Return the targets whose compiled code runs on a machine of `target`, the best first.
 
-    Code for a GPU runs on later minor versions of the same major one, except code with an "a".
+    For a GPU: code runs on later minor versions of the same major one, except code with an "a".
+    `sm_90a` gives ("sm_90a", "sm_90").
     """
     found = re.fullmatch(r"sm_(\d+)(\d)(a?)", target)
     if found is None:
@@ -222,7 +227,7 @@ def runs_on(target: str) -> tuple[str, ...]:
 
 @functools.cache
 def target(form: str) -> str:
-    """Return the name of the machine that a result runs on.
+    """Return the name of this machine as a target of compilation.
 
     For a GPU it is the architecture, such as `sm_90a`; for g++ `cpu-` and a digest of the
     processor's features.
@@ -241,7 +246,8 @@ def target(form: str) -> str:
 
 
 def _device_arch() -> str | None:
-    """Return the current device's compute capability, with "a" for architecture-specific code."""
+    """Return the current GPU's compute capability, with "a" for architecture-specific code; None
+    without a GPU."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         major, minor = torch.cuda.get_device_capability()

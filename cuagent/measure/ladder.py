@@ -1,12 +1,12 @@
-"""Measure the ladder: all ways to run the reference faster that need no kernel.
+"""Measure the ladder: time every way to run the reference faster without writing a kernel.
 
 All rungs are timed in one interleaved run, each with its error against fp64. `optimize` starts from
-the best one that the task's precision policy admits, and what a kernel adds is measured against it.
-All run under the task's own torch settings. A rung that needs others names them (`Rung.settings`),
-and can be the best one only if the task admits them. Results are cached (`ladder_cache.py`): one
-for more rungs, or of a higher effort, also serves a request for less. `rungs.py` has the data.
+the best rung that the task's precision policy admits, and the gain of a kernel is measured against
+that rung. A rung runs under the task's own torch settings, unless it names others
+(`Rung.settings`). Results are cached (`ladder_cache.py`): a result for more rungs, or of a higher
+effort, also answers a request for less. `rungs.py` defines the data.
 
-Invariant: a rung is admissible only if it passes the strict rule in the policy's precision.
+Invariant: a rung can only be the best one if it passes the strict rule in the policy's precision.
 """
 
 from __future__ import annotations
@@ -37,25 +37,27 @@ from cuagent.worker import SessionEnded
 
 AUTOTUNE, GRAPHS = "max-autotune-no-cudagraphs", "reduce-overhead"
 AUTOTUNE_GRAPHS = "max-autotune"
-"""torch.compile's autotuning with CUDA graphs."""
+"""Mode of torch.compile with autotuning and CUDA graphs."""
 NO_ROOM = "not enough memory to time"
-"""Start of the note on a ladder that names the rungs without a timing."""
+"""Beginning of the ladder's note that lists the rungs for which memory did not suffice."""
 NO_GRAPHS = (
     "CUDA graphs are not timed: {why}a call of this size takes much longer than its launches"
 )
-"""Note on a ladder without rungs of CUDA graphs."""
+"""Note on a ladder in which rungs with CUDA graphs were left out; `why` is a further reason or
+""."""
 GRAPHS_HOLD_MEMORY = "each holds the memory of further calls, and "
 GAP_S = 2e-6
-"""Seconds that a CUDA graph may save at each launch while the GPU is busy: the pause between two
-kernels."""
+"""Pause in seconds between two kernels of a busy GPU, which a CUDA graph may save at each
+launch."""
 LEAST_GAIN = 0.01
-"""Least share of a call that CUDA graphs must be able to save for their rungs to be timed."""
+"""Least share of a call's time that CUDA graphs must be able to save; below it their rungs are not
+timed."""
 BUSY_CALL_S = 2e-3
-"""Duration of a call, in seconds, from which on its kernels keep the GPU busy even in compiled
-code. CUDA graphs then gain nothing."""
+"""Duration of a call in seconds above which its kernels keep the GPU busy even in compiled code, so
+that CUDA graphs save nothing."""
 RECURRENT = ("gru", "lstm", "rnn")
-"""Parts of the names of operators that launch a kernel for each time step, so that the number of
-their launches is unknown."""
+"""Parts of names of operators that launch a kernel for each time step. Their number of launches is
+unknown."""
 
 
 def time_rungs(
@@ -68,11 +70,12 @@ def time_rungs(
     cache: Path | None = None,
     timer: Timer | None = None,
 ) -> Ladder:
-    """Time every rung of a task, or read an earlier result from the cache.
+    """Time all rungs of a task, or return an earlier result from the cache.
 
-    `only` names the rungs, () for all that make sense; `fresh` ignores the cache. It takes some ten
-    seconds on the CPU, and a minute or more with torch.compile's autotuning on a GPU. With a
-    `timer`, its processes are used and stay warm for its next timing. Raises ForkServerError.
+    `only` names the rungs to time; () means all that make sense. `fresh` ignores the cache. `cache`
+    is its folder. Takes some ten seconds on the CPU, and a minute or more with torch.compile's
+    autotuning on a GPU. A given `timer` is used, and its processes stay warm for its next timing.
+    Raises ForkServerError.
     """
     task = referee.task
     names = only or _rungs(referee)
@@ -124,12 +127,13 @@ def measure_ladder(
     fresh: bool = False,
     cache: Path | None = None,
 ) -> Ladder:
-    """Return the ladder that a run starts from: rungs that open quickly, or all if `whole`.
+    """Return the ladder at the start of a run: the rungs whose processes start quickly, or all if
+    `whole`.
 
-    Only admitted rungs are measured. With `wait_s`, rungs that still open in the background after
-    that many seconds are left out. All admitted rungs that were not measured are named in
-    `Ladder.later`. A cached ladder is used unless `fresh`; its notes state its age. Raises
-    ForkServerError.
+    Only rungs that the precision policy admits are measured. With `wait_s`, rungs that are still
+    starting in the background after that many seconds are left out. `Ladder.later` names all
+    admitted rungs that were not measured. A cached ladder is used unless `fresh`; its notes state
+    its age. Raises ForkServerError.
     """
     referee = timer.referee
     every = _rungs(referee)
@@ -148,9 +152,10 @@ def measure_ladder(
 
 
 def join_rungs(timer: Timer, found: Ladder, names: Sequence[str]) -> Ladder:
-    """Return the ladder with these rungs opened and checked, but not timed.
+    """Return the ladder extended by the rungs `names`, which are started and checked for errors but
+    not timed.
 
-    The record timing that follows includes them, so no rung is timed twice. Raises ForkServerError.
+    The record timing that follows times them, so no rung is timed twice. Raises ForkServerError.
     """
     timed_arms = timer.open_untimed(names)
     errors, failed = _errors_of(timer, timed_arms), timer.failed
@@ -177,16 +182,16 @@ def _untimed_rung(
 
 
 def first_rungs(referee: Referee) -> tuple[str, ...]:
-    """Return the admitted rungs that open quickly, which a run's ladder begins with."""
+    """Return the names of the rungs that a run times first: those admitted that start quickly."""
     every = _rungs(referee)
     return tuple(n for n in every if admitted(referee.task, n) and opens_quickly(n))
 
 
 def opens_quickly(name: str) -> bool:
-    """Return False if a run's first ladder leaves this rung out because it opens slowly.
+    """Return True unless the rung starts so slowly that a run's first ladder leaves it out.
 
-    These rungs are autotuning, and compile with channels_last or cudnn_benchmark, whose gain the
-    eager rung with the same option shows.
+    Slow are rungs with autotuning, and torch.compile with channels_last or cudnn_benchmark. The
+    gain of these two options can be seen in the eager rungs.
     """
     mode, *options = name.split("+")
     variant = mode == COMPILE and {"channels_last", BENCHMARK} & set(options)
@@ -196,8 +201,7 @@ def opens_quickly(name: str) -> bool:
 def rungs_of(task: Task, convolves: bool, graphs: bool = True) -> tuple[str, ...]:
     """Return the names of the rungs that make sense for a task on its device.
 
-    `convolves`: True if the reference has convolutions. `graphs`: True to include rungs with CUDA
-    graphs on a GPU.
+    `convolves`: the reference has convolutions. `graphs`: include rungs with CUDA graphs on a GPU.
     """
     on_cuda = task.device is Device.CUDA
     modes = [EAGER, COMPILE, AUTOTUNE]
@@ -214,11 +218,11 @@ def rungs_of(task: Task, convolves: bool, graphs: bool = True) -> tuple[str, ...
 
 
 def graphs_may_gain(call_s: float, operators: Mapping[str, OperatorWork]) -> bool:
-    """Return False if CUDA graphs save less than 1 % of a call.
+    """Return True if CUDA graphs could save at least 1 % of a call's time.
 
-    `call_s` is the time of a call in eager mode in seconds, `operators` the operators that it
-    launches by name; {} if unknown. Graphs save the host's time, which a busy GPU hides, and the
-    pauses between kernels.
+    `call_s` is the duration of an eager call in seconds. `operators` are the operators that it
+    launches by name, {} if unknown; the answer is then True. Graphs save the host's time, which a
+    busy GPU hides, and the pauses between kernels.
     """
     if not operators or any(part in name for name in operators for part in RECURRENT):
         return True
@@ -227,7 +231,7 @@ def graphs_may_gain(call_s: float, operators: Mapping[str, OperatorWork]) -> boo
 
 
 def _note_on_graphs(referee: Referee) -> list[str]:
-    """Return the note of a ladder without CUDA graphs, in a list; [] for others."""
+    """Return [note] if CUDA graphs were left out of a GPU's ladder, else []."""
     if referee.task.device is not Device.CUDA or _has_graphs(referee, _operators(referee)):
         return []
     return [NO_GRAPHS.format(why=GRAPHS_HOLD_MEMORY if referee.large else "")]
@@ -236,13 +240,14 @@ def _note_on_graphs(referee: Referee) -> list[str]:
 def _has_graphs(referee: Referee, operators: Mapping[str, OperatorWork]) -> bool:
     """Return True if rungs with CUDA graphs are timed.
 
-    Those of a large task hold memory that is not released between two calls.
+    They are left out for a large task, because graphs do not release their memory between two
+    calls.
     """
     return not referee.large and graphs_may_gain(referee.facts.call_s, operators)
 
 
 def _rungs(referee: Referee) -> tuple[str, ...]:
-    """Return the rungs of a task, without those whose setting changes nothing.
+    """Return the names of a task's rungs, without those whose option would change nothing.
 
     Left out are TF32 if no product would use it; cudnn_benchmark if it is on already or if
     determinism forbids it; CUDA graphs for calls that take much longer than their launches; and on
@@ -266,7 +271,7 @@ def _attends(operators: Iterable[str]) -> bool:
 
 
 def admitted(task: Task, name: str) -> bool:
-    """Return True if the task's precision policy admits a rung."""
+    """Return True if the task's precision policy permits the rung's options (`tf32`, `bf16`)."""
     options = name.split("+")[1:]
     if "tf32" in options:
         return task.precision not in OWN_ARITHMETIC
@@ -274,7 +279,8 @@ def admitted(task: Task, name: str) -> bool:
 
 
 def _settings_of(referee: Referee, name: str) -> str:
-    """Return the settings that a rung needs in addition to the task's own, or ""."""
+    """Return the torch settings in which a rung differs from the task's own, as text; "" if
+    none."""
     options = name.split("+")[1:]
     own, precision = referee.facts.settings, referee.task.precision
     line = arm_settings(own, precision, options).line(referee.task.device)
@@ -309,9 +315,9 @@ def _rung(
 
 
 def _count_that_fits(referee: Referee, wanted: int) -> int:
-    """Return the number of rungs whose processes fit on the device together.
+    """Return how many of `wanted` rungs fit into the device's memory at the same time, at least 1.
 
-    If not even one fits, 1: the timer then reports the lack of memory.
+    If not even one fits, the timer reports the lack of memory.
     """
     room = referee.room
     there = room.available(referee.task.device.value)
@@ -319,7 +325,7 @@ def _count_that_fits(referee: Referee, wanted: int) -> int:
 
 
 def _errors_of(timer: Timer, timed_arms: dict[str, TimedArm]) -> dict[str, tuple[float, bool]]:
-    """Return each rung's relative error and True if it passes the strict rule, by name.
+    """Return for each rung its relative error against fp64, and whether it passes the strict rule.
 
     All rungs get the same fresh inputs. A rung whose process ends is left out.
     """
@@ -341,7 +347,7 @@ def _errors_of(timer: Timer, timed_arms: dict[str, TimedArm]) -> dict[str, tuple
 
 
 def _operators(referee: Referee) -> Mapping[str, OperatorWork]:
-    """Return the reference's operators by name; none if they could not be counted."""
+    """Return the reference's counted operators by name; {} if they could not be counted."""
     try:
         work, _ = count(referee.task, referee.fork_server)
     except TaskError:

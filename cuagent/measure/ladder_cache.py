@@ -1,7 +1,7 @@
 """Cache of measured ladders, in the user's cache folder.
 
-An entry is valid for one task, device, version of torch and of cuagent, effort and set of rungs. On
-a CPU a result measured on a busy machine is valid for some minutes only.
+An entry is valid for one task, device, version of torch and of cuagent, effort and set of rungs. A
+CPU result from a busy machine is valid for some minutes only.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from cuagent.task.memory import shortage
 from cuagent.timing import Effort
 
 FORMAT = 7
-"""Format of the cache entries. Increase it when the measurement changes: older entries are then
+"""Version of the cache entries. Increase it when the measurement changes, so that older entries are
 ignored."""
 LARGEST_FILE = 4 << 20
-"""Largest number of bytes of an entry that are read."""
+"""Largest entry in bytes that is read."""
 
 
 def cached(
     task: Task, effort: Effort, sets: Iterable[tuple[str, ...]], cache: Path | None
 ) -> Ladder | None:
-    """Return the cached result for one of these sets of rungs, of this effort or a higher one."""
+    """Return a cached ladder of at least this effort for one of the sets of rungs, or None."""
     efforts = [Effort.RECORD] if effort is Effort.RECORD else [Effort.RECORD, Effort.QUICK]
     files = (
         _file(task, cached_effort, names, cache) for names in sets for cached_effort in efforts
@@ -40,10 +40,10 @@ def cached(
 
 
 def _is_usable(known: Ladder, device: Device) -> bool:
-    """Return True if a cached result can be used.
+    """Return True if a cached ladder may be used in place of a new measurement.
 
-    It cannot if a rung failed for lack of memory. A result that is undecided or from a busy machine
-    can be used for `REMEASURE_AFTER_S` only.
+    It may not if a rung failed for lack of memory. An undecided ladder, or one from a busy machine,
+    may be used only until its age is `REMEASURE_AFTER_S`.
     """
     if any(shortage(RuntimeError(rung.failed)) for rung in known.rungs if rung.failed):
         return False
@@ -64,7 +64,7 @@ def _file(task: Task, effort: Effort, names: tuple[str, ...], cache: Path | None
 
 
 def _read(file: Path) -> Ladder | None:
-    """Return the ladder in a file; None if it cannot be read or holds implausible values."""
+    """Return the ladder stored in a file; None if it is unreadable or has implausible values."""
     try:
         with file.open("rb") as opened:
             found = Ladder.from_json(json.loads(opened.read(LARGEST_FILE)))
@@ -83,7 +83,7 @@ def _read(file: Path) -> Ladder | None:
 def write(
     task: Task, effort: Effort, names: tuple[str, ...], cache: Path | None, made: Ladder
 ) -> None:
-    """Write the cache entry; if that fails, the next call measures again."""
+    """Store a ladder in the cache. Errors are ignored, because the next call can measure again."""
     file = _file(task, effort, names, cache)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Examine the machine for what cuagent uses: compilers, a GPU, permissions, isolation.
+"""Check that the machine has what cuagent uses: compilers, a GPU, permissions, sandbox.
 
-Each finding has advice for what is missing. Nothing is changed, and only findings marked as needed
-are required.
+A finding about something missing includes advice. Nothing is changed. Only findings marked as
+`needed` are required.
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ from cuagent.sandbox import Policy, Tier, memory_bound, probe, probe_forked, sta
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was checked."""
+    """Result of one check of the machine."""
 
     name: str
     good: bool
     said: str
-    """Description of the result."""
+    """Result in words, such as a version."""
     advice: str = ""
-    """Advice if it is not good."""
+    """Advice to the user if `good` is False."""
     needed: bool = False
 
 
 def examine() -> list[Finding]:
-    """Return all findings, the most important first. Takes a second or two, because torch is
-    imported."""
+    """Run all checks and return their findings, the most important first.
+
+    Takes a second or two, because torch is imported.
+    """
     checks: list[Callable[[], list[Finding]]] = [_python, _compilers, _gpu, _counters, _isolation]
     return [finding for check in checks for finding in check()]
 

@@ -1,11 +1,13 @@
-"""Compile the rungs of torch.compile ahead, while other problems may use the device.
+"""Compile the rungs of torch.compile in advance, while other problems may use the device.
 
-A trusted child builds the model and its inputs under the shared lock. It then compiles without any
-lock: the compilers run on the processors. Autotuning compiles its candidate kernels in the same
-way, and takes the lock exclusively only while it runs them (`tuning_lock.py`). The result lands in
-the caches that the timed processes use (`surroundings.compiled_graphs`), which then open in
-seconds. Not covered: graphs after a graph break, and the tuning of Triton's launch parameters,
-which need the device; they are compiled when a rung is opened.
+A trusted child builds the model and its inputs while it holds the device lock shared. It then
+compiles on the processors without any lock. Autotuning compiles its candidate kernels in the same
+way, and takes the lock exclusively only while it runs them (`tuning_lock.py`). The results are
+stored in the caches that the timed processes use (`surroundings.compiled_graphs`), so that these
+start in seconds.
+
+Not covered: graphs after a graph break, and the tuning of Triton's launch parameters, which needs
+the device. Those are compiled when the rung's process starts.
 """
 
 from __future__ import annotations
@@ -35,13 +37,13 @@ from cuagent.worker.channel import receive_message, send_message
 
 REQUEST = "precompile.json"
 OPEN_S, COMPILE_S = 120.0, 300.0
-"""Time limits in seconds, of opening the model and of compiling all rungs."""
+"""Time limits in seconds for building the model, and for compiling all rungs."""
 TUNED = "max-autotune"
 MANY_OPERATORS = 100
-"""Number of nodes above which several processes compile a graph's kernels. They take five seconds
-to start, in which one process compiles some ten kernels."""
+"""Number of nodes of a graph above which several processes compile its kernels. These processes
+take five seconds to start; one process compiles some ten kernels in that time."""
 COMPILERS = 4
-"""Number of processes that compile a large graph or autotuning's kernels. It is small because other
+"""Number of compiler processes for a large graph or for autotuning. It is small because other
 problems compile at the same time."""
 
 
@@ -52,11 +54,10 @@ def precompile(
     lock: DeviceLock,
     limit_s: float = COMPILE_S,
 ) -> list[str]:
-    """Compile the rungs; return the names of those that open quickly afterwards.
+    """Compile these rungs; return the names of those whose processes will start quickly.
 
-    Rungs that did not finish within `limit_s` are left out. A failed compilation is reported when
-    the rung is opened. Raises ForkServerError.
-
+    Rungs that did not finish within `limit_s` seconds are not returned. A failed compilation is
+    reported later, when the rung's process starts. Raises ForkServerError.
     """
     names = [name for name in rungs if name.partition("+")[0] != EAGER]
     quick = [name for name in rungs if name not in names]
@@ -83,24 +84,27 @@ def precompile(
 
 
 def _done(channel: socket.socket, deadline: float) -> Iterator[str]:
-    """Yield the rungs that the child reports until it ends or the deadline passes."""
+    """Yield the name of each rung that the child has compiled, until it ends or `deadline` passes.
+
+    `deadline` is a time of the monotonic clock in seconds.
+    """
     while name := _answer(channel, max(0.0, deadline - time.monotonic())).get("done"):
         yield name
 
 
 def _answer(channel: socket.socket, limit_s: float) -> dict[str, Any]:
-    """Return the child's next message; {} if none comes in time."""
+    """Return the child's next message; {} if none arrives within `limit_s` seconds."""
     ended, _, _ = select.select([channel], [], [], limit_s)
     received = receive_message(channel) if ended else None
     return {} if received is None else received[0]
 
 
 class Compiled(Exception):
-    """Ends a call after its graph was compiled and before the graph runs."""
+    """Raised within a call after its graph was compiled, so that the graph does not run."""
 
 
 def serve(channel: socket.socket, folder: Path) -> None:
-    """Build the model, report that it is there, and compile it for each rung on request."""
+    """Build the model in the child, report this, and then compile it for each rung on request."""
     order = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
     try:
         task = task_from_json(order["task"])
@@ -123,9 +127,9 @@ def serve(channel: socket.socket, folder: Path) -> None:
 
 
 def compile_only(model: Any, inputs: Sequence[Any], name: str) -> bool:
-    """Compile the first graph of the rung `name` without running it.
+    """Compile the first graph of the rung `name` without running it; return True if that succeeded.
 
-    Returns False if that fails, or if the rung uses bf16: it is then compiled when it is opened.
+    It returns False for a rung that uses bf16, which is compiled only when its process starts.
     """
     import torch
     from torch._inductor import config

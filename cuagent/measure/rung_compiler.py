@@ -1,8 +1,8 @@
-"""Compile the rungs of one task ahead, on a device that several judges share.
+"""Compile rungs of one task in advance, on a device that several judges share.
 
-A record timing adds rungs that need autotuning. They begin to compile in the background when an
-attempt may be the run's result, while further attempts are built and judged. On a device with one
-judge, rungs open in the background instead (`timing/ahead.py`).
+A record timing adds rungs that need autotuning. Their compilation starts in the background as soon
+as an attempt may be the run's result, while further attempts are built and judged. On a device with
+one judge the rungs' processes start in the background instead (`timing/ahead.py`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from cuagent.task import Task
 from cuagent.worker import ForkServer, ForkServerError
 
 COMPILED_AHEAD_S = 60.0
-"""Seconds that rungs may compile before a record timing."""
+"""Longest time in seconds that rungs may compile before a record timing."""
 
 
 class RungCompiler:
-    """Compiles rungs of one task ahead. The rungs of a large task compile only when they are
-    opened."""
+    """Compiles rungs of one task in advance. For a large task it does nothing: its rungs compile
+    when their processes start."""
 
     def __init__(
         self, task: Task, fork_server: ForkServer, device_lock: DeviceLock, *, large: bool
@@ -31,14 +31,15 @@ class RungCompiler:
         self._begun: Future[tuple[str, ...]] | None = None
 
     def compile(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Compile rungs; return those that open in seconds afterwards. Raises ForkServerError."""
+        """Compile rungs; return those whose processes start in seconds afterwards. Raises
+        ForkServerError."""
         if self._large:
             return names
         found = precompile(self._task, names, self._fork_server, self._lock, COMPILED_AHEAD_S)
         return tuple(found)
 
     def begin(self, names: tuple[str, ...]) -> None:
-        """Begin to compile rungs in the background; do nothing the second time."""
+        """Start to compile rungs in the background; a second call does nothing."""
         if not names or self._begun is not None or self._lock.lock is None:
             return
         begun = self._begun = Future[tuple[str, ...]]()
@@ -53,9 +54,10 @@ class RungCompiler:
         threading.Thread(target=work, daemon=True).start()
 
     def compiled(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Return which of these rungs open in seconds; wait for those that compile now.
+        """Return those of `names` that are compiled, after waiting for a compilation in the
+        background.
 
-        Raises ForkServerError.
+        Compiles them now if `begin` was not called. Raises ForkServerError.
         """
         if self._begun is None:
             return self.compile(names)

@@ -1,6 +1,6 @@
-"""The ladder's data: its rungs, the best of them, and the gain of an attempt over it.
+"""Data of the ladder: its rungs, the best of them, and the gain of an attempt over the best rung.
 
-Pure data and arithmetic; `ladder.py` measures it. The best rung is the fastest that passes the
+Pure data and arithmetic; `ladder.py` measures them. The best rung is the fastest that passes the
 strict rule and that the task's precision policy admits.
 """
 
@@ -17,39 +17,40 @@ from cuagent.task import TorchSettings
 from cuagent.timing import Effort, Floor, Ratio, Timing
 
 POSSIBLE_GAIN = 0.05
-"""Gain that makes a rung undecided if its interval includes both this gain and none."""
+"""Gain over eager (0.05 is 5 %). A rung is undecided if its interval includes both this gain and
+none."""
 PROPOSED_RUNGS = 2
-"""Number of rungs, the fastest of a quick timing, that a record timing always compares."""
+"""Number of the fastest rungs of a quick timing that a record timing times again."""
 RECENT_S = 60.0
-"""Smallest age in seconds of a measurement that is reported as an earlier one."""
+"""Age in seconds from which the report states how old a ladder is."""
 
 
 @dataclass(frozen=True)
 class Rung:
-    """One way to run the reference."""
+    """One way to run the reference without a kernel, with its measured time and error."""
 
     name: str
-    """`eager`, `compile`, `reduce-overhead`, ..., with options behind plus signs."""
+    """Mode, then options after plus signs: `eager`, `compile+tf32`, `reduce-overhead`."""
     seconds: float
-    """Seconds per call; nan if it does not run."""
+    """Seconds per call; nan if it was not timed."""
     over_eager: Ratio | None
-    """Eager's time over this rung's."""
+    """Eager's time divided by this rung's time; above 1 the rung is faster."""
     error: float | None
     """Largest relative error against fp64, over the output tensors: |x - r| / |r|."""
     right: bool
-    """True if the strict rule accepts it in the task's precision."""
+    """True if the rung's output passes the strict rule in the task's precision."""
     opened_s: float | None
-    """Seconds until the first call ended; graphs in torch.compile's cache are not compiled again.
-    """
+    """Seconds from the start of its process to the end of its first call. Graphs in torch.compile's
+    cache are not compiled again in this time."""
     memory: int | None
-    """GPU memory of the process in bytes, context included."""
+    """GPU memory of the rung's process in bytes, CUDA context included."""
     admitted: bool
-    """True if the task's precision policy admits it."""
+    """True if the task's precision policy permits the rung's options."""
     failed: str = ""
     effort: Effort = Effort.QUICK
-    """Effort of the timing of `seconds` and `over_eager`."""
+    """Effort of the timing that gave `seconds` and `over_eager`."""
     settings: str = ""
-    """torch's settings that it needs, as one line; "" for the task's own."""
+    """torch's settings in which the rung differs from the task's own, as one line; "" if none."""
 
     @property
     def admissible(self) -> bool:
@@ -67,11 +68,11 @@ class Ladder:
     versions: dict[str, str]
     rungs: tuple[Rung, ...]
     seconds: float
-    """Duration of the measurement."""
+    """Seconds that measuring the whole ladder took."""
     notes: tuple[str, ...] = ()
     effort: Effort = Effort.QUICK
     later: tuple[str, ...] = ()
-    """Admitted rungs that are slow to open and were not measured yet."""
+    """Names of admitted rungs that were not measured yet, because their processes start slowly."""
     floor: Floor | None = None
     """Floor of the task; None if its work could not be counted."""
     when: float = 0.0
@@ -79,15 +80,16 @@ class Ladder:
     busy: float = 0.0
     """Share of the processors that other processes used during the measurement."""
     settings: str = ""
-    """torch's settings of eager and of all rungs that name no others; "" in earlier records."""
+    """torch's settings of eager, and of all rungs without `Rung.settings`; "" in records of old
+    versions."""
     own_settings: TorchSettings | None = None
-    """torch's settings after the task's file ran; None in earlier records."""
+    """torch's settings after the task's file was imported; None in records of old versions."""
 
     @property
     def best(self) -> Rung | None:
         """Return the fastest admissible rung; eager unless another is certainly faster.
 
-        If a record timing was made, only the rungs in it are compared.
+        If there was a record timing, only its rungs are compared.
         """
         every = [rung for rung in self.rungs if rung.admissible]
         recorded = [rung for rung in every if rung.effort is Effort.RECORD]
@@ -98,9 +100,10 @@ class Ladder:
 
     @property
     def contract(self) -> str:
-        """Return the baselines' settings, and the errors of eager and the best rung, as one line.
+        """Return one line with the baselines' torch settings and the errors of eager and of the
+        best rung.
 
-        It is "" for an earlier record.
+        It is "" for records of old versions.
         """
         if not self.settings:
             return ""
@@ -112,14 +115,14 @@ class Ladder:
 
     @property
     def baselines(self) -> tuple[str, ...]:
-        """Return the baselines of an attempt: eager, compile and the best rung."""
+        """Return the rungs that attempts are timed against: eager, compile and the best rung."""
         best = self.best
         return tuple(dict.fromkeys([EAGER, COMPILE, *([best.name] if best else [])]))
 
     @property
     def proposed(self) -> tuple[str, ...]:
-        """Return the arms of a record timing: the baselines, the fastest rungs of a quick timing,
-        and the rungs that are not timed yet.
+        """Return the rungs for a record timing: the baselines, the fastest of a quick timing, and
+        those not timed yet.
 
         A quick timing only proposes rungs; the record timing decides which is the best.
         """
@@ -130,13 +133,14 @@ class Ladder:
 
     @property
     def untimed(self) -> tuple[str, ...]:
-        """Return the admissible rungs that are open but not timed yet."""
+        """Return the admissible rungs that were started and checked but not timed yet."""
         untimed = (r for r in self.rungs if r.admissible and math.isnan(r.seconds))
         return tuple(rung.name for rung in untimed)
 
     @property
     def undecided(self) -> Rung | None:
-        """Fastest rung whose interval includes both no gain and `POSSIBLE_GAIN`.
+        """Return the fastest rung whose interval includes both no gain and a gain of
+        `POSSIBLE_GAIN`.
 
         None if there is none, or if another rung is certainly faster than eager.
         """
@@ -154,11 +158,13 @@ class Ladder:
 
     @property
     def certain_floor(self) -> float:
-        """Return the seconds that any correct implementation takes; 0 if that is not certain."""
+        """Return the seconds that every correct implementation takes at least; 0 if no bound is
+        certain."""
         return self.floor.memory / SUSPECT if self.floor is not None else 0.0
 
     def age(self) -> str:
-        """Return e.g. `measured 12 min ago`; "" for a recent measurement."""
+        """Return the ladder's age in words, such as `measured 12 min ago`; "" for a recent
+        measurement."""
         seconds = time.time() - self.when
         if not self.when or seconds <= RECENT_S:
             return ""
@@ -197,24 +203,30 @@ class Ladder:
 
 @dataclass(frozen=True)
 class Gain:
-    """Parts of an attempt's gain. Ratios above 1 are faster; all are from one interleaved run."""
+    """Gain of an attempt, split into the part without a kernel and the kernel's part.
+
+    Ratios are times of a baseline over times of the candidate or rung; above 1 is a gain. All are
+    from one interleaved run.
+    """
 
     rung: str
-    """Name of the ladder's best rung."""
+    """Name of the best rung."""
     free: Ratio
-    """Eager over the best rung, which needs no kernel."""
+    """Eager's time over the best rung's: the gain that needs no kernel."""
     kernel: Ratio
-    """Best rung over the candidate: the gain of the kernel."""
+    """Best rung's time over the candidate's: the gain of the kernel."""
     end_to_end: Ratio
-    """Eager over the candidate."""
+    """Eager's time over the candidate's."""
     over_compile: Ratio | None
-    """torch.compile's default over the candidate, which is the comparison in the literature."""
+    """Time of torch.compile's default mode over the candidate's, the comparison used in the
+    literature."""
     error: float | None = None
     """The best rung's relative error against fp64."""
 
 
 def gain_of(timing: Timing, ladder: Ladder) -> Gain | None:
-    """Split the gain of a timing against `ladder.baselines`; None if an arm is missing.
+    """Return the gain of a timed attempt over the ladder's baselines; None if a baseline was not
+    timed.
 
     `free` is the end-to-end ratio over the kernel's ratio; `over_eager` computes its limits.
     """
@@ -227,9 +239,10 @@ def gain_of(timing: Timing, ladder: Ladder) -> Gain | None:
 
 
 def with_earlier(found: Ladder, earlier: Ladder | None) -> Ladder:
-    """Return the ladder with the rungs that only an earlier one of the same task has.
+    """Return the ladder `found`, extended by rungs that only the earlier ladder of the same task
+    has.
 
-    They are left out of a later ladder if the memory does not hold all rungs.
+    A later ladder lacks rungs if memory did not suffice for all.
     """
     rungs = earlier.rungs if earlier is not None else ()
     kept = tuple(rung for rung in rungs if found.rung(rung.name) is None)
@@ -240,7 +253,10 @@ def with_earlier(found: Ladder, earlier: Ladder | None) -> Ladder:
 
 
 def with_record_timing(found: Ladder, timing: Timing) -> Ladder:
-    """Return the ladder with the figures of a record timing; unchanged for other timings."""
+    """Return the ladder with its rungs' figures replaced by those of a record timing.
+
+    A timing of another effort changes nothing.
+    """
     if timing.effort is not Effort.RECORD or EAGER not in timing.ratios:
         return found
     return replace(found, rungs=tuple(_with_record_timing(rung, timing) for rung in found.rungs))
@@ -257,10 +273,11 @@ def _with_record_timing(rung: Rung, timing: Timing) -> Rung:
 
 
 def over_eager(timing: Timing, name: str, seen: Ratio | None) -> Ratio:
-    """Return eager's time over a baseline's, from a timing of an attempt against both.
+    """Return eager's time over the baseline `name`'s, from a timing of an attempt against both.
 
-    The limits are those of `timing.free`, or of `seen`, the ladder's ratio, if an older record has
-    none. They are widened to include the value, because medians of ratios do not multiply exactly.
+    The limits are those in `timing.free`. For old records without them they are those of `seen`,
+    the ladder's ratio. They are widened to include the value, because medians of ratios do not
+    multiply exactly.
     """
     value = timing.ratios[EAGER].value / timing.ratios[name].value
     beside = timing.free.get(name, seen)

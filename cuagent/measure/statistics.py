@@ -4,7 +4,9 @@ A *round* is one set of fresh processes. Within it the arms are timed in interle
 single statistic is the median of the log ratios. Variation between processes (addresses, memory
 layout) affects all pairs of a round alike, so only rounds are replicates: the interval is Student's
 over the medians of the rounds (Kalibera & Jones, "Rigorous benchmarking in reasonable time", ISMM
-2013). Not covered: how samples are taken (`timing/timer.py`).
+2013).
+
+Not covered: how samples are taken (`timing/timer.py`).
 
 Invariant: no rule here depends on which arm a sample belongs to, so none can favour an arm.
 """
@@ -22,12 +24,12 @@ from cuagent.timing import Ratio
 
 @dataclass(frozen=True)
 class Looks:
-    """Numbers of rounds after which a timing may be tested, and the confidence of all tests
-    together.
+    """Planned numbers of rounds ("looks") at which a timing may be tested, and the confidence of
+    all tests together.
 
     Testing after every round until the answer pleases makes 24 % of A/A runs "significant" at a
     nominal 5 %. With looks fixed beforehand and alpha split evenly among them (Bonferroni) the
-    confidence holds for all looks together. ¶
+    confidence holds for all looks together.
     """
 
     rounds: tuple[int, ...]
@@ -35,19 +37,19 @@ class Looks:
 
     @property
     def per_look(self) -> float:
-        """Return the confidence of the interval at each single look."""
+        """Return the confidence that the interval at each single look must have."""
         return 1 - (1 - self.confidence) / len(self.rounds)
 
 
 def log_ratios(baseline: Sequence[float], candidate: Sequence[float]) -> list[float]:
-    """Return the log of baseline over candidate for each pair of seconds; above 0 is faster."""
+    """Return log(baseline / candidate) for each pair of times; above 0 the candidate is faster."""
     return [math.log(b / c) for b, c in zip(baseline, candidate, strict=True)]
 
 
 def over_rounds(
     rounds: Sequence[Sequence[float]], confidence: float = 0.95, between: float = 0.0
 ) -> Ratio:
-    """Return the ratio and its interval from the log ratios of each round's pairs.
+    """Return the ratio and its interval, given the log ratios of the pairs of each round.
 
     With several rounds the interval is Student's over their medians. With one round it is the
     distribution-free interval of the median of its pairs, widened by `between`: the standard
@@ -74,8 +76,8 @@ def _ratio(centre: float, below: float, above: float) -> Ratio:
 
 
 def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Return the distribution-free interval of the median: order statistics by the binomial sign
-    test.
+    """Return a confidence interval of the median without assuming a distribution (binomial sign
+    test).
 
     It is the narrowest symmetric pair of order statistics with a coverage, `1 - 2 P(Bin(n, 1/2) <
     k)`, of at least `confidence`, or the whole range if n is too small.
@@ -93,26 +95,27 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
 
 
 def quantile(values: Sequence[float], p: float) -> float:
-    """Return the order statistic nearest to the quantile `p`. Raises IndexError if there are no
+    """Return the sorted value nearest to the quantile `p` in 0 to 1. Raises IndexError without
     values."""
     return sorted(values)[round(p * (len(values) - 1))]
 
 
 def quietest(values: Sequence[float], groups: int) -> list[float]:
-    """Return the smallest value of each of `groups` consecutive stretches of nearly equal length.
+    """Split the values into `groups` consecutive parts of nearly equal length; return each part's
+    smallest.
 
-    Other users of a processor only lengthen a block, some by a factor of thirty. The time of the
-    quietest block is the time that the code takes.
+    Other users of a processor only lengthen a block, some by a factor of thirty. The shortest block
+    shows the time that the code takes.
     """
     edges = [round(len(values) * k / groups) for k in range(groups + 1)]
     return [min(values[a:b]) for a, b in pairwise(edges) if a < b]
 
 
 def over_groups(logs: Sequence[float], confidence: float, between: float, df: int) -> Ratio:
-    """Return the ratio and its interval from log ratios of consecutive stretches of a round (batch
-    means).
+    """Return the ratio and its interval, given the log ratios of consecutive parts of one round
+    (batch means).
 
-    Neighbouring blocks share the load of the machine, so they are not independent; stretches nearly
+    Neighbouring blocks share the load of the machine, so they are not independent; parts nearly
     are. The interval is Student's with the standard error of a median: 1.2533 times that of the
     mean. It is widened by `between`, the standard deviation from one set of processes to the next,
     estimated with `df` degrees of freedom.
@@ -126,9 +129,9 @@ def over_groups(logs: Sequence[float], confidence: float, between: float, df: in
 
 
 def pooled(deviations: Sequence[float], prior: float, weight: int) -> tuple[float, int]:
-    """Return the standard deviation of values about zero, and its degrees of freedom.
+    """Return the standard deviation about zero of the given deviations, and its degrees of freedom.
 
-    `prior` is a value assumed beforehand; it counts as `weight` values.
+    `prior` is a standard deviation assumed beforehand; it counts as much as `weight` values.
     """
     total = weight * prior**2 + sum(value**2 for value in deviations)
     df = weight + len(deviations)
@@ -136,11 +139,10 @@ def pooled(deviations: Sequence[float], prior: float, weight: int) -> tuple[floa
 
 
 def steady(clocks: Sequence[float], throttled: Sequence[bool], nominal: float) -> list[bool]:
-    """Return True for each block to keep. The state of the device decides, never the block's time.
+    """Return for each block True if it is kept. The device's state decides, never the block's time.
 
     A block is discarded if the device throttled, or if its clock (any unit; 0 is unknown) was below
     75 % of `nominal` (the rule of nvbench).
-
     """
     return [
         not hot and (clock == 0 or nominal == 0 or clock >= 0.75 * nominal)
@@ -154,7 +156,8 @@ def normal_quantile(p: float) -> float:
 
 
 def t_quantile(p: float, df: int) -> float:
-    """Return the quantile of Student's t distribution, by bisection.
+    """Return the quantile `p` of Student's t distribution with `df` degrees of freedom, by
+    bisection.
 
     Raises ValueError unless 1/2 <= p < 1 and df >= 1.
     """
@@ -170,7 +173,7 @@ def t_quantile(p: float, df: int) -> float:
 
 
 def t_cdf(t: float, df: int) -> float:
-    """Return Student's distribution for t >= 0.
+    """Return the distribution function of Student's t with `df` degrees of freedom, for t >= 0.
 
     Finite sums: Abramowitz & Stegun 26.7.3 and 26.7.4.
     """

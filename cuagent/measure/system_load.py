@@ -1,4 +1,5 @@
-"""Read the load of other processes during a timing, and choose the processors for our own.
+"""Measure the load of other processes during a timing, and choose the processors for the timed
+ones.
 
 Nothing is set here: sessions bind themselves to their processors when they begin
 (`worker/session.py`). On Linux /proc gives the processor time of processes outside our own tree.
@@ -17,15 +18,17 @@ from functools import cache
 from pathlib import Path
 
 BUSY_SHARE = 0.05
-"""Smallest share of the processors in use by other processes for which a note is shown."""
+"""Share of the processors; a note is shown if other processes use at least this much."""
 _SM_CLOCK = 1
 _THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
-"""NVML throttle reasons: hardware slowdown, software thermal, hardware thermal, power brake."""
+"""Bit mask of NVML's throttle reasons: hardware slowdown, software thermal, hardware thermal, power
+brake."""
 
 
 @dataclass(frozen=True)
 class CpuTimes:
-    """Processor seconds so far, of all processes and of our own with their children."""
+    """Processor seconds used since boot (`all`) and by our own processes (`ours`), at the time
+    `stamp`."""
 
     stamp: float
     all: float
@@ -34,7 +37,7 @@ class CpuTimes:
     since_boot: float
 
     def ours_since(self, before: CpuTimes) -> float:
-        """Return the seconds that our processes used since `before`.
+        """Return the processor seconds that our processes used since the reading `before`.
 
         The kernel's list of children may miss one while others start and end. A process that is
         missing from `before` although it ran by then is left out.
@@ -47,7 +50,7 @@ class CpuTimes:
 
 
 def cpu_times() -> CpuTimes | None:
-    """Return the current values of /proc; None if there is no /proc."""
+    """Read the processor times from /proc now; None if there is no /proc."""
     try:
         fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
         user, nice, system, _, _, irq, softirq, steal = (int(field) for field in fields[:8])
@@ -60,7 +63,8 @@ def cpu_times() -> CpuTimes | None:
 
 
 def others_share(before: CpuTimes | None, after: CpuTimes | None) -> float:
-    """Return the share of all processors that other processes used in between; 0 if it is unknown.
+    """Return the share of all processors that other processes used between two readings; 0 if
+    unknown.
 
     The time of our ended children counts as ours once they are waited for. /proc counts in ticks of
     10 ms, so spans under a second are imprecise.
@@ -72,12 +76,13 @@ def others_share(before: CpuTimes | None, after: CpuTimes | None) -> float:
 
 
 def _tree_ticks(root: int) -> dict[int, int]:
-    """Return the ticks of each process in a tree, including the children it waited for."""
+    """Return the clock ticks used by each process of the tree below `root`, with its ended
+    children."""
     return {pid: sum(map(int, fields[11:15])) for pid in _tree(root) if (fields := _stat(pid))}
 
 
 def _started(pid: int) -> float:
-    """Return the seconds from boot to the start of a process; 0 if it has ended."""
+    """Return the seconds from boot to the start of the process `pid`; 0 if it has ended."""
     fields = _stat(pid)
     return int(fields[19]) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
@@ -92,11 +97,11 @@ def _stat(pid: int) -> list[str]:
 
 
 def cores_for(threads: int) -> set[int]:
-    """Return the processors for `threads` threads, each on a different physical core if possible.
+    """Choose processors for `threads` threads, each on a different physical core if possible.
 
-    The set is empty if all processors are needed. With more processors than threads, the placement
-    of the threads changes the times of a process for its whole life. So all arms are bound to the
-    same processors.
+    Returns an empty set if all processors are needed. With more processors than threads, the
+    placement of the threads changes the times of a process for its whole life. So all arms are
+    bound to the same processors.
     """
     free = sorted(os.sched_getaffinity(0), reverse=True)
     if threads >= len(free):
@@ -112,10 +117,11 @@ def cores_for(threads: int) -> set[int]:
 
 
 def threads_outside(pid: int, cores: set[int]) -> int:
-    """Return the number of threads of a process and its descendants that may run outside `cores`.
+    """Count the threads of a process and its descendants that may run on processors outside
+    `cores`.
 
     It is 0 if `cores` is empty. Processes that left the tree (daemons) do not count, because they
-    stay stopped.
+    are never resumed.
     """
     outside = 0
     for process in _tree(pid) if cores else ():
@@ -126,7 +132,7 @@ def threads_outside(pid: int, cores: set[int]) -> int:
 
 
 def _siblings(core: int) -> set[int]:
-    """Return the processors on the same physical core, this one included."""
+    """Return the logical processors on the same physical core as `core`, which is included."""
     file = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
     siblings = {core}
     with contextlib.suppress(OSError, ValueError):
@@ -138,12 +144,13 @@ def _siblings(core: int) -> set[int]:
 
 @dataclass(frozen=True)
 class GpuState:
-    """One reading of NVML."""
+    """Clock and throttling of the GPU at one moment."""
 
     clock: int
     """Clock of the multiprocessors in MHz; 0 if unknown."""
     slowed: bool
-    """True if heat or power slows the GPU; idleness does not count."""
+    """True if heat or power limits the clock; a clock that is low because of idleness does not
+    count."""
 
 
 @cache
@@ -157,7 +164,7 @@ def _nvml() -> ctypes.CDLL | None:
 
 @cache
 def _gpu() -> ctypes.c_void_p | None:
-    """Return the handle of torch's current device, found by its UUID."""
+    """Return NVML's handle of torch's current device, found by its UUID; None if there is none."""
     import torch
 
     library = _nvml()
@@ -192,7 +199,7 @@ def gpu_nominal_clock() -> int:
 
 
 def gpu_in_use_by_others() -> float:
-    """Return the bytes on the GPU held by processes outside our tree, as far as NVML lists them.
+    """Return the bytes of GPU memory of processes outside our own tree, as far as NVML lists them.
 
     In a container or a virtual machine NVML lists only some of them, or none.
     """

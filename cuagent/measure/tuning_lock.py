@@ -1,10 +1,10 @@
 """Hold a device exclusively while torch's autotuning runs its candidate kernels.
 
 Autotuning measures hundreds of kernels for some 50 ms each, with compilation in between. A lock for
-each measurement would wait for the device hundreds of times, and one for the whole autotuning would
+each measurement would wait for the device hundreds of times. A lock for the whole autotuning would
 keep the device idle while kernels compile: three networks that autotuned at the same time stopped
 all timings for 110 s (H100). So the lock is kept between measurements in quick succession, and
-released after `IDLE_S` without one, or after `LONGEST_S`.
+released after `IDLE_S` without a measurement, or after `LONGEST_S`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from cuagent.device_lock import DeviceLock
 IDLE_S = 0.1
 """Seconds without a measurement after which the device is released."""
 LONGEST_S = 2.0
-"""Seconds after which the device is released between two measurements, so that others get it."""
+"""Longest time in seconds before the device is released between two measurements, so that others
+get it."""
 BENCHMARKER = "torch._inductor.runtime.benchmarking"
-"""Module of torch whose object `benchmarker` makes all measurements of autotuning."""
+"""Module of torch with the object `benchmarker`, which makes all measurements of autotuning."""
 MEASURES = ("benchmark", "benchmark_cpu", "benchmark_gpu", "benchmark_gpu_with_cuda_graph")
-"""Methods of that object that run a kernel. Only the first is needed; others are newer or older."""
+"""Methods of `benchmarker` that run a kernel. Only the first must exist; the others depend on the
+version of torch."""
 
 
 class TuningLock:
@@ -35,14 +37,14 @@ class TuningLock:
     def __init__(self, lock: DeviceLock) -> None:
         self._lock = lock
         self._used_by = threading.RLock()
-        """Held while the device is used, and while the fields below change."""
+        """Mutex: held during a use of the device and while the fields below change."""
         self._held: ExitStack | None = None
         self._since = self._last_use = 0.0
-        """Times at which the lock was taken and last used, on the monotonic clock."""
+        """Times of the monotonic clock at which the device lock was acquired, and last used."""
 
     @contextmanager
     def use(self) -> Iterator[None]:
-        """Hold the device exclusively; a use within a use changes nothing."""
+        """Hold the device exclusively within the block; a nested use changes nothing."""
         with self._used_by:
             if self._held is None:
                 self._held = ExitStack()
@@ -62,7 +64,8 @@ class TuningLock:
             self._held = None
 
     def _release_when_idle(self) -> None:
-        """Release the lock when it was not used for `IDLE_S`; end when it is released."""
+        """Release the device lock once it was not used for `IDLE_S`; the function of a background
+        thread."""
         while True:
             time.sleep(IDLE_S)
             with self._used_by:
@@ -74,10 +77,10 @@ class TuningLock:
 
 
 def tune_exclusively(lock: DeviceLock) -> bool:
-    """Patch torch so that autotuning holds `lock` exclusively while it runs its candidate kernels.
+    """Patch torch so that autotuning holds `lock` exclusively while it runs candidate kernels.
 
-    Returns False if this version of torch has no such object or method. The caller must then hold
-    the lock for the whole compilation.
+    Returns False if this version of torch cannot be patched. The caller must then hold the lock for
+    the whole compilation.
     """
     try:
         benchmarker = importlib.import_module(BENCHMARKER).benchmarker

@@ -1,4 +1,4 @@
-"""Make the model for a name, from one of the providers.
+"""Language models by name: create one from the provider that its name gives.
 
 expert                       offline, the default where no key is set
 openai:gpt-6.1-sol           OPENAI_API_KEY, OPENAI_BASE_URL
@@ -37,11 +37,12 @@ __all__ = [
 ]
 
 DEFAULTS = {"anthropic": "claude-sonnet-5-5", "openai": "gpt-6.1-sol"}
-"""Default model of each provider."""
+"""Default model name of each provider."""
 
 
 def default_model() -> str:
-    """Return the name of the default model: of a provider whose key is set, else `expert`."""
+    """Return the full name of the default model: that of a provider whose API key is set, else
+    `expert`."""
     for endpoint in (ANTHROPIC, OPENAI):
         if os.environ.get(endpoint.key_variable, "").strip():
             return f"{endpoint.name}:{DEFAULTS[endpoint.name]}"
@@ -56,10 +57,10 @@ def make_model(
     prices: Mapping[str, Price] | None = None,
     stall: float | None = None,
 ) -> Model:
-    """Return the model of that name; None means the default model.
+    """Create the model with the given name; None means the default model.
 
-    `endpoints` are the user's own servers, by name. `task` is needed for the expert only. `stall`
-    replaces the endpoint's time-out, in seconds without a byte.
+    `task` is needed for the expert only. `endpoints` are the user's own servers and `prices` the
+    user's own prices, by name. `stall` replaces the endpoint's time-out, in seconds without a byte.
     Raises ModelError if the name is unknown or the key is missing.
     """
     kind, _, rest = (name or default_model()).partition(":")

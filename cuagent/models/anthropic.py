@@ -36,7 +36,7 @@ FINISHES = {
 
 
 class AnthropicModel(Served):
-    """One model with the messages protocol."""
+    """A model behind a server with Anthropic's messages protocol."""
 
     default_endpoint = ANTHROPIC
 
@@ -76,7 +76,7 @@ class AnthropicModel(Served):
 def request_of(
     model: str, messages: Sequence[Message], tools: Sequence[ToolSpec], endpoint: Endpoint
 ) -> dict[str, Any]:
-    """Return the arguments of `messages.create`."""
+    """Return the arguments of the SDK's `messages.create` for one request."""
     system, sent = messages_of(messages)
     request: dict[str, Any] = {
         "model": model,
@@ -96,9 +96,10 @@ def request_of(
 
 
 def messages_of(messages: Sequence[Message]) -> tuple[str, list[dict[str, Any]]]:
-    """Return the system prompt and the other messages, with adjacent ones of one role merged.
+    """Convert messages to the protocol's form; return the system prompt and the other messages.
 
-    So all tool results of one turn are in one user message, before the text of the next one.
+    Adjacent messages of one role are merged. So all tool results of one turn are in one user
+    message, before the text of the next one.
     """
     system = "\n\n".join(wire.clean(m.content) for m in messages if m.role == "system")
     sent: list[dict[str, Any]] = []
@@ -150,7 +151,8 @@ def _tool_use(call: ToolCall) -> dict[str, Any]:
 
 
 def _replayed(message: Message) -> list[dict[str, Any]]:
-    """Return the blocks in their original order if they came from this provider, else []."""
+    """Return the blocks of an earlier reply as this provider sent them; [] if another provider
+    did."""
     state = message.provider_state
     if not isinstance(state, dict) or state.get("provider") != "anthropic":
         return []
@@ -171,7 +173,7 @@ def _replayed(message: Message) -> list[dict[str, Any]]:
 
 @dataclass
 class _Parts:
-    """Partial reply of a stream: blocks by index, each with its text so far."""
+    """Reply received so far: its blocks by index, each with the text so far."""
 
     blocks: dict[int, dict[str, Any]] = field(default_factory=dict)
     stop: str | None = None
@@ -204,8 +206,8 @@ class _Parts:
                 on_text("", "text")
 
     def _count(self, usage: Any) -> None:
-        """Update the token counts. The server's values are cumulative: later ones replace earlier
-        ones."""
+        """Update the token counts. The server's values are cumulative, so each replaces the
+        last."""
         for name in (
             "input_tokens",
             "output_tokens",

@@ -20,9 +20,9 @@ from cuagent.models.prices import Price
 from cuagent.record import redactor
 
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-"""HTTP status codes after which a retry may succeed."""
+"""HTTP status codes of errors that a retry may avoid."""
 PERMANENT = ("invalid_request", "authentication", "permission", "not_found", "billing", "quota")
-"""Words in an error reported within a stream after which a retry cannot succeed."""
+"""Words in an error within a stream that show that a retry cannot succeed."""
 OVERLONG = (
     "context_length",
     "context length",
@@ -31,7 +31,7 @@ OVERLONG = (
     "too many tokens",
     "maximum context",
 )
-"""Words in the providers' errors for a conversation that exceeds the model's context."""
+"""Phrases in the providers' errors for a conversation that exceeds the model's context."""
 
 
 @dataclass(frozen=True)
@@ -39,21 +39,23 @@ class Endpoint:
     """A model server and its settings. None leaves a setting to the SDK or to the server."""
 
     name: str
-    """Name before the colon in `name:model`."""
+    """Part before the colon in the name of a model, `name:model`."""
     protocol: Literal["openai", "responses", "anthropic"]
-    """`openai` means chat completions, which all compatible servers support."""
+    """API of the server. `openai` means chat completions, which all compatible servers support."""
     key_variable: str
-    """Name of the environment variable that holds the API key."""
+    """Name of the environment variable with the API key."""
     base_url: str | None = None
     context: int | None = None
-    """Context length in tokens; if None, looked up by the model's name (`prices.py`)."""
+    """Context length in tokens; None to look it up by the model's name (`prices.py`)."""
     max_output: int | None = None
     price: Price | None = None
-    """Price of every model of this server; if None, looked up by name (`prices.py`)."""
+    """Price of every model of this server; None to look it up by the model's name (`prices.py`)."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """Request fields sent unchanged: temperature, top_p, seed, reasoning_effort, thinking, ..."""
+    """Fields to add to each request unchanged: temperature, top_p, seed, reasoning_effort,
+    thinking, ..."""
     echo_reasoning: bool = False
-    """True to send `reasoning_content` back; some servers need it, others refuse it."""
+    """True to send a reply's `reasoning_content` back later; some servers need it, others refuse
+    it."""
     return_tokens: bool = False
     """True to request token ids and log-probabilities (vLLM); training needs them."""
     needs_key: bool = True
@@ -62,12 +64,12 @@ class Endpoint:
     an SSE comment. A model may think for minutes before its first byte, so the default is that of
     the SDKs. A reply that never ends is stopped by the run's wall-time limit."""
     tries: int = 6
-    """Number of times that a request is sent before the query fails."""
+    """Largest number of times that a request is sent."""
     retry_delay: float = 1.0
-    """Seconds before the first retry; doubled each time, at most a minute."""
+    """Seconds before the first retry; doubled before each further one, up to a minute."""
 
     def key(self) -> str:
-        """Return the key. Raises ModelError if it is needed and missing."""
+        """Return the API key. Raises ModelError if it is needed but not set."""
         key = os.environ.get(self.key_variable, "").strip()
         if not key and self.needs_key:
             raise ModelError(
@@ -82,21 +84,21 @@ ANTHROPIC = Endpoint("anthropic", "anthropic", "ANTHROPIC_API_KEY", max_output=3
 
 
 CONNECT_TIMEOUT = 30.0
-"""Seconds to open a connection; the model's thinking time does not count here."""
+"""Time limit in seconds for opening a connection; the model's thinking time does not count here."""
 MALFORMED = (ValueError, TypeError, AttributeError, LookupError)
-"""Errors that the SDKs and our stream readers raise if a server violates its protocol."""
+"""Exceptions that the SDKs and our stream readers raise if a server violates its protocol."""
 
 
 class Dropped(Exception):
-    """Raised when a reply stops before its end; the request is retried."""
+    """Error: a reply stopped before its end. The request is retried."""
 
 
 def ask(
     once: Callable[[], Reply], sdk: ModuleType, endpoint: Endpoint, model: str, on_text: OnText
 ) -> Reply:
-    """Call `once`, which sends a request and returns the reply, until it succeeds.
+    """Call `once`, which sends a request and returns the reply; retry after transient errors.
 
-    At most `endpoint.tries` times. Retries are announced to `on_text` as reasoning.
+    It is called at most `endpoint.tries` times. Retries are announced to `on_text` as reasoning.
     Raises ModelError, ContextOverflow or ModelUnavailable.
     """
     delay, why = endpoint.retry_delay, ""
@@ -124,12 +126,12 @@ def ask(
 def greet(
     once: Callable[[], object], sdk: ModuleType, endpoint: Endpoint, model: str, address: str
 ) -> None:
-    """Check that the server answers and knows the key, by a request that costs nothing.
+    """Check that the server answers and accepts the key, by a request that costs nothing.
 
-    `once` requests the model's entry. `address` is the server's URL for messages.
-    Raises ModelUnavailable if no server answers, and ModelError if the key is unknown (401). Other
-    errors are ignored: a key may be valid for replies but not for this request (403), and
-    compatible servers may not support it (404).
+    `once` requests the model's entry. `address` is the server's URL for messages. Raises
+    ModelUnavailable if no server answers, and ModelError if the key is unknown (401). Other errors
+    are ignored: a key may be valid for replies but not for this request (403), and compatible
+    servers may not support it (404).
     """
     try:
         once()
@@ -147,7 +149,7 @@ def greet(
 
 
 def failure(text: str) -> ModelError:
-    """Return the exception for an error that a server reports within a stream."""
+    """Return the exception to raise for an error that a server reports within a stream."""
     kind = ContextOverflow if _overlong(text) else ModelError
     return kind(redactor()(text))
 
@@ -164,7 +166,7 @@ def _transport_errors(kind: str = "HTTPError") -> tuple[type[Exception], ...]:
 
 
 def _is_transient(error: Exception) -> bool:
-    """Return True if a retry may succeed."""
+    """Return True if a retry may avoid this error."""
     status = getattr(error, "status_code", None)
     if status is not None and status >= 400:
         return status in RETRIED and "insufficient_quota" not in str(error)
@@ -194,7 +196,7 @@ def _overlong(text: str) -> bool:
 
 
 def _stalled(error: Exception, sdk: ModuleType, endpoint: Endpoint) -> str:
-    """Return a message if the error is a time-out, else ""."""
+    """Return a message for the user if the error is a time-out, else ""."""
     timeouts = (sdk.APITimeoutError, *_transport_errors("TimeoutException"))
     if not isinstance(error, timeouts):
         return ""
@@ -207,12 +209,12 @@ def _stalled(error: Exception, sdk: ModuleType, endpoint: Endpoint) -> str:
 
 
 def _unconnected(error: Exception) -> bool:
-    """Return True if the time-out occurred while connecting, not while waiting for the reply."""
+    """Return True if a time-out occurred while connecting, not while waiting for the reply."""
     return any("ConnectTimeout" in type(e).__name__ for e in (error, error.__cause__) if e)
 
 
 def _reason(error: Exception) -> str:
-    """Return the server's error text in one short line."""
+    """Return the text of a server's error in one short line."""
     body = getattr(error, "body", None)
     if isinstance(body, dict):
         inner = body.get("error", body)
@@ -226,7 +228,7 @@ def _reason(error: Exception) -> str:
 
 
 def _retry_after(error: Exception) -> float | None:
-    """Return the seconds in the server's Retry-After header, None if absent or above 120."""
+    """Return the seconds in the server's Retry-After header; None if it is absent or above 120."""
     response = getattr(error, "response", None)
     try:
         seconds = float(response.headers["retry-after"])  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""Drive the agent's loop with the offline expert, which implements `Model` like a provider.
+"""Drive the agent's loop with the offline expert, which implements the `Model` protocol.
 
 The expert reads the state of a run from the conversation only (`expert.search.progress`), so an
 interrupted run resumes at the same point. It follows no instructions in the conversation.
@@ -30,20 +30,25 @@ if TYPE_CHECKING:
 Call = tuple[str, dict[str, Any]]
 """Name and arguments of a tool call."""
 MAX_FAILURES = 2
-"""The run stops after this many calls in a row that fail for reasons other than the candidate."""
+"""The run stops after this many tool calls in a row that failed for reasons other than the
+candidate."""
 POSSIBLE_SHARES = (0.0, 0.5, 1.0)
-"""Shares of a candidate's time spent in its own kernels, which test if the planner's choice depends
-on that share (`planner.OWN_SHARE`)."""
+"""Shares of a candidate's time in its own kernels, tried in place of the unknown real one. If the
+planner (`planner.OWN_SHARE`) chooses the same for all, no profile is needed."""
 BASELINES = {"eager": "eager", "compile": "torch.compile"}
 
 
 class ExpertModel:
-    """`cuagent.models.model.Model` without a language model, a key or a network."""
+    """The `Model` protocol implemented by the expert: no language model, key or network is
+    needed."""
 
     name = "expert"
 
     def __init__(self, task: Task, tuning: Path | None = None) -> None:
-        """`tuning` is the folder with results of earlier runs; None to use and store none."""
+        """Create the expert for a task.
+
+        `tuning` is the folder with results of earlier runs; None to use and store none.
+        """
         self._task, self._tuning = task, tuning
         self.explains = True
         """True to profile also for the user of `optimize`; False to profile only if the choice of
@@ -54,13 +59,14 @@ class ExpertModel:
         self._proposals: dict[tuple[int, int, bool], Proposal | None] = {}
 
     def prepare(self) -> None:
-        """Capture the module, which takes seconds, before the first question."""
+        """Capture the module's graph now, which takes seconds, so that the first query is quick."""
         self._open()
 
     def query(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], on_text: OnText
     ) -> Reply:
-        """Return a reply with the calls of the next step; any result of a tool is handled."""
+        """Return a reply with the tool calls of the next step. Any result of the last calls is
+        handled."""
         tool_names = {tool.name for tool in tools}
         recorded = self._memory = _recorded(messages)
         text, calls = self._next(read_progress(messages, self._proposal), tool_names)
@@ -92,7 +98,10 @@ class ExpertModel:
         return self._proposals[key]
 
     def _open(self) -> Subject | None:
-        """Return the captured task; if it cannot be captured, set `_problem` and return None."""
+        """Return the captured task, capturing it if necessary.
+
+        If it cannot be captured, None is returned and `_problem` says why.
+        """
         from cuagent.expert.capture.export import CaptureError
         from cuagent.expert.capture.subject import open_subject
 
@@ -131,14 +140,14 @@ class ExpertModel:
         return _try_proposal(proposal, progress)
 
     def _profiles(self, last: Outcome, progress: Progress, tool_names: set[str]) -> bool:
-        """Return True if the last candidate should be profiled; a run profiles at most one."""
+        """Return True if the last candidate should be profiled now; a run profiles at most one."""
         if not last.accepted or progress.candidate_profiled or "profile" not in tool_names:
             return False
         return self.explains or self._choice_depends_on_profile(progress)
 
     def _choice_depends_on_profile(self, progress: Progress) -> bool:
-        """Return True if the next candidate depends on how much of the last one's time its own
-        kernels take."""
+        """Return True if the choice of the next candidate depends on the share of the last one's
+        time that its own kernels take."""
         *before, last = progress.outcomes
         texts = set()
         for share in POSSIBLE_SHARES:
@@ -179,7 +188,7 @@ class ExpertModel:
 
 
 def _recorded(messages: Sequence[Message]) -> Memory | None:
-    """Return the memory that this run began with; None before its first candidate."""
+    """Return the tuning memory that this run began with; None before its first candidate."""
     found = next((m.data["tuning"] for m in messages if "tuning" in m.data), None)
     if found is not None:
         return Memory.from_json(found)
@@ -188,7 +197,7 @@ def _recorded(messages: Sequence[Message]) -> Memory | None:
 
 
 def _try_proposal(proposal: Proposal, progress: Progress) -> tuple[str, list[Call]]:
-    """Return the text and the calls that write the proposal's candidate and compile it."""
+    """Return a reply's text and tool calls that write the proposed candidate and compile it."""
     candidate, last = proposal.candidate, progress.outcomes[-1] if progress.outcomes else None
     lines = [_outcome_text(last)] if last else []
     lines.append(f"{'Next' if last else 'My plan'}: {proposal.why}.")
@@ -198,8 +207,10 @@ def _try_proposal(proposal: Proposal, progress: Progress) -> tuple[str, list[Cal
 
 
 def _changes(progress: Progress, candidate: Candidate) -> list[Call]:
-    """Return the calls that remove files which are not part of the candidate, and write those that
-    differ."""
+    """Return the tool calls that change the work folder to the candidate's files.
+
+    They remove files that are not part of the candidate, and write those that differ.
+    """
     calls: list[Call] = []
     stale = sorted(progress.files.keys() - candidate.files.keys())
     if stale:
@@ -234,9 +245,9 @@ def _outcome_text(outcome: Outcome) -> str:
 
 
 def _figures(outcome: Outcome) -> str:
-    """Return the ratios as text: `6.41x over eager, 1.02x over torch.compile (0.91 to 1.20)`.
+    """Format an attempt's speedups: `6.41x over eager, 1.02x over torch.compile (0.91 to 1.20)`.
 
-    An interval is given only if it includes 1.
+    An interval is shown only if it includes 1.
     """
     parts = []
     for name, ratio in outcome.ratios.items():

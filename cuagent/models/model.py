@@ -1,4 +1,4 @@
-"""Define the interface of a language model: one call from messages and tools to a reply.
+"""The interface of a language model: a call takes messages and tools, and returns a reply.
 
 The data types (`Message`, `ToolCall`, `Reply`, ...) are defined in `cuagent.message` and
 re-exported here.
@@ -30,20 +30,20 @@ __all__ = [
 
 
 class ModelError(Exception):
-    """Raised when the provider cannot answer and a retry cannot help. The message is one line."""
+    """Error: the provider cannot answer, and a retry cannot help. The message is one line."""
 
 
 class ModelUnavailable(ModelError):
-    """Raised when the provider did not answer after all retries; a later resume may succeed."""
+    """Error: the provider did not answer after all retries. Resuming the run later may succeed."""
 
 
 class ContextOverflow(ModelError):
-    """Raised when the conversation exceeds the model's context; a shorter one may fit."""
+    """Error: the conversation exceeds the model's context. A shorter one may fit."""
 
 
 @dataclass(frozen=True)
 class ToolSpec:
-    """A tool as the model sees it; `schema` is a JSON schema of its arguments."""
+    """Description of a tool for the model; `schema` is a JSON schema of its arguments."""
 
     name: str
     description: str
@@ -51,12 +51,12 @@ class ToolSpec:
 
 
 OnText = Callable[[str, Literal["text", "reasoning"]], None]
-"""Callback for the pieces of a reply as they stream; a piece that is not text is passed as "".
-An exception that it raises ends the query."""
+"""Callback for each piece of a streamed reply: (text, its kind). For a piece without text it is
+called with "". If it raises an exception, the query ends."""
 
 
 class Model(Protocol):
-    """Language model as the agent calls it.
+    """A language model as the agent calls it.
 
     Three attributes are optional: `sampling` (parameters recorded with each call), `context`
     (context length in tokens, or None) and `greet` (a check before any work; raises ModelError if
@@ -68,5 +68,8 @@ class Model(Protocol):
     def query(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], on_text: OnText
     ) -> Reply:
-        """Return one reply. Raises ModelError or ModelUnavailable; lets KeyboardInterrupt pass."""
+        """Send the conversation and return one reply.
+
+        Raises ModelError or ModelUnavailable. KeyboardInterrupt is not caught.
+        """
         ...

@@ -1,7 +1,8 @@
 """Call models through chat completions, for all compatible servers (OPENAI_BASE_URL, vLLM, ...).
 
-Replies are always streamed. The field `reasoning_content` of compatible servers is kept as
+Replies are always streamed. The field `reasoning_content` of compatible servers is stored as
 reasoning.
+
 Not covered: the Responses API (`responses.py`), images, several choices.
 """
 
@@ -33,7 +34,7 @@ FINISHES = {
 
 
 class OpenAIModel(Served):
-    """One model with the chat completions protocol."""
+    """A model behind a server with the chat completions protocol."""
 
     default_endpoint = OPENAI
 
@@ -61,7 +62,7 @@ class OpenAIModel(Served):
 
 
 def client_of(endpoint: Endpoint) -> tuple[ModuleType, openai.OpenAI]:
-    """Return the SDK and its client for this server. Raises ModelError if the key is missing."""
+    """Return the SDK and a client for this server. Raises ModelError if the key is missing."""
     import openai
 
     client = openai.OpenAI(
@@ -76,7 +77,7 @@ def client_of(endpoint: Endpoint) -> tuple[ModuleType, openai.OpenAI]:
 def request_of(
     model: str, messages: Sequence[Message], tools: Sequence[ToolSpec], endpoint: Endpoint
 ) -> dict[str, Any]:
-    """Return the arguments of `chat.completions.create`."""
+    """Return the arguments of the SDK's `chat.completions.create` for one request."""
     request: dict[str, Any] = {
         "model": model,
         "messages": messages_of(messages, echo_reasoning=endpoint.echo_reasoning),
@@ -105,7 +106,7 @@ def request_of(
 def messages_of(
     messages: Sequence[Message], *, echo_reasoning: bool = False
 ) -> list[dict[str, Any]]:
-    """Convert our messages to the protocol's form."""
+    """Convert messages to the form of chat completions."""
     return [m for message in messages if (m := _message(message, echo_reasoning)) is not None]
 
 
@@ -141,13 +142,12 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 @dataclass
 class _Parts:
-    """Partial reply of a stream."""
+    """Reply received so far."""
 
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: dict[int, dict[str, str]] = field(default_factory=dict)
-    """Id, name and arguments received so far of each call, by the index that the server gives it.
-    """
+    """Tool calls by the server's index, each with the id, name and arguments received so far."""
     finish: str | None = None
     usage: Usage = field(default_factory=Usage)
     prompt_ids: list[int] = field(default_factory=list)
@@ -210,7 +210,8 @@ class _Parts:
 
 
 def _usage(usage: Any) -> Usage:
-    """Return the usage in disjoint parts; `prompt_tokens` includes cache reads and writes."""
+    """Return the token counts in disjoint parts; `prompt_tokens` includes cache reads and
+    writes."""
     cached, written = wire.cached(getattr(usage, "prompt_tokens_details", None))
     output = getattr(usage, "completion_tokens_details", None)
     return Usage(

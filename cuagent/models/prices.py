@@ -1,11 +1,11 @@
-"""Look up the price of a call and the context length by the model's name.
+"""Look up the price and the context length of a model by its name.
 
-The tables hold list prices and lengths as of 2026-11-21; a user's own prices take precedence. A
+The tables contain list prices and lengths as of 2026-11-21; a user's own prices take precedence. A
 model without a price costs None, never 0: the run then warns that its cost limit does not apply.
 Sources: platform.claude.com/docs/en/about-claude/pricing for claude-fable-*, claude-opus-5 and all
 of generation 4; tables of third parties that cite the providers' own pages for claude-opus-5-5,
-claude-sonnet-5*, claude-haiku-5-5 and for all of OpenAI's. A price may have changed since; only
-the provider's bill is authoritative.
+claude-sonnet-5*, claude-haiku-5-5 and for all of OpenAI's. A price may have changed since; only the
+provider's bill is authoritative.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from cuagent.message import Usage
 
 @dataclass(frozen=True)
 class Long:
-    """Price factors of a call with a long prompt; they apply to the whole call."""
+    """Surcharge for a call with a long prompt: factors on the prices of the whole call."""
 
     above: int
-    """Tokens of the prompt, cached or not, above which the factors apply."""
+    """Number of prompt tokens, cached or not, above which the factors apply."""
     input: float
-    """Factor on the prices of the prompt's parts."""
+    """Factor on the prices of prompt tokens."""
     output: float
-    """Factor on the price of the output."""
+    """Factor on the price of output tokens."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def _openai(
 
 
 LONG = Long(272_000, 2, 1.5)
-"""Surcharge of OpenAI's models with a context of a million tokens."""
+"""Surcharge for long prompts of OpenAI's models with a context of a million tokens."""
 PRICES: Mapping[str, Price] = {
     "claude-fable-5-1": _anthropic(10, 50, read=0.025),
     "claude-fable-5": _anthropic(10, 50),
@@ -101,25 +101,25 @@ CONTEXTS = (
     ("o3", 200_000),
     ("o4", 200_000),
 )
-"""Longest conversation in tokens by the start of the model's name: the context length, or the
+"""Longest conversation in tokens, by the beginning of the model's name: the context length, or the
 length above which a prompt costs more."""
 SNAPSHOT = re.compile(r"-(\d{8}|\d{4}-\d\d-\d\d|latest)$")
-"""Suffix of a dated version of a model; it is dropped to look up the price."""
+"""Pattern of the date at the end of a model's name; it is removed to look up the price."""
 
 
 def price_of(model: str, own: Mapping[str, Price] | None = None) -> Price | None:
-    """Return the price of a model, None if unknown. The user's prices `own` take precedence."""
+    """Return the price of a model; None if unknown. The user's own prices `own` take precedence."""
     table = {**PRICES, **(own or {})}
     return table.get(model) or table.get(SNAPSHOT.sub("", model))
 
 
 def context_of(model: str) -> int | None:
-    """Return the longest conversation of a model in tokens, None if unknown."""
+    """Return the longest conversation with a model in tokens; None if unknown."""
     return next((tokens for start, tokens in CONTEXTS if model.startswith(start)), None)
 
 
 def cost_of(usage: Usage, price: Price | None) -> float | None:
-    """Return the US dollars of one call, None without a price."""
+    """Return the cost of one call in US dollars; None without a price."""
     if price is None:
         return None
     prompt = (

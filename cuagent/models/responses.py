@@ -1,7 +1,10 @@
-"""Call models through OpenAI's Responses API; its reasoning models call tools only through it.
+"""Call models through OpenAI's Responses API; its reasoning models call tools only through this
+API.
 
 Stateless: the provider stores nothing, and the encrypted reasoning of earlier turns is sent back
-unchanged, at its position among the calls. Not covered: built-in tools, images, background mode.
+unchanged, at its position among the calls.
+
+Not covered: built-in tools, images, background mode.
 """
 
 from __future__ import annotations
@@ -28,11 +31,11 @@ PROVIDER = "openai-responses"
 TEXT = ("response.output_text.delta", "response.refusal.delta")
 REASONING = ("response.reasoning_summary_text.delta", "response.reasoning_text.delta")
 TRANSIENT = ("server_error", "rate_limit_exceeded", "server_overloaded", "vector_store_timeout")
-"""Error codes of a failed response after which a retry may succeed."""
+"""Error codes of a failed response for which a retry may succeed."""
 
 
 class ResponsesModel(Served):
-    """One model with the Responses API."""
+    """A model behind OpenAI's Responses API."""
 
     default_endpoint = OPENAI
 
@@ -67,7 +70,7 @@ class ResponsesModel(Served):
 def request_of(
     model: str, messages: Sequence[Message], tools: Sequence[ToolSpec], endpoint: Endpoint
 ) -> dict[str, Any]:
-    """Return the arguments of `responses.create`."""
+    """Return the arguments of the SDK's `responses.create` for one request."""
     instructions = "\n\n".join(wire.clean(m.content) for m in messages if m.role == "system")
     request: dict[str, Any] = {
         "model": model,
@@ -97,7 +100,7 @@ def request_of(
 
 
 def items_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Convert our messages, except the system prompt, to items of the protocol."""
+    """Convert messages, except the system prompt, to items of the protocol."""
     items: list[dict[str, Any]] = []
     for message in messages:
         match message.role:
@@ -131,7 +134,8 @@ def _function_call(call: ToolCall) -> dict[str, Any]:
 
 
 def _replayed(message: Message) -> list[dict[str, Any]]:
-    """Return the items in their original order if they came from this provider, else []."""
+    """Return the items of an earlier reply as this provider sent them; [] if another provider
+    did."""
     state = message.provider_state
     if not isinstance(state, dict) or state.get("provider") != PROVIDER:
         return []
@@ -152,14 +156,14 @@ def _replayed(message: Message) -> list[dict[str, Any]]:
 
 @dataclass
 class _Parts:
-    """Partial reply of a stream: its finished items and its end."""
+    """Reply received so far: its finished items, and the complete response at the end."""
 
     items: list[Any] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     ended: Any = None
-    """The complete response, from the last event; None until then."""
+    """The complete response, from the last event; None until it arrives."""
     failed: tuple[str, str] | None = None
-    """Error code and text; None if the response did not fail."""
+    """Error code and text of a failed response; None if it did not fail."""
 
     def take(self, event: Any, on_text: OnText) -> None:
         match event.type:
@@ -223,7 +227,7 @@ def _part_text(part: Any) -> str:
 
 
 def _reasoning(item: Any) -> dict[str, Any]:
-    """Return the fields of a reasoning item that must be sent back."""
+    """Return those fields of a reasoning item that must be sent back in later requests."""
     return {
         "type": "reasoning",
         "id": item.id,
@@ -233,7 +237,7 @@ def _reasoning(item: Any) -> dict[str, Any]:
 
 
 def _usage(usage: Any) -> Usage:
-    """Return the usage in disjoint parts; `input_tokens` includes cache reads and writes."""
+    """Return the token counts in disjoint parts; `input_tokens` includes cache reads and writes."""
     if usage is None:
         return Usage()
     cached, written = wire.cached(usage.input_tokens_details)

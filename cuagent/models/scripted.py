@@ -1,8 +1,8 @@
-"""Give prepared replies in order: for tests, for demonstrations, and to replay a run.
+"""A model that gives prepared replies in order: for tests, for demonstrations, and to replay a run.
 
-A script is a list, or a JSONL file, of replies such as
-`{"text": "Let me see.", "calls": [{"name": "bash", "arguments": {"command": "ls"}}]}`;
-`arguments` may also be a string; it is passed on unchanged, even if it is not valid JSON.
+A script is a list, or a JSONL file, of replies such as `{"text": "Let me see.", "calls": [{"name":
+"bash", "arguments": {"command": "ls"}}]}`. `arguments` may also be a string, which is passed on
+unchanged, even if it is not valid JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cuagent.record import RunFolder, message_of, read_records
 
 
 class ScriptedModel:
-    """Model that gives its replies in order and ignores the messages."""
+    """Model that gives prepared replies in order and ignores the messages."""
 
     def __init__(
         self, replies: Iterable[Mapping[str, Any] | Reply], name: str = "scripted"
@@ -46,7 +46,7 @@ class ScriptedModel:
 
 
 def script(path: Path) -> ScriptedModel:
-    """Read a script from a JSONL file. Raises ModelError."""
+    """Read a script from a JSONL file and return its model. Raises ModelError."""
     replies = []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -75,7 +75,7 @@ def replay(folder: RunFolder) -> ScriptedModel:
 
 
 def reply_of(entry: Mapping[str, Any], number: int) -> Reply:
-    """Convert one entry of a script to a reply."""
+    """Convert entry `number` of a script to a reply."""
     calls = tuple(
         ToolCall(
             call.get("id", f"call_{number}_{n}"),

@@ -1,4 +1,4 @@
-"""Base class of the models behind a server, for all protocols."""
+"""Abstract class of the models behind a server, for all protocols."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ GREET_TIMEOUT = 5.0
 
 
 class Served(ABC):
-    """One model of one server. The constructor raises ModelError if the key is missing."""
+    """A model of one server. The constructor raises ModelError if the key is missing."""
 
     default_endpoint: ClassVar[Endpoint]
-    """Server that is used if none is given."""
+    """Server that is used if the constructor is given none."""
 
     def __init__(
         self,
@@ -62,4 +62,5 @@ class Served(ABC):
     def once(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], on_text: OnText
     ) -> Callable[[], Reply]:
-        """Return a function that sends the request one time; a retry calls it again."""
+        """Return a function that sends one request and returns the reply; each retry calls it
+        again."""

@@ -61,13 +61,19 @@ KEYS: Mapping[str, tuple[type, ...]] = {
 
 
 def endpoints_of(tables: Mapping[str, Any]) -> dict[str, Endpoint]:
-    """Return the user's servers by name. A table with a built-in name changes settings of that
-    built-in server. Raises ModelError."""
+    """Return the user's model servers by name, from the tables `[endpoints.NAME]` of the settings.
+
+    A table with the name of a built-in server changes that server's settings. Raises ModelError.
+    """
     return {name: _endpoint(name, table) for name, table in tables.items()}
 
 
 def prices_of(tables: Mapping[str, Any]) -> dict[str, Price]:
-    """Return the user's prices by the model's name. Raises ModelError."""
+    """Return the user's prices by the model's name, from the tables `[prices.NAME]` of the
+    settings.
+
+    Raises ModelError.
+    """
     return {name: _price(f"prices.{name}", table) for name, table in tables.items()}
 
 

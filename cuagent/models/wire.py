@@ -11,16 +11,16 @@ import re
 from typing import Any
 
 LONGEST_NAME = 64
-"""Largest number of characters of a tool name or call id that all providers accept."""
+"""Largest number of characters that all providers accept in a tool name or call id."""
 
 
 def clean(text: str) -> str:
-    """Replace characters that cannot be sent: NUL, and halves of surrogate pairs."""
+    """Replace characters that a provider rejects: NUL, and halves of surrogate pairs."""
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
 def tool_name(name: str) -> str:
-    """Replace all characters other than letters, digits, `_` and `-`."""
+    """Replace all characters except letters, digits, `_` and `-`, and shorten to LONGEST_NAME."""
     return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:LONGEST_NAME] or "unnamed"
 
 
@@ -29,7 +29,8 @@ def call_id(id: str) -> str:
 
 
 def arguments(raw: str) -> dict[str, Any]:
-    """Parse a call's arguments; a text that is not a JSON object becomes {"malformed": text}."""
+    """Parse the arguments of a tool call; a text that is no JSON object becomes {"malformed":
+    text}."""
     try:
         value = json.loads(clean(raw) or "{}")
     except (ValueError, RecursionError):
@@ -38,7 +39,8 @@ def arguments(raw: str) -> dict[str, Any]:
 
 
 def cached(details: Any) -> tuple[int, int]:
-    """Return (tokens read from the cache, tokens written to it) from OpenAI's token details."""
+    """Return (tokens read from the cache, tokens written to the cache) from OpenAI's token
+    details."""
     read = getattr(details, "cached_tokens", None) or 0
     written = getattr(details, "cache_write_tokens", None) or 0
     return read, written

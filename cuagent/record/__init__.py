@@ -18,7 +18,7 @@ Records of `log.jsonl`, one JSON object a line, each with `type`, `id` and `time
 - end: stop, summary, attempt, rewards (score null: not scored), usage, cost, seconds
 
 A message follows its `parent`; a branch (undo, retry, compaction) is another message with the same
-parent. `{"$blob": sha256, "form": "text"|"json"}` replaces a long value. The run folder also holds
+parent. `{"$blob": sha256, "form": "text"|"json"}` replaces a long value. The run folder also has
 evidence files for accepted attempts (`evidence.py`).
 
 Each line ends with an authentication code of this user and machine (`origin.py`). The content of a

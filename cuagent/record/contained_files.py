@@ -3,6 +3,7 @@
 A run folder may come with a cloned repository, and a command of the model may change the work
 folder at any time. So each name is checked, and each folder on the path to a file is opened with
 O_NOFOLLOW relative to the descriptor of the folder above it.
+
 Invariant: no function here reads, writes or removes anything outside the folder that it is given.
 """
 
@@ -19,16 +20,19 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 MAX_DEPTH = 64
-"""Largest depth of nested folders that `files_below` visits; deeper ones are ignored."""
+"""Largest depth of nested folders in which `files_below` looks for files."""
 
 
 class RecordError(Exception):
-    """A run folder is missing or unusable. The message is one line: place, problem, remedy."""
+    """Error: a run folder is missing or unusable. The message is one line: place, problem,
+    remedy."""
 
 
 def parts_of(name: str) -> tuple[str, ...]:
-    """Return the parts of a relative path. Raises RecordError if the path can lead out of its
-    folder."""
+    """Split a relative path into its parts: `a/b` -> ("a", "b").
+
+    Raises RecordError if the path can lead out of its folder.
+    """
     parts = PurePosixPath(name).parts
     if not parts or name.startswith("/") or ".." in parts or "\0" in name:
         raise RecordError(f"{name[:80]!r}: leads out of the folder of the run; it was not used")
@@ -36,7 +40,7 @@ def parts_of(name: str) -> tuple[str, ...]:
 
 
 def refuse_links(folder: Path) -> None:
-    """Raise RecordError if a folder of results, or a folder below it, contains a symbolic link.
+    """Raise RecordError if a folder of results contains a symbolic link, at any depth.
 
     cuagent creates no links there. A folder from a cloned repository may contain one, which would
     redirect a write to another file of the user.
@@ -61,7 +65,10 @@ def read_file(root: Path, name: str, largest: int | None = None) -> bytes:
 
 
 def read_at(folder: int, name: str, largest: int | None = None) -> bytes:
-    """Return the content of the regular file `name` in an open folder. Raises OSError."""
+    """Return the content of the regular file `name` in the folder with the descriptor `folder`.
+
+    Raises OSError, also for a file of more than `largest` bytes.
+    """
     with os.fdopen(os.open(name, READ, dir_fd=folder), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
@@ -72,10 +79,11 @@ def read_at(folder: int, name: str, largest: int | None = None) -> bytes:
 
 
 def write_file(root: Path, name: str, content: bytes, *, replace_links: bool = False) -> None:
-    """Write a file atomically. Create the folders above it; an existing file keeps its permissions.
+    """Write a file below `root` atomically, and create missing folders.
 
-    A link at the file's path is replaced. A link in place of a folder is replaced if
-    `replace_links` is True, else it is an error. Raises OSError and RecordError.
+    An existing file keeps its permissions. A link at the file's path is replaced. A link in place
+    of a folder is replaced if `replace_links` is True, else it is an error. Raises OSError and
+    RecordError.
     """
     *above, last = parts_of(name)
     with _folder(root, above, make=True, replace_links=replace_links) as folder:
@@ -93,7 +101,10 @@ def write_file(root: Path, name: str, content: bytes, *, replace_links: bool = F
 
 
 def create_file(root: Path, name: str, content: bytes, mode: int = 0o666) -> bool:
-    """Write a new file. Return False if the name exists already. Raises OSError, RecordError."""
+    """Write a new file below `root`; return False, without writing, if it exists already.
+
+    Raises OSError, RecordError.
+    """
     *above, last = parts_of(name)
     with _folder(root, above) as folder:
         try:
@@ -106,7 +117,8 @@ def create_file(root: Path, name: str, content: bytes, mode: int = 0o666) -> boo
 
 
 def files_below(root: Path, left_out: frozenset[str]) -> Iterator[tuple[str, int, os.stat_result]]:
-    """Yield (relative path, descriptor of its folder, status) of each regular file below `root`.
+    """Yield (relative path, descriptor of its folder, stat result) for each regular file below
+    `root`.
 
     The descriptor is valid until the next item. Folders named in `left_out` are skipped.
     """
@@ -126,7 +138,10 @@ def files_below(root: Path, left_out: frozenset[str]) -> Iterator[tuple[str, int
 def _folder(
     root: Path, parts: Sequence[str], *, make: bool = False, replace_links: bool = False
 ) -> Iterator[int]:
-    """Yield the descriptor of the folder `root/parts...`; `make` creates missing folders."""
+    """Open the folder `root/parts...` for the block; yields its descriptor.
+
+    `make` creates missing folders; `replace_links` replaces a link in place of a folder.
+    """
     folder = os.open(root, FOLDER)
     try:
         for part in parts:
@@ -151,7 +166,7 @@ def _is_link(folder: int, name: str) -> bool:
 
 
 def _mode(folder: int, name: str) -> int | None:
-    """Return the permissions of the regular file `name`; None if there is no such file."""
+    """Return the permission bits of the regular file `name`; None if there is no such file."""
     try:
         mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
     except FileNotFoundError:

@@ -1,10 +1,11 @@
-"""Write and read evidence files, the input of `cuagent audit`.
+"""Write and read evidence files, from which `cuagent audit` repeats a verdict.
 
-An evidence file holds the task and the attempt as text, the draws, the versions and the verdict,
-so that an audit (`audit/audit.py`) needs no other file. A run writes
-`evidence/attempt-N-EFFORT.json` for each accepted attempt and for each verdict of record effort.
-A file that this user wrote on this machine carries an authentication code (`origin.py`). Any other
-file may be forged; only an audit can confirm it.
+An evidence file has the task and the attempt as text, the draws, the versions and the verdict, so
+that an audit (`audit/audit.py`) needs no other file. A run writes `evidence/attempt-N-EFFORT.json`
+for each accepted attempt and for each verdict of record effort. A file that this user wrote on this
+machine has an authentication code (`origin.py`). Any other file may be forged; only an audit can
+confirm it.
+
 Invariant: a run's evidence file is complete or absent, and its secrets are masked.
 """
 
@@ -33,17 +34,17 @@ FORMAT = "cuagent evidence 2"
 JUDGING = ("verify", "worker", "sandbox", "build", "task", "kernels")
 """Packages of cuagent whose sources can change a verdict."""
 RECORD = "record"
-"""The effort whose verdicts always get an evidence file."""
+"""Name of the effort at which every verdict, also a rejection, gets an evidence file."""
 MAX_EVIDENCE_BYTES = 64 << 20
-"""Largest evidence file that is read, in bytes. Files of large tasks have about 1 MB."""
+"""Size in bytes of the largest evidence file that is read. Files of large tasks have about 1 MB."""
 
 
 class EvidenceError(Exception):
-    """The file cannot be used as evidence. The message is one line: file, problem, remedy."""
+    """Error: a file cannot be used as evidence. The message is one line: file, problem, remedy."""
 
 
 def evidence(task: Task, attempt: Attempt, judgement: Judgement) -> dict[str, Any]:
-    """Return the content of an evidence file, in plain JSON values."""
+    """Return the content of an evidence file as JSON values."""
     from cuagent.build import versions
     from cuagent.task.plain import task_to_json
 
@@ -62,7 +63,7 @@ def evidence(task: Task, attempt: Attempt, judgement: Judgement) -> dict[str, An
 
 
 def library_hashes(build: Build) -> list[dict[str, str]]:
-    """Return source, cache key and sha256 of each library of a build.
+    """Return the source, cache key and sha256 of each library of a build.
 
     `key` is the hash of the compiler's inputs, `sha256` that of the library file ("" if absent).
     """
@@ -73,7 +74,7 @@ def library_hashes(build: Build) -> list[dict[str, str]]:
 
 
 def read_evidence(path: Path) -> dict[str, Any]:
-    """Return the content of an evidence file. Raises EvidenceError."""
+    """Return the content of the evidence file `path` as JSON values. Raises EvidenceError."""
     advice = "give a file of verify --evidence"
     try:
         # Without O_NONBLOCK, opening a pipe blocks until a writer opens it.
@@ -107,9 +108,8 @@ def keep_evidence(
 ) -> Path | None:
     """Write the evidence file of a judgement and return its path.
 
-    `name` is (number of the attempt, effort). Returns None, without a file, for a rejected attempt
-    below record effort.
-    Raises RecordError.
+    `name` is (number of the attempt, effort); `redact` masks secrets. A rejected attempt below
+    record effort gets no file, and None is returned. Raises RecordError.
     """
     n, effort = name
     if not (judgement.verdict.accepted or effort == RECORD):
@@ -128,7 +128,7 @@ def keep_evidence(
 
 @cache
 def verifier_digest() -> str:
-    """Return the sha256 over the sources of the packages in `JUDGING`."""
+    """Return a sha256 over all sources that can change a verdict (the packages in `JUDGING`)."""
     h = hashlib.sha256()
     root = Path(__file__).parents[1]
     for package in JUDGING:

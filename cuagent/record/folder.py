@@ -1,8 +1,8 @@
 """Create, find and list run folders: `.cuagent/runs/ID/` with log, blobs, work folder and history.
 
-IDs are readable and sort by time: `20261121-071500-softmax`.
-A `.cuagent` folder may come with a cloned repository. So no part of a run may be a symbolic link,
-and no link on the path to it is followed.
+IDs are readable and sort by time: `20261121-071500-softmax`. A `.cuagent` folder may come with a
+cloned repository. So no part of a run may be a symbolic link, and no link on the path to it is
+followed.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from cuagent.record.contained_files import RecordError, create_file, read_file
 from cuagent.record.origin import Origin, log_origin
 
 LATEST = "latest"
-"""The name that stands for the newest run where an ID is expected."""
+"""Word that the user can write in place of a run's ID, for the newest run."""
 CUAGENT_FOLDER = ".cuagent"
 RUNS = Path(CUAGENT_FOLDER) / "runs"
 LOG = "log.jsonl"
 MAX_LOG_BYTES = 256 << 20
-"""Largest size in bytes of a log and of a blob; larger ones are refused, because a huge sparse file
+"""Largest size in bytes of a log and of a blob. Larger ones are refused, because a huge sparse file
 in a hostile repository would fill the memory."""
 PARTS = (LOG, "blobs", "evidence", "work", "history.git", "scratch", "crash.txt")
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The paths of one run."""
+    """Paths of the files and folders of one run."""
 
     path: Path
 
@@ -43,7 +43,7 @@ class RunFolder:
 
     @property
     def blobs(self) -> Path:
-        """Folder of the log's long values, each in a file named by its sha256."""
+        """Folder for long values of the log, each in a file named by its sha256."""
         return self.path / "blobs"
 
     @property
@@ -53,7 +53,7 @@ class RunFolder:
 
     @property
     def work(self) -> Path:
-        """Folder of the agent's attempts, the only one that the agent may write."""
+        """Folder of the agent's attempts, the only folder that the agent may write to."""
         return self.path / "work"
 
     @property
@@ -63,7 +63,7 @@ class RunFolder:
 
     @property
     def scratch(self) -> Path:
-        """Folder of temporary files and of the shell state of the agent's commands."""
+        """Folder for temporary files and for the state of the agent's shell."""
         return self.path / "scratch"
 
     @property
@@ -76,20 +76,24 @@ class RunFolder:
 
     @property
     def origin(self) -> Origin:
-        """Origin of the log (`record/origin.py`). Raises RecordError."""
+        """Author of the log, as far as its authentication codes show (`record/origin.py`). Raises
+        RecordError."""
         try:
             return log_origin(read_file(self.path, LOG, MAX_LOG_BYTES))
         except OSError as error:
             raise RecordError(f"{self.log}: {error.strerror or error}") from error
 
     def refuse_links(self) -> None:
-        """Raise RecordError if the folder or a part of it is a link."""
+        """Raise RecordError if the run folder or a part of it is a symbolic link."""
         for path in (self.path, *(self.path / part for part in PARTS)):
             _refuse_link(path)
 
 
 def new_run(name: str, root: Path = RUNS) -> RunFolder:
-    """Create a new run folder under `root`. Raises RecordError."""
+    """Create a folder under `root` for a new run and return it. Raises RecordError.
+
+    The ID of the run is the time and `name`.
+    """
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "run"
     stem = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{slug}"
     _refuse_linked_root(root)
@@ -111,8 +115,8 @@ def new_run(name: str, root: Path = RUNS) -> RunFolder:
 def find_run(run: str | None = None, root: Path = RUNS) -> RunFolder:
     """Return the run with this ID, unambiguous part of an ID, or path.
 
-    LATEST and None name the newest run. Raises RecordError if no run or more than one fits, or if
-    a part of the run is a link.
+    LATEST and None mean the newest run. Raises RecordError if no run or more than one fits, or if a
+    part of the run is a link.
     """
     if run == LATEST:
         run = None
@@ -136,7 +140,8 @@ def find_run(run: str | None = None, root: Path = RUNS) -> RunFolder:
 
 
 def list_runs(root: Path = RUNS) -> list[RunFolder]:
-    """Return all runs under `root`, oldest first, except symbolic links. Raises RecordError."""
+    """Return all runs under `root`, oldest first; symbolic links are skipped. Raises
+    RecordError."""
     _refuse_linked_root(root)
     if not root.is_dir():
         return []
@@ -145,7 +150,7 @@ def list_runs(root: Path = RUNS) -> list[RunFolder]:
 
 
 def by_number(name: str) -> list[str | int]:
-    """Return a sort key that compares digits as numbers: "run-10" comes after "run-2"."""
+    """Return a sort key by which "run-10" comes after "run-2": digits are compared as numbers."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", name)]
 
 
@@ -162,13 +167,13 @@ def _first_free(root: Path, stem: str) -> Path:
 
 
 def _without_links(folder: RunFolder) -> RunFolder:
-    """Return the folder itself. Raises RecordError if it or a part of it is a link."""
+    """Return `folder` unchanged. Raises RecordError if it or a part of it is a link."""
     folder.refuse_links()
     return folder
 
 
 def _has_log(path: Path) -> bool:
-    """Return True if `path` is a folder with a log, and neither of them is a link."""
+    """Return True if `path` is a folder with a log, and neither of the two is a link."""
     try:
         folder, log = path.lstat(), (path / LOG).lstat()
     except OSError:

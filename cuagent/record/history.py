@@ -18,8 +18,8 @@ INTERRUPTED = "interrupted: this call did not finish, and its result is not know
 def close_open_calls(messages: Sequence[Message], why: str = INTERRUPTED) -> list[Message]:
     """Return the messages with exactly one answer for each tool call.
 
-    An unanswered call gets an error answer with the text `why`. Answers to unknown calls and
-    second answers are dropped.
+    An unanswered call gets an error answer with the text `why`. Answers to unknown calls and second
+    answers are dropped.
     """
     closed: list[Message] = []
     open_calls: dict[str, ToolCall] = {}
@@ -44,14 +44,20 @@ def close_open_calls(messages: Sequence[Message], why: str = INTERRUPTED) -> lis
 
 
 def conversation(records: Sequence[dict[str, Any]], leaf: str | None = None) -> list[Message]:
-    """Return the messages from the first one to `leaf` (None: the current message), with an answer
-    for each tool call."""
+    """Return the messages from the first one to the message with id `leaf`, ready to send to a
+    model.
+
+    None means the current message. Each tool call has an answer.
+    """
     return close_open_calls([message_of(record) for record in branch_of(records, leaf)])
 
 
 def branch_of(records: Sequence[dict[str, Any]], leaf: str | None = None) -> list[dict[str, Any]]:
-    """Return the `message` records on the path from the first one to the message with id `leaf`;
-    None means the current message."""
+    """Return the `message` records on the path from the first one to the message with id `leaf`.
+
+    None means the current message. Messages of abandoned branches (after undo or retry) are not on
+    the path.
+    """
     by_id = {r["id"]: r for r in records if r["type"] == "message"}
     at = leaf_of(records) if leaf is None else leaf
     path = []
@@ -62,7 +68,7 @@ def branch_of(records: Sequence[dict[str, Any]], leaf: str | None = None) -> lis
 
 
 def message_of(record: dict[str, Any]) -> Message:
-    """Return the Message of a `message` record."""
+    """Convert a `message` record to a Message."""
     return Message(
         role=record["role"],
         content=record["content"],

@@ -1,9 +1,9 @@
-"""Write and read the run log: an append-only file with one JSON object a line.
+"""Write and read the run log: an append-only file with one JSON object per line.
 
 The first line is `{"type": "session", "v": 1, ...}`; the package's docstring lists the others.
-Values of more than 8 KB go to `blobs/` by content hash. Secrets are masked before a record is
-written. Each line ends with the authentication code of `origin.py`; `read_records` removes it.
-Undo, retry and compaction write a message with another `parent` and rewrite no record.
+Values of more than 8 KB are stored in `blobs/`, named by their hash. Secrets are masked before a
+record is written. Each line ends with the authentication code of `origin.py`; `read_records`
+removes it. Undo, retry and compaction write a message with another `parent` and rewrite no record.
 Invariant: each line is complete or absent, and a reader sees every record whose `write` returned,
 even if the writer was killed.
 """
@@ -30,16 +30,17 @@ from cuagent.record.redact import redactor
 
 VERSION = 1
 MAX_INLINE = 8 << 10
-"""Longest value in a line, in characters; longer strings and lists (as JSON) become blobs."""
+"""Largest number of characters of a value in a line. Longer strings and lists (as JSON) become
+blobs."""
 BLOB = "$blob"
 MOST_BLOB_BYTES = 1 << 30
 """Largest total size in bytes of the blobs that one log refers to; each reference counts."""
 
 
 class RunLog:
-    """The writer of one run's log. A lock on the file admits one writer at a time.
+    """Writer of one run's log. A lock on the file permits one writer at a time.
 
-    Raises RecordError.
+    Its methods raise RecordError.
     """
 
     def __init__(self, folder: RunFolder, redact: Callable[[Any], Any] | None = None) -> None:
@@ -59,7 +60,8 @@ class RunLog:
             self.head = leaf_of(read_records(folder, blobs=False))
 
     def write(self, type: str, **fields: Any) -> str:
-        """Append one record of a type with these fields, return its id. Raises RecordError."""
+        """Append a record of this type with these fields; return the record's id. Raises
+        RecordError."""
         self.count += 1
         record = {"type": type, "id": f"{type[0]}{self.count}", "time": round(time.time(), 3)}
         if type == "session":
@@ -71,9 +73,11 @@ class RunLog:
         return str(record["id"])
 
     def message(self, message: Message, call: str | None = None) -> str:
-        """Append a message that follows `head`, make it the new `head`, and return its id.
+        """Append a message after the current one (`head`), make it the current one, and return its
+        id.
 
-        `call` is the id of the record of the model call that gave the message; None for others.
+        `call` is the id of the `call` record of the model call that gave the message; None for
+        others.
         """
         # People read logs too, so empty fields are omitted.
         fields = {key: value for key, value in vars(message).items() if value or key == "content"}
@@ -82,7 +86,10 @@ class RunLog:
         return self.head
 
     def branch(self, head: str | None, why: str) -> None:
-        """Make the next message follow `head`, and record this for readers of the log."""
+        """Continue the conversation from the message with id `head`: the next message follows it.
+
+        A `branch` record notes this and the reason `why`.
+        """
         self.write("branch", message=head, why=why)
         self.head = head
 
@@ -96,7 +103,8 @@ class RunLog:
         self.close()
 
     def _append(self, line: bytes) -> None:
-        """Append a line; truncate it again if the disk is full. Raises RecordError."""
+        """Append a line to the file; if the disk is full, truncate the line again. Raises
+        RecordError."""
         size = self._file.tell()
         try:
             written = self._file.write(line)
@@ -111,7 +119,8 @@ class RunLog:
         self._authenticator.append(line)
 
     def _without_long_values(self, value: Any) -> Any:
-        """Return the value with long strings and lists replaced by references to blobs."""
+        """Return a JSON value in which long strings and lists are replaced by references to
+        blobs."""
         if isinstance(value, str):
             return value if len(value) <= MAX_INLINE else self._blob(value, "text")
         if isinstance(value, dict):
@@ -127,7 +136,7 @@ class RunLog:
 
 
 def write_blob(folder: RunFolder, content: bytes) -> str:
-    """Store content as a blob and return its sha256. Raises OSError."""
+    """Store `content` as a blob of the run; return its sha256. Raises OSError."""
     digest = hashlib.sha256(content).hexdigest()
     if not (folder.blobs / digest).exists():
         write_file(folder.blobs, digest, content)
@@ -135,7 +144,7 @@ def write_blob(folder: RunFolder, content: bytes) -> str:
 
 
 def read_blob(folder: RunFolder, digest: str) -> bytes:
-    """Return the blob with this sha256.
+    """Return the content of the blob with the sha256 `digest`.
 
     Raises RecordError if the digest is malformed, the blob is missing, or its content differs.
     """
@@ -152,9 +161,10 @@ def read_blob(folder: RunFolder, digest: str) -> bytes:
 
 
 def read_records(folder: RunFolder, *, blobs: bool = True) -> list[dict[str, Any]]:
-    """Return all records, oldest first; load the values in blobs unless `blobs` is False.
+    """Return all records of a run's log, oldest first.
 
-    An incomplete last line (its writer was killed) is ignored. Raises RecordError.
+    Values in blobs are loaded unless `blobs` is False. An incomplete last line (its writer was
+    killed) is ignored. Raises RecordError.
     """
     try:
         lines = read_file(folder.path, LOG, MAX_LOG_BYTES).split(b"\n")
@@ -180,10 +190,10 @@ def read_records(folder: RunFolder, *, blobs: bool = True) -> list[dict[str, Any
 
 
 def leaf_of(records: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the id of the message that the next one follows.
+    """Return the id of the current message, which the next message will follow; None without
+    messages.
 
-    This is the newest message, or the one that a later `branch` record names. None if there is
-    no message.
+    It is the newest message, or the one that a later `branch` record names.
     """
     for record in reversed(records):
         if record["type"] == "message":
@@ -204,7 +214,7 @@ class _BlobLoader:
         self.bytes = 0
 
     def loaded(self, value: Any) -> Any:
-        """Return the value with each reference to a blob replaced by the blob's content.
+        """Return a JSON value in which each reference to a blob is replaced by the blob's content.
 
         Raises RecordError.
         """
@@ -226,7 +236,7 @@ class _BlobLoader:
 
 
 def _open_log(folder: RunFolder) -> FileIO:
-    """Open the log to append to it; create it if it is missing. Raises RecordError."""
+    """Open a run's log for appending; create it if it is missing. Raises RecordError."""
     try:
         create_file(folder.path, LOG, b"")
         flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -247,7 +257,7 @@ def _lock(file: FileIO, folder: RunFolder) -> None:
 
 
 def _drop_partial_line(file: FileIO, folder: RunFolder) -> bytes:
-    """Truncate the file after its last newline, seek there, and return the remaining content.
+    """Remove an incomplete last line, move to the end of the file, and return the file's content.
 
     Raises RecordError for a log that is too large.
     """

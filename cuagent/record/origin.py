@@ -1,12 +1,13 @@
 """Authenticate logs and evidence files of this user and machine by HMACs.
 
-The key is in the user's state folder, outside every repository (`$XDG_STATE_HOME/cuagent/key`,
-else `~/.local/state/cuagent/key`). Each record of a log ends with an HMAC over the log up to and
+The key is in the user's state folder, outside every repository (`$XDG_STATE_HOME/cuagent/key`, else
+`~/.local/state/cuagent/key`). Each record of a log ends with an HMAC over the log up to and
 including this record, so the last record authenticates the whole log. Each prefix of a log is
 authentic too, so the state folder also stores the number of records and the last HMAC of each log
-(`heads/`). They show if records were removed from the end of a log. An evidence file holds an HMAC
+(`heads/`). They show if records were removed from the end of a log. An evidence file has an HMAC
 over its content. A file without a valid HMAC has an unknown origin: it came with a repository,
 another machine or user wrote it, it was edited, or a version without HMACs wrote it.
+
 Not covered: the work folder, the history and the scratch folder of a run. They are never trusted.
 """
 
@@ -26,33 +27,34 @@ from pathlib import Path
 from typing import Any
 
 MAC = "mac"
-"""The JSON key of an authentication code (HMAC) in a record or file."""
+"""JSON key of the authentication code (HMAC) in a record or file."""
 KEY_BYTES = 32
 HEADS = "heads"
-"""Folder in the state folder with a file for each log: its number of records and last code."""
+"""Subfolder of the state folder with one file per log: its number of records and its last HMAC."""
 _HEAD = re.compile(rb"(\d{12}) ([0-9a-f]{64})\n")
 _MAC_AT_END = re.compile(rb',"mac":"([0-9a-f]{64})"\}\n\Z')
 
 
 class Origin(StrEnum):
-    """Origin of a log."""
+    """Author of a log, this user or unknown, as far as its authentication codes show."""
 
     HERE = "here"
-    """This user wrote the log on this machine, and it is complete."""
+    """This user wrote the log on this machine, and no record is missing."""
     INCOMPLETE = "incomplete"
-    """This user wrote the log on this machine, but records are missing at its end."""
+    """This user wrote the log on this machine, but records at its end were removed."""
     UNKNOWN = "unknown"
 
 
 def state_folder() -> Path:
-    """Return the folder of cuagent's files for this user on this machine."""
+    """Return the folder in which cuagent stores keys and heads of logs for this user on this
+    machine."""
     given = Path(os.environ.get("XDG_STATE_HOME") or "")
     base = given if given.is_absolute() else Path.home() / ".local" / "state"
     return base / "cuagent"
 
 
 class LogAuthenticator:
-    """Adds authentication codes to the records of one log, in the order of writing.
+    """Computes the authentication codes for the records of one log, in the order of writing.
 
     `existing` is the content of the log so far, in complete lines.
     """
@@ -64,7 +66,8 @@ class LogAuthenticator:
         self._head = _head_path(existing) if existing else None
 
     def line(self, text: str) -> bytes:
-        """Return the line for the JSON object `text`, with its code if there is a key."""
+        """Return the log line for the JSON object `text`, with its authentication code if there is
+        a key."""
         line = f"{text}\n".encode("ascii")
         if self._key is not None:
             mac = _mac(self._key, self._content.digest(), text.encode("ascii"))
@@ -72,7 +75,7 @@ class LogAuthenticator:
         return line
 
     def append(self, line: bytes) -> None:
-        """Add a written line to the content that the next code covers."""
+        """Note that `line` was written to the log; the next code covers it too."""
         self._content.update(line)
         self._count += 1
         self._head = self._head or _head_path(line)
@@ -95,7 +98,7 @@ def log_origin(content: bytes) -> Origin:
 
 
 def _is_authentic(content: bytes) -> bool:
-    """Return True if the code in the last line is valid for the whole log."""
+    """Return True if the authentication code in the last line is valid for the whole log."""
     secret = key(state_folder())
     start = content.rfind(b"\n", 0, len(content) - 1) + 1
     found = _MAC_AT_END.search(content, start)
@@ -107,13 +110,13 @@ def _is_authentic(content: bytes) -> bool:
 
 
 def _head_path(content: bytes) -> Path:
-    """Return the path of the head file of a log, named by a digest of the log's first line."""
+    """Return the path of a log's file in `heads/`, named by a digest of the log's first line."""
     first = content[: content.index(b"\n")]
     return state_folder() / HEADS / hashlib.sha256(first).hexdigest()[:32]
 
 
 def _write_head(path: Path, head: bytes) -> None:
-    """Write the head of a log (number of records and last code).
+    """Store the number of records and the last code of a log, so that a removal can be detected.
 
     A failure is ignored; then a later removal of records cannot be detected.
     """
@@ -127,7 +130,7 @@ def _write_head(path: Path, head: bytes) -> None:
 
 
 def _read_head(path: Path) -> tuple[int, bytes] | None:
-    """Return the number of records and the last code; None if there is no head."""
+    """Return the stored number of records and last code of a log; None if nothing is stored."""
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             found = _HEAD.fullmatch(file.read(128))
@@ -144,7 +147,8 @@ def with_mac(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def has_valid_mac(data: Mapping[str, Any]) -> bool:
-    """Return True if `with_mac` made this content with the key of this user and machine."""
+    """Return True if the content has a code that `with_mac` made with the key of this user and
+    machine."""
     secret, given = key(state_folder()), data.get(MAC)
     if secret is None or not isinstance(given, str):
         return False
@@ -155,20 +159,20 @@ def has_valid_mac(data: Mapping[str, Any]) -> bool:
 
 
 def code_of(content: bytes) -> bytes | None:
-    """Return the authentication code (32 bytes) of some bytes; None without a key."""
+    """Return an authentication code (32 bytes) for any bytes; None if there is no key."""
     secret = key(state_folder())
     return None if secret is None else hmac.digest(secret, b"bytes:" + content, "sha256")
 
 
 def has_valid_code(content: bytes, code: bytes) -> bool:
-    """Return True if `code_of` made this code with the key of this user and machine."""
+    """Return True if `code` is what `code_of` returns for `content` with this user's key."""
     expected = code_of(content)
     return expected is not None and hmac.compare_digest(expected, code)
 
 
 @cache
 def key(folder: Path) -> bytes | None:
-    """Return the key in `folder`; create it if it is missing. None if neither is possible."""
+    """Return the secret key stored in `folder`; create it if it is missing; None if that fails."""
     path = folder / "key"
     try:
         if not path.exists():
@@ -183,7 +187,7 @@ def key(folder: Path) -> bytes | None:
 
 
 def _create_key(path: Path) -> None:
-    """Create the key file. If several processes do so at the same time, only one key remains."""
+    """Create the key file. If several processes do this at the same time, only one key remains."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     partial = path.with_name(f"key.{secrets.token_hex(6)}")
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def plain(value: Any) -> Any:
-    """Return the value as dicts, lists, strings, numbers, booleans and None.
+    """Convert a value to dicts, lists, strings, numbers, booleans and None.
 
     JSON has no infinities and no NaN, so they become the strings "inf", "-inf" and "nan". A value
     of an unknown type becomes its `repr`.
@@ -43,10 +43,11 @@ def plain(value: Any) -> Any:
 
 
 def plain_judgement(judgement: Judgement) -> dict[str, Any]:
-    """Return a judgement as plain values, with figures that are computed from it.
+    """Convert a judgement to plain JSON values, and add figures that are computed from it.
 
-    `gains`: True if it is faster than eager. `adds`: True if it beats the best rung. `contract`:
-    the line on settings and errors. In `timing`: SUSPECT flag, share of the roofline, remarks.
+    `gains`: True if the attempt is faster than eager. `adds`: True if it is faster than the best
+    rung. `contract`: a line about torch's settings and errors. In `timing`: SUSPECT flag, share of
+    the roofline, remarks.
     """
     values: dict[str, Any] = plain(judgement) | {
         "gains": judgement.is_faster,

@@ -1,4 +1,5 @@
-"""Mask secrets before values are written: keys of known formats, and secret environment variables.
+"""Mask secrets before values are written: keys of known formats, and values of secret environment
+variables.
 
 Not covered: a secret of unknown format that is not the value of a variable named like a secret; a
 secret that is encoded or split.
@@ -16,10 +17,10 @@ MASK = "[secret]"
 SECRET_NAME = re.compile(
     r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH(?!OR)|COOKIE|WEBHOOK", re.IGNORECASE
 )
-"""Matches names of environment variables whose values are secret."""
+"""Pattern of the names of environment variables whose values are secret."""
 MIN_SECRET_LENGTH = 8
-"""Shortest value of a variable that is masked, in characters. Shorter ones are rarely secrets: the
-name of `TOKENIZERS_PARALLELISM=false` matches too."""
+"""Least number of characters of an environment variable's value that is masked. Shorter values are
+rarely secrets: the name of `TOKENIZERS_PARALLELISM=false` matches too."""
 NEVER_MATCHES = r"(?!)"
 KNOWN_FORMATS = re.compile(
     r"(?<![\w+/-])(?:"
@@ -38,14 +39,14 @@ KNOWN_FORMATS = re.compile(
 
 
 def is_secret_name(name: str) -> bool:
-    """Return True if an environment variable with this name holds a secret."""
+    """Return True if an environment variable with this name probably has a secret value."""
     return SECRET_NAME.search(name) is not None
 
 
 def redactor(environment: Mapping[str, str] = os.environ) -> Callable[[Any], Any]:
-    """Return a function that returns a plain value with the secrets in all its strings masked.
+    """Return a function that masks the secrets in all strings of a JSON value.
 
-    The environment is read once, here.
+    `environment` is read once, here.
     """
     values = {
         value

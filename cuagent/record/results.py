@@ -1,8 +1,8 @@
-"""The results that `--json`, `--output-format` and MCP give: one schema, with units in the keys.
+"""Format results for `--json`, `--output-format` and MCP: one schema, with units in the keys.
 
-Each result begins with `schema` and `command`. A key that holds a measured quantity ends with its
-unit: `_s` seconds, `_bytes`, `_per_s`, `_usd`; `_share` is a number from 0 to 1. The keys are in
-docs/reference/json.md. The run log keeps its own form (`plain`), so that old logs can be read.
+Each result begins with `schema` and `command`. A key of a measured quantity ends with its unit:
+`_s` seconds, `_bytes`, `_per_s`, `_usd`; `_share` is a number from 0 to 1. The keys are in
+docs/reference/json.md. The run log has a form of its own (`plain`), so that old logs can be read.
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ KEYS: dict[str, dict[str, str]] = {
     "ToolFinished": {"seconds": "duration_s"},
     "Verdict": {"seconds": "parts_s", "errors": "relative_errors"},
 }
-"""JSON keys by class and field, for fields whose names do not end with the unit."""
+"""JSON key of a field, by class and field name, for fields whose names do not end with the unit."""
 
 COUNTERS = {
     "seconds": "duration_s",
     "dram_bytes_read": "dram_read_bytes",
     "dram_bytes_written": "dram_written_bytes",
 }
-"""JSON keys of hardware counters whose names do not end with the unit."""
+"""JSON keys of those hardware counters whose names do not end with the unit."""
 
 
 def public(value: Any) -> Any:
-    """Return the value as plain JSON values, with the keys of the schema."""
+    """Convert a value to plain JSON values, with the keys of the schema."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         kind = type(value).__name__
         keys = KEYS.get(kind, {})
@@ -85,12 +85,14 @@ def public(value: Any) -> Any:
 
 
 def result(command: str, value: Any, **more: Any) -> dict[str, Any]:
-    """Return the result of a command: the schema, the fields of `value`, and `more` fields."""
+    """Return the JSON object that a command prints: the schema, the fields of `value`, and
+    `more`."""
     return {"schema": SCHEMA, "command": command} | public(value) | public(more)
 
 
 def _derived(kind: str, value: Any) -> dict[str, Any]:
-    """Return additional keys of an object: figures that are computed from its fields."""
+    """Return additional JSON keys for an object of class `kind`: figures computed from its
+    fields."""
     match kind:
         case "Judgement":
             return _judgement(value)

@@ -1,4 +1,4 @@
-"""Rebuild judgements and other frozen dataclasses from records.
+"""Rebuild judgements and other frozen dataclasses from the records of a log.
 
 `revive` is the inverse of `plain` for dataclasses whose annotations give the types of all fields.
 Not covered: values of unknown types, which `plain` replaced by their `repr`.
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 Records = Sequence[Mapping[str, Any]]
 WORK = ("message", "call", "attempt", "judgement")
-"""Types of records that are written while a run works."""
+"""Types of records that show that a run is working; `end_record` looks for them after the end."""
 
 
 def attempt_of(files: Mapping[str, Any]) -> Attempt:
-    """Return the attempt with these texts by path.
+    """Return the attempt with these files (path to text).
 
     Each path must be model_new.py or a source below kernels/, so that a forged log cannot name
     other files; else RecordError is raised.
@@ -44,10 +44,10 @@ def attempt_of(files: Mapping[str, Any]) -> Attempt:
 
 
 def judgement_of(record: Mapping[str, Any]) -> Judgement:
-    """Return the Judgement of a `judgement` record.
+    """Convert a `judgement` record to a Judgement.
 
     In the record `attempt` is the attempt's number in the run; in a Judgement it is the digest,
-    which the record's verdict holds.
+    which is taken from the record's verdict.
     """
     from cuagent.judgement import Judgement
 
@@ -56,9 +56,10 @@ def judgement_of(record: Mapping[str, Any]) -> Judgement:
 
 
 def judgements_of(records: Records) -> dict[int, Judgement]:
-    """Return the judgement that counts for each attempt of a run, by the attempt's number.
+    """Return the valid judgement of each attempt of a run, by the attempt's number.
 
-    This is the judgement at record effort if it accepts the attempt, else the latest one.
+    An attempt may have several: the one at record effort is valid if it accepts the attempt, else
+    the latest one.
     """
     quick: dict[int, Judgement] = {}
     final: dict[int, Judgement] = {}
@@ -77,7 +78,7 @@ def judgements_of(records: Records) -> dict[int, Judgement]:
 
 
 def task_of(records: Records) -> Task:
-    """Return the task of a run; the precision of an old record is converted to its current name."""
+    """Return the task of a run. The precision in an old record is converted to its present name."""
     data = records[0]["task"]
     task: Task = revive(Task, data)
     Step.of(task)  # raises ValueError if the text is not a step
@@ -85,7 +86,7 @@ def task_of(records: Records) -> Task:
 
 
 def ladder_of(records: Records) -> Ladder | None:
-    """Return the last recorded ladder; None if no ladder was measured."""
+    """Return the ladder that was recorded last; None if no ladder was measured."""
     from cuagent.measure.rungs import Ladder
 
     last = next((r for r in reversed(records) if r["type"] == "ladder"), None)
@@ -94,9 +95,10 @@ def ladder_of(records: Records) -> Ladder | None:
 
 
 def end_record(records: Records) -> Mapping[str, Any] | None:
-    """Return the `end` record; None if the run has not ended, or went on after undo or resume.
+    """Return the `end` record of a run; None if the run has not ended, or continued after undo or
+    resume.
 
-    A run that was only opened again keeps its end, also with a message of the user that no model
+    A run that was only opened again has still ended, also with a message of the user that no model
     has read.
     """
     for record in reversed(records):

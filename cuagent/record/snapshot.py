@@ -1,7 +1,9 @@
-"""Take and restore snapshots of the work folder, with the contents stored as blobs of the run.
+"""Take and restore snapshots of the work folder; the files' contents are stored as blobs of the
+run.
 
-Undo restores a snapshot: this is faster than a commit and needs no git. Not covered: links, empty
-folders, and files larger than `MAX_FILE_BYTES` (data, not source).
+Undo restores a snapshot: this is faster than a commit and needs no git.
+
+Not covered: links, empty folders, and files larger than `MAX_FILE_BYTES` (data, not source).
 """
 
 from __future__ import annotations
@@ -23,23 +25,25 @@ from cuagent.record.folder import RunFolder
 from cuagent.record.log import read_blob, write_blob
 
 MAX_FILE_BYTES = 1 << 20
-"""Largest file in a snapshot, in bytes; sources are smaller."""
+"""Size in bytes of the largest file in a snapshot; sources are smaller."""
 LEFT_OUT = frozenset({".outputs", "__pycache__", ".git"})
 
 
 @dataclass(frozen=True)
 class FileState:
-    """The state of a file at its last snapshot."""
+    """Time, size and digest of a file at its last snapshot."""
 
     stamp: tuple[int, int]
-    """Modification time (ns) and size (bytes). The content is read again only if one differs."""
+    """Modification time (ns) and size (bytes). The content is read again only if one of them
+    differs."""
     digest: str
 
 
 def take_snapshot(folder: RunFolder, known: dict[str, FileState]) -> dict[str, str]:
-    """Store each file of the work folder as a blob and return the digests by path.
+    """Store each file of the work folder as a blob; return the snapshot: each file's digest by
+    path.
 
-    `known` holds the states at the last snapshot by path, and is updated. Unchanged files are not
+    `known` has the states at the last snapshot by path, and is updated. Unchanged files are not
     read again.
     """
     present = set()
@@ -58,10 +62,7 @@ def take_snapshot(folder: RunFolder, known: dict[str, FileState]) -> dict[str, s
 
 
 def restore_snapshot(folder: RunFolder, files: Mapping[str, str]) -> None:
-    """Restore the work folder to a snapshot; `files` holds the digests by path.
-
-    Raises RecordError.
-    """
+    """Restore the work folder to the snapshot `files`, the digests by path. Raises RecordError."""
     for name in files:
         parts_of(name)
     contents = {name: read_blob(folder, digest) for name, digest in files.items()}

@@ -1,10 +1,10 @@
 """Record the work folder in git: one commit for each attempt, for people to inspect.
 
-The git directory is outside the work folder. cuagent reads the files and passes them to
-`git fast-import`, so git never reads the work folder. No foreign configuration, hook or attribute
+The git directory is outside the work folder. cuagent reads the files and passes them to `git
+fast-import`, so git never reads the work folder. No foreign configuration, hook or attribute
 applies: when a run starts or resumes, cuagent rewrites the configuration of the git directory. A
-git directory with unexpected files is moved away.
-If git is not installed, the run continues without commits; the log holds each attempt in any case.
+git directory with unexpected files is moved away. If git is not installed, the run continues
+without commits; the log has each attempt in any case.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from cuagent.record.folder import RunFolder
 
 LEFT_OUT = frozenset({".outputs", "__pycache__", ".git"})
 BUILT = (".so", ".o", ".pyc")
-"""Endings of build products, which are not committed."""
+"""File name suffixes of build products, which are not committed."""
 MAX_FILE_BYTES = 8 << 20
-"""Largest file that is committed, in bytes. Larger files are data, not source."""
+"""Size in bytes of the largest file that is committed. Larger files are data, not source."""
 BRANCH = "refs/heads/attempts"
 CONFIG = b"[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = true\n"
 REDIRECTS = frozenset(
     {"alternates", "http-alternates", "commondir", "config.worktree", "gitdir", "grafts", "shallow"}
 )
-"""Files of a git directory that can refer to other folders. cuagent creates none of them."""
+"""Names of files in a git directory that can refer to other folders. cuagent creates none of
+them."""
 OPTIONS = {
     "core.hooksPath": "/dev/null",
     "core.fsmonitor": "false",
@@ -41,7 +42,8 @@ OPTIONS = {
 
 
 def init_work(folder: RunFolder, *, trusted: bool = True) -> bool:
-    """Create the git directory of the work folder, or reuse it. Return False if git is missing.
+    """Create the git directory of the work folder, or reuse it. Return False if git is not
+    installed.
 
     A history that is not `trusted`, or has files that cuagent does not create, is moved to
     `history.git.old-N`. Raises RecordError.
@@ -62,7 +64,7 @@ def init_work(folder: RunFolder, *, trusted: bool = True) -> bool:
 
 
 def commit_work(folder: RunFolder, message: str) -> str:
-    """Commit the work folder and return the commit's hash; "" if there is no history.
+    """Commit the work folder; return the commit's hash, or "" if the run has no git directory.
 
     Raises RecordError.
     """
@@ -77,7 +79,8 @@ def commit_work(folder: RunFolder, message: str) -> str:
 
 
 def _commit(folder: RunFolder, message: str, parent: str) -> Iterator[bytes]:
-    """Yield the input of `git fast-import` for one commit; git then prints the commit's hash."""
+    """Yield the input of `git fast-import` for one commit, with the command that prints its
+    hash."""
     text = message.encode("utf-8", "replace")
     yield f"commit {BRANCH}\nmark :1\n".encode()
     yield f"committer cuagent <cuagent@localhost> {int(time.time())} +0000\n".encode()
@@ -133,7 +136,8 @@ def _move_history_away(folder: RunFolder) -> None:
 
 
 def _git(folder: RunFolder, *arguments: str, stream: bytes = b"") -> bytes:
-    """Run a git command and return its output. Raises RecordError if it fails."""
+    """Run a git command on the run's git directory; return its output. Raises RecordError if it
+    fails."""
     command = [str(shutil.which("git"))]
     for key, value in OPTIONS.items():
         command += ["-c", f"{key}={value}"]

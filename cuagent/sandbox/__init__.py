@@ -1,8 +1,8 @@
 """Confine untrusted code: candidates, their builds, and the agent's bash.
 
-There are three tiers: bubblewrap; Landlock with seccomp; none, which verdicts call UNISOLATED. The
-machine is probed for them, and each verdict states its tier. The package uses the standard library
-only, so that a sandboxed command starts quickly.
+There are three tiers: bubblewrap; Landlock with seccomp; none, which verdicts call UNISOLATED.
+`probe` finds the strongest tier of this machine, and each verdict states its tier. The package uses
+the standard library only, so that a sandboxed command starts quickly.
 """
 
 from cuagent.sandbox.enter import enter, harden

@@ -1,10 +1,11 @@
 """Open files beneath a folder that another process may change at any moment.
 
-A path that is checked and then opened by name can change its target in between. Each function
-here starts from the descriptor of an open folder, and the kernel resolves the name: openat2 with
-RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS and RESOLVE_NO_MAGICLINKS, or, if openat2 is missing, one
-openat with O_NOFOLLOW for each component. No symbolic link is followed, not even to a target inside
-the folder, so that both ways behave alike.
+A path that is checked and then opened by name can change its target in between. Each function here
+starts from the descriptor of an open folder, and the kernel resolves the name: openat2 with
+RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS and RESOLVE_NO_MAGICLINKS. If openat2 is missing, each
+component of the name is opened separately with O_NOFOLLOW. No symbolic link is followed, not even
+to a target inside the folder, so that both ways behave alike.
+
 Not covered: hard links. The sandbox does not let a process make one to a file outside.
 """
 
@@ -24,7 +25,7 @@ from cuagent.sandbox.linux import SUPPORTED, syscall
 OPENAT2 = 437
 NO_MAGICLINKS, NO_SYMLINKS, BENEATH = 0x02, 0x04, 0x08
 FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-"""Flags for a folder that is only used to open, create or rename its entries."""
+"""Flags of open() for a folder whose entries are opened, created or renamed, but not listed."""
 
 
 class _OpenHow(ctypes.Structure):
@@ -36,14 +37,18 @@ class _OpenHow(ctypes.Structure):
 
 
 def open_folder(path: Path) -> int:
-    """Open the folder from which the other functions start; it must not be a link."""
+    """Open the folder that the other functions start from; return its descriptor.
+
+    Raises OSError if `path` is a symbolic link.
+    """
     return os.open(path, FOLDER)
 
 
 def open_beneath(root: int, name: str, flags: int, mode: int = 0o666) -> int:
-    """Open `name`, relative to the folder `root`. Raises OSError, with ELOOP for a link.
+    """Open the file `name` beneath the folder `root`; return its descriptor.
 
-    `name` contains no `..`; an empty name is the folder itself.
+    `name` contains no `..`; an empty name is the folder itself. Raises OSError, with ELOOP for a
+    link.
     """
     if _has_openat2():
         return _openat2(root, name or ".", flags, mode)
@@ -51,9 +56,10 @@ def open_beneath(root: int, name: str, flags: int, mode: int = 0o666) -> int:
 
 
 def read_beneath(root: int, name: str, most: int) -> bytes:
-    """Read at most `most` + 1 bytes of a regular file.
+    """Read a regular file beneath the folder `root`, at most `most` + 1 bytes of it.
 
-    Raises OSError, with EISDIR for a folder and ENXIO for any other kind of file.
+    A longer result than `most` bytes tells the caller that the file is too large. Raises OSError,
+    with EISDIR for a folder and ENXIO for any other kind of file.
     """
     # Without O_NONBLOCK, opening a pipe would wait for a writer.
     file = open_beneath(root, name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
@@ -69,7 +75,8 @@ def read_beneath(root: int, name: str, most: int) -> bytes:
 
 
 def write_beneath(root: int, name: str, data: bytes) -> None:
-    """Write a file atomically and create its parent folders. Raises OSError."""
+    """Write a file beneath the folder `root` atomically; create missing parent folders. Raises
+    OSError."""
     parent, _, last = name.rpartition("/")
     folder = make_folders(root, parent)
     partial = f".{last}.partial"
@@ -84,13 +91,19 @@ def write_beneath(root: int, name: str, data: bytes) -> None:
 
 
 def create(folder: int, name: str) -> int:
-    """Create a file in an open folder for reading and writing. Raises OSError."""
+    """Create a new file in an open folder; return its descriptor for reading and writing.
+
+    Raises OSError, also if the file exists.
+    """
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.open(name, flags, 0o666, dir_fd=folder)
 
 
 def make_folders(root: int, name: str) -> int:
-    """Open the folder `name` beneath `root`; create it if it is missing. Raises OSError."""
+    """Open the folder `name` beneath `root` and return its descriptor; create missing folders.
+
+    Raises OSError.
+    """
     folder = os.dup(root)
     try:
         for part in filter(None, name.split("/")):
@@ -106,7 +119,10 @@ def make_folders(root: int, name: str) -> int:
 
 
 def list_beneath(root: int, name: str = "") -> list[os.DirEntry[str]]:
-    """List one folder. Raises OSError. Query the entries with follow_symlinks=False only."""
+    """Return the entries of one folder beneath `root`. Raises OSError.
+
+    Query the entries with follow_symlinks=False only.
+    """
     folder = open_beneath(root, name, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with os.scandir(folder) as entries:
@@ -120,7 +136,10 @@ def list_beneath(root: int, name: str = "") -> list[os.DirEntry[str]]:
 
 
 def files_beneath(root: int, hidden: Collection[str] = ()) -> Iterator[tuple[str, int]]:
-    """Yield name and size of each regular file; skip entries named in `hidden`."""
+    """Yield the name, relative to `root`, and the size in bytes of each regular file at any depth.
+
+    Files and folders with a name in `hidden` are skipped.
+    """
     pending = [""]
     while pending:
         folder = pending.pop()
@@ -147,7 +166,7 @@ def _openat2(root: int, name: str, flags: int, mode: int) -> int:
 
 @cache
 def _has_openat2() -> bool:
-    """True if the kernel has openat2 (Linux 5.6) and no container filter blocks it."""
+    """Return True if the kernel has openat2 (Linux 5.6) and no container filter blocks it."""
     if not SUPPORTED:
         return False
     try:

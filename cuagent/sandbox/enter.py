@@ -1,7 +1,8 @@
 """Confine the calling process before it runs untrusted code.
 
-This serves forked children that have imported torch (it takes a few ms) and, through
-`cuagent.sandbox.exec`, any command. A process cannot leave the sandbox.
+This is for forked children that have imported torch (it takes a few ms) and, through
+`cuagent.sandbox.exec`, for any command. A process cannot leave the sandbox.
+
 Not covered: a separate pid namespace, which only `wrap` with bubblewrap gives; the deadline and the
 limits on resident memory and files, which the caller must enforce.
 """
@@ -33,15 +34,16 @@ from cuagent.sandbox.policy import (
 from cuagent.sandbox.view import enter_view
 
 FEW_UIDS = (61_000, 4_000)
-"""First and number of user ids that exist in small user namespaces and are rarely used."""
+"""Range of user ids for small user namespaces, as (first id, number of ids); other programs rarely
+use it."""
 
 
 def enter(policy: Policy, tier: Tier) -> None:
-    """Apply `policy` to this process, irrevocably.
+    """Confine this process to the access rights of `policy`, irrevocably.
 
     The process must have one thread. Closes all descriptors except `policy.fds`, replaces
-    os.environ, and makes the new user id the owner of the folders in `policy.write`.
-    Raises SandboxError; then the caller must not run untrusted code.
+    os.environ, and makes the new user id the owner of the folders in `policy.write`. Raises
+    SandboxError; then the caller must not run untrusted code.
     """
     try:
         _close_all_but(policy.fds)
@@ -67,7 +69,7 @@ def enter(policy: Policy, tier: Tier) -> None:
 
 
 def harden() -> None:
-    """Make this process unreadable through /proc for other processes of its uid.
+    """Prevent other processes of the same user from reading this process through /proc.
 
     The referee and the oracle call it, after CUDA is initialised, because CUDA names its threads
     through /proc/self.
@@ -76,7 +78,8 @@ def harden() -> None:
 
 
 def own_uid_possible(policy: Policy) -> bool:
-    """True if the policy asks for a separate user id and this process can give one."""
+    """Return True if the policy asks for a separate user id and this process (root) can assign
+    one."""
     return policy.own_uid and os.geteuid() == 0
 
 
@@ -122,7 +125,10 @@ def _proc(policy: Policy) -> list[Path]:
 
 
 def _become_another(policy: Policy, read: list[Path]) -> None:
-    """Take a uid that no other process has, and drop all capabilities, possibly except one."""
+    """Change to a user id that no other process has, and drop all capabilities.
+
+    CAP_DAC_READ_SEARCH is kept if a path of the policy is private to its owner.
+    """
     uid = free_uid(int(Path("/proc/self/uid_map").read_text().split()[2]))
     for folder in policy.write:
         _change_owner(folder, uid)
@@ -151,9 +157,9 @@ def _become_another(policy: Policy, read: list[Path]) -> None:
 
 
 def free_uid(mapped: int) -> int:
-    """Return a uid that no other process has: the pid plus a base far from real users.
+    """Return a user id that no other process has: the pid plus a base far above real users.
 
-    If the user namespace maps too few uids (`mapped`) for that, return the next unused uid from
+    If the user namespace maps too few ids (`mapped` of them) for that, return the next unused id of
     FEW_UIDS.
     """
     if mapped > 2_000_000_000:
@@ -181,9 +187,10 @@ def _parents_open(path: Path) -> bool:
 
 
 def _drop_unreadable_from_path(read: list[Path]) -> None:
-    """Remove folders from PATH whose programs Landlock does not let this process start.
+    """Remove the folders outside `read` from PATH, because Landlock forbids starting programs
+    there.
 
-    access() now finds programs there, so a shell would stop its search at them.
+    access() still finds programs in such a folder, so a shell would stop its search there.
     """
     roots = [path.resolve() for path in read]
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
@@ -210,7 +217,10 @@ def _limit(policy: Policy, tier: Tier, *, viewed: bool) -> None:
 
 
 def _counts_only_descendants(policy: Policy, tier: Tier, *, viewed: bool) -> bool:
-    """True if the process limit counts only this process and its descendants."""
+    """Return True if the kernel's process limit counts only this process and its descendants.
+
+    Otherwise it counts all processes of the user.
+    """
     if own_uid_possible(policy):
         return tier is not Tier.NONE
     # Since Linux 5.14 each user namespace has a separate count.
@@ -219,7 +229,7 @@ def _counts_only_descendants(policy: Policy, tier: Tier, *, viewed: bool) -> boo
 
 
 def _tasks_of(uid: int) -> int:
-    """Return the number of present threads of `uid`; the process limit includes them."""
+    """Return the number of threads of all processes of the user `uid`."""
     total = 0
     for entry in os.scandir("/proc"):
         try:

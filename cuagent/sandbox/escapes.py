@@ -1,8 +1,8 @@
 """Try to escape from the sandbox in each known way.
 
 `cuagent.sandbox.probe` runs this script in a sandboxed child, with the targets as JSON in the first
-argument. It prints a JSON object that maps each escape to its result, or null if the sandbox
-prevented it. Standard library only.
+argument. It prints a JSON object that maps the name of each escape to its result, or to null if the
+sandbox prevented it. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 Targets = dict[str, Any]
-"""Targets by name. secret, verifier, neighbour, readable, closed: files; attribute: of secret;
-shared: name in /dev/shm; segment: number of a System V segment; queue: name; tcp, udp: ports;
-abstract: socket name; socket, datagrams: socket files; parent: pid; uid; fd; most: processes;
-largest: bytes; scratch: the writable folder."""
+"""Objects that the escapes try to reach, by name. secret, verifier, neighbour, readable, closed:
+files; attribute: of secret; shared: name in /dev/shm; segment: number of a System V segment; queue:
+name; tcp, udp: ports; abstract: socket name; socket, datagrams: socket files; parent: pid; uid; fd;
+most: processes; largest: bytes; scratch: the writable folder."""
 
 
 def read_secret(t: Targets) -> str:
@@ -30,7 +30,7 @@ def read_secret(t: Targets) -> str:
 
 
 def read_neighbour(t: Targets) -> str:
-    """Read the source of another attempt, next to the process's folder."""
+    """Read the source of another attempt, in a folder next to this process's folder."""
     return Path(t["neighbour"]).read_text()
 
 
@@ -48,9 +48,9 @@ def replace_verifier(t: Targets) -> str:
 
 
 def _require_change(path: str, change: Callable[[], None]) -> str:
-    """Call `change`; raise PermissionError if the metadata of `path` did not change.
+    """Call `change`; raise PermissionError if the metadata of `path` stayed the same.
 
-    A call may report success without an effect.
+    A blocked system call may report success without an effect.
     """
 
     def metadata() -> tuple[int, int, int]:
@@ -66,7 +66,8 @@ def _require_change(path: str, change: Callable[[], None]) -> str:
 
 
 def change_mode(t: Targets) -> str:
-    """Change the mode of a file of the same user that the sandbox does not let it read."""
+    """Change the mode of a file that belongs to the same user but is not readable in the
+    sandbox."""
     return _require_change(t["verifier"], lambda: Path(t["verifier"]).chmod(0o640))
 
 
@@ -84,12 +85,13 @@ def set_attribute(t: Targets) -> str:
 
 
 def read_attribute(t: Targets) -> str:
-    """Read an extended attribute, such as a download's address, of a file that is not readable."""
+    """Read an extended attribute of an unreadable file, such as the address of its download."""
     return os.getxattr(t["secret"], t["attribute"]).decode()
 
 
 def join_segment(t: Targets) -> str:
-    """Map a System V segment of the same user by its number, which it is easy to guess."""
+    """Map a System V shared memory segment of the same user by its number, which is easy to
+    guess."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.shmat.restype = ctypes.c_void_p
     address = libc.shmat(t["segment"], None, 0)
@@ -99,7 +101,7 @@ def join_segment(t: Targets) -> str:
 
 
 def remove_queue(t: Targets) -> str:
-    """Remove a message queue of the same user by its name."""
+    """Remove a POSIX message queue of the same user by its name."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syscall(241 if os.uname().machine == "x86_64" else 181, t["queue"].encode()):
         raise OSError(ctypes.get_errno(), "mq_unlink")
@@ -107,18 +109,18 @@ def remove_queue(t: Targets) -> str:
 
 
 def change_library_mode(t: Targets) -> str:
-    """Change the mode of a readable file through its descriptor."""
+    """Change the mode of a readable file of the system through its open descriptor."""
     with Path(t["readable"]).open() as file:
         return _require_change(t["readable"], lambda: os.fchmod(file.fileno(), 0o600))
 
 
 def stat_closed(t: Targets) -> str:
-    """Get size and time of a file in a folder of mode 0700."""
+    """Read the size of a file in a folder of mode 0700."""
     return str(Path(t["closed"]).stat().st_size)
 
 
 def watch_tmp(t: Targets) -> str:
-    """Watch the activity of other processes in a folder that is not readable."""
+    """Watch with inotify what other processes do in a folder that is not readable."""
     libc = ctypes.CDLL(None, use_errno=True)
     watch = libc.inotify_init1(0)
     everything = 0xFFF
@@ -128,7 +130,8 @@ def watch_tmp(t: Targets) -> str:
 
 
 def follow_link(t: Targets) -> str:
-    """Read a file outside through a symbolic link, as a candidate's header could be one."""
+    """Read a file outside the sandbox through a symbolic link, such as a candidate's header could
+    be."""
     link = Path(t["scratch"], "link.h")
     link.symlink_to(t["secret"])
     try:
@@ -138,7 +141,8 @@ def follow_link(t: Targets) -> str:
 
 
 def hard_link(t: Targets) -> str:
-    """Make a hard link to a file outside, which a reader takes for a file of the folder."""
+    """Make a hard link to a file outside, which a trusted reader would take for a file of the
+    folder."""
     link = Path(t["scratch"], "hard.h")
     link.hardlink_to(t["secret"])
     link.unlink()
@@ -146,7 +150,7 @@ def hard_link(t: Targets) -> str:
 
 
 def list_tmp(_t: Targets) -> str:
-    """List the shared folder in which other processes leave files."""
+    """List /tmp, in which other processes leave files."""
     if Path(_t["secret"]).parent.name in (found := os.listdir("/tmp")):  # noqa: PTH208
         return str(found[:3])
     raise PermissionError("no file of other processes is visible")
@@ -200,7 +204,10 @@ def datagram_to_file(t: Targets) -> str:
 
 
 def datagram_of_a_pair(t: Targets) -> str:
-    """Send a descriptor out; a socket of a pair can send to any address, not only to its peer."""
+    """Send a descriptor out of the sandbox through a datagram socket pair.
+
+    A socket of such a pair can send to any address, not only to its peer.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with ours, theirs, Path(__file__).open() as file:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, file.fileno().to_bytes(4, sys.byteorder))]
@@ -209,7 +216,10 @@ def datagram_of_a_pair(t: Targets) -> str:
 
 
 def datagram_of_a_raw_pair(t: Targets) -> str:
-    """The kernel makes a datagram socket of AF_UNIX with SOCK_RAW; no right is needed for it."""
+    """Send a datagram out of the sandbox through a socket pair of type SOCK_RAW.
+
+    For AF_UNIX the kernel makes a datagram socket of it, and no right is needed.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_RAW)
     with ours, theirs:
         ours.sendto(b"data", t["datagrams"])
@@ -217,7 +227,8 @@ def datagram_of_a_raw_pair(t: Targets) -> str:
 
 
 def descriptor_in_flight(_t: Targets) -> str:
-    """Hide memory in a descriptor that was sent and closed: no process lists it."""
+    """Hide memory in a descriptor that was sent over a socket and then closed: no process lists
+    it."""
     ours, theirs = socket.socketpair()
     held = os.memfd_create("held")
     try:
@@ -229,8 +240,11 @@ def descriptor_in_flight(_t: Targets) -> str:
 
 
 def memory_in_a_pipe(_t: Targets) -> str:
-    """Keep a page of memory in a pipe after it is unmapped. If it is part of a huge page, all of
-    that stays."""
+    """Keep a page of memory in a pipe after the process has unmapped it, so that no limit counts
+    it.
+
+    If the page is part of a huge page, the whole huge page stays.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     page = ctypes.create_string_buffer(4096)
     part = (ctypes.c_size_t * 2)(ctypes.addressof(page), len(page))
@@ -330,7 +344,8 @@ def big_file(t: Targets) -> str:
 
 
 def fork_bomb(t: Targets) -> str:
-    """Fork more than `most` processes. It runs last, because its children must be reaped."""
+    """Fork more than `most` processes. This escape is tried last, because its children must be
+    reaped."""
     started: list[int] = []
     try:
         while len(started) <= t["most"]:
@@ -393,7 +408,7 @@ ESCAPES: tuple[Callable[[Targets], str], ...] = (
 
 
 def attempt_all(targets: Targets) -> dict[str, str | None]:
-    """Return the result of each escape; None if the sandbox prevented it."""
+    """Try all escapes. Return the result of each by name; None if the sandbox prevented it."""
     results: dict[str, str | None] = {}
     for escape in ESCAPES:
         try:

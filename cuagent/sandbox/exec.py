@@ -1,7 +1,8 @@
 """Enter the sandbox, then execute a command: `python -I -S exec.py POLICY TIER -- COMMAND...`.
 
-The script runs by path and without site, so that it starts in about 30 ms and no file of the
-working folder can replace a module. Exit code 126 if the sandbox or the command does not start.
+The script is started by its path and without the module site, so that it starts in about 30 ms and
+no file of the working folder can replace a module. The exit code is 126 if the sandbox or the
+command does not start.
 """
 
 import os

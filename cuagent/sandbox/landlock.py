@@ -1,6 +1,7 @@
-"""Restrict a process with Landlock to named files; block TCP, signals and abstract sockets.
+"""Restrict a process with Landlock to given files; block TCP, signals and abstract sockets.
 
 Source of numbers and structures: linux/landlock.h, ABI 1 to 7 (Linux 5.13 to 6.15).
+
 Invariants: a restriction is permanent. It covers the calling thread and its future children, so it
 must be applied while the process has one thread.
 """
@@ -22,13 +23,13 @@ PATH_BENEATH = 1
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 TRUNCATE, IOCTL_DEV = 1 << 14, 1 << 15
 ALL_FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-"""Number of file-system rights by ABI; the rights are the lowest bits of a mask."""
+"""Number of file system rights in each Landlock ABI. They are the lowest bits of a mask."""
 ON_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
-"""Rights that apply to a file that is not a folder."""
+"""Rights that exist for plain files; the others exist for folders only."""
 TCP = 0b11
-"""Bind and connect; since ABI 4."""
+"""Rights to bind and to connect TCP sockets, which ABI 4 and newer can deny."""
 SCOPED = 0b11
-"""Abstract Unix sockets and signals stay in the sandbox; since ABI 6."""
+"""Restriction of abstract Unix sockets and signals to the sandbox, since ABI 6."""
 
 READ = EXECUTE | READ_FILE | READ_DIR
 DEVICE = READ_FILE | WRITE_FILE | IOCTL_DEV
@@ -44,7 +45,7 @@ class _PathBeneath(ctypes.Structure):
 
 
 def abi() -> int:
-    """Return the Landlock ABI of the kernel; 0 without Landlock."""
+    """Return the version of the kernel's Landlock ABI; 0 if the kernel has no Landlock."""
     if not SUPPORTED:
         return 0
     try:
@@ -60,10 +61,10 @@ def restrict(
     *,
     network: bool,
 ) -> None:
-    """Deny access to everything except these paths; needs no_new_privs. Raises OSError.
+    """Deny this process every file except the given paths. Raises OSError.
 
-    `read` also allows execution: denying it for readable files has no effect, as a loader can map
-    them. `network` False denies TCP.
+    Requires no_new_privs. Files in `read` can also be executed: denying that for readable files has
+    no effect, as a loader can map them. TCP is denied too unless `network`.
     """
     version = abi()
     all_rights = (1 << ALL_FILE_RIGHTS[min(version, 5)]) - 1 if version else 0

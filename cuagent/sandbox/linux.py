@@ -1,4 +1,4 @@
-"""Call the few Linux system calls that Python lacks, through libc's syscall()."""
+"""Linux system calls that Python lacks, called through libc's syscall()."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ CLONE_NEWNET = 0x40000000
 CAP_DAC_READ_SEARCH = 2
 
 X86 = platform.machine() == "x86_64"
-"""True on x86-64; else AArch64, the other supported architecture."""
+"""True on x86-64; False on AArch64, the other supported architecture."""
 SUPPORTED = platform.system() == "Linux" and platform.machine() in ("x86_64", "aarch64")
 
 
 def syscall(number: int, *arguments: int | bytes | ctypes.Structure | None) -> int:
-    """Make a raw system call, with structures passed by reference. Raises OSError."""
+    """Make the system call `number`; structures are passed by reference. Raises OSError."""
     libc = _libc()
     passed: list[object] = []
     for argument in arguments:
@@ -71,7 +71,8 @@ class _CapData(ctypes.Structure):
 
 
 def keep_capabilities(mask: int) -> None:
-    """Drop all capabilities except those in `mask` (bits below 32), which also survive exec."""
+    """Drop all capabilities except those in the bit mask `mask` (bits below 32); they also survive
+    exec."""
     header = _CapHeader(0x20080522, 0)
     data = _CapData(mask, mask, mask)
     syscall(126 if X86 else 91, header, data)

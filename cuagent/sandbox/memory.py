@@ -1,6 +1,7 @@
 """Compute the memory limit of an untrusted process, and measure its resident memory.
 
 The limit is not on address space, because CUDA reserves far more than it uses.
+
 Not covered: memory on a GPU.
 """
 
@@ -12,13 +13,14 @@ from collections.abc import Collection
 from pathlib import Path
 
 SHARE = 0.5
-"""Share of the machine's memory for a candidate; the judging processes use the rest."""
+"""Share of the machine's memory that a candidate may use; the judging processes use the rest."""
 CGROUP = Path("/sys/fs/cgroup/memory.max")
 _PAGE_TABLES = re.compile(r"^VmPTE:\s+(\d+) kB$", re.MULTILINE)
 
 
 def memory_bound() -> int:
-    """Return the bytes for a candidate: a share of the machine's or the container's memory."""
+    """Return a candidate's memory limit in bytes: a share of the memory of the machine or
+    container."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     total = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemTotal"))
     if CGROUP.is_file() and (limit := CGROUP.read_text().strip()).isdigit():
@@ -27,7 +29,7 @@ def memory_bound() -> int:
 
 
 def resident(pid: int, more: Collection[int] = ()) -> int:
-    """Return the resident bytes of the process group `pid` and of the processes `more`.
+    """Return the resident memory in bytes of the process group `pid` and of the processes `more`.
 
     Page tables are included: reading a large mapping that was never written makes gigabytes of
     them, and no limit of the kernel counts them.

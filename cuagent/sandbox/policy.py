@@ -1,6 +1,6 @@
-"""Define the access rights of an untrusted process and the tiers of isolation.
+"""Access rights of an untrusted process, and the tiers of isolation.
 
-This module holds data only. `cuagent.sandbox.enter` applies a policy to the calling process, and
+This module has data only. `cuagent.sandbox.enter` applies a policy to the calling process, and
 `wrap` to a command.
 """
 
@@ -21,61 +21,63 @@ TASKS = 64 + 4 * (os.cpu_count() or 1)
 fork bomb."""
 
 GPU_FILES = 1024
-"""Number of open descriptors that CUDA and its tools may need."""
+"""Number of descriptors that CUDA and its tools may have open."""
 
 
 class SandboxError(Exception):
-    """The sandbox could not be set up, so no untrusted code may run. The message is one line."""
+    """Error: the sandbox could not be set up, so no untrusted code may run. The message is one
+    line."""
 
 
 class Tier(StrEnum):
-    """Isolation of an untrusted process, strongest first."""
+    """Level of isolation of an untrusted process, strongest first."""
 
     BUBBLEWRAP = "bubblewrap"
-    """A separate file system for commands, and inside it everything of LANDLOCK."""
+    """Everything of LANDLOCK, inside a separate file system; for commands only."""
     LANDLOCK = "landlock"
-    """Landlock, seccomp, no_new_privs and limits; for root also a separate uid and network."""
+    """Landlock, seccomp, no_new_privs and resource limits; for root also a separate user id and
+    network."""
     NONE = "none"
     """Resource limits only; every verdict says UNISOLATED."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Access rights of an untrusted process; everything else is denied."""
+    """Access rights of an untrusted process. Everything that is not granted is denied."""
 
     read: tuple[Path, ...] = ()
     """Readable paths in addition to the system's libraries and the interpreter."""
     write: tuple[Path, ...] = ()
-    """Writable folders, which exist; the first is also HOME and TMPDIR."""
+    """Writable folders, which must exist; the first is also HOME and TMPDIR."""
     gpu: bool = False
-    """True to allow /dev/nvidia*."""
+    """True to allow the devices /dev/nvidia*."""
     network: bool = False
     interpreter: bool = True
     """True to make this Python, its site-packages and `library_folders` readable."""
     children: bool = False
-    """True to allow /proc to child processes too, as CUDA needs it. They can then read names and
-    command lines of other processes, but not their memory and environment."""
+    """True to allow child processes to read /proc too, as CUDA needs it. They can then read names
+    and command lines of other processes, but not their memory and environment."""
     processes: int = TASKS
     open_files: int = 256
-    """Open descriptors of each process; with `gpu` at least `GPU_FILES`."""
+    """Largest number of open descriptors of each process; with `gpu` at least `GPU_FILES`."""
     file_bytes: int = 1 << 30
     memory_bytes: int | None = None
-    """Bytes of private writable memory of each process (RLIMIT_DATA; the address space is not
-    limited, because CUDA reserves far more than it uses). Ignored with `gpu`: the caller must check
-    `resident`."""
+    """Largest private writable memory of each process in bytes (RLIMIT_DATA; the address space is
+    not limited, because CUDA reserves far more than it uses). Ignored with `gpu`: the caller must
+    check `resident`."""
     own_uid: bool = True
     """True to run under a separate user id if the caller is root."""
     fds: tuple[int, ...] = (0, 1, 2)
     """Descriptors that stay open; all others are closed."""
     environment: tuple[tuple[str, str], ...] = ()
-    """Variables to set in addition to PASSED_ON."""
+    """Environment variables to set in addition to those in PASSED_ON."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), default=str)
 
 
 def policy_from_json(text: str) -> Policy:
-    """Return the policy that `Policy.to_json` wrote."""
+    """Return the policy that `Policy.to_json` wrote as JSON."""
     values: dict[str, Any] = json.loads(text)
     for name in ("read", "write"):
         values[name] = tuple(Path(path) for path in values[name])
@@ -105,7 +107,7 @@ PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "TERM", "CUDA_VISIBLE_DEVICES", "CU
 
 
 def readable(policy: Policy) -> list[Path]:
-    """Return the existing paths that `policy` makes readable."""
+    """Return the existing paths that a process under `policy` may read."""
     names = list(SYSTEM)
     if policy.gpu:
         names += SYSTEM_GPU
@@ -122,14 +124,14 @@ def readable(policy: Policy) -> list[Path]:
 
 
 def gpu_devices(devices: Path = Path("/dev")) -> list[Path]:
-    """Return the device nodes of NVIDIA's driver and of WSL2."""
+    """Return the device files of NVIDIA's driver, and of WSL2, below `devices`."""
     found = [path for path in devices.glob("nvidia*") if not path.is_dir()]
     found += devices.glob("nvidia-caps/*")
     return sorted([*found, *devices.glob("dxg")])
 
 
 def environment(policy: Policy) -> dict[str, str]:
-    """Return the variables of an untrusted process; none can carry a secret."""
+    """Return the environment variables of a process under `policy`. API keys are not among them."""
     variables = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     variables |= {"USER": "cuagent", "LOGNAME": "cuagent", "PYTHONDONTWRITEBYTECODE": "1"}
     if policy.interpreter and (folders := library_folders()):

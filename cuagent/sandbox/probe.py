@@ -1,6 +1,7 @@
 """Find the strongest tier that works on this machine, by trying to escape from each.
 
 The result is cached for the process.
+
 Invariant: a tier is returned only if a real child in it failed at every escape in
 `cuagent.sandbox.escapes`, except `WITHOUT_VIEW`, and could still do the work of an honest candidate
 (start, write to its folder, report).
@@ -25,38 +26,39 @@ from cuagent.sandbox.wrap import bubblewrap, wrap
 
 ESCAPES = Path(__file__).with_name("escapes.py")
 PROCESSES, LARGEST = 32, 1 << 20
-"""Limits of the probe on processes, and on bytes of a file."""
+"""Limits of the probing child: number of processes, and bytes of a file."""
 WITHOUT_VIEW = frozenset({"stat_closed"})
-"""Escapes that succeed if a process cannot get its own file system view. They reveal names outside
-the sandbox, but no content; the tier is still used, and its stamp states it."""
+"""Escapes that are tolerated, because they succeed if a process cannot get its own file system
+view. They reveal names outside the sandbox, but no content. `stamp` states it in the verdict."""
 ATTRIBUTE = "user.cuagent"
 """Name of the extended attribute that an escape tries to read."""
 DEADLINE = 20.0
-"""Seconds that a probe may take; it usually takes less than one."""
+"""Time limit of a probe in seconds; it usually takes less than one."""
 
 _PROBING = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Escape:
-    """One attempt to escape from the sandbox; `got` is None if the sandbox prevented it."""
+    """Result of trying one escape from the sandbox; `got` is None if the sandbox prevented it."""
 
     name: str
     got: str | None
 
 
 def probe() -> Tier:
-    """Return the strongest tier for a command. The first call takes less than a second."""
-    return next(filter(holds, (Tier.BUBBLEWRAP, Tier.LANDLOCK)), Tier.NONE)
+    """Return the strongest tier for commands on this machine. The first call takes less than a
+    second."""
+    return next(filter(is_effective, (Tier.BUBBLEWRAP, Tier.LANDLOCK)), Tier.NONE)
 
 
 def probe_forked() -> Tier:
-    """Return the strongest tier for a forked child, which bubblewrap cannot confine."""
-    return Tier.LANDLOCK if holds(Tier.LANDLOCK) else Tier.NONE
+    """Return the strongest tier for forked children, which bubblewrap cannot confine."""
+    return Tier.LANDLOCK if is_effective(Tier.LANDLOCK) else Tier.NONE
 
 
-def holds(tier: Tier) -> bool:
-    """True if the tier exists here and no escape from it succeeds, except `WITHOUT_VIEW`."""
+def is_effective(tier: Tier) -> bool:
+    """Return True if the tier exists here and no escape from it succeeds, except `WITHOUT_VIEW`."""
     with _PROBING:  # other threads wait for the answer instead of probing too
         found = successful_escapes(tier)
     return found is not None and found <= WITHOUT_VIEW
@@ -64,9 +66,9 @@ def holds(tier: Tier) -> bool:
 
 @cache
 def successful_escapes(tier: Tier) -> frozenset[str] | None:
-    """Return the names of the escapes that succeed; None if the tier does not start.
+    """Return the names of the escapes that succeed in `tier`; None if the tier cannot be started.
 
-    Not thread-safe: hold `_PROBING`.
+    Not thread-safe: hold the lock `_PROBING`.
     """
     available = bubblewrap() is not None if tier is Tier.BUBBLEWRAP else bool(landlock.abi())
     try:
@@ -77,7 +79,7 @@ def successful_escapes(tier: Tier) -> frozenset[str] | None:
 
 
 def stamp(tier: Tier, policy: Policy) -> str:
-    """Describe the tier for a verdict, with its mechanisms on this machine and under `policy`."""
+    """Describe the tier in one line for a verdict, with the mechanisms in use under `policy`."""
     if tier is Tier.NONE:
         return "UNISOLATED"
     own = tier is Tier.LANDLOCK and own_uid_possible(policy)
@@ -92,7 +94,10 @@ def stamp(tier: Tier, policy: Policy) -> str:
 
 
 def selftest(tier: Tier) -> list[Escape]:
-    """Try every escape in a real child of this process under `tier`. Raises SandboxError."""
+    """Try every escape in a real child of this process under `tier`; return the results.
+
+    Raises SandboxError.
+    """
     import subprocess  # not at the top, because every sandboxed command imports this package
 
     with _targets() as (targets, scratch, inherited):
@@ -124,7 +129,11 @@ def selftest(tier: Tier) -> list[Escape]:
 
 @contextmanager
 def _targets() -> Iterator[tuple[dict[str, object], Path, int]]:
-    """Create the targets of the escapes: files, sockets, a descriptor, this process."""
+    """Create what the escapes try to reach (files, sockets, a descriptor), and remove it
+    afterwards.
+
+    Yields the targets by name, and the child's writable folder and inherited descriptor.
+    """
     import socket
     import tempfile
 
@@ -176,8 +185,11 @@ def _targets() -> Iterator[tuple[dict[str, object], Path, int]]:
 
 
 def _objects(stack: ExitStack, secret: Path, name: str) -> dict[str, object]:
-    """Create an extended attribute, a System V segment and a message queue, where this machine has
-    them."""
+    """Create an extended attribute, a System V segment and a message queue, where the machine has
+    them.
+
+    Returns their names for `Targets`; `stack` removes them.
+    """
     import ctypes
 
     found: dict[str, object] = {}

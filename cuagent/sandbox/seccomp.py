@@ -127,21 +127,23 @@ METADATA: dict[str, tuple[int | None, int | None, int]] = {
     "listxattrat": (465, 465, errno.EOPNOTSUPP),
     "file_setattr": (469, 469, errno.EOPNOTSUPP),
 }
-"""Changes of metadata, and reads of extended attributes. They are blocked if the process has no
-file system view: Landlock does not restrict them, and a filter cannot see which file is meant."""
+"""Calls that change metadata of files or read extended attributes. They are blocked if the process
+has no file system view of its own: Landlock does not restrict them, and a filter cannot see which
+file is meant."""
 CLONE3 = 435
 CLONE, IOCTL, PRLIMIT, PRCTL = (56, 16, 302, 157) if X86 else (220, 29, 261, 167)
 SOCKET, CONNECT, SOCKETPAIR, FCNTL = (41, 42, 53, 72) if X86 else (198, 203, 199, 25)
 SENDMSG, SENDMMSG = (46, 307) if X86 else (211, 269)
 AF_UNIX, SOCKET_KIND, SOCK_STREAM, SOCK_SEQPACKET = 1, 0xF, 1, 5
 WATCHES = (1024, 1026)
-"""Refused commands of fcntl that act on other processes: F_SETLEASE delays their opening of a file,
-F_NOTIFY reports their actions."""
+"""Commands of fcntl to refuse, because they act on other processes: F_SETLEASE delays their opening
+of a file, F_NOTIFY reports their actions."""
 FILE_FLAGS = (0x40086602, 0x40046602, 0x401C5820, 0x40087602)
-"""FS_IOC_SETFLAGS in both widths, FS_IOC_FSSETXATTR, FS_IOC_SETVERSION: they change metadata."""
+"""Commands of ioctl that change metadata: FS_IOC_SETFLAGS in both widths, FS_IOC_FSSETXATTR,
+FS_IOC_SETVERSION."""
 NEW_NAMESPACES = 0x7E020000
 TERMINAL_INJECTION = (0x5412, 0x541C)
-"""TIOCSTI and TIOCLINUX, which type into the terminal of the parent process."""
+"""Commands of ioctl that type into the terminal of the parent process: TIOCSTI and TIOCLINUX."""
 PR_SET_SECCOMP = 22
 
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN, MASK = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
@@ -149,7 +151,7 @@ ALLOW, KILL_PROCESS, FAIL = 0x7FFF0000, 0x80000000, 0x00050000
 
 
 def program(*, network: bool, gpu: bool = False, metadata: bool = False) -> bytes:
-    """Return the filter as an array of `struct sock_filter`.
+    """Assemble the seccomp filter; return it as an array of `struct sock_filter`.
 
     `network` allows all sockets, `gpu` the sockets that CUDA needs to start, `metadata` changes of
     modes, times and owners of files, and their extended attributes.
@@ -189,7 +191,8 @@ def program(*, network: bool, gpu: bool = False, metadata: bool = False) -> byte
 
 
 def _sockets(*, gpu: bool) -> list[bytes]:
-    """Block sockets to other processes; allow socket pairs except of datagrams.
+    """Return instructions that block sockets to other processes, and allow pairs except of
+    datagrams.
 
     Landlock does not protect socket files, such as a container daemon's. A datagram needs no
     connection, so one to a socket file would carry data and descriptors out. SOCK_RAW is a datagram
@@ -228,7 +231,10 @@ def _sockets(*, gpu: bool) -> list[bytes]:
 
 
 def install(*, network: bool, gpu: bool = False, metadata: bool = False) -> None:
-    """Apply the filter to every thread of this process; needs no_new_privs. Raises OSError."""
+    """Apply the filter of `program` to every thread of this process. Raises OSError.
+
+    Requires no_new_privs.
+    """
     instructions = program(network=network, gpu=gpu, metadata=metadata)
     buffer = ctypes.create_string_buffer(instructions, len(instructions))
     syscall(SECCOMP, SET_MODE_FILTER, EVERY_THREAD, _Program(len(instructions) // 8, buffer))
@@ -247,12 +253,17 @@ def _op(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
 
 
 def _when(test: int, value: int, error: int) -> list[bytes]:
-    """Fail with `error` if the call's number passes `test`."""
+    """Return instructions that let a call fail with `error` if its number passes `test` against
+    `value`."""
     return [_op(test, value, 0, 1), _op(RETURN, FAIL | error)]
 
 
 def _argument(number: int, index: int, test: int, value: int) -> list[bytes]:
-    """Fail with EPERM if the low 32 bits of an argument of call `number` pass `test`."""
+    """Return instructions that let call `number` fail with EPERM if one of its arguments passes
+    `test`.
+
+    The low 32 bits of argument `index` are compared with `value`.
+    """
     return [
         _op(EQUAL, number, 0, 4),
         _op(LOAD, 16 + 8 * index),

@@ -1,4 +1,4 @@
-"""Give the calling process a file system view that contains only the paths of its policy.
+"""Give the calling process a file system view with only the paths of its policy.
 
 Landlock restricts which files a process can open. It does not restrict metadata: chmod, utime and
 setxattr on files outside succeed for a process of the same user, and stat, readlink and connect see
@@ -7,7 +7,7 @@ except for its writable folders. Root makes such a namespace directly, another u
 namespace. If neither is possible (a container's filter, an administrator's setting), the caller
 blocks changes of metadata with seccomp instead (`cuagent.sandbox.seccomp`).
 
-Invariant: if `enter_view` returns False, the process has its old view.
+Invariant: if `enter_view` returns False, the view of the process is unchanged.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from cuagent.sandbox.linux import CLONE_NEWNS, CLONE_NEWUSER, X86, syscall, unsh
 MOUNT, UMOUNT2, PIVOT_ROOT = (165, 166, 155) if X86 else (40, 39, 41)
 OPEN_TREE, MOVE_MOUNT, MOUNT_SETATTR = 428, 429, 442
 WORKING_FOLDER = -100
-"""AT_FDCWD: the descriptor number that stands for the working folder."""
+"""AT_FDCWD: the descriptor number that stands for the working folder in a system call."""
 RECURSIVE, EMPTY_PATH = 0x8000, 0x1000
 CLONE, CLOSE_ON_EXEC = 0x1, os.O_CLOEXEC
 FROM_DESCRIPTOR = 0x4
-"""MOVE_MOUNT_F_EMPTY_PATH: the source of a move is a descriptor."""
+"""MOVE_MOUNT_F_EMPTY_PATH: the mount to move is given as a descriptor."""
 MS_NOSUID, MS_NODEV, MS_PRIVATE_BELOW = 0x2, 0x4, 0x44000
 DETACH = 0x2
 ATTR_READ_ONLY, ATTR_NOSUID, ATTR_NODEV = 0x1, 0x2, 0x4
 STAGES = ("/tmp", "/var", "/usr")
-"""Folders on one of which the new root is assembled. The root hides that folder only during the
-assembly."""
+"""Candidate folders for assembling the new root. The first that exists is used, and its content is
+hidden during the assembly only."""
 EMPTY = ("/tmp", "/var/tmp", "/run", "/home", "/dev/shm")
-"""Folders that programs expect to exist; in the view they are empty."""
+"""Folders that programs expect to exist. The view contains them as empty folders."""
 STREAMS = {
     "/dev/fd": "/proc/self/fd",
     "/dev/stdin": "/proc/self/fd/0",
@@ -45,11 +45,11 @@ STREAMS = {
     "/dev/stderr": "/proc/self/fd/2",
 }
 MOST_LINKS = 40
-"""Largest number of links that are followed for one path; the limit of Linux."""
+"""Largest number of symbolic links that are followed for one path; the limit of Linux."""
 
 
 class Access(IntEnum):
-    """Access of a process to a path; if a path has two, the larger one applies."""
+    """Access to a mounted path. If a path is requested twice, the larger value applies."""
 
     READ = 0
     DEVICE = 1
@@ -74,11 +74,11 @@ class _MountAttributes(ctypes.Structure):
 
 
 def enter_view(read: Iterable[Path], write: Iterable[Path], devices: Iterable[Path]) -> bool:
-    """Restrict the view of this process to these paths and /proc; return False if impossible.
+    """Restrict this process's view to these paths and /proc; return False if that is impossible.
 
     The process must have one thread. A process that is not root then has every capability in a new
     user namespace; the caller must drop them. The working folder stays if it is visible, else it
-    becomes `/`. Raises OSError if the view exists in part.
+    becomes `/`. Raises OSError if the view was made only in part.
     """
     mounts, links = _plan(
         [(path, Access.READ) for path in read]
@@ -110,7 +110,8 @@ def _enter(mounts: dict[str, Access], links: dict[str, str]) -> bool:
 
 
 def _plan(wanted: list[tuple[Path, Access]]) -> tuple[dict[str, Access], dict[str, str]]:
-    """Return the real paths to mount, parents first, and the symbolic links that lead to them."""
+    """Return the real paths to mount with their access, parents first, and the symbolic links that
+    lead to them."""
     links = dict(STREAMS)
     accesses: dict[str, Access] = {}
     for path, access in wanted:
@@ -126,7 +127,10 @@ def _plan(wanted: list[tuple[Path, Access]]) -> tuple[dict[str, Access], dict[st
 
 
 def _resolve(path: Path, links: dict[str, str]) -> str | None:
-    """Resolve a path and add its links to `links`; return None if it does not exist."""
+    """Return the real path of `path`, and add the symbolic links on the way to `links`.
+
+    Returns None if the path does not exist.
+    """
     pending, resolved, followed = list(reversed(path.parts[1:])), Path("/"), 0
     while pending:
         part = pending.pop()
@@ -146,7 +150,7 @@ def _resolve(path: Path, links: dict[str, str]) -> str | None:
 
 
 def _can_enter(mounts: dict[str, Access], links: dict[str, str]) -> bool:
-    """True if a child process can make the view in a new user namespace.
+    """Return True if a child process can make the view in a new user namespace.
 
     Some systems give namespaces without rights, or deny only some of the calls. This process cannot
     try it, because it cannot leave a namespace again, in which it has every capability and another
@@ -172,7 +176,8 @@ def _unshare() -> None:
 
 
 def _assemble(mounts: dict[str, Access], links: dict[str, str]) -> bool:
-    """Assemble the new root and enter it. If a step fails, undo all and return False."""
+    """Assemble the new root and enter it; return True. If a step fails, undo all and return
+    False."""
     trees: dict[str, int] = {}
     stage, mounted = _stage(), False
     try:
@@ -213,7 +218,7 @@ def _stage() -> str:
 
 
 def _clone_mount(path: str, attributes: int) -> int:
-    """Return a detached copy of the mount at `path` and of all mounts below it."""
+    """Return a descriptor of a detached copy of the mount at `path` and of all mounts below it."""
     flags = CLONE | CLOSE_ON_EXEC | RECURSIVE
     tree = syscall(OPEN_TREE, WORKING_FOLDER, os.fsencode(path), flags)
     try:
@@ -232,8 +237,10 @@ def _protect(folder: int, name: str, flags: int, attributes: int) -> None:
 
 
 def _make_mount_point(stage: str, real: str, tree: int) -> None:
-    """Create the mount point for `tree`, at `real` below `stage`: an empty folder or file, like
-    `tree`."""
+    """Create an empty folder or file below `stage` on which the mount of the path `real` is placed.
+
+    It is a folder if the mount `tree` is one.
+    """
     for name in _missing(stage, [real]):
         if stat.S_ISDIR(os.fstat(tree).st_mode):
             name.mkdir(parents=True)

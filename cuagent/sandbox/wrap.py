@@ -17,7 +17,7 @@ ENTRY = Path(__file__).with_name("exec.py")
 
 
 def wrap(argv: Sequence[str], policy: Policy, tier: Tier) -> list[str]:
-    """Return a command that runs `argv` under `policy`.
+    """Return a command line that runs the command `argv` under `policy`.
 
     The working folder of the new process should be one that `policy` allows. The caller must also
     pass on descriptors of `policy.fds` above 2 (`pass_fds`). Raises SandboxError if bwrap is
@@ -61,7 +61,10 @@ def _enter_and_exec(argv: Sequence[str], policy: Policy, tier: Tier) -> list[str
 
 
 def _binds(flag: str, paths: Sequence[Path]) -> list[str]:
-    """Bind each path to itself; parents first, so that no mount hides another."""
+    """Return arguments of bwrap that mount each path at its own place, parents first.
+
+    Otherwise the mount of a parent would hide its child's.
+    """
     return [
         word
         for path in sorted(set(paths))

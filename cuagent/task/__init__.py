@@ -1,5 +1,7 @@
-"""The module to make faster: `Task` describes it, `load_task` reads it, `open_reference` opens
-it."""
+"""The task: the module to make faster.
+
+`Task` describes it, `load_task` reads it from a file, `open_reference` imports and builds it.
+"""
 
 from cuagent.task.load import load_task
 from cuagent.task.reference import Reference, check_runs, open_reference, training_note

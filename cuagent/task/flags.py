@@ -1,18 +1,14 @@
-"""Read and set torch's global settings that change the arithmetic of a module.
+"""Read and set torch's global settings ("flags") that change the arithmetic of a module.
 
 `read_flags` returns them as plain JSON values, and `set_flags` sets those that differ. `flags_set`
 does so around a block and restores the former values, also if the block raises; `flags_kept` only
 restores them. `flags_test` prepares a test that takes a microsecond.
 
-torch has two interfaces for the precision of fp32 products: leaves such as `cuda.matmul`
-(`fp32_precision`, torch 2.9 and newer) and older switches (`allow_tf32`,
-`get_float32_matmul_precision`). Reading an old switch raises if a leaf was set to disagree with it,
-and torch.compile's autotuning reads it. So an old switch is written first where its value is known,
-and a leaf only where it still differs.
-
-This file travels with exported packages and imports nothing of cuagent. Not covered: the setting
-above all leaves (`torch.backends.fp32_precision`) is not written. After `cudnn.conv` was set and
-restored, torch ignores a later change of that setting for convolutions.
+torch has two interfaces for the precision of fp32 products: newer settings for each operation, such
+as `cuda.matmul` (`fp32_precision`, torch 2.9 and newer), here called leaves, and older switches
+(`allow_tf32`, `get_float32_matmul_precision`). Reading an old switch raises if a leaf was set to
+disagree with it, and torch.compile's autotuning reads it. So an old switch is written first where
+its value is known, and a leaf only where it still differs.
 """
 
 from __future__ import annotations
@@ -30,23 +26,25 @@ LEAVES = {
     "cpu_conv": ("mkldnn", "conv"),
     "cpu_rnn": ("mkldnn", "rnn"),
 }
-"""Backend and operation of torch's setting for each kind of fp32 product. Its value is `ieee`,
-`tf32`, `bf16`, or `none`, which means ieee."""
+"""Backend and operation in torch of the precision setting, by kind of fp32 product.
+
+Such a setting is `ieee`, `tf32`, `bf16`, or `none`, which means ieee.
+"""
 ON_CPU = ("cpu_matmul", "cpu_conv", "cpu_rnn")
 OLD_SWITCHES = ("float32_matmul_precision", "cudnn_allow_tf32")
 REDUCTIONS = {
     "fp16_reduction": "allow_fp16_reduced_precision_reduction",
     "bf16_reduction": "allow_bf16_reduced_precision_reduction",
 }
-"""Attribute of torch.backends.cuda.matmul for each flag."""
+"""Name in torch.backends.cuda.matmul of each flag that permits rounding of partial sums."""
 ARITHMETIC = (*OLD_SWITCHES, *LEAVES, *REDUCTIONS, "fp16_accumulation")
-"""Flags that change the results of products."""
+"""Names of the flags that change the results of products."""
 AROUND = (*ARITHMETIC, "cudnn_benchmark")
-"""Flags that `flags_set` sets around a block."""
+"""Names of the flags that `flags_set` sets around a block."""
 
 
 def read_flags() -> dict[str, Any]:
-    """Return all flags by name. An old switch that torch refuses to read is None."""
+    """Return torch's current flags by name; None for an old switch that torch refuses to read."""
     import torch
 
     backends = torch.backends
@@ -65,9 +63,9 @@ def read_flags() -> dict[str, Any]:
 
 
 def set_flags(wanted: Mapping[str, Any], *, exact: bool = False) -> None:
-    """Set the flags that differ from `wanted`; a flag that it lacks stays as it is.
+    """Set those flags that differ from `wanted`; flags that are not in `wanted` stay as they are.
 
-    A leaf that has the same effect (`none` and `ieee`) is changed only if `exact`.
+    `none` and `ieee` have the same effect; one replaces the other only if `exact`.
     """
     import torch
 
@@ -102,9 +100,10 @@ def set_flags(wanted: Mapping[str, Any], *, exact: bool = False) -> None:
 
 
 def flags_test(wanted: Mapping[str, Any]) -> Callable[[], bool]:
-    """Return a function that returns True if products are computed as `wanted` says.
+    """Return a fast function that returns True if torch computes products as `wanted` says.
 
-    It compares the leaves, the reductions and `cudnn_benchmark`, as far as `wanted` has them.
+    It compares the precisions in LEAVES, the flags in REDUCTIONS and `cudnn_benchmark`, as far as
+    `wanted` has them.
     """
     import torch
 
@@ -136,9 +135,10 @@ def flags_test(wanted: Mapping[str, Any]) -> Callable[[], bool]:
 
 @contextmanager
 def flags_set(wanted: Mapping[str, Any]) -> Iterator[None]:
-    """Set the flags of `AROUND` around a block and restore them; set nothing if none differs.
+    """Set the flags named in `AROUND` to their values in `wanted` for the block, then restore them.
 
-    The flags belong to the process, so other threads see them during the block.
+    Nothing is done if none differs. The flags belong to the process, so other threads see them
+    during the block.
     """
     if flags_test(wanted)():
         yield
@@ -150,7 +150,8 @@ def flags_set(wanted: Mapping[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def flags_kept(names: Collection[str] = ()) -> Iterator[None]:
-    """Restore the flags of `names`, or all flags, after a block that may set any."""
+    """Restore the flags of `names`, or all flags if it is empty, after a block that may set
+    flags."""
     before = {name: value for name, value in read_flags().items() if not names or name in names}
     try:
         yield
@@ -159,7 +160,10 @@ def flags_kept(names: Collection[str] = ()) -> Iterator[None]:
 
 
 def _or_none(read: Callable[[], Any]) -> Any:
-    """Return the value of an old switch; None if torch refuses, because leaves disagree with it."""
+    """Return the value of an old switch of torch.
+
+    It is None if torch refuses to read the switch, because newer settings disagree with it.
+    """
     try:
         return read()
     except RuntimeError:
@@ -177,7 +181,7 @@ def _effect(value: str) -> str:
 
 
 def _leaf(name: str) -> str:
-    """Return torch's value for one kind of fp32 products: `ieee`, `tf32`, `bf16` or `none`."""
+    """Return torch's setting for one kind of fp32 product: `ieee`, `tf32`, `bf16` or `none`."""
     import torch
 
     if _has_leaves():
@@ -193,7 +197,10 @@ def _leaf(name: str) -> str:
 
 
 def _set_leaf(name: str, value: str, *, exact: bool, again: bool) -> None:
-    """Set a leaf if it differs; with `again` also if an old switch just gave it this value."""
+    """Set torch's precision for one kind of fp32 product if it differs.
+
+    With `again` it is also set if an old switch just gave it this value.
+    """
     import torch
 
     now = _leaf(name)
@@ -217,7 +224,7 @@ def _set_leaf(name: str, value: str, *, exact: bool, again: bool) -> None:
 
 
 def _reduction(name: str) -> list[bool]:
-    """Return True, in a list, if half-precision products may round their partial sums.
+    """Return [True] if half-precision products may round their partial sums, else [False].
 
     With newer torch a second item says the same for the sums of split K.
     """

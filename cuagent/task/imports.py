@@ -1,8 +1,9 @@
-"""Find the files next to the user's that a task imports; their text is part of the task.
+"""Find the user's own files that a task's file imports; their text is part of the task.
 
-Files are read, never run. This module also tells users how to fix a failed import. Not covered:
-names that are computed at run time, data files, and installed packages, which the recorded versions
-identify.
+Files are read, never run. This module also tells users how to fix a failed import.
+
+Not covered: names that are computed at run time, data files, and installed packages, which are
+identified by their recorded versions.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ DISTRIBUTIONS = {
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }
-"""Name on PyPI by the module's name, for packages whose two names differ."""
+"""Name on PyPI of modules whose package has a different name."""
 
 
 def advice(error: BaseException, path: Path) -> str:
-    """Return what to do after importing the file `path` raised `error`; "" if nothing is known."""
+    """Return advice to the user after importing the file `path` raised `error`; "" if there is
+    none."""
     if isinstance(error, ImportError) and "no known parent package" in str(error):
         return f"; the file is not in a package: create an empty __init__.py in {path.parent}"
     if not isinstance(error, ModuleNotFoundError) or not error.name:
@@ -48,7 +50,7 @@ def advice(error: BaseException, path: Path) -> str:
 
 
 def _above(folder: Path, name: str) -> Path | None:
-    """Return the nearest folder above `folder`, in the same repository, that holds a module
+    """Return the nearest folder above `folder`, in the same git repository, that contains a module
     `name`."""
     if not any((place / ".git").exists() for place in (folder, *folder.parents)):
         return None
@@ -60,7 +62,7 @@ def _above(folder: Path, name: str) -> Path | None:
 
 
 def _without_init(folder: Path, place: Path) -> list[str]:
-    """Return the folders from `place` down to `folder` that lack an __init__.py."""
+    """Return the folders from below `place` down to `folder` that lack an __init__.py."""
     below = folder.relative_to(place).parts
     folders = [place.joinpath(*below[: n + 1]) for n in range(len(below))]
     return [str(f) for f in folders if not (f / "__init__.py").is_file()]
@@ -74,8 +76,10 @@ def _installed(name: str) -> bool:
 
 
 def package_of(path: Path) -> tuple[Path, str]:
-    """Return the folder to import from, and the file's package ("" for a file outside any
-    package)."""
+    """Return the folder to import from, and the dotted name of the package that contains the file.
+
+    The name is "" for a file outside any package.
+    """
     folder = path.parent
     names: list[str] = []
     while (folder / "__init__.py").is_file():
@@ -85,18 +89,19 @@ def package_of(path: Path) -> tuple[Path, str]:
 
 
 def imported_digest(path: Path) -> str:
-    """Return the sha256 over the files that `path` imports, also indirectly, from its folder or
-    package.
+    """Return a sha256 over the files in its folder or package that `path` imports, also indirectly.
 
-    "" if there are none.
+    It is "" if there are none.
     """
     texts = sorted(imported_texts(path).items())
     return hashlib.sha256(repr(texts).encode()).hexdigest() if texts else ""
 
 
 def imported_texts(path: Path) -> dict[str, str]:
-    """Return the text of each file that `imported_digest` covers, by its path below the import
-    folder."""
+    """Return the text of each file that `path` imports from its folder or package, also indirectly.
+
+    The keys are paths relative to the folder to import from.
+    """
     root = package_of(path)[0]
     left, seen = [path], {path}
     while left:
@@ -109,7 +114,7 @@ def imported_texts(path: Path) -> dict[str, str]:
 
 
 def _imports(path: Path, root: Path) -> Iterator[Path]:
-    """Yield the files under `root` that one file imports, with the __init__.py of their
+    """Yield the files under `root` that the file `path` imports, and the __init__.py of their
     packages."""
     try:
         tree = ast.parse(_text(path))
@@ -128,7 +133,7 @@ def _imports(path: Path, root: Path) -> Iterator[Path]:
 
 
 def _files(folder: Path, names: list[str]) -> Iterator[Path]:
-    """Yield the files in `folder` that make up a dotted name."""
+    """Yield the existing files in `folder` that importing the dotted name `names` would run."""
     every = [folder / "__init__.py"]
     for name in names:
         folder = folder / name

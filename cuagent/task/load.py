@@ -1,4 +1,4 @@
-"""Build a Task from the user's arguments by reading the file, without running it.
+"""Make a Task from the user's arguments by reading the file, without running it.
 
 Two forms: `path.py` with `Model`, `get_inputs` and `get_init_inputs` (KernelBench), and
 `path.py:ClassName` with `--inputs` for any other module. Errors that the text shows (a missing
@@ -25,9 +25,10 @@ from cuagent.task.spec import parse_init, parse_inputs
 from cuagent.task.task import CONTRACT, Device, Precision, Task, TaskError
 
 ENTRY = "Model"
-"""Name of the class that a file in the KernelBench form defines."""
+"""Name of the class in a file of the KernelBench form."""
 FOLDER_FILE, MANIFEST = "task.py", "manifest.json"
-"""Files of a captured folder: its task, and the record of its calls (`cuagent.capture`)."""
+"""Names of two files in a captured folder: the task's file, and the record of the captured calls
+(`cuagent.capture`)."""
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
@@ -39,19 +40,20 @@ def load_task(
     device: str = "auto",
     precision: str = "match",
 ) -> Task:
-    """Read `path.py`, `path.py:ClassName` or a captured folder. Imports neither the file nor torch.
+    """Read a task from `path.py`, `path.py:ClassName` or a captured folder.
 
-    `inputs` and `init` (grammar in `cuagent.task.spec`) override the file's own. `device="auto"`
-    means CUDA if torch and the machine support it. Raises TaskError.
+    Imports neither the file nor torch. `inputs` and `init` (grammar in `cuagent.task.spec`)
+    override the file's own. `device="auto"` means CUDA if torch and the machine support it. Raises
+    TaskError.
     """
     path, named = _split(str(spec))
     path = in_folder(path)
     source = _read(path)
     names = _names(source, path)
     entry = named or ENTRY
-    if not names.may_hold(entry):
+    if not names.may_define(entry):
         raise TaskError(_missing(path, named, names))
-    if inputs is None and not names.may_hold("get_inputs"):
+    if inputs is None and not names.may_define("get_inputs"):
         raise TaskError(
             f"{path}: no get_inputs() and no --inputs; give the inputs of {entry}, "
             'for instance --inputs "f32[8,512]"'
@@ -74,13 +76,13 @@ def load_task(
 
 
 def in_folder(path: Path) -> Path:
-    """Return the task file inside a captured folder; return any other path unchanged."""
+    """Return the task's file if `path` is a captured folder, else `path`."""
     captured = (path / MANIFEST).is_file() and (path / FOLDER_FILE).is_file()
     return path / FOLDER_FILE if captured else path
 
 
 def cuda_here() -> bool:
-    """Return True if torch is built for CUDA and this machine has a device, without importing
+    """Return True if torch is built for CUDA and this machine has a GPU, without importing
     torch."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return False
@@ -94,20 +96,20 @@ def cuda_here() -> bool:
 
 
 class _Names:
-    """Names that a module defines at its top level, as far as its text shows."""
+    """Names that a Python file defines at its top level, found in its syntax tree."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.classes: list[str] = []
         self.imported: list[str] = []
-        """Imported names that may be classes, as in `from package import Net`."""
+        """Imported names that may be classes, such as `Net` in `from package import Net`."""
         self.modules: dict[str, int] = {}
-        """Top-level names of the imported modules, each with its line."""
+        """Line of the import of each top-level module, by the module's name."""
         self._others: set[str] = set()
         self._open = False
         self._collect(tree.body)
 
-    def may_hold(self, name: str) -> bool:
-        """Return True if the module's text defines `name`, or may by `from x import *`."""
+    def may_define(self, name: str) -> bool:
+        """Return True if the file defines `name`, or may define it by `from x import *`."""
         return self._open or name in self.classes or name in self._others
 
     def _collect(self, body: list[ast.stmt]) -> None:
@@ -180,7 +182,8 @@ def _names(source: str, path: Path) -> _Names:
 
 
 def _missing(path: Path, named: str | None, names: _Names) -> str:
-    """Return the error line for a missing class, with the most similar class that exists."""
+    """Return the error message for a missing class, with the most similar name of an existing
+    class."""
     classes = names.classes or names.imported
     for module, line in names.modules.items():
         if not (classes or _importable(module, path)):

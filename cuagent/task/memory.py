@@ -1,4 +1,4 @@
-"""Detect out-of-memory errors and report how much memory was needed and how much is free.
+"""Recognize out-of-memory errors, and say how much memory was needed and how much is free.
 
 A task that is too large for the machine is a mistake of the user, but an allocator's message
 ("enforce fail at alloc_cpu.cpp") does not say so.
@@ -13,15 +13,16 @@ from pathlib import Path
 _CPU = re.compile(r"can't allocate memory: you tried to allocate (\d+) bytes")
 _CUDA = re.compile(r"CUDA out of memory\. Tried to allocate ([\d.]+ \w+)")
 SHARE = 1 / 64
-"""Share of a device's memory above which inputs and outputs count as large, since a usual
-verdict and timing of eight rungs hold about fifty times their size."""
+"""A task is large if its inputs and outputs exceed this share of the device's memory. A usual
+verdict and timing of eight rungs need about fifty times their size."""
 SMALLER = "give smaller inputs (--inputs), or end other programs that hold memory"
-"""Remedy for a task that needs more memory than is free."""
+"""Advice for a task that needs more memory than is free."""
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def shortage(error: BaseException) -> str | None:
-    """Return one line with the needed and the free memory; None for an error of another kind."""
+    """Return one line with the needed and the free memory if `error` is out of memory, else
+    None."""
     text = str(error)
     if asked := _CPU.search(text):
         return f"needs {size(int(asked[1]))} of memory, but only {size(free())} are free"
@@ -33,18 +34,19 @@ def shortage(error: BaseException) -> str | None:
 
 
 def large(count: int, device: str, budget: int | None = None) -> bool:
-    """Return True if `count` bytes of inputs and outputs are more than SHARE of the device's
-    memory, or of the budget.
+    """Return True if `count` bytes of inputs and outputs make a task large for this device or
+    budget.
 
-    Memory for such a task must be released when it is idle, and copies must be avoided.
+    They do if they exceed SHARE of its memory. Memory for such a task must be released while it is
+    idle, and copies must be avoided.
     """
     return count > SHARE * total(device, budget)
 
 
 def total(device: str, budget: int | None = None) -> int:
-    """Return the bytes of memory of the machine or of its GPU; at most the budget, if given.
+    """Return the bytes of memory of the machine or of its GPU, or `budget` if that is less.
 
-    With a small budget, a small task is handled like a large task on a large machine.
+    With a small budget, a small task is treated like a large task on a large machine.
     """
     if device != "cpu":
         import torch
@@ -56,7 +58,7 @@ def total(device: str, budget: int | None = None) -> int:
 
 
 def free(device: str = "cpu") -> int:
-    """Return the bytes of memory that are free on the machine, or on its GPU."""
+    """Return the free memory of the machine, or of its GPU, in bytes."""
     if device != "cpu":
         import torch
 
@@ -66,7 +68,7 @@ def free(device: str = "cpu") -> int:
 
 
 def size(count: float) -> str:
-    """Return a number of bytes as text, such as `3.6 TiB`."""
+    """Format a number of bytes, such as `3.6 TiB`."""
     step = 0
     while count >= 1024 and step < len(_UNITS) - 1:
         count, step = count / 1024, step + 1

@@ -1,9 +1,10 @@
-"""Find the installed packages that a task's file imports, so that they are imported once.
+"""Find the installed packages that a task's file imports, to import them once in the fork server.
 
 The fork server imports them before it forks: `transformers` takes five seconds, and a run opens
-some fifteen processes. Local files are not among them, because their code must run only in the
-processes of the task. Not covered: imports inside functions, and those of the files that the task
-imports.
+some fifteen processes. The user's own files are not imported there, because their code must run
+only in the processes of the task.
+
+Not covered: imports inside functions, and those of the files that the task imports.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from pathlib import Path
 from cuagent.library_folders import library_folders
 
 IMPORTED = frozenset({"torch", "numpy", "cuagent"})
-"""Packages that the fork server imports in any case."""
+"""Packages that the fork server always imports."""
 
 
 def installed_imports(source: str) -> tuple[str, ...]:
-    """Return the installed modules that a file's text imports, as `module` or `module:name`.
+    """Return the installed modules that a Python text imports, as `module` or `module:name`.
 
-    A text that cannot be parsed imports nothing.
+    A text that cannot be parsed gives ().
     """
     try:
         tree = ast.parse(source)
@@ -40,10 +41,10 @@ def installed_imports(source: str) -> tuple[str, ...]:
 
 
 def _is_installed(module: str) -> bool:
-    """Return True if a module's package is an installed one that the fork server does not import
+    """Return True if a module belongs to an installed package that the fork server does not import
     anyway.
 
-    False for local files.
+    It is False for the user's own files.
     """
     package = module.partition(".")[0]
     if package in IMPORTED or package in sys.stdlib_module_names:

@@ -1,4 +1,4 @@
-"""Convert a Task to plain JSON data and back, for records and other processes."""
+"""Convert a Task to JSON data and back, for records and other processes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from cuagent.task.task import Device, Task, recorded_precision
 
 
 def task_from_json(data: dict[str, Any]) -> Task:
-    """Return the task that `task_to_json` wrote. Raises KeyError, TypeError or ValueError for other
-    data."""
+    """Return the task that `task_to_json` wrote.
+
+    Raises KeyError, TypeError or ValueError for other data.
+    """
     for name, value in data.items():
         if not isinstance(value, str) and (value is not None or name not in ("inputs", "init")):
             raise TypeError(f"{name} of the task is not text")

@@ -1,9 +1,10 @@
-"""Open a Task: import the user's module, build models and draw inputs from seeds.
+"""Import a task's module, build models, and draw inputs from seeds.
 
 Everything here runs the user's code in the calling process. So it is for trusted processes (the
-referee's oracle, the profiler, the expert), never for the one that runs a candidate. Invariant: the
-code that runs is `Task.source` as it was loaded, the global random state does not change, and no
-file is written (no .pyc next to the user's).
+referee's oracle, the profiler, the expert), never for the one that runs a candidate.
+
+Invariant: the code that runs is `Task.source` as it was loaded, the global random state does not
+change, and no file is written (no .pyc next to the user's).
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ if TYPE_CHECKING:
     import torch
 
 SHOWN = 3
-"""Largest number of submodules that the note on training mode names."""
+"""Largest number of submodules that the note about training mode names."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The user's module, imported. Construct with `open_reference`."""
+    """The imported module of a task. Construct it with `open_reference`."""
 
     task: Task
     module: ModuleType
@@ -43,7 +44,7 @@ class Reference:
     """Positional and named arguments of the constructor."""
 
     def model(self, seed: int = 0) -> torch.nn.Module:
-        """Return a model with parameters drawn from `seed`, in eval mode, on the task's device.
+        """Return a new model in eval mode on the task's device, with parameters drawn from `seed`.
 
         Raises TaskError.
         """
@@ -52,17 +53,16 @@ class Reference:
         hint = "" if self.task.init is not None else "; give its arguments with --init"
         with _user_code(self.task, what, hint if not (args or named) else ""), _seeded(seed):
             model = self.cls(*args, **named).eval()
-        _has_values(self.task, model)
+        _require_values(self.task, model)
         with _user_code(self.task, f"moving {self.task.entry} to {self.task.device}"):
             return model.to(self.task.device.value)
 
     def inputs(self, seed: int = 0) -> list[Any]:
-        """Return the positional arguments of one call, drawn from `seed`, with tensors on the
-        task's device.
+        """Return the positional arguments of one call, drawn from `seed`, on the task's device.
 
         Raises TaskError.
         """
-        drawn = self._drawn(seed)
+        drawn = self._draw_inputs(seed)
         if not isinstance(drawn, list | tuple):
             raise TaskError(
                 f"{self.task.path}: get_inputs() returns a {type(drawn).__name__}; "
@@ -74,12 +74,12 @@ class Reference:
             raise TaskError(f"{self.task.path}: {error}") from error
         return unflatten([leaf.to(self.task.device.value) for leaf in leaves], spec)
 
-    def _drawn(self, seed: int) -> Any:
+    def _draw_inputs(self, seed: int) -> Any:
         """Draw the inputs on the GPU if the task runs there, because a CPU takes a second for a
         gigabyte.
 
-        Code that fails with a default device (it uses numpy, or a generator on the CPU) draws on
-        the CPU.
+        User code that fails with a default device (it uses numpy, or a generator on the CPU) draws
+        on the CPU.
         """
         import torch
 
@@ -99,7 +99,10 @@ class Reference:
 
 
 def open_reference(task: Task) -> Reference:
-    """Import the user's module. Raises TaskError that names the user's file and line."""
+    """Import the user's module and return it as a Reference.
+
+    Raises TaskError that names the user's file and line.
+    """
     import torch
 
     if task.device is Device.CUDA and not torch.cuda.is_available():
@@ -123,7 +126,7 @@ def open_reference(task: Task) -> Reference:
 
 
 def check_runs(reference: Reference, seed: int = 0) -> None:
-    """Run one forward under no_grad. Raises TaskError that says what does not fit, and where."""
+    """Call forward once under no_grad. Raises TaskError if it fails, with the reason and place."""
     import torch
 
     task = reference.task
@@ -150,7 +153,7 @@ def check_runs(reference: Reference, seed: int = 0) -> None:
                 f"{task.path}: {task.entry} returns a tensor on {leaf.device} although its inputs "
                 f"are on {task.device}; create tensors on the device of an input"
             )
-    _can_be_compared(task, leaves, fed)
+    _require_finite_output(task, leaves, fed)
 
 
 def training_note(task: Task, model: torch.nn.Module) -> str:
@@ -171,7 +174,7 @@ def training_note(task: Task, model: torch.nn.Module) -> str:
 
 
 def _mode_dependent(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yield the submodules that compute something else in training mode."""
+    """Yield the name and module of each submodule that computes something else in training mode."""
     import torch
 
     drops = torch.nn.modules.dropout._DropoutNd, torch.nn.RReLU
@@ -187,7 +190,7 @@ def _mode_dependent(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Modu
             yield name, module
 
 
-def _has_values(task: Task, model: torch.nn.Module) -> None:
+def _require_values(task: Task, model: torch.nn.Module) -> None:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.is_meta:
             raise TaskError(
@@ -196,8 +199,8 @@ def _has_values(task: Task, model: torch.nn.Module) -> None:
             )
 
 
-def _can_be_compared(task: Task, leaves: list[torch.Tensor], fed: str) -> None:
-    """Raise TaskError if the outputs hold no finite number to compare with."""
+def _require_finite_output(task: Task, leaves: list[torch.Tensor], fed: str) -> None:
+    """Raise TaskError if the outputs have no finite number, so that nothing can be compared."""
     forms = ", ".join(map(_shape, leaves))
     if not any(leaf.numel() for leaf in leaves):
         raise TaskError(
@@ -233,8 +236,10 @@ def _init_args(task: Task, module: ModuleType) -> tuple[tuple[Any, ...], dict[st
 
 
 def _draw(entry: Any) -> Any:
-    """Return a value for one entry of the `--inputs` grammar, drawn from torch's global random
-    state."""
+    """Return the value for one entry of `--inputs`, such as a tensor for `f32[8,512]`.
+
+    Tensors are drawn from torch's global random state.
+    """
     import torch
 
     match entry:
@@ -258,7 +263,8 @@ def _draw(entry: Any) -> Any:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Seed the random numbers of torch, numpy and Python, and restore their state afterwards."""
+    """Seed the random numbers of torch, numpy and Python for the block, then restore their
+    state."""
     import numpy
     import torch
 
@@ -278,10 +284,10 @@ def _seeded(seed: int) -> Iterator[None]:
 def _user_code(
     task: Task, what: str, hint: str | Callable[[BaseException, Task], str] = ""
 ) -> Iterator[None]:
-    """Run the user's code; any error becomes one TaskError.
+    """Run the user's code in the block; turn any error into one TaskError.
 
     Files next to the user's are importable, and no .pyc is written. `what` names the step in the
-    error; `hint` ends it.
+    error; `hint` is appended to it.
     """
     bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     folder = str(package_of(task.path)[0])
@@ -303,12 +309,12 @@ def _user_code(
 
 
 def root_folder(task: Task) -> Path:
-    """Return the folder that holds the user's file, or the package that the file belongs to."""
+    """Return the folder of the user's file, or the folder of its package."""
     return package_of(task.path)[0]
 
 
 def _place_of(error: BaseException, task: Task) -> str:
-    """Return `file:line` of the innermost frame in the user's folder."""
+    """Return `file:line` of the innermost frame of an error in the user's folder."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     place, folder = str(task.path), task.path.parent
@@ -321,7 +327,7 @@ def _place_of(error: BaseException, task: Task) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    """Return the error's type and message in one line."""
+    """Return an error's type and message in one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
 
@@ -342,8 +348,7 @@ def _call(args: tuple[Any, ...], named: dict[str, Any]) -> str:
 
 
 def _shape(value: Any) -> str:
-    """Return a value in short form for an error: `float32[8,512]` for tensors, a short repr for the
-    rest."""
+    """Format a value for an error message: `float32[8,512]` for a tensor, else a short repr."""
     import torch
 
     if isinstance(value, torch.Tensor):

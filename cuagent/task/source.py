@@ -1,4 +1,4 @@
-"""Read a source file: regular files of limited size only, so that no read blocks or grows."""
+"""Read a source file. Only regular files of limited size are read, so that no read blocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 LARGEST_FILE = 4 << 20
-"""Bytes of the largest file that is read; source text is smaller."""
+"""Size in bytes of the largest file that is read; source text is smaller."""
 
 
 def read_source(path: Path) -> bytes:

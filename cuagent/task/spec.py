@@ -1,4 +1,4 @@
-"""Parse the grammar of `--inputs` and `--init`, without torch.
+"""Parse the values of `--inputs` and `--init`, without torch.
 
     --inputs "f32[8,128,512]"             standard normal
     --inputs "f32[8,512] i64[8]<1000"     integers 0..999; `f32[8]<1` is uniform in [0, 1)
@@ -38,26 +38,28 @@ DTYPES = {
     "int": "int32",
     "long": "int64",
 }
-"""Torch's dtype name for each short name; torch's own names are accepted too."""
+"""torch's dtype name for each short name; torch's own names are accepted too."""
 
 UNBOUNDED_INTEGERS = 10
-"""Exclusive upper bound of an integer tensor without `<`; 0..9 is a valid index for most tables."""
+"""Exclusive upper bound of an integer tensor without `<`; 0..9 are valid indices for most
+tables."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One random tensor; `below` requests a uniform draw from [0, below)."""
+    """Dtype and shape of a random tensor: standard normal, or uniform in [0, `below`) if that is
+    given."""
 
     dtype: str
-    """torch's name, e.g. "bfloat16"."""
+    """torch's name, such as "bfloat16"."""
     shape: tuple[int, ...]
     below: float | None = None
 
 
 def parse_inputs(text: str) -> tuple[Any, ...]:
-    """Return one entry per positional argument: TensorSpec, literal, or list/tuple/dict of these.
+    """Parse `--inputs`; return one entry per positional argument of forward.
 
-    Raises TaskError.
+    An entry is a TensorSpec, a literal, or a list, tuple or dict of these. Raises TaskError.
     """
     entries = tuple(_entry(part, text) for part in _split(text))
     if not entries:
@@ -66,7 +68,8 @@ def parse_inputs(text: str) -> tuple[Any, ...]:
 
 
 def parse_init(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and named constructor arguments. Raises TaskError."""
+    """Parse `--init`; return the positional and the named constructor arguments. Raises
+    TaskError."""
     hint = 'write Python literals as in --init "512, 2048, bias=True"'
     try:
         call = ast.parse(f"f({text})", mode="eval").body
@@ -82,7 +85,7 @@ def parse_init(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _split(text: str) -> list[str]:
-    """Split at `;`, `,` and spaces outside brackets and quotes."""
+    """Split a text at `;`, `,` and spaces outside brackets and quotes."""
     text = re.sub(r"\s*<\s*", "<", text)
     parts, depth, quote = [""], 0, ""
     for character in text:

@@ -1,12 +1,12 @@
-"""Derive a training step from a task: the module's outputs, and gradients of them.
+"""Make a task for a training step: the module's outputs and their gradients.
 
 The step is a task like any other. Its class is a subclass of the user's, and its forward takes the
 module's arguments and one cotangent for each differentiable output. It returns the outputs and the
-gradients of sum(output * cotangent) with respect to the inputs and parameters that have one. So the
-same oracle, draws, bounds and timing judge gradients as they judge outputs.
+gradients of sum(output * cotangent) with respect to those inputs and parameters that have one. So
+the same oracle, draws, bounds and timing judge gradients as they judge outputs.
 
 A candidate for a step is a `ModelNew` with `forward(*arguments)` and `backward(*arguments,
-*cotangents)`; `as_step` joins them in the worker.
+*cotangents)`; `as_step` joins both in the worker.
 
 Not covered: second derivatives, training mode, and gradients of inputs inside of dicts.
 """
@@ -29,38 +29,42 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SUFFIX = "Step"
-"""End of the name of a step's class."""
+"""Ending of the name of a training step's class."""
 MARK = "# Added by cuagent: the training step that is verified and timed."
-"""Comment line between the user's text and the text of the step."""
+"""Comment line that separates the user's text from the added class of the training step."""
 TRAINED = 1 / 4
-"""Share of a candidate's calls whose arguments require gradients. Each costs microseconds."""
+"""Share of a candidate's calls in which the arguments require gradients. Each such call takes some
+microseconds longer."""
 SHORT = {long: short for short, long in reversed(DTYPES.items())}
-"""Name in the grammar of `--inputs` for each of torch's dtype names."""
+"""Short dtype name in the grammar of `--inputs`, by torch's dtype name."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """Gradients and cotangents of a training step; recorded in `Task.step`."""
+    """Description of a training step: which inputs and parameters have gradients, which outputs
+    have cotangents. Stored as JSON in `Task.step`."""
 
     entry: str
     """Name of the user's class."""
     arguments: int
-    """Number of arguments of the class's forward; the step takes the cotangents after them."""
+    """Number of arguments of the user's forward. The step's forward takes the cotangents after
+    them."""
     inputs: tuple[int, ...]
-    """Indices of the arguments' tensors that have a gradient. Tensors are counted from left to
-    right."""
+    """Indices of the input tensors that have a gradient; the tensors in the arguments are counted
+    from left to right."""
     parameters: tuple[str, ...]
-    """Parameters that have a gradient, in the order of `named_parameters`."""
+    """Names of the parameters that have a gradient, in the order of `named_parameters`."""
     outputs: tuple[int, ...]
-    """Indices of the result's tensors that have a cotangent."""
+    """Indices of the output tensors that have a cotangent."""
     returned: int
-    """Number of tensors of the result."""
+    """Number of output tensors of the user's forward."""
     unused: tuple[str, ...] = ()
-    """Trained parameters that have no gradient. Frozen ones are in neither list."""
+    """Names of trainable parameters that have no gradient. Frozen parameters are in neither
+    list."""
 
     @staticmethod
     def of(task: Task) -> Step | None:
-        """Return the step recorded in `task.step`; None if the task is not a training step.
+        """Return the training step stored in `task.step`; None if the task is not a training step.
 
         Raises ValueError if the text is not one that `training_step` writes.
         """
@@ -70,8 +74,8 @@ class Step:
             data = json.loads(task.step)
         except RecursionError as error:
             raise ValueError("the training step is nested too deeply") from error
-        numbers = {k: _all(int, data, k) for k in ("inputs", "outputs")}
-        names = {k: _all(str, data, k) for k in ("parameters", "unused")}
+        numbers = {k: _typed_list(int, data, k) for k in ("inputs", "outputs")}
+        names = {k: _typed_list(str, data, k) for k in ("parameters", "unused")}
         entry, counts = data.get("entry"), (data.get("arguments"), data.get("returned"))
         known = set(data) <= {field.name for field in fields(Step)}
         if not (known and type(entry) is str and all(type(n) is int for n in counts)):
@@ -79,9 +83,11 @@ class Step:
         return Step(**data | numbers | names)
 
 
-def _all(kind: type, data: Any, name: str) -> tuple[Any, ...]:
-    """Return the list `name` of a recorded step. Raises ValueError if an item is not of type
-    `kind`."""
+def _typed_list(kind: type, data: Any, name: str) -> tuple[Any, ...]:
+    """Return the list `name` of the JSON data `data` as a tuple.
+
+    Raises ValueError if it is not a list or an item is not of type `kind`.
+    """
     found = data.get(name, []) if isinstance(data, dict) else None
     if not isinstance(found, list) or not all(type(item) is kind for item in found):
         raise ValueError(f"{name} of the training step: no list of {kind.__name__}")
@@ -89,7 +95,8 @@ def _all(kind: type, data: Any, name: str) -> tuple[Any, ...]:
 
 
 def training_step(task: Task) -> Task:
-    """Return the training step of a task. Runs the user's module once. Raises TaskError."""
+    """Return the task for a training step of `task`. Runs the user's module once. Raises
+    TaskError."""
     reference = open_reference(task)
     given, spec, results = _run(reference)
     step, names = _examined(reference, given, spec, results)
@@ -108,7 +115,7 @@ def training_step(task: Task) -> Task:
 
 
 def forward_task(task: Task) -> Task:
-    """Return the task from which a training step was made; return any other task unchanged."""
+    """Return the task from which a training step was made; any other task unchanged."""
     step = Step.of(task)
     if step is None:
         return task
@@ -120,12 +127,13 @@ def forward_task(task: Task) -> Task:
 
 
 def as_step(model: Any, arguments: int) -> Any:
-    """Let a candidate's forward return its outputs and gradients; return the candidate.
+    """Change a candidate's forward, in place, to return its outputs and gradients; return the
+    candidate.
 
-    `arguments` is the number of arguments of forward; the cotangents follow them. A coin decides if
-    forward or backward runs first: a gradient must not depend on a forward before it, because in
+    `arguments` is the number of arguments of forward; the cotangents follow them. Whether forward
+    or backward runs first is random: a gradient must not depend on a forward before it, because in
     training other calls may come between the two. In some calls the arguments require gradients.
-    Raises TypeError without a `backward`.
+    Raises TypeError if the candidate has no `backward`.
     """
     import torch
 
@@ -165,7 +173,8 @@ def as_step(model: Any, arguments: int) -> Any:
 
 
 def _trained(argument: Any) -> Any:
-    """Return a floating tensor as one that requires gradients, as in training; others unchanged."""
+    """Return a floating tensor as one that requires gradients, as in training; other values
+    unchanged."""
     import torch
 
     if not isinstance(argument, torch.Tensor) or not argument.is_floating_point():
@@ -174,7 +183,8 @@ def _trained(argument: Any) -> Any:
 
 
 def _run(reference: Reference) -> tuple[list[Tensor], Spec, list[Tensor]]:
-    """Return the tensors of the arguments, their spec, and the outputs, without gradients."""
+    """Call the reference without gradients; return the input tensors, the spec of the arguments'
+    nesting, and the output tensors."""
     import torch
 
     task = reference.task
@@ -196,7 +206,10 @@ def _run(reference: Reference) -> tuple[list[Tensor], Spec, list[Tensor]]:
 def _examined(
     reference: Reference, given: Sequence[Tensor], spec: Spec, results: Sequence[Tensor]
 ) -> tuple[Step, list[str]]:
-    """Return the step, and the names of forward's arguments. Raises TaskError."""
+    """Determine which tensors have gradients; return the step and the names of forward's arguments.
+
+    Raises TaskError.
+    """
     import torch
 
     from cuagent.task.tree import unflatten
@@ -238,7 +251,8 @@ def _examined(
 
 
 def _names(forward: Callable[..., Any], count: int) -> list[str]:
-    """Return names for the arguments: forward's own where a call can give them by position."""
+    """Return `count` names for the arguments of forward, its own where they can be passed by
+    position."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     try:
         own = [p.name for p in inspect.signature(forward).parameters.values() if p.kind in kinds]
@@ -248,7 +262,7 @@ def _names(forward: Callable[..., Any], count: int) -> list[str]:
 
 
 def _entry(tensor: Tensor) -> str:
-    """Return a tensor in the grammar of `--inputs`."""
+    """Return a tensor's dtype and shape in the grammar of `--inputs`, such as `f32[8,512]`."""
     name = str(tensor.dtype).removeprefix("torch.")
     return f"{SHORT.get(name, name)}[{','.join(map(str, tensor.shape))}]"
 
@@ -256,7 +270,8 @@ def _entry(tensor: Tensor) -> str:
 def _text(
     task: Task, step: Step, names: Sequence[str], cotangents: Sequence[Tensor]
 ) -> tuple[str, str]:
-    """Return the text that is appended to the user's file, and the name of the step's class."""
+    """Return the text of the step's class, to append to the user's file, and the name of the
+    class."""
     entry = f"{step.entry}{SUFFIX}"
     given = [f"cotangent_{k}" for k in range(len(cotangents))]
     while entry in task.source:

@@ -1,7 +1,7 @@
-"""The Task: the module to make faster, frozen and with a content hash.
+"""The Task: a frozen description, with a content hash, of the module to make faster.
 
-A Task only describes. `cuagent.task.reference` opens it: imports the user's module, builds the
-model, draws inputs. This module does not import torch.
+It only describes. `cuagent.task.reference` imports the user's module, builds the model and draws
+inputs. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from typing import Any
 
 
 class TaskError(Exception):
-    """The task cannot be used as given. One line: the fault, its place and the remedy."""
+    """Error: the task cannot be used as given. The message is one line: the fault, its place, the
+    remedy."""
 
 
 class Precision(StrEnum):
-    """Arithmetic that the task demands, or admits instead of the reference's own."""
+    """Precision of the products in the task's arms: the reference's own, or a coarser one that is
+    permitted, or IEEE fp32 for all."""
 
     MATCH = "match"
-    """The reference's own arithmetic: its dtypes, and torch's settings in the user's process."""
+    """The reference's own precision: its dtypes, and torch's settings in the user's process."""
     FP32 = "fp32"
     """IEEE fp32 products in the reference, in all baselines and in the candidate."""
     TF32 = "tf32"
@@ -32,13 +34,14 @@ class Precision(StrEnum):
 
 
 CONTRACT = "2"
-"""Version of the meaning of `match`. In version 1 it was IEEE fp32 everywhere, now `fp32`."""
+"""Version of the meaning of `match`. In version 1 it meant IEEE fp32 everywhere, which is now
+`fp32`."""
 
 
 def recorded_precision(data: Mapping[str, Any]) -> Precision:
-    """Return the precision of a recorded task by its present name.
+    """Return the precision of a task's record, under its present name.
 
-    `match` in an earlier record is now `fp32`.
+    In records of old versions `match` meant what is now `fp32`.
     """
     precision = Precision(data["precision"])
     earlier = "settings" not in data
@@ -64,18 +67,20 @@ class Task:
     source: str
     """Text of the file when the task was loaded."""
     inputs: str | None = None
-    """`--inputs` as the user gave it."""
+    """Text of `--inputs` as the user gave it."""
     init: str | None = None
-    """`--init` as the user gave it."""
+    """Text of `--init` as the user gave it."""
     device: Device = Device.CPU
     precision: Precision = Precision.MATCH
     imported: str = ""
-    """sha256 over the neighbouring files that the file imports, when the task was loaded."""
+    """sha256 over the user's other files that the file imports, at the time when the task was
+    loaded."""
     settings: str = ""
-    """`CONTRACT` and the environment's variables that change torch's settings; empty in a record of
-    an earlier version (`recorded_precision`)."""
+    """`CONTRACT` and those environment variables that change torch's settings; "" in records of old
+    versions (`recorded_precision`)."""
     step: str = ""
-    """JSON of `cuagent.task.step.Step` if the task is a training step of the user's module."""
+    """JSON of `cuagent.task.step.Step` if the task is a training step of the user's module, else
+    ""."""
 
     @property
     def name(self) -> str:
@@ -87,7 +92,7 @@ class Task:
         """sha256 over all fields that change the right answer or the device.
 
         The source determines the settings that the file makes. `fp32` has the digest that `match`
-        had when it meant the same.
+        had in version 1, when it meant the same.
         """
         same = self.precision is Precision.FP32 and self.settings in ("", CONTRACT)
         precision = Precision.MATCH if same else self.precision

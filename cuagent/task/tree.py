@@ -1,12 +1,12 @@
-"""Convert trees of tensors to a flat list and a JSON description, and back.
+"""Convert nested values with tensors to a flat list and a JSON description ("spec"), and back.
 
-A tree is the arguments or the result of a module: tensors in nested lists, tuples, named tuples and
-dicts, with plain scalars. The description crosses process boundaries as text, so nothing is
+Such a tree is the arguments or the result of a module: tensors in nested lists, tuples, named
+tuples and dicts, with plain scalars. The spec crosses process boundaries as text, so nothing is
 unpickled. torch.utils._pytree is not used: its JSON form is private, names Python classes to
 import, and accepts any registered class.
 
 Invariant: `unflatten(*flatten(tree))` equals `tree`, with dict keys in sorted order. So two equal
-dicts have equal descriptions, regardless of the order in which they were filled.
+dicts have equal specs, regardless of the order in which they were filled.
 """
 
 from __future__ import annotations
@@ -19,28 +19,32 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Spec = dict[str, Any]
-"""{"kind": "tensor" | "const" | "list" | "tuple" | "namedtuple" | "dict", ...}; JSON-able."""
+"""JSON description of a tree: {"kind": "tensor" | "const" | "list" | "tuple" | "namedtuple" |
+"dict", ...}."""
 
 DEEPEST = 64
 """Largest depth of nested containers in a tree."""
 
 
 class TreeError(TypeError):
-    """The value is not a tree of tensors. One line that names the offending part."""
+    """Error: a value is not a tree of tensors. The message is one line that names the offending
+    part."""
 
 
 def flatten(tree: Any, name: str = "value") -> tuple[list[Tensor], Spec]:
-    """Return the tensors from left to right, and the spec of the tree around them. Raises
-    TreeError.
+    """Return the tensors of a tree from left to right, and the spec of the rest. Raises TreeError.
 
-    `name` is the tree's name in an error, e.g. `output[1]['x'] is a set`.
+    `name` is the tree's name in an error, such as `output[1]['x'] is a set`.
     """
     leaves: list[Tensor] = []
     return leaves, _describe(tree, leaves, name, 0)
 
 
 def unflatten(leaves: Sequence[Any], spec: Spec) -> Any:
-    """Put `leaves` where `flatten` found tensors. Raises TreeError if the count differs."""
+    """Return the tree of `spec` with `leaves` in place of its tensors.
+
+    Raises TreeError if their number differs.
+    """
     wanted = count(spec)
     if len(leaves) != wanted:
         raise TreeError(f"{len(leaves)} tensors for a tree of {wanted}")
@@ -48,7 +52,7 @@ def unflatten(leaves: Sequence[Any], spec: Spec) -> Any:
 
 
 def count(spec: Spec) -> int:
-    """Return the number of tensors in the tree."""
+    """Return the number of tensors in the tree that `spec` describes."""
     return 1 if spec["kind"] == "tensor" else sum(map(count, spec.get("items", ())))
 
 

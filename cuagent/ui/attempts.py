@@ -1,4 +1,5 @@
-"""Format the table of attempts: the ladder, a row for each judged attempt, the best over time.
+"""Format the table of attempts: the ladder's rungs, a row for each judged attempt, the best over
+time.
 
 Rows are printed one by one during the run and all together at its end, so the width of each column
 depends only on the width of the terminal. A narrow terminal omits the less important figures, but
@@ -41,17 +42,17 @@ _UNJUDGED = (Reason.INFRASTRUCTURE, Reason.NOT_CERTIFIABLE)
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table; unknown values are None or empty."""
+    """One row of the table, for a baseline or an attempt; unknown values are None or empty."""
 
     name: str
     sign: str = ""
-    """Name of the sign's attribute in `Glyphs`: `yes`, `no`, `unsure`, or `best` (for a rung); ""
-    for none."""
+    """Sign before the name, as an attribute name of `Glyphs`: `yes`, `no`, `unsure`, or `best` (for
+    a rung); "" for none."""
     seconds: float | None = None
     ratios: Mapping[str, Ratio] = field(default_factory=dict)
     """Speedup over each baseline, by the baseline's name."""
     share: float | None = None
-    """Share of the roofline: the task's floor over the measured time."""
+    """Share of the roofline: the task's floor divided by the measured time."""
     precision: str = ""
     note: str = ""
     """Text that replaces the figures, such as the reason of a rejection."""
@@ -59,20 +60,20 @@ class Row:
 
 @dataclass
 class AttemptTable:
-    """Ladder rows and attempt rows, updated during a run."""
+    """Rows of the ladder and of the attempts, updated during a run."""
 
     baselines: list[Row] = field(default_factory=list)
     attempts: dict[int, Row] = field(default_factory=dict)
     recorded: set[int] = field(default_factory=set)
     """Numbers of the attempts whose latest timing is at record effort."""
     numbers: dict[str, int] = field(default_factory=dict)
-    """Attempt number by the attempt's digest."""
+    """Number of each attempt, by its digest."""
     has_ladder: bool = False
     """True if the baselines come from a ladder, False if from the timing of an attempt."""
     rung: str = ""
-    """Name of the best rung, if it is neither eager nor default torch.compile."""
+    """Name of the best rung; "" if that is eager or default torch.compile."""
     best_over_time: list[tuple[float, float]] = field(default_factory=list)
-    """(seconds into the run, best speedup from then on), for each improvement."""
+    """Improvements during the run: (seconds into the run, best speedup from then on)."""
 
     def measure_ladder(self, found: Ladder) -> None:
         """Replace or add the ladder's rungs in `baselines`; keep rows of other baselines."""
@@ -83,7 +84,7 @@ class AttemptTable:
         self.rung = best if best not in (EAGER, COMPILE) else ""
 
     def add(self, number: int, judgement: Judgement, seconds: float = 0.0) -> Row:
-        """Add an attempt, judged `seconds` into the run, and return its row."""
+        """Add the attempt `number`, judged `seconds` into the run, and return its row."""
         self.numbers[judgement.attempt] = number
         row = self.attempts[number] = attempt_row(number, judgement)
         timing = judgement.timing
@@ -100,14 +101,15 @@ class AttemptTable:
 
     @property
     def best(self) -> Ratio | None:
-        """The largest speedup of an attempt over its best baseline, by the latest timings."""
+        """Largest speedup of an attempt over its best baseline, by the latest timings; None without
+        any."""
         timed = [row for row in self.attempts.values() if row.ratios and not row.note]
         gains = [min(row.ratios.values(), key=lambda r: r.value) for row in timed]
         return max(gains, key=lambda r: r.value, default=None)
 
     @property
     def title(self) -> str:
-        """Title of the table: the kind of timing that the attempts' figures come from."""
+        """Title of the table, which says at which effort the attempts were timed."""
         timed = {number for number, row in self.attempts.items() if not row.note}
         if self.recorded and timed <= self.recorded:
             return RECORD_TITLE
@@ -117,10 +119,11 @@ class AttemptTable:
         return ALL_TITLE
 
     def new_lines(self, number: int, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
-        """Return the lines for an attempt just added; none if it was timed at record effort.
+        """Return the lines to print for an attempt that was just added; [] if it was timed at
+        record effort.
 
-        Such an attempt is shown at the end of the run, in the table of all attempts, together with
-        the baselines of the same timing.
+        An attempt timed at record effort is shown at the end of the run, in the table of all
+        attempts, together with the baselines of the same timing.
         """
         row = self.attempts[number]
         line = row_line(row, width, glyphs, self.rung)
@@ -134,11 +137,11 @@ class AttemptTable:
         return [head_line(width, self.rung), *above, line]
 
     def ladder_lines(self, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
-        """Return the header and the baseline rows."""
+        """Return the titles of the columns and the rows of the baselines."""
         return [head_line(width), *(row_line(row, width, glyphs) for row in self.baselines)]
 
     def all_lines(self, width: int, glyphs: Glyphs = UNICODE, fewest: int = 1) -> list[Text]:
-        """Return the table of all attempts and the trend of the best one.
+        """Return the table of all attempts and the trend of the best speedup.
 
         Returns [] if there are fewer than `fewest` attempts.
         """
@@ -154,7 +157,7 @@ class AttemptTable:
 
 
 def attempt_row(number: int, judgement: Judgement) -> Row:
-    """Return the table row of an attempt with this judgement."""
+    """Return the table row of attempt `number` with this judgement."""
     verdict, timing = judgement.verdict, judgement.timing
     name = f"attempt {number}"
     if not verdict.accepted:
@@ -180,7 +183,8 @@ def baseline_rows(timing: Timing | None) -> list[Row]:
 
 
 def ladder_rows(found: Ladder) -> list[Row]:
-    """Return a row for each rung, with a sign at the best one and a note at those not timed yet."""
+    """Return a row for each rung, with a sign at the best rung and a note at those not timed
+    yet."""
     best = found.best
     rows = []
     for rung in found.rungs:
@@ -204,14 +208,16 @@ def ladder_rows(found: Ladder) -> list[Row]:
 
 
 def settings_lines(found: Ladder, width: int) -> list[Text]:
-    """Return the lines with the ladder's torch settings; [] for an old record without them."""
+    """Return lines with the torch settings of a ladder; [] for an old record without settings."""
     text = f"torch settings: {found.settings}" if found.settings else ""
     return [Text(f"  {piece}", "dim") for piece in wrap(text, max(width - 2, 8)) if text]
 
 
 def updated_baselines(rows: Sequence[Row], timing: Timing) -> list[Row]:
-    """Return the baseline rows with the figures of a newer timing; rows that it does not include
-    stay as they are."""
+    """Return the baseline rows with the figures of a newer timing.
+
+    Rows of baselines that are not in the timing stay as they are.
+    """
     fresh = {row.name: row for row in baseline_rows(timing)}
     kept = []
     for row in rows:
@@ -225,7 +231,8 @@ def updated_baselines(rows: Sequence[Row], timing: Timing) -> list[Row]:
 
 
 class Column(NamedTuple):
-    """A column of the table. `over` names the baseline of a ratio, `right` aligns to the right."""
+    """A column of the table. `over` is the baseline's name in a column of ratios; `right` aligns to
+    the right."""
 
     title: str
     width: int
@@ -234,9 +241,9 @@ class Column(NamedTuple):
 
 
 def columns_for(width: int, rung: str = "") -> list[Column]:
-    """Return the columns that fit into `width`, at least name, time and two ratios.
+    """Return the columns that fit into `width` characters, at least name, time and two ratios.
 
-    `rung` is the name of the best rung, which adds a column; "" for none.
+    `rung` is the name of the best rung, which has a column of its own; "" for none.
     """
     first = [Column("", 34 if width == UNCUT else 15), Column("time", 7, right=True)]
     last = [Column("roof", 4, right=True), Column("math", 5)]
@@ -265,7 +272,7 @@ def head_line(width: int, rung: str = "") -> Text:
 
 
 def row_line(row: Row, width: int, glyphs: Glyphs = UNICODE, rung: str = "") -> Text:
-    """Return one row as a line of at most `width` columns."""
+    """Return one row as a line of at most `width` characters."""
     columns = columns_for(width, rung)
     sign = getattr(glyphs, row.sign) if row.sign else " "
     colour = {"yes": "green", "no": "red", "unsure": "yellow"}.get(row.sign, "dim")
@@ -293,7 +300,10 @@ def table_lines(
     rung: str = "",
     most: int = MOST_ROWS,
 ) -> list[Text]:
-    """Return the whole table; of more than `most` attempts, the first ones are only counted."""
+    """Return the whole table as lines.
+
+    If there are more than `most` attempts, the first ones are replaced by a line with their number.
+    """
     left_out = max(len(attempts) - most, 0)
     lines = [head_line(width, rung), *(row_line(row, width, glyphs, rung) for row in baselines)]
     if left_out:
@@ -326,8 +336,8 @@ def trend(attempts: Sequence[Row], width: int, glyphs: Glyphs = UNICODE) -> str:
 
 
 def row_gain(row: Row) -> float | None:
-    """Return an attempt's speedup over its best baseline, the smallest of its ratios; None if it
-    has none."""
+    """Return an attempt's speedup over its best baseline, which is the smallest of its ratios; None
+    if it was not timed."""
     return min((r.value for r in row.ratios.values()), default=None)
 
 

@@ -1,7 +1,7 @@
 """Show a benchmark: a live table of the problems in progress, and the result tables at the end.
 
 The result tables have the form of Table 1 of CUDA Agent (arXiv 2602.24286), with a row for each
-rule in place of each model. In a pipe one line appears for each finished problem.
+rule in place of each model. In a pipe one line is printed for each finished problem.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ STYLES = {"kernel": "green", "failed": "red", "not certifiable": "yellow", "no k
 
 
 class BenchView:
-    """Shows the progress of a benchmark of `total` problems on `stream`.
+    """Context manager that shows the progress of a benchmark of `total` problems on `stream`.
 
-    A context manager; only one thread may call `observe` at a time.
+    Only one thread may call `observe` at a time.
     """
 
     def __init__(self, stream: TextIO, total: int) -> None:
@@ -105,7 +105,7 @@ class BenchView:
         return f"{done}/{self.total}{self._left()}" + (f"  {found}" if found else "")
 
     def _left(self) -> str:
-        """Return text with the estimated time left; "" before a problem is done in this session."""
+        """Return text with the estimated time left; "" until a problem is done in this session."""
         fresh = len(self.records) - self.earlier
         if not fresh or len(self.records) >= self.total:
             return ""
@@ -114,7 +114,7 @@ class BenchView:
 
 
 def problem_line(record: Record) -> str:
-    """Return one line on a finished problem."""
+    """Return one line about a finished problem."""
     name, ratios = record["problem"], record.get("ratios") or {}
     seconds = record.get("seconds", {}).get("total_s", 0.0)
     if record["status"] != "kernel":
@@ -128,7 +128,7 @@ def problem_line(record: Record) -> str:
 
 
 def print_results(records: Sequence[Record], stream: TextIO) -> None:
-    """Print the result tables."""
+    """Print the result tables of a benchmark on `stream`."""
     console = make_console(stream)
     width = min(console.width, 100)
     for part in result_tables(records, width):
@@ -136,7 +136,7 @@ def print_results(records: Sequence[Record], stream: TextIO) -> None:
 
 
 def result_tables(records: Sequence[Record], width: int) -> Iterator[Any]:
-    """Yield the tables of results for a terminal of `width` columns."""
+    """Yield the result tables for a terminal of `width` characters."""
     yield Text()
     yield _table1(rows_by(records, group_of), width)
     yield Text()
@@ -161,7 +161,7 @@ def result_tables(records: Sequence[Record], width: int) -> Iterator[Any]:
 
 
 def _table1(rows: Sequence[Row], width: int) -> Table:
-    """Return the table in the form of the paper's Table 1."""
+    """Return the results as a table in the form of the paper's Table 1."""
     table = Table(
         box=None, pad_edge=False, show_edge=False, padding=(0, 1 + (width >= NARROW), 0, 0)
     )

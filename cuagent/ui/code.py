@@ -32,7 +32,7 @@ def excerpt(
 ) -> list[Text]:
     """Return the first `lines` lines of a file, each after a vertical bar.
 
-    Comments and imports at the top of a longer file are skipped.
+    Comments and imports at the beginning of a longer file are skipped.
     """
     rows = clean(source).rstrip().split("\n")
     skipped = _preamble(rows) if len(rows) > lines else 0
@@ -50,7 +50,7 @@ def excerpt(
 def change(
     old: str, new: str, width: int, glyphs: Glyphs = UNICODE, most: int = LINES
 ) -> list[Text]:
-    """Return the lines that an edit removes (red, `-`) and adds (green, `+`)."""
+    """Return the lines that an edit removes (red, `-`) and adds (green, `+`), at most `most`."""
     before, after = (clean(text).rstrip("\n").split("\n") for text in (old, new))
     while before and after and before[0] == after[0]:  # unchanged context lines
         del before[0], after[0]
@@ -68,7 +68,8 @@ def change(
 
 
 def replaced(diff: str, width: int, glyphs: Glyphs = UNICODE, most: int = 2 * LINES) -> list[Text]:
-    """Return the coloured unified diff of a file that was replaced as a whole."""
+    """Return the coloured unified diff of a file that was replaced as a whole, at most `most`
+    lines."""
     rows = clean(diff).rstrip().split("\n")
     gone, new = (sum(row.startswith(sign) for row in rows) for sign in "-+")
     shown = rows if len(rows) <= most else rows[: most - 1]
@@ -92,7 +93,7 @@ def written(
     lines: int = LINES,
     diff: str = "",
 ) -> list[Text]:
-    """Return the lines that show what a `write` or edit call changes; [] for other tools.
+    """Return lines that show what a tool call changes, if it is a `write` or an edit; else [].
 
     `diff` is the change that a `write` made to an existing file.
     """
@@ -117,8 +118,10 @@ def _lines(number: int) -> str:
 
 
 def _preamble(rows: list[str]) -> int:
-    """Return the number of rows with includes, imports, comments or blanks at the top; 0 if no
-    other rows follow."""
+    """Return the number of lines with includes, imports, comments or blanks at the beginning.
+
+    It is 0 if no other lines follow.
+    """
     for i, row in enumerate(rows):
         if row.strip() and not row.lstrip().startswith(("#", "//", "import ", "from ", '"""')):
             return i

@@ -19,8 +19,8 @@ from rich.text import Text
 from cuagent.ui.text import harmless
 
 UNCUT = 1_000_000
-"""Width in columns that is used for a file or a pipe, so that nothing is cut or wrapped; COLUMNS
-overrides it."""
+"""Width in characters of a console for a file or a pipe: so large that nothing is cut or wrapped.
+The environment variable COLUMNS overrides it."""
 
 
 class _HarmlessConsole(Console):

@@ -14,7 +14,7 @@ _TOKEN = re.compile(r"\n|[^\S\n]+|\S+")
 
 
 class Flow:
-    """Wraps one streamed text to `width` columns; None keeps its lines."""
+    """Wraps one streamed text to `width` characters; None leaves its lines as they are."""
 
     def __init__(self, width: int | None) -> None:
         self.width = width
@@ -33,7 +33,7 @@ class Flow:
         return "".join(map(self._take, tokens))
 
     def end(self) -> str:
-        """Return the remaining text, with a line end if any text was written."""
+        """Return the text that is not written yet, with a line end if there was any text."""
         rest = self._take(self._partial_word) if self._partial_word else ""
         return rest + ("\n" if self._has_text else "")
 

@@ -1,8 +1,10 @@
 """Redraw the footer of a terminal when its window becomes narrower.
 
-The terminal then breaks each line that no longer fits. prompt_toolkit counts the lines as it wrote
-them, so it would erase too few and leave pieces on the screen. Not covered: a terminal that cuts
-lines instead of breaking them; there a line of the transcript is lost.
+The terminal then breaks each line that no longer fits into several. prompt_toolkit counts the lines
+as it wrote them, so it would erase too few and leave pieces on the screen.
+
+Not covered: a terminal that cuts lines instead of breaking them; there a line of the transcript is
+lost.
 """
 
 from __future__ import annotations
@@ -13,17 +15,17 @@ from prompt_toolkit.application import Application
 
 
 class Footer:
-    """The footer lines that were drawn last, with their widths."""
+    """Widths of the footer lines that were drawn last, and the position of the cursor."""
 
     def __init__(self) -> None:
         self._columns = 0
         self._above: list[int] = []
-        """Width in columns of each line above the cursor's line."""
+        """Width in characters of each line above the cursor's line."""
         self._cursor = 0
-        """Number of columns to the left of the cursor."""
+        """Number of characters to the left of the cursor."""
 
     def remember(self, app: Application[Any]) -> None:
-        """Record the drawn lines and the cursor. Call after drawing."""
+        """Record the drawn lines and the cursor. Call it after drawing."""
         self._columns = app.output.get_size().columns
         screen = app.renderer.last_rendered_screen
         if screen is None:
@@ -37,7 +39,7 @@ class Footer:
         self._cursor = cursor.x
 
     def follow(self, app: Application[Any]) -> None:
-        """Erase lines that a narrower window has broken. Call before drawing."""
+        """Erase the lines that a narrower window has broken. Call it before drawing."""
         columns = app.output.get_size().columns
         if not columns < self._columns:
             return

@@ -47,7 +47,10 @@ def growth_lines(
 
 
 def _level(points: Sequence[tuple[float, float]], at: float, low: float, high: float) -> float:
-    """Return the height of the bar at time `at`, in [0, 1]; at least 0.05 if there is a value."""
+    """Return the height of the bar at time `at`, in [0, 1].
+
+    It is 0 before the first point and at least 0.05 after it.
+    """
     gain = next((value for when, value in reversed(points) if when <= at), None)
     if gain is None:
         return 0.0
@@ -55,7 +58,7 @@ def _level(points: Sequence[tuple[float, float]], at: float, low: float, high: f
 
 
 def _bar(filled: float, glyphs: Glyphs) -> str:
-    """Return the character for one cell of a bar that is filled to this share."""
+    """Return the character for one cell of a bar; `filled` is the filled share of the cell."""
     if filled <= 0:
         return " "
     return glyphs.bars[min(int(filled * len(glyphs.bars)), len(glyphs.bars) - 1)]

@@ -1,4 +1,4 @@
-"""The view for a program: one JSON object a line for each event, as it happens.
+"""The view for a program: one JSON object per line for each event, as it happens.
 
 Every object has `type` (the event's name in snake case) and `time` (seconds since the epoch); the
 other keys are the event's own fields, named as in `cuagent.record.results`, secrets masked.
@@ -16,14 +16,15 @@ from cuagent.record import public, redactor
 
 
 class JsonLines:
-    """Writes events to `stream` and flushes each one, so that a reader sees it directly."""
+    """Writes events to `stream` and flushes after each, so that a reader gets the event
+    immediately."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
         self._redact = redactor()
 
     def __call__(self, event: Event) -> None:
-        """Write one event."""
+        """Write one event as a line."""
         name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
         line = {"type": name, "time": round(time.time(), 3)} | self._redact(public(event))
         self.stream.write(json.dumps(line) + "\n")

@@ -1,4 +1,4 @@
-"""Silence the keyboard echo while no prompt reads input."""
+"""Switch off the echo of typed keys while no prompt reads input."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def silent_keys() -> Iterator[None]:
-    """Turn off the echo of typed text; the next reader of stdin still receives it."""
+    """Switch off the echo of typed text within the block; the next reader of stdin still receives
+    it."""
     if not _is_ours():
         yield
         return

@@ -1,8 +1,9 @@
-"""Lay out the two columns of status below the transcript in a wide terminal.
+"""Lay out the status below the transcript in two columns, for a wide terminal.
 
-The left column shows the agent's activity; the right one the ladder, the attempts and the best
-over time. Pure functions; `ui.terminal` decides when and where the columns are shown. Invariant:
-never wider than `width`, and never higher than half of the terminal.
+The left column shows the agent's activity; the right one the ladder, the attempts and the best over
+time. Pure functions; `ui.terminal` decides when and where the columns are shown.
+
+Invariant: never wider than `width`, and never higher than half of the terminal.
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ from cuagent.ui.status import Status
 from cuagent.ui.text import UNICODE, Glyphs, clip, wrap
 
 WIDE, WIDEST = 118, 150
-"""Smallest width in columns of a terminal with both sides, and largest width that is used."""
+"""Smallest width in characters of a terminal for two columns, and the largest width that they
+use."""
 RIGHT = 80
-"""Width in columns of the right side, enough for all columns of the table."""
+"""Width in characters of the right column, enough for the whole table."""
 TALL = 20
-"""Smallest height in rows of a terminal with both sides."""
+"""Smallest height in rows of a terminal for two columns."""
 CHART = 3
 """Height of the chart in rows."""
 
 
 def two_sided(attempt_table: AttemptTable, width: int, height: int) -> bool:
-    """Return True if both sides fit into the terminal and the right one has content."""
+    """Return True if both columns fit into the terminal and the table has content."""
     return (
         width >= WIDE and height >= TALL and bool(attempt_table.baselines or attempt_table.attempts)
     )
@@ -44,10 +46,10 @@ def panel_lines(
     glyphs: Glyphs = UNICODE,
     tick: int | None = None,
 ) -> list[Text]:
-    """Return a horizontal rule and both sides below it.
+    """Return a horizontal rule and the two columns below it, as lines.
 
     `recent_output` is the newest text of the model or a tool, `seconds` the time of the run,
-    `height` the number of rows of the terminal. `tick` turns the spinner; None leaves it out.
+    `height` the number of rows of the terminal. `tick` advances the spinner; None leaves it out.
     """
     width = min(width, WIDEST)
     left_width = width - RIGHT - 3
@@ -58,7 +60,7 @@ def panel_lines(
 
 
 def _right(attempt_table: AttemptTable, seconds: float, most: int, glyphs: Glyphs) -> list[Text]:
-    """Return the right side, at most `most` rows: the table, and the chart if both fit."""
+    """Return the right column, at most `most` rows: the table, and the chart if both fit."""
     rows = [row for _, row in sorted(attempt_table.attempts.items())]
     chart = growth_lines(attempt_table.best_over_time, seconds, RIGHT, CHART, glyphs)
     room = most - 1 - len(attempt_table.baselines)
@@ -78,7 +80,7 @@ def _left(
     glyphs: Glyphs,
     tick: int | None,
 ) -> list[Text]:
-    """Return the left side, exactly `height` rows: the run's figures and its activity."""
+    """Return the left column, exactly `height` rows: the run's figures and its activity."""
     figures = status.parts(seconds)
     activity = wrap(status.activity, width)[:2] if status.activity else []
     spin = "" if tick is None else glyphs.spinner[tick % len(glyphs.spinner)] + " "

@@ -1,8 +1,10 @@
 """Render streamed Markdown of a model for a terminal, block by block.
 
-A block ends at a blank line, at the end of a fence of code, or after a heading. Of an unfinished
-block only the last line is available (`Blocks.open`), unrendered. Only the sixteen standard colours
-are used. Not covered: syntax that refers to other blocks (footnotes, references).
+A block ends at a blank line, at the end of a code fence, or after a heading. Of an unfinished block
+only the last line is available (`Blocks.open`), unrendered. Only the sixteen standard colours are
+used.
+
+Not covered: syntax that refers to other blocks (footnotes, references).
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ STYLES = {
 
 
 class Blocks:
-    """Splits a text that arrives in pieces into blocks."""
+    """Splits a Markdown text that arrives in pieces into blocks."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -47,18 +49,18 @@ class Blocks:
         return self._rest or (self._lines[-1] if self._lines else "")
 
     def feed(self, piece: str) -> list[str]:
-        """Add a piece of text and return the blocks that it finishes."""
+        """Add a piece of text and return the blocks that are now complete."""
         *lines, self._rest = (self._rest + piece).split("\n")
         return [block for line in lines if (block := self._take(line))]
 
     def end(self) -> list[str]:
-        """Return the unfinished rest as a last block."""
+        """Return the unfinished rest as a last block, in a list; [] if it is empty."""
         self._lines.append(self._rest)
         self._rest = self._fence = ""
         return [block] if (block := self._cut()) else []
 
     def _take(self, line: str) -> str:
-        """Add a line and return the block that it finishes, or ""."""
+        """Add a line; return the block that ends with it, or ""."""
         fence = _FENCE.match(line)
         if self._fence:
             self._lines.append(line)
@@ -81,7 +83,7 @@ class Blocks:
 
 
 def rendered(block: str, console: Console, width: int) -> Iterator[Text]:
-    """Yield the lines of a block, at most `width` columns wide, without padding."""
+    """Yield the rendered lines of a block, at most `width` characters wide, without padding."""
     from rich.theme import Theme
 
     with console.use_theme(Theme(STYLES)):
@@ -136,7 +138,7 @@ def _markdown(block: str) -> Markdown:
 
 
 def _literal(block: str) -> str:
-    """Escape code and formulas outside backticks, so that Markdown keeps them literally.
+    """Escape code and formulas outside backticks, so that they are shown as written.
 
     Covers `__init__`, `a*b*c`, and line ends, which Markdown would join.
     """

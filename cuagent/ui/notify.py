@@ -15,13 +15,13 @@ from typing import TextIO
 from cuagent.ui.text import one_line
 
 OSC9_TERMINALS = ("iTerm.app", "WezTerm", "ghostty")
-"""Terminals (TERM_PROGRAM) that show the text of an OSC 9 sequence."""
+"""Terminals (values of TERM_PROGRAM) that show the text of an OSC 9 sequence as a notification."""
 
 
 def notify(text: str, stream: TextIO, how: str = "auto", command: str = "") -> str:
     """Notify the user on a terminal `stream`, and start the user's program `command`.
 
-    `how` is `auto`, `bell` or `off`. Returns one line on an error of the program; "" for none.
+    `how` is `auto`, `bell` or `off`. Returns one line about an error of the program, or "".
     """
     if how != "off" and stream.isatty():
         stream.write(signal_for(text, how, os.environ))
@@ -42,7 +42,10 @@ def notify(text: str, stream: TextIO, how: str = "auto", command: str = "") -> s
 
 
 def signal_for(text: str, how: str, environ: Mapping[str, str]) -> str:
-    """Return the control sequence: OSC 9 if the terminal shows it (not in tmux), else the bell."""
+    """Return the control sequence for a notification.
+
+    It is OSC 9 with the text if the terminal supports that (not in tmux), else the bell.
+    """
     supported = (
         environ.get("TERM_PROGRAM") in OSC9_TERMINALS or environ.get("TERM") == "xterm-kitty"
     )

@@ -21,7 +21,7 @@ LESS = "FRX"
 
 
 def page(lines: Iterable[Text], console: Console | None = None) -> None:
-    """Show the lines on stdout, in `$PAGER` or less where stdout is a terminal."""
+    """Show the lines on stdout: in `$PAGER` or less on a terminal, else printed."""
     shown = console or make_console(sys.stdout)
     command = shlex.split(os.environ.get("PAGER") or "less")
     if not (shown.is_terminal and sys.stdin.isatty() and command and shutil.which(command[0])):

@@ -1,10 +1,11 @@
-"""Read the user's input line at the foot of the terminal, also while the agent works.
+"""Read the user's input line at the bottom of the terminal, also while the agent works.
 
 The prompt runs in a separate thread; printed output appears above it. While the agent is idle, the
 main thread calls `next`; while it works, lines go to the handlers in `Work`; `ask` asks a question.
 Keys: Enter sends, Alt-Enter or Ctrl-J makes a new line, Up and Down show earlier inputs, Tab
-completes a command or a file name, Esc or Ctrl-C interrupts, twice leaves. Not covered: the meaning
-of the lines.
+completes a command or a file name, Esc or Ctrl-C interrupts, twice leaves.
+
+Not covered: the meaning of the lines.
 """
 
 from __future__ import annotations
@@ -40,17 +41,18 @@ AGAIN = "press it again to leave"
 
 @dataclass(frozen=True)
 class Work:
-    """Handlers of lines and interrupts while the agent works."""
+    """Handlers for the user's lines (`take`) and interrupts while the agent works."""
 
     take: Callable[[str], None]
     interrupt: Callable[[], None]
 
 
 class Prompt:
-    """The input line, a context manager. While it is open, stdout and stderr print above it.
+    """Context manager for the input line. Within it, stdout and stderr are printed above the input
+    line.
 
     `commands` maps slash commands to their help, `history` is the file of earlier inputs. `status`
-    returns the lines above the input for a width in columns. `names` returns words to complete.
+    returns the lines above the input for a width in characters. `names` returns words to complete.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class Prompt:
         self._thread.join()
 
     def next(self, default: str = "") -> str | None:
-        """Wait for the next line while the agent is idle; None means quit.
+        """Wait for the user's next line while the agent is idle; None means that the user quits.
 
         `default` is put into the input line for the user to edit.
         """
@@ -125,9 +127,9 @@ class Prompt:
 
     @contextmanager
     def working(self, work: Work) -> Iterator[None]:
-        """Send lines and interrupts to `work` inside this context.
+        """Send the user's lines and interrupts to `work` within the block.
 
-        An interrupt before this context does not count as the first of two.
+        An interrupt before the block does not count as the first of two.
         """
         self._work, self._interrupted = work, 0.0
         try:
@@ -136,11 +138,11 @@ class Prompt:
             self.stop_working()
 
     def stop_working(self) -> None:
-        """Send later lines to `next`, even if the `working` context is still open."""
+        """Send later lines to `next` again, even if the `working` block has not ended."""
         self._work, self._hint = None, ""
 
     def ask(self, question: str, cancelled: threading.Event) -> str | None:
-        """Show a question and wait for the answer; return None once `cancelled` is set."""
+        """Show a question and return the user's answer; return None once `cancelled` is set."""
         self._question = question
         try:
             while not cancelled.is_set():
@@ -257,7 +259,7 @@ class Prompt:
 
 
 class _Renew(Exception):
-    """Ends the current prompt so that it is shown again, with another default."""
+    """Raised to end the current prompt, so that it is shown again with another default text."""
 
 
 def _completions(commands: Mapping[str, str], typed: str) -> list[str]:
@@ -266,7 +268,10 @@ def _completions(commands: Mapping[str, str], typed: str) -> list[str]:
 
 
 def _common_rest(names: Iterable[str], begun: str) -> str:
-    """Return the text that completes `begun` as far as all matching names agree; "" if none."""
+    """Return the text that completes `begun` up to where the matching names differ; "" if none.
+
+    For `restore` and `restart`, `re` is completed by `st`.
+    """
     ends = [name[len(begun) :] for name in names if begun and name.startswith(begun)]
     same = takewhile(lambda letters: len(set(letters)) == 1, zip(*ends, strict=False))
     return "".join(letters[0] for letters in same)

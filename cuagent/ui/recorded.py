@@ -1,7 +1,9 @@
 """Convert the log of a recorded run back to events for the views.
 
 Only visible events are converted. Pauses and streaming are not recorded, so a call's result follows
-its title directly. Invariant: reading never changes the log.
+its title directly.
+
+Invariant: reading never changes the log.
 """
 
 from __future__ import annotations
@@ -101,8 +103,10 @@ def _started(call: ToolCall) -> ToolStarted:
 
 
 def best_of(records: Records) -> Judgement | None:
-    """Return the judgement of the best accepted attempt; only judgements at record effort count if
-    there are any. None without an accepted attempt."""
+    """Return the judgement of the best accepted attempt; None if no attempt is accepted.
+
+    If there are judgements at record effort, only these are compared.
+    """
     accepted = [j for j in judgements_of(records).values() if j.verdict.accepted]
     settled = [j for j in accepted if j.timing is not None and j.timing.effort is Effort.RECORD]
     return max(settled or accepted, key=lambda judgement: judgement.rank, default=None)

@@ -1,7 +1,7 @@
 """Redraw the last lines of a terminal in place.
 
 The methods only return text with control sequences; the caller writes it in one call under a lock.
-Invariant: nothing above the first of the lines changes.
+Invariant: nothing above the first of these lines changes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rich.text import Text
 
 
 class Region:
-    """The last lines of a terminal; `drawn` holds the width in columns of each drawn line."""
+    """The last lines of a terminal; `drawn` has the width in characters of each drawn line."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -24,7 +24,7 @@ class Region:
         """True if the terminal rewraps long lines when it becomes narrower."""
 
     def erase(self) -> str:
-        """Return the text that erases the lines."""
+        """Return the control sequence that erases the drawn lines."""
         if not self.drawn:
             return ""
         text = self._to_start() + ("\x1b[K" if len(self.drawn) == 1 else "\x1b[J")
@@ -32,7 +32,7 @@ class Region:
         return text
 
     def draw(self, lines: Sequence[Text]) -> str:
-        """Return the text that draws the lines; the cursor must be at the start of a line."""
+        """Return the text that draws the lines; the cursor must be at the beginning of a line."""
         self.drawn = [cell_len(line.plain) for line in lines]
         shown = []
         for line in lines:
@@ -48,7 +48,8 @@ class Region:
         return start + self.draw(lines) + "\x1b[K"
 
     def _to_start(self) -> str:
-        """Return the text that moves the cursor to the start of the first line.
+        """Return the control sequence that moves the cursor to the beginning of the first drawn
+        line.
 
         In a terminal that has become narrower, each line may have been broken into several.
         """

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from cuagent.measure.rungs import Ladder
 
 NAMES, STEP = 190, 26
-"""Width of the names left of horizontal bars, and the height of one bar with its gap."""
+"""Width in pixels of the names left of horizontal bars, and height in pixels of a bar with its
+gap."""
 
 
 def ladder_chart(ladder: Ladder | None, best: Judgement | None) -> str:
-    """Return a bar chart of the time of a call with each rung and with the best attempt."""
+    """Return a bar chart (SVG) of the time per call of each rung and of the best attempt."""
     rungs = [] if ladder is None else [r for r in ladder.rungs if r.seconds > 0]
     times = [(rung.name, rung.seconds, "one") for rung in rungs]
     arm = best.timing.arm(CANDIDATE) if best is not None and best.timing is not None else None
@@ -31,8 +32,8 @@ def ladder_chart(ladder: Ladder | None, best: Judgement | None) -> str:
 
 
 def parts_chart(best: Judgement | None) -> str:
-    """Return a bar chart of the times of eager, the best free option and the kernel, relative to
-    eager."""
+    """Return a bar chart (SVG) of the times of eager, the best free option and the kernel, relative
+    to eager."""
     if best is None or best.gain is None:
         return svg.empty()
     gain = best.gain
@@ -46,7 +47,7 @@ def parts_chart(best: Judgement | None) -> str:
 
 
 def roofline_chart(ladder: Ladder | None, best: Judgement | None) -> str:
-    """Return a chart of the task's roofline floor and each arm's time, on a logarithmic axis."""
+    """Return a chart (SVG) of the task's floor and each arm's time, on a logarithmic axis."""
     timing = best.timing if best is not None else None
     floor = (timing.floor if timing is not None else None) or (ladder.floor if ladder else None)
     times = {} if timing is None else {arm.name: arm.median for arm in timing.arms}
@@ -78,7 +79,7 @@ def roofline_chart(ladder: Ladder | None, best: Judgement | None) -> str:
 
 
 def attempts_chart(points: Sequence[tuple[float, float | None, str]]) -> str:
-    """Return a chart of each attempt's speedup over eager, by the time of its judgement.
+    """Return a chart (SVG) of each attempt's speedup over eager, by the time of its judgement.
 
     A point is (seconds, speedup or None, name); None stands for a rejected or untimed attempt.
     """

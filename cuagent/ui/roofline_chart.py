@@ -1,8 +1,9 @@
 """Draw a profile: a bar for each kernel or operator, and the model on the roofline.
 
-`svg` writes both as SVG, without a library. `roofline` draws the roofline in characters for a
-terminal; `Profile.lines` has the bars there. Invariant: every name is escaped, because an attempt
-chooses the names of its kernels.
+`svg` draws both as SVG, without a library. `roofline` draws the roofline in characters for a
+terminal, where `Profile.lines` has the bars.
+
+Invariant: every name is escaped, because an attempt chooses the names of its kernels.
 """
 
 from __future__ import annotations
@@ -57,20 +58,21 @@ def _bars(costs: tuple[Cost, ...], top: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Plane:
-    """The roofline plane: FLOP/s over FLOP/byte, both logarithmic, and the model's point in it."""
+    """The roofline diagram: FLOP/s over FLOP/byte, both logarithmic, and the model's point in
+    it."""
 
     copy: float
     """Memory bandwidth of the device in bytes/s."""
     rate: float
     """Peak arithmetic rate of the device in FLOP/s."""
     here: float
-    """Arithmetic intensity of the task in FLOP/byte."""
+    """Arithmetic intensity of the task in FLOP/byte: the x value of the model's point."""
     reached: float
-    """FLOP/s that the model reaches."""
+    """FLOP/s that the model reaches: the y value of its point."""
 
     @staticmethod
     def of(profile: Profile) -> Plane | None:
-        """Return the plane, or None if a count or measurement is missing."""
+        """Return the diagram for a profile; None if a count or measurement is missing."""
         work, limits = profile.roofline.work, profile.roofline.ceilings
         rate = limits.rate(profile.roofline.unit)
         flops = work.matrix_flops + work.other_flops
@@ -80,16 +82,17 @@ class Plane:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """FLOP/byte at the left and the right end of the plane."""
+        """FLOP/byte at the left and the right end of the diagram."""
         ridge = self.rate / self.copy
         return min(self.here, ridge) / 8, max(self.here, ridge) * 8
 
     def allowed(self, intensity: float) -> float:
-        """Return the largest possible FLOP/s at an intensity (FLOP/byte)."""
+        """Return the roofline at an intensity (FLOP/byte): the largest possible FLOP/s."""
         return min(self.rate, self.copy * intensity)
 
     def across(self, intensity: float) -> float:
-        """Return the horizontal position of an intensity: 0 at the left end, 1 at the right."""
+        """Return the horizontal position of an intensity (FLOP/byte): 0 at the left end, 1 at the
+        right."""
         low, high = self.ends
         return math.log(intensity / low) / math.log(high / low)
 
@@ -100,8 +103,8 @@ class Plane:
 
 
 def roofline(profile: Profile, width: int) -> list[str]:
-    """Return the roofline in characters, with the model as a dot; [] if a count or measurement is
-    missing."""
+    """Return the roofline diagram in characters, with the model as a dot; [] if a count or
+    measurement is missing."""
     plane = Plane.of(profile)
     columns = min(width, COLUMNS)
     if plane is None or columns < 2:

@@ -1,6 +1,6 @@
 """Format the live status line of a run to the width of the terminal.
 
-Pure; `ui.terminal` decides when and where it is shown.
+Pure functions; `ui.terminal` decides when and where the line is shown.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cuagent.ui.text import UNICODE, Glyphs, clip, clock, count, money, times
 
 @dataclass(frozen=True)
 class Status:
-    """The figures in the status line; None if unknown yet."""
+    """Figures for the status line; None for those not known yet."""
 
     step: int = 0
     best: float | None = None
@@ -23,17 +23,19 @@ class Status:
     cost: float | None = None
     """Cost in US dollars; hidden if zero."""
     activity: str = ""
-    """Text on the operation in progress."""
+    """Text about the operation in progress."""
     sure: bool = True
     """False if the interval of `best` is inconclusive."""
 
     @property
     def best_text(self) -> str:
-        """`best 1.43x`, with a question mark if the interval is inconclusive."""
+        """`best 1.43x`, with a question mark if the interval is inconclusive; "" if not known
+        yet."""
         return "" if self.best is None else f"best {times(self.best)}{'' if self.sure else '?'}"
 
     def parts(self, seconds: float) -> list[str]:
-        """Return the known figures, the most important first."""
+        """Return the known figures as texts, the most important first; `seconds` is the run's
+        time."""
         parts = [
             f"step {self.step}" if self.step else "",
             clock(seconds),
@@ -46,9 +48,9 @@ class Status:
     def line(
         self, seconds: float, width: int, glyphs: Glyphs = UNICODE, tick: int | None = None
     ) -> str:
-        """Return the status line in at most `width` columns.
+        """Return the status line, at most `width` characters.
 
-        `tick` turns the spinner; None leaves it out, for a run that waits for the user.
+        `tick` advances the spinner; None leaves it out, for a run that waits for the user.
         """
         figures = self.parts(seconds)
         dot = f" {glyphs.dot} "

@@ -37,7 +37,7 @@ from cuagent.ui.text import UNICODE, Glyphs, clean, clock, count, fold, money, o
 HEAD, TAIL = 60, 20
 """Numbers of first and last lines shown of a tool's output."""
 WIDEST = 120
-"""Largest width in columns of a horizontal rule."""
+"""Largest width in characters of a horizontal rule."""
 CODE = 400
 """Largest number of lines shown of a file that was written."""
 _DIFF = {"+": "green", "-": "red", "@": "cyan"}
@@ -46,7 +46,8 @@ _DIFF = {"+": "green", "-": "red", "@": "cyan"}
 def story(
     folder: RunFolder, records: Records, width: int, glyphs: Glyphs = UNICODE
 ) -> Iterator[Text]:
-    """Yield the lines on a run for `width` columns; with `UNCUT` no output is shortened."""
+    """Yield the lines about a run for `width` characters; if that is `UNCUT`, no output is
+    shortened."""
     session = records[0]
     task = session["task"]
     when = strftime("%Y-%m-%d %H:%M:%S UTC", gmtime(session["time"]))
@@ -85,7 +86,7 @@ def story(
 
 
 def _result(folder: RunFolder, records: Records, width: int, glyphs: Glyphs) -> Iterator[Text]:
-    """Yield the table of attempts and the summary of a run."""
+    """Yield the lines of the table of attempts and of the summary of a run."""
     attempt_table, found = AttemptTable(), ladder_of(records)
     if found is not None:
         attempt_table.measure_ladder(found)

@@ -1,4 +1,4 @@
-"""Format the last block of a run: gain, evidence, files and next commands."""
+"""Format the last block of a run's output: gain, evidence, files and next commands."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CUT_SHORT = {
     "judge failed": "the judge failed",
     "unfinished": "the run has not ended",
 }
-"""Text for each stop that ended a run early."""
+"""Text for each reason why a run ended early."""
 
 
 def summary_lines(
@@ -39,10 +39,10 @@ def summary_lines(
     width: int,
     glyphs: Glyphs = UNICODE,
 ) -> list[Text]:
-    """Return the lines of the summary.
+    """Return the lines of the summary at the end of a run.
 
-    `run` is None if its folder and the next commands are not shown. `attempts` maps the digest of
-    an attempt to its number.
+    `run` is None if its folder and the next commands are not to be shown. `attempts` maps the
+    digest of an attempt to its number.
     """
     best: Judgement | None = ended.best
     found: Ladder | None = ended.ladder
@@ -74,7 +74,7 @@ def summary_lines(
 
 
 def short_path(path: Path) -> str:
-    """Return the path relative to the current folder, if it is inside; else unchanged."""
+    """Return the path relative to the current folder if it is inside, else unchanged."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
@@ -86,7 +86,8 @@ def handle(run: RunStarted) -> str:
 
 
 def _rung_head(ended: RunEnded, found: Ladder, tried: int) -> str:
-    """Return the headline if the result is a rung, with the number of tried kernels."""
+    """Return the headline if the result is a rung; `tried` is the number of kernels that were
+    tried."""
     rung, best = found.best, ended.best
     assert rung is not None
     name = full_name(rung.name)
@@ -104,7 +105,7 @@ def _rung_head(ended: RunEnded, found: Ladder, tried: int) -> str:
 
 
 def _module_head(ended: RunEnded, found: Ladder, tried: int) -> str:
-    """Return the headline if the result is the module itself, with the reason."""
+    """Return the headline if the result is the unchanged module, with the reason."""
     unsure = found.undecided
     kernel = "" if tried else f"no kernel tried{_early_end(ended)}; "
     if unsure is not None:
@@ -117,7 +118,7 @@ def _module_head(ended: RunEnded, found: Ladder, tried: int) -> str:
 
 
 def _early_end(ended: RunEnded) -> str:
-    """Return the reason for an early end in parentheses, or ""."""
+    """Return in parentheses why the run ended early, or ""."""
     return f" ({CUT_SHORT[ended.stop]})" if ended.stop in CUT_SHORT else ""
 
 
@@ -194,7 +195,7 @@ def _free_rows(best: Judgement | None, found: Ladder) -> list[tuple[str, str]]:
 
 
 def _kernel_rows(best: Judgement | None, name: str, tried: int) -> list[tuple[str, str]]:
-    """Return the row on the best of `tried` attempts, for a result without a kernel."""
+    """Return the row about the best of `tried` attempts, for a result without a kernel."""
     if best is None:
         return [("kernels", f"none of {tried} was accepted" if tried else "none was tried")]
     if best.gain is not None:

@@ -1,6 +1,6 @@
 """Format builds, verdicts and timings as styled lines. Pure functions.
 
-Each function takes a width in columns and leaves out the less important parts if it is small.
+Each function takes a width in characters and leaves out the less important parts if it is small.
 Colour only repeats the words, so the lines lose nothing on paper or in a pipe.
 """
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from cuagent.judgement import Judgement
 
 WIDEST = 120
-"""Largest width in columns of a line with several facts, also in a file."""
+"""Largest width in characters of a line with several facts, also in a file."""
 NARROW = 50
-"""Width in columns below which short names are used and nothing is indented."""
+"""Width in characters below which short names are used and nothing is indented."""
 SHOWN_DIAGNOSTICS = SHOWN_DRAWS = 3
 COPIED = ("run", "details", "apply", "export", "or")
 NAMES = {
@@ -42,7 +42,7 @@ SHORT = {
     "channels_last": "NHWC",
     "tf32": "TF32",
 }
-"""Short forms of the parts of a compound rung name."""
+"""Short words for the parts of a rung's name, such as `NHWC` for `channels_last`."""
 MERIT = {
     -1: "not accepted",
     1: "correct, not clearly faster than eager",
@@ -55,9 +55,9 @@ _COLOURS = {Standing.FASTER: "green", Standing.SLOWER: "red", Standing.INCONCLUS
 def judgement_lines(
     judgement: Judgement, width: int, glyphs: Glyphs = UNICODE, tier: str = ""
 ) -> list[Text]:
-    """Return all lines of one judged attempt: compiler output, verdict, times.
+    """Return all lines about a judged attempt: compiler output, verdict, times.
 
-    `tier` is the isolation tier that was shown before; an equal one is not shown again.
+    `tier` is the isolation tier that was shown before; if it is the same, it is not shown again.
     """
     lines = []
     if not judgement.build.ok:
@@ -112,7 +112,10 @@ def build_lines(build: Build, width: int, glyphs: Glyphs = UNICODE) -> list[Text
 def verdict_lines(
     verdict: Verdict, width: int, glyphs: Glyphs = UNICODE, tier: str = ""
 ) -> list[Text]:
-    """Return the lines of a verdict: reason, worst draws, rules, isolation unless it is `tier`."""
+    """Return the lines about a verdict: reason, worst draws, rules, and the isolation tier.
+
+    The tier is left out if it equals `tier`, which was shown before.
+    """
     seconds = verdict.seconds.get("total")
     match verdict.reason:
         case Reason.ACCEPTED if verdict.accepted:
@@ -146,7 +149,7 @@ def _verdict_details(verdict: Verdict, width: int, glyphs: Glyphs, tier: str) ->
 
 
 def _worst_of_each_kind(draws: Sequence[Draw]) -> list[Draw]:
-    """Return the worst failed draw of each kind, at most `SHOWN_DRAWS`."""
+    """Return the worst failed draw of each kind of inputs, at most `SHOWN_DRAWS`."""
     worst: dict[str, Draw] = {}
     for draw in draws:
         if not draw.passed and (draw.kind not in worst or draw.ratio > worst[draw.kind].ratio):
@@ -155,7 +158,7 @@ def _worst_of_each_kind(draws: Sequence[Draw]) -> list[Draw]:
 
 
 def timing_lines(timing: Timing, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
-    """Return the arms as a table, with device and effort of the timing."""
+    """Return a table of the arms, with the device and effort of the timing."""
     lines = _arm_lines(timing, width, glyphs) + remark_lines(timing, width)
     facts = [*share_facts(timing), one_line(timing.device)]
     effort = "quick timing, no claim" if timing.effort is Effort.QUICK else "record timing"
@@ -163,7 +166,7 @@ def timing_lines(timing: Timing, width: int, glyphs: Glyphs = UNICODE) -> list[T
 
 
 def remark_lines(timing: Timing, width: int) -> list[Text]:
-    """Return the remarks on a timing: serious ones in red, notes in yellow."""
+    """Return the remarks on a timing as lines: serious ones in red, notes in yellow."""
     grave = len(timing.remarks) - len(timing.notes)
     styles = ["red"] * grave + ["yellow"] * len(timing.notes)
     pairs = zip(timing.remarks, styles, strict=True)
@@ -171,7 +174,7 @@ def remark_lines(timing: Timing, width: int) -> list[Text]:
 
 
 def share_facts(timing: Timing) -> list[str]:
-    """Return the text on the candidate's share of the roofline and the task's floor; [] if
+    """Return the candidate's share of the roofline and the task's floor as [text]; [] if
     unknown."""
     if timing.share is None or timing.floor is None:
         return []
@@ -180,7 +183,7 @@ def share_facts(timing: Timing) -> list[str]:
 
 
 def _arm_lines(timing: Timing, width: int, glyphs: Glyphs) -> list[Text]:
-    """Return a row for each arm: name, time, ratio of the candidate over it."""
+    """Return a row for each arm: name, time, and the arm's time over the candidate's."""
     room = 24 if width >= NARROW else 8
     names = {arm.name: baseline_name(arm.name, room) for arm in timing.arms}
     first = max(map(cell_len, names.values()), default=0)
@@ -198,19 +201,20 @@ def _arm_lines(timing: Timing, width: int, glyphs: Glyphs) -> list[Text]:
 
 
 def score_lines(score: Score, width: int) -> list[Text]:
-    """Return the milestone score with its meaning."""
+    """Return the milestone reward with its meaning."""
     colour = "green" if score.reward >= 2 else "yellow" if score.reward == 1 else "red"
     return _paragraph(f"score {score.reward}: {MERIT.get(score.reward, '')}", width, colour)
 
 
 def smallest_ratio(timing: Timing | None) -> Ratio | None:
-    """Return the smallest measured ratio, that over the best baseline; None if there is none."""
+    """Return the smallest measured ratio, which is that over the best baseline; None if there is
+    none."""
     ratios = timing.ratios.values() if timing is not None else ()
     return min(ratios, key=lambda r: r.value, default=None)
 
 
 def baseline_name(name: str, width: int) -> str:
-    """Return an arm's name for people, in at most `width` columns if possible."""
+    """Return an arm's name for people, in at most `width` characters if possible."""
     if "+" in name:
         return " ".join(SHORT.get(part, part) for part in name.split("+"))
     called = NAMES.get(name, name)
@@ -218,7 +222,7 @@ def baseline_name(name: str, width: int) -> str:
 
 
 def label_lines(pairs: Sequence[tuple[str, str]], width: int) -> list[Text]:
-    """Return `name  value` rows with aligned values; a long value is wrapped, never cut.
+    """Return `name value` rows with aligned values; a long value is wrapped, never cut.
 
     A path or a command (a name in `COPIED`) stays on one line, so that it can be copied.
     """
@@ -238,7 +242,8 @@ def label_lines(pairs: Sequence[tuple[str, str]], width: int) -> list[Text]:
 
 
 def _ratio_text(gain: Ratio, room: int) -> str:
-    """Return a ratio with interval and standing as far as they fit into `room` columns."""
+    """Return a ratio with its interval and conclusion, as far as they fit into `room`
+    characters."""
     full = ratio(gain)
     for text in (f"{full} {gain.standing}", full, f"{times(gain.value)} {gain.standing}"):
         if cell_len(text) <= room:

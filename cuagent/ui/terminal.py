@@ -50,16 +50,18 @@ TOOL_LINES = {"bash": (4, 3), "compile": (6, 0), "profile": (12, 0)}
 """Numbers of first and last lines shown of a tool's output; `OTHER_LINES` for all other tools."""
 OTHER_LINES, ERROR_LINES = (3, 0), (4, 3)
 USER_LINES = (6, 2)
-"""First and last lines shown of the user's text: the output of `!!command` may be long."""
+"""Numbers of first and last lines shown of the user's text; the output of `!!command` may be
+long."""
 OUTPUT_LINES = 8
 """Number of a running tool's last output lines that a wide terminal shows below the transcript."""
 PAUSES = ("interrupted", "answered")
-"""Stops after which an interactive run usually continues, so that no full summary is shown."""
+"""Reasons for a stop after which an interactive run usually continues, so that no full summary is
+shown."""
 _NOTICE = {"info": "cyan", "warning": "yellow", "error": "red"}
 
 
 class Terminal:
-    """Shows the events of one run on `stream`. A context manager.
+    """Context manager that shows the events of one run on `stream`.
 
     With `recorded` there is no live status, and times come from the log. With `footer` the caller
     shows the status (`footer_lines`) below the transcript, and only whole lines are written.
@@ -104,7 +106,7 @@ class Terminal:
 
     @property
     def width(self) -> int:
-        """Columns of the transcript; `UNCUT` in a file or a pipe."""
+        """Width of the transcript in characters; `UNCUT` in a file or a pipe."""
         return self._transcript.width
 
     def __call__(self, event: Event) -> None:
@@ -113,7 +115,8 @@ class Terminal:
             self._show(event)
 
     def footer_lines(self, width: int) -> list[str]:
-        """Return the lines below the transcript; the last one is the status."""
+        """Return the lines below the transcript, `width` characters wide; the last one is the
+        status."""
         with self._transcript.lock:
             tick = self._transcript.tick if self._paused_at is None else None
             self._transcript.tick += 1
@@ -127,11 +130,12 @@ class Terminal:
             return [harmless(line) for line in (*unwritten, status)]
 
     def say(self, lines: Iterable[Text]) -> None:
-        """Print lines."""
+        """Print lines in the transcript."""
         self._transcript.print(lines)
 
     def recall(self, judged: Iterable[tuple[int, Judgement]], found: Ladder | None = None) -> None:
-        """Add the ladder and (number, judgement) pairs of an earlier session, without output."""
+        """Add the ladder and (number, judgement) pairs of an earlier session to the table, without
+        output."""
         with self._transcript.lock:
             if found is not None:
                 self.attempt_table.measure_ladder(found)
@@ -218,7 +222,7 @@ class Terminal:
         return self.attempt_table.all_lines(self.width, self.glyphs, fewest)
 
     def _show_pause(self, stop: str, summary: str) -> None:
-        """Show why the run stopped; show its summary only if it has changed since last time."""
+        """Show why the run stopped, and its summary if that has changed since the last pause."""
         if self._table_due:
             self.say([Text(), *self._final_table()])
         known, self._summary = summary == self._summary, summary

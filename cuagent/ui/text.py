@@ -19,7 +19,7 @@ TAB = 4
 
 @dataclass(frozen=True)
 class Glyphs:
-    """The signs that the views print: `UNICODE`, or `ASCII` if the stream cannot encode those."""
+    """Signs that the views print: `UNICODE`, or `ASCII` if the stream cannot encode those."""
 
     yes: str
     no: str
@@ -41,7 +41,7 @@ ASCII = Glyphs("ok", "XX", "?", ">", "*", "`", "|", "-", "...", "|/-\\", "-", "_
 
 
 def glyphs_for(encoding: str | None) -> Glyphs:
-    """Return `UNICODE` if `encoding` can write its signs, else `ASCII`."""
+    """Return `UNICODE` if the text encoding can represent its signs, else `ASCII`."""
     signs = "".join(vars(UNICODE).values())
     try:
         signs.encode(encoding or "ascii")
@@ -51,7 +51,7 @@ def glyphs_for(encoding: str | None) -> Glyphs:
 
 
 def duration(seconds: float) -> str:
-    """Return a measured time with three significant digits: `12.3 us`, `1.50 s`."""
+    """Format a measured time with three significant digits: `12.3 us`, `1.50 s`."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         # 0.9995 of a unit already rounds up to it
         if seconds >= 0.9995 * scale:
@@ -60,24 +60,24 @@ def duration(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Return an elapsed time as on a watch: `0:07`, `12:34`, `1:02:03`."""
+    """Format an elapsed time as on a watch: `0:07`, `12:34`, `1:02:03`."""
     minutes, second = divmod(int(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
 def times(value: float) -> str:
-    """Return a plain ratio: `1.43x`, `12.3x`, `3.57e+06x`."""
+    """Format a ratio without interval: `1.43x`, `12.3x`, `3.57e+06x`."""
     return f"{value:.3g}x" if value >= 1e5 else f"{_three_digits(value)}x"
 
 
 def ratio(r: Ratio) -> str:
-    """Return a ratio with its 95 % limits: `1.43x [1.38, 1.49]`."""
+    """Format a ratio with the limits of its interval: `1.43x [1.38, 1.49]`."""
     return f"{times(r.value)} [{_three_digits(r.low)}, {_three_digits(r.high)}]"
 
 
 def count(number: int) -> str:
-    """Return a number of tokens as text: `950`, `12.3k`, `1.2M`."""
+    """Format a number of tokens: `950`, `12.3k`, `1.2M`."""
     for unit, scale in (("M", 1_000_000), ("k", 1_000)):
         if number >= scale:
             return f"{number / scale:.1f}{unit}"
@@ -85,7 +85,7 @@ def count(number: int) -> str:
 
 
 def money(dollars: float) -> str:
-    """Return US dollars as text: `$1.50`, and below a dollar `$0.123`."""
+    """Format an amount of US dollars: `$1.50`, and below a dollar `$0.123`."""
     return f"${dollars:.2f}" if dollars >= 1 or dollars == 0 else f"${dollars:.3f}"
 
 
@@ -113,7 +113,8 @@ def harmless(text: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Remove control sequences; of a line overwritten with `\\r`, keep only the last version."""
+    r"""Remove control sequences; of a line that is overwritten with `\r`, keep only the last
+    version."""
     text = _ESCAPES.sub("", text.replace("\r\n", "\n")).expandtabs(TAB)
     if "\r" in text:
         lines = (line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.split("\n"))
@@ -127,7 +128,7 @@ def one_line(text: str) -> str:
 
 
 def clip(text: str, width: int, more: str = "…") -> str:
-    """Cut `text` to at most `width` columns; a cut text ends with `more`."""
+    """Cut `text` to at most `width` columns of a terminal; a cut text ends with `more`."""
     if cell_len(text) <= width:
         return text
     if width <= cell_len(more):
@@ -142,11 +143,11 @@ def clip(text: str, width: int, more: str = "…") -> str:
 
 
 RUN_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[a-z0-9-]+")
-"""Matches the ID of a run (`record/folder.py`)."""
+"""Pattern of the ID of a run (`record/folder.py`)."""
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Break one line at blanks into pieces of at most `width` columns.
+    """Break one line at blanks into pieces of at most `width` columns of a terminal.
 
     A longer word is cut, after a slash if possible; the ID of a run is never cut.
     """
@@ -169,7 +170,7 @@ def wrap(text: str, width: int) -> list[str]:
 
 
 def _head(word: str, width: int) -> str:
-    """Return the start of a long word that is put on one line of `width` columns."""
+    """Return the part of a long word that fits on a line of `width` characters."""
     head = clip(word, width, "") or word[0]
     if "/" in head:
         return head[: head.rindex("/") + 1]
@@ -179,8 +180,10 @@ def _head(word: str, width: int) -> str:
 
 
 def fold(text: str, head: int, tail: int, more: str = "…") -> list[str]:
-    """Return the first `head` and last `tail` lines of foreign text, with a line between them that
-    counts the omitted ones."""
+    """Return the first `head` and last `tail` lines of foreign text.
+
+    A line between them gives the number of the omitted lines.
+    """
     lines = [line.rstrip() for line in clean(text).strip("\n").split("\n")]
     left_out = len(lines) - head - tail
     if left_out <= 1:  # "1 more line" would take as much room as the line

@@ -2,7 +2,9 @@
 
 Printed lines never change. Only the live status is redrawn in place, in one write, so nothing
 flickers and the user can scroll back. Without a terminal there is no live status and no control
-character. Invariant: every write holds `lock`, which the thread that redraws the status uses too.
+character.
+
+Invariant: every write holds `lock`, which the thread that redraws the status uses too.
 """
 
 from __future__ import annotations
@@ -25,15 +27,15 @@ from cuagent.ui.text import clean
 TICK = 0.25
 """Seconds between two updates of the live status."""
 WIDEST = 120
-"""Largest width of a line in columns; longer lines are hard to read."""
+"""Largest width of a line in characters; longer lines are hard to read."""
 
 
 class Transcript:
-    """Lines that are appended to `stream`, and a live status below them.
+    """Writes lines to `stream`, with a live status below them. Any thread may call the methods.
 
     `status` returns the lines of the live status for a tick. `is_tall` returns True if there is
     more than one; a single line is hidden while text streams, several stay. With `footer` the
-    caller shows the status, and only whole lines are written. Any thread may call the methods.
+    caller shows the status, and only whole lines are written.
     """
 
     def __init__(
@@ -69,11 +71,11 @@ class Transcript:
             threading.Thread(target=self._keep_ticking, daemon=True, name="status").start()
 
     def end(self) -> None:
-        """Stop redrawing; the last status stays on the screen."""
+        """Stop redrawing the live status; the last one stays on the screen."""
         self._ended.set()
 
     def close(self) -> None:
-        """Remove the live status."""
+        """Remove the live status from the screen."""
         self.end()
         with self.lock:
             self.live = False
@@ -82,12 +84,12 @@ class Transcript:
 
     @property
     def _is_rich(self) -> bool:
-        """True for a terminal that can move its cursor."""
+        """True if the stream is a terminal that can move its cursor."""
         return self.console.is_terminal and not self.console.is_dumb_terminal
 
     @property
     def width(self) -> int:
-        """Width of a line in columns; `UNCUT` for a file or a pipe."""
+        """Width of a line in characters; `UNCUT` for a file or a pipe."""
         width = self.console.width
         return width if width == UNCUT else min(width, WIDEST)
 
@@ -126,7 +128,7 @@ class Transcript:
                 self._add_plain(clean(event.text), "dim" if event.kind == "reasoning" else "")
 
     def _add_markdown(self, piece: str) -> None:
-        """Add a piece of Markdown and print the blocks that it finishes."""
+        """Add a piece of Markdown and print the blocks that are now complete."""
         if self._flow is not None:
             self.print([])
         blocks = self._blocks or Blocks()
@@ -160,7 +162,7 @@ class Transcript:
         return capture.get()
 
     def _write(self, text: str) -> None:
-        """Append `text` to the transcript and redraw the live status. One write, one flush."""
+        """Append `text` to the transcript and redraw the live status, in one write."""
         with self.lock:
             erase = self._region.erase()
             live = self._region.draw(self._status(self.tick)) if self._is_shown else ""

@@ -1,7 +1,9 @@
-"""Build the model that a session runs: the candidate, or the reference in one of its modes.
+"""Build the model that a worker runs: the candidate's ModelNew, or the reference as eager, compiled
+or another rung.
 
-All arms use one program and one protocol, with the same flags set before any of their code is
-imported. A difference in time is therefore a difference between the models.
+All these models ("arms" of a timing) run in the same program with the same flags, which are set
+before any of their code is imported. A difference in time is therefore a difference between the
+models.
 """
 
 from __future__ import annotations
@@ -28,39 +30,44 @@ if TYPE_CHECKING:
     from torch import nn
 
 COMPILERS = "TORCHINDUCTOR_COMPILE_THREADS"
-"""Environment variable with the number of processes in which torch.compile compiles."""
+"""Environment variable that sets the number of compiler processes of torch.compile."""
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """The model that a session runs. A candidate gets no `task`: it must not see the reference."""
+    """Data from which a worker constructs the model of one session. For a candidate `task` is None,
+    because a candidate must not see the reference."""
 
     arm: str
     device: Device
     precision: Precision
     inputs: dict[str, Any]
-    """Spec of the positional arguments (`cuagent.task.flatten`)."""
+    """Nesting of forward's positional arguments (`cuagent.task.flatten`)."""
     output: dict[str, Any]
-    """Spec of the value that forward returns."""
+    """Nesting of the value that forward returns (`cuagent.task.flatten`)."""
     state: tuple[str, ...]
-    """Names in the state dict, in the order of the tensors in the weights' arena."""
+    """Names of the state dict's entries, in the order in which the weights' arena stores their
+    tensors."""
     init: dict[str, Any]
-    """Spec of the list [positional arguments, named arguments] of the constructor."""
+    """Constructor arguments as JSON: the list [positional, named] in the form of
+    `cuagent.task.flatten`."""
     seed: int
-    """Seed for the construction, equal in every arm. It fixes random values that no state dict
-    holds."""
+    """torch's seed for the construction. It is the same for every arm, so that random values
+    outside the state dict are the same too."""
     task: Task | None = None
     device_bytes: int | None = None
     """Bytes of GPU memory that a candidate may use; None means no limit."""
     kept_bytes: int | None = None
-    """Bytes of GPU memory that a candidate may hold between calls; None means `device_bytes`."""
+    """Bytes of GPU memory that a candidate may still occupy between calls; None means
+    `device_bytes`."""
     settings: TorchSettings | None = None
-    """torch's settings for the process; None keeps those that the task's file sets."""
+    """torch's settings to apply in the process; None keeps those that the task's file sets."""
     step: int = 0
-    """Number of forward's arguments if a training step is judged, in which `backward` returns
-    gradients; else 0."""
+    """Number of forward's arguments if a training step (forward and backward) is judged; 0 if only
+    forward is."""
     kernels_only: bool = False
-    """True if a candidate must compute in its own kernels (`operators.py`)."""
+    """True if torch operators that compute are refused in the candidate's process
+    (`operators.py`)."""
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {
@@ -137,7 +144,10 @@ def _constructed(cls: Any, model_spec: ModelSpec) -> nn.Module:
 
 
 def _check_call(function: Any, args: Sequence[Any], named: Mapping[str, Any], what: str) -> None:
-    """Raise a TypeError with the expected call if `function` does not accept these arguments."""
+    """Check that `function` accepts these arguments.
+
+    Otherwise raises a TypeError, whose message starts with `what` and shows the arguments.
+    """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a builtin may have no signature
@@ -150,11 +160,12 @@ def _check_call(function: Any, args: Sequence[Any], named: Mapping[str, Any], wh
 
 
 def _compiled(model: nn.Module, model_spec: ModelSpec) -> nn.Module:
-    """Return the reference as a rung: a mode and options after plus signs, such as
-    `compile+tf32`.
+    """Prepare the reference as the rung `model_spec.arm`, such as `eager`, `compile+tf32` or
+    `max-autotune+bf16`.
 
-    `tf32`, `fp32` and `cudnn_benchmark` are in the spec's settings. They are applied again, because
-    the task's file or the constructor may have changed them.
+    The name is a mode (eager or a mode of torch.compile), then options after plus signs. The
+    settings of the spec include the options `tf32`, `fp32` and `cudnn_benchmark`. They are applied
+    again here, because the task's file or the constructor may have changed them.
     """
     import torch
 
@@ -177,7 +188,10 @@ def _compiled(model: nn.Module, model_spec: ModelSpec) -> nn.Module:
 
 
 def _limit_compilers() -> None:
-    """Apply the environment's number of compiler processes, which torch reads when imported."""
+    """Set torch.compile's number of compiler processes from the environment variable COMPILERS.
+
+    torch reads the variable only when it is imported, which was before the fork.
+    """
     import torch._inductor.config
 
     if count := os.environ.get(COMPILERS):

@@ -1,6 +1,6 @@
-"""Capture a bounded amount of a worker's printed text, as feedback for a person or an agent.
+"""Capture the text that a worker prints, up to a size limit, to show it to a person or an agent.
 
-No program reads this text.
+No code decides anything by this text.
 """
 
 from __future__ import annotations
@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 
 OUTPUT_CAP = 64 << 10
-"""Largest number of bytes of printed text that are stored: half from the beginning, half from the
+"""Largest number of stored bytes of a worker's output: half from its beginning, half from its
 end."""
 
 
 class CapturedOutput:
-    """Text from the read end of a non-blocking pipe."""
+    """Reader of the text that a process prints to a pipe. `descriptor` is the pipe's non-blocking
+    read end."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -21,7 +22,8 @@ class CapturedOutput:
         self._tail = b""
 
     def drain(self) -> bool:
-        """Read the bytes that are available now. Returns False at the end of the pipe."""
+        """Read the bytes that are available now. Returns False once the writer has closed the
+        pipe."""
         half = OUTPUT_CAP // 2
         # A bounded number of reads: a process that prints without pause must not block us here.
         for _ in range(64):
@@ -38,6 +40,7 @@ class CapturedOutput:
 
     @property
     def text(self) -> str:
-        """Text captured so far, with a mark where the middle is missing."""
+        """Text captured so far; `[...]` replaces the middle if the output was longer than
+        OUTPUT_CAP."""
         cut = b"\n[...]\n" if len(self._tail) == OUTPUT_CAP // 2 else b""
         return (self._head + cut + self._tail).decode(errors="replace")

@@ -1,8 +1,8 @@
 """The channel between a trusted process and a worker: one SOCK_SEQPACKET socket pair.
 
-JSON and file descriptors go into the worker. Only records of fixed size come out: four integers, of
-which none says anything about right or wrong. Nothing that a worker sends is unpickled, parsed or
-evaluated.
+JSON and file descriptors go into the worker. Only records of fixed size come back: nonce, call
+number, status and duration, of which none says if a result is right. Nothing that a worker sends is
+unpickled, parsed or evaluated.
 
 The nonce and the call number bind a record to the command that it answers, so that a late or
 repeated record is detected. They do not authenticate: the candidate shares its process with the
@@ -23,13 +23,14 @@ from typing import Any
 
 _RECORD = struct.Struct("<QIBxxxQ")
 _LARGEST_PACKET = 32 << 10
-"""Bytes of the longest message in a packet; a longer one travels in a memfd, because the kernel's
-socket buffer may be small."""
+"""Bytes of the longest message that is sent in one packet. A longer message is sent as a memfd,
+because the kernel's socket buffer may be small."""
 _MOST_DESCRIPTORS = 8
 
 
 class Status(IntEnum):
-    """Result of a command. A worker never sends the last four; the referee concludes them."""
+    """Outcome of a command. A worker never sends CRASHED or a later one; the referee assigns
+    those."""
 
     DONE = 0
     IMPORT_FAILED = 1
@@ -46,12 +47,12 @@ class Status(IntEnum):
 
 
 class ForgedRecord(Exception):
-    """Bytes from the worker that are not a record that answers the command."""
+    """A worker sent bytes that are not a valid record for the current command."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """One record: everything that a worker can report."""
+    """A worker's reply to one call: the only data that it can send to the referee."""
 
     nonce: int
     call: int
@@ -83,7 +84,7 @@ def receive_record(channel: socket.socket) -> Record | None:
 def send_message(
     channel: socket.socket, message: dict[str, Any], descriptors: tuple[int, ...] = ()
 ) -> None:
-    """Send JSON and descriptors to a process that trusts the sender."""
+    """Send a JSON message and file descriptors to a process that trusts the sender."""
     body = json.dumps(message).encode()
     if len(body) <= _LARGEST_PACKET and not descriptors:
         channel.send(b"J" + body)  # the sandbox blocks sendmsg, which could carry descriptors
@@ -101,8 +102,8 @@ def send_message(
 
 
 def receive_message(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Return the JSON and the descriptors that a trusted process sent, or None at the end of the
-    channel."""
+    """Return the next JSON message and its file descriptors from a trusted process, or None at the
+    end of the channel."""
     size = array.array("i").itemsize * _MOST_DESCRIPTORS
     try:
         packet, ancillary, _, _ = channel.recvmsg(

@@ -1,14 +1,15 @@
-"""Replay the calls of a module as CUDA graphs that are captured directly.
+"""Replay the calls of a module as CUDA graphs, captured with torch.cuda.graph.
 
-One graph serves the calls of one form: shapes, strides, dtypes, numbers among the arguments,
-autocast and inference mode. A replay copies the arguments to the graph's memory and returns copies
-of the results, so that a result stays valid after the next call. The first call of a form runs the
-module, then captures it. Graphs are for inference: training, gradients, hooks, tensors on a CPU and
-a forward that changes its arguments or its state run without a graph.
+Each form of call has its own graph. A form is the shapes, strides, dtypes and plain numbers of the
+arguments, with autocast and inference mode. A replay copies the arguments to the graph's memory and
+returns copies of the results, so that a result stays valid after the next call. The first call of a
+form runs the module, then captures it. Graphs are for inference: training, gradients, hooks,
+tensors on a CPU and a forward that changes its arguments or its state run without a graph.
 
-This file travels with exported packages and imports nothing of cuagent. Not covered: the Python
-code of forward runs only while a graph is captured. A later change of an attribute that is not one
-of the module's tensors has no effect on a graph.
+This file travels with exported packages and imports nothing of cuagent.
+
+Not covered: the Python code of forward runs only while a graph is captured. A later change of an
+attribute that is not one of the module's tensors has no effect on a graph.
 """
 
 from __future__ import annotations
@@ -22,29 +23,35 @@ import torch
 from torch.utils import _pytree as pytree
 
 MAX_GRAPHS = 8
-"""Largest number of forms of calls with a graph; each holds the memory of one call."""
+"""Largest number of graphs of a module, one for each form of call (shapes, dtypes, ... of the
+arguments). Each occupies the memory of a call."""
 WARM_UP_CALLS = 2
-"""Calls on the stream of the capture, in which libraries allocate their workspaces."""
+"""Number of calls on the capture's stream before the capture, in which libraries allocate
+workspaces."""
 CONSTANTS = (type(None), bool, int, float, str)
-"""Types of the arguments and results that a graph holds as they are."""
+"""Types of arguments and results that are no tensors; a graph stores them as constants."""
 
 
 class NotCapturable(RuntimeError):
-    """A call cannot be replayed as a CUDA graph. The message is one line."""
+    """Error: a call cannot be replayed as a CUDA graph. The message is one line."""
 
 
 def graph_calls(module: torch.nn.Module, *, required: bool = False) -> None:
     """Replay the calls of `module` as CUDA graphs, in place; a compiled module stays compiled.
 
-    A call that cannot be captured runs without a graph; if `required`, it raises NotCapturable.
-    Copies of the module, and the module after pickling, call it without graphs.
+    A call that cannot be captured runs without a graph, or raises NotCapturable if `required`.
+    Copies of the module do not use graphs; neither does the module after pickling.
     """
     call = getattr(module, "_compiled_call_impl", None) or module._call_impl
     module._compiled_call_impl = _GraphedCalls(module, call, required)
 
 
 class _GraphedCalls:
-    """The calls of one module: a graph for each form, or the reason why there is none."""
+    """Replacement for a module's `__call__`.
+
+    For each form of call (shapes, dtypes, ... of the arguments) it stores the CUDA graph, or the
+    reason why there is none.
+    """
 
     def __init__(self, module: torch.nn.Module, call: Callable[..., Any], required: bool) -> None:
         self._module, self._call, self._required = module, call, required
@@ -78,7 +85,10 @@ class _GraphedCalls:
         return self._call(*arguments, **named)
 
     def _first_call(self, leaves: Sequence[Any], spec: Any) -> tuple[Any, _Graph | str]:
-        """Return the result of a call, and its graph or the reason why there is none."""
+        """Run the first call with arguments of one form (shapes, dtypes, ...), and capture it.
+
+        Returns the result, and the graph or the reason why there is none.
+        """
         watched = state_of(self._module)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         seen = [*tensors, *(tensor for _, _, tensor, _ in watched)]
@@ -97,7 +107,8 @@ class _GraphedCalls:
 
 
 def refusal(module: torch.nn.Module, leaves: Sequence[Any]) -> str:
-    """Return the reason why a call with these arguments must run without a graph; "" if none."""
+    """Return the reason why a call with these arguments must run without a graph; "" if it may use
+    one."""
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     if module.training:
         return "the module is in training mode"
@@ -119,7 +130,11 @@ def refusal(module: torch.nn.Module, leaves: Sequence[Any]) -> str:
 
 
 def form_of(leaves: Sequence[Any], spec: Any) -> Any:
-    """Return the key of a call: its arguments, without the values of tensors, and torch's modes."""
+    """Return the key of the graph for a call.
+
+    The key has the shapes, strides and dtypes of the tensors, the other arguments by value, and
+    torch's autocast and inference modes.
+    """
     forms = tuple(
         (leaf.shape, leaf.stride(), leaf.dtype, leaf.device)
         if isinstance(leaf, torch.Tensor)
@@ -131,11 +146,13 @@ def form_of(leaves: Sequence[Any], spec: Any) -> Any:
 
 
 Watched = list[tuple[dict[str, Any], str, torch.Tensor, int]]
-"""Each parameter and buffer: the dict that holds it, its name there, the tensor and its address."""
+"""Parameters and buffers of a module, each as (the `_parameters` or `_buffers` dict that contains
+it, its key there, the tensor, the tensor's address)."""
 
 
 def state_of(module: torch.nn.Module) -> Watched:
-    """Return the parameters and buffers of a module, whose addresses a graph holds."""
+    """Return the parameters and buffers of a module with their addresses, which a graph has
+    recorded."""
     return [
         (holder, name, tensor, tensor.data_ptr())
         for part in module.modules()
@@ -146,7 +163,7 @@ def state_of(module: torch.nn.Module) -> Watched:
 
 
 def is_unchanged(watched: Watched) -> bool:
-    """Return True if every parameter and buffer is the same tensor at the same address."""
+    """Return True if each parameter and buffer is still the same tensor at the same address."""
     return all(
         holder.get(name) is tensor and tensor.data_ptr() == address
         for holder, name, tensor, address in watched
@@ -161,8 +178,8 @@ class _Graph:
     spec: Any
     watched: Watched
     done: torch.cuda.Event
-    """Recorded after the latest replay, or after the capture. The next replay waits for it, because
-    it may run on another stream and uses the same buffers."""
+    """Event that is recorded after the latest replay, or after the capture. The next replay waits
+    for the event, because it may run on another stream and uses the same buffers."""
 
     def is_valid(self) -> bool:
         return is_unchanged(self.watched)
@@ -187,7 +204,7 @@ class _Graph:
 def _captured(
     call: Callable[..., Any], leaves: Sequence[Any], spec: Any, watched: Watched
 ) -> _Graph:
-    """Capture one call on copies of its arguments. Raises RuntimeError."""
+    """Capture one call on copies of its arguments and return the graph. Raises RuntimeError."""
     own = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     pairs = [(a, b) for a, b in zip(own, leaves, strict=True) if isinstance(a, torch.Tensor)]
     if any(a.stride() != b.stride() for a, b in pairs):
@@ -227,7 +244,7 @@ def _end_capture_of_generator(stream: torch.cuda.Stream) -> None:
 
 
 def _unfit_result(results: Sequence[Any], seen: Sequence[torch.Tensor]) -> str:
-    """Return why results cannot be copied out of a graph; "" if they can."""
+    """Return the reason why a graph cannot return copies of these results; "" if it can."""
     tensors = [result for result in results if isinstance(result, torch.Tensor)]
     if any(not isinstance(result, (torch.Tensor, *CONSTANTS)) for result in results):
         return "a result is neither a tensor nor a constant"
@@ -248,11 +265,15 @@ def _memories(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 def _hooks(module: torch.nn.Module) -> str:
-    """Return a reason if a part of the module has hooks, which a replay would not call."""
+    """Return a reason to run without a graph if a submodule has forward hooks, else "".
+
+    A replay would not call the hooks.
+    """
     found = any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
     return "the module has hooks" if found else ""
 
 
 def _version(tensor: torch.Tensor) -> int:
-    """Return the number of changes in place; 0 for an inference tensor, which has no counter."""
+    """Return torch's counter of in-place changes of a tensor; 0 for an inference tensor, which has
+    none."""
     return 0 if tensor.is_inference() else tensor._version

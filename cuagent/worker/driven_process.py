@@ -1,8 +1,8 @@
-"""A forked process that executes commands and is suspended between them.
+"""A forked process that executes the referee's commands and is suspended between them.
 
-The clock starts when a command is sent and stops when its last record arrives. A command has a time
-limit; a candidate's memory and files have limits too. Any failure of the process ends it with
-`SessionEnded` and kills its process group.
+A command's time runs from its sending to the arrival of its last record, and is limited. A
+candidate's memory and files are limited too. After any failure of the process its group is killed
+and `SessionEnded` is raised.
 """
 
 from __future__ import annotations
@@ -34,43 +34,42 @@ from cuagent.worker.holdings import File, holdings
 from cuagent.worker.memory.device_use import DeviceExcess, DeviceUse
 
 WATCH_S = 1.0
-"""Seconds between two checks of a candidate's memory and files, during a call and after one."""
+"""Shortest time in seconds between two checks of a candidate's memory and files."""
 BUSY = "verify again if the machine was busy"
 SLOW = {
     "open": "compile kernels from kernels/ ahead of time, not at import, and " + BUSY,
     "load": "construct the model with less work, and " + BUSY,
     "run": "look for a hang, compile before the first call (in kernels/ or on import), and " + BUSY,
 }
-"""Advice after a command that took too long, by the command's name."""
+"""Advice in the error message after a timeout, by the name of the command that took too long."""
 OUT_OF_MEMORY = "out of memory"
-"""Part of the error of torch's CUDA allocator."""
+"""Text by which an error of torch's CUDA allocator is recognized."""
 
 
 class SessionEnded(Exception):
-    """The session ended and its process was killed. `detail` is one line."""
+    """Error: a session failed and its process was killed. `detail` is the reason in one line."""
 
     def __init__(self, status: Status, detail: str, output: str):
         super().__init__(f"{status.name.lower()}: {detail}")
         self.status = status
         self.detail = detail
         self.output = output
-        """Text that the process printed: feedback for a person or an agent, which no program
-        reads."""
+        """Text that the process printed, to show to a person or an agent; no code decides by it."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Memory that a process and its children may hold; None for no limit."""
+    """Most memory in bytes that a process and its children may occupy; None for no limit."""
 
     memory_bytes: int | None
     device_bytes: int | None
-    """Bytes of GPU memory."""
+    """Bytes of GPU memory at any time."""
     kept_bytes: int | None
-    """Bytes of GPU memory that the process may hold between commands."""
+    """Bytes of GPU memory between two commands."""
 
 
 class DrivenProcess:
-    """One forked process with a channel for commands and the folder that it may write to."""
+    """A forked process, the channel for its commands, and the folder that it may write to."""
 
     def __init__(
         self,
@@ -101,13 +100,13 @@ class DrivenProcess:
 
     @property
     def pid(self) -> int:
-        """Process id, equal to the process group's."""
+        """Process id, which is also the id of its process group."""
         return self._child.pid
 
     def pause(self) -> None:
-        """Stop the processes in the middle of a command, which another thread waits for.
+        """Stop the process and its descendants now, although another thread waits for its command.
 
-        Only for processes that are trusted to stop.
+        Use it only for trusted processes.
         """
         with self._switching:
             self._paused = True
@@ -116,7 +115,7 @@ class DrivenProcess:
                     self._suspend()
 
     def unpause(self) -> None:
-        """Continue the command that `pause` stopped, if it has not ended."""
+        """Continue the processes that `pause` stopped, unless their command has ended."""
         with self._switching:
             self._paused = False
             if self._in_command and not self.closed:
@@ -150,10 +149,10 @@ class DrivenProcess:
     def _exchange(
         self, message: dict[str, Any], descriptors: tuple[int, ...], expected: int, seconds: float
     ) -> tuple[list[Record], float]:
-        """Send a command; return its records, each checked, and the seconds until the last one.
+        """Send a command; wait for `expected` records in reply, and check each.
 
-        The time runs until the last record, because the first could be sent before the work is
-        done. Raises SessionEnded.
+        Returns the records and the seconds until the last one. The time runs until the last record,
+        because the first could be sent before the work is done. Raises SessionEnded.
         """
         assert not self.closed, "the session is closed"
         nonce = secrets.randbits(64)
@@ -201,7 +200,7 @@ class DrivenProcess:
         return records
 
     def _suspend(self) -> None:
-        """Stop all processes of the session until the next command."""
+        """Stop the process and all its descendants until the next command."""
         self._outside_group = self._fork_server.suspend(self._child)
 
     def _resume(self) -> None:
@@ -232,8 +231,10 @@ class DrivenProcess:
                 poll.unregister(output)
 
     def _check_holdings(self) -> None:
-        """Check the memory and files of a candidate, at most once in WATCH_S seconds. Raises
-        _Excess."""
+        """Raise _Excess if the candidate's memory or files exceed their limit.
+
+        It measures at most once in WATCH_S seconds.
+        """
         if self._memory_bytes is None or time.monotonic() - self._checked_at < WATCH_S:
             return
         process_tree = self._fork_server.process_tree(self._child)

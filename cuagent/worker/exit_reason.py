@@ -1,4 +1,4 @@
-"""Describe in one line why a worker's process ended."""
+"""Describe in one line why a worker process ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cuagent.worker.channel import Status
 
 
 def describe_exit(wait_status: int) -> str:
-    """Return the signal or the exit status of a process that ended."""
+    """Describe a wait status, such as "killed by SIGSEGV" or "left with exit status 1"."""
     if os.WIFSIGNALED(wait_status):
         number = os.WTERMSIG(wait_status)
         with contextlib.suppress(ValueError):
@@ -30,9 +30,10 @@ _EXCEPTIONS = (
 
 
 def last_line(status: Status, text: str) -> str:
-    """Return the last line of the output `text`.
+    """Return the last line of a worker's printed text.
 
-    For an exception, `file:line` of the innermost frame in the candidate's own files comes first.
+    For an exception it is preceded by `file:line` of the innermost frame in the candidate's own
+    files, such as `model_new.py:12: ValueError: ...`.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     last = lines[-1][:300] if lines else ""

@@ -1,4 +1,5 @@
-"""Measure and remove folders that untrusted code filled, at any depth of nesting.
+"""Measure and remove folders that untrusted code has filled, even if they are nested thousands
+deep.
 
 Python's own functions recurse once per level and fail at about a thousand levels.
 """
@@ -13,11 +14,11 @@ import subprocess
 from pathlib import Path
 
 LIBRARIES = "libraries"
-"""Name of the folder in a candidate's folder that holds the compiled libraries."""
+"""Subfolder of a candidate's folder for the libraries that were compiled from its kernels."""
 
 
 def usage(folder: Path) -> tuple[float, float]:
-    """Return the bytes of the files below `folder` and the number of files and folders.
+    """Return the bytes of all files below `folder` and the number of files and folders.
 
     Both are infinite if a path is too long to be read. Entries that vanish meanwhile count as zero.
     """
@@ -40,7 +41,7 @@ def usage(folder: Path) -> tuple[float, float]:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder as far as possible; raises no error if a part remains."""
+    """Remove a folder with its content as far as possible; ignore errors."""
     try:
         shutil.rmtree(folder, ignore_errors=True)
     except RecursionError:

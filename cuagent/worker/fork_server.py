@@ -1,8 +1,7 @@
-"""The referee's handle on the fork server (`fork_server_main.py`): start it, fork children, end
-them.
+"""The referee's side of the fork server: start it, let it fork children, end them.
 
-Threads may share one handle; their requests run one after another. Invariant: after `close` no
-process of the fork server remains.
+`fork_server_main.py` is the other side. Threads may share one `ForkServer`; their requests run one
+after another. After `close` no process of the fork server remains.
 """
 
 from __future__ import annotations
@@ -43,32 +42,35 @@ _INHERITED = (
     *VARIABLES,
 )
 _SPINS = {"GOMP_SPINCOUNT": "2000", "KMP_BLOCKTIME": "1"}
-"""Environment variables for how long idle OpenMP threads spin: loop iterations (about 50 us) for
-GNU's library, milliseconds for LLVM's and Intel's.
+"""Environment variables that limit how long idle OpenMP threads spin: loop iterations (about 50 us)
+for GNU's library, milliseconds for LLVM's and Intel's.
 
 By default they spin for over 5 ms after each parallel region and delay the process that should run.
-On a busy machine with two cores, calls of 3 ms then took 75 ms in the median, and 18 ms with this.
+On a busy machine with two cores, calls of 3 ms then took 75 ms in the median, and 18 ms with these
+settings.
 """
 _START_S = 120.0
-"""Seconds that the fork server may take to import torch."""
+"""Time limit in seconds for the fork server to start and import torch."""
 _ANSWER_S = 30.0
-"""Seconds that the fork server may take to answer one request."""
+"""Time limit in seconds for the fork server's answer to one request."""
 
 
 class ForkServerError(Exception):
-    """The fork server did not start or died: a fault of the machine, not of a candidate."""
+    """Error: the fork server did not start, or died. It is a fault of the machine, not of a
+    candidate."""
 
 
 @dataclass(frozen=True)
 class Child:
-    """A forked process, as the referee holds it."""
+    """The referee's handle of a process that the fork server forked."""
 
     pid: int
     channel: socket.socket
     output: int
-    """Read end of the pipe that the process prints to."""
+    """Read end of the pipe to which the process prints."""
     pidfd: int | None
-    """Descriptor that is readable once the process died; None if the kernel has no pidfd_open."""
+    """Descriptor that becomes readable when the process dies; None if the kernel has no
+    pidfd_open."""
 
     @property
     def closed(self) -> bool:
@@ -83,8 +85,8 @@ class Child:
         return not select.select([self.pidfd], [], [], 0)[0]
 
     def close(self) -> None:
-        """Close the descriptors. Idempotent, because a closed descriptor number may belong to
-        another file."""
+        """Close the descriptors once. A second call does nothing, because the same descriptor
+        numbers may belong to other files by then."""
         if self.closed:
             return
         self.channel.close()
@@ -94,15 +96,17 @@ class Child:
 
 
 class ForkServer:
-    """A process that imports torch in the background; the first `fork` waits until it is ready.
+    """A process that imports torch once in the background and then forks children quickly.
 
-    `modules` are imported too, and their `warm_up(folder)` is called, so that no child has to.
-    `packages` are installed modules of a task (`task.packages`), imported if they are safe to fork.
-    `compiler`: import torch.compile too, while no request waits, or with `eager` before the first
-    fork. `on_gpu`: children use a GPU. `parent` is where `folder` is created.
+    The first `fork` waits until torch is imported. `modules` are imported too, and their
+    `warm_up(folder)` is called, so that children need not do it. `packages` are installed modules
+    that a task uses (`task.packages`); they are imported if they are safe to fork. With `compiler`,
+    torch.compile is imported while no request waits, or before the first fork if `eager`. `on_gpu`:
+    children use a GPU. `parent` is the folder in which `folder` is created.
 
-    `forked`: fork the process from the calling one, with all that it has imported, instead of
-    starting Python. The calling process must hold no secret, and have neither threads nor CUDA.
+    With `forked`, the server is a fork of the calling process, with all that it has imported,
+    instead of a new Python. The calling process must then contain no secret and have neither
+    threads nor CUDA.
     """
 
     def __init__(
@@ -144,8 +148,8 @@ class ForkServer:
     ) -> Child:
         """Fork a process that runs `program.serve(channel, folder)` in `folder`.
 
-        With a `policy` it enters the sandbox first; without one it is a trusted process. Raises
-        ForkServerError.
+        With a `policy` the process enters the sandbox before that; without one it is trusted.
+        Raises ForkServerError.
         """
         self._await_ready()
         ours, theirs = socket_pair()
@@ -173,7 +177,7 @@ class ForkServer:
         return Child(pid, ours, read, _pidfd(pid))
 
     def end(self, child: Child) -> int | None:
-        """Kill the process, its group and its orphans, and return its wait status.
+        """Kill a child with its process group and orphans, and return its wait status.
 
         Returns None if the process does not die, or was ended before. Raises ForkServerError.
         """
@@ -187,19 +191,24 @@ class ForkServer:
             child.close()
 
     def suspend(self, child: Child) -> set[int]:
-        """Stop the child and all its descendants (`suspend.stop`). Raises SuspendError."""
+        """Stop the child and all its descendants; return the ids of those outside its process
+        group.
+
+        Raises SuspendError (see `suspend.stop`).
+        """
         with self._lock:
             return suspend.stop(child.pid, self.pid, self.living)
 
     def process_tree(self, child: Child) -> set[int]:
-        """Return the child and all its descendants (`suspend.process_tree`)."""
+        """Return the process ids of the child and all its descendants (see
+        `suspend.process_tree`)."""
         with self._lock:
             return suspend.process_tree(child.pid, self.pid, self.living)
 
     @property
     def threads(self) -> int:
-        """Number of threads that torch uses in each child, which may differ from the calling
-        process.
+        """Number of threads that torch uses in each child; the calling process may use another
+        number.
 
         Raises ForkServerError.
         """
@@ -280,7 +289,8 @@ def _started(theirs: socket.socket, serving: Serving) -> subprocess.Popen[bytes]
 
 
 def inherited_environment() -> dict[str, str]:
-    """Return the environment variables that a child may see; never a key or a token."""
+    """Return the environment variables that a child may see. API keys and tokens are not among
+    them."""
     passed_on = {name: os.environ[name] for name in (*_INHERITED, *_SPINS) if name in os.environ}
     return _SPINS | passed_on | {VARIABLE: os.pathsep.join(library_folders())}
 

@@ -1,13 +1,14 @@
 """The fork server's program: import torch once, then fork one child for each session.
 
-It holds no secret, creates no CUDA context (a context does not survive a fork) and runs no parallel
-region (a thread pool does not either). It reads requests from one socket, whose other end is the
-referee's. It only forks children, ends them, and at the end of the socket kills all and exits.
+The process contains no secret, creates no CUDA context (a context does not survive a fork) and runs
+no parallel region (a thread pool does not either). It reads requests from one socket, whose other
+end is the referee's. It only forks children and ends them. When the referee closes the socket, it
+kills all children and exits.
 
-It watches the socket instead of PR_SET_PDEATHSIG, because that signal fires when the *thread* that
-started the process ends, and a short-lived thread may open a referee. Children do use PDEATHSIG:
-this process has one thread only. As the subreaper it inherits the processes that a candidate leaves
-behind, and kills them too.
+It watches the socket instead of using PR_SET_PDEATHSIG, because that signal is sent when the
+*thread* that started the process ends, and a short-lived thread may open a referee. Children do use
+PDEATHSIG: this process has one thread only. As the subreaper it inherits the processes that a
+candidate leaves behind, and kills them too.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ from cuagent.worker.preload import Step, compiler_steps, forget_folders, import_
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 DEFECT = 70
-"""Exit code of a child whose program failed through a defect of ours, not of the code that it runs
-(EX_SOFTWARE)."""
+"""Exit code of a child (EX_SOFTWARE) if cuagent's own code failed in it, not the code under
+test."""
 IDLE_S = 0.05
-"""Seconds without a request after which the next part of torch.compile is imported."""
+"""Seconds to wait for a request before the next part of torch.compile is imported."""
 _KILL_TIMEOUT_S = 10.0
-"""Seconds that a killed process may take to end; a process stuck in a driver may never end."""
+"""Seconds to wait for the end of a killed process. A process stuck in a driver may never end."""
 
 
 def main(
@@ -57,14 +58,15 @@ def main(
     eager: bool = False,
     without_packages: Sequence[str] = (),
 ) -> None:
-    """Serve until the referee closes the socket for any reason, then remove every child and
+    """Serve requests until the referee's end of the socket closes, then kill every child and remove
     `folder`.
 
-    `modules` are imported before the first child is forked. If they have a `warm_up(folder)`, it is
-    called; it must leave no thread. `packages` are imported as far as they are safe to fork; if one
-    is not, the program starts again without them. With `compiler`, torch.compile is imported after
-    the first fork, while no request waits, or with `eager` before it. `on_gpu`: children use a GPU,
-    so no import may start CUDA. `without_packages` is the program's command without packages.
+    `modules` are imported before the first fork, and their `warm_up(folder)`, if any, is called; it
+    must leave no thread. `packages` are imported if they are safe to fork. If one is not, the
+    program starts again with the command `without_packages` (by default its own command without
+    packages). With `compiler`, torch.compile is imported after the first fork while no request
+    waits, or before the first fork if `eager`. `on_gpu`: children use a GPU, so no import may start
+    CUDA.
     """
     if packages and not import_packages(packages, on_gpu=on_gpu):
         command = without_packages or _without_packages(sys.orig_argv, packages)
@@ -124,7 +126,8 @@ def _is_readable(control: socket.socket, seconds: float) -> bool:
 
 
 def _warm_up(folder: Path, modules: Sequence[str]) -> int:
-    """Import what children need and return the number of threads that torch uses in each child."""
+    """Import what children need and return the number of threads that torch will use in each
+    child."""
     gc.disable()  # imports create no garbage, and collecting makes them a tenth slower
     import numpy  # noqa: F401
     import torch
@@ -148,8 +151,8 @@ def _warm_up(folder: Path, modules: Sequence[str]) -> int:
 
 
 def _child(control: socket.socket, message: dict[str, Any], descriptors: list[int]) -> None:
-    """Turn a forked process into a session: own group, own output, no descriptor except the
-    channel.
+    """Run a session in a forked process: own process group and output, no inherited descriptor
+    except the channel.
 
     Never returns.
     """
@@ -194,13 +197,15 @@ def _arrange(message: dict[str, Any], descriptors: list[int]) -> socket.socket:
 
 
 def _prefer_for_oom_kill() -> None:
-    """Let the kernel kill this untrusted process first if memory runs out despite all limits."""
+    """Make the kernel kill this untrusted process before others if the machine runs out of
+    memory."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def move_up(descriptor: int) -> int:
-    """Return a copy of a descriptor with a number above those that `dup2` assigns."""
+    """Return a copy of a descriptor with a number of at least 16, which no later `dup2`
+    overwrites."""
     import fcntl
 
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD, 16)
@@ -213,7 +218,7 @@ def _die_with_parent() -> None:
 
 
 def _end(pid: int) -> int | None:
-    """Kill the group and return its wait status; None if the process does not die."""
+    """Kill the process group `pid` and return the wait status; None if the process does not die."""
     # Kill before waitpid: afterwards the number may belong to another process.
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):

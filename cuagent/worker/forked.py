@@ -1,7 +1,8 @@
-"""Start the fork server's program in a new Python, or in a fork of this process.
+"""Start the fork server's program in a new Python process, or in a fork of this process.
 
-A fork has all modules of this process, so it is ready immediately. A benchmark imports torch in one
-fork server. Each problem runs in a child of that server, and forks its own fork server from there.
+A fork already has all modules that this process has imported, so it is ready immediately. A
+benchmark uses that: it imports torch in one fork server, runs each problem in a child of that
+server, and the child forks a fork server of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import IO, NoReturn
 from cuagent.library_folders import library_folders
 
 CONTROL = 3
-"""Descriptor of the socket in a forked server."""
+"""Number of the descriptor of the referee's socket in a forked server."""
 POLL_S = 0.01
 
 
@@ -39,10 +40,11 @@ class Serving:
 
 
 def command(control: int, serving: Serving) -> list[str]:
-    """Return the command that serves on a socket in a new Python.
+    """Return the command that runs the fork server's program in a new Python, with the socket
+    `control`.
 
     -I: no PYTHONPATH, no user site, no current directory, so that nothing can be shadowed. The
-    folder that holds cuagent and the user's packages come last, after the standard library and
+    folder that contains cuagent and the user's packages come last, after the standard library and
     torch. The server writes bytecode if this process does: without it, every run compiles the
     sources of torch.compile, which no other process of ours imports. Its children write none.
     """
@@ -58,7 +60,8 @@ def command(control: int, serving: Serving) -> list[str]:
 
 
 class ForkedProcess:
-    """Handle of a process that this one forked, with the methods of `subprocess.Popen`."""
+    """Handle of a process forked by this one, with `poll`, `wait` and `kill` as in
+    `subprocess.Popen`."""
 
     def __init__(self, pid: int, stderr: IO[bytes]) -> None:
         self.pid = pid
@@ -90,7 +93,7 @@ class ForkedProcess:
 
 
 def fork_process(control: socket.socket, serving: Serving) -> ForkedProcess:
-    """Fork a process that serves on a socket."""
+    """Fork a process that runs the fork server's program on the socket `control`."""
     read, write = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
@@ -100,7 +103,8 @@ def fork_process(control: socket.socket, serving: Serving) -> ForkedProcess:
 
 
 def _serve(control: int, errors: int, serving: Serving) -> NoReturn:
-    """Serve in the forked process, with no descriptor of its parent except the socket."""
+    """Run the fork server's program in the forked process, after closing all descriptors but the
+    socket and the pipe for errors."""
     code = 1
     try:
         from cuagent.worker.fork_server_main import main, move_up

@@ -1,9 +1,11 @@
-"""Measure memory and files that a session's processes hold, from outside these processes.
+"""Measure the memory and files of a session's processes from outside these processes.
 
-Limits of the kernel count one process or one file at a time. This module counts the rest: files
-that were deleted but are still open, memory of memfd_create that is not mapped, buffers of sockets,
-and file names. Not covered: if the referee is not root, a deleted file that is mapped but not open
-counts only by its mapped part.
+The kernel's limits apply to one process or one file at a time. This module also counts files that
+were deleted but are still open, memory of memfd_create that is not mapped, buffers of sockets, and
+the number of file names.
+
+Not covered: if the referee is not root, a deleted file that is mapped but not open counts only by
+its mapped part.
 """
 
 from __future__ import annotations
@@ -21,28 +23,29 @@ from cuagent.sandbox import resident
 from cuagent.worker.folder import usage
 
 DISK_BYTES = 2 << 30
-"""Bytes of all files that a candidate may hold; the kernel only limits each file's size."""
+"""Largest total size in bytes of a candidate's files; the kernel only limits each file's size."""
 MAX_NAMES = 20_000
-"""Number of files and folders that a candidate may create in its folder. One that compiles while it
+"""Largest number of files and folders in a candidate's folder. A candidate that compiles while it
 runs creates some hundred."""
 DELETED = " (deleted)"
 SOCKETS = -1
-"""Stands for the device number of sockets, whose buffers are memory of the kernel."""
+"""Stands for sockets where a device number is expected. Their buffers are memory of the kernel."""
 BUFFER_LIMIT = Path("/proc/sys/net/core/wmem_max")
 File = tuple[int, int]
-"""Device and inode number of a file."""
+"""Device number and inode number, which identify a file."""
 
 
 @dataclass(frozen=True)
 class Holdings:
-    """Bytes in memory, bytes on disk and number of file names that a session holds."""
+    """Resources of a session: bytes in memory, bytes on disk and number of files and folders."""
 
     memory: float
     disk: float
     names: float
 
     def excess(self, memory_bytes: int) -> str | None:
-        """Return which limit is exceeded, as a sentence without its subject; None if none is."""
+        """Return the first exceeded limit as a predicate, such as "wrote more than 2048 MiB of
+        files"; None if all limits are kept."""
         if self.memory > memory_bytes:
             return (
                 f"used more than {memory_bytes >> 20} MiB of memory; keep fewer or smaller "
@@ -58,8 +61,8 @@ class Holdings:
 def holdings(
     pid: int, process_tree: Collection[int], folder: Path, lent: Collection[File]
 ) -> Holdings:
-    """Return the memory, disk space and names that the process group `pid` and its descendants
-    `process_tree` hold. Files in `lent` do not count."""
+    """Measure the memory, disk space and file names of the process group `pid` and its descendants
+    `process_tree`. Files in `lent` do not count."""
     deleted, memory_device = _deleted({pid, *process_tree}, lent), _memory_device()
     in_memory = sum(n for (device, _), n in deleted.items() if device in (memory_device, SOCKETS))
     on_disk = sum(deleted.values()) - in_memory
@@ -68,7 +71,7 @@ def holdings(
 
 
 def _deleted(process_tree: Iterable[int], lent: Collection[File]) -> dict[File, float]:
-    """Return the bytes of every deleted file and every socket that these processes hold."""
+    """Return the size in bytes of each socket and each deleted but open file of these processes."""
     found: dict[File, float] = {}
     for pid in process_tree:
         try:
@@ -119,12 +122,13 @@ def _if_deleted(found: os.stat_result) -> Iterator[tuple[File, float]]:
 
 @cache
 def _largest_buffer() -> int:
-    """Return the bytes that one socket can hold; the kernel doubles the size that was asked for."""
+    """Return the largest size in bytes of a socket's buffer; the kernel doubles the requested
+    size."""
     return 2 * int(BUFFER_LIMIT.read_text())
 
 
 def _memory_device() -> int:
-    """Return the device number of files that memfd_create makes."""
+    """Return the device number of the file system on which memfd_create makes its files."""
     file = os.memfd_create("cuagent-device")
     try:
         return os.fstat(file).st_dev

@@ -41,17 +41,20 @@ SIGNAL_INTERVAL_S, INTERVAL_GROWTH, MOST_AT_ONCE = 20e-6, 1.2, 4
 LIST_EVERY = 2
 """Rounds of signals between two listings of the process's threads."""
 MIN_CALLS, MAX_CALLS, MIN_REPEAT_S = 4, 16, 1.5e-3
-"""Least and largest number of repeated calls, and seconds after which the least number is
-enough."""
+"""A call is repeated at least MIN_CALLS times, then until MIN_REPEAT_S seconds have passed, but at
+most MAX_CALLS times."""
 QUIET_CALLS = 2, 4
-"""Least and largest number of repeated calls with the usual threads and without interruptions."""
+"""Least and largest number of repetitions with the usual threads and without interruptions."""
 MAX_REPEAT_S = 20e-3
-"""Seconds after which no further repeated call starts."""
+"""Seconds after which no further repetition starts, even if the least number is not reached."""
 _TGKILL = {"x86_64": 234, "aarch64": 131}
 
 
 class Jitter:
-    """Source of contexts in which single calls are interrupted. A worker has one."""
+    """Runs single calls with an unusual number of OpenMP threads while signals interrupt them.
+
+    A worker has one instance.
+    """
 
     def __init__(self) -> None:
         self._counts = itertools.cycle(THREADS)
@@ -68,7 +71,8 @@ class Jitter:
 
     @contextlib.contextmanager
     def interrupted(self) -> Iterator[None]:
-        """Run the calls in this context with another number of threads and interrupt them."""
+        """Run the block with the next number of OpenMP threads while signals interrupt all other
+        threads."""
         with _threads(self._openmp(), next(self._counts)):
             if self._tgkill is None:
                 yield
@@ -83,17 +87,18 @@ class Jitter:
                 sender.join()
 
     def _openmp(self) -> list[ctypes.CDLL]:
-        """Return the OpenMP libraries of this process; look again only after libraries were
-        loaded."""
+        """Return the OpenMP libraries of this process. The list is refreshed only after a library
+        was loaded."""
         loads = _library_loads(self._libc)
         if self._libraries is None or loads is None or loads != self._loads:
             self._libraries, self._loads = _openmp_libraries(), loads
         return self._libraries
 
     def _send(self, ended: threading.Event) -> None:
-        """Signal some threads again and again, ever less often.
+        """Signal randomly chosen threads until `ended` is set, with growing pauses.
 
-        On a busy machine a pause may take milliseconds, and all threads must make progress.
+        On a busy machine a thread may be delayed by milliseconds for each signal; the growing
+        pauses let all threads progress.
         """
         own, process = threading.get_native_id(), os.getpid()
         interval, others = SIGNAL_INTERVAL_S, list[int]()
@@ -113,7 +118,7 @@ class Jitter:
 
 
 class RepeatedCall:
-    """Repeats a call with the same arguments, and keeps the output that differs most from the
+    """Repeats a call with the same arguments and stores the output that differs most from the
     first."""
 
     def __init__(self, call: Callable[[], Any], first: Any) -> None:
@@ -143,8 +148,8 @@ class RepeatedCall:
 
 
 def _copies(output: Any) -> tuple[list[Tensor], dict[str, Any]] | None:
-    """Return clones of the output's tensors and its spec; None if the output is not a tree of
-    tensors."""
+    """Return clones of an output's tensors and the spec of their nesting; None if the output has
+    other values than tensors."""
     try:
         leaves, spec = flatten(output, "output")
     except TreeError:
@@ -153,10 +158,10 @@ def _copies(output: Any) -> tuple[list[Tensor], dict[str, Any]] | None:
 
 
 def _distance(a: Tensor, b: Tensor) -> float:
-    """Return the largest difference; infinite if shapes differ or only one of two elements is
-    NaN.
+    """Return the largest absolute difference of two tensors.
 
-    numpy compares, because the rule kernels-only refuses torch's operators in this process.
+    It is infinite if the shapes differ or only one of two elements is NaN. numpy compares, because
+    the rule kernels-only refuses torch's operators in this process.
     """
     import numpy
     import torch
@@ -180,7 +185,7 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 @contextlib.contextmanager
 def _threads(libraries: Sequence[ctypes.CDLL], count: int) -> Iterator[None]:
-    """Let OpenMP regions of this thread use `count` threads."""
+    """Set the number of OpenMP threads to `count` within the block."""
     before = [(library, library.omp_get_max_threads()) for library in libraries]
     for library, _ in before:
         library.omp_set_num_threads(count)
@@ -192,8 +197,8 @@ def _threads(libraries: Sequence[ctypes.CDLL], count: int) -> Iterator[None]:
 
 
 def _openmp_libraries() -> list[ctypes.CDLL]:
-    """Return the OpenMP libraries in this process; torch may load its own next to the
-    compiler's."""
+    """Return all OpenMP libraries that this process has loaded; torch's and the compiler's may
+    differ."""
     paths = {
         line.split(maxsplit=5)[5]
         for line in Path("/proc/self/maps").read_text().splitlines()
@@ -226,7 +231,7 @@ _VISIT = ctypes.CFUNCTYPE(
 
 
 def _library_loads(libc: ctypes.CDLL) -> int | None:
-    """Return how many libraries this process has loaded so far; None if it is not known.
+    """Return how many libraries this process has loaded so far; None if the C library cannot tell.
 
     Reading the memory map instead takes a millisecond, a tenth of a verdict's processor time.
     """

@@ -21,15 +21,16 @@ from typing import Any, NoReturn
 
 
 def names_in(text: str) -> frozenset[str]:
-    """Return the words of a text."""
+    """Return the set of words in a text, separated by white space."""
     return frozenset(text.split())
 
 
 NAMESPACES = ("aten", "quantized", "_quantized", "onednn", "mkldnn", "mkldnn_prepacked", "mkl")
-"""Namespaces of operators with kernels of their own; others are composed of these."""
+"""Operator namespaces with kernels for a device; operators of other namespaces are composed of
+these."""
 DEVICES = ("CPU", "CUDA")
 KERNELS = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
-"""Dispatch keys whose kernels serve every device."""
+"""Dispatch keys whose kernels are used for every device."""
 PRODUCTS = names_in(
     """
     mm addmm bmm baddbmm addbmm mv addmv dot vdot addr _addmm_activation _int_mm _scaled_mm
@@ -63,7 +64,7 @@ COPIES = names_in(
     alias_copy as_strided_copy _conj_physical
     """
 )
-"""Operators that move numbers unchanged, or convert their type."""
+"""Operators that move elements unchanged, or convert their dtype."""
 DESCRIPTIONS = names_in(
     """
     size stride sym_size sym_stride sym_numel sym_storage_offset numel dim is_contiguous
@@ -71,12 +72,12 @@ DESCRIPTIONS = names_in(
     _has_compatible_shallow_copy_type
     """
 )
-"""Operators that read the form of a tensor only."""
+"""Operators that read only the shape, strides or other metadata of a tensor."""
 ALLOWED = PRODUCTS | CONVOLUTIONS | CREATIONS | COPIES | DESCRIPTIONS
 
 
 def refuse_computing_operators() -> None:
-    """Replace the kernels of all other operators, for the rest of this process."""
+    """Make every torch operator outside ALLOWED raise an error, for the rest of this process."""
     import torch
 
     dispatcher: Any = torch._C._dispatch_library
@@ -94,7 +95,8 @@ def refuse_computing_operators() -> None:
 
 
 def _computing() -> Iterator[str]:
-    """Yield the full names of the operators to refuse that have a kernel for a device."""
+    """Yield the full names (`aten::relu`) of the operators that must be refused and have a kernel
+    for a device."""
     import torch
 
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -126,7 +128,8 @@ def _refusal(name: str) -> Callable[..., NoReturn]:
 
 
 def _refuse_dynamo() -> None:
-    """Make torch.compile fail, whose generated code would compute without operators."""
+    """Make torch.compile raise an error, because its generated code computes without torch's
+    operators."""
     import torch
 
     def refused(*_: Any, **__: Any) -> NoReturn:

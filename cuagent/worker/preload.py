@@ -1,4 +1,4 @@
-"""Import in the fork server what its children would each import: a task's packages, torch.compile.
+"""Import packages of a task and torch.compile in the fork server, so that its children need not.
 
 `transformers` takes five seconds and torch.compile six, in each of some fifteen processes. A child
 may use the modules only if the import starts no thread, does not start CUDA (which refuses to work
@@ -26,16 +26,16 @@ COMPILER = (
     "torch.utils.cpp_extension",
     "torch.export",
 )
-"""Parts of torch.compile, with those that it imports at the first call."""
+"""Modules of torch.compile, including those that torch.compile imports only at the first call."""
 Step = Callable[[], None]
 
 
 def import_packages(packages: Sequence[str], *, on_gpu: bool) -> bool:
-    """Import installed packages, given as `module` or `module:name`.
+    """Import installed packages, given as `module` or `module:name`; return True if children can
+    use them.
 
-    Returns False if children could not use them or the GPU: a package started a thread that a fork
-    does not end, or CUDA. A package that cannot be imported is left out: the task's own process
-    reports it.
+    Returns False if a package started CUDA, or a thread that still runs after a fork. A package
+    whose import fails is skipped: the task's own process reports the error.
     """
     gc.disable()  # imports create no garbage, and collecting makes them a tenth slower
     import numpy  # noqa: F401
@@ -53,13 +53,13 @@ def import_packages(packages: Sequence[str], *, on_gpu: bool) -> bool:
 
 
 def compiler_steps(*, on_gpu: bool) -> list[Step]:
-    """Return the steps that make torch.compile ready, each of at most some seconds."""
+    """Return functions that together import torch.compile; each takes at most some seconds."""
     modules: list[Step] = [functools.partial(_import_compiler, m, on_gpu) for m in COMPILER]
     return [*modules, _note_sources]
 
 
 def _import_compiler(module: str, on_gpu: bool) -> None:
-    """Import a part of torch.compile; a failure is ignored."""
+    """Import one module of torch.compile; ignore a failure."""
     gc.disable()
     shield = cuda_not_started() if on_gpu else contextlib.nullcontext()
     with shield, contextlib.suppress(Exception):  # a baseline that needs it reports the failure
@@ -69,9 +69,10 @@ def _import_compiler(module: str, on_gpu: bool) -> None:
 
 
 def _note_sources() -> None:
-    """Hash the sources of torch and Triton, which their caches of compiled code take as a version.
+    """Hash the sources of torch and Triton once; their caches of compiled code use the hash as a
+    version.
 
-    Otherwise each process that compiles or loads a kernel reads them: 0.25 s and 0.9 s.
+    Otherwise each process that compiles or loads a kernel hashes them again: 0.25 s and 0.9 s.
     """
     with contextlib.suppress(Exception):
         from torch._inductor.codecache import torch_key
@@ -86,10 +87,10 @@ def _note_sources() -> None:
 
 @contextlib.contextmanager
 def cuda_not_started() -> Iterator[None]:
-    """Let torch report one GPU within the block, without a call of CUDA.
+    """Let torch report one GPU within the block, without any CUDA call.
 
-    CUDA refuses to work in the children of a process that only asked if a GPU is there, as
-    `torch._inductor` does when it is imported. Code that needs more than the answer fails.
+    If a process only asks whether a GPU exists, as `torch._inductor` does on import, CUDA refuses
+    to work in its children. Code that needs more than this answer fails within the block.
     """
     import torch
 
@@ -111,7 +112,8 @@ def _refuse() -> NoReturn:
 
 
 def forget_folders() -> None:
-    """Let modules that were imported before the fork use the child's folder of temporary files."""
+    """Reset the temporary folder that modules stored before the fork, so that they use the child's
+    own."""
     tempfile.tempdir = None
     if (codecache := sys.modules.get("torch._inductor.codecache")) is not None:
         # Inductor notes the folder of its C++ headers when it is imported.
@@ -123,7 +125,7 @@ def forget_folders() -> None:
 
 
 def _children_may_use_cuda() -> bool:
-    """Return False if CUDA refuses to start in a child of this process."""
+    """Return True if CUDA can start in a child of this process."""
     import torch
 
     pid = os.fork()
@@ -133,7 +135,7 @@ def _children_may_use_cuda() -> bool:
 
 
 def _threads_after_fork() -> int:
-    """Return the number of threads of this process that survive a fork in it.
+    """Return the number of threads that this process still has after a fork.
 
     OpenBLAS, which transformers imports through scipy and scikit-learn if they are installed, ends
     its threads before a fork and starts them again when they are needed.

@@ -1,10 +1,10 @@
-"""The worker's program: it receives commands, runs forward, and answers with records.
+"""The worker's program: receive commands, call forward, and answer each command with a record.
 
-It shares its process with untrusted code, so the referee relies on none of it. A candidate that
-breaks it gets a wrong output or a missing record. The checks made here (form of the output, guards
-around the candidate's allocations) find mistakes, not cheats.
+It shares its process with untrusted code, so the referee relies on nothing that it does. A
+candidate that breaks it gets a wrong output or a missing record. The checks made here (form of the
+output, guards around the candidate's allocations) find mistakes, not cheats.
 
-Commands: open, attach, detach, load, run. Each holds a nonce that its record returns.
+The commands are open, attach, detach, load and run. Each has a nonce, which its record returns.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class Refusal(Exception):
-    """A command failed with a status that the referee reports."""
+    """Error that ends a command with `status`, which is sent to the referee."""
 
     def __init__(self, status: Status, line: str = ""):
         super().__init__(line)
@@ -48,7 +48,7 @@ class Refusal(Exception):
 
 
 def serve(channel: socket.socket, folder: Path) -> None:
-    """Run commands until the referee closes the channel. The device is ready before the first
+    """Run commands until the referee closes the channel. CUDA is started before the first
     command."""
     worker = _Worker(folder)
     worker.warm_up()
@@ -68,7 +68,7 @@ def serve(channel: socket.socket, folder: Path) -> None:
 
 
 class _Worker:
-    """State between commands: the model, and the arenas that the referee lent."""
+    """State of a worker between commands: the model, and the arenas that the referee has lent."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -82,7 +82,7 @@ class _Worker:
         self.model: nn.Module
 
     def obey(self, message: dict[str, Any], descriptors: list[int]) -> list[int]:
-        """Run one command. Returns the nanoseconds of each call for `run`, and one zero for other
+        """Run one command. Returns the nanoseconds of each call for `run`, and [0] for other
         commands."""
         match message["do"]:
             case "open":
@@ -98,14 +98,14 @@ class _Worker:
         return [0]
 
     def warm_up(self) -> None:
-        """Create the CUDA context, which takes long and is the same for every model."""
+        """Create the CUDA context in advance; that takes long and is the same for every model."""
         import torch
 
         if self.model_spec.device == "cuda":
             torch.zeros(1, device="cuda")
 
     def open(self) -> None:
-        """Apply the model spec's settings and import the model's code."""
+        """Apply the torch settings in the model spec, and import the model's code."""
         import torch
 
         if self.model_spec.settings is not None:
@@ -125,8 +125,10 @@ class _Worker:
             self.construct = import_arm(self.model_spec, self.folder)
 
     def load(self, weights: Arena, slot: int, fresh: bool) -> None:
-        """Load a slot's weights, strict in names and shapes, into a new model or into the one in
-        use."""
+        """Load the weights of a slot into a new model if `fresh`, else into the current one.
+
+        Names and shapes must match exactly, as in a strict `load_state_dict`.
+        """
         if fresh:
             # The heap is filled here too, so a read past the end of a weight does not find zeros.
             with _user_code(Status.CONSTRUCT_FAILED), self._filled_heap():
@@ -139,7 +141,8 @@ class _Worker:
                 raise RuntimeError(_mismatch(self.model, state, error)) from None
 
     def run(self, message: dict[str, Any]) -> list[int]:
-        """Call forward on each pair of slots in order and return the nanoseconds of each call."""
+        """Call forward for each (input slot, output slot) in order; return the nanoseconds of each
+        call."""
         import torch
 
         sources, targets = self.arenas[message["inputs"]], self.arenas[message["outputs"]]
@@ -185,7 +188,7 @@ class _Worker:
     def _interrupted(
         self, arguments: list[Any], watch: _CpuWatch | _CudaWatch, jitter: Jitter, *, lean: bool
     ) -> Any:
-        """Call forward while its threads are interrupted, and return the output.
+        """Call forward while its threads are interrupted, to reveal races; return the output.
 
         The call is repeated with and without interruptions, and the output that differs most from
         the first is returned. If `lean`, nothing is repeated, because that takes copies of the
@@ -204,7 +207,8 @@ class _Worker:
 
     @contextlib.contextmanager
     def _filled_heap(self) -> Iterator[None]:
-        """Fill heap memory that the candidate allocates with a byte that is not zero."""
+        """Let new heap memory contain a nonzero byte within the block, to reveal reads of unwritten
+        memory."""
         heap.fill(next(self._fills))
         try:
             yield
@@ -212,7 +216,8 @@ class _Worker:
             heap.fill(0)
 
     def _deliver(self, output: Any, target: int, targets: Arena) -> None:
-        """Copy an output to a slot. Raises Refusal if it has another form."""
+        """Copy an output to a slot of the arena `targets`. Raises Refusal if shapes or dtypes
+        differ."""
         views = targets.tensors(target)
         try:
             leaves, spec = flatten(output, "output")
@@ -249,7 +254,8 @@ class _CpuWatch:
 
 @dataclass(frozen=True)
 class _CudaClock:
-    """torch's own event functions, bound before a candidate can replace them in torch.cuda."""
+    """torch's functions for CUDA events, stored before a candidate can replace them in
+    torch.cuda."""
 
     event: Any
     stream: Any
@@ -259,7 +265,7 @@ class _CudaClock:
 
     @staticmethod
     def bind() -> _CudaClock:
-        """Bind the functions of torch's C extension, whose types Python code cannot change."""
+        """Look up the functions in torch's C extension, whose types Python code cannot change."""
         from torch import _C
 
         return _CudaClock(
@@ -271,7 +277,7 @@ class _CudaClock:
         )
 
     def record(self) -> Any:
-        """Record an event with timing on the current stream, and return it."""
+        """Record a timing event on the current stream and return the event."""
         number, device, kind = self.current_stream(self.current_device())
         event = self.event(enable_timing=True)
         event.record(self.stream(stream_id=number, device_index=device, device_type=kind))
@@ -279,7 +285,8 @@ class _CudaClock:
 
 
 class _CudaWatch:
-    """CUDA events on the current stream, read after all calls are queued."""
+    """Measures each call with CUDA events on the current stream; reads them after all calls are
+    queued."""
 
     def __init__(self, clock: _CudaClock) -> None:
         self._clock = clock
@@ -300,8 +307,11 @@ _scratches: dict[int, Any] = {}
 
 
 def _scratch(size: int, device: str) -> Tensor | None:
-    """Return memory to overwrite before each call, so that the caches hold no data of the last
-    call."""
+    """Return uint8[size], overwritten before each call to evict the last call's data from the
+    caches.
+
+    Returns None if `size` is 0.
+    """
     import torch
 
     if not size:
@@ -313,7 +323,8 @@ def _scratch(size: int, device: str) -> Tensor | None:
 
 @contextlib.contextmanager
 def _user_code(status: Status) -> Any:
-    """Turn any exception of the candidate into a status and print its traceback."""
+    """Raise Refusal with `status` for any exception of the candidate's code, and print its
+    traceback."""
     try:
         yield
     except Refusal:
@@ -325,8 +336,10 @@ def _user_code(status: Status) -> Any:
 
 
 def _loose(spec: dict[str, Any]) -> Any:
-    """Return a spec in which lists, tuples and named tuples are equal, because callers unpack them
-    alike."""
+    """Return a form of a spec in which lists, tuples and named tuples are equal.
+
+    A candidate may return a list in place of a tuple, because callers unpack both alike.
+    """
     items = [_loose(item) for item in spec.get("items", ())]
     if spec["kind"] in ("list", "tuple", "namedtuple"):
         return ["sequence", items]
@@ -344,8 +357,8 @@ def _nesting(spec: dict[str, Any]) -> str:
 
 
 def _mismatch(model: nn.Module, state: Mapping[str, Tensor], error: Exception) -> str:
-    """Return one line that says why the reference's weights cannot be loaded, with the candidate's
-    names."""
+    """Return one line that says why the candidate cannot load the reference's weights, with the
+    names of its state dict."""
     own = model.state_dict().keys()
     missing, extra = sorted(state.keys() - own), sorted(own - state.keys())
     if not (missing or extra):
@@ -363,7 +376,7 @@ def _form(tensor: Tensor) -> str:
 
 
 def _flush() -> None:
-    """Flush the buffers of Python and C, so that text printed before a crash is not lost."""
+    """Flush the output buffers of Python and C, so that printed text is not lost in a crash."""
     with contextlib.suppress(BaseException):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,9 +1,9 @@
-"""A session: one model in one forked process that the referee drives.
+"""A session: one model in one forked process that executes the referee's commands.
 
-The referee's clock starts when a command is sent and stops when its last record arrives. The
-processes are stopped between commands. Any failure of the worker ends the session with
-`SessionEnded` and kills its process group. A session never hangs and raises no other error for a
-candidate's fault.
+A command's time runs on the referee's clock from its sending to the arrival of its last record. The
+process and its descendants are stopped between commands. After any failure of the worker the
+process group is killed and `SessionEnded` is raised. A session never hangs and raises no other
+error for a candidate's fault.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from cuagent.worker.open_timeout import OPEN_S, import_time_limit_s
 LEAD = 2_400_000
 """Cycles that a GPU waits before a timed block, about 1.2 ms, in which the host queues work ahead.
 
-After a pause the clocks of GPU and host are low. Without this lead the first call of a process that
+After a pause the clocks of GPU and host are low. Without this wait the first call of a process that
 was just resumed measures up to 200 us of launch overhead (docs/concepts/timing.md). The wait is in
-cycles because these take equally long in every process; overwriting memory does not, and a single
-call would then be charged for the whole lead.
+cycles because these take equally long in every process. Overwriting memory, the alternative, does
+not take equally long, and a single call would then be charged for the whole wait.
 """
 
 
 @dataclass(frozen=True)
 class Block:
-    """Calls that were timed together by one wall clock."""
+    """Durations of consecutive calls that the referee timed together."""
 
     wall_s: float
-    """Seconds by the referee's clock, from the command to the last record."""
+    """Seconds on the referee's clock from the sending of the command to the last record."""
     claimed_s: tuple[float, ...]
-    """Seconds of each forward by the worker's clock."""
+    """Seconds of each call of forward on the worker's own clock."""
 
 
 class Session(DrivenProcess):
-    """One model in one process. `open` it, or `begin` it and `import_model`; `load` weights, `run`
-    calls, `close` it."""
+    """One model in one process. `open` starts it (or `begin`, then `import_model`); `load` loads
+    weights, `run` calls forward, `close` ends it."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Session(DrivenProcess):
         environment: dict[str, str] | None = None,
         cores: Collection[int] = (),
     ) -> Session:
-        """Fork a process and import the model's code in it. Raises SessionEnded,
+        """Fork a process without a sandbox and import the model's code. Raises SessionEnded,
         ForkServerError."""
         session = Session.begin(
             fork_server, model_spec, attempt, environment=environment, cores=cores
@@ -97,15 +97,15 @@ class Session(DrivenProcess):
         cores: Collection[int] = (),
         prepare: Callable[[Path], None] = lambda _: None,
     ) -> Session:
-        """Fork a process that waits in its sandbox with its device ready. Raises ForkServerError.
+        """Fork a process and prepare its sandbox and device, but import no model yet.
 
-        This can run while a compiler builds the libraries: no code of the attempt runs before
-        `import_model`. `attempt` is written to a folder that the session owns and removes. A
-        candidate is confined in the sandbox at `tier`, where it may read nothing of ours outside
-        that folder. The session ends as crashed if its processes hold more than `memory_bytes` of
-        memory, or more GPU memory than `model_spec.device_bytes`. `cores` are the processors that
-        it and its children may use; empty means all. `prepare` gets the session's folder, in which
-        it may create files before the process starts.
+        Raises ForkServerError. This can run while a compiler builds the libraries: no code of the
+        attempt runs before `import_model`. `attempt` is written to a folder that the session owns
+        and removes. A candidate is confined in the sandbox at `tier`, where it may read none of the
+        user's files outside that folder. The session ends as crashed if its processes occupy more
+        than `memory_bytes` of memory, or more GPU memory than `model_spec.device_bytes`. `cores`
+        are the processors that the processes may use; empty means all. `prepare` is called with the
+        session's folder before the process starts, and may create files there.
         """
         folder = Path(tempfile.mkdtemp(dir=fork_server.folder))
         # A worker under another user id must be able to enter it.
@@ -154,8 +154,10 @@ class Session(DrivenProcess):
     def load(
         self, weights: Arena, slot: int = 0, *, fresh: bool = True, deadline_s: float = OPEN_S
     ) -> None:
-        """Load a state dict into a new model if `fresh`, else into the one in use. Raises
-        SessionEnded."""
+        """Load a slot's state dict into a new model if `fresh`, else into the current model.
+
+        Raises SessionEnded.
+        """
         message = {"do": "load", "arena": self._lend(weights), "slot": slot, "fresh": fresh}
         self._command(message, deadline_s)
 
@@ -176,14 +178,14 @@ class Session(DrivenProcess):
         """Call forward on each (input slot, output slot) in order, timed together. Raises
         SessionEnded.
 
-        `deadline_s` is the time limit of the block in seconds. `poison` is the byte that fills the
-        model's uninitialised allocations (None when timing). `flush` is the number of bytes to
-        overwrite before each call, inside the wall clock and outside the claims. `lead` is the
-        number of cycles that the GPU then waits before the first call. With `own` each call's
-        inputs are first copied to the worker's own memory, also outside the claims. With `lean` the
-        worker then releases what it allocated for the calls, and makes no repeated calls that need
-        copies of their outputs. An output is copied to its slot after `keep` further calls, or
-        after the last one. The caller poisons the outputs before and compares them after.
+        `deadline_s`: time limit of the block in seconds. `poison`: byte that fills the model's
+        uninitialised allocations (None when timing). `flush`: number of bytes to overwrite before
+        each call to evict the caches; counted in `wall_s` but not in `claimed_s`. `lead`: number of
+        cycles that a GPU waits after that before the first call. `own`: copy each call's inputs to
+        the worker's own memory before the call, not counted in `claimed_s`. `lean`: release the
+        memory that the calls allocated, and omit repeated calls that need copies of outputs.
+        `keep`: copy an output to its slot only after `keep` further calls, or after the last one.
+        The caller poisons the outputs before and compares them after.
         """
         message = {
             "do": "run",
@@ -212,10 +214,10 @@ class Session(DrivenProcess):
         lean: bool = False,
         keep: int = 0,
     ) -> Block:
-        """Call `run` for timing: no poison, and no check in the worker except of the output's form.
+        """Run timed calls: no poison, and no check in the worker except of the output's form.
 
-        On a GPU inputs are copied first, because a module is not usually called on another
-        process's memory.
+        On a GPU inputs are copied to the worker's memory first, because a module is usually not
+        called on another process's memory.
         """
         own = inputs.device != "cpu"
         return self.run(
@@ -228,7 +230,7 @@ class Session(DrivenProcess):
         )
 
     def forget(self, arena: Arena) -> None:
-        """Detach an arena that was lent, before it is closed."""
+        """Let the worker unmap an arena that was lent to it; call this before closing the arena."""
         if not self.closed and arena in self._lent:
             self._command({"do": "detach", "arena": self._lent.pop(arena)}, OPEN_S)
 

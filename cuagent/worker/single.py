@@ -1,10 +1,10 @@
-"""Run one call of a candidate in a separate process, under a debugging tool.
+"""Run one call of a candidate in a process of its own, under a debugging tool such as a sanitizer.
 
     python single.py FOLDER
 
-FOLDER holds the attempt, `order.json` and `data.pt` (inputs and weights). Nothing is compared. The
-exit code says if the call completed, and `reached.json` which functions of the attempt's libraries
-it ran.
+FOLDER contains the attempt, `order.json` and `data.pt` (inputs and weights). No result is compared.
+The exit code says if the call completed. `reached.json` lists the functions of the attempt's
+libraries that were called.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main(folder: Path) -> None:
 
 
 def _recorded() -> set[str]:
-    """Return a set to which each later call adds the name of its function."""
+    """Return a set; each later call of a library function adds the function's name to it."""
     from cuagent.kernels.calls import Launcher
 
     plain, names = Launcher.__call__, set[str]()
@@ -54,8 +54,8 @@ def _recorded() -> set[str]:
     return names
 
 
-def _find_ourselves() -> None:
-    """Make `import cuagent` work with `python -I`, which hides the parent folder."""
+def _make_cuagent_importable() -> None:
+    """Add the folder that contains cuagent to sys.path, because `python -I` leaves it out."""
     package = Path(__file__).resolve().parents[1]
     spec = importlib.util.spec_from_file_location(
         "cuagent", package / "__init__.py", submodule_search_locations=[str(package)]
@@ -68,5 +68,5 @@ def _find_ourselves() -> None:
 
 
 if __name__ == "__main__":
-    _find_ourselves()
+    _make_cuagent_importable()
     main(Path(sys.argv[1]))

@@ -1,10 +1,10 @@
-"""Run a command, keep the processes that it leaves behind, and report its exit status.
+"""Run a command as the parent of all processes that it leaves behind, and report its exit status.
 
     python -I -S supervise.py DESCRIPTOR COMMAND...
 
-This process is the parent of every process that leaves the tree of the command, so its starter
-can find them all. At the end of the command it writes the exit status to DESCRIPTOR as text and
-waits to be killed together with what is left. Standard library only.
+As a subreaper this process becomes the parent of every orphan of the command, so whoever started it
+can find and kill them all. When the command ends, its exit status is written to DESCRIPTOR as text.
+Then this process waits until it is killed with the orphans. Standard library only.
 """
 
 import ctypes

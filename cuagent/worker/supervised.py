@@ -1,8 +1,9 @@
 """Run an untrusted command so that none of its processes outlives it.
 
 A sandboxed program can start processes in sessions of their own, which no signal to its group
-reaches. They could use the device while others are timed. Not covered: access rights, which the
-command's sandbox sets.
+reaches. They could use the device while others are timed.
+
+Not covered: access rights, which the command's sandbox sets.
 """
 
 from __future__ import annotations
@@ -21,14 +22,12 @@ from cuagent.worker import suspend
 
 SUPERVISOR = Path(__file__).with_name("supervise.py")
 KILL_S = 10.0
-"""Seconds that the killed processes of a command may take to end."""
+"""Seconds to wait for the end of a command's processes after killing them."""
 
 
 class Supervised:
-    """A command under `supervise.py`, which stays the parent of all its processes.
-
-    A context manager; its end kills them all.
-    """
+    """Context manager that runs a command under `supervise.py` and kills all its processes at the
+    end."""
 
     def __init__(
         self,
@@ -38,7 +37,8 @@ class Supervised:
         output: IO[Any],
         errors: IO[Any] | None = None,
     ) -> None:
-        """Start the command in `folder`; `errors` takes its error output, by default `output`."""
+        """Start the command in `folder`. `errors` is the file for stderr, by default the same as
+        `output`."""
         self._status, theirs = os.pipe()
         try:
             self._process = subprocess.Popen(
@@ -79,7 +79,7 @@ class Supervised:
         os.close(self._status)
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the command's end; return True if it ended."""
+        """Wait at most `seconds` for the command's end; return True if it has ended."""
         return bool(select.select([self._status], [], [], seconds)[0])
 
     def status(self) -> int | None:
@@ -88,9 +88,12 @@ class Supervised:
         return int(text) if text else None
 
     def stop(self) -> set[int]:
-        """Stop all processes, and return those outside the group. Raises SuspendError."""
+        """Stop all processes of the command; return those outside its process group, for `resume`.
+
+        Raises SuspendError.
+        """
         return suspend.stop(self._process.pid, self._process.pid, ())
 
     def resume(self, outside: set[int]) -> None:
-        """Resume the processes that `stop` stopped."""
+        """Continue the processes that `stop` stopped; `outside` is what `stop` returned."""
         suspend.resume(self._process.pid, outside)

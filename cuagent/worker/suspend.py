@@ -2,10 +2,11 @@
 calls.
 
 The process group is stopped as a whole. Processes that left the group are found among the
-descendants. Processes that left those too (daemons) are found among the children of the subreaper;
-a daemon is never resumed. A process that still runs may wake another one. So processes count as
-stopped only when two scans in a row find the same ones, all stopped. Not covered: work that was
-queued on a GPU before, which continues there.
+descendants. Daemons, which are no descendants any more, are found among the children of the
+subreaper and are never resumed. A process that still runs may wake another one. So processes count
+as stopped only when two scans in a row find the same ones, all stopped.
+
+Not covered: work that was queued on a GPU before, which continues there.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 MAX_SCANS = 200
-"""Largest number of scans before stopping counts as failed."""
+"""Number of scans of the processes after which `stop` gives up with a SuspendError."""
 PAUSE_S = 2e-4
 """Seconds between two scans."""
 RUNNING = frozenset("RS")
-"""States of a thread (proc(5)) that runs, or may run after any event."""
+"""States of a thread in proc(5) in which it runs or may start to run at any event."""
 
 
 class SuspendError(Exception):
-    """The processes multiply, or wake each other, faster than they can be stopped."""
+    """Error: processes multiply, or wake each other, faster than they can be stopped."""
 
 
 def stop(pid: int, subreaper: int, sessions: Collection[int]) -> set[int]:
-    """Stop the group `pid` and its descendants, and return the descendants outside the group.
+    """Stop the process group `pid` and its descendants; return the descendants outside the group.
 
-    Daemons are stopped but not returned. `sessions` are the children of the subreaper that are
-    sessions. Raises SuspendError if the processes keep running.
+    Daemons are stopped but not returned. `sessions` are the children of the subreaper that must not
+    be taken for daemons. Raises SuspendError if the processes keep running.
     """
     before: set[int] | None = None
     for _ in range(MAX_SCANS):
@@ -54,14 +55,14 @@ def stop(pid: int, subreaper: int, sessions: Collection[int]) -> set[int]:
 
 
 def resume(pid: int, outside_group: Collection[int]) -> None:
-    """Resume the group `pid` and the processes `outside_group` that `stop` returned."""
+    """Continue the process group `pid` and the processes `outside_group` that `stop` returned."""
     for process in outside_group:
         _send(process, signal.SIGCONT)
     _send(pid, signal.SIGCONT, group=True)
 
 
 def process_tree(pid: int, subreaper: int, sessions: Collection[int]) -> set[int]:
-    """Return `pid` and its descendants, with those that left its group. Parameters as in `stop`."""
+    """Return the ids of `pid`, its descendants and its daemons. Parameters as in `stop`."""
     daemons = set(_children(subreaper)) - set(sessions)
     return {process for one in (pid, *daemons) for process in (one, *_descendants(one))}
 
@@ -73,8 +74,8 @@ def _descendants(pid: int) -> Iterator[int]:
 
 
 def _children(pid: int) -> list[int]:
-    """Return the children of every thread of a process; none if it is gone or the kernel does not
-    list them."""
+    """Return the child processes of all threads of `pid`; [] if `pid` has ended or the kernel does
+    not list children."""
     found: list[int] = []
     for thread in _threads(pid):
         with contextlib.suppress(OSError):

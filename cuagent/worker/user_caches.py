@@ -1,4 +1,4 @@
-"""The folder of the caches that trusted processes share."""
+"""The user's cache folder, shared by trusted processes only."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 INDUCTOR = "inductor"
-"""Name of the folder of torch.compile's cache."""
+"""Subfolder with torch.compile's cache."""
 
 
 def user_caches() -> Path:
-    """Return the folder with this user's caches, which no candidate can read or write."""
+    """Return cuagent's cache folder of this user, which no candidate can read or write."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cuagent"

@@ -1,11 +1,12 @@
-"""Remember that this machine's compiler can use all vector instructions of its processor.
+"""Let torch.compile skip its tests of vector instructions once they passed on this machine.
 
-Before its first C++ kernel torch.compile builds and loads test programs for each set of vector
-instructions. That is some ten runs of the compiler in every process with its own cache, so in every
-process of a candidate. A compiled baseline keeps its cache in the user's folder and makes the same
-tests. It notes there that all of them passed, and candidates then skip them.
+Before its first C++ kernel torch.compile builds and loads a test program for each set of vector
+instructions. That takes some ten runs of the compiler in every process with its own cache, which
+includes every candidate. A compiled baseline keeps its cache in the user's folder and makes the
+same tests. If all passed, it writes a note there, and candidates then skip the tests.
 
-The note holds for one torch, one processor and one compiler. Without it candidates make the tests.
+The note is valid for one version of torch, one processor and one compiler. Without it candidates
+make the tests.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from contextlib import suppress
 from pathlib import Path
 
 VARIABLE = "TORCHINDUCTOR_VEC_ISA_OK"
-"""torch.compile's own variable: "1" skips the tests."""
+"""Environment variable of torch.compile; "1" makes it skip its tests of vector instructions."""
 FILE = "vector-units.json"
 
 
 def note_passed() -> None:
-    """Write the note to torch.compile's cache if this process used it and all tests passed."""
+    """Record in torch.compile's cache folder that all its tests of vector instructions passed.
+
+    Does nothing if this process did not make the tests, or one failed.
+    """
     caches = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""))
     module = sys.modules.get("torch._inductor.cpu_vec_isa")
     with suppress(AttributeError, OSError):  # another torch names these parts differently
@@ -39,7 +43,8 @@ def note_passed() -> None:
 
 
 def all_passed(caches: Path) -> bool:
-    """Return True if the note in a cache of torch.compile is of this machine."""
+    """Return True if the cache folder records that this machine passed all tests of vector
+    instructions."""
     try:
         return bool(json.loads((caches / FILE).read_text()) == _machine())
     except (OSError, ValueError):
@@ -47,7 +52,8 @@ def all_passed(caches: Path) -> bool:
 
 
 def skip_tests() -> None:
-    """Let torch.compile skip the tests in this process if its environment says so."""
+    """Make torch.compile skip its tests of vector instructions if the environment variable VARIABLE
+    is "1"."""
     config = sys.modules.get("torch._inductor.config")
     if config is not None and os.environ.get(VARIABLE) == "1":
         config.cpp.vec_isa_ok = True

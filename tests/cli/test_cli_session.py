@@ -397,7 +397,7 @@ def test_unknown_model_of_a_slash_command_names_no_option(
         raise Refused("--model nosuch:x: unknown model 'nosuch:x'")
 
     said: list[str] = []
-    monkeypatch.setattr(slash, "speaker", refused)
+    monkeypatch.setattr(slash, "open_model", refused)
     session: Any = SimpleNamespace(
         run=SimpleNamespace(task=None), settings=None, say=lambda text, *_: said.append(text)
     )

@@ -11,11 +11,11 @@ import pytest
 from cuagent.arms import CANDIDATE, COMPILE, EAGER
 from cuagent.measure.timing.rounds import (
     HOPELESS,
-    LEAVES,
+    HOPELESS_RUNG,
     LOOKS,
     Round,
+    hopeless_rungs,
     is_hopeless,
-    leaving,
     may_stop,
     ratio,
 )
@@ -98,12 +98,12 @@ def arms(**more: float) -> Round:
     return taken({EAGER: 200.0, COMPILE: 150.0, CANDIDATE: 90.0} | more)
 
 
-SLOW = 100.0 * (1 + LEAVES) * 1.05
+SLOW = 100.0 * (1 + HOPELESS_RUNG) * 1.05
 
 
 def left(found: Round, times: dict[str, list[float]]) -> tuple[str, ...]:
     names = [name for name in found.counted if name != CANDIDATE]
-    return leaving(found, names, Device.CUDA, times)
+    return hopeless_rungs(found, names, Device.CUDA, times)
 
 
 def test_a_rung_that_was_slower_in_every_timing_leaves() -> None:
@@ -119,7 +119,7 @@ def test_a_rung_that_was_delayed_in_one_timing_stays() -> None:
 
 
 def test_rungs_within_the_margin_and_the_named_ones_stay() -> None:
-    near = 100.0 * (1 + LEAVES) * 0.98
+    near = 100.0 * (1 + HOPELESS_RUNG) * 0.98
     found = arms(fast=100.0, near=near)
     times = {name: [t[0]] * 3 for name, t in found.counted.items()}
     assert left(found, times) == (), "eager and torch.compile are in every score"

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 from provider import Provider, serve
 
-from cuagent.cli.session import speaker
+from cuagent.cli.session import open_model
 from cuagent.config import Settings, resolve
 from cuagent.message import Finish, Message, TokenTrace, ToolCall, Usage
 from cuagent.models import (
@@ -73,7 +73,7 @@ def test_time_out_of_the_server_table_overrides_settings() -> None:
 
 def _timeout(name: str, settings: Settings) -> float:
     nothing: Any = None
-    spoken: Any = speaker(name, nothing, settings)
+    spoken: Any = open_model(name, nothing, settings)
     assert spoken._client.timeout.read == spoken.endpoint.stall
     return float(spoken.endpoint.stall)
 

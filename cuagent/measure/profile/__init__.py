@@ -1,1 +1,1 @@
-"""Profile of one model: time by kernel, hardware counters."""
+"""Profile of one model: the time of each operator and kernel, and hardware counters."""

@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 REQUEST = "profile-order.json"
 RESULT = "profile.json"
 OWN_KERNEL = "own kernel: "
-"""Prefix of the profiler range around each call of a launcher, so that it is shown by name."""
+"""Prefix of the name of an attempt's kernel launcher among the profiled operators."""
 TRACED_S = 0.3
-"""Approximate seconds of all calls under the profiler."""
+"""Approximate duration in seconds of all profiled calls together."""
 MAX_CALLS = 20
-"""Largest number of calls under the profiler."""
+"""Largest number of profiled calls of the model."""
 
 
 def serve(channel: socket.socket, folder: Path) -> None:
-    """Open the model that the request names, report it, and profile it when asked.
+    """Prepare the model that the request names, report that it is ready, and profile it when asked.
 
     Everything that does not depend on an attempt's libraries is done first, while they are
-    compiled. Closing the channel signals the end.
+    compiled. The child ends when the channel is closed.
     """
     received = receive_message(channel)
     if received is None:
@@ -95,15 +95,18 @@ def once(folder: Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Opened:
+    """Task, inputs and model that are prepared before an attempt is known."""
+
     model_spec: ModelSpec
     reference: Reference
     inputs: list[Any]
     model: torch.nn.Module
-    """Model of the reference."""
+    """The reference's model."""
 
 
 def _open(model_spec: ModelSpec) -> _Opened:
-    """Open the task, the device and the profiler, which are slow the first time."""
+    """Build the reference and its inputs, and start the device and the profiler, which takes
+    seconds."""
     import torch
 
     assert model_spec.task is not None
@@ -174,7 +177,8 @@ def _candidate(
 
 
 def _seconds(call: Callable[[], Any], device: Device, count: int) -> list[float]:
-    """Return the wall time of each call, with the device synchronised after it."""
+    """Return the wall seconds of each of `count` calls, each with the device synchronised after
+    it."""
     import torch
 
     times = []
@@ -188,8 +192,8 @@ def _seconds(call: Callable[[], Any], device: Device, count: int) -> list[float]
 
 
 def _traced(call: Callable[[], Any], device: Device, count: int) -> dict[str, Any]:
-    """Return the operators and kernels of `count` calls, with seconds and calls per call of the
-    model."""
+    """Profile `count` calls. Return the operators and kernels, each with its seconds and number of
+    calls per call of the model."""
     import torch
     from torch._C._autograd import DeviceType
     from torch.profiler import ProfilerActivity
@@ -225,8 +229,8 @@ def _traced(call: Callable[[], Any], device: Device, count: int) -> dict[str, An
 
 
 def _kernels(events: Iterable[Any], count: int) -> list[dict[str, Any]]:
-    """Return the kernels by name, each with its launch gaps: the time that the GPU is idle before
-    it."""
+    """Return the GPU kernels by name, each with its launch gap: the time that the GPU is idle
+    before it."""
     spans = sorted(
         (event.time_range.start, event.time_range.end, event.name)
         for event in events
@@ -253,7 +257,8 @@ def _kernels(events: Iterable[Any], count: int) -> list[dict[str, Any]]:
 
 
 def _union(spans: Iterable[tuple[float, float]]) -> float:
-    """Return the length of the union of intervals: kernels on several streams may overlap."""
+    """Return the total length of the union of intervals, because kernels of several streams may
+    overlap."""
     total, end = 0.0, float("-inf")
     for begin, finish in sorted(spans):
         total += max(0.0, finish - max(begin, end))

@@ -1,8 +1,9 @@
-"""Read hardware counters of each kernel with Nsight Compute, if they may be read.
+"""Read hardware counters of each kernel with Nsight Compute, if the user may read them.
 
 `read` parses the output of `ncu --csv --page raw`; `Counters` formats one launch for an agent. ncu
-runs each kernel many times and serially, so the figures are feedback, never a time. Not covered:
-source lines. Clocks are left as they are (`--clock-control none`).
+runs each kernel many times and serially, so the figures are feedback, never a time.
+
+Not covered: source lines. ncu does not fix the clocks (`--clock-control none`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from cuagent.worker.supervised import Supervised
 
 MAX_READ = 64 << 20
-"""Largest number of bytes of ncu's output that are read."""
+"""Largest number of bytes read from ncu's output."""
 STALL = "smsp__pcsamp_warps_issue_stalled_"
 METRICS = {
     "seconds": "gpu__time_duration.sum",
@@ -37,7 +38,7 @@ METRICS = {
     "sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
     "requests": "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
 }
-"""Metrics that are requested, by our names."""
+"""Metrics to request from ncu: the name in `Counters.values`, then ncu's name."""
 SECTION_METRICS = {
     "waves": "launch__waves_per_multiprocessor",
     "possible_pct": "sm__maximum_warps_per_active_cycle_pct",
@@ -47,33 +48,34 @@ SECTION_METRICS = {
     "shared_ideal": "memory_l1_wavefronts_shared_ideal",
     "spilling": "sass__inst_executed_register_spilling",
 }
-"""Metrics that come with `SECTIONS`, by our names."""
+"""Metrics that ncu reports with `SECTIONS`: the name in `Counters.values`, then ncu's name."""
 SECTIONS = ("WarpStateStats", "SourceCounters", "Occupancy", "LaunchStats")
 EXCESS_FACTOR = 1.1
-"""An access is reported if it takes more than this many times the necessary sectors (global memory)
-or passes (shared memory)."""
+"""A memory access is reported if it takes more than this many times the necessary sectors (global
+memory) or passes (shared memory)."""
 IN_USE_PCT = 5.0
-"""Percentage below which tensor cores count as idle: kernels without them show 1 to 2 %."""
+"""Percentage of use below which tensor cores count as idle: kernels without them show 1 to 2 %."""
 
 
 InSandbox = Callable[[list[str]], list[str]]
-"""Function that returns the command that runs a given command in a sandbox."""
+"""Function that takes a command and returns the command that runs it in a sandbox."""
 
 
 @dataclass(frozen=True)
 class Counters:
-    """Counters of one launch of a kernel."""
+    """Hardware counters of one kernel launch."""
 
     kernel: str
     values: dict[str, float]
-    """Values by the names of `METRICS` and `SECTION_METRICS`, without those that ncu lacks. In
-    seconds, bytes or percent."""
+    """Values in seconds, bytes or percent, by the names in `METRICS` and `SECTION_METRICS`. A
+    metric that ncu did not report is absent."""
     stalls: tuple[tuple[str, float], ...]
-    """Most frequent stall reasons of warps, with their share of the samples."""
+    """Most frequent reasons why warps stalled, each with its share of the samples."""
 
     @property
     def limiter(self) -> str:
-        """Return the resource that limits the number of blocks on a multiprocessor."""
+        """Return the resource that limits the blocks per multiprocessor: registers, shared, ..., or
+        "too few blocks"."""
         if self.values.get("waves", 1) < 1:
             return "too few blocks"
         limits = {n: v for n, v in self.values.items() if n.startswith("limit_")}
@@ -81,17 +83,17 @@ class Counters:
 
     @property
     def dram_bytes(self) -> float:
-        """Return the bytes read from and written to DRAM."""
+        """Return the bytes read from and written to DRAM together."""
         return self.values.get("dram_bytes_read", 0.0) + self.values.get("dram_bytes_written", 0.0)
 
     def excess(self, what: str, needed: str) -> float:
-        """Return the counter `what` divided by the counter `needed`, its least value; 1 if that is
+        """Return the ratio of the counter `what` to `needed`, its ideal value; 1 if `needed` is
         unknown."""
         least = self.values.get(needed, 0.0)
         return self.values.get(what, 0.0) / least if least else 1.0
 
     def line(self) -> str:
-        """Return the counters that an agent can act on, in one line."""
+        """Return the counters that an agent can act on, as one line of text."""
         v = self.values
         possible = f" of {v['possible_pct']:.0f}" * ("possible_pct" in v)
         parts = [
@@ -114,7 +116,7 @@ class Counters:
 
 
 class CountersMissing(Exception):
-    """Raised with a one-line reason if counters could not be read."""
+    """Error: the counters could not be read. The message is one line."""
 
 
 def run(
@@ -124,11 +126,10 @@ def run(
     seconds: float,
     in_sandbox: InSandbox = list,
 ) -> str:
-    """Return ncu's output for the kernels in the profiled range of `program`. Raises
-    CountersMissing.
+    """Run `program` under ncu and return ncu's output for the kernels in the profiled range.
 
-    `in_sandbox` wraps the whole command. The program cannot enter a sandbox later, because what ncu
-    injects into it has threads.
+    `seconds` is the time limit. `in_sandbox` wraps the whole command: the program cannot enter a
+    sandbox later, because what ncu injects into it has threads. Raises CountersMissing.
     """
     ncu = shutil.which("ncu")
     if ncu is None:
@@ -154,7 +155,7 @@ def run(
 
 
 def read(text: str, limit: int = 40) -> list[Counters]:
-    """Return the launches in ncu's output, in order, at most `limit`."""
+    """Parse ncu's output: return the counters of the first `limit` kernel launches, in order."""
     rows = list(csv.reader(line for line in text.splitlines() if line.startswith('"')))
     if len(rows) < 3:
         return []
@@ -186,7 +187,11 @@ def _stalls(items: Iterable[tuple[str, tuple[str, str]]]) -> tuple[tuple[str, fl
 
 
 def _number(text: str, unit: str) -> float | None:
-    """Return a value in seconds, in bytes or unchanged; ncu separates thousands with commas."""
+    """Return a value of ncu's output in seconds or bytes; other units unchanged; None if it is no
+    number.
+
+    ncu separates thousands with commas.
+    """
     factor = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
     try:
         return float(text.replace(",", "")) * factor.get(unit, 1.0)

@@ -1,4 +1,4 @@
-"""Profile a task's reference and attempts, in processes that may be opened ahead."""
+"""Profile a task's reference and attempts, in child processes that may be started in advance."""
 
 from __future__ import annotations
 
@@ -18,31 +18,33 @@ if TYPE_CHECKING:
 
 
 class Profiles:
-    """Profiles of one task, with at most one process open for the reference and one for an attempt.
+    """Profiler of one task. At most one child waits for a profile of the reference and one for an
+    attempt.
 
-    A process that could not be opened ahead is opened when it is needed.
+    A child that could not be started in advance is started when it is needed.
     """
 
     def __init__(self, task: Task, fork_server: ForkServer, device_lock: DeviceLock) -> None:
         self._task, self._fork_server, self._device_lock = task, fork_server, device_lock
         self._open: dict[bool, ProfileSession] = {}
-        """Processes opened ahead, by whether they are for an attempt."""
+        """Children started in advance; the key is True for an attempt, False for the reference."""
 
     def prewarm(self, *, with_candidate: bool) -> None:
-        """Begin to open the process of the next profile of the reference or of an attempt."""
+        """Start the child for the next profile of the reference, or of an attempt if
+        `with_candidate`."""
         with suppress(ForkServerError):  # the next call of `profile` reports it
             self._open[with_candidate] = self._started(with_candidate)
 
     def await_opened(self) -> None:
-        """Wait until the processes opened ahead are idle, so that they do not disturb a timing."""
+        """Wait until the children started in advance are idle, so that they do not disturb a
+        timing."""
         for session in self._open.values():
             session.await_opened()
 
     def profile(self, attempt: Attempt | None, build: Build | None, **options: Any) -> Profile:
-        """Profile the reference (None) or an attempt; `options` are those of
-        `ProfileSession.finish`.
+        """Profile an attempt with its build, or the reference if `attempt` is None.
 
-        Raises ProfileError and ForkServerError.
+        `options` are those of `ProfileSession.finish`. Raises ProfileError and ForkServerError.
         """
         session = self._open.pop(attempt is not None, None)
         if session is not None and not session.alive:
@@ -56,7 +58,7 @@ class Profiles:
             return opened.finish(attempt, build, **options)
 
     def close(self) -> None:
-        """End the processes opened ahead."""
+        """End the children that were started in advance."""
         for session in self._open.values():
             session.close()
         self._open.clear()

@@ -1,8 +1,10 @@
-"""Describe the time of a task or an attempt by operator and kernel, for an agent.
+"""Describe for an agent how a model spends its time: by operator and by kernel.
 
-Each operator and kernel has its time and its rates against the device's ceilings; notes state what
-bounds the whole. `Profile.counters` holds hardware counters (ncu) if they were requested and may be
-read. Not covered: how the figures are measured (`session.py`).
+Each operator and kernel has its time and its rates, compared with the device's ceilings. Notes
+state what bounds the whole model. `Profile.counters` has hardware counters (ncu) if they were
+requested and may be read.
+
+Not covered: how the figures are measured (`session.py`).
 """
 
 from __future__ import annotations
@@ -20,21 +22,21 @@ from cuagent.measure.system_load import BUSY_SHARE
 MAX_LINES = 60
 """Largest number of lines that `Profile.lines` returns."""
 MAX_LOOPS = 16
-"""Largest number of loops that a report shows, with one line each."""
+"""Largest number of loops in a report, with one line each."""
 COUNTED_AS = {"clamp_min": "relu", "relu": ""}
-"""Name of an operator in the counted work, by its name in the profile, if the two differ. It is ""
-if another operator has the work."""
+"""Translation of operator names from the profiler to the counted work (`Work.operators`), where
+they differ. "" means that the work is counted for another operator."""
 NOT_REQUESTED = "not asked for; they show occupancy, stalls, bank conflicts, wasted sectors"
 ROUGH_FACTOR = 1.5
-"""Ratio of the operators' summed time to a call's time above which the profiler's overhead
-dominates."""
+"""If the operators' summed time exceeds this many times a call's time, the figures are called
+imprecise, because the profiler's overhead dominates."""
 FIGURES, GAP, RATES, BAR, NAME = 26, 10, 33, 9, 14
-"""Width in columns of a table's parts: calls, time and share; a launch gap; rates against the
-ceilings; a bar; the shortest name."""
+"""Widths in characters of the columns of a table: calls, time and share; launch gap; rates compared
+with the ceilings; bar; shortest name."""
 
 
 class ProfileError(Exception):
-    """Raised with a one-line reason if the model could not be profiled."""
+    """Error: the model could not be profiled. The message is one line."""
 
 
 @dataclass(frozen=True)
@@ -44,53 +46,56 @@ class Cost:
     name: str
     calls: float
     seconds: float
-    """Seconds without the operators that it calls."""
+    """Seconds, without the time of operators that this one calls."""
     share: float
-    """Share of the time of all operators, or of all kernels."""
+    """Share of the summed time of all operators, or of all kernels; 1 is all."""
     bytes_per_s: float | None = None
-    """Bytes that eager mode moves for the operator, per second of its time; None if not counted."""
+    """Bytes that the operator reads and writes in eager mode, per second of its time; None if not
+    counted."""
     flop_per_s: float | None = None
     gap: float = 0.0
-    """Kernels only: idle seconds of the GPU before it, under the profiler, which adds to them."""
+    """Seconds that the GPU is idle before the kernel, under the profiler, which lengthens them; 0
+    for an operator."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Profile of one model. Seconds are per call of the model."""
+    """Profile of one model. All seconds are per call of the model."""
 
     subject: str
     seconds: float
-    """Wall time of a call, without the profiler."""
+    """Wall time of a call, measured without the profiler."""
     operators: tuple[Cost, ...]
-    """Operators, longest first: their own time on the CPU, the host's time on CUDA."""
+    """torch's operators, longest first. Their time is CPU time; on CUDA that is the time of the
+    launches."""
     kernels: tuple[Cost, ...]
     """Kernels that ran on the GPU, longest first; () on the CPU."""
     roofline: Roofline
     own: Work
-    """Work that this model does, as far as torch's operators show it."""
+    """Work of this model, as far as it is done by torch's operators."""
     busy: float | None
     """Seconds with at least one kernel running on the GPU; None on the CPU."""
     busy_threads: float
-    """Mean number of busy threads of the process during a call."""
+    """Mean number of threads of the process that were busy during a call."""
     threads: int
     memory: int | None
     """Largest number of bytes that torch allocated on the GPU; None on the CPU."""
     resources: tuple[KernelResources, ...] = ()
     counters: tuple[Counters, ...] = ()
-    """Hardware counters of each launch, if they were requested and may be read."""
+    """Hardware counters of each kernel launch, if they were requested and may be read."""
     missing: str = ""
-    """Reason if requested counters could not be read."""
+    """Reason why requested hardware counters could not be read; "" if they were."""
     loops: tuple[Loop, ...] = ()
-    """CPU only: vectorisation of the loops of the attempt's kernels."""
+    """CPU only: the loops of the attempt's kernels, and whether the compiler vectorised them."""
     others: float = 0.0
-    """Share of the processors that other processes used during the profile."""
+    """Share of the machine's processors that other processes used during the profile."""
 
     @property
     def on_cuda(self) -> bool:
         return self.busy is not None
 
     def lines(self, width: int = 100) -> list[str]:
-        """Return the report, at most 60 lines."""
+        """Return the report for an agent, at most MAX_LINES lines of `width` characters."""
         head = [
             f"{self.subject} on {self.roofline.ceilings.device}: "
             f"{seconds_text(self.seconds)} a call",
@@ -113,7 +118,7 @@ class Profile:
         return [*rows[: MAX_LINES - len(loops)], *loops]
 
     def notes(self) -> list[str]:
-        """Return the conclusions from the figures, the most important first."""
+        """Return conclusions from the figures in sentences, the most important first."""
         notes = []
         if self.busy is not None:
             idle = max(0.0, 1 - self.busy / self.seconds)
@@ -147,7 +152,7 @@ class Profile:
         return notes
 
     def _rough(self) -> list[str]:
-        """Return notes on the reasons why the figures are imprecise."""
+        """Return the reasons why the figures are imprecise, as notes."""
         notes = []
         spent = sum(operator.seconds for operator in self.operators)
         if not self.on_cuda and spent > ROUGH_FACTOR * self.seconds:
@@ -162,7 +167,7 @@ class Profile:
         return notes
 
     def _gaps(self) -> list[str]:
-        """Return a note on launch gaps if they exceed a tenth of the kernels' time."""
+        """Return [note] if the kernels' launch gaps exceed a tenth of their time, else []."""
         gaps = sum(kernel.gap for kernel in self.kernels)
         if not self.busy or gaps < 0.1 * self.busy:
             return []
@@ -184,10 +189,9 @@ class Profile:
 def costs_of(
     rows: Iterable[Mapping[str, Any]], work: Mapping[str, OperatorWork], *, on_cuda: bool
 ) -> tuple[Cost, ...]:
-    """Return the costs in the profiler's rows, longest first, without those below 0.1 % of the
-    time.
+    """Return the cost of each row of the profiler's table, longest first.
 
-    `work` is the counted work of each operator by name.
+    Rows below 0.1 % of the time are left out. `work` is the counted work of each operator by name.
     """
     rows = list(rows)
     total = sum(row["seconds"] for row in rows) or 1.0
@@ -217,7 +221,7 @@ def costs_of(
 
 
 def _operator(name: str) -> str:
-    """Return the name under which the work of a profiled operator was counted; "" if it was not."""
+    """Return the name of a profiled operator in the counted work (`Work.operators`), or ""."""
     plain = name.removeprefix("aten::")
     if plain.endswith("_convolution"):
         return "convolution"
@@ -260,7 +264,8 @@ def _bar(share: float) -> str:
 
 
 def _short(name: str, width: int) -> str:
-    """Return a kernel's name without template arguments and return type, which fill the line."""
+    """Return a kernel's name without its template arguments and return type, at most `width`
+    characters."""
     name = name.removeprefix("void ").replace("at::native::", "")
     for namespace in ("(anonymous namespace)::", "<unnamed>::"):
         name = name.replace(namespace, "")

@@ -1,8 +1,8 @@
-"""Profile one model in a child process and read the figures it wrote.
+"""Profile one model in a child process and read the figures that the child wrote.
 
-The child opens the task and the profiler first and then waits for an attempt and its libraries, so
-it can be started before an attempt exists. The attempt's code shares the child (`child.py`), so its
-figures are feedback, never a verdict or a time of record.
+The child first builds the reference and starts the profiler, then waits for an attempt and its
+libraries. So it can be started before an attempt exists. The attempt's code shares the child
+(`child.py`), so the child's figures are feedback, never a verdict or a time of record.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from cuagent.worker.channel import send_message
 from cuagent.worker.fork_server import Child, inherited_environment
 
 TIME_LIMIT_S = 120.0
-"""Time limit of a profile in seconds."""
+"""Time limit of a profile in seconds, without hardware counters."""
 COUNTERS_LIMIT_S = 60.0
-"""Time limit of reading hardware counters in seconds."""
+"""Time limit in seconds for reading hardware counters."""
 MAX_RESULT_BYTES = 8 << 20
-"""Largest number of bytes that is read of the child's result."""
+"""Largest number of bytes read from the child's result."""
 LIBRARIES = "libraries"
-"""Name of the folder, inside the child's folder, that holds the attempt's compiled libraries."""
+"""Subfolder of the child's folder for the attempt's compiled libraries."""
 KERNELS = Path(kernels.__file__).parent
-"""Folder of the kernel loader, the only part of cuagent that an attempt may read."""
+"""Folder of `cuagent/kernels`, the only part of cuagent that an attempt may read."""
 PACKAGE = KERNELS.parent
 Alone = Callable[[], AbstractContextManager[None]]
 TOOLS = (Path("/opt/nvidia"), Path("/usr/local/cuda"))
@@ -83,10 +83,11 @@ def profile(
     counters: bool = False,
     time_limit_s: float = TIME_LIMIT_S,
 ) -> Profile:
-    """Profile the reference, or an attempt that was built. Raises ProfileError or ForkServerError.
+    """Profile the reference, or a built attempt. Raises ProfileError or ForkServerError.
 
-    `fork_server` saves the seconds of importing torch. `cache` is the folder of the ceilings.
-    `counters` requests hardware counters too, which needs a GPU and some ten seconds.
+    A given `fork_server` saves the seconds of importing torch. `cache` is the cache folder of the
+    device's ceilings. `counters` requests hardware counters too; they need a GPU and some ten
+    seconds.
     """
     with (
         nullcontext(fork_server) if fork_server is not None else ForkServer() as warm,
@@ -98,10 +99,10 @@ def profile(
 
 
 class ProfileSession:
-    """Started profile of the reference, or of an attempt that follows. Must be closed."""
+    """A child process that is prepared to profile the reference, or an attempt. Must be closed."""
 
     def __init__(self, task: Task, fork_server: ForkServer, *, with_candidate: bool) -> None:
-        """Start the child, in a sandbox if it is for an attempt. Raises ForkServerError."""
+        """Start the child, in a sandbox if an attempt will run in it. Raises ForkServerError."""
         self.task = task
         self._with_candidate = with_candidate
         self._fork_server = fork_server
@@ -136,7 +137,8 @@ class ProfileSession:
         return child
 
     def await_opened(self, seconds: float = TIME_LIMIT_S) -> None:
-        """Wait until the child is idle, so that it does not disturb a timing."""
+        """Wait at most `seconds` until the child is prepared and idle, so that it does not disturb
+        a timing."""
         # The child reports once, before the attempt's code is in it; nothing else is ever read.
         select.select([self._child.channel], [], [], seconds)
 
@@ -151,12 +153,13 @@ class ProfileSession:
         alone: Alone = nullcontext,
         compiled: CompiledCode | None = None,
     ) -> Profile:
-        """Run the model and return its profile. Raises ProfileError or ForkServerError.
+        """Run the model in the child and return its profile. Raises ProfileError or
+        ForkServerError.
 
-        A session started for an attempt needs `attempt`, with the libraries of `build`; one started
-        for the reference needs None. `alone` returns a context in which no other process uses the
-        device; only the measurements run in it. `compiled` holds the files that attempts compiled
-        at their first call.
+        A session with_candidate needs `attempt` and its `build`; another needs None for both.
+        `cache` is the cache folder of the ceilings. `counters` requests hardware counters. `alone`
+        returns a context in which no other process uses the device; only the measurements run in
+        it. `compiled` contains the files that attempts compiled at their first call.
         """
         assert self._with_candidate is (attempt is not None)
         if build is not None and not build.ok:
@@ -191,7 +194,7 @@ class ProfileSession:
             raise ProfileError(f"the profile cannot be read: {error!r}") from error
 
     def _figures(self, seconds: float) -> Any:
-        """Start the measurement in the child and return the figures it writes."""
+        """Let the child measure for at most `seconds`, and return the JSON value that it writes."""
         channel = self._child.channel
         self.await_opened(seconds)
         with suppress(OSError):  # if the child has ended, its file has the reason
@@ -211,9 +214,9 @@ class ProfileSession:
         return measured
 
     def _result(self) -> Any:
-        """Return what the child wrote; the attempt's code may have put a link or a pipe there.
+        """Return the JSON value in the child's result file.
 
-        Raises ProfileError.
+        The attempt's code may have put a link or a pipe in its place; then ProfileError is raised.
         """
         root = open_folder(self.folder)
         try:
@@ -224,7 +227,7 @@ class ProfileSession:
             os.close(root)
 
     def _read_counters(self) -> tuple[tuple[Counters, ...], str]:
-        """Return the counters of one call, and the reason if there are none."""
+        """Return the hardware counters of one call, and the reason if there are none, else ""."""
         policy = self._policy
 
         def in_sandbox(argv: list[str]) -> list[str]:
@@ -251,14 +254,15 @@ class ProfileSession:
         return self._child.alive
 
     def close(self) -> None:
-        """End the child and remove its folder. Idempotent."""
+        """End the child and remove its folder. A second call does nothing."""
         with suppress(ForkServerError):  # then the child has ended with its parent
             self._fork_server.end(self._child)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _request(task: Task, arm: str) -> ModelSpec:
-    """Return the request of a model. Its specs are empty, because the child opens the task."""
+    """Return the model spec for the child. Inputs and weights are empty in it: the child has the
+    task."""
     step = Step.of(task)
     arguments = 0 if step is None else step.arguments
     return ModelSpec(arm, task.device, task.precision, {}, {}, (), {}, 0, task, step=arguments)
@@ -275,14 +279,15 @@ def _policy(task: Task, folder: Path, environment: dict[str, str]) -> Policy:
 
 
 def _loops(attempt: Attempt | None, build: Build | None) -> tuple[Loop, ...]:
-    """Return the loops of an attempt's CPU sources and how the compiler vectorised them."""
+    """Return the loops of an attempt's CPU sources, and whether the compiler vectorised them."""
     if attempt is None or build is None:
         return ()
     return tuple(loop for library in build.libraries for loop in vectorised(attempt, library))
 
 
 def _work(task: Task, fork_server: ForkServer) -> tuple[Work, str]:
-    """Return the work of a call of the reference, and the name of its matrix rate."""
+    """Return the work of a call of the reference, and the precision of its matrix rate (such as
+    "tf32")."""
     try:
         return count(task, fork_server)
     except TaskError as error:

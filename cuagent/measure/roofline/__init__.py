@@ -1,1 +1,1 @@
-"""Lower bound on the time of a task, from counted work and measured ceilings."""
+"""Lower bound on the time of a task: counted work over the device's measured highest rates."""

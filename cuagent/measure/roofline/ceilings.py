@@ -1,13 +1,14 @@
-"""Measure the ceilings of this device once and cache them: copy bandwidth and matrix rates.
+"""Measure a device's ceilings, its highest copy bandwidth and matrix rates, and cache them.
 
-Ceilings are measured with a large copy and torch's matrix product, not taken from datasheets. On a
-CPU the copy is torch's or one with streaming stores, whichever is faster: an ordinary store first
-reads the line that it overwrites, which is avoidable traffic. Not covered: caches, special
-functions, launch overhead.
+They are measured with a large copy and torch's matrix product, not taken from datasheets. On a CPU
+the copy is torch's or one with streaming stores, whichever is faster: an ordinary store first reads
+the line that it overwrites, which is avoidable traffic.
 
-Invariant: a ceiling is the highest rate ever measured. One measured while other processes used the
-machine is not `calm`: it is measured again at the next opportunity, and no candidate is suspected
-because of it.
+Not covered: caches, special functions, launch overhead.
+
+Invariant: a ceiling is the highest rate ever measured. If other processes used the machine then,
+the ceilings are not `calm`: they are measured again at the next opportunity, and until then no
+candidate is suspected because of them.
 """
 
 from __future__ import annotations
@@ -37,12 +38,13 @@ if TYPE_CHECKING:
     import torch
 
 FORMAT = 3
-"""Format of the cache entries. Increase it when the measurement changes: older entries are then
+"""Version of the cache entries. Increase it when the measurement changes, so that older entries are
 ignored."""
 QUIET_SHARE = 0.1
-"""Share of the processors that other processes may use while a CPU's ceilings are measured."""
+"""Largest share of the processors that other processes may use while a CPU's ceilings are measured;
+above it the result is not `calm`."""
 REMEASURE_AFTER_S = 600.0
-"""Seconds after which the ceilings of a busy machine are measured again."""
+"""Seconds after which ceilings from a busy machine are measured again."""
 STREAMING = """
 #include <cstdint>
 #ifdef __SSE2__
@@ -57,38 +59,40 @@ extern "C" void copy(float* y, const float* x, int64_t n) {
 #endif
 }
 """
-"""C++ source of a copy with streaming stores. One thread's part begins at a multiple of 16 bytes.
-"""
+"""C++ source of a copy with streaming stores. The part of each thread must begin at a multiple of
+16 bytes."""
 RATES = ("copy", "fp32", "tf32", "bf16", "fp16")
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Highest rates of a device: bytes per second (read plus written) and FLOP per second.
+    """Highest measured rates of a device: `copy` in bytes per second (read plus written), the
+    others in FLOP per second of matrix products.
 
-    A rate is 0 if the device does not support that arithmetic.
+    A rate is 0 if the device does not support that precision.
     """
 
     device: str
-    """Name of the GPU, or of the processor with its number of threads."""
+    """Name of the GPU, or of the processor with torch's number of threads."""
     copy: float
     fp32: float
     tf32: float
     bf16: float
     fp16: float = 0.0
     cache_bytes: int = 0
-    """Size of the last-level cache. Traffic of less than twice this size may never reach memory."""
+    """Size of the last-level cache in bytes. Traffic of less than twice this size may never reach
+    memory."""
     calm: bool = True
     """True if other processes were idle in at least one of the measurements."""
 
     def highest(self, other: Ceilings) -> Ceilings:
-        """Return the ceilings with the higher of both values for each rate."""
+        """Return ceilings with the higher value of `self` and `other` for each rate."""
         rates = {n: max(getattr(self, n), getattr(other, n)) for n in RATES}
         return replace(self, **rates, calm=self.calm or other.calm)
 
     def rate(self, precision: str) -> float:
-        """Return the rate of `fp32`, `tf32`, `bf16` or `fp16` products, or of fp32 if that is
-        higher."""
+        """Return the FLOP per second of products in `fp32`, `tf32`, `bf16` or `fp16`, at least
+        fp32's rate."""
         return max(float(getattr(self, precision, 0.0)), self.fp32)
 
 
@@ -123,7 +127,7 @@ def ceilings(device: Device, *, cache: Path | None = None, remeasure: bool = Fal
 
 
 def _age(file: Path) -> float:
-    """Return the seconds since a file was written; infinity if it is missing."""
+    """Return the seconds since a file was written; infinity if it does not exist."""
     try:
         return time.time() - file.stat().st_mtime
     except OSError:
@@ -131,7 +135,7 @@ def _age(file: Path) -> float:
 
 
 def _read(file: Path) -> Ceilings | None:
-    """Return a cache entry; None if it is missing, unreadable or not plausible."""
+    """Return the ceilings stored in a file; None if it is missing, unreadable or implausible."""
     try:
         cached = Ceilings(**json.loads(file.read_text()))
         return cached if cached.copy > 0 and cached.fp32 > 0 else None
@@ -199,7 +203,7 @@ def _copy_rate(device: Device, count: int) -> float:
 def _streaming_rate(count: int) -> float:
     """Return the bytes per second, read plus written, of a copy of `count` floats with `STREAMING`.
 
-    It uses torch's number of threads. 0 without a compiler.
+    It uses torch's number of threads. Returns 0 if there is no compiler.
     """
     import torch
 
@@ -225,7 +229,10 @@ def _streaming_rate(count: int) -> float:
 
 
 def _matrix_rate(device: Device, dtype: torch.dtype, side: int) -> float:
-    """Return the FLOP per second of a product of random square matrices (zeros run faster)."""
+    """Return the FLOP per second of a product of two random `side` x `side` matrices.
+
+    The matrices are random because zeros run faster.
+    """
     import torch
 
     a, b = (torch.randn(side, side, device=device.value, dtype=dtype) for _ in range(2))
@@ -234,7 +241,7 @@ def _matrix_rate(device: Device, dtype: torch.dtype, side: int) -> float:
 
 
 def _fastest(device: Device, call: Callable[[], Any], runs: int = 8) -> float:
-    """Return the seconds of the fastest of `runs` calls, after one call for warming up."""
+    """Return the seconds of the fastest of `runs` calls, after one warm-up call."""
     import torch
 
     call()

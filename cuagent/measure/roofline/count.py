@@ -1,7 +1,8 @@
-"""Count a task's work in a trusted child process; the referee never runs the user's module.
+"""Count a task's memory traffic and operations in a trusted child process.
 
-`count` runs in the referee, `serve` in the child. A task is counted once in the life of this
-process, because every profile of an attempt needs the result and counting takes a second or two.
+The referee never runs the user's module: `count` runs in the referee, `serve` in the child. Each
+task is counted once per process, because every profile needs the result and counting takes a second
+or two.
 
 Invariant: no code of a candidate runs in that child, so its answer is trusted.
 """
@@ -22,16 +23,16 @@ from cuagent.worker import ForkServer
 from cuagent.worker.channel import receive_message, send_message
 
 TIME_LIMIT_S = 120.0
-"""Time limit of one count in seconds."""
+"""Time limit in seconds for counting one task."""
 REQUEST = "count.json"
-"""Name of the file that names the task to the child."""
+"""File in the child's folder that describes the task to count."""
 _counted: dict[str, tuple[Work, str]] = {}
-"""Results by the task's digest."""
+"""Results of `count` in this process, by the task's digest."""
 
 
 def count(task: Task, fork_server: ForkServer) -> tuple[Work, str]:
-    """Return the work of one call of the reference, and the name of the fastest matrix rate that
-    its settings admit (fp32, tf32, fp16 or bf16).
+    """Return the work of one call of the reference, and the precision of the fastest matrix rate
+    that its settings admit ("fp32", "tf32", "fp16" or "bf16").
 
     Raises TaskError if the module cannot be counted, ForkServerError if the process fails.
     """
@@ -66,7 +67,7 @@ def _count(task: Task, fork_server: ForkServer) -> tuple[Work, str]:
 
 
 def serve(channel: socket.socket, folder: Path) -> None:
-    """Count the task that the request names, and send the result."""
+    """Count the work of the task in the request, in the child, and send the result."""
     try:
         reference = open_reference(task_from_json(json.loads((folder / REQUEST).read_text())))
         check_runs(reference)

@@ -2,8 +2,9 @@
 
 The work is counted by running the reference under a dispatch mode on fake tensors, or on real ones
 if the module reads values. Compulsory traffic is every input and weight read once and every output
-written once; the traffic of an implementation in between does not count. Not covered: caches (see
-`Roofline.firm`), special functions, launch overhead.
+written once; an implementation's traffic for intermediate tensors does not count.
+
+Not covered: caches (see `Roofline.firm`), special functions, launch overhead.
 
 Invariant: compulsory traffic never exceeds what a correct implementation must move. The operations
 are those of the reference's algorithm. Another algorithm (Winograd, folding) may need fewer, so
@@ -31,39 +32,41 @@ if TYPE_CHECKING:
     import torch
 
 SUSPECT = 0.9
-"""Share of the memory floor below which a time is suspect. The rest is noise of the ceiling."""
+"""Share of the memory floor below which a time is suspect. It is below 1 to allow for noise in the
+measured bandwidth."""
 
 
 @dataclass(frozen=True)
 class OperatorWork:
-    """Work of all calls of one operator.
+    """Work of all calls of one operator in one call of the model.
 
-    `bytes` is the size of its arguments and results, which eager mode moves.
+    `bytes` is the size of its arguments and results, which eager mode reads and writes.
     """
 
     calls: int
     bytes: int
     flops: int
-    """Operations of products, convolutions and attention."""
+    """Operations of matrix products, convolutions and attention: two for each multiply-add."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """Work of one call of the reference."""
+    """Memory traffic and operations of one call of the reference."""
 
     bytes_in: int
-    """Bytes of the inputs and weights that are read, each once."""
+    """Bytes of the inputs and weights that must be read, each counted once."""
     bytes_out: int
-    """Bytes of the outputs that are not views of inputs."""
+    """Bytes of the outputs that must be written; outputs that are views of inputs do not count."""
     matrix_flops: int
-    """Operations of products, convolutions and attention: two for each multiply-add."""
+    """Operations of matrix products, convolutions and attention: two for each multiply-add."""
     other_flops: int
-    """Estimated operations of all other operators: one for each element of an operator's largest
+    """Estimated operations of all other operators: one per element of an operator's largest
     argument or result."""
     operators: dict[str, OperatorWork] = field(default_factory=dict)
-    """Work of each operator that eager launches, by name; views are left out."""
+    """Work of each operator that eager mode launches, by name; views are left out."""
     uncounted: tuple[str, ...] = ()
-    """Operators whose arithmetic is not counted, which makes the compute floor too low."""
+    """Names of operators whose operations are not counted. With any of them the compute floor is
+    too low."""
 
     @property
     def bytes(self) -> int:
@@ -71,7 +74,8 @@ class Work:
 
     @property
     def bytes_eager(self) -> int:
-        """Return the bytes that eager mode moves, where every operator runs alone."""
+        """Return the bytes that eager mode reads and writes, where every operator runs on its
+        own."""
         return sum(operator.bytes for operator in self.operators.values())
 
     @staticmethod
@@ -85,12 +89,12 @@ class Work:
 
 @dataclass(frozen=True)
 class Roofline:
-    """Work of a task and the ceilings of one device. Times are in seconds."""
+    """Floor of a task: its work and the ceilings of one device. Times are in seconds."""
 
     work: Work
     ceilings: Ceilings
     unit: str
-    """Matrix rate of the task: fp32, tf32, bf16 or fp16."""
+    """Precision of the matrix rate that applies: fp32, tf32, bf16 or fp16."""
 
     @property
     def memory_seconds(self) -> float:
@@ -111,7 +115,8 @@ class Roofline:
 
     @property
     def firm(self) -> bool:
-        """Return True if the memory floor holds even if data may stay in the last-level cache."""
+        """Return True if the traffic is too large for the last-level cache, so that the memory
+        floor is a bound."""
         return self.work.bytes > 2 * self.ceilings.cache_bytes
 
     def share(self, seconds: float) -> float:
@@ -119,21 +124,24 @@ class Roofline:
         return self.floor / seconds
 
     def suspect(self, seconds: float) -> bool:
-        """Return True if a time is faster than memory allows: some work was probably skipped."""
+        """Return True if a time is below what memory traffic takes: some work was probably
+        skipped."""
         return self.firm and self.ceilings.calm and seconds < SUSPECT * self.memory_seconds
 
     @property
     def timing_floor(self) -> Floor:
-        """Return the floor in the form that a timing holds."""
+        """Return the floor as the type that a Timing stores."""
         memory = SUSPECT * self.memory_seconds if self.firm and self.ceilings.calm else 0.0
         return Floor(self.floor, self.bound, memory)
 
     def beaten(self, seconds: float) -> bool:
-        """Return True if a time is faster than the ceilings allow: they must be measured again."""
+        """Return True if a time is below the floor: the ceilings are too low and must be measured
+        again."""
         return seconds < self.floor
 
     def line(self, seconds: float | None = None) -> str:
-        """Return the floor, and the share of it that `seconds` reaches, as one line."""
+        """Return the floor as one line of text, with the share of it that a time of `seconds`
+        reaches."""
         if not self.floor and not self.work.uncounted:
             return "no floor: nothing has to be moved or computed"
         rate = amount(self.ceilings.rate(self.unit))
@@ -152,13 +160,17 @@ class Roofline:
 
 
 def roofline(reference: Reference, ceilings: Ceilings) -> Roofline:
-    """Count the reference's work on the inputs of seed 0. Raises TaskError if it does not run."""
+    """Count the work of the reference on the inputs of seed 0, and return its roofline.
+
+    Raises TaskError if the reference does not run.
+    """
     work = count_work(reference)
     return Roofline(work, ceilings, matrix_unit(reference, work))
 
 
 def count_work(reference: Reference) -> Work:
-    """Run the reference once and count its work, without arithmetic if the module allows it."""
+    """Run the reference once and count its work; on fake tensors, without arithmetic, if
+    possible."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -188,7 +200,8 @@ def _state(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _values(real: Any, fake: Any) -> Values:
-    """Return the real tensors that may hold indices, by the storage of their fake tensors."""
+    """Return the real tensors of indices (all that are not floating), by the storage address of the
+    fake tensors that stand for them."""
     pairs = zip(_tensors(real), _tensors(fake), strict=True)
     return {f.untyped_storage()._cdata: r for r, f in pairs if not r.is_floating_point()}
 
@@ -196,9 +209,9 @@ def _values(real: Any, fake: Any) -> Values:
 def count_calls(
     model: Callable[..., Any], inputs: list[Any], values: Values = MappingProxyType({})
 ) -> Work:
-    """Call `model` once under the dispatch mode and return its work.
+    """Call `model` once under the counting dispatch mode and return its work.
 
-    `inputs` may be fake tensors; `values` then has the real tensors that may hold indices.
+    If `inputs` are fake tensors, `values` has the real values of those that may be used as indices.
     """
     import torch
 
@@ -219,29 +232,32 @@ def count_calls(
 
 
 RECURRENT = ("mkldnn_rnn_layer", "_cudnn_rnn")
-"""Operators that are a whole layer of an LSTM, GRU or RNN. Every weight matrix is applied once at
-every position."""
+"""Operators that compute a whole LSTM, GRU or RNN layer. Each weight matrix is multiplied once per
+position of the sequence."""
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 UNCOUNTED = ("linalg_", "_linalg_", "_fft_", "_cdist", "miopen_rnn", "_int_mm", "_weight_int")
-"""Prefixes of operators whose arithmetic is not counted."""
+"""Prefixes of operators whose operations are not counted."""
 FREE = ("empty", "detach", "alias", "lift_fresh", "_unsafe_view", "sym_", "is_")
 """Prefixes of operators that neither move data nor compute."""
 
 
 class _Traffic:
-    """Reads and writes of all operators, from which the compulsory traffic is computed."""
+    """Log of the reads and writes of all operators, from which the compulsory traffic is
+    computed."""
 
     def __init__(self) -> None:
         self.storages_in_use: list[torch.Tensor] = []
-        """Tensors whose storage must not be freed, because storages are compared by address."""
+        """References to all logged tensors, so that no storage is freed and its address used
+        again."""
         self.created: set[int] = set()
-        """Storages that did not exist before the call."""
+        """Addresses of storages that did not exist before the call."""
         self.operators_run: list[tuple[set[int], list[tuple[torch.Tensor, int]]]] = []
-        """Storages that each operator writes, and the tensors that it reads, with the bytes read.
-        An empty set of storages marks an operator that is always needed."""
+        """Operators in order: the addresses of the storages that each writes, and the tensors that
+        it reads, each with the bytes read. An empty set of storages marks an operator that is
+        always needed."""
 
     def add_created(self, fresh: list[torch.Tensor]) -> None:
-        """Add storages that did not exist before the call."""
+        """Note that the storages of these tensors did not exist before the call."""
         self.created.update(t.untyped_storage()._cdata for t in fresh)
 
     def log(
@@ -251,9 +267,9 @@ class _Traffic:
         *,
         changing: bool,
     ) -> None:
-        """Log an operator: the tensors it reads with the bytes read, and its results.
+        """Log an operator: the tensors that it reads with the bytes read, and its results.
 
-        `changing`: True if it writes to some of the tensors it reads.
+        `changing`: the operator also writes to tensors that it reads.
         """
         self.storages_in_use += [tensor for tensor, _ in reads]
         changed = [tensor for tensor, _ in reads] if changing else []
@@ -262,8 +278,8 @@ class _Traffic:
         self.operators_run.append((writes if writes <= self.created else set(), reads))
 
     def compulsory(self, outputs: list[torch.Tensor]) -> int:
-        """Return the bytes read of tensors that existed before the call and that the outputs depend
-        on."""
+        """Return the bytes that must be read: of tensors that existed before the call and that the
+        outputs depend on."""
         needed_storages = {leaf.untyped_storage()._cdata for leaf in outputs}
         needed: list[tuple[torch.Tensor, int]] = []
         for writes, reads in reversed(self.operators_run):
@@ -274,15 +290,16 @@ class _Traffic:
         return _distinct(needed)
 
     def written(self, outputs: list[torch.Tensor]) -> int:
-        """Return the bytes of outputs that did not exist before the call."""
+        """Return the bytes that must be written: of outputs that did not exist before the call."""
         created = [x for x in outputs if x.untyped_storage()._cdata in self.created]
         return _distinct([(leaf, _bytes_behind(leaf)) for leaf in created])
 
 
 def _distinct(parts: Iterable[tuple[torch.Tensor, int]]) -> int:
-    """Return the bytes of the parts, each a tensor and the bytes needed of it.
+    """Return the total of the bytes needed of each tensor, without counting memory twice.
 
-    Equal views count once, with the largest need; a storage counts at most with its size.
+    `parts` are pairs of a tensor and the bytes needed of it. Equal views count once, with the
+    largest need; a storage counts at most with its size.
     """
     views: dict[int, dict[tuple[Any, ...], int]] = {}
     size: dict[int, int] = {}
@@ -295,7 +312,7 @@ def _distinct(parts: Iterable[tuple[torch.Tensor, int]]) -> int:
 
 
 def _counting_mode(values: Values) -> Any:
-    """Return a dispatch mode that logs reads and writes of operators. torch is imported late."""
+    """Return a torch dispatch mode that logs the reads and writes of each operator."""
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import flop_registry
 
@@ -354,8 +371,8 @@ def _counting_mode(values: Values) -> Any:
 
 
 def _known_flops(name: str, args: Any) -> int | None:
-    """Return the operations of operators that torch's own registry lacks, two for each
-    multiply-add."""
+    """Return the operations of an operator that torch's own registry lacks, two for each
+    multiply-add; None if unknown."""
     if name in RECURRENT:
         inputs = args[0]
         weights = args[1:3] if name == "mkldnn_rnn_layer" else args[1]
@@ -383,7 +400,7 @@ def _view(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _bytes_behind(tensor: torch.Tensor) -> int:
-    """Return the bytes that a view reads; a dimension with stride 0 counts once."""
+    """Return the bytes of memory that a view covers; a dimension with stride 0 counts once."""
     count = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         count *= 1 if stride == 0 else size
@@ -391,7 +408,7 @@ def _bytes_behind(tensor: torch.Tensor) -> int:
 
 
 def matrix_unit(reference: Reference, work: Work) -> str:
-    """Return the name of the fastest matrix rate that settings and precision admit.
+    """Return the precision of the fastest matrix rate that torch's settings and the task admit.
 
     Call it after a run of the reference: the task's file or its constructor may change settings.
     """
@@ -412,7 +429,7 @@ def matrix_unit(reference: Reference, work: Work) -> str:
 
 
 def amount(value: float) -> str:
-    """Return a number with a decimal prefix: 4.3 T, 12 M."""
+    """Format a number with a decimal prefix: `4.3 T`, `12 M`."""
     for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= factor:
             return f"{value / factor:.3g} {prefix}"
@@ -420,7 +437,7 @@ def amount(value: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Return a time in the unit that reads best: 1.23 s, 4.5 ms, 67 us."""
+    """Format a time in the largest unit that it reaches: `1.23 s`, `4.5 ms`, `67 us`, `8 ns`."""
     for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if seconds >= factor:
             return f"{seconds / factor:.3g} {unit}"

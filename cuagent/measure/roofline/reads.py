@@ -1,9 +1,12 @@
-"""Count the elements that an operator reads of a tensor it need not read whole: rows, samples,
-windows.
+"""Count the elements that operators such as gather, index and interpolate must read of their
+tensors.
 
-The roofline uses these counts, so that an implementation that reads only these is not suspect. The
-number of distinct rows depends on the values of the indices. They are known if the index tensor is
-an input or a buffer. Not covered: cache lines (a sample reads a whole one).
+These operators need not read a tensor whole. The roofline uses the counts, so that an
+implementation that reads only the necessary rows, samples or windows is not suspect. The number of
+distinct rows depends on the values of the indices, which are known if the index tensor is an input
+or a buffer.
+
+Not covered: cache lines (reading one element loads a whole line).
 
 Invariant: `needed` never exceeds what a correct implementation must read.
 """
@@ -22,26 +25,28 @@ ROWS = ("embedding", "_embedding_bag", "_embedding_bag_forward_only", "index_sel
 INDEXED = ("index", "_unsafe_index")
 SAMPLES = ("gather", "take", "nll_loss_forward", "nll_loss2d_forward")
 ELEMENTS_PER_DIMENSION = {"nearest": 1, "linear": 2, "bilinear": 2, "trilinear": 2, "bicubic": 4}
-"""Number of elements along one dimension that an interpolated element depends on, without
-antialiasing."""
+"""Number of input elements along one dimension that an interpolated element depends on, by the mode
+of interpolation, without antialiasing."""
 
 Values = Mapping[int, "Tensor"]
-"""Real tensors by the storage address of their fake tensors."""
+"""Map from the storage address of a fake tensor to the real tensor that it stands for."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Elements that are read of one tensor."""
+    """Number of elements that an operator reads of one tensor."""
 
     tensor: Tensor
     needed: int
-    """Number of distinct elements; 0 if the indices are unknown."""
+    """Number of distinct elements that must be read; 0 if the indices are unknown."""
     asked: int
-    """Number of elements that eager reads; repeated ones count each time."""
+    """Number of elements that eager mode reads; an element that is read repeatedly counts each
+    time."""
 
 
 def part_read(name: str, args: Sequence[Any], out: Tensor, values: Values) -> Part | None:
-    """Return the part that is read; None if every tensor is read whole.
+    """Return which part of its tensor the operator `name` reads; None if it reads every tensor
+    whole.
 
     `out` is the operator's first result.
     """
@@ -87,8 +92,8 @@ def _samples(name: str, args: Sequence[Any], values: Values) -> Part:
 
 
 def _windows(name: str, args: Sequence[Any], out: Tensor) -> list[int] | None:
-    """Return, for each spatial dimension, the most elements that one result depends on; None if
-    unknown."""
+    """Return for each spatial dimension the most input elements that one output element depends on;
+    None if unknown."""
     if name == "convolution":
         return None if args[6] else list(args[1].shape[2:])
     if name.startswith(("max_pool", "avg_pool")) and "backward" not in name:
@@ -105,7 +110,7 @@ def _windows(name: str, args: Sequence[Any], out: Tensor) -> list[int] | None:
 
 
 def _distinct_indices(indices: Sequence[Tensor], values: Values) -> int:
-    """Return the number of distinct positions that the index tensors address together; 0 if
+    """Return the number of distinct positions that the index tensors together address; 0 if
     unknown."""
     import torch
 
@@ -120,7 +125,8 @@ def _distinct_indices(indices: Sequence[Tensor], values: Values) -> int:
 
 
 def _indexed_shape(indices: Sequence[Tensor]) -> tuple[int, ...]:
-    """Return the shape of the indexed result; for a mask the number of True elements."""
+    """Return the shape of the result of indexing; for a boolean mask its number of True
+    elements."""
     import torch
 
     if len(indices) == 1 and indices[0].dtype == torch.bool:
@@ -129,7 +135,7 @@ def _indexed_shape(indices: Sequence[Tensor]) -> tuple[int, ...]:
 
 
 def _value_of(index: Tensor, values: Values) -> Tensor | None:
-    """Return an index tensor with its values; None if they are unknown."""
+    """Return the real values of a possibly fake index tensor; None if they are unknown."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     if not isinstance(index, FakeTensor):

@@ -1,1 +1,1 @@
-"""Timing of one attempt against its baselines."""
+"""Timing of an attempt against its baselines."""

@@ -1,4 +1,4 @@
-"""Check that the timed calls computed the right outputs, with few calls of the strict rule.
+"""Check the outputs of timed calls, applying the slow strict rule to few of them.
 
 The oracle takes longer to judge an output than an arm takes for a call, so it cannot judge every
 output. Eager's outputs for the same inputs are available and right. The strict rule judges some
@@ -24,29 +24,28 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SLACK = 1.1
-"""An output is accepted without the strict rule if its distance is at most this factor times an
-accepted one. Roundoff errors vary from draw to draw."""
+"""An output needs no strict rule if its distance from eager's is at most this factor times that of
+an output that the rule accepted. Roundoff errors vary that much from draw to draw."""
 
 Judge = Callable[[int, "Sequence[Tensor]"], RuleResult]
-"""Function that applies the strict rule to the output tensors of a slot."""
+"""Function that applies the strict rule to output tensors: takes the slot of the inputs and the
+outputs."""
 
 
 @dataclass(frozen=True)
 class Distance:
-    """Distance of a tensor of an output from the same tensor of eager's output."""
+    """Distance between an output tensor of the candidate and the same tensor of eager."""
 
     rms: float = 0.0
     """Root mean square of the differences."""
     most: float = 0.0
     """Largest absolute difference."""
     unequal: int = 0
-    """Number of integers that differ, or of elements where only one tensor is NaN or Inf."""
+    """Number of integer elements that differ, plus elements where only one tensor is NaN or Inf."""
 
     def within(self, other: Distance) -> bool:
-        """Return True if no component exceeds that of `other` by more than the factor `SLACK`.
-
-        `unequal` must not exceed it at all.
-        """
+        """Return True if `rms` and `most` are at most `SLACK` times those of `other`, and `unequal`
+        is not larger."""
         return (
             self.rms <= SLACK * other.rms
             and self.most <= SLACK * other.most
@@ -54,7 +53,7 @@ class Distance:
         )
 
     def elementwise_max(self, other: Distance) -> Distance:
-        """Return the distance with the larger of both values in each component."""
+        """Return a distance with the larger of both values for each field."""
         return Distance(
             max(self.rms, other.rms),
             max(self.most, other.most),
@@ -64,11 +63,13 @@ class Distance:
 
 @dataclass
 class Agreement:
-    """Comparison of one candidate's timed outputs with eager's."""
+    """Judges one candidate's timed outputs, by the strict rule or by their distance from
+    eager's."""
 
     judge: Judge
     accepted: list[Distance] = field(default_factory=list)
-    """Largest accepted distance of each output tensor."""
+    """Largest distance from eager's output that the strict rule has accepted, of each output
+    tensor."""
 
     def first_wrong(
         self,
@@ -77,10 +78,10 @@ class Agreement:
         expected: Sequence[Sequence[Tensor]] | None,
         sample: int,
     ) -> str:
-        """Return one line about the first refused output of a block, or "" if all are accepted.
+        """Judge the outputs of a block; return one line about the first that is wrong, or "".
 
-        `expected` are eager's outputs, or None if eager is not timed. `sample` calls, chosen at
-        random, are judged in any case.
+        `expected` are eager's outputs, or None if eager is not timed. The strict rule judges
+        `sample` randomly chosen outputs in any case.
         """
         chosen = set(random.SystemRandom().sample(range(len(slots)), min(sample, len(slots))))
         for call, output in enumerate(outputs):
@@ -103,7 +104,7 @@ class Agreement:
 
 
 def distances(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> list[Distance]:
-    """Return the distance of each tensor of an output from eager's."""
+    """Return the distance between each output tensor and eager's."""
     return [_distance(x, r) for x, r in zip(outputs, expected, strict=True)]
 
 

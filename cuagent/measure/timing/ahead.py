@@ -1,10 +1,10 @@
-"""Open baselines in the background, so that torch.compile works while nothing is timed.
+"""Start baselines in the background, so that torch.compile works while nothing is timed.
 
-Each baseline opens in a thread that waits for its process: it imports the task, loads the weights
-and makes the first call, in which torch.compile compiles. `paused` stops all these processes for a
-timing. Not covered: baselines that a timing opens itself (`baselines.py`).
+For each baseline a thread drives the process: it imports the task, loads the weights and makes the
+first call, in which torch.compile compiles. `paused` stops all these processes for a timing. Not
+covered: baselines that a timing starts itself (`baselines.py`).
 
-Invariant: while paused, no process that was opened here computes.
+Invariant: while paused, no process that was started here computes.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from cuagent.measure.timing.timed_arm import TimedArm
 from cuagent.worker import Session
 
 Begin = Callable[[str], Session]
-"""Function that forks the process of a baseline, by its name. Raises ForkServerError."""
+"""Function that forks the process of the baseline with the given name. Raises ForkServerError."""
 FirstCall = Callable[[Session], None]
-"""Function that loads the model of a session and calls it once. Raises SessionEnded."""
+"""Function that loads the weights of a session's model and calls it once. Raises SessionEnded."""
 
 Opened = Callable[[str, float], None]
-"""Function that is called with the name of a baseline that opened or failed, and the seconds it
-took."""
+"""Callback for a baseline that is ready or has failed: its name, and the seconds that this took."""
 
 
 class OpenedAhead:
-    """Baselines that open in the background. `take` hands one over; `end` ends all others."""
+    """Baselines whose processes start in the background. `take` hands one to the caller; `end`
+    kills all others."""
 
     def __init__(
         self, begin: Begin, first_call: FirstCall, workers: int, opened: Opened = lambda *_: None
@@ -49,7 +49,8 @@ class OpenedAhead:
         self._paused_s = 0.0
 
     def start(self, names: Sequence[str]) -> None:
-        """Begin to open these baselines, in this order; those begun before are left out."""
+        """Start these baselines in the background, in this order; skip those that were started
+        before."""
         for name in names:
             if name not in self._futures and not self._ended:
                 self._futures[name] = self._pool.submit(self._open, name)
@@ -58,18 +59,19 @@ class OpenedAhead:
         return name in self._futures
 
     def unfinished(self, names: Sequence[str], seconds: float) -> tuple[str, ...]:
-        """Wait for these baselines, at most `seconds`, and return those that are still opening."""
+        """Wait at most `seconds` for these baselines; return the names of those that are not
+        ready."""
         opening = {name: self._futures[name] for name in names if name in self._futures}
         wait(opening.values(), timeout=seconds)
         return tuple(name for name, future in opening.items() if not future.done())
 
     @property
     def is_opening(self) -> bool:
-        """Return True if a process opens now, or waits for its turn."""
+        """True if a baseline is starting now or waits for its turn."""
         return any(not future.done() for future in self._futures.values())
 
     def take(self, name: str) -> TimedArm:
-        """Wait for a baseline and return it; the caller then owns its session.
+        """Wait until a baseline is ready and return it; the caller then owns its session.
 
         Raises SessionEnded, ForkServerError.
         """
@@ -82,7 +84,7 @@ class OpenedAhead:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Stop the processes that open here until the `with` block ends."""
+        """Stop the processes that are starting here until the block ends."""
         begun = time.perf_counter()
         with self._opening:
             self._running.clear()
@@ -98,7 +100,10 @@ class OpenedAhead:
                 self._running.set()
 
     def end(self) -> None:
-        """Kill the processes that `take` did not hand over; wait for the threads. Idempotent."""
+        """Kill the processes that `take` did not hand out, and wait for the threads.
+
+        A second call does nothing.
+        """
         with self._opening:
             self._ended = True
             for session in self._sessions.values():

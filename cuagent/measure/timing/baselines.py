@@ -1,6 +1,7 @@
-"""Keep the baselines' processes warm between timings, and hold the inputs that all arms use.
+"""Keep the baselines' processes warm between timings, and the inputs that all arms use.
 
-Not covered: the candidate, which has a fresh process in each round (`timer.py`).
+"Open" here means: start the process, import the task, load weights and make the first call. Not
+covered: the candidate, which has a fresh process in each round (`timer.py`).
 
 Invariant: a baseline whose process was lost twice, or that does not open, is not timed again.
 """
@@ -26,22 +27,22 @@ from cuagent.verify.referee import Referee
 from cuagent.worker import Session, SessionEnded, Status
 
 FRESH_IF_OPENED_IN_S = {Device.CPU: 2.0, Device.CUDA: 0.5}
-"""Seconds. A baseline that opens faster than this gets a fresh process for every timing. The CPU's
+"""Seconds; a baseline that opens faster than this gets a fresh process for every timing. The CPU's
 limit is higher so that eager is always below it: other processes may make it open three times as
 slowly."""
 COMPILE_S = 900.0
-"""Time limit of the first call in seconds; torch.compile compiles in it."""
+"""Time limit in seconds for a baseline's first call, in which torch.compile compiles."""
 DRAIN_S = 0.3
-"""Seconds after which a GPU has finished the work that a stopped process queued. Autotuning queues
-0.1 s."""
+"""Seconds to wait until a GPU has finished the work that a stopped process had queued. Autotuning
+queues 0.1 s."""
 AUTOTUNED = "max-autotune"
-"""Part of the names of rungs that torch autotunes."""
+"""Text in the names of rungs with torch's autotuning."""
 OPENED_AT_ONCE = {Device.CPU: 1, Device.CUDA: 4}
 """Number of baselines that open in the background at the same time."""
 
 
 class Baselines:
-    """Processes of the baselines, opened when they are needed. `close` ends them."""
+    """The processes of a task's baselines, opened when they are needed. `close` ends them."""
 
     def __init__(
         self, referee: Referee, names: Sequence[str], emit: Emit, durations: Durations
@@ -69,20 +70,20 @@ class Baselines:
 
     @property
     def warm(self) -> bool:
-        """Return True if any process is open."""
+        """True if any baseline has an open process."""
         return bool(self._warm)
 
     @property
     def batch(self) -> Batch:
-        """Return the batch that the warm processes use."""
+        """The batch of inputs and outputs that the warm processes use; made if there is none."""
         return self._batch or self.batch_with_fresh_inputs()
 
     def opened(self) -> dict[str, TimedArm]:
-        """Return the baselines with a warm process."""
+        """Return the baselines that have an open process, by name."""
         return {name: timed_arm for name, timed_arm in self._warm.items() if name != TWIN}
 
     def set_baselines(self, names: Sequence[str]) -> None:
-        """Set the baselines to time. End the processes of all others, except those given to `keep`.
+        """Choose the baselines to time. End all other processes, except those given to `keep`.
 
         `timed_arms` then opens the processes that are missing.
         """
@@ -91,12 +92,12 @@ class Baselines:
             self._warm.pop(name).session.close()
 
     def keep(self, names: Sequence[str]) -> None:
-        """Keep the processes of these baselines open for a later timing, even while others are
+        """Let the processes of these baselines stay open for a later timing, even while others are
         timed."""
         self._kept = tuple(names)
 
     def open_ahead(self, names: Sequence[str]) -> None:
-        """Begin to open baselines in the background; not those that are open or have failed."""
+        """Start to open baselines in the background; skip those that are open or have failed."""
         if self._ahead is None:
             batch = self.batch
             slot = batch.inputs.count - 1
@@ -117,9 +118,9 @@ class Baselines:
         self.durations.add(Stage.AUTOTUNING if tunes else Stage.COMPILING_AHEAD, seconds)
 
     def open_together(self) -> None:
-        """Begin to open the missing baselines at the same time, if the device is a GPU.
+        """On a GPU, start to open all missing baselines at the same time.
 
-        There most of a first call is the compiler's work, which leaves the GPU idle. On a CPU they
+        Most of a first call is the compiler's work there, which leaves the GPU idle. On a CPU they
         would take each other's processors. Eager is left out, because it opens quickly, and afresh
         for each timing.
         """
@@ -128,11 +129,12 @@ class Baselines:
             self.open_ahead(missing)
 
     def still_opening(self, names: Sequence[str], seconds: float) -> tuple[str, ...]:
-        """Wait at most `seconds`; return those of `names` that still open in the background."""
+        """Wait at most `seconds`; return those of `names` that are still opening in the
+        background."""
         return self._ahead.unfinished(names, seconds) if self._ahead is not None else ()
 
     def await_opening(self) -> None:
-        """Wait until none of these baselines is still opening in the background."""
+        """Wait until no baseline to be timed is still opening in the background."""
         ahead = self._ahead
         for name in self.names if ahead is not None else ():
             if ahead is not None and name in ahead:
@@ -141,7 +143,7 @@ class Baselines:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Stop the processes that open in the background until the `with` block ends."""
+        """Stop the processes that are opening in the background until the block ends."""
         if self._ahead is None:
             yield
             return
@@ -152,9 +154,9 @@ class Baselines:
 
     @contextmanager
     def opening_paused(self, needed: Sequence[str]) -> Iterator[None]:
-        """Stop the processes that open in the background until the `with` block ends.
+        """Stop the processes that are opening in the background until the block ends.
 
-        Nothing is stopped if one of the baselines `needed` still opens there.
+        Nothing is stopped while one of the baselines `needed` is among them.
         """
         if self._ahead is None or self._ahead.unfinished(needed, 0):
             yield
@@ -163,7 +165,10 @@ class Baselines:
             yield
 
     def batch_with_fresh_inputs(self) -> Batch:
-        """Return the batch with new inputs for warming up, drawn after the attempt was frozen."""
+        """Return the batch, with newly drawn inputs in its last slot, which is for warming up.
+
+        They are drawn after the attempt was frozen.
+        """
         if self._batch is None:
             self._batch = self.referee.batch(1 + slots_for(self.referee), filled=False)
         begun = time.perf_counter()
@@ -172,7 +177,7 @@ class Baselines:
         return self._batch
 
     def timed_arms(self, batch: Batch) -> dict[str, TimedArm]:
-        """Return a new timed arm for each baseline, warmed up; open those that have no process.
+        """Return a warmed-up timed arm for each baseline, opening those that have no process.
 
         Baselines that fail are left out. On the CPU a second eager process (`TWIN`) is added.
         """
@@ -190,10 +195,10 @@ class Baselines:
         return timed_arms
 
     def drop_ended(self, why: str) -> bool:
-        """Drop the processes that have ended; return True if there were any.
+        """Forget the processes that have ended; return True if there were any.
 
-        A baseline that lost its process for the second time is not timed again; `why` is the
-        reason.
+        A baseline that lost its process for the second time is not timed again; `why` is stored as
+        the reason.
         """
         ended_names = [name for name, timed_arm in self._warm.items() if timed_arm.session.closed]
         for name in ended_names:
@@ -204,7 +209,7 @@ class Baselines:
         return bool(ended_names)
 
     def renew(self, allowed_s: float) -> None:
-        """End the processes that opened in less than `allowed_s`, so that the next timing gets
+        """End the processes that opened in less than `allowed_s` seconds; the next timing opens
         fresh ones.
 
         One eager process kept for twelve timings measured 1.52 times slower than each fresh
@@ -217,12 +222,12 @@ class Baselines:
                 del self._warm[name]
 
     def end(self, name: str) -> None:
-        """End a baseline's process, if it has one: the next timing gets a fresh process."""
+        """End a baseline's process, if it has one, so that the next timing opens a fresh one."""
         if (timed_arm := self._warm.pop(name, None)) is not None:
             timed_arm.session.close()
 
     def close(self) -> None:
-        """End the processes and free the memory. Idempotent."""
+        """End all processes and free the memory of the batch. A second call does nothing."""
         if self._ahead is not None:
             self._ahead.end()
             self._ahead = None
@@ -235,9 +240,9 @@ class Baselines:
             self._batch = None
 
     def _open_and_warm(self, name: str, batch: Batch) -> TimedArm | None:
-        """Return one baseline's timed arm, opened if necessary; None if it fails.
+        """Return the warmed-up timed arm of one baseline, opened if necessary; None if it fails.
 
-        If a process that was open has ended, or a new one was lost, it is opened once more.
+        If its process has ended or was lost, it is opened once more.
         """
         for is_last_try in (False, True):
             try:
@@ -253,10 +258,10 @@ class Baselines:
         return None
 
     def _open_in_parallel(self, batch: Batch) -> None:
-        """Open the missing baselines at the same time on a GPU, without warming them up.
+        """On a GPU, open the missing baselines at the same time, without warming them up.
 
         A process takes one to three seconds to open, and every round of a record timing opens some.
-        One that fails here is tried again, and its failure reported, by `_open_and_warm`.
+        If one fails here, `_open_and_warm` tries it again and reports a failure.
         """
         ahead = self._ahead or ()
         missing = [
@@ -271,7 +276,8 @@ class Baselines:
                 self._warm[name] = future.result()
 
     def _opened(self, name: str, batch: Batch) -> TimedArm:
-        """Open a baseline's process and make its first call, in which torch.compile compiles."""
+        """Open a baseline: start its process and make its first call, in which torch.compile
+        compiles."""
         begun = time.perf_counter()
         session = self._fork(name)
         try:
@@ -310,10 +316,10 @@ def warmed(
     begun: float | None = None,
     opened_s: float = 0.0,
 ) -> TimedArm:
-    """Return a timed arm whose model has run some times, so the time of a call is roughly known.
+    """Call a session's model some times and return it as a timed arm, with a rough time per call.
 
-    `begun` is the time at which its opening started, if the model was not called yet. If it was,
-    `begun` is None and `opened_s` is the duration of its opening.
+    If the model was not called yet, `begun` is the time at which its opening started. Otherwise
+    `begun` is None and `opened_s` is the duration of its opening in seconds.
     """
     slot = batch.inputs.count - 1
     timed_arm = TimedArm(name, session, opened_s)

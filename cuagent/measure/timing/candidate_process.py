@@ -1,4 +1,4 @@
-"""Open the process of the attempt that is timed, in advance where that saves time."""
+"""Open the process of the attempt to be timed, in advance where that saves time."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from cuagent.verify.referee import Referee
 from cuagent.worker import ForkServerError, Session
 
 BUDGET_S = {Effort.GLANCE: 0.3, Effort.QUICK: 1.5, Effort.RECORD: 30.0}
-"""Seconds for the repeats: of the one round of a quick timing, of all rounds of a record timing.
-The smallest number of repeats runs in any case."""
+"""Seconds for the repeats of a timing: one round for a glance or quick timing, all rounds for a
+record timing. The smallest number of repeats runs in any case."""
 
 
 class CandidateProcess:
-    """The candidate's process, and the baselines' processes that open at the same time.
+    """Opens the candidate's process, and renews the baselines' processes with it.
 
     A process is *prewarmed* if it was forked before its timing and waits without any code of the
     attempt.
@@ -30,13 +30,13 @@ class CandidateProcess:
         self.device = referee.task.device
         self._baselines = baselines
         self._baselines_fresh = False
-        """True if the baselines' processes are as new as those that a timing would open."""
+        """True if the baselines' processes were renewed since the last timing."""
         self._prewarmed: tuple[Attempt, Session] | None = None
 
     def prewarm(self, attempt: Attempt) -> None:
-        """Fork a process that waits for `attempt`, and renew the baselines' processes.
+        """Fork a process that will run `attempt`, and renew the baselines' processes.
 
-        A failure of these processes is not raised: the timing opens them again and reports it.
+        A failure is not raised: the timing opens the processes again and reports it.
         """
         self.discard()
         with suppress(ForkServerError, OracleLost):
@@ -50,40 +50,42 @@ class CandidateProcess:
                 self._baselines_fresh = True
 
     def renew_baselines(self, effort: Effort, elapsed: float) -> None:
-        """Replace the processes of baselines that open quickly, unless `prewarm` did.
+        """End the processes of baselines that open quickly, so that fresh ones are timed.
 
-        `elapsed`: seconds since the timing began.
+        Does nothing if `prewarm` did this already. `elapsed`: seconds since the timing began.
         """
         if not self._baselines_fresh:
             self._baselines.renew(_opening_limit_s(self.device, effort, elapsed))
         self._baselines_fresh = False
 
     def baselines_ended(self) -> None:
-        """Note that a baseline's process ended, so that the next timing renews all."""
+        """Note that a baseline's process ended, so that the next timing renews the others too."""
         self._baselines_fresh = False
 
     def begin(self, attempt: Attempt) -> None:
-        """Fork the process on a GPU, so that it opens its device while the baselines open."""
+        """On a GPU, fork the candidate's process now, so that CUDA starts in it while the baselines
+        open."""
         if self._prewarmed is None and self.device is Device.CUDA and not self.referee.large:
             waiting = self.referee.processes.waiting(attempt, cores=self._baselines.cores)
             self._prewarmed = attempt, waiting
 
     def open(self, attempt: Attempt, build: Build) -> Session:
-        """Return the candidate's session: the prewarmed process of this attempt, else a new one."""
+        """Return the candidate's session: the prewarmed process if it is for this attempt, else a
+        new one."""
         prewarmed = None
         if self._prewarmed is not None and self._prewarmed[0] == attempt:
             (_, prewarmed), self._prewarmed = self._prewarmed, None
         return self.referee.processes.candidate(attempt, build, self._baselines.cores, prewarmed)
 
     def discard(self) -> None:
-        """End the prewarmed process of an attempt that will not be timed."""
+        """End a prewarmed process that will not be needed."""
         if self._prewarmed is not None:
             self._prewarmed[1].close()
             self._prewarmed = None
 
 
 def _opening_limit_s(device: Device, effort: Effort, elapsed: float) -> float:
-    """Return the limit in seconds below which the opening of a baseline counts as quick."""
+    """Return the seconds of opening below which a baseline gets a fresh process."""
     if effort is Effort.RECORD and elapsed < BUDGET_S[effort] / 2:
         return BUDGET_S[effort] / 6
     return FRESH_IF_OPENED_IN_S[device]

@@ -1,8 +1,9 @@
-"""Split a timing into parts if the device has no room for all models at the same time.
+"""Split a timing into parts if the device's memory does not hold all models at the same time.
 
 The candidate is timed against one baseline after another, or each baseline against eager. Every
-part is an interleaved timing, so a ratio never compares two parts. Not covered: the memory that a
-timing takes (`verify/memory_plan.py`).
+part is an interleaved timing, so no ratio mixes times of two parts.
+
+Not covered: the memory that a timing takes (`verify/memory_plan.py`).
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from cuagent.timing import Arm, Timing
 from cuagent.verify.referee import Referee
 
 MEMORY_FACTOR = 1.15
-"""Factor on the planned memory for allocators and contexts: three models of 126 GiB together did
-not fit into 137 GiB."""
+"""Factor on the planned memory, to allow for allocators and contexts: three models of 126 GiB
+together did not fit into 137 GiB."""
 
 
 def parts_of(
     referee: Referee, baselines: Sequence[str], with_candidate: bool
 ) -> list[tuple[str, ...]]:
-    """Return the baselines of each part: one part, unless a large task has no room for all.
+    """Return the baselines of each part; a single part if the memory suffices for all.
 
-    `with_candidate`: True if a candidate is timed in each part.
+    Only a timing of a large task is split. `with_candidate`: a candidate is timed in each part.
     """
     whole, models = tuple(baselines), len(baselines) + with_candidate
     if not referee.large or models < 3:
@@ -39,10 +40,10 @@ def parts_of(
 
 
 def merge(timings: Sequence[Timing]) -> Timing:
-    """Merge parts into one timing.
+    """Merge the timings of all parts into one.
 
-    An arm that is in several parts has the figures of the first, or of the last part in which it
-    failed.
+    If an arm is in several parts, its figures are those of the last part in which it failed, or
+    else of the first part.
     """
     arms: dict[str, Arm] = {}
     for arm in (arm for part in timings for arm in part.arms):
@@ -62,6 +63,6 @@ def merge(timings: Sequence[Timing]) -> Timing:
 
 
 def is_final(timing: Timing) -> bool:
-    """Return True if no further part is needed: the candidate was refused or failed."""
+    """Return True if further parts are pointless: the candidate was refused or failed."""
     candidate = timing.arm(CANDIDATE)
     return bool(timing.refused or (candidate is not None and candidate.failed))

@@ -1,12 +1,13 @@
-"""Run the repeats of one round: each arm gets a block of calls on new inputs.
+"""Run the repeats of one round: in each repeat every arm makes a block of calls on new inputs.
 
 The inputs of a repeat are drawn for it and laid out again for each arm, and the outputs are
 poisoned, so no arm finds results of another. After its block each arm makes one single call on new
 inputs: a user gains nothing from work that a block saves by processing several inputs together.
 
-The candidate's outputs are judged (`agreement.py`). Some of its blocks hold inputs of other kinds
-and are not counted. It cannot know which, so it must be right in all of them. Not covered: the
-choice of arms and the use of the times (`timer.py`, `rounds.py`).
+The candidate's outputs are judged (`agreement.py`). Some of its blocks have inputs of other kinds
+and are not counted as times. It cannot tell which, so it must be right in all of them.
+
+Not covered: the choice of arms and the use of the times (`timer.py`, `rounds.py`).
 """
 
 from __future__ import annotations
@@ -38,58 +39,59 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BLOCK_S = {Device.CPU: 0.005, Device.CUDA: 0.01}
-"""Approximate seconds of the slowest arm's block. Short on the CPU, because a shorter block is less
-likely to be interrupted."""
+"""Approximate duration in seconds of the slowest arm's block. On the CPU it is short, because a
+shorter block is less likely to be interrupted."""
 GLANCE_S = BLOCK_S | {Device.CPU: 0.001}
-"""Approximate seconds of a block of `Effort.GLANCE`, which has too few repeats to lose one. A block
-fits into a time slice of the scheduler, because many judges keep the machine busy."""
+"""Approximate duration in seconds of a block at `Effort.GLANCE`. A block fits into a time slice of
+the scheduler, because many judges keep the machine busy and few repeats cannot spare one."""
 REPEATS = {Device.CPU: (15, 60), Device.CUDA: (5, 10)}
 """Smallest and largest number of repeats of a round. On a GPU more would not narrow an interval
 that the variation between processes has widened already: in 242 runs the first 10 repeats give the
 same as 15, to 0.02 % of the width."""
 GLANCE_REPEATS = {Device.CPU: (4 * GROUPS, 4 * GROUPS), Device.CUDA: (2 * GROUPS, 2 * GROUPS)}
-"""Least and largest number of repeats of `Effort.GLANCE`."""
+"""Smallest and largest number of repeats at `Effort.GLANCE`."""
 DRAWING_S = 0.05
-"""Seconds that drawing the inputs of one repeat may take, unless one call's inputs take longer. The
-number of calls is reduced to fit."""
+"""Seconds that drawing the inputs of one repeat may take; the number of calls is reduced to fit, to
+1 at the least."""
 LONG_DRAWING_S = 3.0
-"""Seconds that drawing inputs may take in a round. The number of repeats is reduced to fit."""
+"""Seconds that drawing inputs may take in a round; the number of repeats is reduced to fit."""
 SETTLE_S = 0.001
-"""Seconds of pause before a block on the CPU: threads of the previous arm may still spin
+"""Pause in seconds before a block on the CPU, because threads of the previous arm may still spin
 (`worker/fork_server.py`)."""
 TIMED_CALL_S = 60.0
 """Time limit of a timed call in seconds."""
 CHECK_EVERY = 5
-"""Number of consecutive repeats of which one, chosen at random, is preceded by a check with other
-kinds of inputs."""
+"""Number of repeats per check. A check is a block with other kinds of inputs, whose outputs are
+judged; it precedes a random one of these repeats."""
 CERTAIN_CHECKS = 3
-"""Number of checks in a round that always run. Later ones run only while judging is within
-`JUDGING_SHARE`."""
+"""Number of checks in a round that run in any case. Later ones run only while judging takes less
+than `JUDGING_SHARE`."""
 JUDGED_CALLS = 4
-"""Largest number of outputs of a check that are judged."""
+"""Largest number of outputs that are judged in one check."""
 JUDGING_SHARE = 0.25
-"""Share of a round's time that judging random calls may take."""
+"""Largest share of a round's time for judging random calls."""
 
 
 @dataclass
 class Repeats:
-    """Repeats of one round. The `timed_arms` have run before, so the time of a call is roughly
-    known."""
+    """Runs and judges the repeats of one round. The `timed_arms` have run before, so that their
+    time per call is roughly known."""
 
     referee: Referee
     batch: Batch
     timed_arms: Mapping[str, TimedArm]
     slots: Sequence[int]
     draw_s: float
-    """Seconds to draw the inputs of one call."""
+    """Seconds that it takes to draw the inputs of one call."""
     glance: bool = False
-    """True for shorter blocks on the CPU and the fewest repeats that the statistic needs."""
+    """True for `Effort.GLANCE`: shorter blocks on the CPU and as few repeats as the statistic
+    permits."""
     slowed: int = field(default=0, init=False)
-    """Number of repeats that count although the GPU throttled, because no more could be discarded.
-    """
+    """Number of repeats that are used although the GPU throttled, because too many were discarded
+    already."""
     judged_s: float = field(default=0.0, init=False)
     _prints: list[list[list[int]]] = field(default_factory=list, init=False)
-    """Fingerprints of the candidate's last outputs of a large task."""
+    """Fingerprints of the candidate's latest outputs, for a large task."""
     _calls_so_far: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -100,7 +102,7 @@ class Repeats:
         self._states: list[system_load.GpuState | None] = []
 
     def run(self, budget_s: float, give_way: Callable[[], None] = lambda: None) -> str:
-        """Run repeats until the budget is spent; call `give_way` between two of them.
+        """Run repeats until `budget_s` seconds are spent, and call `give_way` between two of them.
 
         Returns a message if an output of the candidate was wrong, else "".
         """
@@ -129,9 +131,9 @@ class Repeats:
         return ""
 
     def _plan(self) -> tuple[int, int, int]:
-        """Return the calls of a block and the smallest and largest number of repeats.
+        """Return the number of calls in a block, and the smallest and largest number of repeats.
 
-        Clears the block times so far.
+        Deletes the block times so far, from which it estimates the time of a call.
         """
         slowest = max(
             min(block.wall for block in timed_arm.blocks) for timed_arm in self.timed_arms.values()
@@ -148,14 +150,17 @@ class Repeats:
         return calls, min(fewest, max(GROUPS, affordable)), most
 
     def _next(self, calls: int) -> list[int]:
-        """Return the next slots in rotation, so that on the CPU their data has left the caches."""
+        """Return the next `calls` slots in rotation, so that on the CPU their data has left the
+        caches."""
         first = self._calls_so_far
         self._calls_so_far += calls
         return [self.slots[k % len(self.slots)] for k in range(first, first + calls)]
 
     def _check_is_due(self, done: int, may_judge: bool) -> bool:
-        """Return True if a check precedes this repeat: one in each `CHECK_EVERY` repeats, at
-        random."""
+        """Return True if a check precedes the repeat after `done` repeats.
+
+        There is one in each stretch of `CHECK_EVERY` repeats, at a random place.
+        """
         if CANDIDATE not in self.timed_arms or done < self._next_check:
             return False
         stretch = done // CHECK_EVERY
@@ -165,12 +170,11 @@ class Repeats:
         return True
 
     def _repeat(self, slots: Sequence[int], calls: int, sample: int) -> str:
-        """Time a block of `calls` calls of each arm on new inputs, then a single call on the slot
-        left over.
+        """Time a block of `calls` calls of each arm on new inputs, then a single call on the last
+        slot.
 
-        `sample` of the candidate's calls are judged in any case. Returns a message on the
-        candidate's fault, else "".
-
+        The strict rule judges `sample` of the candidate's outputs in any case. Returns a message if
+        the candidate did something wrong, else "".
         """
         self.referee.refill(self.batch, slots)
         outputs: dict[str, list[list[Tensor]]] = {}
@@ -194,16 +198,17 @@ class Repeats:
         return self.agreement.first_wrong(slots, outputs[CANDIDATE], outputs.get(EAGER), sample)
 
     def _device_is_fit(self) -> bool:
-        """Return True if the GPU was at a steady clock since the previous call of this method."""
+        """Return True if the GPU ran at a steady clock since the last call of this method."""
         states = [state for state in self._states if state is not None]
         self._states.clear()
         clocks, slowed = [s.clock for s in states], [s.slowed for s in states]
         return all(steady(clocks, slowed, system_load.gpu_nominal_clock() if states else 0))
 
     def _check_on_other_kinds(self, slots: Sequence[int]) -> str:
-        """Run a block on inputs of other kinds and judge its outputs.
+        """Run a block of the candidate on inputs of other kinds and judge its outputs.
 
-        The candidate cannot tell it from a timed block. Returns a message on its fault, else "".
+        The candidate cannot distinguish it from a timed block. Returns a message if an output is
+        wrong, else "".
         """
         kinds = [kind for kind in self.referee.facts.kinds if kind not in EXACT]
         self.random.shuffle(kinds)
@@ -231,15 +236,16 @@ class Repeats:
         return result
 
     def _changed(self, slots: Sequence[int]) -> str:
-        """Return a message if the inputs of one secretly chosen call have changed, else ""."""
+        """Return a message if the candidate changed the inputs of one secretly chosen call, else
+        ""."""
         slot = self.random.choice(slots)
         unchanged = self.batch.lent.holds(self.batch.inputs, slot)
         return "" if unchanged else "it wrote to its inputs, or to memory next to them"
 
     def _outputs(self, name: str, slots: Sequence[int]) -> list[list[Tensor]]:
-        """Return copies of an arm's outputs.
+        """Return an arm's outputs of these slots as copies, which later calls do not overwrite.
 
-        Those of a large task are not copied if no other arm overwrites them. Fingerprints of the
+        Outputs of a large task are not copied if no other arm overwrites them. Fingerprints of the
         candidate's outputs then show if they change later.
         """
         outputs = self.batch.outputs_of(name)
@@ -251,7 +257,8 @@ class Repeats:
         return [outputs.tensors(slot) for slot in slots]
 
     def _written_late(self, slots: Sequence[int]) -> str:
-        """Return a message if outputs of a large task changed after they were complete, else ""."""
+        """Return a message if the candidate changed its outputs of a large task after its calls,
+        else ""."""
         if not self.batch.lean or CANDIDATE not in self.timed_arms:
             return ""
         outputs = self.batch.outputs_of(CANDIDATE)
@@ -266,10 +273,10 @@ class Repeats:
 def clock(
     timed_arm: TimedArm, batch: Batch, slots: Sequence[int], settle_s: float = SETTLE_S
 ) -> BlockTime:
-    """Time one block of one arm.
+    """Time one block of calls of one arm, given the slots of its inputs.
 
-    An arm of a large task holds no memory between its blocks. So it is called first on other
-    inputs, untimed, which lets its allocator get the memory.
+    An arm of a large task releases its memory between its blocks. So it is called first on other
+    inputs, untimed, which lets its allocator get the memory again.
     """
     if batch.lean:
         batch.lay_out(timed_arm.name, slots, rotated=True)

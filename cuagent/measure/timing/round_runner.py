@@ -1,4 +1,5 @@
-"""Run one round of a timing: a fresh process for the candidate, and the repeats of all arms."""
+"""Run one round of a timing: open a fresh process for the candidate, and run the repeats of all
+arms."""
 
 from __future__ import annotations
 
@@ -28,25 +29,26 @@ from cuagent.verify.referee import Referee
 from cuagent.worker import SessionEnded
 
 ROUND_S = 1.5
-"""Most seconds for the repeats of one round of a record timing. Processes differ more than the
-repeats of one process, so longer rounds gain little."""
+"""Longest time in seconds for the repeats of one round of a record timing. Processes differ more
+than the repeats of one process, so longer rounds gain little."""
 MAX_CALLS = 60 * MAX_SLOTS
-"""Largest number of a candidate's calls in one round."""
+"""Largest number of calls of the candidate in one round."""
 
 Subject = tuple[Attempt, Build]
-"""Candidate to time: its attempt and build. A parameter that is None times the baselines alone."""
+"""Candidate to time: its attempt and build. A parameter of this type may be None to time only the
+baselines."""
 
 
 @dataclass(frozen=True)
 class RoundRunner:
-    """Runs the rounds of all timings of a timer."""
+    """Runs the rounds of all timings that one timer makes."""
 
     referee: Referee
     baselines: Baselines
     candidate: CandidateProcess
     device_lock: DeviceLock
     opening: Callable[[], AbstractContextManager[GiveWay]]
-    """Function that returns the context in which processes open (`Timer.opening`)."""
+    """Function that returns the context in which processes are opened (`Timer.opening`)."""
     emit: Emit
 
     @property
@@ -56,15 +58,15 @@ class RoundRunner:
 
     @property
     def pauses_whole(self) -> bool:
-        """True if nothing may open in the background from the start of a timing to its end.
+        """True if processes in the background stay stopped during a whole timing.
 
-        On a CPU it would compete for processors with the processes that open for the timing.
+        On a CPU they would compete for processors with the processes that open for the timing.
         """
         return self.device is Device.CPU and self.device_lock.lock is None
 
     def run(self, subject: Subject | None, effort: Effort, rounds_done: int) -> Round | None:
-        """Time one round. Returns None if a trusted process was lost; the caller then repeats the
-        round."""
+        """Time one round. Returns None if a trusted process was lost; the caller must then repeat
+        the round."""
         session = None
         before = system_load.cpu_times()
         try:
@@ -116,10 +118,10 @@ class RoundRunner:
     def _repeats(
         self, timed_arms: Mapping[str, TimedArm], batch: Batch, effort: Effort
     ) -> tuple[str, int]:
-        """Time the arms until the budget is spent.
+        """Time the arms until the budget of this effort is spent.
 
         Returns a message if an output of the candidate was wrong, else "", and the number of
-        repeats that count although the GPU throttled.
+        repeats that are used although the GPU throttled.
         """
         # The last slot was for warming up; if it is the only one, it is drawn again.
         slots = range(max(1, batch.inputs.count - 1))
@@ -142,7 +144,7 @@ def _stage(timed_arms: Mapping[str, TimedArm], effort: Effort) -> Stage:
 
 
 def _progress(effort: Effort, rounds_done: int, models: int) -> str:
-    """Return the progress message of one round."""
+    """Return the progress message for one round."""
     text = f"timing {models} interleaved models"
     last = LOOKS.rounds[-1]
     return f"{text}: round {rounds_done + 1} of at most {last}" if effort is Effort.RECORD else text

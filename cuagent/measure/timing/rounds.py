@@ -1,8 +1,10 @@
-"""Decide which rounds of a timing count, and turn their blocks into arms and ratios.
+"""Decide which rounds of a timing are valid, and compute arms and ratios from their blocks.
 
 On a GPU all pairs of a round are used, because cuagent holds the GPU exclusively. On the CPU any
-process may interrupt, so only the quietest blocks of consecutive stretches are used. Not covered:
-how blocks are measured (`repeats.py`) and how their times are audited (`timed_arm.py`).
+process may interrupt, so only the quietest blocks of consecutive stretches are used.
+
+Not covered: how blocks are measured (`repeats.py`) and how their times are audited
+(`timed_arm.py`).
 """
 
 from __future__ import annotations
@@ -28,39 +30,45 @@ from cuagent.task import Device
 from cuagent.timing import MARGIN, Arm, Effort, Ratio, Standing
 
 LOOKS = Looks((4, 6), confidence=0.98)
-"""Numbers of rounds after which a record timing may stop. Both looks together call equal modules
-faster in at most 1 % of timings, however much processes differ: each limit has 1 %."""
+"""Numbers of rounds after which a record timing may stop, and the confidence of both tests
+together.
+
+If two modules are equal, it calls one faster in at most 1 % of timings, however much processes
+differ: each limit of the interval has 1 %.
+"""
 HOPELESS = 0.05
-"""Log ratio by which a baseline must beat the candidate in every round to end a record timing."""
-LEAVES = 0.1
-"""Share by which the fastest rung must beat another rung for that one to leave a record timing."""
+"""A record timing ends early if a baseline is faster than the candidate by this log ratio in every
+round."""
+HOPELESS_RUNG = 0.1
+"""A rung is dropped from a record timing if the fastest rung is faster by this share."""
 QUICK_CONFIDENCE = {Device.CPU: 0.99, Device.CUDA: 0.95}
 BETWEEN_PROCESSES = {Device.CPU: 0.03, Device.CUDA: 0.004}
-"""Standard deviation of a log ratio from one set of processes to the next. Measured on a GPU. On
-the CPU a prior, because it was 1 % on one machine and 7 % on another; see `twins`."""
+"""Standard deviation of a log ratio from one set of processes to the next. For CUDA it was
+measured. For the CPU it is a prior, because it was 1 % on one machine and 7 % on another; see
+`twins`."""
 PRIOR_WEIGHT = 4
-"""Number of twin timings that the prior of `BETWEEN_PROCESSES` counts for."""
+"""Weight of the CPU's prior in `BETWEEN_PROCESSES`, as a number of timings of twins."""
 ROUNDS_TO_CONFIRM = 3
 """Number of consecutive rounds, each in fresh processes, in which the wall clock must contradict
-the candidate before it is refused, or on a GPU add to the claims before the addition counts. One
-process in twenty is woken more slowly than the others, regardless of its code
-(docs/concepts/timing.md)."""
+the candidate before it is refused. On a GPU also the number in which the wall clock must add to the
+claims before the addition counts. One process in twenty is woken more slowly than the others,
+regardless of its code (docs/concepts/timing.md)."""
 DELAYED_FACTOR = 1.3
-"""Smallest slowdown of a baseline, relative to its usual time, that counts as a delay, unless
-another baseline is equally slow. On a busy host torch.compile took 47 to 229 us instead of 26 in 10
-of 48 timings, steadily enough for narrow limits: a kernel four times slower was called twice as
-fast (docs/concepts/timing.md)."""
+"""A baseline counts as delayed if it is slower than usual by this factor, unless another baseline
+is equally slow. On a busy host torch.compile took 47 to 229 us instead of 26 in 10 of 48 timings,
+steadily enough for narrow limits: a kernel four times slower was called twice as fast
+(docs/concepts/timing.md)."""
 USUAL_QUANTILE = 0.1
-"""Quantile of a baseline's rounds that is its usual time. Other processes only lengthen a round,
-and a single fast round must not set the standard."""
+"""Quantile of a baseline's times over all rounds that counts as its usual time. It is low because
+other processes only lengthen a round; it is not 0 because a single fast round must not decide."""
 MOST_RETRIES = 2
-"""Number of rounds in a timing that are repeated because a baseline was delayed. The last one has a
-fresh process."""
+"""Number of rounds in a timing that may be repeated because a baseline was delayed. The last
+repetition has a fresh process."""
 TWIN = "eager again"
-"""Name of a second eager process, on the CPU. Its distance from the first shows how much processes
-differ."""
+"""Name of a second eager process, on the CPU. The ratio of both eager processes shows how much
+equal processes differ."""
 RESOLUTION_S = {Device.CPU: 1e-6, Device.CUDA: 0.25e-6}
-"""Seconds by which equal kernels of any length differ from process to process (measured)."""
+"""Measured difference in seconds between equal kernels in two processes, at any duration."""
 
 
 @dataclass(frozen=True)
@@ -69,22 +77,22 @@ class Round:
 
     timed_arms: dict[str, TimedArm]
     counted: dict[str, list[float]]
-    """Seconds per call of each block of each arm. Blocks of equal index are a pair."""
+    """Seconds per call of each block after the audit, by arm. Blocks of equal index are a pair."""
     wrong: str
-    """Message if an output of the candidate was wrong while it was timed, else ""."""
+    """Message if an output of the candidate was wrong in this round, else ""."""
     outside_cores: str
-    """Message if a thread of the candidate could run outside the processors of all arms, else "".
-    """
+    """Message if a thread of the candidate could run on processors that the arms may not use, else
+    ""."""
     clock_contradiction: str
     """Message if the wall clock contradicts the candidate's claims, else ""."""
     busy: float
     """Share of the processors that other processes used during the round."""
     slowed: int = 0
-    """Number of repeats that count although the GPU throttled."""
+    """Number of repeats that are used although the GPU throttled."""
 
     @property
     def charged(self) -> float:
-        """Smallest share, over all blocks, by which the counted time exceeds the candidate's claim.
+        """Smallest share, over all blocks, that the audit added to the candidate's claimed time.
 
         It is 0 without a candidate.
         """
@@ -96,26 +104,26 @@ class Round:
 
 @dataclass
 class Rounds:
-    """Rounds of one timing so far, and the evidence against the candidate."""
+    """Rounds of one timing so far, and the evidence of a wrong output or clock of the candidate."""
 
     device: Device
     baseline_times: dict[str, list[float]] = field(default_factory=dict)
-    """Seconds of each baseline in each of its rounds so far, earlier timings included."""
+    """Seconds per call of each baseline in each of its rounds so far, earlier timings included."""
     valid: list[Round] = field(default_factory=list)
     """Rounds whose times enter the result."""
     wrong: str = ""
     contradiction: str = ""
     _contradicted_in_a_row: int = 0
-    """Consecutive rounds in which the wall clock contradicted the candidate."""
+    """Number of latest rounds in a row in which the wall clock contradicted the candidate."""
     _doubtful_in_a_row: int = 0
-    """Consecutive rounds with a contradiction, or with a charge large enough to change the
-    standing."""
+    """Number of latest rounds in a row with a contradiction, or with so much time added to the
+    candidate's claims that faster or slower may change."""
     process_to_replace: str = ""
-    """Baseline that was delayed twice, so its process must be replaced; else ""."""
+    """Name of a baseline that was delayed twice, so that its process must be replaced; else ""."""
     _retries: int = 0
-    """Number of rounds that did not count because a baseline was delayed."""
+    """Number of rounds that were discarded because a baseline was delayed."""
     _delay_note: str = ""
-    """Note on a delayed baseline in a round that counts."""
+    """Note on a delayed baseline in a valid round; "" if there was none."""
 
     @property
     def refused(self) -> bool:
@@ -123,12 +131,12 @@ class Rounds:
 
     @property
     def busy(self) -> float:
-        """Return the largest share of the processors that other processes used in a round."""
+        """Return the largest share of the processors that other processes used in a valid round."""
         return max((taken.busy for taken in self.valid), default=0.0)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return notes on the state of the machine for the reader of the figures."""
+        """Return notes on a busy machine, throttling and delays, to show with the figures."""
         slowed = sum(taken.slowed for taken in self.valid)
         busy = f"machine busy: {self.busy:.0%} used by other processes"
         notes = [busy] * (self.busy > BUSY_SHARE)
@@ -136,10 +144,10 @@ class Rounds:
         return (*notes, *[self._delay_note] * bool(self._delay_note))
 
     def add(self, taken: Round) -> bool:
-        """Add a round and return True if it counts.
+        """Add a round; return True if it is valid, so that its times are used.
 
-        A round does not count if its charges against the candidate must be confirmed first, or if a
-        baseline was delayed and may be timed again.
+        It is not valid if time was added to the candidate's claims and further rounds must confirm
+        that, or if a baseline was delayed and may be timed again.
         """
         contradicted = bool(taken.clock_contradiction)
         doubtful = contradicted or (self.device is Device.CUDA and taken.charged > MARGIN)
@@ -164,11 +172,10 @@ class Rounds:
         return counts
 
     def _delayed(self, taken: Round) -> tuple[str, float]:
-        """Return the name of the delayed baseline and its time over its usual time; ("", 1.0) if
-        none was.
+        """Return the delayed baseline and its time over its usual time; ("", 1.0) if none was
+        delayed.
 
         A slowdown common to all baselines does not count as a delay.
-
         """
         now = {n: median(c) for n, c in taken.counted.items() if n not in (CANDIDATE, TWIN) and c}
         # A baseline without earlier rounds is compared with eager, which it should beat.
@@ -196,10 +203,10 @@ def ratios(
     *,
     alone: bool,
 ) -> dict[str, Ratio]:
-    """Return the time of each baseline over the candidate's. If the baselines are `alone`, return
-    eager's time over that of each other baseline.
+    """Return by name each baseline's time over the candidate's; above 1 the candidate is faster.
 
-    Baselines that were not timed in every round have no ratio.
+    If `alone` (no candidate), return eager's time over each other baseline's. Baselines that were
+    not timed in every round have no ratio. `twin_ratios` are the log ratios of `twins` so far.
     """
     valid = [n for n in baselines if rounds and all(taken.counted.get(n) for taken in rounds)]
     if not alone:
@@ -216,9 +223,10 @@ def ratio(
     device: Device,
     twin_ratios: Sequence[float] = (),
 ) -> Ratio:
-    """Return the time of `baseline` over the time of `arm`, both timed in every round.
+    """Return the time of `baseline` over the time of `arm`, with its interval; both are in every
+    round.
 
-    `twin_ratios` are the log ratios of twins so far, from `twins`.
+    `twin_ratios` are the log ratios of `twins` so far.
     """
     logs = [
         log_ratios(levels(taken, baseline, device), levels(taken, arm, device)) for taken in rounds
@@ -234,26 +242,25 @@ def ratio(
 
 
 def twins(taken: Round, device: Device) -> list[float]:
-    """Return the log ratio of two eager processes in this round, in a list; [] if there are not
-    two."""
+    """Return [log ratio of two eager processes in this round]; [] if only one was timed."""
     if not (taken.counted.get(EAGER) and taken.counted.get(TWIN)):
         return []
     return [median(log_ratios(levels(taken, EAGER, device), levels(taken, TWIN, device)))]
 
 
 def levels(taken: Round, name: str, device: Device) -> list[float]:
-    """Return the seconds per call of the blocks that are compared.
+    """Return the seconds per call of those blocks of an arm that enter a ratio.
 
-    On a GPU these are all blocks, on the CPU the quietest of each stretch.
+    On a GPU these are all blocks; on the CPU the quietest block of each stretch of the round.
     """
     blocks = taken.counted[name]
     return quietest(blocks, GROUPS) if device is Device.CPU else blocks
 
 
 def may_stop(rounds: int, ratios: Iterable[Ratio]) -> bool:
-    """Return True if a record timing may stop.
+    """Return True if a record timing may stop after this number of rounds.
 
-    It may at a planned look only, if all ratios are decided or it is the last look.
+    It may stop only at a planned look, if all ratios are decided or it is the last look.
     """
     if rounds not in LOOKS.rounds:
         return False
@@ -263,7 +270,7 @@ def may_stop(rounds: int, ratios: Iterable[Ratio]) -> bool:
 
 
 def is_hopeless(rounds: Sequence[Round], baselines: Iterable[str], device: Device) -> bool:
-    """Return True if one baseline beat the candidate clearly in every round.
+    """Return True if one baseline was clearly faster than the candidate in every round.
 
     A timing that stops for this reason claims no gain, so it needs no share of alpha.
     """
@@ -277,26 +284,26 @@ def is_hopeless(rounds: Sequence[Round], baselines: Iterable[str], device: Devic
     )
 
 
-def leaving(
+def hopeless_rungs(
     taken: Round,
     baselines: Iterable[str],
     device: Device,
     times: Mapping[str, Sequence[float]],
     twin_ratios: Sequence[float] = (),
 ) -> tuple[str, ...]:
-    """Return the rungs that cannot be the best one, so that later rounds need not time them.
+    """Return the rungs that later rounds need not time, because they cannot be the best one.
 
-    Eager and torch.compile stay, since scores name them. Another rung leaves if the fastest beats
-    it by `LEAVES` with the confidence of a quick timing. It must also have been slower by as much
-    in every timing so far, at least two (`times`, seconds by rung). So a process that was delayed
-    once cannot remove the best rung.
+    Eager and torch.compile stay, since scores name them. Another rung is hopeless if the fastest is
+    faster by `HOPELESS_RUNG` with the confidence of a quick timing. It must also have been slower
+    by as much in every timing so far, at least two (`times`, seconds by rung). So a process that
+    was delayed once cannot remove the best rung.
     """
     timed = {n: median(levels(taken, n, device)) for n in baselines if taken.counted.get(n)}
     if not timed:
         return ()
     best = min(timed, key=timed.__getitem__)
     others = (name for name in timed if name not in (EAGER, COMPILE, best))
-    limit = 1 + LEAVES
+    limit = 1 + HOPELESS_RUNG
     return tuple(
         name
         for name in others
@@ -307,7 +314,7 @@ def leaving(
 
 
 def arm_of(name: str, rounds: Sequence[Round], failed: str, device: Device) -> Arm:
-    """Return an arm's figures over all rounds."""
+    """Return an arm's figures over all rounds; `failed` is why it did not finish, or ""."""
     valid = [taken for taken in rounds if taken.counted.get(name)]
     if not valid:
         return Arm(name, float("nan"), (), failed=failed or "was not reached")

@@ -1,9 +1,10 @@
-"""Check which differences in speed this machine can measure, with arms of known difference.
+"""Find out which differences in speed this machine can measure, with arms of known difference.
 
 The check times a small reference against two kinds of attempts: the same text (A/A), and the same
-text with a known share of its work done once more. The expected standings are known, so a wrong one
-comes from noise of the machine or from a defect of cuagent. Not covered: the user's own task, which
-may be noisier.
+text with a known share of its work done once more. The correct conclusions are known, so a wrong
+one comes from noise of the machine or from a defect of cuagent.
+
+Not covered: the user's own task, which may be noisier.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ class {name}(torch.nn.Module):
 """
 SAME = "pass"
 MORE = "torch.tanh(x[:{rows}])"
-"""Extra work: one of the two operators computes `rows` of the rows again."""
+"""Extra work of the slower attempts: one of the two operators computes `rows` of the rows again."""
 ROWS, COLUMNS = {Device.CPU: 2000, Device.CUDA: 32000}, 2048
 """Shape of the input. On a GPU it is so large that the launch of the extra work is negligible."""
 DELAYS = (0.03, 0.10)
-"""Shares of extra work that are checked, in addition to none (A/A)."""
+"""Shares of extra work that are timed, in addition to 0 (A/A)."""
 REPORTED_SHARES = (0.01, 0.03, 0.10)
-"""Differences for which the report says if the machine can measure them."""
+"""Relative differences for which the report says if the machine can measure them."""
 
 
 @dataclass(frozen=True)
 class KnownDifference:
-    """Result of timing an attempt of known delay several times."""
+    """Results of timing several times an attempt that does a known share of extra work."""
 
     delay: float
     """Share of extra work: 0 is A/A, 0.03 is 3 % more work."""
@@ -56,34 +57,36 @@ class KnownDifference:
     called: tuple[str, ...] = ()
     """Conclusion of each run: `faster`, `slower` or `inconclusive`."""
     half_widths: tuple[float, ...] = ()
-    """Half of each interval's width, in logarithms."""
+    """Half the width of each run's interval, in natural logarithms of the ratio."""
     seconds: tuple[float, ...] = ()
     contradictions: int = 0
     busy: float = 0.0
 
     @property
     def wrong(self) -> int:
-        """Number of runs with a wrong standing or a refused candidate."""
+        """Number of runs with a wrong conclusion or a refused candidate."""
         right = Standing.INCONCLUSIVE if self.delay == 0 else Standing.SLOWER
         return sum(standing != right for standing in self.called) + self.contradictions
 
     @property
     def resolution(self) -> float:
-        """Smallest difference that a typical run can show, as a ratio minus 1: the median half
-        width of the intervals plus MARGIN; inf without runs."""
+        """Smallest relative difference that a typical run can show (0.02 is 2 %).
+
+        It is the median half width of the intervals plus MARGIN; infinite without runs.
+        """
         return math.expm1(median(self.half_widths)) + MARGIN if self.half_widths else math.inf
 
 
 @dataclass(frozen=True)
 class SelfCheck:
-    """Results of all known differences on one device."""
+    """Results of the self-check on one device, one for each known difference."""
 
     device: str
     effort: Effort
     gates: tuple[KnownDifference, ...] = field(default_factory=tuple)
 
     def lines(self) -> list[str]:
-        """Return the report for the user."""
+        """Return the report for the user, as lines of text."""
         seconds = median([s for known in self.gates for s in known.seconds])
         text = [f"{self.device}: {self.effort} timings, {seconds:.1f} s each"]
         for known in self.gates:
@@ -114,7 +117,10 @@ def self_check(
     delays: Sequence[float] = (0.0, *DELAYS),
     emit: Emit = ignore,
 ) -> SelfCheck:
-    """Time each known difference `runs` times. Raises TaskError or ForkServerError."""
+    """Time each known difference `runs` times and return the results.
+
+    Raises TaskError or ForkServerError.
+    """
     with tempfile.TemporaryDirectory(prefix="cuagent-gates-") as place:
         path = Path(place) / "gate.py"
         path.write_text(MODULE.format(name="Model", more=SAME))
@@ -131,7 +137,8 @@ def self_check(
 
 
 def extra_rows(delay: float, device: Device) -> int:
-    """Return the number of rows to compute again so that the module takes `delay` (a share) longer.
+    """Return the number of rows to compute again so that the module takes longer by the share
+    `delay`.
 
     tanh and the product move the same number of bytes, so twice the share of one operator is the
     share of both.

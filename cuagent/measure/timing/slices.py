@@ -15,25 +15,25 @@ from cuagent.device_lock import DeviceLock
 from cuagent.durations import Stage
 
 SLICE_S = 1.5
-"""Seconds after which a timing gives up the device if another one waits."""
+"""Seconds after which a timing gives up the device if another timing waits for it."""
 
 Paused = Callable[[], AbstractContextManager[None]]
-"""Function that returns a context in which no process of ours opens in the background."""
+"""Function that returns a context in which our processes in the background are stopped."""
 
 
 class Slices:
-    """Exclusive use of a device, in slices, within the context `held`."""
+    """Exclusive use of a device in slices of SLICE_S, within the context `held`."""
 
     def __init__(self, device_lock: DeviceLock, paused: Paused) -> None:
         self._lock, self._paused = device_lock, paused
         self._stack = ExitStack()
         self._begun = 0.0
         self.count = 0
-        """Number of slices so far."""
+        """Number of slices begun so far."""
 
     @contextmanager
     def held(self, stage: Stage) -> Iterator[None]:
-        """Hold the device exclusively in the `with` block, and count its seconds for `stage`."""
+        """Hold the device exclusively within the block; record the duration under `stage`."""
         with self._lock.durations.of(stage):
             self._begin()
             try:
@@ -42,7 +42,8 @@ class Slices:
                 self._stack.close()
 
     def give_way(self) -> None:
-        """Give up the device and take it again, if the slice is over and another timing waits."""
+        """Release the device and acquire it again, if the slice is over and another timing
+        waits."""
         if time.monotonic() - self._begun > SLICE_S and self._lock.is_awaited:
             self._stack.close()
             self._begin()

@@ -1,4 +1,4 @@
-"""Set up the environment of timed arms: processors, threads, memory, compile caches."""
+"""Environment of timed arms: processors, threads, memory, compile caches."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from cuagent.verify.referee import Referee
 from cuagent.worker.user_caches import INDUCTOR, user_caches
 
 MAX_SLOTS, MIN_SLOTS, USUAL_SLOTS = 24, 2, 8
-"""Largest, smallest and usual number of input sets in a batch, without the one for warming up."""
+"""Largest, smallest and usual number of input sets in a batch, without the set for warming up."""
 MEMORY = 1 << 30
-"""Upper limit, in bytes, on the memory of input and output sets beyond `MIN_SLOTS`."""
+"""Most bytes for the input and output sets of a batch, unless `MIN_SLOTS` sets need more."""
 
 
 @contextmanager
 def one_thread(device: Device) -> Iterator[None]:
-    """Limit the referee to one torch thread on a CPU: its idle threads would spin while an arm is
-    timed."""
+    """Limit the referee to one torch thread within the block, if the device is a CPU.
+
+    Its idle threads would otherwise spin while an arm is timed.
+    """
     import torch
 
     threads = torch.get_num_threads()
@@ -36,7 +38,7 @@ def one_thread(device: Device) -> Iterator[None]:
 
 
 def cores_of(referee: Referee) -> set[int]:
-    """Return the processors that all arms are bound to, one for each thread of eager.
+    """Return the processors that all arms are bound to, one for each thread of torch.
 
     The set is empty if the arms may use all processors.
     """
@@ -55,12 +57,11 @@ COMPILERS = "TORCHINDUCTOR_COMPILE_THREADS"
 
 
 def compiled_graphs(*, again: bool = False) -> dict[str, str]:
-    """Return the environment variables that place torch.compile's caches in the user's cache
-    folder.
+    """Return environment variables that put torch.compile's caches into the user's cache folder.
 
-    Candidates cannot write there. With `again` the graph is in the cache already. The process then
-    starts no compilers: torch starts a Python with sixteen processes otherwise, which imports torch
-    for five seconds while the arm is timed.
+    Candidates cannot write there. With `again` the graph is in the cache already, and the process
+    starts no compiler processes. Otherwise torch starts a Python with sixteen processes, which
+    imports torch for five seconds while the arm is timed.
     """
     base = user_caches()
     given = {COMPILERS: os.environ[COMPILERS]} if COMPILERS in os.environ else {}
@@ -76,17 +77,17 @@ def compiled_graphs(*, again: bool = False) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of torch and Python that the arms use."""
+    """Return the versions of torch and Python that the arms use, by name."""
     import torch
 
     return {"torch": torch.__version__, "python": platform.python_version()}
 
 
 def slots_for(referee: Referee) -> int:
-    """Return the number of input sets without the one for warming up; 0 for a large task, which has
-    only that one.
+    """Return the number of input sets in a batch, without the set for warming up.
 
-    On the CPU nothing flushes the cache, so the sets together are twice as large as the cache.
+    It is 0 for a large task, which has only that set. On the CPU nothing flushes the cache, so all
+    sets together are twice as large as the cache.
     """
     if referee.large:
         return 0

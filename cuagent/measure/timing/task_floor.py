@@ -1,4 +1,4 @@
-"""The floor of a task: its work, counted once, over the ceilings of its device."""
+"""The floor of a task: its work, counted once, divided by the ceilings of its device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cuagent.worker import ForkServer
 
 
 class TaskFloor:
-    """The floor of one task, for all its timings."""
+    """Computes the floor of one task, for all timings of a timer."""
 
     def __init__(
         self,
@@ -24,9 +24,9 @@ class TaskFloor:
         shared: Callable[[], AbstractContextManager[object]],
         exclusive: Callable[[], AbstractContextManager[object]],
     ) -> None:
-        """Create the floor.
+        """Store the task and the contexts of the device lock.
 
-        It counts work while it holds `shared`, and measures ceilings while it holds `exclusive`.
+        Work is counted within `shared()`, and ceilings are measured within `exclusive()`.
         """
         self.task = task
         self.fork_server = fork_server
@@ -39,10 +39,10 @@ class TaskFloor:
         self._remeasured = False
 
     def count(self) -> Work | None:
-        """Return the task's work, counted once; None if counting failed.
+        """Return the task's work, counted at the first call; None if counting failed.
 
         Counting runs in a separate process for some seconds. It may fail because other users of the
-        device hold memory. If nothing called this before, the first timing does.
+        device occupy memory. If it was not called before, the first timing calls it.
         """
         if self._work is None:
             with suppress(TaskError):
@@ -52,7 +52,7 @@ class TaskFloor:
     def of(self, arms: Sequence[Arm]) -> Floor | None:
         """Return the floor; None if the work could not be counted.
 
-        If an arm is below the floor, the ceilings are measured again.
+        If the time of one of the `arms` is below the floor, the ceilings are measured again.
         """
         if self._roofline is None and not self._failed:
             with self._shared():

@@ -1,4 +1,4 @@
-"""Hold the block times of one timed arm under two clocks, and derive the times that count.
+"""Block times of one timed arm on two clocks, and the time per call that is derived from them.
 
 A block counts as the worker claims, but never as less than the referee's wall clock minus the
 overhead of the trusted arms. So work hidden from the worker's clock gains at most the noise of the
@@ -25,56 +25,60 @@ from cuagent.task import Device
 from cuagent.worker import Session
 
 GROUPS = 5
-"""Number of stretches of a round on the CPU. Each is represented by its quietest blocks."""
+"""Number of consecutive stretches into which a round on the CPU is divided. Only the quietest block
+of each stretch is used."""
 LEAST_S = 1e-7
-"""Smallest number of seconds that a call may count as."""
+"""Shortest time in seconds that a call may count as."""
 AUDIT_CONFIDENCE = 0.99
-"""Confidence of the lower limit on the excess of the wall clock over a claim."""
+"""Confidence of the lower limit on the time by which the wall clock exceeds a claim."""
 SINGLE_CALL_CONFIDENCE = 0.8
-"""Confidence, on a CPU, of the lower limit on how much longer a single call claims than a call in a
-block. Wall times scatter ten times more there: with them alone, one cheat in thirty passed."""
+"""Confidence, on a CPU, of the lower limit on the time by which a single call's claim exceeds that
+of a call in a block. Wall times scatter ten times more there: with them alone, one cheat in thirty
+passed."""
 COLD_S = 10e-6
-"""Seconds that an honest candidate's single call may claim more than a call in a block while
-eager's does not. Arms differ in the time to reload code that has left the caches (up to 9 us for
-loaded kernels, measured)."""
+"""Seconds by which an honest candidate's single call may exceed a call in a block, beyond eager's
+difference. Arms differ in the time to reload code that has left the caches (up to 9 us for loaded
+kernels, measured)."""
 FLUSH_S = 5e-6
-"""Seconds by which two processes may differ in the time to overwrite the L2, which is part of a
-wall time. It takes 60 us, and varies by some percent with the memory that a process was given."""
+"""Seconds by which two processes may differ in the time to overwrite the L2 cache, which is part of
+a wall time. Overwriting takes 60 us, and varies by some percent with the memory of the process."""
 AUDIT_SHARE = 0.25
-"""Smallest excess of the wall clock, as a share of the claimed time, that is a contradiction."""
+"""A wall time contradicts a claim only if it is longer by at least this share of the claim."""
 AUDIT_S = {Device.CPU: 20e-6, Device.CUDA: 30e-6}
-"""Smallest excess of one call, in seconds, that is a contradiction. The excess is the wall time
-beyond the claimed time, minus the same difference of the trusted arm."""
+"""A wall time contradicts a claim only if it is longer by at least these seconds per call. The
+usual overhead, that of a trusted arm, is subtracted before."""
 
 
 @dataclass(frozen=True)
 class BlockTime:
-    """Times of one block, in seconds per call."""
+    """Mean time of a block's calls on two clocks, in seconds per call."""
 
     claim: float
-    """Mean of the worker's own clock."""
+    """Time on the worker's own clock."""
     wall: float
-    """Wall time by the referee; it includes the message, the cache flush and copying the output."""
+    """Wall time of the referee; it includes the message, the cache flush and the copies of
+    outputs."""
 
     @property
     def beyond(self) -> float:
-        """Return the overhead: the wall time beyond the claim."""
+        """Return the overhead in seconds per call: wall time minus claim."""
         return self.wall - self.claim
 
 
 @dataclass
 class TimedArm:
-    """One timed arm: its session and its block times."""
+    """One arm of a timing: its session and the times of its blocks."""
 
     name: str
     session: Session
     opened_s: float
-    """Seconds from opening to the end of the first call, in which torch.compile compiles."""
+    """Seconds from the start of the process to the end of the first call, in which torch.compile
+    compiles."""
     blocks: list[BlockTime] = field(default_factory=list)
     single_calls: list[BlockTime] = field(default_factory=list)
-    """One single call after each block; empty if blocks have one call."""
+    """Time of one single call after each block; empty if blocks have one call."""
     memory: int | None = None
-    """GPU memory of its process in bytes, context included."""
+    """GPU memory of the process in bytes, CUDA context included."""
 
     @property
     def claims(self) -> list[float]:
@@ -82,7 +86,7 @@ class TimedArm:
 
 
 def trusted(timed_arms: Mapping[str, TimedArm]) -> list[TimedArm]:
-    """Return the timed arms that run the reference."""
+    """Return the arms that run the reference and have been timed."""
     return [
         timed_arm
         for name, timed_arm in timed_arms.items()
@@ -91,7 +95,7 @@ def trusted(timed_arms: Mapping[str, TimedArm]) -> list[TimedArm]:
 
 
 def counted(timed_arms: Mapping[str, TimedArm], device: Device) -> dict[str, list[float]]:
-    """Return the seconds per call of each block of each arm that enter the statistics."""
+    """Return by arm the seconds per call of each block after the audit, for the statistics."""
     trust = {timed_arm.name for timed_arm in trusted(timed_arms)}
     block_times = _audited(
         {name: timed_arm.blocks for name, timed_arm in timed_arms.items()}, trust, device
@@ -109,7 +113,7 @@ def counted(timed_arms: Mapping[str, TimedArm], device: Device) -> dict[str, lis
 def _audited(
     blocks: Mapping[str, Sequence[BlockTime]], trust: Set[str], device: Device
 ) -> dict[str, list[float]]:
-    """Return the claimed seconds of each arm's blocks, plus the excess of the wall clock.
+    """Return by arm the claimed seconds of each block, plus the excess of the wall clock.
 
     `trust` are the names of the arms that run the reference.
     """
@@ -132,19 +136,19 @@ def _audited(
 def _slowest_trusted(blocks: Mapping[str, Sequence[BlockTime]], trust: Set[str]) -> str | None:
     """Return the name of the trusted arm with the largest median overhead; None without blocks.
 
-    A candidate may have the same overhead without being charged, because honest arms differ: a
-    compiled softmax of 21 us was charged 6.5 us when eager's overhead was the limit.
+    A candidate is charged only for overhead beyond this one, because honest arms differ: with
+    eager's overhead as the limit, a compiled softmax of 21 us was charged 6.5 us.
     """
     held = [name for name in trust if blocks[name]]
     return max(held, key=lambda name: median(b.beyond for b in blocks[name]), default=None)
 
 
 def _with_excess(blocks: Sequence[BlockTime], usual: Sequence[BlockTime]) -> list[float]:
-    """Return the claims, each plus the overhead that `blocks` certainly have beyond that of
+    """Return the claims of `blocks` in seconds, each plus the overhead certainly beyond that of
     `usual`.
 
     `usual` are a trusted arm's blocks in the same repeats; if it is empty, nothing is added. The
-    excess is that of all blocks together. Processes that alternate on a GPU jitter by 5 to 10 us a
+    same excess is added to all blocks. Processes that alternate on a GPU jitter by 5 to 10 us a
     call, which would drown a kernel of 30 us if each block were charged alone.
     """
     excess = _excess(blocks, usual) if blocks and usual else 0.0
@@ -163,10 +167,10 @@ def _batching_gain(
     block_times: Mapping[str, Sequence[float]],
     device: Device,
 ) -> float:
-    """Return the seconds by which a candidate's single call is certainly slower than one in a
-    block.
+    """Return the seconds by which the candidate's single calls are certainly slower than its calls
+    in a block.
 
-    Eager's difference is subtracted.
+    Eager's own difference is subtracted.
     """
     arms = [
         timed_arms[name]
@@ -193,17 +197,19 @@ def _batching_gain(
 
 
 def _lower_limit(arms: Sequence[Sequence[float]], confidence: float) -> float:
-    """Return the lower limit of the median of (a - b) - (c - d), in seconds; `arms` is [a, b, c,
-    d]."""
+    """Return the lower confidence limit of the median of (a - b) - (c - d) in seconds.
+
+    `arms` is [a, b, c, d], the times of paired blocks.
+    """
     differences = [(a - b) - (c - d) for a, b, c, d in zip(*arms, strict=True)]
     return median_interval(differences, confidence)[0]
 
 
 def contradiction_of(timed_arms: Mapping[str, TimedArm], device: Device) -> str:
-    """Return how the wall clock contradicts the candidate's claims, or "" if it does not.
+    """Return a message if the wall clock contradicts the candidate's claims, else "".
 
-    Only gross cases count, because hidden work is charged anyway. The lower 99 % limit of the
-    candidate's overhead minus a trusted arm's must exceed the allowance and the variation of
+    Only gross cases count, because hidden work is added to the time anyway. The lower 99 % limit of
+    the candidate's overhead minus a trusted arm's must exceed the allowance and the variation of
     overhead among the trusted arms' own blocks.
     """
     candidate, trust = timed_arms.get(CANDIDATE), trusted(timed_arms)
@@ -228,6 +234,6 @@ def contradiction_of(timed_arms: Mapping[str, TimedArm], device: Device) -> str:
 
 
 def _jitter(timed_arm: TimedArm) -> float:
-    """Return the variation of a trusted arm's overhead: its 95 % quantile minus its median."""
+    """Return the variation of a trusted arm's overhead in seconds: 95 % quantile minus median."""
     beyond = [block.beyond for block in timed_arm.blocks]
     return quantile(beyond, 0.95) - median(beyond)

@@ -33,8 +33,8 @@ from cuagent.measure.timing.rounds import (
     Round,
     Rounds,
     arm_of,
+    hopeless_rungs,
     is_hopeless,
-    leaving,
     may_stop,
     ratios,
     twins,
@@ -50,7 +50,7 @@ from cuagent.worker import SessionEnded
 
 BASELINES = (EAGER, COMPILE)
 OpenProcesses = Callable[[], None]
-"""Function that opens the processes of a timing."""
+"""Function that opens the processes of the next timing."""
 
 
 def time_arms(
@@ -61,13 +61,17 @@ def time_arms(
     effort: Effort = Effort.QUICK,
     emit: Emit = ignore,
 ) -> Timing:
-    """Time an accepted attempt once. A `Timer` that stays open compiles the baselines only once."""
+    """Time an accepted attempt once against the baselines.
+
+    For several attempts use a `Timer`, which compiles the baselines only once.
+    """
     with Timer(referee, baselines, emit) as timer:
         return timer.time(attempt, build, effort)
 
 
 class Timer:
-    """Times attempts against baselines that stay open between timings. A context manager.
+    """Context manager that times attempts against baselines, whose processes stay open between
+    timings.
 
     `time` needs no other call before it. `prewarm` moves the opening of processes to an earlier
     moment, and `release` ends those that the next timing does not need.
@@ -81,8 +85,10 @@ class Timer:
         *,
         device_lock: DeviceLock | None = None,
     ) -> None:
-        """Create a timer. `device_lock` is for judges of other processes that use the device; the
-        timer takes it itself, so its caller must not hold it."""
+        """Create a timer. `device_lock` is shared with judges of other processes on the device.
+
+        The timer acquires it itself, so its caller must not hold it.
+        """
         self.referee = referee
         self.emit = emit
         self.device_lock = device_lock or DeviceLock()
@@ -107,7 +113,7 @@ class Timer:
         effort: Effort = Effort.QUICK,
         baselines: Sequence[str] | None = None,
     ) -> Timing:
-        """Time one accepted attempt against `baselines`, or those of the last call if None.
+        """Time one accepted attempt against `baselines`, or against those of the last call if None.
 
         A candidate's failure is in its `Arm.failed`. Raises TooLarge if the models do not fit into
         memory.
@@ -118,7 +124,8 @@ class Timer:
     def compare(
         self, effort: Effort = Effort.QUICK, baselines: Sequence[str] | None = None
     ) -> Timing:
-        """Time the baselines alone, in one interleaved run. Ratios are eager's time over theirs."""
+        """Time the baselines without a candidate, interleaved. Ratios are eager's time over
+        theirs."""
         self._set_baselines(baselines)
         return self._in_parts(None, effort)
 
@@ -127,10 +134,10 @@ class Timer:
     ) -> OpenProcesses:
         """Prepare a timing of `attempt`; return the function that opens its processes.
 
-        The inputs that processes warm up on are drawn now, which needs an idle oracle; the returned
-        function does not. It raises no failure of the attempt's processes, because `time` opens
-        them again and reports it. Nothing opens before the first timing: torch.compile may take
-        long, and a compiler's error would have to wait for it.
+        The inputs for warming up are drawn now, which needs an idle oracle; the returned function
+        needs none. It raises no failure of the attempt's processes, because `time` opens them again
+        and reports it. Nothing opens before the first timing: torch.compile may take long, and a
+        compiler's error would have to wait for it.
 
         Without an attempt the function opens the baselines that stay open, for instance compiled
         ones, but not eager, whose process is as new as the candidate's in every timing. It raises
@@ -150,9 +157,9 @@ class Timer:
     def release(self, baselines: Sequence[str] | None = None) -> None:
         """End the processes that a next timing against `baselines` does not need.
 
-        These are other baselines and a prewarmed attempt. On a shared device eager is one too: it
-        opens afresh for each timing, and every open context on a GPU makes the creation of the next
-        ones slower, in any process. A large task keeps nothing.
+        These are other baselines and a prewarmed attempt; for a large task all. On a shared device
+        eager's process ends too. It opens afresh for each timing, and every open context on a GPU
+        makes the creation of the next ones slower, in any process.
         """
         self._candidate.discard()
         self._set_baselines(baselines)
@@ -164,20 +171,20 @@ class Timer:
 
     @property
     def baselines(self) -> tuple[str, ...]:
-        """Return the baselines that an attempt is timed against."""
+        """The names of the baselines that an attempt is timed against."""
         return self._baselines.names
 
     def _set_baselines(self, baselines: Sequence[str] | None) -> None:
-        """Set the baselines and end the processes of all others; None changes nothing."""
+        """Choose the baselines and end the processes of all others; None changes nothing."""
         if baselines is not None:
             self._baselines.set_baselines(baselines)
 
     def keep(self, baselines: Sequence[str]) -> None:
-        """Keep the processes of these baselines even while others are timed."""
+        """Let the processes of these baselines stay open even while others are timed."""
         self._baselines.keep(() if self.referee.large else baselines)
 
     def open_ahead(self, baselines: Sequence[str]) -> None:
-        """Begin to open baselines in the background.
+        """Start to open baselines in the background.
 
         Does nothing for a large task, nor on a shared device, where another judge may be timing.
         """
@@ -186,7 +193,8 @@ class Timer:
             self._baselines.open_ahead(names)
 
     def open_untimed(self, baselines: Sequence[str]) -> dict[str, TimedArm]:
-        """Open these baselines without timing them; those that fail are left out."""
+        """Open these baselines without timing them and return them by name; those that fail are
+        left out."""
         before = self.baselines
         self._set_baselines(baselines)
         self.keep((*before, *baselines))
@@ -199,10 +207,10 @@ class Timer:
 
     @contextmanager
     def opening(self) -> Iterator[GiveWay]:
-        """Hold the device lock shared within the block: processes open, or outputs are judged.
+        """Hold the device lock shared within the block, while processes open or outputs are judged.
 
-        Yields the function of `DeviceLock.shared`; call it only while no process of the block
-        works.
+        Yields a function that lets other timings have the device (see `DeviceLock.shared`). Call it
+        only while none of the block's processes is working.
         """
         shared = self.device_lock.shared()
         with self.device_lock.durations.of(Stage.OPENING_ARMS), shared as give_way:
@@ -210,32 +218,38 @@ class Timer:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Hold the device exclusively within the `with` block, to measure its ceilings."""
+        """Hold the device exclusively within the block, to measure its ceilings."""
         with self.device_lock.durations.of(Stage.PROFILING), self.device_lock.exclusive():
             yield
 
     @property
     def failed(self) -> dict[str, str]:
-        """Return the reason for each baseline that does not open or was lost."""
+        """Reasons, by baseline, why it does not open or was lost."""
         return self._baselines.failed
 
     def still_opening(self, baselines: Sequence[str], seconds: float) -> tuple[str, ...]:
-        """Wait at most `seconds`; return those of `baselines` that still open in the background."""
+        """Wait at most `seconds`; return those of `baselines` that are still opening in the
+        background."""
         return self._baselines.still_opening(baselines, seconds)
 
     def nothing_opens(self) -> AbstractContextManager[None]:
-        """Return a context in which no baseline opens in the background, after those to time have
-        opened. Take a device lock first: a process that is paused may hold it."""
+        """Wait until the baselines to be timed are open, then return a context in which none opens.
+
+        Acquire a device lock before entering the context: a process that is stopped by it may hold
+        the lock.
+        """
         self._baselines.await_opening()
         return self._baselines.paused()
 
     def opening_paused(self, needed: Sequence[str]) -> AbstractContextManager[None]:
-        """Return a context in which no baseline opens in the background, unless one of those that
-        are `needed` in it still does."""
+        """Return a context in which no baseline opens in the background.
+
+        Nothing is paused while one of the baselines `needed` is still opening.
+        """
         return self._baselines.opening_paused(needed)
 
     def _open_baselines(self) -> None:
-        """Open the baselines that stay open, without timing them.
+        """Open the baselines that stay open between timings, without timing them.
 
         On a shared device the task's work is counted too. Otherwise the first timing counts it
         while all other judges of the device wait.
@@ -251,12 +265,11 @@ class Timer:
             self._floor.count()
 
     def opened(self) -> dict[str, TimedArm]:
-        """Return the baselines with a warm process."""
+        """Return the baselines that have an open process, by name."""
         return self._baselines.opened()
 
     def _in_parts(self, subject: Subject | None, effort: Effort) -> Timing:
-        """Time in one part, unless the device has no room for all arms at the same time
-        (`parts.py`)."""
+        """Time all arms, in several parts if the memory does not hold all of them (`parts.py`)."""
         self.referee.make_room()
         every_baseline, timings = self.baselines, list[Timing]()
         try:
@@ -297,13 +310,16 @@ class Timer:
         return self._timing(rounds, subject, effort, failed, seconds, every_baseline)
 
     def _drop_slow_rungs(self, taken: Round) -> None:
-        """Stop timing the rungs that cannot be the best one; `_in_parts` restores them."""
-        slow = leaving(taken, self.baselines, self.device, self._baseline_times, self._twin_ratios)
+        """Stop timing the rungs that cannot be the best one. `_in_parts` restores them after the
+        timing."""
+        slow = hopeless_rungs(
+            taken, self.baselines, self.device, self._baseline_times, self._twin_ratios
+        )
         if slow:
             self._set_baselines([name for name in self.baselines if name not in slow])
 
     def _assure_room(self, subject: Subject | None) -> None:
-        """Raise TooLarge if the free memory does not hold all arms at the same time."""
+        """Raise TooLarge if the free memory does not suffice for all arms at the same time."""
         if not self._baselines.warm:
             room, models = self.referee.room, len(self.baselines) + (subject is not None)
             room.assure(self.referee.task, f"a timing of {models} models", room.timing(models))
@@ -317,10 +333,10 @@ class Timer:
         seconds: float,
         baselines: Sequence[str],
     ) -> Timing:
-        """Return the timing of all rounds; `failed` is why the candidate did not finish.
+        """Return the result of all rounds; `failed` is why the candidate did not finish, or "".
 
-        `baselines` are those of the first round. A rung that left the timing early has an arm but
-        no ratio.
+        `baselines` are those of the first round. A rung that was dropped later has an arm but no
+        ratio.
         """
         names = baselines if subject is None else (CANDIDATE, *baselines)
         why = self._baselines.failed | {CANDIDATE: failed}
@@ -344,11 +360,11 @@ class Timer:
 
     @property
     def batch(self) -> Batch:
-        """Return the batch that the warm arms use."""
+        """The batch of inputs and outputs that the warm arms use."""
         return self._baselines.batch
 
     def close(self) -> None:
-        """End the baselines' processes and free the memory. Idempotent."""
+        """End the baselines' processes and free the memory. A second call does nothing."""
         self._candidate.discard()
         self._candidate.baselines_ended()
         self._baselines.close()
@@ -380,4 +396,4 @@ class Timer:
 
 
 def _open_nothing() -> None:
-    """Do nothing. `prewarm` returns this function if there is nothing to prepare."""
+    """Do nothing: the function that `prewarm` returns if there is nothing to prepare."""

@@ -1,1 +1,1 @@
-"""Memory that the referee owns or limits."""
+"""Memory that the referee owns and lends to workers, or limits."""

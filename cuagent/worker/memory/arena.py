@@ -1,7 +1,7 @@
-"""Arenas: memory that the referee owns and lends to workers, visible as tensors on both sides.
+"""Arenas: shared memory that the referee owns and lends to workers; both sides see it as tensors.
 
-An arena holds `count` slots of one layout: guard, tensor, guard, tensor, guard. On the CPU it is a
-memfd. On the GPU it is plain device memory that travels as a CUDA IPC handle, so nothing is copied
+An arena has `count` slots of one layout: guard, tensor, guard, tensor, guard. On the CPU it is a
+memfd. On the GPU it is plain device memory, shared by a CUDA IPC handle, so nothing is copied
 through the host. A borrower can write anywhere in it. So a lender of inputs keeps the originals in
 an arena that is not lent, and a lender of outputs poisons them first and checks the guards after.
 """
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ALIGNMENT = 256
-"""Bytes; the least alignment that the allocators of CUDA and torch guarantee."""
+"""Alignment of tensors in bytes: the least that the allocators of CUDA and torch guarantee."""
 GUARD = 0xC3
-"""Value of the bytes between tensors."""
+"""Value of the guard bytes between tensors."""
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 STRETCH = 1 << 24
-"""Elements that are compared at a time, because torch.equal allocates a boolean for each
-element."""
+"""Number of elements per comparison, because torch.equal allocates a boolean for each element."""
 POISONS = (0xFF, 0x5A)
-"""Two bytes to fill outputs with. In every floating dtype they give NaN and a large finite
-number."""
+"""Two byte values to fill outputs with. In every floating dtype the first gives NaN and the second
+a large finite number."""
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One tensor in a slot. `offset` and `nbytes` count bytes, `stride` counts elements."""
+    """Form and position of one tensor in a slot. `offset` and `nbytes` are in bytes, `stride` in
+    elements."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -50,15 +50,15 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Layout:
-    """Positions of the tensors in one slot. `size` is the number of bytes of a slot with its
-    guards."""
+    """Positions of the tensors in one slot. `size` is the slot's number of bytes, guards
+    included."""
 
     leaves: tuple[Leaf, ...]
     size: int
 
     @property
     def gaps(self) -> list[tuple[int, int]]:
-        """Ranges [begin, end) of the bytes in a slot that belong to no tensor."""
+        """Byte ranges [begin, end) of the guards: the parts of a slot outside every tensor."""
         edges = [0, *(e for leaf in self.leaves for e in (leaf.offset, leaf.offset + leaf.nbytes))]
         return list(zip(edges[::2], [*edges[1::2], self.size], strict=True))
 
@@ -75,7 +75,7 @@ class Layout:
 
 
 def same_bytes(first: Tensor, second: Tensor) -> bool:
-    """Return True if two tensors, uint8[n] each, are equal. Compares STRETCH elements at a time."""
+    """Return True if two tensors uint8[n] are equal; compares STRETCH elements at a time."""
     import torch
 
     if first.numel() % 8 == first.storage_offset() % 8 == second.storage_offset() % 8 == 0:
@@ -85,8 +85,8 @@ def same_bytes(first: Tensor, second: Tensor) -> bool:
 
 
 def settle(device: str) -> None:
-    """Wait for the work that this process queued on `device`, because another process reads it
-    next."""
+    """Wait until `device` has finished this process's queued work, before another process reads
+    it."""
     if device != "cpu":
         import torch
 
@@ -94,11 +94,11 @@ def settle(device: str) -> None:
 
 
 def layout_of(tensors: Sequence[Tensor], *, dense: bool = False, wide: bool = False) -> Layout:
-    """Return the layout that holds these tensors.
+    """Return a slot layout for tensors of these shapes, dtypes and strides.
 
-    It keeps their strides. A tensor is contiguous if `dense`, or if its elements overlap in another
-    way than by `expand`. With `wide` floating tensors become float64 and complex ones complex128,
-    for an oracle's answers.
+    A tensor becomes contiguous if `dense`, or if its elements overlap in another way than by
+    `expand`. With `wide`, floating tensors become float64 and complex ones complex128, as an
+    oracle's answers need it.
     """
     import torch
 
@@ -119,7 +119,8 @@ def layout_of(tensors: Sequence[Tensor], *, dense: bool = False, wide: bool = Fa
 
 
 def _repeats_only(tensor: Tensor) -> bool:
-    """Return True if elements share memory only because of `expand`."""
+    """Return True if elements of the tensor share memory only because of `expand`, or not at
+    all."""
     sized = sorted(
         (s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1 and s
     )
@@ -132,7 +133,8 @@ def _repeats_only(tensor: Tensor) -> bool:
 
 
 def fill(view: Tensor, tensor: Tensor) -> None:
-    """Copy `tensor` to `view`. Elements that `expand` repeats are copied once."""
+    """Copy `tensor` into `view`, which has the same shape. Elements repeated by `expand` are copied
+    once."""
     for dim, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True)):
         if size > 1 and not stride:
             view, tensor = view.narrow(dim, 0, 1), tensor.narrow(dim, 0, 1)
@@ -144,7 +146,8 @@ def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class Arena:
-    """`count` slots of `layout` in shared memory. Construct with `create` or `attach`; close it."""
+    """`count` slots of `layout` in shared memory. Make one with `create` or `attach`, and `close`
+    it."""
 
     def __init__(self, layout: Layout, count: int, device: str, lease: Lease | None = None):
         self.layout = layout
@@ -155,13 +158,13 @@ class Arena:
 
     @staticmethod
     def create(layout: Layout, count: int, device: str) -> Arena:
-        """Return an arena that allocates memory and fills its guards at first use, which may raise
-        MemoryError."""
+        """Return a new arena. Its memory is allocated, and its guards are filled, at the first use,
+        which may raise MemoryError."""
         return Arena(layout, count, device)
 
     @staticmethod
     def attach(description: dict[str, Any], descriptors: Sequence[int]) -> Arena:
-        """Open another process's arena, from the results of its `describe`."""
+        """Map an arena of another process, given what its `describe` returned there."""
         layout, count = Layout.from_json(description["layout"]), description["count"]
         size, device = layout.size * count, description["device"]
         if device == "cpu":
@@ -173,7 +176,8 @@ class Arena:
         return Arena(layout, count, device, lease)
 
     def describe(self) -> tuple[dict[str, Any], tuple[int, ...]]:
-        """Return the data that a borrower attaches with: JSON, and descriptors to send with it."""
+        """Return what another process needs for `attach`: a JSON object, and file descriptors to
+        send."""
         lease = self._held()
         description = {"layout": self.layout.to_json(), "count": self.count, "device": self.device}
         if lease.descriptor is None:
@@ -182,12 +186,12 @@ class Arena:
 
     @property
     def size(self) -> int:
-        """Bytes of all slots, also while no memory is allocated."""
+        """Bytes of all slots, even while no memory is allocated."""
         return self.layout.size * self.count
 
     @property
     def memory(self) -> Tensor:
-        """All bytes, uint8[size]."""
+        """All bytes of the arena as uint8[size]."""
         return self._held().memory
 
     def _held(self) -> Lease:
@@ -199,7 +203,7 @@ class Arena:
 
     @cached_property
     def slots(self) -> list[list[Tensor]]:
-        """Tensors of each slot, as views."""
+        """Tensors of each slot, as views of the shared memory."""
         return [
             [self._view(slot, leaf) for leaf in self.layout.leaves] for slot in range(self.count)
         ]
@@ -228,17 +232,16 @@ class Arena:
     def lay(self, originals: Arena, slot: int = 0, of: int | None = None) -> None:
         """Copy slot `of` (default: `slot`) of `originals` to `slot` of this arena, guards included.
 
-        Both arenas have the same layout.
+        Both arenas must have the same layout.
         """
         size, of = self.layout.size, slot if of is None else of
         self._bytes(slot, 0, size).copy_(originals._bytes(of, 0, size))
 
     def lay_rotated(self, originals: Arena, slot: int = 0) -> None:
-        """Copy a slot's tensors from `originals`, with the rows of floating tensors rotated at
-        random.
+        """Copy a slot's tensors from `originals`, with the rows of floating tensors rotated by a
+        random count.
 
-        That gives other inputs of the same form, with the same numbers, in no more memory.
-
+        That gives different inputs with the same numbers, without further memory.
         """
         for view, tensor in zip(self.tensors(slot), originals.tensors(slot), strict=True):
             rows = tensor.shape[0] if tensor.dim() else 0
@@ -250,58 +253,58 @@ class Arena:
             fill(view[by:], tensor[: rows - by])
 
     def holds(self, originals: Arena, slot: int = 0, of: int | None = None) -> bool:
-        """Return True if `slot` equals slot `of` (default `slot`) of `originals` in every byte."""
+        """Return True if `slot` equals slot `of` (default: `slot`) of `originals` in every byte."""
         size, of = self.layout.size, slot if of is None else of
         return same_bytes(self._bytes(slot, 0, size), originals._bytes(of, 0, size))
 
     def snapshot(self, slot: int = 0) -> list[Tensor]:
-        """Return private copies of a slot's tensors, which no borrower can reach."""
+        """Return clones of a slot's tensors in memory that no borrower can reach."""
         return [view.clone() for view in self.slots[slot]]
 
     def poison(self, byte: int, slot: int | None = None) -> None:
-        """Fill the tensors of one slot, or of all slots, with a byte."""
+        """Fill the tensors of one slot, or of all slots if None, with a byte."""
         for number in range(self.count) if slot is None else [slot]:
             for leaf in self.layout.leaves:
                 self._bytes(number, leaf.offset, leaf.offset + leaf.nbytes).fill_(byte)
 
     def own_copy(self, slot: int) -> list[Tensor]:
-        """Copy the tensors of a slot into this process's own memory, at the same address for all
-        slots."""
+        """Return private copies of a slot's tensors. All slots use the same addresses, so a call
+        overwrites the copies of the last call."""
         for leaf, own in zip(self.layout.leaves, self._own_bytes, strict=True):
             own.copy_(self._bytes(slot, leaf.offset, leaf.offset + leaf.nbytes))
         return self._own
 
     def drop_own_copies(self) -> None:
-        """Release the memory of `own_copy`."""
+        """Free the memory that `own_copy` allocated."""
         for copies in ("_own", "_own_bytes"):
             self.__dict__.pop(copies, None)
 
     def mend_guards(self, slot: int | None = None, byte: int = GUARD) -> None:
-        """Fill all bytes outside the tensors with `byte`, in one slot or in all."""
+        """Fill the guards of one slot, or of all slots if None, with `byte`."""
         for number in range(self.count) if slot is None else [slot]:
             for gap in self._gaps(number):
                 gap.fill_(byte)
 
     def guards_hold(self, slot: int | None = None) -> bool:
-        """Return True if every byte outside the tensors still has the value GUARD."""
+        """Return True if every guard byte of one slot, or of all if None, still has the value
+        GUARD."""
         slots = range(self.count) if slot is None else [slot]
         return all(bool((gap == GUARD).all()) for number in slots for gap in self._gaps(number))
 
     def guards_like(self, originals: Arena, slot: int, of: int) -> bool:
-        """Return True if the bytes outside the tensors equal those in slot `of` of another
-        arena."""
+        """Return True if the guards of `slot` equal those of slot `of` of `originals`."""
         import torch
 
         return all(map(torch.equal, self._gaps(slot), originals._gaps(of)))
 
     def close(self) -> None:
-        """Release the memory for good. Its views must not be used any more."""
+        """Release the memory for good. The views must not be used any more."""
         self.give_back()
         self._closed = True
 
     def give_back(self) -> None:
-        """Release the memory until the next use. Views must not be used any more, and no borrower
-        may be left."""
+        """Release the memory until the next use. The views must not be used any more, and no other
+        process may have the arena attached."""
         for views in ("slots", "_own", "_own_bytes"):
             self.__dict__.pop(views, None)
         lease, self._lease = self._lease, None
@@ -309,7 +312,7 @@ class Arena:
             lease.release()
 
     def clear(self) -> None:
-        """Return the memory to the system until the next write; borrowers keep their mapping.
+        """Return the pages to the system until the next write; other processes keep their mapping.
 
         All bytes become zero, guards included. On a GPU nothing happens: its memory can only be
         released while no other process has it open.
@@ -340,8 +343,8 @@ def _typed(flat: Tensor, leaf: Leaf, device: str) -> Tensor:
 
 
 class Lease:
-    """A piece of shared memory: a tensor over it, the means to lend it, the function that frees
-    it."""
+    """A piece of shared memory as a tensor, with the descriptor or handle to lend it and the
+    function to free it."""
 
     def __init__(
         self,

@@ -1,9 +1,11 @@
-"""Share device memory between two processes, with five calls of the CUDA driver.
+"""Share GPU memory between two processes, with five calls of the CUDA driver.
 
-torch's own sharing uses pickles and a reference-counting file in /dev/shm; an untrusted process
-must not send us either. Legacy IPC handles do not cross PID namespaces.
+torch's own sharing uses pickles and a reference-counting file in /dev/shm; neither may come from an
+untrusted process.
 
-All functions act in the primary context of the current device, the one that torch uses.
+Not covered: legacy IPC handles do not work across PID namespaces.
+
+All functions use the primary context of the current device, as torch does.
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ class _Handle(ctypes.Structure):
 
 
 class CudaMemoryError(MemoryError):
-    """A call of the CUDA driver failed; the message names the call."""
+    """Error: a call of the CUDA driver failed. The message names the call."""
 
 
 def allocate(size: int) -> int:
-    """Allocate `size` bytes and return their device address. Raises CudaMemoryError."""
+    """Allocate `size` bytes of GPU memory and return their device address. Raises
+    CudaMemoryError."""
     import torch
 
     pointer = ctypes.c_uint64()
@@ -49,14 +52,15 @@ def free(pointer: int) -> None:
 
 
 def export(pointer: int) -> str:
-    """Return the IPC handle of an allocation, in hexadecimal."""
+    """Return the IPC handle of the allocation at device address `pointer`, in hexadecimal."""
     handle = _Handle()
     _call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(pointer))
     return bytes(handle.reserved).hex()
 
 
 def open_handle(handle: str) -> int:
-    """Return the device address, in this process, of another process's allocation."""
+    """Map another process's allocation, given its IPC handle; return its device address in this
+    process."""
     pointer = ctypes.c_uint64()
     raw = _Handle.from_buffer_copy(bytes.fromhex(handle))
     _call("cuIpcOpenMemHandle_v2", ctypes.byref(pointer), raw, _LAZY_ENABLE_PEER_ACCESS)
@@ -68,7 +72,7 @@ def close_handle(pointer: int) -> None:
 
 
 def as_tensor(pointer: int, size: int) -> Tensor:
-    """Return uint8[size] over device memory, without owning it."""
+    """Return uint8[size] on the GPU memory at `pointer`. The tensor does not free the memory."""
     import torch
 
     class Region:
@@ -92,7 +96,7 @@ def _driver() -> ctypes.CDLL:
 
 @cache
 def _context(device: int) -> ctypes.c_void_p:
-    """Return the primary context of a device, retained until the process ends."""
+    """Return the primary CUDA context of a device. It is retained until the process ends."""
     handle, context = ctypes.c_int(), ctypes.c_void_p()
     _check("cuDeviceGet", ctypes.byref(handle), ctypes.c_int(device))
     _check("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)

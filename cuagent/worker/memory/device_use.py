@@ -1,9 +1,9 @@
 """Measure how much GPU memory an untrusted process uses, from another process.
 
 Free memory is read before, during and after a command. No other process of ours uses the device
-meanwhile, so the difference belongs to the worker, regardless of the allocator. NVML could name the
-owner, but not inside a container. If others use the GPU too, the difference may be theirs: the
-memory that is free again after the process ended decides that.
+meanwhile, so the difference is the worker's use, regardless of the allocator. NVML could name the
+owner, but not inside a container. If other users' processes use the GPU too, the difference may be
+theirs. So it counts against the worker only if the memory is free again after the worker ended.
 """
 
 from __future__ import annotations
@@ -11,36 +11,37 @@ from __future__ import annotations
 from collections.abc import Callable
 
 MARGIN = 1 << 30
-"""Bytes that stay free for the contexts and libraries of processes."""
+"""Bytes of GPU memory that stay free for the contexts and libraries of processes."""
 MIN_PEAK_TIMES = 2
-"""Smallest limit of a candidate as a multiple of the reference's peak. It holds even if less memory
-is free, because then other processes use the device too."""
+"""A candidate may always use this multiple of the reference's peak memory, even if less is free,
+because then other processes use the device too."""
 
 
 class DeviceExcess(Exception):
-    """The process used more GPU memory than its limit."""
+    """Error: the process used more GPU memory than its limit."""
 
 
 def memory_limit(peak: int, free: int, others: int) -> int:
-    """Return the largest number of bytes that a candidate may use.
+    """Return the largest number of bytes of GPU memory that a candidate may use.
 
     It is the free memory `free` less `MARGIN` and less `others`, the bytes that our other processes
-    need. It is at least a multiple of `peak`, the bytes that the reference needs.
+    need; at least `MIN_PEAK_TIMES` times `peak`, the bytes that the reference needs.
     """
     return max(free - others - MARGIN, MIN_PEAK_TIMES * peak)
 
 
 def free_bytes() -> int:
-    """Return the free bytes on torch's current device."""
+    """Return the free GPU memory of torch's current device in bytes."""
     import torch
 
     return torch.cuda.mem_get_info()[0]
 
 
 class DeviceUse:
-    """Bytes that one process holds, measured around its commands. Raises DeviceExcess.
+    """Meter of one process's GPU memory. Its methods raise DeviceExcess if a limit is exceeded.
 
-    `limit` holds during a command, `kept` after one, when other processes need the device.
+    `limit` is the largest number of bytes during a command; `kept` the largest after a command,
+    when other processes need the device.
     """
 
     def __init__(
@@ -53,11 +54,11 @@ class DeviceUse:
         self._before = 0
 
     def begin(self) -> None:
-        """Start the measurement of a command that is sent next."""
+        """Read the free memory just before a command is sent."""
         self._before = self._read_free()
 
     def check(self) -> int:
-        """Return the bytes that the process holds, while the command lasts."""
+        """Return the bytes of GPU memory that the process uses during the command."""
         if (now := self._measured()) > self.limit:
             raise DeviceExcess(
                 f"took more than {self.limit / 2**30:.1f} GiB of device memory, all that is free; "
@@ -66,7 +67,8 @@ class DeviceUse:
         return now
 
     def end(self, *, released: bool = False) -> None:
-        """Finish the measurement of a command; `released` if it should have freed its memory."""
+        """Finish a command's measurement. `released`: the process should have freed the call's
+        memory, so `kept` is checked too."""
         self._held = self.check()
         if released and self._held > self.kept:
             raise DeviceExcess(
@@ -75,7 +77,10 @@ class DeviceUse:
             )
 
     def was_freed(self) -> bool:
-        """Return True if the memory is free again after the process ended."""
+        """Return True if most of the measured memory is free again after the process ended.
+
+        The memory was then the process's own, not that of other users.
+        """
         return self._measured() < self.limit / 2
 
     def _measured(self) -> int:

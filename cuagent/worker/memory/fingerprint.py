@@ -1,4 +1,4 @@
-"""Compare large tensors with an earlier state without keeping a copy.
+"""Detect changes of large tensors by fingerprints, without keeping a copy.
 
 A tensor's fingerprint has one number for each stretch of the tensor: the sum of its 32-bit words
 times secret 64-bit keys, modulo 2^64 (Carter and Wegman's universal hashing). Two stretches that
@@ -17,21 +17,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 STRETCH = {"cpu": 1 << 18, "cuda": 1 << 22}
-"""Words of one stretch, by device type."""
+"""Number of 32-bit words (a stretch of the tensor) that one number of a fingerprint covers, by
+device type."""
 WORD = 4
 """Bytes of a word."""
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Secret keys for tensors on one device."""
+    """Secret random keys on one device, and the fingerprints computed with them."""
 
     keys: Tensor
-    """int64[STRETCH]."""
+    """int64[STRETCH of the device]."""
 
     @staticmethod
     def random(device: str) -> Fingerprint:
-        """Return new keys from a secret seed."""
+        """Draw new keys from a secret seed."""
         import torch
 
         generator = torch.Generator(device=device).manual_seed(secrets.randbits(63))
@@ -42,9 +43,9 @@ class Fingerprint:
         )
 
     def of(self, tensor: Tensor) -> list[int]:
-        """Return the fingerprint of a tensor's bytes, one number per stretch.
+        """Return the fingerprint of a tensor's bytes, one number for each STRETCH words.
 
-        A tensor that is not dense is copied.
+        A tensor that is not contiguous is copied first.
         """
         import torch
 
@@ -58,5 +59,5 @@ class Fingerprint:
         return [int(number) for number in torch.stack(sums).tolist()] if sums else []
 
     def of_all(self, tensors: Sequence[Tensor]) -> list[list[int]]:
-        """Return the fingerprint of each tensor."""
+        """Return the fingerprints of all tensors."""
         return [self.of(tensor) for tensor in tensors]

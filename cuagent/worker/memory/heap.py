@@ -1,6 +1,8 @@
-"""Fix how glibc treats freed memory, because its own thresholds drift with time.
+"""Configure how glibc's malloc reuses and returns memory; its own thresholds change while it runs.
 
-Also release cached GPU memory. Not covered: other C libraries, which are left as they are.
+Also release torch's cached GPU memory.
+
+Not covered: other C libraries, which are left as they are.
 """
 
 from __future__ import annotations
@@ -12,12 +14,16 @@ _M_MMAP_THRESHOLD = -3
 _M_MMAP_MAX = -4
 _M_PERTURB = -6
 LEAST_MAPPED = 4 << 20
-"""Bytes of the smallest tensor whose memory is returned when it is freed. Blocks of
-a comparison are smaller, and new memory for each would take ten times as long as its arithmetic."""
+"""Bytes of the smallest tensor whose memory goes back to the system when it is freed.
+
+The temporary tensors of a comparison are smaller; mapping new memory for each would take ten times
+as long as their arithmetic.
+"""
 MMAPS = 65536
-"""Largest number of mapped allocations, glibc's default."""
+"""Largest number of allocations that malloc makes with mmap: glibc's default."""
 FILLS = (0x01, 0xA5, 0x40, 0xBF)
-"""Bytes for M_PERTURB: freed memory is filled with the byte, `malloc` returns its complement.
+"""Values for M_PERTURB. With value b, freed memory is filled with b, and `malloc` returns memory
+filled with the complement of b.
 
 As fp32 these give -1.7e38, 1.5e16, -1.5 and 3.0 in unused memory, and 2e-38, -3e-16, 3.0 and -1.5
 in freed memory.
@@ -25,10 +31,10 @@ in freed memory.
 
 
 def pin_allocator() -> None:
-    """Fix the thresholds for this process and its children.
+    """Fix malloc's thresholds for mmap and for returning memory, in this process and its children.
 
-    Measured: equal modules with temporaries of 8 MiB differed by a factor of two, because one
-    process returned its heap to the system after every call and took 2048 page faults to get it
+    Measured: equal modules with temporaries of 8 MiB differed by a factor of two in time, because
+    one process returned its heap to the system after every call and took 2048 page faults to get it
     again.
     """
     _set(_M_MMAP_THRESHOLD, 32 << 20)  # the largest that glibc accepts
@@ -36,7 +42,7 @@ def pin_allocator() -> None:
 
 
 def keep_memory() -> None:
-    """Let the oracle reuse freed memory of any size; at most 2 GiB stay idle.
+    """Let this process (the oracle) reuse freed memory of any size; at most 2 GiB stay idle.
 
     Otherwise tensors of 32 MiB and more are mapped anew each time. On 4 million logits in fp64 a
     fifth of the oracle's processor time was page faults.
@@ -45,14 +51,15 @@ def keep_memory() -> None:
 
 
 def return_memory() -> None:
-    """Return the memory of each freed tensor of a large task to the system."""
+    """Return freed memory of tensors from LEAST_MAPPED bytes to the system from now on, for large
+    tasks."""
     _set(_M_MMAP_MAX, MMAPS)
     _set(_M_MMAP_THRESHOLD, LEAST_MAPPED)
     give_back("cpu")
 
 
 def fill(byte: int) -> None:
-    """Let `malloc` fill new and freed memory with `byte`; 0 turns this off.
+    """Let `malloc` fill new and freed memory with patterns of `byte`; 0 turns this off.
 
     Fresh memory of a process is zero, so a kernel that reads unwritten memory would be right by
     luck. `calloc` still returns zeros.
@@ -61,7 +68,7 @@ def fill(byte: int) -> None:
 
 
 def give_back(device: str) -> None:
-    """Return cached memory that is not in use to the system or the GPU."""
+    """Return unused cached memory now: to the system for "cpu", else torch's cache to the GPU."""
     if device != "cpu":
         import torch
 

@@ -1,10 +1,10 @@
-"""Poison and guard the tensors that a candidate allocates uninitialised in torch.
+"""Poison and guard the uninitialised tensors that a candidate allocates with torch.
 
 `torch.empty` usually returns zeros or the last result, so a kernel that skips elements, or writes
-one too many, often looks right. While this mode is active such tensors are filled with a byte and
-placed between guards. It covers the Python calls (`torch.empty`, `empty_like`, `empty_strided`,
-`Tensor.new_empty`), not allocations inside C++, and a candidate can switch it off. It finds bugs;
-the referee does not rely on its result.
+one too many, often looks right. Within an `Allocations` context such tensors are filled with a
+poison byte and placed between guard bands. This covers the Python calls (`torch.empty`,
+`empty_like`, `empty_strided`, `Tensor.new_empty`), not allocations inside C++, and a candidate can
+switch it off. It finds bugs; the referee does not rely on its result.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from cuagent.worker.memory.arena import ALIGNMENT, GUARD
 
 
 class Allocations:
-    """A context that guards allocations. With `poison` None, as in every timed call, it does
-    nothing."""
+    """Context manager that poisons and guards new uninitialised tensors.
+
+    `poison` is the fill byte; with None, as in every timed call, the context does nothing.
+    """
 
     def __init__(self, poison: int | None):
         self._poison = poison
@@ -37,14 +39,17 @@ class Allocations:
             self._mode.__exit__(*error)
 
     def overrun(self) -> bool:
-        """Return True if a guard was overwritten."""
+        """Return True if a guard band was overwritten."""
         # numpy compares: the rule kernels-only refuses torch's operators in this process
         return not all(bool((guard.cpu().numpy() == GUARD).all()) for guard in self._guards)
 
 
 @cache
 def _mode_class() -> Any:
-    """Return the class of modes; one class, because torch.compile compiles again for another."""
+    """Return the TorchFunctionMode that intercepts the allocations.
+
+    It is defined once, because torch.compile compiles again for another class.
+    """
     import torch
     from torch.overrides import TorchFunctionMode
 
@@ -82,7 +87,8 @@ def _plain(tensor: Tensor) -> bool:
 
 
 def _guarded(tensor: Tensor, poison: int, guards: list[Tensor]) -> Tensor:
-    """Return a tensor of the same form, between guards in one larger allocation."""
+    """Return a poisoned tensor of the same form, placed between guard bands in a larger
+    allocation."""
     import torch
 
     size = tensor.untyped_storage().nbytes()
