@@ -24,9 +24,9 @@ SEEDS = (0, 2**32 - 1)
 
 
 class ConfigError(Exception):
-    """A setting that cannot be used.
+    """Error: a setting has an unusable value.
 
-    The text is one line: its name, the reason, the valid values.
+    The message is one line with the setting's name, the reason and the valid values.
     """
 
 
@@ -53,9 +53,10 @@ def configure(default: T, file: Path | None, sets: Sequence[str]) -> T:
 
 
 def overlay(default: T, values: Mapping[str, Any], where: str) -> T:
-    """Return a copy of the dataclass with `values` set, recursively.
+    """Return a copy of the dataclass `default` with the fields in `values` replaced, recursively.
 
-    `where`: prefix of names in errors.
+    `where`: prefix of setting names in error messages. Raises ConfigError for an unknown name or a
+    value of a wrong type.
     """
     hints = typing.get_type_hints(type(default))
     known = {f.name for f in fields(default)}  # type: ignore[arg-type]
@@ -132,7 +133,8 @@ def _hold(good: Callable[[Any], bool], words: str, settings: Any, names: Sequenc
 
 
 def _over(values: Mapping[str, Any], nested: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two nested tables; `nested` wins."""
+    """Return two nested tables merged into one. Where both set the same name, the value of `nested`
+    is used."""
     found = dict(values)
     for name, value in nested.items():
         tables = isinstance(value, Mapping) and isinstance(found.get(name), Mapping)
@@ -141,7 +143,10 @@ def _over(values: Mapping[str, Any], nested: Mapping[str, Any]) -> dict[str, Any
 
 
 def _value(text: str) -> Any:
-    """Parse a value: `none` is None, TOML is parsed, everything else is a string."""
+    """Convert the text after `=` of a `--set` option to a value.
+
+    `none` becomes None, text in TOML syntax is parsed, and any other text stays a string.
+    """
     if text.strip().lower() == "none":
         return None
     try:

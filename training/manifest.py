@@ -67,10 +67,10 @@ def open_manifest(
 
 
 def _read(path: Path) -> Names:
-    """Return the manifest, checked because it may come from a stranger's repository; {} if there is
-    none.
+    """Return the content of the manifest at `path`; {} if the file does not exist.
 
-    Raises ConfigError if `open_manifest` cannot have written the content.
+    Raises ConfigError if the content is not a valid manifest: the folder may come from a stranger's
+    repository.
     """
     if not path.exists():
         return {}
@@ -101,7 +101,8 @@ def finish(out: Path, step: int) -> None:
 
 
 def has_results(out: Path) -> bool:
-    """Return True if the folder has results, which a command with other settings must not touch."""
+    """Return True if the folder already has results: a file of `PRODUCTS`, or a partly played
+    episode file."""
     # The first line of an incomplete file is a header, not an episode.
     played = (p.read_bytes().count(b"\n") > 1 for p in out.glob("episodes/*.incomplete"))
     return any(any(out.glob(product)) for product in PRODUCTS) or any(played)
@@ -126,8 +127,12 @@ def flatten(found: Names, where: str) -> dict[str, Any]:
 
 
 def differences(before: Names, now: Names) -> list[str]:
-    """Return a phrase for each difference, to follow "was made". Settings that only one side has
-    are skipped."""
+    """Return one phrase for each difference between two manifests, such as "with ppo.iterations=40,
+    not 20".
+
+    An error message puts the phrase after "the folder was made". Settings that only one manifest
+    has are skipped.
+    """
     if before["command"] != now["command"]:
         return [f"by train {before['command']}, not train {now['command']}"]
     inputs = [name for name in now["of"] if before["of"].get(name) != now["of"][name]]
@@ -140,5 +145,5 @@ def differences(before: Names, now: Names) -> list[str]:
 
 
 def format_value(value: Any) -> str:
-    """Format a value as `--set` accepts it."""
+    """Return a setting's value as text that `--set` accepts."""
     return "none" if value is None else value if isinstance(value, str) else json.dumps(value)

@@ -1,6 +1,7 @@
-"""Define the settings of all stages of `cuagent train`, and of the episodes that they play.
+"""Define the settings of all stages of `cuagent train`, and of the episodes that the stages play.
 
-Not covered: reading them (`config.py`); the settings of the demonstration (`demo/presets.py`).
+Not covered: reading settings from files (`config.py`); settings of the demonstration
+(`demo/presets.py`).
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class PlayConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """All settings of the stages."""
+    """Settings of all stages of `cuagent train`."""
 
     seed: int = 0
     dtype: Dtype = Dtype.FP32

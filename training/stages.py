@@ -125,7 +125,7 @@ def collect(
 
 
 def report(metrics: Metrics, say: Say) -> Metrics:
-    """Report the mean reward and the share of correct kernels; return the metrics."""
+    """Print the mean reward and the share of correct kernels; return `metrics` unchanged."""
     say(f"reward {metrics['reward']:+.3f}, correct {metrics['correct']:.0%}")
     return metrics
 
@@ -322,10 +322,10 @@ def critic_for_ppo(actor: Any, chat: Chat, critic: Path | None, config: TrainCon
 def resume_step(
     out: Path, say: Say, command: str, of: manifest.Names, settings_used: manifest.Names, steps: int
 ) -> int | None:
-    """Return the step from which a stage resumes (0: start); None if it is finished.
+    """Return the step at which a stage must resume (0: a new stage); None if the stage is finished.
 
-    `of`: fingerprints of the stage's inputs. `steps`: steps of the complete stage. Raises
-    ConfigError.
+    `of`: fingerprints of the stage's inputs. `steps`: number of steps of the complete stage. Raises
+    ConfigError if `out` was made with other inputs or settings, or is beyond `steps`.
     """
     reached = step_of(newest := latest_checkpoint(out))
     before = manifest.open_manifest(out, command, of, settings_used, parallel.rank() == 0)
@@ -354,8 +354,11 @@ def step_of(checkpoint: Path | None) -> int:
 
 
 def settings_in(config: TrainConfig, *names: str) -> dict[str, Any]:
-    """Return the settings in the named tables by full name, except those that set the number of
-    steps."""
+    """Return the settings of the tables `names` by full name, such as `ppo.clip.low`.
+
+    Settings that only set the number of steps are left out: a finished stage may be continued with
+    more steps.
+    """
     known = manifest.fixed_settings(
         config, *("rft.steps", "rft.epochs", "value.steps", "value.epochs", "ppo.iterations")
     )

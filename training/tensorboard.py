@@ -15,7 +15,10 @@ _writers: dict[Path, Any] = {}
 
 
 def open_writer(folder: Path, step: int) -> None:
-    """Start writing under `folder/tensorboard`; hide earlier values from `step` on."""
+    """Open the TensorBoard writer of a folder, in `folder/tensorboard`.
+
+    TensorBoard then hides values that an earlier process wrote for `step` and later steps.
+    """
     if find_spec("tensorboard") is None:
         return
     from torch.utils.tensorboard import SummaryWriter

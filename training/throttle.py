@@ -9,7 +9,8 @@ INTERVAL_S = 30.0
 
 
 class Throttle:
-    """Timer that limits progress lines; call `due` after each step of the work."""
+    """Timer that limits how often progress is printed; the caller asks `due` after each step of its
+    work."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()

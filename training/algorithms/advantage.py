@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 Reduce = Callable[[Tensor], Tensor]
-"""A function that sums a tensor over all processes. With one process it returns its argument."""
+"""Function that returns the sum of a tensor over all processes; with one process, its argument."""
 
 
 @dataclass(frozen=True)
@@ -132,10 +132,10 @@ def advantages_and_returns(
 def naive_advantages(
     values: Tensor, real: Tensor, action: Tensor, rewards: Tensor, lam: float
 ) -> Tensor:
-    """Compute the common but wrong GAE, for the ablation only: every token counts as a step.
+    """Compute GAE with every token as a step, tool output and template tokens included.
 
-    `values`, `real` (True for tokens, False for padding), `action` [B, L]; one row per episode.
-    Returns advantages [B, L].
+    This is a common mistake and serves as an arm of the ablation only. `values`, `real` (True for
+    tokens, False for padding), `action` [B, L]; one row per episode. Returns advantages [B, L].
     """
     everything = real.clone()
     everything[:, 0] = False  # no state precedes the first token

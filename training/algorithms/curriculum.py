@@ -33,10 +33,12 @@ class Curriculum:
     spread: float = 6.0
     """Difference in log odds of success between difficulty 0 (easiest) and 1 (hardest)."""
     known: float = 4.0
-    """Weight of the success expected from a task's difficulty, as a number of played outcomes."""
+    """Weight of the success rate that a task's difficulty predicts, as an equivalent number of
+    played episodes."""
     lowest: float = -1.0
     highest: float = 3.0
-    """Bounds of the reward scale; `highest` is 1 without timing."""
+    """Largest possible reward; `lowest` is the smallest. Rewards are scaled from this range to 0 to
+    1. Without timing the largest reward is 1."""
 
 
 def task_weights(
@@ -45,11 +47,12 @@ def task_weights(
     settings: Curriculum,
     difficulties: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
-    """Return the weight p (1 - p) + floor of each task; p is its estimated success.
+    """Return each task's sampling weight p (1 - p) + floor, where p is the estimated success rate.
 
-    `outcomes` are (task, reward), oldest first. p is the mean reward, scaled to 0 to 1. For a task
-    with a difficulty (0 to 1), the success that it predicts enters the mean as `known` further
-    outcomes. p is 1/2 for a task without outcomes and difficulty.
+    `outcomes` are (task, reward), oldest first. p is the mean reward, scaled to 0 to 1.
+    `difficulties` (0 to 1): a task's difficulty and the policy's ability predict a success rate,
+    which is included in the mean like `known` further outcomes. p is 1/2 for a task without
+    outcomes and without a difficulty.
     """
     seen: dict[str, list[float]] = defaultdict(list)
     for task, reward in outcomes:
@@ -93,8 +96,11 @@ def _expected(level: float, difficulty: float, settings: Curriculum) -> float:
 
 
 def sample_tasks(shares: Mapping[str, float], count: int, seed: int) -> list[str]:
-    """Return `count` tasks, each in proportion to its share; fractions are rounded up or down at
-    random."""
+    """Return `count` tasks drawn by systematic sampling: each task appears in proportion to its
+    share.
+
+    A task whose expected number is 2.3 appears two or three times.
+    """
     rng = random.Random(seed)
     total = sum(shares.values())
     chosen: list[str] = []
@@ -109,7 +115,7 @@ def sample_tasks(shares: Mapping[str, float], count: int, seed: int) -> list[str
 
 
 def append_outcomes(path: Path, iteration: int, episodes: Sequence[Episode]) -> None:
-    """Append a line [iteration, task, reward] for each episode."""
+    """Append a line [iteration, task digest, reward] for each episode to the file of outcomes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as out:
         for e in episodes:

@@ -1,8 +1,9 @@
-"""Compute the objectives: imitation, clipped policy gradient, value regression; pure tensors.
+"""Compute the training objectives from tensors: imitation, clipped policy gradient, value
+regression.
 
-Every loss is a *sum over action tokens divided by a count that the caller gives*: the number of
-action tokens of the global (mini-)batch, over all microbatches and processes. A mean per micro-
-batch or per rank would give tokens of short episodes more weight.
+Every loss is a sum over action tokens divided by `count`, the number of action tokens of the whole
+(mini-)batch over all microbatches and processes. A mean per microbatch or per process would give
+tokens of short episodes more weight.
 Not covered: advantages (`advantage.py`), statistics (`metrics.py`).
 """
 

@@ -65,8 +65,10 @@ def critic_metrics(values: Tensor, returns: Tensor, action: Tensor, row_episode:
 
 
 def ratio_metrics(log_ratio: Tensor, clipped: Tensor) -> Metrics:
-    """Measure how far the policy is from the one that sampled; arguments [N], one entry per action
-    token."""
+    """Return statistics of the change from the sampling policy to the current policy.
+
+    `log_ratio`, `clipped` [N]: one entry per action token (see `PolicyLoss`).
+    """
     ratio = log_ratio.double().exp()
     return {
         "ratio_mean": float(ratio.mean()),
@@ -78,10 +80,10 @@ def ratio_metrics(log_ratio: Tensor, clipped: Tensor) -> Metrics:
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> Metrics:
-    """Summarize a set of episodes.
+    """Return the mean reward and other statistics of a set of episodes.
 
-    `length_clipped` is the share in which a length limit cut a turn or ended the conversation;
-    `step_limited` the share that ran out of turns.
+    `length_clipped`: share of episodes in which a length limit cut a turn or ended the
+    conversation. `step_limited`: share of episodes that ran out of turns.
     """
     n = len(episodes)
     rewards = [e.reward for e in episodes]
@@ -130,7 +132,7 @@ def reward_fall(means: Sequence[Mapping[str, float]]) -> float:
 
 
 def is_cut(episode: Episode) -> bool:
-    """Return True if a token limit cut the episode."""
+    """Return True if a token limit cut a turn of the episode or ended the episode."""
     return episode.stop == Stop.CONTEXT_FULL or episode.figures.get("cut_turns", 0) > 0
 
 
@@ -151,8 +153,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def drop_metrics_from(path: Path, step: int) -> list[Metrics]:
-    """Delete the lines from `step` on, which a resumed run writes again; return the earlier
-    ones."""
+    """Delete the lines of metrics.jsonl for `step` and later steps, which a resumed run writes
+    again.
+
+    Return the remaining lines.
+    """
     if parallel.rank() == 0:
         tensorboard.open_writer(path.parent, step)
     if not path.exists():

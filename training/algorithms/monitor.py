@@ -27,7 +27,10 @@ class Action(StrEnum):
 
 @dataclass(frozen=True)
 class Alarm:
-    """One sign of trouble. A severe one stops or rewinds the run, unless `on_alarm` is `warn`."""
+    """A sign that the training run is collapsing.
+
+    A severe alarm stops the run or rewinds it to a checkpoint, unless `on_alarm` is `warn`.
+    """
 
     name: str
     text: str
@@ -46,8 +49,8 @@ class Limits:
     entropy_fall: float = 0.10
     """Alarm below this ratio to the first iteration's entropy: the policy stops exploring."""
     first_log_ratio: float = 1e-2
-    """Largest |log ratio| before the first update. It must be 0 there; more means a bug, or that
-    sampler and trainer differ."""
+    """Largest |log ratio| of a token before an iteration's first update. The exact value is 0; a
+    larger one means a bug, or different probabilities in sampler and trainer."""
     clip_fraction: float = 0.2
     approx_kl: float = 0.05
     ev_last_quartile: float = 0.0

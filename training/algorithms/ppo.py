@@ -179,9 +179,10 @@ class _PpoRun:
         return last
 
     def _rewind(self, iteration: int, back: int, *, last: bool) -> bool:
-        """Restore the checkpoint before iteration `iteration - back`; return True if the run ends.
+        """Undo iterations: restore the checkpoint from before iteration `iteration - back`.
 
-        The last iteration is undone too, because the caller saves the models.
+        Return True if the run must end now: no rollbacks are left, `on_alarm` is `stop`, or `last`
+        is True.
         """
         healthy = rewind(self.out, iteration - back, self.modules, self.optimizers)
         no_rollbacks_left = self.position["rollbacks"] == self.config.rollbacks
@@ -215,7 +216,7 @@ class _PpoRun:
 def judge(
     iterations: int, evaluate: Collect | None, best: BestWeights, modules: Modules, say: Say
 ) -> Metrics:
-    """Play the held-out tasks, keep the weights if they are the best so far, and return the
+    """Play the held-out tasks, save the weights if their reward is the best so far, and return the
     metrics.
 
     `iterations` is the number of finished iterations. Without `evaluate` nothing is played, and the
@@ -259,7 +260,8 @@ def iterate(
     reference: Any | None = None,
     guard: DeviceGuard = nullcontext,
 ) -> Metrics:
-    """Collect episodes and update both models; return the metrics."""
+    """Run one PPO iteration: collect episodes and update actor and critic. Return the iteration's
+    metrics."""
     clock = time.perf_counter()
     actor.eval()
     episodes = collect(iteration)

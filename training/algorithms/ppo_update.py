@@ -45,19 +45,21 @@ class PpoConfig:
 
     iterations: int = 150
     minibatches: int = 1
-    """Updates for each batch of episodes; the paper makes one."""
+    """Number of updates for each batch of episodes and epoch; the paper makes one."""
     epochs: int = 1
     actor: AdamW = field(default_factory=lambda: AdamW(lr=3e-6))
     critic: AdamW = field(default_factory=lambda: AdamW(lr=6e-6))
     clip: Clip = field(default_factory=Clip)
     value_clip: float | None = None
     lam_actor: float | None = 0.95
-    """None: length-adaptive, 1 - 1 / (alpha * action tokens)."""
+    """Lambda of the actor's GAE; None: 1 - 1 / (`alpha` * number of action tokens), for each
+    episode."""
     lam_critic: float = 0.95
     alpha: float = 0.05
     reward: Reward = Reward.MILESTONE
     naive_gae: bool = False
-    """True to count tool tokens as steps too; for the ablation only."""
+    """True to compute GAE with tool output as steps too (`naive_advantages`); for the ablation
+    only."""
     importance_cap: float | None = 2.0
     """Largest importance weight between sampler and trainer (`truncated_weights`). None uses no
     weights: sampler and trainer must agree."""
@@ -96,7 +98,8 @@ def update(
     iteration: int,
     reference: Any | None = None,
 ) -> Metrics:
-    """Make `epochs * minibatches` updates of both models from one batch of episodes."""
+    """Make `epochs * minibatches` updates of actor and critic from one batch of episodes; return
+    the metrics."""
     budget = config.tokens_per_microbatch
     batch = collate(episodes)
     # The denominator of PPO's ratio is what the *trainer* computes before the update, so the ratio

@@ -28,7 +28,7 @@ def max_reward(timed: bool) -> float:
 
 
 def with_reward(episodes: Sequence[Episode], reward: Reward) -> list[Episode]:
-    """Return the episodes with the chosen reward."""
+    """Return the episodes with their rewards replaced by rewards of the kind `reward`."""
     if reward is Reward.MILESTONE:
         return list(episodes)
     return [replace(e, reward=ratio(e)) for e in episodes]

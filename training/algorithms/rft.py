@@ -46,12 +46,12 @@ class RftConfig:
     evaluate_every: int | None = None
     """Steps between two evaluations on the held-out tasks; None evaluates after each epoch."""
     stop_after: int | None = None
-    """Stop after this step, like an interruption; for tests of resuming."""
+    """Step after which training stops as if interrupted; used by tests of resuming."""
     epochs: float = 3.0
     """Passes over the episodes."""
     patience: int | None = 2
-    """Training stops after this many evaluations without a lower held-out loss; None: it never
-    does."""
+    """Number of evaluations without a lower held-out loss after which training stops; None: no
+    early stop."""
 
     def __post_init__(self) -> None:
         at_least(0, self, "steps")
@@ -114,12 +114,13 @@ def rft(
 
 
 def steps_per_epoch(config: RftConfig, episodes: int) -> int:
-    """Return the number of full batches that the episodes make; at least 1."""
+    """Return the number of full batches in one pass over `episodes` episodes; at least 1."""
     return max(1, episodes // config.episodes_per_batch)
 
 
 def steps_of(config: RftConfig, episodes: int) -> int:
-    """Return the number of updates that the settings ask for, given the number of episodes."""
+    """Return the total number of updates for a data set of `episodes` episodes, from `steps` or
+    `epochs`."""
     if config.steps is not None:
         return config.steps
     return max(1, round(config.epochs * steps_per_epoch(config, episodes)))
@@ -132,7 +133,8 @@ def rft_step(
     config: RftConfig,
     step: int,
 ) -> Metrics:
-    """Make one update from one batch of episodes; return its metrics."""
+    """Make one imitation update from one batch of episodes; return the loss, the gradient norm and
+    the number of action tokens."""
     batch = collate(episodes)
     count = batch.action_tokens
     losses = []
@@ -146,7 +148,8 @@ def rft_step(
 
 
 def imitation(actor: Any, episodes: Sequence[Episode], budget: int) -> float:
-    """Return the mean negative log-likelihood per sampled token, in nats.
+    """Return the mean negative log-likelihood of the sampled tokens under `actor`, in nats per
+    token.
 
     `budget`: tokens per forward pass.
     """

@@ -54,7 +54,7 @@ class ValueConfig:
     save_every: int = 100
     evaluate_every: int = 50
     stop_after: int | None = None
-    """Stop after this step, like an interruption; for tests of resuming."""
+    """Step after which training stops as if interrupted; used by tests of resuming."""
     epochs: float = 4.0
     """Passes over the episodes."""
 
@@ -118,7 +118,8 @@ def pretrain_value(
 
 
 def value_steps_of(config: ValueConfig, episodes: int) -> int:
-    """Return the number of updates that the settings ask for, given the number of episodes."""
+    """Return the total number of updates for a data set of `episodes` episodes, from `steps` or
+    `epochs`."""
     if config.steps is not None:
         return config.steps
     return max(1, round(config.epochs * max(1, episodes // config.episodes_per_batch)))

@@ -33,7 +33,7 @@ class Batch:
     """[N] int64: positions of the N action tokens in the flattened [B * L]. They are computed on
     the CPU in advance: computing them on the GPU would make the host wait for all queued work."""
     logprobs: Tensor
-    """[B, L] float: the sampler's log-probabilities; zero where it gave none."""
+    """[B, L] float: log-probabilities from the sampler; zero where the sampler returned none."""
     row_episode: Tensor
     """[B] int64: index of each row's episode; never decreasing."""
     rewards: Tensor
@@ -134,10 +134,11 @@ def packed_microbatches(lengths: Tensor, budget: int) -> list[Tensor]:
 
 
 def take(batch: Batch, rows: Tensor, width: int | None = None, packs: bool = False) -> Batch:
-    """Return a batch of some rows, cut to `width` tokens (None: their longest).
+    """Return a batch of the given rows, cut to `width` tokens (None: the length of the longest
+    row).
 
-    `packs`: also pack them.
-    `row_episode` and `rewards` still refer to all episodes.
+    `packs`: also store the rows in packed form. `row_episode` and `rewards` still refer to all
+    episodes.
     """
     width = width or int(batch.real[rows].sum(1).max())
     ids, real = batch.ids[rows, :width], batch.real[rows, :width]
@@ -156,10 +157,11 @@ def take(batch: Batch, rows: Tensor, width: int | None = None, packs: bool = Fal
 
 
 def batch_order(n: int, size: int, seed: int, step: int) -> list[int]:
-    """Return which of `n` items form batch number `step`, `size` items (or `n` if that is less).
+    """Return the indices (below `n`) of the items in batch number `step`; a batch has min(size, n)
+    items.
 
     Each epoch is one permutation, cut into batches; the remainder of an epoch is skipped. The
-    result depends on the arguments alone, so resuming needs no state.
+    result depends on the arguments alone, so a resumed run needs no saved state.
     """
     size = min(size, n)
     epoch, at = divmod(step, n // size)

@@ -172,7 +172,7 @@ def write_parquet(episodes: Sequence[Episode], out: Path) -> int:
 
 
 def function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool of a run log in OpenAI's format for functions."""
+    """Convert a tool specification of a run log to OpenAI's function format."""
     return {
         "name": tool["name"],
         "description": tool["description"],
@@ -181,7 +181,8 @@ def function(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def end_of(folder: RunFolder, records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the `end` record. Raises RecordError if the run has not ended."""
+    """Return the run's final log record, of type `end`. Raises RecordError if the run has not
+    ended."""
     end = end_record(records)
     if end is None:
         raise RecordError(f"run {folder.id} has not ended; export it after it ends")

@@ -37,7 +37,8 @@ class Loaded:
 
 
 class UnusableRun(Exception):
-    """A run that cannot become an episode; the text is a short reason that can be counted."""
+    """Error: a run cannot become a training episode. The message is a short reason, by which such
+    runs are counted."""
 
 
 def load_runs(root: Path, chat: Chat) -> Loaded:
@@ -105,10 +106,10 @@ def why_it_ended(end: Record) -> str:
 
 
 def native_segments(run: str, traces: Sequence[Record]) -> tuple[Segment, ...]:
-    """Return the segments of a run whose calls recorded token ids.
+    """Return the token segments of a run whose model calls recorded their token ids.
 
-    If the prompt of a call extends all earlier ids, the call continues the same context. Any other
-    prompt (after a compaction or an undone step) opens a new context, as a segment without loss.
+    If a call's prompt begins with all earlier ids, the call continues the same context window. Any
+    other prompt (after a compaction or an undone step) begins a new window.
     """
     found: list[Segment] = []
     stream: tuple[int, ...] = ()
@@ -166,7 +167,7 @@ def arguments_fit(call: Any, schemas: Mapping[str, Mapping[str, Any]]) -> bool:
 def figures_of(
     records: Sequence[Record], traces: Sequence[Record], end: Record
 ) -> dict[str, float]:
-    """Return counts, seconds and speedups of a run, for reports."""
+    """Return counts, seconds and speedups of a run by name, for `Episode.figures`."""
     found = {
         "cut_turns": float(sum(r["finish"] == Finish.LENGTH for r in traces)),
         "attempts": float(sum(r["type"] == "attempt" for r in records)),

@@ -26,8 +26,8 @@ Say = Callable[[str], None]
 
 
 def episodes_of(sources: Sequence[Path], chat: Chat, say: Say) -> list[Episode]:
-    """Load episodes from JSONL files and folders of runs; tell `say` how many runs were skipped and
-    why."""
+    """Load the episodes of JSONL files and of folders of runs; report skipped runs and reasons
+    through `say`."""
     found: list[Episode] = []
     for source in sources:
         if not source.exists():

@@ -39,8 +39,8 @@ def windows_of(records: Sequence[dict[str, Any]]) -> list[Window]:
 
 
 def unique_messages(windows: Sequence[Window]) -> Window:
-    """Return the messages of all windows in order; those that windows share (the opening) appear
-    once."""
+    """Return the messages of all windows in order, without repeating messages that several windows
+    share."""
     once = {r["id"]: r for window in windows for r in window}
     return list(once.values())
 

@@ -24,14 +24,14 @@ from cuagent.training.judging.pool_server import PoolClient
 
 @dataclass(frozen=True)
 class Audit:
-    """Result of judging again: counts of distinct accepted kernels, and mean figures of all
-    episodes."""
+    """Result of judging an evaluation's kernels again: counts of distinct accepted kernels, and
+    means over all episodes."""
 
     kernels: int
     accepted: int
-    """Kernels that the strict verdict accepted again."""
+    """Number of kernels that the strict verdict accepted again."""
     reasons: Mapping[str, int]
-    """Number of kernels that are refused now, by reason."""
+    """Number of kernels that the new verdict rejected, by reason."""
     reward_before: float
     """Mean reward over all episodes, including those without a kernel."""
     reward_again: float

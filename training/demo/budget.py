@@ -1,8 +1,8 @@
-"""Track the wall time of a demonstration's stages, and predict the time that follows PPO.
+"""Track the wall time of a demonstration's stages, and predict the time of the stages after PPO.
 
 A run with a time limit must leave enough time for the stages after PPO, because an unfinished arm
-is lost. The prediction takes the times of similar stages: for an evaluation the last one's, for
-further RFT those of RFT and PPO.
+is lost. An evaluation is predicted to take as long as the last one. Further RFT is predicted from
+the times of RFT and PPO.
 Invariant: a stage's seconds add up over resumed runs (`seconds.json`). Only the time between the
 last write and a kill is lost.
 """
@@ -28,7 +28,7 @@ repeat its kernels more, so more of them are in the judgement cache."""
 
 @dataclass
 class Budget:
-    """The clock of one seed: time spent by stage, and the time limit `end` (by time.time(); None:
+    """Wall time of one seed: seconds by stage, and the time limit `end` (a time.time() value; None:
     no limit)."""
 
     out: Path
@@ -36,7 +36,7 @@ class Budget:
     spent: dict[str, float] = field(default_factory=dict)
     """Seconds by stage."""
     started: dict[str, float] = field(default_factory=dict)
-    """Start, by time.time(), of each stage that is running."""
+    """Start of each running stage, as a time.time() value."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __post_init__(self) -> None:

@@ -67,12 +67,12 @@ Say = Callable[[str], None]
 TOOLS = (write.TOOL, verify.TOOL, submit.TOOL)
 
 IMITATED_SHARE = 0.5
-"""Expected share of its episodes that further RFT imitates; the others are duplicates or wrong. For
-predictions of time only."""
+"""Expected share of its played episodes that further RFT imitates; the others are duplicates or
+wrong. Used to predict times only."""
 
 WHOLE_EPISODE_SHARE = 0.25
-"""Share of whole episodes in the base policy's data; the rest are first turns. Whole episodes are
-few, so they are repeated."""
+"""Share of whole episodes in the base policy's training data; the rest are first turns. Whole
+episodes are repeated to reach this share."""
 
 
 @dataclass
@@ -138,8 +138,8 @@ class Demo:
         return results
 
     def run_ppo_stage(self, train: Sequence[Task], chat: Chat, actor: Any, critic: Any) -> Any:
-        """Return the actor after PPO. Episodes are sampled from the actor in training, so PPO is
-        on-policy."""
+        """Train the actor by PPO and return it. The episodes are sampled from the actor in training
+        (on-policy)."""
         c, folder = self.config, self.out / "ppo"
         if not (folder / "model").exists():
             initial = load_actor(self.out / "rft" / "model") if c.ppo.kl_weight else None
@@ -263,10 +263,11 @@ class Demo:
         of: int | None = None,
         fastest: int | None = None,
     ) -> None:
-        """Filter `episodes` and train `actor` on the rest by RFT, for the configured steps.
+        """Filter `episodes` and train `actor` on the kept ones by RFT.
 
-        With `of`, the configured steps are meant for `of` episodes, and are scaled to the number of
-        episodes that pass. `fastest` replaces `filters.fastest`, unless it is None.
+        `of`: number of episodes for which the configured number of steps is meant; the steps are
+        scaled to the number of kept episodes. None: not scaled. `fastest`: replaces
+        `filters.fastest`, unless None.
         """
         filters = self.config.filters
         if fastest is not None:
@@ -329,8 +330,11 @@ class Demo:
         return replace(config, seed=self.config.seed)
 
     def actor(self, name: str, chat: Chat, before: Any, work: Callable[[Any, Path], None]) -> Any:
-        """Return the actor after stage `name`: loaded if the stage is done, else trained by `work`
-        from `before` (None: from random weights) and saved."""
+        """Return the actor after stage `name`.
+
+        A finished stage's actor is loaded. Otherwise `work` trains `before` (None: a model with
+        random weights) in place, and the result is saved.
+        """
         folder = self.out / name
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "model").exists():
@@ -359,8 +363,8 @@ class Demo:
     def collector(
         self, tasks: Sequence[Task], chat: Chat, actor: Any, out: Path, episodes: int, part: int
     ) -> Collector:
-        """Return a collector of the actor's episodes on `tasks`; each `part` number gives other
-        sampling seeds."""
+        """Return a `Collector` of the actor's episodes on `tasks`. Each `part` number leads to
+        other sampling seeds."""
         engine = LocalEngine(actor.eval(), chat.end, guard=self.device_guard)
         seed = self.config.seed * 100 + part
         return Collector(

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Op:
-    """One operator: a line of Python on x, the same in C on a row r, and plausible but wrong C."""
+    """One operator of a task: a line of Python on the tensor x, equivalent C on a row r, and
+    plausible but wrong C."""
 
     torch: str
     c: str
@@ -35,7 +36,8 @@ class Op:
 
 
 def pointwise(torch: str, c: str, wrong: str) -> Op:
-    """Return an operator from C statements (right and wrong) on one element v of a row."""
+    """Return a pointwise operator. `c`, `wrong`: right and wrong C statements on one element v of a
+    row."""
     return Op(torch, f"for (auto& v : r) {c}", f"for (auto& v : r) {wrong}")
 
 
@@ -132,7 +134,7 @@ def draw_chain(length: int, rng: random.Random) -> Chain:
 
 
 def insert_product(ops: Sequence[Op], at: int) -> Chain:
-    """Insert the product before the operator at `at`."""
+    """Return the operators with the matrix product inserted before index `at`."""
     return (*ops[:at], PRODUCT, *ops[at:])
 
 
@@ -184,8 +186,8 @@ def chain_of(task: Task) -> Chain:
 
 
 def opening(task: Task) -> list[Message]:
-    """Return a short first message, for a model of a few million parameters: device and
-    operators."""
+    """Return a short first message for a model of a few million parameters: the device and the
+    task's operators."""
     return opening_of(task.device, chain_of(task))
 
 

@@ -84,8 +84,8 @@ class DemoConfig:
     demonstrations: int = 96
     """Number of complete episodes that the teacher plays; each is judged."""
     shown: int = 0
-    """Number of training tasks that the teacher plays; 0: all. The others can be opened while the
-    base policy trains."""
+    """Number of training tasks for which the teacher plays episodes; 0: all. The judges can open
+    the other tasks while the base policy trains."""
     base: RftConfig = field(
         default_factory=lambda: RftConfig(
             1500, 16, AdamW(lr=4e-3, warmup=30, last=1500), evaluate_every=300, save_every=500
@@ -112,13 +112,14 @@ class DemoConfig:
         )
     )
     more_fastest: int | None = 4
-    """Number of episodes of each task that further RFT imitates: the fastest by measured speedup.
-    None: the number in `filters`."""
+    """Number of episodes of each task that further RFT imitates, those with the largest speedup.
+    None: `filters.fastest`."""
     more_rounds: int = 0
-    """Number of rounds of further RFT, the arm that PPO is compared with; 0: no such arm. It starts
-    from the same policy and plays as many episodes as value pretraining and PPO together."""
+    """Number of rounds of further RFT, the arm that PPO is compared with; 0: no such arm. The arm
+    starts from the same policy as PPO and plays as many episodes as value pretraining and PPO
+    together."""
     evaluation_episodes: int = 8
-    """Number of episodes for each held-out task, after each stage."""
+    """Number of episodes played on each held-out task after each stage."""
     audited: bool = True
     """True to judge the kernels of PPO's evaluation again, without the cache; used with several
     seeds only."""
@@ -186,11 +187,11 @@ def for_host(config: DemoConfig) -> DemoConfig:
 
 
 def for_cuda(config: DemoConfig) -> DemoConfig:
-    """Return settings for CUDA kernels.
+    """Return settings for CUDA kernels on one GPU that both trains the decoder and times the
+    kernels, never at the same time.
 
-    The decoder of `for_host` trains on the GPU that times them, but never while it times.
-    There are fewer tasks, because verdicts take longer: CUDA contexts are created one after the
-    other, more slowly the more exist.
+    The decoder is that of `for_host`. There are fewer tasks, because verdicts take longer: CUDA
+    contexts are created one after the other, more slowly the more exist.
     """
     host = for_host(config)
     return replace(

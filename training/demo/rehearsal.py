@@ -1,10 +1,11 @@
 """Judge the gym's kernels by a rule on their text, without compiling or running them.
 
-With `rehearsal=true` settings and all stages can be tried in minutes and under any load. A kernel
-is right if its text is the chain, line by line, in one of the teacher's forms. A right kernel
-counts as fast if it has one pass over the rows, no `volatile` and no `schedule(dynamic)`; measured
-kernels of this form were the fastest. Not covered: CUDA. The figures are not results.
-Invariant: it answers with the types of `JudgePool`, and always the same for the same text.
+With the setting `rehearsal=true` all stages can be tried in minutes on a busy machine. A kernel is
+right if its text is the chain, line by line, in one of the teacher's forms. A right kernel counts
+as fast if it has one pass over the rows, no `volatile` and no `schedule(dynamic)`; measured kernels
+of this form were the fastest. The timings are invented, so the figures are not results.
+Not covered: CUDA kernels.
+Invariant: the judge returns the types of `JudgePool`, and the same judgement for the same text.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from cuagent.measure.rungs import Ladder
 
 EAGER, COMPILE = 1.2e-5, 1e-5
-"""Invented seconds of the baselines."""
+"""Invented times of the baselines eager and torch.compile, in seconds."""
 
 
 class Rehearsal:
@@ -72,19 +73,19 @@ class Rehearsal:
         return self._judgements[key]
 
     def judge_uncached(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
-        """Judge by the rule again."""
+        """Judge by the rule, without the cache; `effort` is ignored."""
         return judge_by_rule(task, attempt)
 
     def profile(self, task: Task, attempt: Attempt | None, counters: bool = False) -> Profile:
-        """Raise PoolError."""
+        """Raise PoolError: no kernel runs, so there is no profile."""
         raise PoolError("rehearsal=true runs no kernels, so there is no profile")
 
     def measure_ladder(self, task: Task, whole: bool = False) -> Ladder:
-        """Raise PoolError."""
+        """Raise PoolError: no baseline runs, so there is no ladder."""
         raise PoolError("rehearsal=true runs no kernels, so there is no ladder")
 
     def describe_cost(self) -> str:
-        """Describe the judge as text."""
+        """Return a line of text that describes this judge."""
         return "rehearsal: kernels are judged by a rule on their text and never run"
 
 

@@ -1,9 +1,9 @@
 """Write demonstrations for the gym's tasks: mediocre kernels with mistakes, chosen without timing.
 
-The base policy imitates them. The teacher picks loop, type and launch at random, mostly slow ones,
-and errs at known rates. So the policy can still learn from verdicts. Its episodes go through the
-agent's tools and are judged. First turns can also be created without judging (`first_turn`), since
-their text contains no verdict.
+The base policy imitates these demonstrations. The teacher chooses loop, number type and launch at
+random, mostly slow ones, and makes mistakes at known rates, so the policy can still improve by
+learning from verdicts. The teacher's episodes use the agent's tools and are judged. `first_turn`
+creates a first turn without judging, since its text contains no verdict.
 Not covered: optimization, which is the task of `cuagent.expert`.
 """
 
@@ -85,7 +85,8 @@ extern "C" __global__ void f(float* y, const float* x, const float* w, int n) {{
 Choices = tuple[tuple[str, float], ...]
 """Alternative texts with the probability of each."""
 LOOPS: Choices = ((CPU_ROWS, 0.4), (CPU_ELEMENTS, 0.6))
-"""Loops over rows, or over outputs (each row is then computed four times)."""
+"""Loop forms with their probabilities: over rows, or over outputs (which computes each row four
+times)."""
 TYPES: Choices = (("float", 0.35), ("double", 0.15), ("volatile float", 0.5))
 PRAGMAS: Choices = (
     ("", 0.2),
@@ -102,13 +103,13 @@ class ErrorRates:
     """Probabilities of the teacher's mistakes."""
 
     wrong_line: float = 0.06
-    """Probability of a wrong line, for each operator."""
+    """Probability that one operator is written as its wrong form."""
     missing_line: float = 0.1
     wrong_bound: float = 0.1
     syntax: float = 0.08
     wrong_tool: float = 0.05
     gives_up: float = 0.3
-    """Probability to submit after a rejection, instead of correcting the kernel."""
+    """Probability that the teacher submits a rejected kernel, instead of correcting it."""
 
 
 class Teacher:

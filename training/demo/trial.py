@@ -50,8 +50,8 @@ from cuagent.training.manifest import fixed_settings, open_manifest
 from cuagent.training.report import write_report, write_seeds_report
 
 BEST_OF = 8
-"""Largest k of the figure "best of k episodes"; k is lower if a task has fewer evaluation
-episodes."""
+"""Largest k of the figure "best reward of k episodes". A task with fewer evaluation episodes uses
+their number."""
 ARMS = ("base", "rft", "ppo", "more")
 POLL_S = 20.0
 """Seconds between two updates of the comparison."""
@@ -136,10 +136,11 @@ def train_seeds(
     say: Say,
     write_summary: WriteSummary,
 ) -> None:
-    """Train each (config, folder) of `arms` in a process of its own, in parallel; call
+    """Train each (settings, folder) of `arms` in a process of its own, in parallel; call
     `write_summary` regularly.
 
-    Raises RecordError if one failed.
+    `places`: devices and locks, assigned to the processes in turn. Raises RecordError if a process
+    failed.
     """
     context = multiprocessing.get_context("spawn")
     names = ", ".join(seed_name(folder, shared) for _, folder in arms)
@@ -161,7 +162,8 @@ def train_seeds(
 
 
 def seed_name(folder: Path, shared: Path) -> str:
-    """Return the name of a seed's folder relative to `shared`, which includes the arm."""
+    """Return the path of a seed's folder relative to `shared`, such as `no-rft/seed-3`, as the
+    seed's name."""
     return str(folder.relative_to(shared))
 
 
@@ -179,7 +181,8 @@ def opened_in_background(tasks: Sequence[Task], pool: JudgePool | Rehearsal) -> 
 
 
 def run_seed(address: str, config: DemoConfig, place: Place, shared: Path, out: Path) -> None:
-    """Train one seed of `config` in the folder `out`; the main function of its process."""
+    """Train one seed with settings `config` in the folder `out`. This is the main function of a
+    child process."""
     import torch
 
     exit_with_parent()
@@ -278,14 +281,15 @@ def count_episodes(folder: Path, *parts: str) -> int:
 
 
 def seconds_of(folder: Path) -> dict[str, float]:
-    """Return the seconds of each stage of a folder so far."""
+    """Return the wall time in seconds that each stage of a seed's folder has taken so far."""
     path = folder / SECONDS
     found: dict[str, float] = json.loads(path.read_text("utf-8")) if path.exists() else {}
     return found
 
 
 def over_seeds(figures: dict[str, dict[int, dict[str, float]]]) -> dict[str, Any]:
-    """Return each arm's mean over tasks, for each finished seed, and their mean over seeds.
+    """Return for each arm: the mean over tasks of each finished seed, and the mean of these over
+    seeds.
 
     `figures`: by arm, then seed, then task.
     """

@@ -50,13 +50,15 @@ def gae(
 
 
 def lam_actor(lam: float) -> float | None:
-    """Return the actor's lambda (None: length-adaptive); `lam` is the critic's, the default."""
+    """Return the lambda of the actor's GAE; None: length-adaptive. `lam`: the critic's lambda, used
+    if `CUAGENT_LAM_ACTOR` is unset."""
     setting = os.environ.get(LAM_ACTOR, "")
     return None if setting == "adaptive" else float(setting or lam)
 
 
 def install() -> None:
-    """Replace verl's function by `gae`. Raises RuntimeError if verl's takes other arguments."""
+    """Replace verl's advantage function by `gae`. Raises RuntimeError if verl's function has other
+    parameters."""
     from verl.trainer.ppo import core_algos
 
     parameters = list(inspect.signature(core_algos.compute_gae_advantage_return).parameters)

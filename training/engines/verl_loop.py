@@ -43,8 +43,8 @@ def shared_pool(actors: int, timed: bool, gpus: bool) -> RayPool:
 
 
 class CuagentLoop(AgentLoopBase):
-    """An agent loop of verl that plays one episode; keyword arguments are the fields of
-    agent_loop.yaml."""
+    """Agent loop of verl that plays one episode with cuagent's tools. The keyword arguments are the
+    fields of agent_loop.yaml."""
 
     def __init__(
         self,
@@ -64,7 +64,8 @@ class CuagentLoop(AgentLoopBase):
         self.pool = shared_pool(actors, timed, self.device is Device.CUDA)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
-        """Play the episode; return one output per context window. The last one has the reward."""
+        """Play one episode; return one output per context window. The last window's output has the
+        reward."""
         home, name = asyncio.get_running_loop(), uuid4().hex
 
         def ask(request: Request) -> Sampled:
@@ -86,9 +87,10 @@ class CuagentLoop(AgentLoopBase):
         ]
 
     async def _sample(self, request: Request, params: dict[str, Any], name: str) -> Sampled:
-        """Return the server's answer.
+        """Return the tokens that verl's server sampled for a request.
 
-        The temperature is verl's (`params`), which differs for validation.
+        `params`: verl's sampling parameters; the temperature is theirs, because it differs for
+        validation.
         """
         out = await self.server_manager.generate(
             request_id=name,

@@ -44,14 +44,15 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class PoolError(ForkServerError):
-    """A failure of a judging process, or a task that cannot be opened. The text is one line.
+    """Error: a judging process failed, or a task cannot be opened. The message is one line.
 
     The agent treats it as a lost judge: the episode gets no reward.
     """
 
 
 class JudgeProcess:
-    """Handle of one judging process for one device; its requests wait for each other."""
+    """Handle of a judging process, which serves one device. Concurrent requests wait for each
+    other."""
 
     def __init__(
         self,
@@ -84,15 +85,19 @@ class JudgeProcess:
         self._ask("open", tasks, timed)
 
     def judge(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
-        """Judge an attempt; `effort` None skips timing. Raises PoolError."""
+        """Judge an attempt in the judging process; `effort` None skips timing. Raises PoolError."""
         return self._ask("judge", task, attempt, effort)
 
     def profile(self, task: Task, attempt: Attempt | None, counters: bool) -> Profile:
-        """Profile an attempt, or the reference if None. Raises ProfileError, PoolError."""
+        """Profile an attempt, or the reference if `attempt` is None. Raises ProfileError,
+        PoolError."""
         return self._ask("profile", task, attempt, counters)
 
     def measure_ladder(self, task: Task, whole: bool) -> Ladder:
-        """Return the ladder of a task; it is measured once. Raises PoolError."""
+        """Return the ladder of a task; it is measured at the first request only. Raises PoolError.
+
+        `whole`: also measure the rungs that are postponed otherwise.
+        """
         return self._ask("measure_ladder", task, whole)
 
     def _ask(self, *question: Any) -> Any:
@@ -117,8 +122,8 @@ class JudgeProcess:
 
 
 class JudgeCache:
-    """Cache of open judges by task; it closes the least recently used one when there are too
-    many."""
+    """Cache of open judges by task; the least recently used judge is closed when there are more
+    than `max_open`."""
 
     def __init__(
         self,
@@ -139,7 +144,7 @@ class JudgeCache:
 
     @cached_property
     def max_open(self) -> int:
-        """Largest number of tasks that may be open."""
+        """Largest number of tasks that may be open at the same time."""
         if self.sharing_gpu is None:
             return MAX_OPEN_TASKS
         with self.device_lock.shared():  # a driver call could disturb a timing
@@ -164,11 +169,11 @@ class JudgeCache:
         return self._get(task).profile(attempt, counters=counters)
 
     def measure_ladder(self, task: Task, whole: bool) -> Ladder:
-        """Return the ladder of a task, measured once.
+        """Return the ladder of a task; it is measured at the first request only.
 
-        The judge does not keep it: later attempts must be timed against the same baselines, whether
-        or not an episode asked for the ladder. `whole`: also measure the rungs that were left for
-        later.
+        `whole`: also measure the rungs that were postponed. The ladder is not passed to the task's
+        judge: later attempts must be timed against the same baselines, whether or not an episode
+        asked for the ladder.
         """
         known = self._ladders.get(task.digest)
         if known is None or (whole and known.later):
@@ -180,7 +185,7 @@ class JudgeCache:
         return known
 
     def open(self, tasks: Sequence[Task], timed: bool) -> None:
-        """Open tasks in parallel, up to `max_open`; most of the time goes to compilers."""
+        """Open tasks in parallel, up to `max_open`. Compilation takes most of the time."""
         room = max(0, self.max_open - len(self._judges))
         tasks = [task for task in tasks if task.digest not in self._judges][:room]
         if tasks:
@@ -198,9 +203,9 @@ class JudgeCache:
             self._fork_server.close()
 
     def _live_fork_server(self) -> ForkServer:
-        """Return a live fork server for new judges.
+        """Return a live fork server for new judges; start one if there is none or it died.
 
-        Open judges replace their own dead one themselves.
+        Judges that are already open replace a dead fork server themselves.
         """
         if self._fork_server is None or not self._fork_server.alive:
             if self._fork_server is not None:
@@ -257,7 +262,7 @@ class JudgeCache:
 
 
 def missing_baseline(found: Judgement) -> bool:
-    """Return True if an accepted attempt was timed, but a baseline failed."""
+    """Return True if an accepted attempt was timed, but a baseline failed in this timing."""
     timing = found.timing
     if timing is None or not found.verdict.accepted:
         return False
@@ -265,8 +270,7 @@ def missing_baseline(found: Judgement) -> bool:
 
 
 def gpu_memory(index: int = 0) -> int | None:
-    """Return the total memory of a GPU in bytes; None if there is no such GPU (an error follows
-    when a task is opened)."""
+    """Return the total memory of a GPU in bytes; None if there is no such GPU."""
     import torch
 
     try:
@@ -335,7 +339,7 @@ def visible_device(gpu: int) -> str:
 
 
 def exit_with_parent() -> None:
-    """Make this process, and so its judges, exit as soon as its parent is gone, even if it was
+    """Make this process exit as soon as its parent process has ended, even if the parent was
     killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None

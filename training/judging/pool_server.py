@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 SERVED = ("judge", "judge_uncached", "profile", "measure_ladder")
-"""Methods of the pool that clients may call."""
+"""Names of the pool's methods that clients may call."""
 
 
 class _ClientManager(BaseManager):
-    """Client side of the connection: the methods of `pool` run in the serving process."""
+    """Connection of a client; methods of its object `pool` run in the serving process."""
 
 
 _ClientManager.register("pool")
@@ -64,7 +64,7 @@ def _serve(server: Any) -> None:
 
 
 class PoolClient(RemotePool):
-    """Client of a `JudgePool` in another process."""
+    """A `Pool` that forwards its requests to a `JudgePool` in another process of this machine."""
 
     def __init__(self, address: str) -> None:
         super().__init__()
@@ -77,5 +77,5 @@ class PoolClient(RemotePool):
         return getattr(self._pool, method)(task, *arguments)
 
     def judge_uncached(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
-        """Judge in the serving process without its cache."""
+        """Judge an attempt in the serving process, without the cache."""
         return cast("Judgement", self.ask("judge_uncached", task, attempt, effort))

@@ -1,4 +1,5 @@
-"""Load a policy from a Hugging Face folder, check episodes against it, prepare it, and save it.
+"""Load a policy from a Hugging Face folder, check episodes against its limits, prepare it for
+training, and save it.
 
 Not covered: creating models (`model.py`); checkpoints for resuming (`checkpoint.py`).
 """
@@ -99,10 +100,8 @@ def save_served(actor: Any, folder: Path, chat: Chat) -> None:
 
 
 def save_final(model: Any, folder: Path, chat: Chat | None = None) -> None:
-    """Save a finished model, with its adapter merged in, atomically.
-
-    The adapter is also saved next to it.
-    """
+    """Save a finished model atomically, with its adapter merged into the weights; save the adapter
+    next to it."""
     first = parallel.rank() == 0
     plain = merged(model, adapter_folder(folder))
     with atomic_folder(folder) if first else nullcontext(folder) as partial:
@@ -113,9 +112,9 @@ def save_final(model: Any, folder: Path, chat: Chat | None = None) -> None:
 
 
 def digest_of_model(model: Any) -> str:
-    """Return a hash of the first 256 numbers of each tensor.
+    """Return a hash (16 hex digits) of the first 256 numbers of each weight tensor.
 
-    This suffices, because training changes them.
+    These numbers suffice to distinguish models, because training changes them.
     """
     return digest_of(
         name.encode() + tensor.flatten()[:256].float().numpy().tobytes()

@@ -30,7 +30,7 @@ class Lora:
     rank: int = 0
     """Rank of the adapters; 0 trains all weights."""
     alpha: int = 32
-    """The adapter's output is scaled by alpha / rank."""
+    """Scale of the adapter: its output is multiplied by alpha / rank."""
     targets: str | tuple[str, ...] = "all-linear"
     """Names of the linear layers that get adapters; `all-linear`: all but the head."""
     shared: bool = False
@@ -115,9 +115,9 @@ def load_adapter(model: Any, folder: Path) -> None:
 
 
 def share_backbone(critic: Any, actor: Any) -> int:
-    """Replace the adapted critic's frozen weights by the actor's; return the bytes that this saves.
+    """Replace the adapted critic's frozen weights by the actor's; return the saved memory in bytes.
 
-    Raises ConfigError if the weights of both differ.
+    Raises ConfigError if the frozen weights of critic and actor differ.
     """
     frozen = {name: p for name, p in actor.named_parameters() if not p.requires_grad}
     saved = 0
@@ -132,8 +132,8 @@ def share_backbone(critic: Any, actor: Any) -> int:
 
 
 def own_backbone(critic: Any, actor: Any) -> None:
-    """Give the critic its own copy of the shared weights again, and move it to the CPU. Then
-    merging one model's adapter does not change the other model."""
+    """Copy the weights that the critic shares with the actor, so that merging one adapter leaves
+    the other model unchanged. Move the critic to the CPU."""
     shared = {id(p) for p in actor.parameters()}
     for name, p in list(critic.named_parameters()):
         if id(p) in shared:

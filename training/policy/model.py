@@ -28,9 +28,10 @@ OfLogits = Callable[[Tensor, Tensor], Tensor]
 CHUNK = 1024
 """Largest number of action tokens whose logits are in memory at the same time."""
 AFTER_HEAD = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")
-"""Configuration names with which some model families scale or cap the outputs of the head."""
+"""Configuration names of scaling or capping that some model families apply to the logits after the
+head."""
 FIRST_ROW = torch.tensor([0])
-"""Index of row 0."""
+"""Row indices [1] that select row 0."""
 
 
 def small_config(
@@ -114,7 +115,8 @@ def load_critic(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def check_critic(folder: str | Path) -> None:
-    """Raise RecordError if a folder has no critic; loaded as one, its head would be random."""
+    """Raise RecordError if the folder's model is not a critic. Loaded as a critic, it would get a
+    random head."""
     from transformers import AutoConfig
 
     kinds = AutoConfig.from_pretrained(folder).architectures or ["nothing"]
@@ -152,7 +154,8 @@ def quiet_libraries() -> None:
 
 
 def value_head(critic: Any) -> torch.nn.Module:
-    """Return the value head: the only linear layer outside the backbone. Raises ValueError."""
+    """Return the critic's value head: its only linear layer outside the backbone. Raises ValueError
+    if there is not exactly one."""
     outside = [m for name, m in critic.named_children() if name != critic.base_model_prefix]
     linear = [m for m in outside if isinstance(m, torch.nn.Linear)]
     if len(linear) != 1:
@@ -161,13 +164,13 @@ def value_head(critic: Any) -> torch.nn.Module:
 
 
 def of_actions(actor: Any, batch: Batch, compute: OfLogits) -> Tensor:
-    """Return `compute(logits, ids)` for the action tokens, [N, k] in the order of `batch.drawn`.
+    """Return `compute(logits, ids)` for the N action tokens, [N, k] in the order of `batch.drawn`.
 
-    `compute` gets the `logits` [n, V] that predict the tokens `ids` [n], and returns [n, k]. N is
-    the number of action tokens. The head skips other positions: in an episode with much tool output
-    they would take most of its time and memory. The head computes `CHUNK` tokens at a time, and
-    again in the backward pass, so only one chunk of logits is in memory. 1,024 tokens of a
-    vocabulary of 152,000 take 0.6 GB in fp32.
+    `compute` is called with the `logits` [n, V] that predict the tokens `ids` [n], and returns [n,
+    k]. The head skips other positions: in an episode with much tool output they would take most of
+    its time and memory. The head processes `CHUNK` tokens at a time, and recomputes them in the
+    backward pass, so only one chunk of logits is in memory. 1,024 tokens of a vocabulary of 152,000
+    take 0.6 GB in fp32.
     """
     head, ids = actor.get_output_embeddings(), batch.ids.flatten()[batch.drawn]
     drawn = batch.drawn if batch.packing is None else batch.packing.drawn
@@ -204,10 +207,11 @@ def outputs(model: Any, batch: Batch) -> Tensor:
 
 
 def has_plain_head(actor: Any) -> bool:
-    """Return True if the head can be called alone, on chunks, to get the logits.
+    """Return True if the head can be called alone, on chunks of hidden states, to compute the
+    logits.
 
-    It cannot in families that scale or cap the outputs after the head, nor in a sharded model,
-    which gathers the head's weights only within its own forward pass.
+    False for model families that scale or cap the outputs after the head, and for sharded models,
+    which gather the head's weights only within their own forward pass.
     """
     config = actor.config.get_text_config()
     return not is_sharded(actor) and not any(getattr(config, name, None) for name in AFTER_HEAD)
@@ -227,8 +231,8 @@ def _all_logits(actor: Any, head: Any, batch: Batch, drawn: Tensor) -> Tensor:
 
 
 def values(critic: Any, batch: Batch) -> Tensor:
-    """Return the critic's values, [B, L] fp32: at index t that of the state before token t; 0 at t
-    = 0."""
+    """Return the critic's values, [B, L] fp32. Index t has the value of the state before token t;
+    index 0 is 0."""
     out = outputs(critic, batch)[..., 0].float()
     if (packing := batch.packing) is not None:
         padded = out.new_zeros(batch.ids.numel())

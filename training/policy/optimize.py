@@ -1,4 +1,4 @@
-"""Update the models of all stages: AdamW, warm-up, constant or falling rate, clipped
+"""Update model weights in all stages: AdamW, warm-up, constant or falling learning rate, clipped
 gradient norm."""
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def apply_gradients(
 
 
 def weight_norm(model: Any) -> float:
-    """Return the norm of all trainable weights; it is not finite if a weight is not."""
+    """Return the norm of all trainable weights; NaN or infinite if a weight is."""
     trained = [p.detach() for p in model.parameters() if p.requires_grad]
     return float(unshard(torch.nn.utils.get_total_norm(trained)))
 
@@ -84,7 +84,8 @@ def require_finite(model: Any, loss: float, rate: str) -> None:
 
 
 def rate_factor(settings: AdamW, step: int) -> float:
-    """Return the factor (0 to 1) on the learning rate at a step; steps count from 0."""
+    """Return the factor (0 to 1) by which the learning rate is multiplied at a step; steps start at
+    0."""
     up = min(1.0, (step + 1) / settings.warmup) if settings.warmup else 1.0
     down = min(1.0, max(0.0, 2 - 2 * step / settings.last)) if settings.last else 1.0
     return up * down

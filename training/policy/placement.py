@@ -34,7 +34,7 @@ class Dtype(StrEnum):
 
 @dataclass(frozen=True)
 class Placement:
-    """The layout of a model for training."""
+    """Settings of how a model is placed on devices for training."""
 
     sharded: bool = False
     """True to divide weights, gradients and optimizer over the processes, for models too large for
@@ -50,7 +50,8 @@ class Placement:
 
 
 def place(model: Any, placement: Placement, device: str | torch.device) -> Any:
-    """Return the model on its device(s), ready for training; create its optimizer afterwards.
+    """Return the model replicated or sharded on its device(s), ready for training. Create its
+    optimizer afterwards.
 
     With one process `sharded` has no effect.
     """
@@ -69,7 +70,8 @@ def place(model: Any, placement: Placement, device: str | torch.device) -> Any:
 
 
 def shard(model: Any, compute: Dtype, kind: str) -> Any:
-    """Return the model sharded over all processes; every layer is a unit. `kind`: device type."""
+    """Return the model sharded over all processes by FSDP2; every layer is one unit. `kind`: device
+    type, such as `cuda`."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -84,13 +86,13 @@ def shard(model: Any, compute: Dtype, kind: str) -> Any:
 
 
 def layers(model: Any) -> list[torch.nn.Module]:
-    """Return the repeated blocks of a transformer: its longest list of modules."""
+    """Return the repeated blocks of a transformer: the modules of its longest ModuleList."""
     lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
     return list(max(lists, key=len, default=[]))
 
 
 def recompute_layers(model: Any) -> None:
-    """Recompute each layer's activations in the backward pass, in evaluation mode too.
+    """Make each layer recompute its activations in the backward pass, also in evaluation mode.
 
     PPO trains in evaluation mode, where the switch of transformers has no effect.
     """
@@ -115,7 +117,8 @@ def is_sharded(model: Any) -> bool:
 
 
 def sum_gradients(model: Any) -> None:
-    """Replace the gradients (a sharded model's shards) by their sums over all processes."""
+    """Replace each gradient by its sum over all processes; in a sharded model, each shard of a
+    gradient."""
     if not is_sharded(model):
         parallel.add_gradients(model)
         return
@@ -148,5 +151,5 @@ def full_state_dict(model: Any) -> dict[str, Any] | None:
 
 
 def unshard(x: Tensor) -> Tensor:
-    """Return the full tensor of a sharded one, on every process."""
+    """Return the full tensor of a sharded tensor, on every process; other tensors unchanged."""
     return x.full_tensor() if hasattr(x, "full_tensor") else x

@@ -36,7 +36,7 @@ CALL_OF_DEEPSEEK = re.compile(
 FENCED = re.compile(r"\A(?P<name>[^\n]*)\n```json\n(?P<raw>.*?)\n?```\s*\Z", re.DOTALL)
 SEPARATORS = " \t\r\n;,"
 PROBE = ToolCall("probe", "probe_tool", '{"probe_key": "probe value"}')
-"""Call that is rendered by a template to find out the template's form."""
+"""Example call, rendered with a chat template to find out the template's form of tool calls."""
 
 
 class Form(StrEnum):
@@ -159,7 +159,8 @@ def _xml(text: str, tools: Sequence[ToolSpec]) -> Iterator[tuple[str, str]]:
 
 
 def _typed(value: str, schema: Any) -> Any:
-    """Convert the text of an XML parameter to its schema's type; return the text if that fails."""
+    """Convert the text of an XML parameter to the type that its schema names; return the text if
+    that fails."""
     if schema.get("type", "string") == "string":
         return value
     try:
