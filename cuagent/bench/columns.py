@@ -43,7 +43,8 @@ class Mean:
 
 @dataclass(frozen=True)
 class Row:
-    """Figures of one group of problems under one rule and against one baseline."""
+    """Pass rate, fast_p and mean speedup of one group of problems under one rule, against one
+    baseline."""
 
     group: str
     rule: str
@@ -56,7 +57,7 @@ class Row:
 
 
 def counts(record: Record, rule: str) -> bool:
-    """Return True if a problem belongs to the rule's set of problems."""
+    """Return True if the problem of a record is included in the figures of `rule`."""
     if rule != "clean":
         return True
     degenerate = any(
@@ -67,7 +68,7 @@ def counts(record: Record, rule: str) -> bool:
 
 
 def passed(record: Record, rule: str) -> bool:
-    """Return True if a kernel for the problem passes the rule.
+    """Return True if a record's kernel passed `rule`.
 
     A kernel that passes only the lax rule passes here without a speedup, because it is not timed.
     """
@@ -86,7 +87,7 @@ def ratio_of(record: Record, rule: str, baseline: str) -> dict[str, float] | Non
 
 
 def row(records: Sequence[Record], group: str, rule: str, baseline: str) -> Row:
-    """Return the figures of the given records."""
+    """Compute the pass rate, fast_p and mean speedup of the records of one group."""
     chosen = [record for record in records if counts(record, rule)]
     ratios = [ratio_of(record, rule, baseline) for record in chosen]
     limit = "value" if rule == "lax" else "low"
@@ -153,7 +154,7 @@ def statuses(records: Sequence[Record]) -> dict[str, int]:
 
 
 def device_seconds(records: Sequence[Record]) -> list[float]:
-    """Return the seconds for which each problem held its device exclusively, to time kernels."""
+    """Return, for each problem, the seconds of exclusive use of its device for timing."""
     held: list[Any] = [record.get("seconds", {}).get("timing_s") for record in records]
     return [float(seconds) for seconds in held if seconds is not None]
 
@@ -161,7 +162,7 @@ def device_seconds(records: Sequence[Record]) -> list[float]:
 def stage_seconds(records: Sequence[Record]) -> dict[str, float]:
     """Return the median seconds of each stage over all problems, the longest stage first.
 
-    A problem without a stage counts with zero seconds.
+    A stage that a problem skipped takes zero seconds.
     """
     tables = [stages for record in records if isinstance(stages := record.get("stages"), dict)]
     found = {

@@ -1,4 +1,4 @@
-"""A device lock that counts the seconds for which a problem held its device.
+"""Device lock that adds up the seconds for which a problem uses its device.
 
 All benchmarks of one user on one machine share the lock of a GPU, so only one of them times on it
 at a time.
@@ -20,7 +20,7 @@ from cuagent.device_lock import DeviceLock, GiveWay
 
 @dataclass
 class Held:
-    """Seconds for which one problem held its device."""
+    """Seconds for which one problem has held the lock of its device."""
 
     exclusive_s: float = 0.0
     """Seconds of exclusive use, for timing."""
@@ -30,13 +30,14 @@ class Held:
 
 @dataclass(frozen=True)
 class HeldLock(DeviceLock):
-    """`DeviceLock` that adds up the seconds of its use in `held`."""
+    """`DeviceLock` that adds the seconds of its use to `held`."""
 
     held: Held = field(default_factory=Held)
 
     @contextmanager
     def shared(self) -> Iterator[GiveWay]:
-        """Hold the device together with others; count the time."""
+        """Hold the lock in shared mode, together with other processes; add the time to
+        `held.shared_s`."""
         with super().shared() as give_way:
             began, waited = time.monotonic(), 0.0
 
@@ -53,7 +54,7 @@ class HeldLock(DeviceLock):
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Hold the device alone; count the time."""
+        """Hold the lock in exclusive mode; add the time to `held.exclusive_s`."""
         with super().exclusive():
             began = time.monotonic()
             try:

@@ -1,7 +1,9 @@
-"""Find the problems of a benchmark: a KernelBench checkout, a folder of tasks, or a parquet file.
+"""Find the problems of a benchmark: in a KernelBench checkout, a folder of tasks, or a parquet
+file.
 
-All are files with `Model`, `get_inputs` and `get_init_inputs`. This module reads names only and
-imports neither torch nor a problem's file. Not covered: whether a problem runs (`solve.py`).
+A problem is a file with `Model`, `get_inputs` and `get_init_inputs`. This module reads names only
+and imports neither torch nor a problem's file.
+Not covered: whether a problem runs (`solve.py`).
 
 Invariant: order and names of the problems depend on the source only, so an interrupted benchmark
 can resume.
@@ -19,13 +21,14 @@ CUAGENT_FOLDER = ".cuagent"
 LEVELS = (1, 2, 3)
 """Levels of KernelBench with a published comparison; level 4 has whole language models."""
 TASK_FOLDER = "tasks"
-"""Folder below the output folder for tasks that come from a parquet file."""
+"""Name of the folder, below the output folder, for tasks extracted from a parquet file."""
 COLUMNS = ("ops", "data_source", "code")
-"""Columns of CUDA-Agent-Ops-6K that are read; only `code` is necessary."""
+"""Columns that are read of the data set CUDA-Agent-Ops-6K; only `code` is necessary."""
 
 
 class BenchError(Exception):
-    """The benchmark cannot be run. The message is one line: what, where, what to do."""
+    """Error: the benchmark cannot run. The message is one line: what happened, where, what to
+    do."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Problem:
     """Unique name within the benchmark, for instance `L1/19`."""
     path: Path
     group: str
-    """Row of the result table that counts the problem, for instance `level 1`."""
+    """Group of the result table to which the problem belongs, for instance `level 1`."""
     title: str = ""
     """Name of the problem in its source, or its operators."""
 
@@ -134,7 +137,8 @@ def refuse_links(out: Path, parts: Iterable[str] = ()) -> None:
 
 
 def parquet(file: Path, into: Path, wanted: str = "") -> list[Problem]:
-    """Write each distinct row's code to a file below `into` and return the problems.
+    """Write the code of each distinct row of a parquet file to a file below `into`; return the
+    problems.
 
     `wanted` selects row numbers, as in `0-99`. Raises BenchError.
     """

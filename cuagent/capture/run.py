@@ -1,4 +1,4 @@
-"""Run a script under the recorder in a new process, and check the written folder."""
+"""Run a script under the recorder in a new process, and check the task folder that it wrote."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ from cuagent.capture.names import suggestions
 CALLS = 20
 """Default number of calls of each shape whose inputs are recorded."""
 QUOTA_MIB = 1024
-"""Default limit in MiB on the weights, inputs and results that a capture copies."""
+"""Default limit in MiB of all weights, inputs and results that a capture copies."""
 CHECK_S = 600.0
-"""Time limit in seconds of the check of a captured folder."""
+"""Time limit in seconds for the check of a captured folder."""
 
 INTERRUPTED = 130
 """Exit code of `launch.py`, without an answer, after an interrupt before the script began."""
 
 
 class CaptureRefused(Exception):
-    """Nothing usable was recorded. The message is one line: what happened, what to do."""
+    """Error: the capture recorded nothing usable. The message is one line: what happened, what to
+    do."""
 
 
 class ScriptFailed(Exception):
-    """The script failed before anything was recorded. The message is one line."""
+    """Error: the script failed before anything was recorded. The message is one line."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """A script to run, and the calls to record."""
+    """A script to run, and which of its calls to record."""
 
     script: Path
     arguments: tuple[str, ...] = ()
@@ -45,7 +46,7 @@ class Order:
     stop: bool = False
     out: Path | None = None
     python: tuple[str, ...] = (sys.executable, "-P")
-    """Command of the interpreter; -P keeps the current folder out of its path."""
+    """Command that starts the interpreter; -P keeps the current folder out of sys.path."""
 
 
 def run_script(order: Order) -> dict[str, Any]:
@@ -129,7 +130,8 @@ def check_folder(folder: Path, python: Sequence[str]) -> dict[str, Any]:
 
 
 def notes(manifest: dict[str, Any]) -> list[str]:
-    """Return notes on parts that a capture omits or changes, one line each."""
+    """Return one line of text for each part of the script's module that the capture omits or
+    changes."""
     lines = []
     first = manifest["shapes"][0]
     if manifest["failure"]:
@@ -166,13 +168,15 @@ def notes(manifest: dict[str, Any]) -> list[str]:
 
 
 def calls_with_gradients(manifest: dict[str, Any]) -> int:
-    """Return the number of recorded calls in which a gradient was wanted."""
+    """Return the number of recorded calls that needed gradients."""
     return sum(int(shape.get("with_gradients", 0)) for shape in manifest["shapes"])
 
 
 def _waited(command: Sequence[str]) -> int:
-    """Run a command and return its exit code. An interrupt is passed on to the command, which then
-    has 60 s to end."""
+    """Run a command and return its exit code.
+
+    An interrupt of this process is passed on to the command, which then has 60 s to end.
+    """
     process = subprocess.Popen(command, stdout=sys.stderr)
     try:
         return process.wait()
