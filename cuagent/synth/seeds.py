@@ -1,8 +1,9 @@
-"""Read operators from the installed torch: signatures, shape rules and domains.
+"""Derive operator templates from the installed torch: signatures, shape rules and domains.
 
-A `Seed` is a template of one call with typed placeholders (`templates.py`). The functions here
-make seeds from the schemas of `torch.ops.aten` and from the constructors of `torch.nn`; the rest
-is in `catalogue.py`. Shapes are never computed here: `draft.py` runs each call on meta tensors.
+A `Seed` is a template of one call with typed placeholders (`templates.py`). The functions here make
+seeds from the schemas of `torch.ops.aten` and from the constructors of `torch.nn`; handwritten
+seeds are in `catalogue.py`. Shapes are never computed here: `draft.py` runs each call on meta
+tensors.
 Not covered: operators with several overloads that differ in meaning, and random ones.
 """
 
@@ -20,7 +21,7 @@ from cuagent.worker.operators import names_in
 
 
 class Domain(StrEnum):
-    """Range of numbers for which an operator gives finite results."""
+    """Range of input values on which an operator returns finite results."""
 
     ANY = "any"
     POSITIVE = "positive"
@@ -30,7 +31,7 @@ class Domain(StrEnum):
 
 @dataclass(frozen=True)
 class Seed:
-    """Template of one operator."""
+    """Template of one operator call."""
 
     family: str
     form: str
@@ -38,10 +39,11 @@ class Seed:
     text: str
     """Constructor of a module (`nn.*`) or the whole call, with placeholders."""
     call: str = "$({x})"
-    """Call of a module, which `$` stands for; unused if `text` is a function call."""
+    """Text of a module's call, in which `$` stands for the module; unused if `text` is a function
+    call."""
     domain: Domain = Domain.ANY
     integers: bool = False
-    """True if the main argument holds integers."""
+    """True if the main argument contains integers."""
 
     @property
     def name(self) -> str:
@@ -58,15 +60,15 @@ SKIPPED_POINTWISE = names_in(
     pow xlogy clamp_max clamp_min where remainder fmod copysign
     """
 )
-"""Pointwise operators that are left out: useless for floating-point tensors, discontinuous nearly
-everywhere, or listed in the catalogue in another form."""
+"""Names of pointwise operators that are left out: useless for floating-point tensors, discontinuous
+nearly everywhere, or listed in the catalogue in another form."""
 REDUCTIONS = {
     "amax": "extremes", "amin": "extremes", "argmax": "extremes", "argmin": "extremes",
     "max": "extremes", "median": "extremes", "min": "extremes",
     "logsumexp": "reductions", "mean": "reductions", "nansum": "reductions",
     "prod": "reductions", "std": "reductions", "sum": "reductions", "var": "reductions",
 }  # fmt: skip
-"""Family of each reduction that is read from torch."""
+"""Family of each reduction that is derived from torch's schemas."""
 SCANS = {
     "cummax": "scans", "cummin": "scans", "cumprod": "scans", "cumsum": "scans",
     "logcumsumexp": "scans", "softmax": "softmax", "log_softmax": "softmax",
@@ -116,7 +118,7 @@ SPATIAL = {"1": "n c l", "2": "n c h w", "3": "n c s h w"}
 
 @cache
 def from_torch() -> tuple[Seed, ...]:
-    """Return the seeds that the installed torch describes."""
+    """Return the operator templates that can be derived from the installed torch."""
     return (*_pointwise(), *_along_a_dimension(), *_modules())
 
 
@@ -161,7 +163,8 @@ def _pointwise() -> Iterator[Seed]:
 
 
 def _domain(function: Any) -> Domain | None:
-    """Return the first domain on which all results of a function are finite; None for none."""
+    """Return the first domain on which all results of a function are finite; None if there is no
+    such domain."""
     import torch
 
     uniform = torch.linspace(0.01, 0.99, 64)
@@ -220,9 +223,10 @@ def _modules() -> Iterator[Seed]:
 
 
 def _form(required: list[str]) -> str:
-    """Return the shape form for a module without a rank (1d, 2d, 3d) in its name.
+    """Return the shape form of the main argument of a module without a rank (1d, 2d, 3d) in its
+    name.
 
-    `required` are the names of its required constructor parameters.
+    `required`: names of the constructor's required parameters.
     """
     if "normalized_shape" in required:
         return "... d"

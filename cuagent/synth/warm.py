@@ -12,7 +12,8 @@ from pathlib import Path
 
 
 def warm_up(folder: Path) -> None:
-    """Compile one small function for the CPU, in a process that has one thread."""
+    """Compile one small function for the CPU with torch.compile, in a process that has one thread.
+    `folder`: inductor's cache."""
     import torch
     from torch._inductor import config
 
