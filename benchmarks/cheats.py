@@ -31,7 +31,7 @@ from cuagent.timing import Effort  # noqa: E402
 
 @dataclass
 class Record:
-    """Results of all timings of one cheat."""
+    """Results of all timings of one exploit."""
 
     name: str
     words: dict[str, int] = field(default_factory=dict)

@@ -1,8 +1,9 @@
-"""Summarise the rows of each gate, and decide if the gate holds.
+"""Summarise the measured rows of each gate, and decide if the gate is passed.
 
-`gates.py` records the rows, also those of failed steps, which have an `error`. For each gate a
-function `said_...` returns the summary as text, and another one whether the gate holds. Invariant:
-a row that failed, or whose attempt was refused, never counts as a success.
+A gate is a limit that a measurement of the timing must meet. `gates.py` measures the rows; a failed
+step is a row with an `error`. For each gate a function `said_...` returns the summary as text, and
+another one returns True if the gate is passed.
+Invariant: a row that failed, or whose attempt was rejected, never counts as a success.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from slices import Row, well
 from cuagent.timing import Standing
 
 FOUND, FALSE, SLOWEST_S, QUICKER = 0.95, 0.01, 8.0, 10.0
-"""Limits: least share of delays found, largest share of false positives, longest turnaround in
-seconds, and least factor by which other tools are slower."""
+"""Limits of the gates: least share of delays found, largest share of false positives, longest
+turnaround in seconds, and least factor by which other tools are slower."""
 OURS = "ours"
 
 
@@ -29,7 +30,8 @@ def _whose(row: Row) -> str:
 
 
 def waits(rows: list[Row]) -> dict[str, float]:
-    """Return cuagent's median seconds from a changed source to its profile, by example."""
+    """Return cuagent's median seconds from a changed source to verdict, timing and profile, by
+    example."""
     ours = [row for row in well(rows) if _whose(row) == OURS]
     return {
         name: median(row["all"] for row in ours if row["example"] == name)
@@ -49,20 +51,20 @@ def said_of_waits(rows: list[Row]) -> str:
 
 
 def quick_enough(rows: list[Row]) -> bool:
-    """Return True if all of cuagent's runs were accepted and the median over examples is within the
-    limit."""
+    """Return True if all of cuagent's attempts were accepted and timed, and the median time over
+    examples is within `SLOWEST_S`."""
     ours = [row for row in rows if _whose(row) == OURS]
     whole = all("error" not in row and _judged_whole(row) for row in ours)
     return whole and bool(ours) and median(waits(rows).values()) <= SLOWEST_S
 
 
 def _judged_whole(row: Row) -> bool:
-    """Return True if the attempt was accepted and timed; the wait for a rejected one is shorter."""
+    """Return True if the attempt was accepted and timed. A rejected one would end sooner."""
     return bool(row["accepted"]) and row["timing"] is not None
 
 
 def times_as_long(rows: list[Row]) -> dict[str, list[float]]:
-    """Return each tool's seconds over cuagent's, for each of its runs that ended.
+    """Return, for each other tool, its seconds divided by cuagent's, one value per completed run.
 
     Cuagent's seconds are the mean of its runs right before and after the tool's run, so that a
     disturbance of the machine affects both sides.
@@ -100,7 +102,8 @@ def said_of_peers(rows: list[Row]) -> str:
 
 
 def peers_are_slower(rows: list[Row]) -> bool:
-    """Return True if each tool takes at least ten times as long, in the median."""
+    """Return True if every other tool takes at least `QUICKER` times as long as cuagent, in the
+    median."""
     return min(map(median, times_as_long(rows).values()), default=0.0) >= QUICKER
 
 
@@ -108,7 +111,8 @@ def peers_are_slower(rows: list[Row]) -> bool:
 
 
 def called(rows: list[Row]) -> int:
-    """Return the number of A/A runs that were called different, contradicted or failed."""
+    """Return the number of A/A runs that failed, or in which the timing reported a difference or a
+    contradiction."""
     return sum(
         "error" in row or row["standing"] != Standing.INCONCLUSIVE or bool(row["contradiction"])
         for row in rows
@@ -142,7 +146,8 @@ def delays_found(rows: list[Row]) -> bool:
 
 
 def ladder_agrees(rows: list[Row]) -> bool:
-    """Return True if every problem was compared and every ratio is within 3 %."""
+    """Return True if every problem was compared, and every ratio of the ladder differs by at most
+    `WITHIN` from that by CUDA events."""
     return len(well(rows)) == len(rows) and max(differences(rows), default=1.0) <= WITHIN
 
 

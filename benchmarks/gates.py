@@ -55,13 +55,14 @@ from cuagent.timing import Effort
 
 PARTS = ("turnaround", "peers", "delays", "ladder", "do_bench", "aa")
 COUNTS = {"turnaround": 1, "delays": 40, "ladder": 20, "aa": 300}
-"""Default number of runs of a part. For turnaround: of runs of each other tool on each example;
-cuagent runs before and after each."""
+"""Default number of runs of each part. In `turnaround`: runs of each other tool on each example;
+cuagent runs before and after each of them."""
 FOLDERS = ("problems", "kernelbench", "cuda_agent")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the gates; return the exit code. `argv`: arguments; None: those of this process."""
+    """Run the missing steps of the gates; return the exit code. `argv`: arguments; None: those of
+    this process."""
     argv = sys.argv[1:] if argv is None else argv
     options = _asked(argv)
     device = Device(options.device)
@@ -110,13 +111,13 @@ def _asked(argv: list[str]) -> argparse.Namespace:
 
 
 def _command(argv: list[str], options: argparse.Namespace) -> str:
-    """Return the command line, with FOLDER and FILE in place of paths of this machine."""
+    """Return the command line with FOLDER and FILE in place of this machine's paths."""
     own = {str(getattr(options, name)): "FOLDER" for name in FOLDERS} | {str(options.out): "FILE"}
     return " ".join(["python", "benchmarks/gates.py", *(own.get(word, word) for word in argv)])
 
 
 def gates(options: argparse.Namespace, device: Device) -> list[Part]:
-    """Return all requested parts."""
+    """Return the parts that the options request."""
     on_cuda = device is Device.CUDA
     names = sorted(path.name for path in turnaround.ATTEMPTS.iterdir())
     jobs = turnaround.peers_of(options.kernelbench, options.cuda_agent, names) if on_cuda else {}
@@ -142,8 +143,8 @@ def gates(options: argparse.Namespace, device: Device) -> list[Part]:
 
 
 def _problems(options: argparse.Namespace) -> dict[str, Path]:
-    """Return the problem files by name: those of `--problems`, else a selection of
-    KernelBench's."""
+    """Return the problem files for the part `ladder`, by name: those of `--problems`, or a
+    selection of KernelBench's."""
     if "ladder" not in options.only:
         return {}
     if options.problems is not None:
@@ -166,7 +167,7 @@ def _subjects(kernelbench: Path | None) -> dict[str, Callable[[], Row]]:
 
 
 def _plan(names: list[str], tools: list[str], rounds: int) -> dict[str, tuple[str, str]]:
-    """Return the steps of turnaround by name, each (example, tool).
+    """Return the steps of the part `turnaround` by name, each as (example, tool).
 
     Cuagent runs before and after each run of another tool.
     """
@@ -188,7 +189,7 @@ def _in_turn(
     jobs: dict[tuple[str, str], Callable[[], Row]],
     device: Device,
 ) -> Rows:
-    """Yield rows of turnaround.
+    """Run the missing steps of the part `turnaround` and yield their rows.
 
     The judge of an example stays open for all its steps. A first run, which also opens processes,
     is not counted; its seconds are in cuagent's rows (`opening`).
@@ -203,7 +204,8 @@ def _in_turn(
 
 
 def _against_itself(missing: list[str], device: Device, late: bool) -> Rows:
-    """Yield timings of the reference as its own candidate, with a known delay if `late`."""
+    """Yield the rows of `missing` steps: timings of the reference as its own candidate, with a
+    known delay if `late`."""
     with aa.known_difference(device) as known:
         delay = known.delay() if late else {"source": known.same}
         about = {key: value for key, value in delay.items() if key != "source"}
@@ -225,7 +227,7 @@ def _each(jobs: dict[str, Callable[[], Row]], missing: list[str]) -> Rows:
 
 
 def _none(missing: list[str]) -> Rows:
-    """Yield no rows: the part reads the rows of another part."""
+    """Yield no rows, for a part that evaluates the rows of another part."""
     yield from ()
 
 

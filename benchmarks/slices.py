@@ -1,9 +1,10 @@
 """Run long measurements in resumable steps, within a time limit.
 
-A part is a list of named steps. A step's result is a row, which is written to the file before the
-next step starts. So a killed program loses only the current step. A step that raises is recorded
-with its error, and the other steps continue. Steps whose names start with the same word form a
-group: after three failures in a row, the call skips the rest of the group.
+A part is a list of named steps. A step's result is a row (a dictionary), which is written to the
+file before the next step starts. So a killed program loses only the current step. If a step raises
+an error, its row has the error, and the other steps continue. Steps whose names start with the same
+word form a group: after three failures in a row, the rest of the group is skipped until the next
+call of the program.
 Not covered: a step that never returns.
 Invariant: the file is complete at every moment.
 """
@@ -24,29 +25,31 @@ Rows = Generator[Row, None, None]
 MOST_FAILED = 3
 """Number of failures in a row after which the rest of a group is skipped."""
 DONE, MISSED, MORE, LACKING = range(4)
-"""Exit codes: all gates hold; a gate is missed; steps remain; a part lacks a requirement."""
+"""Exit codes: all gates are passed; a gate is missed; steps remain; a part lacks a requirement."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A list of steps: how to measure the missing rows, and how to judge all rows."""
+    """A list of steps of one measurement, with functions that measure and evaluate their rows."""
 
     name: str
     steps: list[str]
     take: Callable[[list[str]], Rows]
-    """Generator function that yields the row of each of the given missing steps, in their order."""
+    """Generator function that measures the given missing steps and yields their rows, in order."""
     said: Callable[[list[Row]], str]
-    """Function that returns a summary of the rows that did not fail, as text."""
+    """Function that returns a summary, as text, of the rows without an error."""
     held: Callable[[list[Row]], bool]
-    """Function that returns True if the gate holds, given all rows, failed ones included."""
+    """Function that returns True if the gate is passed, given all rows, including those with an
+    error."""
     lacks: str = ""
     """Missing requirement, such as a GPU; empty if there is none."""
     of: str = ""
-    """Name of another part whose rows this part reads, if it has no steps; empty: its own rows."""
+    """Name of another part whose rows this part evaluates, if it has no steps; empty: its own
+    rows."""
 
     def rows(self, found: Row) -> list[Row]:
-        """Return the rows of this part in `found` (the content of the file), failed ones
-        included."""
+        """Return this part's rows, including those with an error, from `found`, the content of the
+        file."""
         return list(found["rows"].get(self.of or self.name, []))
 
     def missing(self, found: Row) -> list[str]:
@@ -55,7 +58,8 @@ class Part:
 
 
 def go_on(parts: list[Part], found: Row, out: Path, end: float) -> None:
-    """Run the missing steps of all parts until none is left, or until `end` (by time.monotonic()).
+    """Run the missing steps of all parts until none is left, or until the time `end` (a
+    time.monotonic() value).
 
     `found` is the content of the file `out`; both are updated after each step.
     """
@@ -66,7 +70,8 @@ def go_on(parts: list[Part], found: Row, out: Path, end: float) -> None:
 
 
 def _missing(part: Part, found: Row, failed: dict[str, int]) -> list[str]:
-    """Return the missing steps, without those of groups that failed too often."""
+    """Return the part's missing steps, without those of groups that failed `MOST_FAILED` times in a
+    row."""
     return [step for step in part.missing(found) if failed.get(_group(step), 0) < MOST_FAILED]
 
 
@@ -77,7 +82,8 @@ def _group(step: str) -> str:
 def _run_steps(
     part: Part, missing: list[str], failed: dict[str, int], found: Row, out: Path, end: float
 ) -> None:
-    """Run steps until one raises or until `end`; `failed` counts the failures in a row by group."""
+    """Run steps until one raises an error, or until the time `end`. `failed`: failures in a row by
+    group."""
     start, current = time.monotonic(), ""
     try:
         with closing(part.take(missing)) as rows:
@@ -110,7 +116,7 @@ def _record(part: Part, found: Row, out: Path, row: Row, start: float) -> None:
 
 
 def concluded(parts: list[Part], found: Row) -> int:
-    """Print the summary of each part; return the exit code of the program."""
+    """Print the summary of each part; return the program's exit code."""
     codes = []
     for part in parts:
         rows = part.rows(found)
@@ -128,7 +134,7 @@ def concluded(parts: list[Part], found: Row) -> int:
 
 
 def read(out: Path) -> Row | None:
-    """Return the content of an earlier call's file; None if there is no file. Raises OSError,
+    """Return the content of the file of earlier calls; None if there is no file. Raises OSError,
     ValueError."""
     if not out.exists():
         return None
@@ -139,7 +145,7 @@ def read(out: Path) -> Row | None:
 
 
 def write(out: Path, found: Row) -> None:
-    """Write the file atomically, because the program may be killed at any moment."""
+    """Write the file atomically, so that it is complete if the program is killed."""
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(out.name + ".part")
     partial.write_text(json.dumps(found, indent=1) + "\n")
@@ -147,11 +153,11 @@ def write(out: Path, found: Row) -> None:
 
 
 def well(rows: list[Row]) -> list[Row]:
-    """Return the rows of steps that did not fail."""
+    """Return the rows without an error."""
     return [row for row in rows if "error" not in row]
 
 
 def forget_failed(found: Row) -> None:
-    """Remove the failed rows, so that their steps run again."""
+    """Remove the rows with an error from `found`, so that their steps run again."""
     for name, rows in found["rows"].items():
         found["rows"][name] = well(rows)

@@ -35,7 +35,7 @@ from cuagent.training.policy.model import count_parameters
 from cuagent.training.rollout.episode import Batcher
 
 NEVER = -1
-"""End-of-turn id that no token has, so that a turn always reaches its requested length."""
+"""End-of-turn id that no token has, so that every turn reaches its requested length."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def figures(size: Size, device: str) -> dict[str, Any]:
-    """Return sampled tokens per second, seconds of each round and peak memory of each engine."""
+    """Return, for each engine, sampled tokens per second, seconds of each round and peak memory."""
     import transformers
 
     shape = replace(DECODERS[size.decoder], tokens=size.context)
@@ -123,7 +123,7 @@ def lengths(size: Size, number: int) -> list[int]:
 
 
 def player(size: Size, vocabulary: int, engine: Engine) -> Callable[[], float]:
-    """Return a function that plays all conversations once and returns the seconds that this
+    """Return a function that plays all conversations once and returns the seconds that they
     took."""
 
     def ids(seed: int, count: int) -> tuple[int, ...]:

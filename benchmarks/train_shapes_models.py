@@ -1,4 +1,5 @@
-"""Define the decoders of `train_shapes.py`, in the shape of real ones, and random episodes."""
+"""Define decoders with the layer sizes of real models for `train_shapes.py`, and random
+episodes."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from cuagent.training.policy.placement import Dtype
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a decoder and of its episodes."""
+    """Layer sizes of a decoder, and sizes of the episodes that it plays."""
 
     layers: int
     width: int
@@ -46,11 +47,11 @@ FAMILIES = {
     "mistral": "MistralConfig",
     "gemma3": "Gemma3TextConfig",
 }
-"""Classes of configurations of transformers."""
+"""Class name of the transformers configuration, by model family."""
 
 
 def decoder(shape: Shape, family: str, chat: Any, dtype: Dtype, device: str) -> Any:
-    """Return a causal language model with random weights, on the device."""
+    """Return a causal language model of this shape with random weights, on the device."""
     import transformers
 
     torch.manual_seed(0)
