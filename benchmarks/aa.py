@@ -3,12 +3,12 @@
     python benchmarks/aa.py --device cpu --runs 300 --out docs/measurements/aa-cpu.json
     python benchmarks/aa.py --device cuda --runs 300 --delays 40
 
-A/A times a reference as its own candidate against eager: one quick timing for each run, through all
-steps that a candidate takes. `--delays` adds runs with a known delay. `--task` replaces the
+An A/A run times a reference as its own candidate against eager: one quick timing, through all steps
+that a candidate's timing has. `--delays` adds runs with a known delay. `--task` replaces the
 built-in module for A/A. On a CPU the built-in module is that of `cuagent doctor --timing`, and the
 delay is 3 % more work. On a GPU the module is a chain of three products and tanhs on 1024 x 1024
 (some 150 us on an H200). The delay there is a kernel that only waits; its length is chosen so that
-plain events in this process measure 3 % more. The output file has the raw ratios with their limits
+CUDA events in this process measure 3 % more. The output file has the raw ratios with their limits
 and standings, and the share of the processors that other processes used.
 """
 
@@ -48,7 +48,7 @@ class {name}(torch.nn.Module):
         return x
 """
 DELAY = 0.03
-"""Delay of the delayed candidate, as a share of the reference's time."""
+"""Delay of the slower candidate, as a share of the reference's time."""
 
 
 def main() -> int:

@@ -4,8 +4,9 @@
 
 A verdict needs a process with a context, and a timing needs two more. The driver creates the
 contexts of all processes one after another, more slowly the more exist; this limits the rate of a
-pool of judges. Here each context is created in a forked process by the same driver calls that torch
-makes, and ends with the process. Not covered: work in a context; other GPUs of the machine.
+pool of judges. This program creates each context in a forked process by the same driver calls that
+torch makes; the context ends with the process.
+Not covered: work in a context; other GPUs of the machine.
 """
 
 from __future__ import annotations

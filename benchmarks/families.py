@@ -1,7 +1,7 @@
 """Define the operator families that `calibrate.py` measures: a reference and honest variants.
 
-Each operator has a function that returns its family for a size. `families` returns all, in the
-order of docs/calibration.json.
+For each operator, one function returns its family at a given size. `families` returns all families,
+in the order of docs/calibration.json.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
     python benchmarks/first_candidates.py [--device cuda|cpu] [CASE ...]
 
 Everything runs in one process under torch's default settings, with the same inputs in all calls. So
-these are the figures of a simple script, without a verdict. A line for each case: median seconds of
-eager, torch.compile and the candidate, and the candidate's error over eager's.
+the figures are those of a simple script, without a verdict. The program prints a line for each
+case: median seconds of eager, torch.compile and the candidate, and the candidate's error over
+eager's.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     python benchmarks/first_plans.py FOLDER [--match WORD] [--calls]
 
-FOLDER holds problems in the format of KernelBench, in folders by level or directly. Each module is
-captured with tensors that have shapes but no memory, and a candidate is planned for an H200 under
-torch's default settings. A line for each problem: kernels by family (or `nothing`), and heavy calls
-that the candidate leaves to the library (products, convolutions, attention, recurrences). Then
-totals by folder. Nothing is timed.
+FOLDER contains problems in the format of KernelBench, in folders by level or directly. Each module
+is captured with tensors that have shapes but no memory, and a candidate is planned for an H200
+under torch's default settings. The program prints for each problem the numbers of kernels by family
+(or `nothing`), and the heavy calls that the candidate leaves to the library (products,
+convolutions, attention, recurrences); then totals by folder. Nothing is timed.
 """
 
 from __future__ import annotations

@@ -7,17 +7,17 @@ Repeat the call with the same file until it reports that all is done. The parts,
 
 - `turnaround`: seconds from a changed source to verdict, timing and profile, alternating with the
   same kernel in KernelBench's eval and CUDA-Agent's scripts
-- `peers`: the factor by which those took longer
+- `peers`: the factor by which these other tools took longer
 - `delays`: detection of a delay of 3 %
-- `ladder`: the ladder's ratios against a plain clock's, on KernelBench problems
+- `ladder`: the ladder's ratios compared with those of CUDA events, on KernelBench problems
 - `do_bench`: the same data by do_bench and KernelBench's timing
-- `aa`: the reference against itself
+- `aa`: the reference timed against itself
 
 FOLDERs are checkouts that are not part of this repository; a part without its checkout reports
 that. Each row is written to the file immediately. A failed step is recorded and repeated only with
-`--retry`. Exit code 0: everything requested is done and every gate holds; 1: a gate is missed; 2:
-more remains to be done, or the arguments are wrong; 3: all that could run holds, and a part lacks a
-prerequisite.
+`--retry`. Exit code 0: everything requested is done and every gate is passed; 1: a gate is missed;
+2: more remains to be done, or the arguments are wrong; 3: all that could run is passed, and a part
+lacks a prerequisite.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     python benchmarks/judged_candidates.py [--device cuda|cpu] [--jobs N] [--json FILE] TASK ...
 
-A task is a file. Each has its own process; on a GPU, `--jobs` of them share the device, and only
-one is timed at a time. A line for each task: the verdict, the largest error as a share of its
-bound, the speedups over eager and torch.compile with their 95 % intervals (quick timing), and the
-seconds that this took. Not covered, unlike in `cuagent bench`: a search, other rungs than the
-default torch.compile.
+TASK is a task file. Each task has its own process; on a GPU, `--jobs` of them share the device, and
+only one is timed at the same time. The program prints for each task the verdict, the largest error
+as a share of its bound, the speedups over eager and torch.compile with their 95 % intervals (quick
+timing), and the seconds that the judgement took.
+Not covered, unlike in `cuagent bench`: a search, other rungs than the default torch.compile.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python benchmarks/leaks.py --runs 200 --device cpu
 
-It counts processes, descriptors, temporary files, files in /dev/shm and memory, after the first ten
-verdicts, after every fifty and after the last. Exit code 1 if a count has grown from the first to
-the last.
+The program counts processes, descriptors, temporary files, files in /dev/shm and memory, after the
+first ten verdicts, after every fifty and after the last. Exit code 1 if a count has grown from the
+first to the last.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ measured. The twelve of `cpu_modules_2/` were first measured after the expert ha
 the others. All arms run in one process on one thread and are measured in processor time of that
 thread, in blocks that alternate, so that other load on the machine affects all alike
 (`small_cpu.alternate`). A ratio is an arm's time over the candidate's, with Student's 95 % interval
-over five stretches. Without a candidate, the expert's result is the best rung, the faster of eager
-and torch.compile, and its ratio is 1 over that.
+over five stretches. If there is no candidate, the expert's result is the best rung (the faster of
+eager and torch.compile), with a ratio of 1 over the best rung.
 
 The parameters of batch norms are drawn at random. Errors are relative, against the module in fp64.
 The last column is the candidate's error over eager's.

@@ -2,13 +2,13 @@
 
     python benchmarks/projects.py [NAME ...] [--device cuda] [--search] [--pairs 2] [--out DIR]
 
-The folder `projects` holds seven scripts as users write them. For each script, `cuagent capture`
+The folder `projects` contains seven scripts as users write them. For each script, `cuagent capture`
 records a module, and the expert's first candidate is judged on all recorded shapes (with
 `--search`, `cuagent optimize` runs instead). The result is exported as a package and installed into
 a new virtual environment that cannot import cuagent. There the script runs without and with the
-package, in alternation. Printed are the verdict, the difference of the script's results, and the
-wall and processor time of a step before and after (the smallest of all runs). A kernel that is not
-faster is exported too, to show its cost.
+package, in alternation. The program prints the verdict, the difference of the script's results, and
+the wall and processor time of a step before and after (the smallest of all runs). A kernel that is
+not faster is exported too, to show its cost.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     python benchmarks/train_engines.py --preset h200 --out engines.json
 
 Each conversation has a thread, like an episode, and samples through the `Batcher` of rollouts: in
-common batches for `local`, separately for `continuous`. All conversations start with the same
-prompt. Tool results are random ids without delay. Turn lengths are drawn in advance, so both
+common batches for the engine `local`, separately for `continuous`. All conversations start with the
+same prompt. Tool results are random ids without delay. Turn lengths are drawn in advance, so both
 engines sample the same number of tokens. A result is the median over rounds that alternate between
 the engines; it includes the time to open the engine.
 Not covered: judging in parallel, servers, the sampled text (the weights are random).

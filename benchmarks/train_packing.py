@@ -89,7 +89,7 @@ def figures(
 
 
 def wide(size: Size) -> list[Episode]:
-    """Return episodes whose lengths are log-uniform over a factor of 16."""
+    """Return episodes whose lengths in tokens are log-uniform over a factor of 16."""
     found: list[Episode] = []
     for i in range(size.rows):
         longest = int(size.tokens * 16 ** (i / (size.rows - 1) - 1))

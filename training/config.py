@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 SEEDS = (0, 2**32 - 1)
-"""Smallest and largest seed. Generators take 64 bits, and the code multiplies a seed before use."""
+"""Smallest and largest valid seed. Random generators accept 64 bits, and the code multiplies a seed
+before use."""
 
 
 class ConfigError(Exception):
@@ -31,7 +32,8 @@ class ConfigError(Exception):
 
 
 def configure(default: T, file: Path | None, sets: Sequence[str]) -> T:
-    """Return `default`, changed by the file's values and then by the assignments (`a.b=value`)."""
+    """Return `default` changed by the settings in the TOML file and then by the assignments `sets`
+    (`a.b=value`)."""
     values: dict[str, Any] = {}
     if file is not None:
         try:
@@ -79,8 +81,8 @@ def overlay(default: T, values: Mapping[str, Any], where: str) -> T:
 
 
 def to_toml(settings: Any) -> str:
-    """Return all settings as TOML that `configure` reads; settings that are None or () become
-    comments.
+    """Return all settings as TOML text that `configure` can read. Settings that are None or ()
+    become comments.
 
     Nested dataclasses become tables, whose names are written in full.
     """
@@ -104,23 +106,26 @@ def _toml(settings: Any, where: str) -> Iterator[str]:
 
 
 def at_least(least: float, settings: Any, *names: str) -> None:
-    """Check that settings are `least` or more. Raises ValueError that names the first that is
-    not."""
+    """Check that the named settings are `least` or more. Raises ValueError that names the first one
+    below."""
     _hold(lambda value: value >= least, f"{least} or more", settings, names)
 
 
 def above(bound: float, settings: Any, *names: str) -> None:
-    """Check that settings are greater than `bound`. Raises ValueError."""
+    """Check that the named settings are greater than `bound`. Raises ValueError that names the
+    first one that is not."""
     _hold(lambda value: value > bound, f"above {bound}", settings, names)
 
 
 def below(bound: float, settings: Any, *names: str) -> None:
-    """Check that settings are less than `bound`. Raises ValueError."""
+    """Check that the named settings are less than `bound`. Raises ValueError that names the first
+    one that is not."""
     _hold(lambda value: value < bound, f"below {bound}", settings, names)
 
 
 def between(least: float, most: float, settings: Any, *names: str) -> None:
-    """Check that settings are from `least` to `most`, both included. Raises ValueError."""
+    """Check that the named settings are from `least` to `most`, both included. Raises ValueError
+    that names the first one that is not."""
     _hold(lambda value: least <= value <= most, f"from {least} to {most}", settings, names)
 
 

@@ -28,8 +28,8 @@ def write_atomic(path: Path, text: str) -> None:
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """Yield the path of a temporary folder, to be created and filled; at the end it replaces
-    `folder`."""
+    """Yield the path of a temporary folder, which the caller creates and fills. At the end of the
+    context it replaces `folder`."""
     partial, gone = (folder.with_name(folder.name + end) for end in (".partial", ".gone"))
     for left in (partial, gone):
         shutil.rmtree(left, ignore_errors=True)
@@ -41,9 +41,9 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 
 def read_lines(path: Path) -> list[Any]:
-    """Return the JSON value of each line of an append-only log.
+    """Return the parsed JSON value of each line of an append-only log. Raises RecordError with file
+    and line.
 
-    Raises RecordError with file and line.
     A last line without a newline is ignored: a killed process left it.
     """
     *lines, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")

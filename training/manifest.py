@@ -1,4 +1,4 @@
-"""Record the settings and inputs that a folder was made with, in `manifest.json`.
+"""Record the settings and inputs from which a folder was made, in its file `manifest.json`.
 
 A command with the same inputs and settings resumes the folder, or finds it finished. A command with
 other inputs or settings is refused before it writes anything.
@@ -37,13 +37,12 @@ Names = Mapping[str, Any]
 def open_manifest(
     out: Path, command: str, inputs: Names, config: Names, first: bool = True
 ) -> Names | None:
-    """Return the manifest of a folder with results; for a folder without, write one and return
-    None.
+    """Check the manifest of a folder with results and return it; for a folder without results,
+    write a manifest and return None.
 
     `inputs`: fingerprints of the data that the results depend on, by name. `first`: True in the
-    process that may write. Results without a manifest also return None.
-    Raises ConfigError if the results were made with other inputs or settings, or if the folder
-    contains a link.
+    process that may write. Results without a manifest also return None. Raises ConfigError if the
+    results were made with other inputs or settings, or if the folder contains a link.
     """
     try:
         refuse_links(out)
@@ -86,7 +85,8 @@ def _read(path: Path) -> Names:
 
 
 def input_of(out: Path, name: str) -> Any:
-    """Return the fingerprint of one input that a folder's results were made from, or None."""
+    """Return the recorded fingerprint of the input `name` from which a folder's results were made;
+    None if there is none."""
     path = out / MANIFEST
     before = _read(path)
     return before["of"].get(name) if before else None
@@ -109,7 +109,7 @@ def has_results(out: Path) -> bool:
 
 
 def fixed_settings(config: Any, *excluded: str) -> dict[str, Any]:
-    """Return all settings by full name (`ppo.iterations`), except `CHANGEABLE` ones and those in
+    """Return all settings by full name (`ppo.iterations`), except those in `CHANGEABLE` and
     `excluded`."""
     return {
         name: value

@@ -2,11 +2,11 @@
 
 With one process the functions return their argument unchanged, or do nothing.
 
-Every process holds the whole (small) batch of token ids and computes the forward and backward
-passes of its share of the microbatches. Losses are sums over tokens divided by the global count, so
+Every process has the whole (small) batch of token ids and computes the forward and backward passes
+of its share of the microbatches. Losses are sums over tokens divided by the global count, so
 gradients are simply added. All processes play episodes.
 Not covered: sharded models, which add their gradients themselves (`placement.py`).
-Invariant: after each update all processes hold the same weights, equal to those of one process up
+Invariant: after each update all processes have the same weights, equal to those of one process up
 to the order of additions.
 """
 
@@ -48,7 +48,7 @@ def start(device: str) -> str:
 
 
 def stop() -> None:
-    """Leave the process group; call it when models and optimizers are not needed any more."""
+    """Leave the process group; call this when models and optimizers are not needed any more."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()

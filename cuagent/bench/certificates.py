@@ -27,7 +27,7 @@ from cuagent.worker.channel import receive_message, send_message
 
 REQUEST = "certify.json"
 TIME_LIMIT_S = 240.0
-"""Time limit of the examination of one problem in seconds."""
+"""Time limit in seconds of the examination of one problem."""
 PAUSING = "pausing"
 """Key of a message from the examining process: the device is idle, and the process waits for a
 message before it continues."""
@@ -81,7 +81,7 @@ class Certification:
 
     certificates: tuple[Certificate, ...]
     family: str
-    """Operator family, for instance `convolution and more`."""
+    """Operator family of the problem, for instance `convolution and more`."""
     operators: int
     """Number of operators that one call runs, without views, copies and creations of tensors."""
     notes: tuple[str, ...] = ()

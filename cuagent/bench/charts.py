@@ -32,7 +32,8 @@ from cuagent.bench.svg import (
 )
 
 BINS = (0.25, 0.5, 0.71, 0.87, 0.95, 1.05, 1.15, 1.41, 2.0, 4.0, 8.0)
-"""Speedups at the edges of the histogram's bins; the first and the last bin are open."""
+"""Speedups at the edges of the histogram's bins; the first bin has no lower edge and the last one
+no upper edge."""
 SERIES = (("compile", "torch.compile", "one"), ("best_rung", "best rung", "two"))
 RULE = "strict"
 

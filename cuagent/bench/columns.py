@@ -28,12 +28,13 @@ OVERALL = "overall"
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 SHOWN_S = 0.05
-"""Stages with a median below this many seconds are not shown."""
+"""Least median time in seconds of a stage in the table of stages."""
 
 
 @dataclass(frozen=True)
 class Mean:
-    """Geometric mean of speedups with its interval; the limits are None below two problems."""
+    """Geometric mean of `count` speedups with the limits of its interval; the limits are None for
+    one problem."""
 
     value: float
     low: float | None
@@ -107,9 +108,11 @@ def row(records: Sequence[Record], group: str, rule: str, baseline: str) -> Row:
 def rows_by(
     records: Sequence[Record], key: Callable[[Record], str], rules: Sequence[str] = RULES
 ) -> list[Row]:
-    """Return a row for each group, rule and baseline, and rows for all records (`OVERALL`).
+    """Return a row for each group, rule and baseline, and rows for all records together
+    (`OVERALL`).
 
-    `key` returns the group of a record. A single group is left out, because it equals `OVERALL`.
+    `key`: function that returns the group of a record. A single group is left out, because it
+    equals `OVERALL`.
     """
     groups = {OVERALL: list(records)}
     for record in records:
@@ -133,7 +136,8 @@ def family_of(record: Record) -> str:
 
 
 def geometric_mean(values: Sequence[float]) -> Mean | None:
-    """Return the geometric mean with a percentile bootstrap interval; None without values."""
+    """Return the geometric mean of positive values with a percentile bootstrap interval; None
+    without values."""
     logs = [math.log(value) for value in values if value > 0]
     if not logs:
         return None

@@ -21,12 +21,13 @@ RESULT = "candidate"
 
 @dataclass(frozen=True)
 class Change:
-    """One problem whose result differs between the benchmarks."""
+    """A problem whose result differs between the two benchmarks."""
 
     problem: str
     text: str
     ratio: float | None = None
-    """New speedup over eager divided by the old one; None if either was not timed."""
+    """Speedup over eager in the new benchmark divided by that in the old one; None if one of them
+    was not timed."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Comparison:
 
 
 def compare(before: Sequence[Record], after: Sequence[Record]) -> Comparison:
-    """Compare two benchmarks by the newest record of each problem."""
+    """Compare two benchmarks by the newest record of each problem; return the differences."""
     old = {record["problem"]: record for record in latest(list(before))}
     new = {record["problem"]: record for record in latest(list(after))}
     found: dict[str, list[Change]] = {"accepted": [], "failing": [], "faster": [], "slower": []}

@@ -38,7 +38,7 @@ as a test."""
 MOST_WEIGHTS = 64
 """Largest number of weights that are replaced as a test."""
 STAGES = 5
-"""Time limit of the whole examination, as a multiple of the budget for dead parts."""
+"""Ratio of the time limit of the whole examination to the budget for dead parts."""
 SHOWN = 4
 """Largest number of weights or operators that one certificate lists by name."""
 LEAST_HALVED = 4
@@ -72,7 +72,8 @@ def serve(channel: socket.socket, folder: Path) -> None:
 
 
 class Examination:
-    """Examination of one reference; each public generator yields certificates of one kind."""
+    """State and methods of the examination of one reference; each public generator yields
+    certificates of one kind."""
 
     def __init__(
         self,
@@ -124,7 +125,8 @@ class Examination:
         return inputs, self.run(inputs)
 
     def certification(self) -> Certification:
-        """Run all examinations in order; skip those whose result an earlier one implies."""
+        """Run all examinations in order and return the certification; skip those whose result an
+        earlier one implies."""
         import torch
 
         from cuagent.bench.families import family_of

@@ -1,8 +1,8 @@
 """Name the operator family of a problem from the operators that one call runs.
 
 The names are those of docs/research: `product`, `convolution`, `transposed convolution 3D`, ...,
-with `and more` if the call also runs other operators that compute. Many products or convolutions
-make the problem an `MLP` or a `convolutional network`.
+with `and more` if the call also runs other computing operators. A problem with many products or
+convolutions is called an `MLP` or a `convolutional network`.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class HeldLock(DeviceLock):
 def lock_file(gpu: str) -> Path:
     """Return the path of a GPU's lock file, which all processes of the user share.
 
-    `gpu` is named as in CUDA_VISIBLE_DEVICES.
+    `gpu`: name of the GPU as in CUDA_VISIBLE_DEVICES.
     """
     folder = Path(tempfile.gettempdir()) / f"cuagent-bench-{os.getuid()}"
     with suppress(FileExistsError):  # it may also be a link

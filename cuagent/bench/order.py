@@ -13,7 +13,7 @@ results."""
 
 
 class Rules(StrEnum):
-    """Operators that a candidate may call."""
+    """Rule set for the operators that a candidate may call."""
 
     PRACTICAL = "practical"
     """All operators; the module must only be right and faster."""
@@ -34,7 +34,7 @@ class BenchSettings:
     isolation: str = "auto"
     max_steps: int = 100
     max_cost: float | None = 5.0
-    """Limit in US dollars for each problem; None for no limit."""
+    """Limit of the model's cost for each problem in US dollars; None: no limit."""
     max_time_s: float = 900.0
     """Limit of the wall time in seconds for each problem, without the time for certificates."""
 
@@ -59,12 +59,12 @@ class Order:
     runs: str
     """Folder for the logs of runs."""
     gpu: str | None = None
-    """Value of CUDA_VISIBLE_DEVICES; None for a CPU, or for the GPU that the process already has.
-    """
+    """Value of CUDA_VISIBLE_DEVICES for the process; None for a CPU, or for the GPU that the
+    process already has."""
     cores: tuple[int, ...] = ()
     """Indices of the CPU cores that the process may use; empty means all."""
     endpoints: dict[str, Any] | None = None
-    """Model servers from the user's configuration; None if there are none."""
+    """Model servers from the user's configuration, by name; None if there are none."""
     prices: dict[str, Any] | None = None
     may_defer: bool = False
     """True to postpone a problem that needs most of its GPU's memory: it ends with the status

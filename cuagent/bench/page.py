@@ -118,7 +118,7 @@ def page(records: Sequence[Record]) -> str:
 
 
 def _about(records: Sequence[Record]) -> str:
-    """Return device, versions, settings and dates of the records as HTML."""
+    """Return device, versions, settings and dates of the records as an HTML fragment."""
     settings = {f"{k} {v}" for r in records for k, v in r["settings"].items()}
     versions = {f"{k} {v}" for r in records for k, v in (r.get("versions") or {}).items()}
     lines = {

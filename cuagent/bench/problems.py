@@ -19,7 +19,7 @@ from pathlib import Path
 
 CUAGENT_FOLDER = ".cuagent"
 LEVELS = (1, 2, 3)
-"""Levels of KernelBench with a published comparison; level 4 has whole language models."""
+"""Levels of KernelBench for which comparisons are published; level 4 has whole language models."""
 TASK_FOLDER = "tasks"
 """Name of the folder, below the output folder, for tasks extracted from a parquet file."""
 COLUMNS = ("ops", "data_source", "code")
@@ -47,7 +47,8 @@ class Problem:
 def kernelbench(root: Path, levels: Sequence[int] = LEVELS, wanted: str = "") -> list[Problem]:
     """Return the problems of a KernelBench checkout. Raises BenchError.
 
-    `wanted` selects problems: `1-10,23` in every level, `2/80` or `L2/80` in one.
+    `wanted` selects problems by number: `1-10,23` in every level, `2/80` or `L2/80` in one level;
+    "" means all.
     """
     base = root / "KernelBench" if (root / "KernelBench").is_dir() else root
     selected = parse_selection(wanted)
@@ -87,10 +88,10 @@ def _numbered(folder: Path) -> Iterable[tuple[int, Path]]:
 
 
 def folder_of_tasks(folder: Path, wanted: str = "") -> list[Problem]:
-    """Return the task files below a folder, in the order of their names. Raises BenchError.
+    """Return the task files below a folder as problems, sorted by name. Raises BenchError.
 
-    `wanted` is a comma-separated list of names; "" means all. Files without `Model` and
-    `get_inputs` are left out.
+    `wanted`: comma-separated list of names; "" means all. Files without `Model` and `get_inputs`
+    are left out.
     """
     files = sorted(file for file in folder.rglob("*.py") if _is_task(file, folder))
     problems = [
@@ -124,7 +125,8 @@ def _is_task(file: Path, folder: Path) -> bool:
 
 
 def refuse_links(out: Path, parts: Iterable[str] = ()) -> None:
-    """Raise BenchError if `out`, one of its `parts`, or a folder of a `.cuagent` path is a symlink.
+    """Raise BenchError if `out`, one of its `parts`, or a folder above it in a `.cuagent` path is a
+    symbolic link.
 
     The folder may come with a cloned repository, so a link could redirect writes to other files.
     """
@@ -164,7 +166,7 @@ def parquet(file: Path, into: Path, wanted: str = "") -> list[Problem]:
 
 
 def _operators(value: object) -> str:
-    """Return the operators of a row as text; the column holds a list, or a list as a string."""
+    """Return the operators of a row as text. The column is a list, or the text of a list."""
     names = value if isinstance(value, list | tuple) else re.findall(r"[\w.]+", str(value or ""))
     return ", ".join(map(str, names))
 

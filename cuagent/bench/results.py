@@ -1,11 +1,11 @@
-"""Append the record of each problem to a JSONL file, and read it back.
+"""Append the record of each problem to a JSONL file, and read the file.
 
-A record is a plain dict; `docs/guides/bench.md` lists its fields. Each line is written and
-synced immediately, so a kill loses at most the problem in progress. A line that a kill cut off is
-dropped.
+A record is a plain dict; `docs/guides/bench.md` lists its fields. Each line is written and synced
+immediately, so a kill loses at most the problem in progress. A partial last line, left by a kill,
+is removed.
 
 Each record has an authentication code of this user and machine (`record.origin`): the folder may
-come with a cloned repository, and a forged record would count as a result.
+come with a cloned repository, and a forged record would be taken for a result.
 
 Invariants: `finished` returns a record only if task, tool, device and settings are the same. No
 link is followed below the folder.
@@ -51,7 +51,7 @@ TABLES = (
     "strict",
     "parts",
 )
-"""Optional fields of a record; each is a dict or None."""
+"""Optional fields of a record; the value of each is a dict or None."""
 SOURCES = ("*.py", "*.md", "*.cu", "*.cpp", "*.h")
 """Glob patterns of the files in cuagent's package that can change a result."""
 
@@ -103,7 +103,7 @@ def opened_for_writing(out: Path, *, trust: bool = False) -> Iterator[ResultFile
 
 
 class ResultFile:
-    """The results of one folder, open for appending."""
+    """The file of results in one output folder, open for appending."""
 
     def __init__(self, path: Path, *, trust: bool = False) -> None:
         self.path = path
@@ -171,7 +171,7 @@ def _content(file: Path) -> bytes:
 
 
 def _is_whole(record: Record) -> bool:
-    """Return True if a record has the fields that all readers use, with the right types."""
+    """Return True if a record has all fields that readers of records use, with the right types."""
     tables = [record.get(name) for name in TABLES]
     return (
         all(isinstance(record.get(name), str) for name in TEXTS)

@@ -141,7 +141,8 @@ def orders_for(
 
 
 def _digest(problem: Problem, settings: BenchSettings) -> str:
-    """Return the task's digest; for a file that cannot be loaded, the digest of the error."""
+    """Return the digest of the problem's task; if the file cannot be loaded, a digest of the
+    error."""
     try:
         task = load_task(problem.path, device=settings.device, precision=settings.precision)
     except TaskError as error:
@@ -280,6 +281,6 @@ succeed."""
 
 
 def is_for_memory(record: Record) -> bool:
-    """Return True if a problem failed for lack of memory."""
+    """Return True if the problem of this record failed for lack of memory."""
     text = record["reason"].lower()
     return record["status"] == "failed" and any(words in text for words in MEMORY)

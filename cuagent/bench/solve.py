@@ -1,7 +1,8 @@
-"""Solve one problem: certify it, optimize it, and return its record, in a separate process.
+"""Solve one benchmark problem in a separate process: certify it, optimize it, and return its
+record.
 
 This is the only module of the bench that calls the agent and the judge. A failure of any kind
-becomes a record with its reason; only an interrupt leaves no record, so that the problem is done
+becomes a record with its reason; only an interrupt leaves no record, so that the problem runs
 again.
 """
 
@@ -283,7 +284,8 @@ def _passed_lax(verdict: Any) -> bool:
 
 
 def _messages(run: Run) -> list[str]:
-    """Return the message of the model's last submission, as a list of at most one text."""
+    """Return the message of the model's last submission, as a list of one text; [] if there is
+    none."""
     calls = [call for message in run.messages for call in message.tool_calls]
     texts = []
     for call in calls:

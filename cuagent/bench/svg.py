@@ -33,7 +33,7 @@ def time_name(exponent: int) -> str:
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the elements of a legend above the chart, for entries of (label, CSS class)."""
+    """Return the SVG elements of a legend above the chart. `entries`: (label, CSS class)."""
     parts, x = [], LEFT + 10
     for text, style in entries:
         parts.append(f'<rect class="{style}" x="{x}" y="2" width="10" height="10"/>')
@@ -97,7 +97,8 @@ def named_bars(rows: Sequence[tuple[str, float, str, str]], left: float, step: f
 
 
 def decades(values: Iterable[float]) -> tuple[int, int]:
-    """Return exponents (low, high) with 10**low <= values <= 10**high and low < high."""
+    """Return the exponents (low, high) of a logarithmic axis: 10**low <= values <= 10**high, and
+    low < high."""
     found = [*values]
     low = math.floor(math.log10(min(found)))
     return low, max(math.ceil(math.log10(max(found))), low + 1)

@@ -37,7 +37,7 @@ CREATIONS = names_in(
 )
 """Names of operators that create a tensor whose values do not depend on other tensors' values."""
 UNCHANGED = 1e-5
-"""Largest difference that counts as roundoff, relative to the largest absolute output."""
+"""Largest difference that is regarded as roundoff, relative to the largest absolute output."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Operator:
     """(name, value) pairs of a convolution: `dimensions`, `transposed`, `depthwise`; empty for
     other operators."""
     same: bool = False
-    """True if the result equals the operator's first tensor argument."""
+    """True if the operator's result equals its first tensor argument."""
 
     @property
     def label(self) -> str:
@@ -93,7 +93,7 @@ def without_effect(
 
 
 def unchanged(output: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-    """Return True if all outputs equal the expected ones up to `UNCHANGED`."""
+    """Return True if all outputs equal the expected ones up to roundoff (`UNCHANGED`)."""
     return all(_near(a, b) for a, b in zip(output, expected, strict=True))
 
 

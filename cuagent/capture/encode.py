@@ -26,7 +26,7 @@ name."""
 DEEPEST = 16
 """Largest nesting depth of values that are written as text."""
 LARGEST_PICKLE = 64 << 10
-"""Largest pickle in bytes that is embedded, for an object of an installed package."""
+"""Largest size in bytes of a pickle that is embedded for an object of an installed package."""
 LARGEST_TENSOR = 1 << 20
 """Largest size of a tensor that is embedded as text, in bytes after compression."""
 
@@ -56,7 +56,8 @@ class Encoder:
         self._open: set[int] = set()
 
     def __call__(self, value: Any, depth: int = 0) -> str:
-        """Return an expression that evaluates to an equal value. Raises Unsupported."""
+        """Return the source text of an expression that evaluates to a value equal to `value`.
+        Raises Unsupported."""
         if (text := _plain(value)) is not None:
             return text
         import torch

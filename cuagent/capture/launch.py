@@ -29,7 +29,8 @@ INTERRUPTED = 130
 
 
 def main(order_file: str) -> int:
-    """Run the script, write the answer, and return the exit code of the script."""
+    """Run the script as the order file says, write the answer file, and return the exit code of the
+    script."""
     order = json.loads(Path(order_file).read_text())
     began = time.perf_counter()
     try:

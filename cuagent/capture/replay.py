@@ -21,7 +21,7 @@ summation can cause such differences."""
 
 
 def main(folder: str) -> None:
-    """Check the folder and print the result."""
+    """Check the captured folder and print the result as JSON."""
     try:
         print(json.dumps(check(Path(folder))))
     except TaskError as error:

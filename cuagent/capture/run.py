@@ -50,9 +50,9 @@ class Order:
 
 
 def run_script(order: Order) -> dict[str, Any]:
-    """Run the script and return the recorder's answer.
+    """Run the script of the order under the recorder; return the recorder's answer.
 
-    The script's output goes to stderr. Raises CaptureRefused if the process ended without an
+    The script's output is written to stderr. Raises CaptureRefused if the process ended without an
     answer.
     """
     with tempfile.TemporaryDirectory(prefix="cuagent-capture-") as folder:
@@ -87,7 +87,8 @@ def run_script(order: Order) -> dict[str, Any]:
 
 
 def require_capture(order: Order, answer: dict[str, Any]) -> None:
-    """Raise CaptureRefused or ScriptFailed, with the reason, if no folder was written."""
+    """Raise CaptureRefused or ScriptFailed, with the reason, if the capture wrote no task
+    folder."""
     if "tasks" in answer:
         return
     failed = f"; then the script failed: {answer['failure']}" if answer["failure"] else ""
@@ -111,9 +112,9 @@ def require_capture(order: Order, answer: dict[str, Any]) -> None:
 
 
 def check_folder(folder: Path, python: Sequence[str]) -> dict[str, Any]:
-    """Rebuild a captured module in a new process and compare it with the recorded call.
+    """Rebuild a captured module in a new process and compare its result with the recorded call.
 
-    Returns {"error": str} or {"difference": float | None, "note": str}.
+    Returns {"error": text} or {"difference": share of the tolerance or None, "note": text}.
     """
     command = [*python, "-m", "cuagent.capture.replay", str(folder.resolve())]
     try:

@@ -35,9 +35,10 @@ class SwapRefused(Exception):
 
 @dataclass(frozen=True)
 class ScriptTiming:
-    """Wall times in seconds of the script's steps and of the whole script, one for each run.
+    """Wall times of the user's script without the kernel (`before`) and with it (`after`), one for
+    each run.
 
-    `before` is without the kernel, `after` with it.
+    `before_s`, `after_s`: seconds of the script's steps. `whole_...`: seconds of the whole script.
     """
 
     before_s: tuple[float, ...]

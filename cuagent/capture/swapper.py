@@ -106,7 +106,7 @@ class Swapper:
         return self._new[id(module)], given
 
     def _warm_up(self, module: nn.Module, form: object, given: list[Any]) -> None:
-        """Build the kernel's module and call it once on copies of the inputs.
+        """Build the kernel's module and call it once on copies of the inputs, before it is timed.
 
         The time is added to `spent` or `first_spent`.
         """

@@ -42,9 +42,9 @@ class WriteError(Exception):
 
 
 def write_capture(recorder: Recorder, out: Path, script: str, facts: dict[str, Any]) -> list[str]:
-    """Write the folder and return the names of its tasks, the main one first.
+    """Write the capture as a task folder; return the names of its task files, the main one first.
 
-    `facts` are added to the manifest. Raises WriteError and OSError.
+    `facts`: entries to add to the manifest. Raises WriteError and OSError.
     """
     snapshot = recorder.snapshot
     assert snapshot is not None
@@ -116,7 +116,7 @@ def _task(
     script: str,
     files: dict[str, bytes],
 ) -> str:
-    """Return the text of task.py."""
+    """Return the source text of task.py."""
     in_modules = _in_modules(snapshot)
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     tree = "".join(f"    {row}\n" for row in snapshot.structure.rows)

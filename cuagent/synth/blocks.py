@@ -58,7 +58,7 @@ TIMM = (
     ("timm.layers", "SwiGLU({d}, {f})"),
     ("timm.layers", "GlobalResponseNormMlp({d}, {f})"),
 )
-"""Blocks of timm: (module to import from, constructor)."""
+"""Blocks of the library timm: (module to import from, constructor)."""
 OTHER_INPUTS = re.compile("Patch|Embedding|Router")
 """Pattern of the names of blocks that are left out, because their inputs are images or indices of
 experts."""

@@ -49,7 +49,7 @@ class Draft:
     values: list[Value] = field(default_factory=list)
     families: list[str] = field(default_factory=list)
     _made: dict[str, Any] = field(default_factory=dict)
-    """Modules and parameters on the meta device, by attribute name."""
+    """Modules and parameters of the task on the meta device, by attribute name."""
 
     @property
     def last(self) -> Value:

@@ -359,7 +359,8 @@ class Examined:
         return {"compile_s": seconds, "compile_error": difference, "regions": regions}
 
     def _floor_bytes(self) -> int:
-        """Return the bytes that any kernel must move: inputs, state and outputs, once each."""
+        """Return the bytes that any kernel for the task must move: inputs, state and outputs, once
+        each."""
         state = [*self.model.parameters(), *self.model.buffers()]
         tensors = [*_leaves(self.inputs), *self.output, *state]
         return sum(x.numel() * x.element_size() for x in tensors)

@@ -29,7 +29,8 @@ class Order:
     exact_labels: bool = True
     """True if the labels must name all operators that run; False if some may be missing."""
     solve: bool = True
-    """True to change the batch size until the time is in the window; False to keep it."""
+    """True to search a batch size whose time is in the window; False to keep the code's own
+    size."""
     lock: str = ""
     """Path of the lock file of a GPU that several candidates share; "" if the device is not
     shared."""

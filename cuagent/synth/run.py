@@ -32,7 +32,8 @@ GENERATOR = 3
 """Version of the generator. Increase it when the same seed leads to other tasks than before."""
 SETTINGS = "settings.json"
 WINDOWS = {"cpu": (1e-4, 2e-2), "cuda": (1e-3, 1e-1)}
-"""Accepted range of a task's eager time in seconds; for a GPU that of the CUDA Agent paper."""
+"""Accepted range of a task's eager time in seconds, by device; for a GPU it is that of the CUDA
+Agent paper."""
 TARGETS = {"cpu": (0.25, 0.6), "cuda": (0.1, 0.45)}
 """Range of a task's target time within the time window, as shares of the window on a logarithmic
 scale.
@@ -189,7 +190,8 @@ class _Run:
         }
 
     def next(self) -> tuple[int, Order] | None:
-        """Return (index, order) of the next candidate to examine; None if no more are needed."""
+        """Return (index, order) of the next candidate to examine; None if no more candidates are
+        needed."""
         limit = MOST_PER_TASK * self.settings.count + 100
         while self.index < limit and not self.complete:
             index, self.index = self.index, self.index + 1

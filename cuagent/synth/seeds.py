@@ -35,9 +35,10 @@ class Seed:
 
     family: str
     form: str
-    """Shape of the main argument: one letter for each dimension, `...` for any leading ones."""
+    """Shape form of the main argument: one letter for each dimension, `...` for any number of
+    leading ones."""
     text: str
-    """Constructor of a module (`nn.*`) or the whole call, with placeholders."""
+    """Text of the whole call, or of a module's constructor (`nn.*`), with placeholders."""
     call: str = "$({x})"
     """Text of a module's call, in which `$` stands for the module; unused if `text` is a function
     call."""
@@ -84,7 +85,8 @@ MODULE_FAMILIES = {
     "channelshuffle": "views",
     "pooling": "pooling",
 }
-"""Family of the modules in each file of `torch.nn.modules`; other files are not read."""
+"""Operator family of the modules in each file of `torch.nn.modules`; files that are not listed are
+skipped."""
 SKIPPED_MODULES = re.compile(
     "Lazy|Sync|Fractional|MaxUnpool|CrossMapLRN|RReLU|MultiheadAttention|Softmax|Softmin|Threshold"
 )
@@ -112,7 +114,7 @@ OPTIONS = {
     "instancenorm": (", affine=True",),
     "pooling": ("", ", stride={stride}"),
 }
-"""Variants of further constructor arguments, by file of `torch.nn.modules`."""
+"""Variants of optional constructor arguments, by file of `torch.nn.modules`."""
 SPATIAL = {"1": "n c l", "2": "n c h w", "3": "n c s h w"}
 
 

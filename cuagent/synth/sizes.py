@@ -16,7 +16,7 @@ from typing import Any
 from cuagent.synth.reasons import Reason, Rejected
 
 PROBES = (8, 16)
-"""Batch sizes at which the work of a call is counted."""
+"""The two batch sizes at which the work of a call is counted."""
 STEPS = 4
 """Largest number of batch sizes that are timed for one task."""
 REPEATS = 5

@@ -1,4 +1,4 @@
-"""Write a draft as a Python file; read operators and structure from the source of any task.
+"""Write a draft as a Python file; read operators and structure from the source text of any task.
 
 `labels` reads the operators of `Model` from its syntax tree, so labels and code agree. `graph_of`
 is a digest of the data flow of forward without names and sizes: two tasks with equal digests are

@@ -65,13 +65,13 @@ def size_text(size: int) -> str:
 
 @dataclass(frozen=True)
 class Value:
-    """One tensor of forward: an input or the result of a call."""
+    """A tensor in forward of a draft: an input or the result of a call."""
 
     name: str
     meta: Any
     """Meta tensor with the value's shape, strides and dtype."""
     given: bool = False
-    """True for an input of the task."""
+    """True if the value is an input of the task."""
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
-"""Run torch.compile once in the fork server, so that children on the CPU start faster.
+"""Run torch.compile once in the fork server, so that its children on the CPU start faster.
 
 The first compilation builds inductor's tables of patterns, precompiles headers and tests vector
-instructions: several processor seconds that each child would spend again. Not for CUDA, whose
-context does not survive a fork.
+instructions. This takes several seconds of processor time, which each child would spend again.
+Not covered: CUDA, whose context does not survive a fork.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Choose the tasks to play next: those that the policy sometimes solves.
+"""Choose the tasks to play next: those that the policy solves sometimes, but not always.
 
 A task that always succeeds or always fails gives every episode the same reward and so no advantage.
-Its share shrinks, and grows again when its outcomes vary. The mix becomes harder as the policy
-solves tasks and easier as it fails. The success of a task that was not played yet is predicted from
-its measured difficulty (`cuagent synth`) and the policy's ability by Rasch's model: the odds of a
-success are exp(ability - difficulty).
+Its sampling weight falls, and rises again when its outcomes vary. So the mix becomes harder as the
+policy improves. The success rate of a task that was not played yet is predicted from its measured
+difficulty (`cuagent synth`) and the policy's ability by Rasch's model: the odds of a success are
+exp(ability - difficulty).
 Invariant: the choice for an iteration depends only on the seed and the outcomes of earlier
 iterations, which are in a file; a resumed run chooses like an uninterrupted one.
 """
@@ -27,7 +27,7 @@ from cuagent.training.files import read_lines, write_atomic
 @dataclass(frozen=True)
 class Curriculum:
     memory: int = 32
-    """Number of outcomes used per task: the newest ones."""
+    """Number of newest outcomes of a task from which its success rate is estimated."""
     floor: float = 0.05
     """Smallest weight of a task; the largest weight is `floor` + 0.25."""
     spread: float = 6.0
@@ -75,7 +75,7 @@ def task_weights(
 def ability(
     outcomes: Mapping[str, Sequence[float]], difficulties: Mapping[str, float], settings: Curriculum
 ) -> float:
-    """Return the policy's ability in log odds: the value that best explains its outcomes.
+    """Return the policy's ability in Rasch's model (log odds), fitted to its outcomes.
 
     `outcomes`: rewards of each task, scaled to 0 to 1. Tasks without a difficulty are ignored. One
     success and one failure at difficulty 1/2 are added, so the result is finite; without outcomes
@@ -123,7 +123,7 @@ def append_outcomes(path: Path, iteration: int, episodes: Sequence[Episode]) -> 
 
 
 def read_outcomes(path: Path, before: int) -> list[tuple[str, float]]:
-    """Return (task, reward) of each episode of the iterations before `before`.
+    """Return (task digest, reward) of each episode played before iteration `before`.
 
     Lines of later iterations are deleted: a run that resumed from an earlier checkpoint plays these
     iterations again.

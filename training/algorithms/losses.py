@@ -44,7 +44,7 @@ def imitation_loss(logprobs: Tensor, action: Tensor, count: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Clip:
-    """Bounds of the probability ratio: 1 - low, 1 + high.
+    """Clipping bounds of the probability ratio pi / pi_old: from 1 - `low` to 1 + `high`.
 
     `dual` bounds the loss of tokens with a negative advantage whose ratio explodes (dual-clip PPO);
     None disables it, as in the paper.
@@ -62,13 +62,13 @@ class Clip:
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """The loss to differentiate, and detached tensors for the statistics."""
+    """The policy loss to differentiate, and detached tensors for statistics."""
 
     loss: Tensor
     log_ratio: Tensor
     """log pi / pi_old of the action tokens [N]."""
     clipped: Tensor
-    """True where the clip determined the loss, [N] bool."""
+    """[N] bool: True for action tokens whose loss the clipping bounds determined."""
 
 
 def policy_loss(
@@ -116,10 +116,11 @@ def value_loss(
     old_values: Tensor | None = None,
     clip: float | None = None,
 ) -> Tensor:
-    """Return half the squared error, summed over action tokens and divided by `count`.
+    """Return half the squared error of the values, summed over action tokens and divided by
+    `count`.
 
     It is equation 4 of CUDA Agent. With `clip`, each value is also clamped to within `clip` of
-    `old_values`, and the larger of the two errors counts, as in PPO2.
+    `old_values`, and the larger of the two errors is used, as in PPO2.
     """
     error = (values - returns) ** 2
     if clip is not None and old_values is not None:

@@ -107,7 +107,7 @@ def episode_metrics(episodes: Sequence[Episode]) -> Metrics:
 
 
 def task_means(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return the mean reward of each task that was played."""
+    """Return the mean reward of each played task, by task digest."""
     rewards: dict[str, list[float]] = {}
     for e in episodes:
         rewards.setdefault(e.task, []).append(e.reward)
@@ -115,13 +115,12 @@ def task_means(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def reward_fall(means: Sequence[Mapping[str, float]]) -> float:
-    """Return the largest fall of the last iteration's mean reward below an earlier one's, on equal
-    tasks.
+    """Return the largest fall of the mean reward from an earlier iteration to the last one, on the
+    tasks that both played.
 
-    `means`: `task_means` of each iteration. Two iterations are compared on the tasks that both
-    played, all with the same weight, because a curriculum changes how often each task is played. An
-    earlier iteration is skipped if it played fewer than half of the last one's tasks. 0 if nothing
-    fell.
+    `means`: `task_means` of each iteration. All tasks have the same weight, because a curriculum
+    changes how often each task is played. An earlier iteration is skipped if it played fewer than
+    half of the last one's tasks. 0 if the reward did not fall.
     """
     now, worst = means[-1], 0.0
     for earlier in means[:-1]:
@@ -137,7 +136,8 @@ def is_cut(episode: Episode) -> bool:
 
 
 def log_metrics(path: Path, step: int, metrics: Mapping[str, float], stage: str) -> None:
-    """Append one line to metrics.jsonl (first process only); NaN and infinity become null."""
+    """Append the metrics of one step as a line to metrics.jsonl (first process only); NaN and
+    infinity become null."""
     if parallel.rank():
         return
     figures = {k: (v if math.isfinite(v) else None) for k, v in metrics.items()}
@@ -148,7 +148,7 @@ def log_metrics(path: Path, step: int, metrics: Mapping[str, float], stage: str)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return all lines of a metrics.jsonl."""
+    """Return the metrics of all steps in a metrics.jsonl."""
     return read_lines(path)
 
 

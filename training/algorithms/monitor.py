@@ -56,7 +56,7 @@ class Limits:
     ev_last_quartile: float = 0.0
     length_clipped: float = 0.05
     bad_calls: float = 0.10
-    """Largest rise of the share of bad tool calls above the first iteration's share."""
+    """Largest rise of the share of invalid tool calls above the first iteration's share."""
     reward_std: float = 0.25
     """Smallest ratio of the rewards' deviation to the first iteration's. Less means that all
     episodes become alike ("echo trap")."""
@@ -74,10 +74,11 @@ class Limits:
 
 
 def alarms(history: Sequence[Mapping[str, float]], limits: Limits, rewound: int = 0) -> list[Alarm]:
-    """Return the alarms for the last of `history` (the metrics of all iterations, oldest first).
+    """Return the alarms that the newest iteration raises. `history`: metrics of all iterations,
+    oldest first.
 
-    `rewound`: index of the first iteration after the last rewind. Earlier iterations do not count
-    towards `patience`, because their weights were discarded.
+    `rewound`: index of the first iteration after the last rewind. Earlier iterations are not
+    counted for `patience`, because their weights were discarded.
     """
     now, start = history[-1], history[0]
     found: list[Alarm] = []

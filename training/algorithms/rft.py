@@ -1,8 +1,9 @@
 """Run rejection fine-tuning (RFT): the policy imitates its good episodes.
 
-It is supervised learning of every sampled token of the episodes that `filters.filter_episodes`
-keeps (equation 2 of CUDA Agent). The same loop trains the demo's base policy on unfiltered
-demonstrations. Not covered: the choice of episodes, sampling.
+RFT is supervised learning of every sampled token of the episodes that `filters.filter_episodes`
+accepts (equation 2 of CUDA Agent). The same loop trains the demo's base policy on unfiltered
+demonstrations.
+Not covered: the choice of episodes, sampling.
 Invariant: batch k of a run depends on the seed and k alone, so a resumed run equals an
 uninterrupted one.
 """
@@ -40,7 +41,8 @@ class RftConfig:
     episodes_per_batch: int = 16
     optimizer: AdamW = field(default_factory=lambda: AdamW(lr=1e-5, warmup=10))
     tokens_per_microbatch: int = 16384
-    """Padded tokens per forward pass; it bounds memory and does not change the result."""
+    """Largest number of padded tokens per forward pass. It bounds memory and does not change the
+    result."""
     seed: int = 0
     save_every: int = 100
     evaluate_every: int | None = None
@@ -48,7 +50,7 @@ class RftConfig:
     stop_after: int | None = None
     """Step after which training stops as if interrupted; used by tests of resuming."""
     epochs: float = 3.0
-    """Passes over the episodes."""
+    """Number of passes over the episodes."""
     patience: int | None = 2
     """Number of evaluations without a lower held-out loss after which training stops; None: no
     early stop."""
@@ -70,10 +72,11 @@ def rft(
     say: Say = print,
     guard: DeviceGuard = nullcontext,
 ) -> Metrics:
-    """Train `actor` in place; write metrics and checkpoints under `out`, and resume from them.
+    """Train `actor` in place by imitation of `episodes`; return the last metrics.
 
-    Returns the last metrics. The actor ends with the weights of the lowest loss on `heldout`, or
-    with the last ones if `heldout` is empty. `guard` is a context that is entered for each step.
+    Metrics and checkpoints are written under `out`, from which a second call resumes. The actor
+    ends with the weights of the lowest loss on `heldout`, or with the last ones if `heldout` is
+    empty. `guard`: returns a context to enter for each step.
     """
     optimizer = make_optimizer(actor, config.optimizer)
     found = latest_checkpoint(out)

@@ -21,12 +21,14 @@ from cuagent.training.data.segments import Episode, Kind, RecordError, Segment
 
 @dataclass(frozen=True)
 class Batch:
-    """E episodes as B rows, one for each context window, padded on the right to L tokens."""
+    """E episodes as padded tensors of B rows, one row for each context window, padded on the right
+    to L tokens."""
 
     ids: Tensor
     """[B, L] int64: token ids."""
     real: Tensor
-    """[B, L] bool: False on padding. The ids do not show this, because id 0 may be a real token."""
+    """[B, L] bool: False on padding. It cannot be derived from the ids, because id 0 may be a real
+    token."""
     action: Tensor
     """[B, L] bool: True for tokens that the policy sampled."""
     drawn: Tensor
@@ -56,7 +58,8 @@ class Batch:
 
 
 def collate(episodes: Sequence[Episode], longest: int | None = None) -> Batch:
-    """Pad episodes into one batch. Raises RecordError if a window exceeds `longest` tokens."""
+    """Convert episodes to one padded batch. Raises RecordError if a window exceeds `longest`
+    tokens."""
     rows: list[tuple[int, list[Segment]]] = []
     for number, episode in enumerate(episodes):
         windows: dict[int, list[Segment]] = {}
@@ -97,9 +100,10 @@ def collate(episodes: Sequence[Episode], longest: int | None = None) -> Batch:
 
 
 def microbatches(lengths: Tensor, budget: int) -> Iterator[Tensor]:
-    """Yield groups of row indices, at most `budget` padded tokens each (or a single longer row).
+    """Yield groups of row indices; a group has at most `budget` padded tokens, or a single longer
+    row.
 
-    `lengths` [B]: real tokens of each row. Rows of similar length share a group, which keeps
+    `lengths` [B]: real tokens of each row. Rows of similar length share a group, which makes
     padding small. Losses are sums over tokens, so the grouping changes no gradient.
     """
     order, tokens = torch.argsort(lengths, stable=True).tolist(), lengths.tolist()
@@ -114,7 +118,8 @@ def microbatches(lengths: Tensor, budget: int) -> Iterator[Tensor]:
 
 
 def packed_microbatches(lengths: Tensor, budget: int) -> list[Tensor]:
-    """Return groups of row indices, at most `budget` real tokens each (or a single longer row).
+    """Return groups of row indices; a group has at most `budget` real tokens, or a single longer
+    row.
 
     `lengths` [B]: real tokens of each row. First-fit decreasing: rows are placed longest first,
     each into the first group that has room. The groups are few and of similar size, so several

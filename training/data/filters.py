@@ -33,21 +33,23 @@ SUBMITTED = ("submitted", "no gain")
 @dataclass(frozen=True)
 class Filters:
     above: float = 0.0
-    """Bound that an episode's reward must exceed."""
+    """Exclusive lower bound of an episode's reward."""
     submitted: bool = True
     cut_turns: int = 0
-    """Largest number of an episode's turns that their length limit cut."""
+    """Largest number of an episode's turns that the length limit may cut."""
     repeats: int = 2
     """Largest number of consecutive repetitions of one call, or of a cycle of up to four calls."""
     bad_calls: int = 0
-    """Largest number of calls with an unknown tool or arguments that break its schema."""
+    """Largest number of an episode's calls with an unknown tool or arguments that break the tool's
+    schema."""
     tokens: int = 32768
     """Largest number of tokens of an episode."""
     per_task: int | None = None
-    """Largest number of episodes of a task; None: no limit, and easy tasks may fill the set."""
+    """Largest number of episodes kept for one task; None: no limit, and easy tasks may fill the
+    set."""
     fastest: int | None = None
-    """Number of episodes kept of each task: those with the largest speedup, by the lower limit of
-    its interval. RFT then learns speed too, so its comparison with PPO is fair. None keeps all."""
+    """Number of episodes kept for each task: those with the largest lower limit of the speedup. RFT
+    then learns speed too, so its comparison with PPO is fair. None keeps all."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Loaded:
-    """Episodes, and the number of skipped runs by reason."""
+    """Episodes that were loaded, and the number of runs that were skipped by reason."""
 
     episodes: tuple[Episode, ...]
     left_out: Mapping[str, int]
@@ -42,8 +42,8 @@ class UnusableRun(Exception):
 
 
 def load_runs(root: Path, chat: Chat) -> Loaded:
-    """Load the episodes of all runs under `root`. Raises record.RecordError if a log cannot be
-    read."""
+    """Load all runs under the folder `root` as episodes. Raises record.RecordError if a log cannot
+    be read."""
     episodes, left_out = [], Counter[str]()
     for folder in list_runs(root):
         try:
@@ -54,7 +54,7 @@ def load_runs(root: Path, chat: Chat) -> Loaded:
 
 
 def episode_of(folder: RunFolder, chat: Chat) -> Episode:
-    """Return the episode of one run. Raises UnusableRun or record.RecordError."""
+    """Convert the log of one run to an episode. Raises UnusableRun or record.RecordError."""
     records = read_records(folder)
     if not records or records[0]["type"] != "session":
         raise UnusableRun("no session")
@@ -143,7 +143,8 @@ def text_segments(
 
 
 def calls_of(messages: Window, tools: Sequence[ToolSpec]) -> tuple[Call, ...]:
-    """Return every tool call that the model made, checked against the tools of the run."""
+    """Return every tool call that the model made, with `known` and `valid` set from the
+    specifications `tools`."""
     schemas = {t.name: t.schema for t in tools}
     found: list[Call] = []
     for turn, record in enumerate(r for r in messages if r["sampled"]):

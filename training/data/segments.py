@@ -33,13 +33,13 @@ class Kind(StrEnum):
     """Kind of a segment, by the writer of its tokens."""
 
     PROMPT = "prompt"
-    """System prompt, tools and task."""
+    """Tokens of the system prompt, the tools and the task."""
     ACTION = "action"
-    """Sampled by the policy, including its end-of-turn token if it sampled one."""
+    """Tokens that the policy sampled, including its end-of-turn token if it sampled one."""
     OBSERVATION = "observation"
-    """Written by a tool."""
+    """Tokens of a tool's output."""
     BOUNDARY = "boundary"
-    """Inserted by the chat template around turns (role markers, newlines)."""
+    """Tokens that the chat template inserts around turns (role markers, newlines)."""
 
 
 @dataclass(frozen=True)
@@ -60,21 +60,21 @@ class Segment:
 
 @dataclass(frozen=True)
 class Call:
-    """One tool call of an episode, as the filters and the monitor use it."""
+    """A tool call of an episode, with the facts that filters and monitor need."""
 
     turn: int
     name: str
     arguments: str
     """Arguments as JSON text, byte for byte as sampled."""
     known: bool = True
-    """True if the tool exists."""
+    """True if a tool with this name exists."""
     valid: bool = True
     """True if the arguments are JSON and fit the tool's schema."""
 
 
 @dataclass(frozen=True)
 class Episode:
-    """One run of the agent on one task."""
+    """Training record of one run of the agent on one task: tokens, reward, tool calls."""
 
     id: str
     task: str
@@ -84,7 +84,7 @@ class Episode:
     reward: float
     """Terminal reward, e.g. the milestone score in {-1, 1, 2, 3}."""
     stop: str
-    """Reason for the end: a `cuagent.agent` Stop value."""
+    """Reason why the run ended: a value of `cuagent.agent.Stop`."""
     calls: tuple[Call, ...] = ()
     solution: str = ""
     """Digest of the scored attempt; empty if there was none."""
@@ -151,8 +151,8 @@ def check(episode: Episode) -> None:
 
 
 def require_logprobs(episodes: Iterable[Episode]) -> None:
-    """Raise RecordError, naming the first bad call, unless all actions have the log-probabilities
-    that PPO needs."""
+    """Raise RecordError if an action has no log-probabilities, which PPO needs; the message names
+    the first such call."""
     for episode in episodes:
         check(episode)
         actions = (s for s in episode.segments if s.kind is Kind.ACTION)

@@ -27,7 +27,7 @@ class Part(StrEnum):
 def load_tasks(folder: Path, device: str) -> list[Task]:
     """Load every `.py` file of a folder, or every row of a parquet file, as a task.
 
-    A parquet file comes from `cuagent synth`: `FILE.parquet` means its split `train`,
+    A parquet file is one of `cuagent synth`: `FILE.parquet` means its split `train`,
     `FILE.parquet:test_shape` its split `test_shape`. The tasks' code is written to a folder next to
     the file. Raises TaskError, RecordError, SynthError.
     """
@@ -56,8 +56,8 @@ def task_difficulties(path: Path, tasks: Sequence[Task]) -> dict[str, float]:
 
 
 def part_of(tasks: Sequence[Task], share: float, part: Part) -> list[Task]:
-    """Return the tasks of a part; `share` is the share held out. Raises RecordError if the part is
-    empty."""
+    """Return the tasks that belong to `part`. `share`: share of tasks to hold out. Raises
+    RecordError if no task belongs to it."""
     if part is Part.ALL:
         return list(tasks)
     train, heldout = split_tasks(tasks, share)

@@ -46,6 +46,6 @@ def unique_messages(windows: Sequence[Window]) -> Window:
 
 
 def calls_in(window: Window, records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the `call` records whose replies are messages of the window."""
+    """Return the records of type `call` whose replies are messages of the window."""
     calls = {r["id"]: r for r in records if r["type"] == "call"}
     return [calls[r["call"]] for r in window if r["sampled"] and r.get("call") in calls]

@@ -71,7 +71,7 @@ def run_ablations(
     the comparisons by arm.
 
     Each arm's `trial.json` compares the arm with the full method, and is rewritten as seeds finish.
-    PPO makes as many iterations as the full method did for the seed, or fewer if `config.minutes`
+    PPO makes as many iterations as the full method made for the seed, or fewer if `config.minutes`
     run out. Finished stages are skipped. Raises ConfigError if an arm is unknown or a seed of the
     full method is not finished.
     """
@@ -124,7 +124,8 @@ def arms_of(
 
 
 def copy_stages(full: Path, arm_seed: Path, last: str) -> None:
-    """Copy the stages up to and including `last`, except existing ones; each atomically."""
+    """Copy the folders of the stages up to and including `last` from `full` to `arm_seed`, unless
+    they exist there."""
     arm_seed.mkdir(parents=True, exist_ok=True)
     for stage in STAGES[: STAGES.index(last) + 1]:
         if not (arm_seed / stage).exists():
@@ -134,7 +135,7 @@ def copy_stages(full: Path, arm_seed: Path, last: str) -> None:
 
 
 def ppo_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the metrics of a seed's PPO iterations; empty if it made none."""
+    """Return the metrics of each PPO iteration of a seed; empty if there are none."""
     path = folder / "ppo" / "metrics.jsonl"
     return read_metrics(path) if path.exists() else []
 

@@ -22,8 +22,8 @@ from cuagent.training.files import write_atomic
 SECONDS = "seconds.json"
 EVALUATION = "evaluation"
 RFT_OVER_PPO = 1.2
-"""Ratio of further RFT's time to PPO's, for the same number of episodes. PPO makes the policy
-repeat its kernels more, so more of them are in the judgement cache."""
+"""Ratio of the time of further RFT to the time of PPO, for the same number of episodes. PPO makes
+the policy repeat its kernels more, so more of them are in the judgement cache."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Budget:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Add the time spent in this context to the stage `name`; stages must not be nested."""
+        """Add the time spent inside this context to the stage `name`; stages must not be nested."""
         self.started[name] = time.time()
         try:
             yield
@@ -69,7 +69,7 @@ class Budget:
         return self.spent.get(name, 0.0) + now - self.started.get(name, now)
 
     def remaining(self) -> float:
-        """Return the seconds until the end; infinite without a limit."""
+        """Return the seconds until the time limit; infinite without a limit."""
         return float("inf") if self.end is None else self.end - time.time()
 
     def seconds_after_ppo(self, evaluation: float, further_rft: float) -> float:

@@ -77,7 +77,7 @@ episodes are repeated to reach this share."""
 
 @dataclass
 class Demo:
-    """One demonstration in its folder; `run` goes through the stages."""
+    """One run of the demonstration, in the folder `out`; `run` runs all its stages."""
 
     config: DemoConfig
     device: str
@@ -88,8 +88,8 @@ class Demo:
     """Folder of the tasks and demonstrations, which all seeds use."""
     say: Say = print
     end: float | None = None
-    """Time (by time.time()) when the run must end: PPO makes fewer iterations to meet it. None: no
-    limit."""
+    """Time (a time.time() value) at which the run must end: PPO makes fewer iterations to meet it.
+    None: no limit."""
     device_lock: DeviceLock = field(default_factory=DeviceLock)
     """Lock of `device`, held while the policy trains or samples, so that no kernel is timed there
     then."""
@@ -170,11 +170,10 @@ class Demo:
         """Run the arm that PPO is compared with: more rounds of RFT, from the policy that PPO
         started from.
 
-        Return its metrics on held-out tasks.
-        In each round the policy plays, then imitates the fastest good episodes of each task so far
-        (`more_fastest`), with as many steps per episode as the first RFT. All rounds together judge
-        as many episodes as value pretraining and PPO. A round is skipped if the time runs out;
-        `trial.json` counts the episodes.
+        Return the policy's metrics on held-out tasks. In each round the policy plays, then imitates
+        the fastest good episodes of each task so far (`more_fastest`), with as many steps per
+        episode as the first RFT. All rounds together judge as many episodes as value pretraining
+        and PPO. A round is skipped if the time runs out; `trial.json` has the number of episodes.
         """
         c = self.config
         train, heldout = self.tasks()
@@ -215,7 +214,7 @@ class Demo:
         )
 
     def tasks(self) -> tuple[list[Task], list[Task]]:
-        """Return the tasks (for training, held out)."""
+        """Return (training tasks, held-out tasks)."""
         g = self.config.gym
         # Do not use the run's seed: seeds are compared on the same tasks.
         chains = make_chains(g.chain, g.train + g.heldout, seed=0)
@@ -316,8 +315,8 @@ class Demo:
 
     @contextmanager
     def device_guard(self) -> Iterator[None]:
-        """Hold the device lock (shared) while the device computes; synchronize the device before
-        the release."""
+        """Hold the device lock (shared) inside this context; synchronize the device before the lock
+        is released."""
         with self.device_lock.shared():
             try:
                 yield
@@ -326,7 +325,7 @@ class Demo:
                     torch.cuda.synchronize(self.device)
 
     def with_seed(self, config: Any) -> Any:
-        """Return the settings of a stage with the seed of this run."""
+        """Return a stage's settings with the seed of this run."""
         return replace(config, seed=self.config.seed)
 
     def actor(self, name: str, chat: Chat, before: Any, work: Callable[[Any, Path], None]) -> Any:
@@ -349,8 +348,8 @@ class Demo:
     def sample_episodes(
         self, name: str, tasks: Sequence[Task], chat: Chat, actor: Any, episodes: int, part: int
     ) -> list[Episode]:
-        """Return episodes of the actor for stage `name`; they are sampled once and then read from
-        disk."""
+        """Return `episodes` episodes of the actor for stage `name`; they are sampled at the first
+        call and then read from disk."""
         folder = self.out / name / "sampled"
         path = folder / "episodes" / "00000.jsonl"
         if not path.exists():

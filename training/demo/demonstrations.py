@@ -91,14 +91,14 @@ def first_turns(config: DemoConfig, heldout: set[Chain]) -> Iterator[list[Messag
 
 
 def conversations(runs: Sequence[RunFolder]) -> list[list[Message]]:
-    """Return the messages of each run."""
+    """Return the list of messages of each run."""
     return [
         [message_of(r) for r in read_records(folder) if r["type"] == "message"] for folder in runs
     ]
 
 
 def rendered(dialogues: Sequence[Sequence[Message]]) -> Iterator[str]:
-    """Yield conversations as text for training the tokenizer."""
+    """Yield the text of each conversation, for training the tokenizer."""
     tokenizer = train_tokenizer([], 300)
     for messages in dialogues:
         text = tokenizer.render([template_message(m) for m in messages])

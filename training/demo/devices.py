@@ -26,9 +26,9 @@ from cuagent.training.judging.pool import JudgePool
 
 @contextmanager
 def open_pool(config: DemoConfig, out: Path) -> Iterator[JudgePool | Rehearsal]:
-    """Open the pool of judges that the settings ask for; its cache file is in `out` by default.
+    """Yield the pool of judges that the settings select; its cache file is in `out` by default.
 
-    While it is open, this process and its children avoid the cores that judge, if other cores
+    Inside this context, this process and its children avoid the cores that judge, if other cores
     exist: training and compiling would disturb the timing.
     """
     out.mkdir(parents=True, exist_ok=True)
@@ -70,10 +70,10 @@ def fitting_judges_per_gpu(config: DemoConfig) -> int:
 
 
 def training_devices(config: DemoConfig, device: str) -> list[str]:
-    """Return the devices on which seeds train.
+    """Return the names of the devices on which seeds train, such as `cuda:1`.
 
-    With `device` cuda these are all GPUs that time no kernels. If there are none, they are the
-    timing GPUs, shared by a lock.
+    With `device` cuda these are all GPUs that time no kernels. If every GPU times kernels, they are
+    the timing GPUs, shared by a lock.
     """
     if device != "cuda":
         return [device]
@@ -92,8 +92,8 @@ def lock_for(config: DemoConfig, pool: JudgePool | Rehearsal, place: str) -> Dev
 
 
 def judging_cores(config: DemoConfig) -> list[int]:
-    """Return the `config.cores` CPU cores that judge, on different physical cores if there are
-    enough."""
+    """Return the indices of the `config.cores` CPU cores that judge, on different physical cores if
+    there are enough."""
     if not config.cores:
         return []
     return sorted(cores_for(config.cores) or os.sched_getaffinity(0))[: config.cores]

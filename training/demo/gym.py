@@ -61,7 +61,7 @@ OPS: tuple[Op, ...] = (
     pointwise("x = 2 - x", "v = 2 - v;", "v = v - 2;"),
 )
 WIDTH = 4
-"""Number of columns of every task."""
+"""Number of columns of every task's tensors."""
 _PRODUCT_C = """\
 float s[4] = {{}}; for (int k = 0; k < 16; ++k) s[{column}] += r[{row}] * w[k];
     for (int k = 0; k < 4; ++k) r[k] = s[k];"""
@@ -70,9 +70,10 @@ PRODUCT = Op(
     _PRODUCT_C.format(column="k % 4", row="k / 4"),
     _PRODUCT_C.format(column="k / 4", row="k % 4"),
 )
-"""The product of each row with a weight matrix; the wrong form uses the transpose."""
+"""Operator: the product of each row with a weight matrix. Its wrong form uses the transpose."""
 MIN_CHANGE = 0.02
-"""Smallest change that leaving out an operator must cause, as a share of the largest output."""
+"""Least change of the result when any operator of a valid chain is left out, as a share of the
+largest output."""
 MAX_OUTPUT = 1e4
 """Largest absolute output of a valid chain."""
 
@@ -164,7 +165,7 @@ def apply(chain: Chain, x: Tensor, w: Tensor) -> Tensor:
 
 
 def make_tasks(folder: Path, chains: Sequence[Chain], device: Device, rows: int) -> list[Task]:
-    """Write one module for each chain and load it as a task. Raises TaskError."""
+    """Write a Python module for each chain to `folder` and load it as a task. Raises TaskError."""
     folder.mkdir(parents=True, exist_ok=True)
     tasks = []
     for chain in chains:
@@ -192,6 +193,6 @@ def opening(task: Task) -> list[Message]:
 
 
 def opening_of(device: Device, chain: Chain) -> list[Message]:
-    """Return the first message of a chain's task, which need not exist as a file."""
+    """Return the first message for the task of a chain, without a task file."""
     body = "\n".join(op.torch for op in chain)
     return [Message("user", f"{device}\n{body}\n")]

@@ -2,8 +2,8 @@
 interval.
 
 Every seed plays the same held-out tasks with the policy of each arm, so arms are compared within
-seed and task. The t-interval over the seeds' differences is the one to report: seeds are few, and
-differ more than tasks do. A bootstrap over both (seeds are drawn with replacement, and then tasks
+seed and task. Report the t-interval over the seeds' differences: seeds are few, and differ more
+than tasks do. A bootstrap over seeds and tasks (seeds are drawn with replacement, and then tasks
 for each of them) is too narrow with few seeds; older results have it.
 """
 
@@ -45,7 +45,7 @@ class Difference:
     """Upper limit of the 95 % t-interval over the seeds; `t_low` is the lower limit. Both are None
     with one seed."""
     seeds: tuple[float, ...]
-    """Mean difference of each seed."""
+    """Mean difference over the tasks, for each seed."""
 
 
 def rewards_by_task(episodes: Sequence[Episode]) -> dict[str, list[float]]:

@@ -1,4 +1,4 @@
-"""Define the settings of `cuagent train demo`: for two cores, and for a GPU with C++ or CUDA
+"""Define the settings of `cuagent train demo`: for two CPU cores, and for a GPU with C++ or CUDA
 kernels.
 
 Not covered: the settings of the other commands (`TrainConfig` in `settings.py`).
@@ -22,7 +22,7 @@ from cuagent.training.policy.optimize import AdamW
 @dataclass(frozen=True)
 class GymConfig:
     chain: int = 3
-    """Number of pointwise operators of a task, in addition to the product."""
+    """Number of pointwise operators in a task, in addition to the matrix product."""
     train: int = 12
     heldout: int = 8
     rows: int = 1024
@@ -54,21 +54,22 @@ class DemoConfig:
     minutes: float | None = None
     """Limit of the wall time in minutes; PPO makes fewer iterations to meet it. None: no limit."""
     kernels: Device = Device.CPU
-    """Device of the kernels; a GPU can train a policy that writes kernels for the CPU."""
+    """Device for which the policy writes kernels; it may be the CPU although a GPU trains the
+    policy."""
     timed: bool = False
     """True to time the kernels, which takes much longer than verifying. False gives rewards -1 and
     1 only."""
     gpus: tuple[int, ...] = (0,)
-    """Indices of the GPUs that judge. Seeds train on the other GPUs; if there are none, on these
-    under a lock."""
+    """Indices of the GPUs that judge. Seeds train on the other GPUs; if there are no others, on the
+    judging GPUs under a lock."""
     beside: int = 1
     """Number of kernels verified in parallel on each judging GPU; timing is exclusive."""
     cores: int = 0
     """Number of cores that judge CPU kernels, one process each; 0: one process that is not
     pinned."""
     rehearsal: bool = False
-    """True to judge by a rule on the text, without compiler, verifier and clock, to try settings in
-    minutes."""
+    """True to judge kernels by a rule on their text, without compiler, verifier and clock, to try
+    settings in minutes."""
     judgements: str | None = None
     """Path of the judgement cache; None: in the output folder. Runs on one machine may share it,
     one after another."""
@@ -80,7 +81,7 @@ class DemoConfig:
     """Share of the unfinished episodes that must ask for tokens before the policy samples a batch.
     Below 1 the slowest verdict does not delay all."""
     first_turns: int = 3000
-    """Number of the teacher's first turns on other chains, which are never judged."""
+    """Number of first turns that the teacher writes for other chains; they are never judged."""
     demonstrations: int = 96
     """Number of complete episodes that the teacher plays; each is judged."""
     shown: int = 0
@@ -210,7 +211,7 @@ def for_cuda(config: DemoConfig) -> DemoConfig:
 
 
 def for_test(config: DemoConfig) -> DemoConfig:
-    """Return the smallest settings that run all stages, in well under a minute."""
+    """Return the smallest settings that run all stages, in less than a minute."""
     return replace(
         config,
         gym=GymConfig(chain=1, train=1, heldout=1, rows=8),

@@ -37,7 +37,7 @@ EAGER, COMPILE = 1.2e-5, 1e-5
 
 
 class Rehearsal:
-    """A `Pool` that judges kernels by the rule of this module."""
+    """A `Pool` that judges kernels by the rule on their text, without running them."""
 
     cores: tuple[int, ...] = (0,)
     gpus: tuple[int, ...] = ()
@@ -52,18 +52,19 @@ class Rehearsal:
         return len(self._judgements)
 
     def device_lock(self, gpu: int) -> DeviceLock:
-        """Return a lock that nothing shares, because no kernel is timed."""
+        """Return a lock that no other process uses, because no kernel is timed."""
         return DeviceLock()
 
     def open(self, tasks: Sequence[Task], should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Do nothing: the rule needs no open tasks."""
+        """Do nothing, because the rule needs no open tasks."""
 
     def judge_for(self, task: Task) -> Judge:
         """Return a judge of attempts at `task`, for the run of one episode."""
         return PooledJudge(self, task)
 
     def judge(self, task: Task, attempt: Attempt, timed: bool = True) -> Judgement:
-        """Judge by the rule; `timed` is ignored. Raises PoolError for a CUDA task."""
+        """Judge an attempt by the rule on its text; `timed` is ignored. Raises PoolError for a CUDA
+        task."""
         if task.device is not Device.CPU:
             raise PoolError("rehearsal=true judges C++ kernels only; add --kernels cpu")
         key = task.digest, attempt.digest
@@ -90,7 +91,7 @@ class Rehearsal:
 
 
 def judge_by_rule(task: Task, attempt: Attempt) -> Judgement:
-    """Return the judgement by the rule, with invented timings."""
+    """Return the judgement of an attempt by the rule on its text, with invented timings."""
     right, fast = rule(task, dict(attempt.files).get("kernels/f.cpp", ""))
     build = Build(attempt.digest, (), (), True, 0.0)
     reason = Reason.ACCEPTED if right else Reason.WRONG_VALUES
@@ -113,7 +114,7 @@ def judge_by_rule(task: Task, attempt: Attempt) -> Judgement:
 
 
 def rule(task: Task, text: str) -> tuple[bool, bool]:
-    """Return (right, fast) for the text of a kernel, by the rule that the module describes."""
+    """Return (right, fast) for the text of a kernel; the module's docstring describes the rule."""
     lines = "".join(f"    {op.c}\n" for op in chain_of(task))
     for loop, _ in LOOPS:
         for kind, _ in TYPES:

@@ -45,10 +45,9 @@ from cuagent.training.policy.cached_attention import (
 )
 
 PASS_TOKENS = 8192
-"""Largest number of new tokens in a pass; it bounds the memory of activations."""
+"""Largest number of new tokens in one forward pass; it bounds the memory of activations."""
 MEMORY_SHARE = 0.6
-"""Share of the GPU memory free at opening that the slots take; judges and activations use the
-rest."""
+"""Share of the free GPU memory that the slots occupy; judges and activations use the rest."""
 SAME = 0.9
 """Least share of an idle slot's ids that a prompt must begin with to continue in this slot."""
 CHUNK = 512
@@ -70,7 +69,7 @@ class Slot:
 
 @dataclass
 class Row:
-    """A request that is being sampled."""
+    """A request in progress, with its slot and the tokens sampled so far."""
 
     request: Request
     slot: Slot
@@ -98,7 +97,8 @@ class Row:
 
 
 class CachedEngine:
-    """An `Engine` that any number of threads may call while it is open.
+    """`Engine` that keeps conversations in memory; any number of threads may call it while it is
+    open.
 
     `end`: id of the end-of-turn token. `context`: largest number of tokens of a conversation.
     `tokens`: size of the cache in tokens; None: `MEMORY_SHARE` of a GPU's free memory. `rows`:

@@ -27,10 +27,10 @@ from cuagent.training.policy.packed_attention import packs
 POLL_S = 0.2
 """Seconds between two checks of the results and of the stop event."""
 MEMORY_SHARE = 0.4
-"""Largest share of the GPU memory free at opening that the cache takes; judges use the rest."""
+"""Largest share of the free GPU memory that the cache occupies; judges use the rest."""
 PAGE = 256
-"""Number of tokens per page. transformers has the same value, under names that differ by
-version."""
+"""Number of tokens per page of the cache, as in transformers, which names this value differently in
+each version."""
 MAX_BATCH_TOKENS = 512
 """Largest number of tokens computed in one pass without flash attention."""
 MAX_FLASH_TOKENS = 8192
@@ -67,8 +67,8 @@ class ContinuousEngine:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Start the batching thread. Raises EngineError if this model or transformers does not
-        support it."""
+        """Start the batching thread; stop it at the end of the context. Raises EngineError if the
+        model or this version of transformers does not support batching."""
         packed = hasattr(self.actor, "config") and packs(self.actor)
         if packed:  # transformers accepts only its own attentions
             self.actor.set_attn_implementation("sdpa")

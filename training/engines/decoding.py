@@ -75,7 +75,7 @@ class DecodingStep:
 
     @torch.no_grad()
     def __call__(self, nexts: Sequence[Next]) -> tuple[list[int], list[float]]:
-        """Return the sampled tokens and their log-probabilities."""
+        """Sample the next token of each conversation; return (tokens, log-probabilities)."""
         unused = [(0, 0, self.spare, self.spare, 1)] * (self.rows - len(nexts))
         numbers = [(n.token, n.past, n.start + n.past, n.start, n.past + 1) for n in nexts]
         self.host_whole.copy_(torch.tensor(numbers + unused).T)

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 DeviceGuard = Callable[[], AbstractContextManager[None]]
-"""A function that returns a context to enter while a device computes, if others time kernels on
-it."""
+"""Function that returns a context to enter while the device computes, so that no kernel is timed
+there at the same time."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ RESERVED_SHARE = 0.6
 
 
 class LocalEngine:
-    """Decode batches with a transformers model in this process.
+    """`Engine` that decodes batches with a transformers model in this process.
 
     A batch has at most `max_rows` requests and at most `tokens` padded tokens, prompts and answers
     together, but at least one request. `tokens` None: what fits into a GPU's free memory. `end`: id
@@ -114,7 +114,7 @@ class LocalEngine:
         guard: DeviceGuard = nullcontext,
         tokens: int | None = None,
     ) -> None:
-        """Create the engine; `guard` is a context that is entered for each batch."""
+        """Create the engine. `guard`: function that returns a context to enter for each batch."""
         self.actor = actor
         self.end = end
         self.max_rows = max_rows
@@ -158,7 +158,8 @@ class LocalEngine:
 
     @torch.no_grad()
     def _decode(self, requests: Sequence[Request]) -> list[Sampled]:
-        """Sample the answers of all requests token by token, in one batch with a shared cache."""
+        """Sample the answers to all requests token by token, in one batch with a common key-value
+        cache."""
         from transformers import DynamicCache
 
         device, n = self.actor.device, len(requests)
@@ -254,7 +255,8 @@ def cache_argument(actor: Any) -> str:
 
 
 def _padded(requests: Sequence[Request]) -> tuple[Tensor, Tensor]:
-    """Return (ids, real), both [requests, longest prompt]; `real` is 1 on tokens and 0 on padding.
+    """Return (ids, real) of the prompts, both [requests, longest prompt]; `real` is 1 on tokens and
+    0 on padding.
 
     Rows are padded on the left, so that all of them grow at the end.
     """
@@ -286,7 +288,7 @@ def batches(lengths: Sequence[int], rows: int, tokens: int | None) -> Iterator[r
 
 
 def token_bytes(actor: Any) -> int:
-    """Return the bytes that the keys and values of one token take in all layers."""
+    """Return the number of bytes of one token's keys and values in all layers."""
     config = actor.config.get_text_config()
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -302,7 +304,7 @@ def fitting_tokens(actor: Any) -> int | None:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Return the bytes of a GPU that this process can still use; None on the CPU."""
+    """Return the GPU memory in bytes that this process can still use; None on the CPU."""
     if device.type != "cuda":
         return None
     free, _ = torch.cuda.mem_get_info(device)

@@ -22,7 +22,7 @@ from cuagent.training.engines.engine import EngineError, Request, Sampled
 
 SGLANG = "/generate"
 TIMEOUT_S = 1800.0
-"""Seconds to wait for one answer: a request may queue behind many others."""
+"""Longest wait in seconds for the answer to one request, which may queue behind many others."""
 UNFILTERED = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Sampling settings sent with each request. Without them both servers use the model's
 generation_config.json, and the log-probabilities would belong to another distribution."""

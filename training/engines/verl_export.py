@@ -59,9 +59,9 @@ class Cluster:
 
     nodes: int = 1
     gpus: int = 6
-    """GPUs per node for training and sampling."""
+    """Number of GPUs per node for training and sampling."""
     judges: int = 2
-    """GPUs of the whole cluster that only time kernels."""
+    """Number of GPUs in the whole cluster that only time kernels."""
 
 
 def export_verl(
@@ -121,8 +121,8 @@ def check_supported(config: TrainConfig) -> None:
 
 
 def write_tasks(tasks: Path, out: Path, heldout: float, device: str) -> int:
-    """Copy the task files and write the two parquet files that name them; return the number of
-    tasks."""
+    """Copy the task files to `out`, and write two parquet files that list them (training, held
+    out); return the number of tasks."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -163,9 +163,9 @@ def loop_settings(config: TrainConfig, cluster: Cluster, device: str) -> str:
 def overrides(
     out: Path, config: TrainConfig, cluster: Cluster, lam_actor: object = "adaptive"
 ) -> Sequence[str]:
-    """Return the settings of verl (`name=value`) that correspond to `config`.
+    """Return verl's settings (`name=value`) that correspond to `config`.
 
-    A test checks the names against verl's own.
+    A test checks the names against verl's own settings.
     """
     p, context = config.ppo, config.play.context
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"

@@ -1,6 +1,7 @@
 """Play episodes of cuagent's agent loop inside verl: verl's servers sample, Ray actors judge.
 
-The agent_loop.yaml of `cuagent train export-verl` names `CuagentLoop`. Imports verl.
+The file agent_loop.yaml of `cuagent train export-verl` names the class `CuagentLoop`. This module
+imports verl.
 Not covered: the advantages (`verl_gae.py`).
 Invariant: verl gets the ids that its servers sampled, and no token after the last sampled one,
 because verl puts the reward on the last token.
@@ -33,12 +34,13 @@ from cuagent.training.policy.chat import Chat
 from cuagent.training.rollout.episode import Play, play_one
 
 EPISODES = ThreadPoolExecutor(256, thread_name_prefix="episode")
-"""Threads that play episodes, one each; they mostly wait for a server or a verdict."""
+"""Thread pool in which episodes are played, one per thread; the threads mostly wait for a server or
+a verdict."""
 
 
 @cache
 def shared_pool(actors: int, timed: bool, gpus: bool) -> RayPool:
-    """Return the pool of judging Ray actors that all processes of verl share."""
+    """Return the pool of judging Ray actors, which all processes of verl share."""
     return RayPool(actors, Effort.QUICK if timed else None, gpus, name="judge")
 
 

@@ -1,6 +1,7 @@
 """Convert tasks and episodes to rows for verl.
 
-`verl_export.py` and `verl_loop.py` use this module. It does not import verl, so tests need no verl.
+`verl_export.py` and `verl_loop.py` use this module. It does not import verl, so its tests need no
+verl.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def rows_of(episode: Episode) -> list[dict[str, Any]]:
     """Return the fields of verl's AgentLoopOutput for each context window of an episode.
 
     Tokens after the last sampled one are left out. Only the last window has the reward; verl copies
-    it to the others.
+    the reward to the other windows.
     """
     windows: dict[int, list[Any]] = {}
     for segment in episode.segments:

@@ -1,4 +1,4 @@
-"""Run the judges of one device in a child process that keeps tasks open (processes and memory
+"""Run the judges of one device in a child process that keeps tasks open (their processes and memory
 ready).
 
 `pool.py` owns these processes. No two measurements run at the same time: a process answers one
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from cuagent.verify.referee import Isolation
 
 MAX_OPEN_TASKS = 24
-"""Largest number of tasks that a process keeps open. Each has its own processes and memory; one
-fork server that has imported torch serves all of them."""
+"""Largest number of tasks that one judging process keeps open. Each open task has its own processes
+and memory; one fork server that has imported torch serves all of them."""
 TASK_BYTES = 4 << 30
 """GPU memory in bytes that is reserved for each open task and for the attempt in progress. Eight
 open tasks of a million numbers used 30 GB of an H200, contexts included."""
@@ -62,11 +62,11 @@ class JudgeProcess:
         device_lock: DeviceLock,
         judges_per_gpu: int = 1,
     ) -> None:
-        """Start the process.
+        """Start the judging process.
 
         `gpu`: index of its GPU; None: it judges CPU kernels. `core`: CPU core to pin it to; None:
-        not pinned. `judges_per_gpu` processes share the GPU, this one included. Raises PoolError if
-        CUDA_VISIBLE_DEVICES excludes the GPU.
+        not pinned. `judges_per_gpu`: number of processes that share the GPU, this one included.
+        Raises PoolError if CUDA_VISIBLE_DEVICES excludes the GPU.
         """
         context = multiprocessing.get_context("spawn")
         visible = None if gpu is None else visible_device(gpu)
@@ -78,7 +78,7 @@ class JudgeProcess:
         self._lock = threading.Lock()
 
     def open(self, tasks: Sequence[Task], timed: bool) -> None:
-        """Open tasks in parallel before the first judgement.
+        """Open tasks in parallel before the first judgement. `timed`: kernels will be timed.
 
         Raises PoolError if the process died. A task that cannot be opened fails at its judgement.
         """
@@ -152,7 +152,7 @@ class JudgeCache:
         return MAX_OPEN_TASKS if total is None else max_open_tasks(total, self.sharing_gpu)
 
     def judge(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
-        """Judge an attempt; if a baseline failed, judge again once with a new judge.
+        """Judge an attempt. If a baseline failed in its timing, judge once more with a new judge.
 
         A judge never times a failed baseline again. Without a new judge all later kernels of the
         task would get a lower reward.
@@ -214,8 +214,8 @@ class JudgeCache:
         return self._fork_server
 
     def _open_judge(self, task: Task, timed: bool, fork_server: ForkServer) -> LocalJudge | None:
-        """Return an open judge; None if that failed (the next judgement tries again and reports the
-        error)."""
+        """Open a judge for a task and return it; None if that failed. The next judgement then tries
+        again and reports the error."""
         from cuagent.judge import LocalJudge
         from cuagent.verify.oracle.client import OracleLost
 
@@ -280,8 +280,8 @@ def gpu_memory(index: int = 0) -> int | None:
 
 
 def max_open_tasks(total: int, judges_per_gpu: int) -> int:
-    """Return how many tasks each judging process may keep open; `total`: the GPU's memory in
-    bytes."""
+    """Return the number of tasks that each judging process may keep open. `total`: the GPU's memory
+    in bytes."""
     return max(1, min(MAX_OPEN_TASKS, (total // TASK_BYTES - 1) // judges_per_gpu))
 
 
@@ -352,7 +352,7 @@ def exit_with_parent() -> None:
 
 
 def pin_to_core(core: int) -> None:
-    """Pin this process and its children to one core, with one thread each."""
+    """Pin this process and its children to one CPU core, with one thread each."""
     import torch
 
     os.sched_setaffinity(0, {core})

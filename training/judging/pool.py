@@ -60,7 +60,7 @@ class Pool(Protocol):
         ...
 
     def open(self, tasks: Sequence[Task]) -> None:
-        """Open tasks now, so that the first judgement does not wait for torch.compile."""
+        """Open tasks in advance, so that the first judgement does not wait for torch.compile."""
         ...
 
     def judge_for(self, task: Task) -> Judge:
@@ -201,7 +201,7 @@ class JudgePool:
         return self._judge_process(task).profile(task, attempt, counters)
 
     def measure_ladder(self, task: Task, whole: bool = False) -> Ladder:
-        """Measure the ladder in the judging process, or return the earlier one. Raises
+        """Return the ladder of a task; the judging process measures it at the first request. Raises
         PoolError."""
         return self._judge_process(task).measure_ladder(task, whole)
 
@@ -214,7 +214,7 @@ class JudgePool:
             return DeviceLock(Path(self._locks.name) / f"gpu-{gpu}")
 
     def describe_cost(self) -> str:
-        """Return the median seconds to verify and to time a right kernel, as text."""
+        """Return as text the median seconds of verifying and of timing a right kernel."""
         done = [f.result() for f in list(self._cache.values()) if f.done() and not f.exception()]
         right = [j for j in done if j.verdict.accepted]
         if not right:
@@ -253,7 +253,8 @@ class RemotePool:
         self._lock = threading.Lock()
 
     def ask(self, method: str, task: Task, *arguments: Any) -> Any:
-        """Call a method of the other process's pool. Raises the method's errors, and PoolError."""
+        """Call a method of the pool in the other process. Raises the method's errors, and
+        PoolError."""
         raise NotImplementedError
 
     @property
@@ -285,7 +286,7 @@ class RemotePool:
         return cast("Profile", self.ask("profile", task, attempt, counters))
 
     def measure_ladder(self, task: Task, whole: bool = False) -> Ladder:
-        """Measure the ladder in the other process, or return the earlier one."""
+        """Return the ladder of a task; the other process measures it at the first request."""
         return cast("Ladder", self.ask("measure_ladder", task, whole))
 
 
@@ -314,7 +315,7 @@ class PooledJudge:
         return self.pool.judge(self.task, attempt, timed=effort is not None)
 
     def verify_ahead(self, attempt: Attempt) -> None:
-        """Do nothing: the pool judges at one effort, and keeps its verdicts."""
+        """Do nothing: the pool judges at one effort only, and caches its verdicts."""
 
     def profile(self, attempt: Attempt | None = None, *, counters: bool = False) -> Profile:
         return self.pool.profile(self.task, attempt, counters)

@@ -1,8 +1,9 @@
 """Share one pool of judges with other processes of this machine, over a socket.
 
 Several runs (seeds, arms) that train in parallel share the judging devices and the cache. Python's
-multiprocessing managers carry the calls. Only child processes can connect, because they inherit the
-key. Not covered: other machines.
+multiprocessing managers transfer the calls. Only child processes can connect, because they inherit
+the authentication key.
+Not covered: other machines.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ _ClientManager.register("pool")
 
 @contextmanager
 def serve_pool(pool: JudgePool | Rehearsal) -> Iterator[str]:
-    """Serve the pool inside this context; yield the address for `PoolClient` in child processes."""
+    """Serve the pool inside this context; yield the address with which child processes create a
+    `PoolClient`."""
 
     class ServerManager(BaseManager):
         pass
@@ -73,7 +75,7 @@ class PoolClient(RemotePool):
         self._pool = manager.pool()
 
     def ask(self, method: str, task: Task, *arguments: Any) -> Any:
-        """Call a method of the pool in the serving process."""
+        """Call a method of the pool in the serving process; return its result."""
         return getattr(self._pool, method)(task, *arguments)
 
     def judge_uncached(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:

@@ -119,8 +119,8 @@ class RayPool(RemotePool):
                 self._ray.kill(actor)
 
     def ask(self, method: str, task: Task, *arguments: Any) -> Any:
-        """Call a method of the pool in the task's actor. Raises the method's errors, and
-        PoolError."""
+        """Call a method of the pool in the actor that judges the task. Raises the method's errors,
+        and PoolError."""
         from ray.exceptions import RayError
 
         # A task always goes to the same actor, which keeps it open and caches its judgements.

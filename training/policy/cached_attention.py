@@ -28,7 +28,7 @@ NAME = "cuagent_cached"
 
 
 class KeyValues:
-    """Memory for the keys and values of `tokens` tokens in all layers of a model."""
+    """Memory for the keys and values of `tokens` tokens, in all layers of a model."""
 
     def __init__(self, model: Any, tokens: int, dtype: torch.dtype, flash: bool) -> None:
         config = model.config.get_text_config()
@@ -76,7 +76,7 @@ class Pass:
     """The new tokens of each conversation on the host; empty if one kernel computes the attention
     (`KeyValues.flash`)."""
     longest_new: int
-    """Largest number of new tokens of a conversation."""
+    """Number of new tokens of the conversation with the most new tokens."""
     longest: int
     """Number of tokens of the longest conversation after the pass, or an upper bound of it."""
     write: Tensor
@@ -88,11 +88,11 @@ class Pass:
     """[B + 1] int32: index in `memory` of each conversation's first token; the last entry is
     unused."""
     key_lengths: Tensor
-    """[B] int32: number of tokens that each conversation has after the pass."""
+    """[B] int32: number of tokens of each conversation after the pass."""
 
 
 def register() -> None:
-    """Add the attention and its mask to transformers' registries; repeated calls do nothing."""
+    """Add this attention and its mask to transformers' registries; repeated calls do nothing."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 

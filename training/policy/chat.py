@@ -74,8 +74,8 @@ class Chat:
 
     @cached_property
     def takes_text_arguments(self) -> bool:
-        """True if the template needs a call's arguments as JSON text (DeepSeek's do), not as an
-        object."""
+        """True if the template expects a call's arguments as JSON text (as DeepSeek's does), not as
+        an object."""
         call = template_message(Message("assistant", "", (PROBE,)))
         try:
             self.render([PLACEHOLDER[0], call])
@@ -148,14 +148,15 @@ class Chat:
         return cut_controls(self.to_template(message), self.controls)
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...]:
-        """Return the token ids of a context window's prompt, up to the policy's first turn."""
+        """Return the token ids of a context window's prompt, up to the start of the policy's first
+        turn."""
         return self.encode(self.render([self.shown(m) for m in messages], tools, generate=True))
 
     def continuation_ids(self, messages: Sequence[Message], ended: bool) -> tuple[int, ...]:
-        """Return the ids between the policy's last turn and its next one.
+        """Return the token ids to insert between the policy's last turn and its next one.
 
-        `messages` are the new tool results and other messages between the two turns. `ended`: True
-        if the policy sampled its end-of-turn token; otherwise the result begins with this token.
+        `messages`: tool results and other messages between the two turns. `ended`: True if the
+        policy sampled its end-of-turn token; otherwise the result begins with this token.
         """
         return self.encode(("" if ended else self.end_text) + self.continuation_text(messages))
 
@@ -195,10 +196,10 @@ class Chat:
     def segments(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec]
     ) -> tuple[Segment, ...]:
-        """Convert a text conversation to segments.
+        """Convert a conversation of messages to token segments.
 
-        `Message.sampled` decides which tokens are actions, never the template. Raises RecordError
-        if no message was sampled.
+        `Message.sampled` alone decides which tokens are actions. Raises RecordError if no message
+        was sampled.
         """
         first = next((i for i, m in enumerate(messages) if m.sampled), None)
         if first is None:
@@ -238,7 +239,7 @@ class Chat:
 
 
 def load_chat(folder: str | Path) -> Chat:
-    """Load the tokenizer of a Hugging Face folder or name."""
+    """Load the tokenizer of a policy, given its Hugging Face folder or name."""
     from transformers import AutoTokenizer
 
     return Chat(AutoTokenizer.from_pretrained(folder))
@@ -274,7 +275,7 @@ def cut_controls(value: Any, controls: re.Pattern[str] | None) -> Any:
 def template_message(message: Message, text_arguments: bool = False) -> dict[str, Any]:
     """Convert a message to the dictionary that chat templates expect.
 
-    `text_arguments`: leave the arguments of calls as JSON text.
+    `text_arguments`: True to keep the arguments of calls as JSON text.
     """
     found: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning:
@@ -297,8 +298,8 @@ def template_message(message: Message, text_arguments: bool = False) -> dict[str
 
 
 def parsed_arguments(call: ToolCall) -> Any:
-    """Return a call's arguments as an object, or as text if they are not JSON. Templates serialize
-    objects themselves."""
+    """Return a tool call's arguments as an object, or as text if they are not JSON. Chat templates
+    serialize objects themselves."""
     try:
         return json.loads(call.arguments or "{}", strict=False)
     except (ValueError, RecursionError):

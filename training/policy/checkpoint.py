@@ -101,7 +101,8 @@ def tensors(modules: Modules, optimizers: Optimizers, moved: list[str]) -> dict[
 
 @contextmanager
 def ignore_single_process_warning() -> Iterator[None]:
-    """Silence DCP's warning about a single process, which is a supported case here."""
+    """Suppress DCP's warning about a single process inside this context; a single process is a
+    supported case here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         yield

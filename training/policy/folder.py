@@ -42,7 +42,8 @@ def load_policy(folder: Path, config: TrainConfig) -> tuple[Chat, Any]:
 
 @contextmanager
 def policy_errors(folder: Path) -> Iterator[None]:
-    """Turn errors about a Hugging Face folder or name into a RecordError of one line."""
+    """Convert errors about a Hugging Face folder or name, raised inside this context, to a
+    RecordError of one line."""
     absent = not folder.exists()
     if absent and (len(folder.parts) != 2 or folder.parent.exists()):
         # It cannot be a hub name OWNER/NAME; the hub's few one-word models have no chat template.
@@ -76,7 +77,7 @@ def check_lengths(episodes: Sequence[Episode], positions: int | None) -> None:
 
 
 def prepare_model(model: Any, config: TrainConfig, device: str) -> Any:
-    """Return the model with its adapters, on its devices, ready for training. Raises
+    """Return the model with adapters, placed on its devices, ready for training. Raises
     ConfigError."""
     if config.lora.rank and config.placement.sharded:
         raise ConfigError("lora.rank and placement.sharded cannot be combined: unset one of them")

@@ -35,7 +35,7 @@ class Lora:
     """Names of the linear layers that get adapters; `all-linear`: all but the head."""
     shared: bool = False
     """True if actor and critic share one frozen backbone in PPO. The critic then continues to train
-    its adapter of value pretraining. If False, this adapter is merged into the critic, and a new
+    the adapter of value pretraining. If False, this adapter is merged into the critic, and a new
     one is trained."""
 
     def __post_init__(self) -> None:

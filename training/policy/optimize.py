@@ -16,7 +16,7 @@ from cuagent.training.policy.placement import sum_gradients, unshard
 
 @dataclass(frozen=True)
 class AdamW:
-    """Settings of the optimizer. Weight decay applies to matrices only."""
+    """Settings of the AdamW optimizer. Weight decay applies to matrices only."""
 
     lr: float
     warmup: int = 0

@@ -51,7 +51,7 @@ class Scores:
     product: BatchedProduct
     scale: float = 1.0
     factors: tuple[Any, ...] = ()
-    """Tensors that multiply the scores; each is constant over rows and columns."""
+    """Tensors that the scores are multiplied by; each is constant over queries and keys."""
     biases: tuple[tuple[Any, float], ...] = ()
     """Added tensors, each as (tensor, factor)."""
     fills: tuple[Fill, ...] = ()

@@ -106,7 +106,7 @@ class Convolution:
     dtypes: dict[str, str]
     """dtype of each tensor that the kernel reads, by name, in order of first use."""
     reduces: bool = False
-    """True if the epilogue reduces over the channels."""
+    """True if the epilogue contains a reduction over the channels."""
     copied: bool = False
     """True if a generated kernel copied, and perhaps rounded, the input."""
     scale: str = ""

@@ -200,11 +200,10 @@ def _operands(
 
 
 def _read_by(graph: Graph, group: Group, reader: Node, name: str, shape: tuple[int, ...]) -> Volume:
-    """Return the strides with which `reader`, a node of the group, reads a tensor.
+    """Return the strides with which `reader`, a node of the group, reads tensor `name`.
 
-    `shape` is that of the convolution's result, (samples, channels, *places).
-
-    Raises NestError if the tensor has no single stride along each of them.
+    `shape`: shape of the convolution's result, (samples, channels, *places). Raises NestError if
+    the tensor has no single stride along each of them.
     """
     node = graph.node(name)
     if node.kind in (Kind.WINDOW, Kind.INSIDE, Kind.GATHER):

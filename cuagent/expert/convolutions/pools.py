@@ -19,7 +19,7 @@ from cuagent.expert.streaming.fuse import Group
 from cuagent.expert.streaming.nest import NestError
 
 MOST_ELEMENTS = 16
-"""Largest number of elements of a window."""
+"""Largest number of elements of a pooling window."""
 OPERATIONS = ("max", "mean")
 
 

@@ -89,9 +89,10 @@ class Scale:
     count: int
     """Number of elements of the result along the dimension."""
     factor: float
-    """Distance of adjacent positions, in elements of the argument."""
+    """Distance between the positions of adjacent results, in elements of the argument."""
     centred: bool
-    """True if element k is at `(k + 0.5) * factor - 0.5`, False if it is at `k * factor`."""
+    """True if result k is interpolated at position `(k + 0.5) * factor - 0.5`, False if at `k *
+    factor`."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class Depthwise:
 
 
 class Kind(StrEnum):
-    """Kinds of nodes; each defines the meaning of a node's other fields."""
+    """Kind of a node. The kind determines the meaning of the node's other fields."""
 
     INPUT = "input"
     PARAMETER = "parameter"
@@ -183,7 +184,7 @@ class Node:
     origin: str = ""
     """Name of the captured operator that was lowered to this node."""
     contiguous: bool = True
-    """False if torch returns the result of this library call with another layout."""
+    """False if torch returns the result of this library call in another memory layout."""
     strides: tuple[int, ...] = ()
     offset: int = 0
     window: tuple[int, int] = (0, 0)

@@ -37,7 +37,7 @@ class Lowering:
     finished graph."""
 
     def add(self, node: Node) -> str:
-        """Append a node and return its name."""
+        """Append a node to the graph and return its name."""
         self.nodes.append(node)
         self.by_name[node.name] = node
         return node.name

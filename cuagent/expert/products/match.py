@@ -354,7 +354,8 @@ def matrix_of(graph: Graph, name: str, shape: Shape, batched: bool = False) -> M
 
 
 def _common(name: str, strides: Shape, shape: Shape) -> int:
-    """Return the stride along the flattened dimensions. Raises NestError if there is none."""
+    """Return the single stride of a tensor along dimensions that are flattened to one index. Raises
+    NestError if there is none."""
     steps = contiguous_strides(shape)
     pairs = [(s, t) for s, t, n in zip(strides, steps, shape, strict=True) if n > 1]
     stride = pairs[-1][0] // pairs[-1][1] if pairs else 0

@@ -23,7 +23,8 @@ EXP_ALONE = 20.0
 
 
 def _tensors(low: Lowering, fx: Any, count: int) -> list[str] | None:
-    """Return the nodes of the first `count` arguments; None unless all are floating tensors."""
+    """Return the node names of the operator's first `count` arguments; None unless all are
+    floating-point tensors."""
     names = [operand(low, arg) for arg in fx.args[:count]]
     fit = len(names) == count and floating(fx) and all(floating(arg) for arg in fx.args[:count])
     return names if fit and all(isinstance(name, str) for name in names) else None  # type: ignore[return-value]

@@ -151,7 +151,8 @@ def _sum_of_three(low: Lowering, fx: Any, given: Sequence[Labelled], result: str
 def _sum_of_products(
     low: Lowering, fx: Any, left: Labelled, right: Labelled, result: str
 ) -> str | None:
-    """Lower an einsum of two operands to a matrix product, or to an elementwise one and its sum."""
+    """Lower an einsum of two operands to a matrix product, or to an elementwise product and its
+    sum."""
     (a, x), (b, y) = left, right
     sizes = dict(zip(a, low.shape(x), strict=True))
     equal = all(sizes.get(c, n) == n for c, n in zip(b, low.shape(y), strict=True))

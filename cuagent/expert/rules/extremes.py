@@ -22,7 +22,8 @@ from cuagent.expert.graph.lowering import (
 from cuagent.expert.rules.views import within
 
 MAX_INDEX = 1 << 24
-"""Largest extent of a searched dimension: float32 represents all integers up to this exactly."""
+"""Largest size of a dimension that is searched: float32 represents all integers up to this value
+exactly."""
 MOST_TOP = 8
 """Largest k of a topk that is lowered to one kernel, which reads a row again for each of the k
 results."""
@@ -46,7 +47,8 @@ def arg_extreme(low: Lowering, fx: Any) -> str | None:
 
 @rule("max", "min")
 def extreme(low: Lowering, fx: Any) -> str | None:
-    """Lower a maximum or minimum: of a tensor, of rows with indices, or of two tensors."""
+    """Lower torch's max or min in its three forms: of a whole tensor, along a dimension with
+    indices, or of two tensors."""
     x, (_, name, form) = operand(low, fx.args[0]), str(fx.target).split(".")
     if not isinstance(x, str) or not _comparable(low, fx.args[0], x):
         return None

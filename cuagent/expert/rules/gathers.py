@@ -155,7 +155,8 @@ def _bags(low: Lowering, places: Any, shape: tuple[int, int]) -> str | None:
 
 
 def _bag_size(offsets: Any, indices: tuple[int, ...]) -> int:
-    """Return the size of each bag; 0 if the bags differ or their offsets are not constant."""
+    """Return the number of indices in each bag; 0 if the sizes differ or the offsets are not
+    constant."""
     if target_of(offsets) != "arange" or len(offsets.args) != 3 or len(indices) != 1:
         return 0
     start, end, step = offsets.args

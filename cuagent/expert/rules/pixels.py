@@ -1,4 +1,4 @@
-"""Lower pixel shuffles, which exchange channels for pixels of an image."""
+"""Lower pixel shuffles, which move channels of an image to pixels, or pixels to channels."""
 
 from __future__ import annotations
 
