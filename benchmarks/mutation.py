@@ -150,7 +150,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Return None, so that the import system creates the module."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the mutated code."""
+        """Run the mutated code in the namespace of the new module."""
         exec(self.code, vars(module))
 
 

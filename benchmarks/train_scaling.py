@@ -17,6 +17,7 @@ real. The text is not the actor's, so the benchmark says nothing about learning.
 Not covered: several machines, shards, timed verdicts, GPU kernels, episodes of many turns.
 
 Invariant: a process has the same work and the same resources in every arm:
+
 - one of `--shares` equal parts of the cores, in whole physical cores, for any number of processes;
 - a number of tasks that is coprime to the number of processes, so each plays all tasks equally;
 - its own compiler cache, empty at the start;
@@ -71,7 +72,7 @@ TURN = "<|im_start|>"
 NEVER = -1
 """End-of-turn id that no token has, so that decoding always reaches the requested length."""
 SPOKEN = 300
-"""Number of the teacher's turns that the tokenizer is trained on."""
+"""Number of the teacher's turns in the tokenizer's training text."""
 PARTS = ("seconds", "rollouts", "updates")
 SAME = ("torch", "device", "size", "processors", "judging")
 """Fields of the result that must be equal for two runs to be compared."""

@@ -76,8 +76,8 @@ def decoder(shape: Shape, family: str, chat: Any, dtype: Dtype, device: str) -> 
 
 
 def random_episodes(shape: Shape, context: int) -> list[Episode]:
-    """Return episodes of random ids: a prompt of 7,000 tokens (or a quarter), then turns of 250
-    sampled tokens and tool output that fills the context."""
+    """Return episodes of random ids: a prompt of 7,000 tokens (or a quarter of `context`), then
+    turns of 250 sampled tokens and tool output that fills the context."""
     generator = torch.Generator().manual_seed(2)
     prompt = min(7000, context // 4)
     each = (context - prompt) // shape.turns

@@ -156,10 +156,11 @@ def measure(size: Size, rows: list[Episode], chosen: list[str], device: str) -> 
 def trl_arms(
     size: Size, rows: list[Episode], chosen: list[str], device: str
 ) -> dict[str, Callable[[], float]]:
-    """Return TRL's arms: padded rows, and packed rows of one microbatch or of one longest episode.
+    """Return TRL's arms by name: padded rows, and packed rows with the length of one microbatch or
+    of one longest episode.
 
-    The second length of packed rows is there because transformers' attention without the package
-    flash-attn computes a mask of all pairs of a packed row, which costs less in short rows.
+    Shorter packed rows are an arm because transformers' attention without the package flash-attn
+    computes a mask of all pairs of a packed row, which costs less in short rows.
     """
     lengths = {"trl packed": size.micro * size.tokens, "trl packed short": size.tokens}
     arms: dict[str, Callable[[], float]] = {}

@@ -5,11 +5,11 @@
 
 The judge of an example is opened once, as in a run. Then it judges the attempt in `attempts/`
 repeatedly. Each time the kernel source is changed, so that the compiler runs. The `--pause` seconds
-between attempts are not counted: they stand for the time in which an author changes the source and
-the judge prepares the next profile. The first run also opens torch.compile's process and is
-reported separately. Then the same kernels go through the programs of other tools (`peers.py`),
-`--beside` in parallel. All this needs a GPU and nvcc. On a CPU only cuagent runs, with the first
-attempts of the expert.
+between attempts are not counted: in a real run an author changes the source in this time, and the
+judge prepares the next profile. The first run also opens torch.compile's process and is reported
+separately. Then the programs of other tools (`peers.py`) judge the same kernels, `--beside` of them
+in parallel. All this needs a GPU and nvcc. On a CPU only cuagent runs, with the first attempts of
+the expert.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ NEEDED = ("transformers", "safetensors", "tokenizers")
 
 
 def prepare(config: Path | None, sets: list[str] | None) -> TrainConfig:
-    """Return the settings from a TOML file and `--set` assignments. Raises ConfigError, also if a
-    package is missing."""
+    """Return the settings from a TOML file and `--set` assignments. Raises ConfigError for an
+    invalid setting or a missing package."""
     needs_extra()
     from cuagent.training.config import configure
     from cuagent.training.settings import TrainConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 INTERVAL_S = 30.0
-"""Least number of seconds between two progress lines."""
+"""Least time in seconds between two progress lines."""
 
 
 class Throttle:
@@ -16,7 +16,7 @@ class Throttle:
         self._last = time.monotonic()
 
     def due(self, force: bool = False) -> bool:
-        """Return True if a line should be printed now; `force` overrides the interval."""
+        """Return True if a progress line should be printed now; `force` overrides the interval."""
         due = force or time.monotonic() - self._last > INTERVAL_S
         if due:
             self._last = time.monotonic()

@@ -150,7 +150,8 @@ def _put(model: Any, name: str, parameter: torch.nn.Parameter) -> None:
 
 @contextmanager
 def merged_for_now(model: Any) -> Iterator[None]:
-    """Merge the adapter into the frozen weights inside this context, and restore them afterwards.
+    """Merge the adapter into the frozen weights inside this context, and restore the weights
+    afterwards.
 
     The old weights are copied back. Subtracting the adapter instead would leave rounding errors,
     which add up over the iterations.
@@ -168,8 +169,8 @@ def merged_for_now(model: Any) -> Iterator[None]:
 
 
 def plain_state_dict(model: Any) -> dict[str, Any]:
-    """Return the weights of a merged model, with the parameter names of the model without an
-    adapter."""
+    """Return the weights of a model with a merged adapter, under the parameter names of the model
+    without an adapter."""
     return {
         name.replace(".base_layer", ""): tensor
         for name, tensor in model.get_base_model().state_dict().items()

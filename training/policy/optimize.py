@@ -49,10 +49,10 @@ def make_optimizer(model: Any, settings: AdamW) -> torch.optim.AdamW:
 def apply_gradients(
     model: Any, optimizer: torch.optim.Optimizer, settings: AdamW, step: int
 ) -> float:
-    """Make one update from the gradients of all processes; return the gradient norm before
+    """Make one optimizer step from the gradients of all processes; return the gradient norm before
     clipping.
 
-    The update is skipped if the norm is not finite: Adam's moments would never become finite again.
+    The step is skipped if the norm is not finite: Adam's moments would never become finite again.
     Gradients are cleared. `step` determines the learning rate.
     """
     sum_gradients(model)

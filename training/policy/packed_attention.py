@@ -29,7 +29,7 @@ token in the attention causes 20 % or more, in deep models 100 % (random weights
 
 
 def register() -> None:
-    """Add the attention and its mask to transformers' registries; repeated calls do nothing."""
+    """Add this attention and its mask to transformers' registries; repeated calls do nothing."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
@@ -54,14 +54,15 @@ def use_packing(model: Any) -> bool:
 
 
 def packs(model: Any) -> bool:
-    """Return True if the training passes of this model run on packed rows."""
+    """Return True if this model's attention supports packed rows, so that training packs its
+    rows."""
     return bool(model.config.get_text_config()._attn_implementation == NAME)
 
 
 @torch.no_grad()
 def can_pack(model: Any) -> bool:
-    """Return True if the model computes the same hidden states for two packed rows as for each
-    alone."""
+    """Return True if the model computes the same hidden states for two rows packed together as for
+    each row alone."""
     from cuagent.training.data.packing import pack
 
     most = model.get_input_embeddings().num_embeddings
@@ -94,7 +95,7 @@ def distance(found: Tensor, wanted: Tensor) -> float:
 
 
 def arguments(packing: Any) -> dict[str, Any]:
-    """Return the arguments of a model's forward pass over packed rows."""
+    """Return the arguments of a model's forward pass over the packed rows `packing`."""
     # transformers passes on a mask of four dimensions unchanged, and builds no mask [T, T].
     unused = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packing.ids.device)
     return {
@@ -151,8 +152,8 @@ def band(length: int, window: int, device: torch.device) -> Tensor:
 
 
 def has_varlen(query: Tensor) -> bool:
-    """Return True if torch has a variable-length kernel for this query (flash attention: on a GPU,
-    in half precision)."""
+    """Return True if torch's variable-length flash-attention kernel supports this query: on a GPU,
+    in half precision."""
     if query.device.type != "cuda" or query.shape[-1] > 256 or query.shape[-1] % 8:
         return False
     half = torch.is_autocast_enabled("cuda") or query.dtype in (torch.bfloat16, torch.float16)

@@ -4,7 +4,8 @@ The same training loops run on a laptop, on one GPU, with a replica on every GPU
 gradients and optimizer sharded over all GPUs of one or several nodes (FSDP2, `fully_shard`).
 Not covered: how the batch is divided (`parallel.py`), loading and saving (`model.py`).
 Invariants: gradients are sums over processes for every placement, because the losses are sums
-divided by global counts; outside a forward or backward pass a sharded model holds shards only.
+divided by global counts; outside a forward or backward pass each process has only its shards of a
+sharded model.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Placement:
     """True to recompute a layer's activations in the backward pass instead of storing them."""
     packed: bool = True
     """True to train on rows packed one after the other, without padding. Models that do not support
-    this get padded rows."""
+    packed rows use padded rows."""
 
 
 def place(model: Any, placement: Placement, device: str | torch.device) -> Any:
@@ -101,10 +102,11 @@ def recompute_layers(model: Any) -> None:
 
 
 def recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call `forward`; its activations are not stored, but computed again in the backward pass.
+    """Call `forward` without storing its activations, which are computed again in the backward
+    pass.
 
-    Without gradients it is a plain call: `checkpoint` would read the state of the GPU's generator
-    in each layer, which costs time and cannot be recorded in a CUDA graph.
+    If gradients are disabled it is a plain call: `checkpoint` would read the state of the GPU's
+    generator in each layer, which costs time and cannot be recorded in a CUDA graph.
     """
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
@@ -112,7 +114,7 @@ def recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def is_sharded(model: Any) -> bool:
-    """Return True if this process holds only a part of the weights."""
+    """Return True if this process has only a part of the model's weights."""
     return any(hasattr(p, "full_tensor") for p in model.parameters())
 
 
@@ -129,7 +131,8 @@ def sum_gradients(model: Any) -> None:
 
 @torch.no_grad()
 def copy_weights(model: Any, into: Any) -> None:
-    """Copy the weights of a (sharded) model into an unsharded one; all processes call it together.
+    """Copy the weights of a model, sharded or not, into an unsharded one; all processes must call
+    it together.
 
     One tensor is copied at a time, so the full weights are never in memory twice.
     """
@@ -139,8 +142,8 @@ def copy_weights(model: Any, into: Any) -> None:
 
 
 def full_state_dict(model: Any) -> dict[str, Any] | None:
-    """Return all weights on the CPU of the first process, for saving; None if the model is not
-    sharded."""
+    """Return all weights of a sharded model, on the CPU of the first process, for saving; None if
+    the model is not sharded."""
     if not is_sharded(model):
         return None
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict

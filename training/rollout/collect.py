@@ -70,7 +70,8 @@ class Collector:
     lost: dict[str, int] = field(default_factory=dict)
 
     def __call__(self, iteration: int) -> list[Episode]:
-        """Return the episodes of an iteration. Raises RecordError if no episode has a reward."""
+        """Play and return the episodes of an iteration. Raises RecordError if no episode has a
+        reward."""
         jobs = parallel.local_share(self._jobs(iteration))
         policy = f"{self.name}@{iteration}"
         partial = self.out / "episodes" / f"{iteration:05d}-{parallel.rank()}.incomplete"
@@ -132,8 +133,8 @@ class Collector:
             append_outcomes(self.out / "outcomes.jsonl", iteration, found)
 
     def _jobs(self, iteration: int) -> list[tuple[Task, int]]:
-        """Return (task, seed) of every episode to play; no two episodes or iterations share a
-        seed."""
+        """Return (task, seed) of every episode to play in an iteration; every episode of every
+        iteration has another seed."""
         by_digest = {task.digest: task for task in self.tasks}
         if self.curriculum is None:
             digests = [list(by_digest)[i % len(by_digest)] for i in range(self.episodes)]

@@ -70,9 +70,11 @@ class Play:
     does."""
     together: float = 1.0
     """Share of the unfinished episodes that must wait for tokens before the engine runs a batch.
-    With 1 nothing is judged while the engine runs, as required if one GPU samples and times. With
-    less (on separate GPUs) the slowest judgement does not delay all. With 0 no episode waits for
-    others."""
+
+    With 1 nothing is judged while the engine runs, as required if one GPU samples and times. A
+    smaller share (on separate GPUs) avoids that the slowest judgement delays all episodes. With 0
+    no episode waits for others.
+    """
 
 
 class Batcher:
@@ -86,7 +88,7 @@ class Batcher:
     def __init__(
         self, engine: Engine, together: float = 1.0, stopping: threading.Event | None = None
     ) -> None:
-        """Create a batcher; no batch starts after `stopping` is set."""
+        """Create a batcher. No batch starts after the event `stopping` is set."""
         self.engine = engine
         self.together = together
         self.stopping = stopping or threading.Event()
@@ -112,7 +114,7 @@ class Batcher:
                 self._run_if_full()
 
     def stop(self) -> None:
-        """Wait for the running batch, then let all pending requests fail with EngineError."""
+        """Wait for the running batch, then fail all pending requests with EngineError."""
         with self._changed:
             for _, answer in self._waiting:
                 answer.append(EngineError("stopped"))
@@ -179,9 +181,9 @@ class TokenModel:
     play: Play
     seed: int
     stream: tuple[int, ...] = ()
-    """All ids of the current context window."""
+    """All token ids of the current context window so far."""
     seen: list[Message] = field(default_factory=list)
-    """Messages that `stream` contains."""
+    """Messages whose token ids are in `stream`."""
     ended: bool = True
     """True if the policy sampled the end of its last turn; False if the length limit cut the
     turn."""
@@ -324,9 +326,10 @@ def play_many(
     keep_runs: bool = False,
     on_episode: Callable[[Episode | None], None] = lambda episode: None,
 ) -> Played:
-    """Play all `jobs` (task, seed) in parallel, one thread each; the result has their order.
+    """Play all `jobs` (task, seed) in parallel, one thread each; return the episodes in the order
+    of the jobs.
 
-    `on_episode` is called with each finished episode (None: without a reward) from the episode's
+    `on_episode`: called with each finished episode (None: without a reward) in the episode's
     thread. `keep_runs`: leave the run folders under `root`. On Ctrl-C, or on another error in one
     episode, all episodes stop and are discarded.
     """

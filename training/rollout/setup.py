@@ -39,8 +39,8 @@ Say = Callable[[str], None]
 
 
 def with_context(config: TrainConfig, actor: Any, say: Say) -> TrainConfig:
-    """Return settings whose `play.context` is at most the policy's context length; report a
-    change."""
+    """Return settings in which `play.context` is at most the policy's context length; report a
+    change through `say`."""
     positions, asked = positions_of(actor), config.play.context
     if positions is None or asked <= positions:
         return config
@@ -49,7 +49,8 @@ def with_context(config: TrainConfig, actor: Any, say: Say) -> TrainConfig:
 
 
 def with_sampler(config: TrainConfig, device: str) -> TrainConfig:
-    """Return settings in which `play.engine=auto` is replaced by the engine for the device."""
+    """Return settings in which `play.engine=auto` is replaced by the default engine for the
+    device."""
     if config.play.engine is not Sampler.AUTO:
         return config
     engine = Sampler.CACHED if device.startswith("cuda") else Sampler.LOCAL
