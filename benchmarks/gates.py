@@ -36,18 +36,18 @@ import ladder_agreement
 import turnaround
 from gate_verdicts import (
     OURS,
+    aa_summary,
     all_ran,
     delays_found,
+    delays_summary,
+    few_false_positives,
     ladder_agrees,
     peers_are_slower,
-    quick_enough,
-    rarely_called,
-    said_of_aa,
-    said_of_delays,
-    said_of_peers,
-    said_of_waits,
+    peers_summary,
+    turnaround_is_short,
+    turnaround_summary,
 )
-from slices import MORE, Part, Row, Rows, concluded, forget_failed, go_on, read
+from slices import MORE, Part, Row, Rows, forget_failed, print_conclusion, read, run_missing_steps
 
 from cuagent.measure.roofline.ceilings import describe
 from cuagent.task import Device
@@ -77,8 +77,8 @@ def main(argv: list[str] | None = None) -> int:
         forget_failed(found)
     end = time.monotonic() + 60 * options.minutes
     parts = gates(options, device)
-    go_on([part for part in parts if not part.lacks], found, options.out, end)
-    return concluded(parts, found)
+    run_missing_steps([part for part in parts if not part.requirement], found, options.out, end)
+    return print_conclusion(parts, found)
 
 
 def _refused(why: str) -> int:
@@ -132,12 +132,14 @@ def gates(options: argparse.Namespace, device: Device) -> list[Part]:
     conditions = partial(_each, subjects)
     asks = "" if options.problems or options.kernelbench else "--kernelbench or --problems"
     parts = [
-        Part("turnaround", list(plan), waits, said_of_waits, quick_enough),
-        Part("peers", [], _none, said_of_peers, peers_are_slower, gpu or both, of="turnaround"),
-        Part("delays", _numbers(options.delays), delays, said_of_delays, delays_found),
-        Part("ladder", list(problems), ladder, ladder_agreement.said, ladder_agrees, asks),
-        Part("do_bench", list(subjects), conditions, _said_of_arms, all_ran, gpu),
-        Part("aa", _numbers(options.aa), same, said_of_aa, rarely_called),
+        Part("turnaround", list(plan), waits, turnaround_summary, turnaround_is_short),
+        Part(
+            "peers", [], _none, peers_summary, peers_are_slower, gpu or both, rows_of="turnaround"
+        ),
+        Part("delays", _numbers(options.delays), delays, delays_summary, delays_found),
+        Part("ladder", list(problems), ladder, ladder_agreement.summary, ladder_agrees, asks),
+        Part("do_bench", list(subjects), conditions, _arms_summary, all_ran, gpu),
+        Part("aa", _numbers(options.aa), same, aa_summary, few_false_positives),
     ]
     return [part for part in parts if part.name in options.only]
 
@@ -231,7 +233,7 @@ def _none(missing: list[str]) -> Rows:
     yield from ()
 
 
-def _said_of_arms(rows: list[Row]) -> str:
+def _arms_summary(rows: list[Row]) -> str:
     return f"{sum(len(row['arms']) for row in rows)} arms under every condition"
 
 

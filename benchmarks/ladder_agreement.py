@@ -75,7 +75,7 @@ def main() -> int:
             break
         rows.append(compared(path, Device.CUDA))
         print(json.dumps(rows[-1]), flush=True)
-    print(said(rows))
+    print(summary(rows))
     if options.out:
         options.out.write_text(json.dumps({"command": " ".join(sys.argv), "rows": rows}, indent=1))
     return 0
@@ -120,7 +120,7 @@ def differences(rows: list[dict[str, Any]]) -> list[float]:
     return [abs(x["off"]) for row in rows for x in row.get("rungs", {}).values()]
 
 
-def said(rows: list[dict[str, Any]]) -> str:
+def summary(rows: list[dict[str, Any]]) -> str:
     """Return a one-line summary of the differences in all rows."""
     off = differences(rows)
     if not off:

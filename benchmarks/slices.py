@@ -34,30 +34,30 @@ class Part:
 
     name: str
     steps: list[str]
-    take: Callable[[list[str]], Rows]
+    measure: Callable[[list[str]], Rows]
     """Generator function that measures the given missing steps and yields their rows, in order."""
-    said: Callable[[list[Row]], str]
+    summarize: Callable[[list[Row]], str]
     """Function that returns a summary, as text, of the rows without an error."""
-    held: Callable[[list[Row]], bool]
+    is_passed: Callable[[list[Row]], bool]
     """Function that returns True if the gate is passed, given all rows, including those with an
     error."""
-    lacks: str = ""
+    requirement: str = ""
     """Missing requirement, such as a GPU; empty if there is none."""
-    of: str = ""
+    rows_of: str = ""
     """Name of another part whose rows this part evaluates, if it has no steps; empty: its own
     rows."""
 
     def rows(self, found: Row) -> list[Row]:
         """Return this part's rows, including those with an error, from `found`, the content of the
         file."""
-        return list(found["rows"].get(self.of or self.name, []))
+        return list(found["rows"].get(self.rows_of or self.name, []))
 
     def missing(self, found: Row) -> list[str]:
         finished = {row["step"] for row in self.rows(found)}
         return [step for step in self.steps if step not in finished]
 
 
-def go_on(parts: list[Part], found: Row, out: Path, end: float) -> None:
+def run_missing_steps(parts: list[Part], found: Row, out: Path, end: float) -> None:
     """Run the missing steps of all parts until none is left, or until the time `end` (a
     time.monotonic() value).
 
@@ -86,7 +86,7 @@ def _run_steps(
     group."""
     start, current = time.monotonic(), ""
     try:
-        with closing(part.take(missing)) as rows:
+        with closing(part.measure(missing)) as rows:
             for step in missing:
                 start = time.monotonic()
                 if start >= end or failed.get(_group(step), 0) >= MOST_FAILED:
@@ -115,19 +115,31 @@ def _record(part: Part, found: Row, out: Path, row: Row, start: float) -> None:
     print(f"{part.name}: {row['step']}: {seconds:.1f} s{failed}", flush=True)
 
 
-def concluded(parts: list[Part], found: Row) -> int:
+def print_conclusion(parts: list[Part], found: Row) -> int:
     """Print the summary of each part; return the program's exit code."""
     codes = []
     for part in parts:
         rows = part.rows(found)
-        good, missing = well(rows), len(part.missing(found))
+        good, missing = successful(rows), len(part.missing(found))
         failed = len(rows) - len(good)
-        text = f"needs {part.lacks}" if part.lacks else part.said(good) if good else "nothing yet"
+        text = (
+            f"needs {part.requirement}"
+            if part.requirement
+            else part.summarize(good)
+            if good
+            else "nothing yet"
+        )
         text += f"; {failed} failed" * bool(failed)
         text += f"; {missing} of {len(part.steps)} are still to do" * bool(missing)
-        held = bool(good) and part.held(rows)
+        held = bool(good) and part.is_passed(rows)
         codes.append(
-            LACKING if part.lacks else MORE if missing or not rows else DONE if held else MISSED
+            LACKING
+            if part.requirement
+            else MORE
+            if missing or not rows
+            else DONE
+            if held
+            else MISSED
         )
         print(f"{part.name:<11}{text}{' (missed)' * (codes[-1] == MISSED)}")
     return next((code for code in (MORE, MISSED, LACKING) if code in codes), DONE)
@@ -152,7 +164,7 @@ def write(out: Path, found: Row) -> None:
     partial.replace(out)
 
 
-def well(rows: list[Row]) -> list[Row]:
+def successful(rows: list[Row]) -> list[Row]:
     """Return the rows without an error."""
     return [row for row in rows if "error" not in row]
 
@@ -160,4 +172,4 @@ def well(rows: list[Row]) -> list[Row]:
 def forget_failed(found: Row) -> None:
     """Remove the rows with an error from `found`, so that their steps run again."""
     for name, rows in found["rows"].items():
-        found["rows"][name] = well(rows)
+        found["rows"][name] = successful(rows)
