@@ -61,7 +61,7 @@ class Row:
     rms: float
     local: float
     own_rms: float
-    """Rms error of the reference itself, divided like `rms`."""
+    """Rms error of the reference itself, divided by sqrt(K) rms(s) like `rms`."""
     ratio: float
     passed: bool
 

@@ -2,12 +2,13 @@
 
     python benchmarks/candidate_variants.py [--seconds S] [--jobs N] [--json FILE] [CASE ...]
 
-Each case is a process that compiles everything before it takes the GPU; one process measures at a
-time. Arms are eager, the default torch.compile and candidates with different options, in
+Each case is a process that compiles everything before it uses the GPU; one process measures at the
+same time. Arms are eager, the default torch.compile and candidates with different options, in
 alternation, all under torch's default settings. A figure is the median of CUDA events around one
 call, with the L2 cache flushed before it, and for short calls also the wall time of a call in a
-loop. Errors are relative to fp64 on the first sample. The kernels of eager and of each candidate
-follow, with their times by the profiler. There is no verdict: the inputs are always the same.
+loop. Errors are relative to fp64 on the first sample. The program also prints the kernels of eager
+and of each candidate, with their times by the profiler. There is no verdict: the inputs are always
+the same.
 """
 
 from __future__ import annotations

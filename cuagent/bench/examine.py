@@ -162,7 +162,8 @@ class Examination:
     ) -> Iterator[Certificate]:
         """Run one examination unless the deadline has passed.
 
-        If the deadline cuts the examination short, add a note that calls it `what`.
+        If the deadline cuts the examination short, add a note; `what` describes the examination in
+        the note.
         """
         if time.monotonic() < self.deadline:
             yield from examine()

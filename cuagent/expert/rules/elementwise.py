@@ -39,8 +39,11 @@ def unary(low: Lowering, fx: Any) -> str | None:
 
 @rule("round", "trunc", "fix")
 def to_integer(low: Lowering, fx: Any) -> str | None:
-    """Lower rounding operators, for float32 only: a half type rounds the argument first, perhaps
-    across an integer."""
+    """Lower rounding operators (round, trunc, ...), for float32 only.
+
+    In half precision a kernel would round the unrounded float32 value, which may lie on the other
+    side of an integer than the stored half-precision value.
+    """
     name = {"round": "round"}.get(str(fx.target).split(".")[1], "trunc")
     x = operand(low, fx.args[0])
     exact = dtype_of(fx) == "float32" and len(fx.args) == 1 and not fx.kwargs

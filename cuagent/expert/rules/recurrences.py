@@ -22,7 +22,7 @@ from cuagent.expert.recurrences.cells import Recurrence
 from cuagent.expert.rules.views import narrowed
 
 UNITS = 16
-"""Number of units in one panel of weights."""
+"""Number of hidden units whose weights are stored together in one panel."""
 
 
 @rule("recurrence")
