@@ -166,7 +166,7 @@ def name_of(func: Any) -> str:
 
 
 def computes(func: Any) -> bool:
-    """Return True if an operator computes new numbers: it is no view, copy or creation."""
+    """Return True if an operator computes new numbers: it is not a view, copy or creation."""
     name = name_of(func)
     return not (func.is_view or name in COPIES or name in CREATIONS)
 

@@ -70,8 +70,8 @@ class Audit:
 
 @dataclass
 class _Seen:
-    """For each text, normalized syntax tree and operator graph, the number of the first row that
-    has it."""
+    """Number of the first row with each text, with each normalized syntax tree and with each
+    operator graph."""
 
     texts: dict[str, int] = field(default_factory=dict)
     trees: dict[str, int] = field(default_factory=dict)

@@ -38,7 +38,7 @@ class BatchedProduct:
     left: Operand
     right: Operand
     order: tuple[int, ...]
-    """For each dimension of the result, its index in (*batch, rows, columns)."""
+    """Index in (*batch, rows, columns) of each dimension of the result."""
     scale: float = 1.0
     bias: Any = None
 

@@ -28,7 +28,7 @@ from cuagent.expert.graph.lowering import argument, dtype_of, shape_of
 
 RANK = 4
 """Number of dimensions of the operands of fused attention: batch, heads, rows, head size."""
-SETTLING = {"clone", "contiguous", "reshape", "linear", "matmul", "mm"}
+FIXED_LAYOUT = {"clone", "contiguous", "reshape", "linear", "matmul", "mm"}
 """Operators whose result has a fixed memory layout, whatever the layout of their argument."""
 
 
@@ -106,7 +106,7 @@ class Match:
     values: Operand
     """The values as an operand (batch, keys, head size)."""
     order: tuple[int, ...]
-    """For each dimension of the result, its index in (*batch, rows, head size)."""
+    """Index in (*batch, rows, head size) of each dimension of the result."""
 
 
 class Own(StrEnum):
@@ -213,7 +213,7 @@ def _emit(
 
     aten = torch.ops.aten
     rank = len(match.order)
-    swapped = match.order == (0, 2, 1, 3) and _settles(edit, match.last)
+    swapped = match.order == (0, 2, 1, 3) and _layout_is_free(edit, match.last)
     readers = [] if swapped or rank < RANK else _transposes(edit, match.last)
     inside = swapped or bool(readers)
     tensors = operands if mask.tensor is None else (*operands, mask.tensor)
@@ -254,17 +254,17 @@ def _transposes(edit: Edit, node: Any) -> list[Any]:
         or (called(r) == "permute" and [d % RANK for d in r.args[1]] == [0, 2, 1, 3])
         for r in readers
     )
-    settled = swaps and all(_settles(edit, reader) for reader in readers)
+    settled = swaps and all(_layout_is_free(edit, reader) for reader in readers)
     return readers if settled and node not in edit.outputs else []
 
 
-def _settles(edit: Edit, node: Any) -> bool:
+def _layout_is_free(edit: Edit, node: Any) -> bool:
     """Return True if the memory layout of a node's tensor has no effect on the layout of forward's
     results."""
     names = {called(reader) for reader in node.users}
     formats = [r.kwargs.get("memory_format") for r in node.users if called(r) == "clone"]
     copied_to = all(str(word) == "torch.contiguous_format" for word in formats)
-    return node not in edit.outputs and names <= SETTLING and copied_to
+    return node not in edit.outputs and names <= FIXED_LAYOUT and copied_to
 
 
 def _unscaled(edit: Edit, scores: Scores) -> Scores:

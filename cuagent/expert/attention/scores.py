@@ -80,7 +80,7 @@ class Scores:
 
 def copied(node: Any) -> Any:
     """Return the tensor that a node copies, perhaps to another floating-point dtype; None if the
-    node is no copy."""
+    node does not copy."""
     if node.op != "call_function" or called(node) not in COPIES:
         return None
     source = node.args[0]

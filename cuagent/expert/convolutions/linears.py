@@ -20,10 +20,9 @@ dimensions."""
 
 
 def linears_to_channels(graph: Graph, target: Target, keep: frozenset[str]) -> Graph:
-    """Return the graph with such linear layers in half precision replaced by pointwise
-    convolutions.
+    """Return the graph with linear layers in half precision replaced by pointwise convolutions.
 
-    A layer is replaced if the permutation that moves its features is its only reader.
+    A layer is replaced if its only reader is a permutation that makes its features the channels.
     """
     if target.device != "cuda" or target.capability < (8, 0):
         return graph

@@ -36,8 +36,8 @@ REDUCTIONS = ("sum", "max", "min", "amax", "amin")
 def with_convolutions(
     steps: Sequence[Step | Any], graph: Graph
 ) -> tuple[Step | Convolution | Any, ...]:
-    """Return the steps with each convolution that has copied operands, and its epilogue group,
-    replaced by one `Convolution`."""
+    """Return the steps with each convolution that has copied operands, and the fused group that
+    becomes its epilogue, replaced by one `Convolution`."""
     result = list(steps)
     for step in steps:
         if not isinstance(step, Node) or not step.op.startswith("own F.conv"):
@@ -56,8 +56,8 @@ def with_convolutions(
 
 
 def _reader_of_channels(node: Node, steps: Sequence[Any], graph: Graph) -> Group | None:
-    """Return the group that reduces the convolution `node` over its channels, if it is the only
-    reader; else None."""
+    """Return the fused group that reduces the convolution `node` over its channels, if it is the
+    only reader; else None."""
     if node.name in graph.outputs or node.shape[1] > MOST_CHANNELS:
         return None
     readers = {user.name for user in graph.users()[node.name]}
@@ -70,8 +70,8 @@ def _reader_of_channels(node: Node, steps: Sequence[Any], graph: Graph) -> Group
 
 
 def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution | None:
-    """Return the `Convolution` of a node with `group` as its epilogue; None if the group cannot be
-    the epilogue."""
+    """Return the `Convolution` of a node with the fused `group` as its epilogue; None if the group
+    cannot be the epilogue."""
     x, *others = (graph.node(str(arg)) for arg in node.args)
     weight = None if node.op in (TRANSPOSED, COPY) else others[0]
     bias = others if weight is None else others[1:]

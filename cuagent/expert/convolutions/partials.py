@@ -168,8 +168,8 @@ def _over_places(source: Node, total: Node) -> bool:
 
 
 def _convolution_of(graph: Graph, value: Node, convolutions: dict[str, Node]) -> Node | None:
-    """Return the only convolution from which elementwise operations compute a value; None if there
-    is no such one."""
+    """Return the convolution from which elementwise operations compute a value; None if there are
+    none or several."""
     found: set[str] = set()
     stack, seen = [value.name], set()
     while stack:
@@ -282,7 +282,7 @@ def _fits(step: Convolution, graph: Graph) -> bool:
 
 
 def _is_read(graph: Graph, name: str, step: Convolution) -> bool:
-    """Return True if a node outside of the kernel reads a value, also through views."""
+    """Return True if a node outside of the kernel reads a value, directly or through views."""
     if name in graph.outputs:
         return True
     readers = (user for user in graph.users()[name] if user.op not in CALLS)

@@ -39,8 +39,8 @@ def with_pools(steps: Sequence[Any], graph: Graph) -> tuple[Any, ...]:
 
 
 def _reader(name: str, steps: Sequence[Any], graph: Graph) -> Group | None:
-    """Return the group with the pool that is the only reader of tensor `name`; None if there is
-    none."""
+    """Return the fused group with the pool that is the only reader of tensor `name`; None if there
+    is none."""
     readers = {user.name for user in graph.users()[name]}
     for step in steps:
         if isinstance(step, Group) and step.family == "pooling" and readers <= set(step.places):
@@ -49,8 +49,8 @@ def _reader(name: str, steps: Sequence[Any], graph: Graph) -> Group | None:
 
 
 def _pooled(conv: Convolution, group: Group, graph: Graph) -> Convolution | None:
-    """Return the convolution with the group's pool; None if the convolution's kernel cannot compute
-    the pool."""
+    """Return the convolution extended by the group's pool; None if the convolution's kernel cannot
+    compute the pool."""
     (anchor,) = (n for n in group.nodes if n.kind in (Kind.POOL, Kind.RESAMPLE))
     others = [n for n in group.nodes if n is not anchor]
     if any(n.kind is not Kind.POINTWISE or n.op not in EXPRESSIONS for n in others):

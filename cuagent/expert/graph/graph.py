@@ -217,7 +217,7 @@ class Graph:
     template: str = "{0}"
     """Python expression that forward returns, in which {0}, {1}, ... stand for the outputs."""
     orders: tuple[tuple[int, ...], ...] = ()
-    """For each output, the order of its dimensions in memory in the reference's result; () if all
+    """Memory order of the dimensions of each output in the reference's result; () if all outputs
     are contiguous."""
 
     def node(self, name: str) -> Node:
@@ -232,8 +232,8 @@ class Graph:
         return cached
 
     def users(self) -> dict[str, list[Node]]:
-        """Return, for each node's name, the nodes that read it, in order. Being an output of the
-        graph is not a use."""
+        """Return the nodes that read each node, by the node's name, in order. The graph's outputs
+        are not readers."""
         found: dict[str, list[Node]] = {node.name: [] for node in self.nodes}
         for node in self.nodes:
             for name in dict.fromkeys(node.inputs):

@@ -25,7 +25,7 @@ class Lowering:
     nodes: list[Node] = field(default_factory=list)
     values: dict[str, Operand] = field(default_factory=dict)
     multiple: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """For each lowered operator with several results, the names of the nodes of all results."""
+    """Names of the nodes of all results, for each lowered operator that returns more than one."""
     by_name: dict[str, Node] = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
     """Values of constants without dimensions, by the names of their nodes."""

@@ -78,8 +78,8 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Product:
-    """A product of an M x K and an N x K operand that one kernel computes, with the group behind it
-    as its epilogue.
+    """A product of an M x K and an N x K operand that one kernel computes, with a group of fused
+    nodes behind it as its epilogue.
 
     `rows`, `columns` and `depth` are M, N and K.
     """
@@ -136,8 +136,8 @@ class Product:
 def with_products(
     steps: Sequence[Step], graph: Graph, target: Target, keep: frozenset[str], split: bool = True
 ) -> tuple[Step | Product, ...]:
-    """Return the steps with each qualifying product, and its epilogue group, replaced by one
-    `Product`.
+    """Return the steps with each qualifying product, and the fused group that becomes its epilogue,
+    replaced by one `Product`.
 
     Products whose origin is in `keep` stay library calls. `split`: operands of float32 products may
     be split before the product.
@@ -236,8 +236,8 @@ def is_large(rows: int, columns: int, depth: int, target: Target, batch: int = 1
 
 
 def only_reader(node: Node, steps: Sequence[Any], graph: Graph) -> Group | None:
-    """Return the elementwise group of `node`'s size that is the only reader of `node`; None if
-    there is none."""
+    """Return the fused group of elementwise nodes that is the only reader of `node` and has its
+    size; None if there is none."""
     if node.name in graph.outputs:
         return None
     readers = {user.name for user in graph.users()[node.name]}

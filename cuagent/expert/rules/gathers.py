@@ -57,7 +57,7 @@ def _two_indices(low: Lowering, fx: Any, used: list[tuple[int, Any]]) -> str | N
     """Lower indexing by two constant tensors to one gather along both dimensions, flattened. The
     flat indices are computed once.
 
-    An example are the pairs of features of a DLRM. Negative indices count from the end.
+    The pairs of features of a DLRM are an example. Negative indices count from the end.
     """
     from cuagent.expert.rewrites import PREPARATIONS  # it imports this package
 
