@@ -45,7 +45,7 @@ TF32 = 2.0**-11
 PERTURBATIONS = 8
 """Number of perturbed fp64 evaluations from which a spread is estimated."""
 DRAWS = 3
-"""Number of draws of inputs for each implementation."""
+"""Number of random draws of the inputs for each implementation."""
 
 
 @dataclass(frozen=True)

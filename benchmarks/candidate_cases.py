@@ -46,7 +46,7 @@ class Case:
     init: str
     """Statements of the module's constructor, separated by "; "."""
     forward: str
-    """Statements of forward, separated by "; "."""
+    """Statements of the module's forward method, separated by "; "."""
     shape: str
     variants: Mapping[str, Options]
     dtype: str = "float32"

@@ -36,7 +36,7 @@ class Record:
 
     name: str
     words: dict[str, int] = field(default_factory=dict)
-    """Number of verdicts by reason."""
+    """Number of verdicts for each reason, by the reason's name."""
     ratios: list[tuple[float, float, float]] = field(default_factory=list)
     """(Speedup over eager, lower limit, upper limit) for each accepted timing."""
     busy: list[float] = field(default_factory=list)

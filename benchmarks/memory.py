@@ -29,7 +29,7 @@ from cuagent.verify import Referee
 from cuagent.worker import ForkServer
 
 SAMPLE_S = 0.005
-"""Seconds between two samples."""
+"""Seconds between two measurements of the used GPU memory."""
 TASK = """
 import torch
 

@@ -49,7 +49,7 @@ class Size:
     reply: int
     """Largest number of tokens of a turn; the smallest is a quarter of it."""
     observation: int
-    """Number of tokens of a tool result."""
+    """Number of tokens of each tool result."""
     rounds: int
 
     @property

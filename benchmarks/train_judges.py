@@ -45,7 +45,7 @@ class Size:
     device: Device
     tasks: int
     kernels: int
-    """Number of kernels for each task."""
+    """Number of kernels that are judged for each task."""
     rows: int
     owners: tuple[int, ...]
 

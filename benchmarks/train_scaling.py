@@ -173,7 +173,7 @@ class TeacherEngine:
         self.tasks = {opening(task)[0].content: task for task in tasks}
         self.seconds = 0.0
         self.decoded = 0
-        """Number of decoded tokens."""
+        """Number of tokens decoded so far."""
         self.ended = 0.0
         """Time (by time.perf_counter()) when the last batch ended."""
 

@@ -102,7 +102,7 @@ class Bench:
         self.options = options
         self.end = end
         self.later = 0
-        """Number of stages after the present one."""
+        """Number of stages that follow the running one."""
         self.shape = SHAPES[options.shape]
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.out: Path = options.out

@@ -134,18 +134,18 @@ class Scripted:
         self.reply = reply or FIRST_REPLY
         self.on_turn = on_turn
         self.left = turns * waves
-        """Number of turns still to come, over all waves."""
+        """Number of turns not yet sampled, over all waves of conversations."""
         self.sampled = 0
         """Number of tokens that the policy sampled."""
         self.computed = 0
         self.seconds = 0.0
-        """Seconds in the engine."""
+        """Seconds spent in the sampling engine."""
         self.tools = 0.0
-        """Seconds between the turns."""
+        """Seconds between the engine's turns, in which tools run."""
         self.ended: float | None = None
         self.started = time.monotonic()
         self.history: list[dict[str, float]] = []
-        """Figures of each turn."""
+        """Measurements of each turn, by the measurement's name."""
 
     def conversations(self) -> int | None:
         return self.engine.conversations()

@@ -47,9 +47,9 @@ class Size:
     heads: int
     vocabulary: int
     rows: int
-    """Number of episodes in a step."""
+    """Number of episodes in a training step."""
     tokens: int
-    """Number of tokens of the longest row."""
+    """Number of tokens of the longest episode."""
     micro: int
     """Number of rows of the longest length in one forward pass."""
     steps: int

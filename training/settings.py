@@ -28,7 +28,7 @@ class Export(StrEnum):
 
 class Sampler(StrEnum):
     AUTO = "auto"
-    """`cached` on a GPU, and `local` on the CPU."""
+    """Choose `cached` on a GPU and `local` on the CPU."""
     LOCAL = "local"
     """Engine that decodes batches one after the other in this process; the same seeds give the same
     episodes."""
@@ -59,7 +59,7 @@ class PlayConfig:
     timed: bool = True
     """True to time the kernels. False gives rewards -1 and 1 only."""
     gpus: tuple[int, ...] = (0,)
-    """Indices of the GPUs that judge."""
+    """Indices of the GPUs on which kernels are judged."""
     at_once: int = 256
     """Number of episodes that run in parallel; fewer if they do not fit into the cache of the
     engine `cached`."""

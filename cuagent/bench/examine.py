@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from cuagent.task.reference import Reference
 
 TOLERANCE = 1e-2
-"""atol and rtol of the lax rule."""
+"""Tolerances atol and rtol of the lax correctness rule."""
 DRAWS = 3
 """Number of input draws on all of which a degenerate answer must pass."""
 SMALL_GRADIENT = 1e-3
@@ -95,7 +95,7 @@ class Examination:
         self.fixed = False
         """True if the output does not depend on the inputs at all."""
         self.ignored: set[int] = set()
-        """Indices of inputs without effect."""
+        """Indices of the inputs that do not change the problem's output."""
         self.inputs = reference.inputs(0)
         self._copied = True
         """True if the model writes to its inputs, so that each call needs copies."""

@@ -23,9 +23,9 @@ class Held:
     """Seconds for which one problem has held the lock of its device."""
 
     exclusive_s: float = 0.0
-    """Seconds of exclusive use, for timing."""
+    """Seconds for which one problem had exclusive use of the device, for timing."""
     shared_s: float = 0.0
-    """Seconds of shared use, for certifying, opening and verifying."""
+    """Seconds for which one problem shared the device: for certifying, opening and verifying."""
 
 
 @dataclass(frozen=True)

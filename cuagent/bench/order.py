@@ -57,7 +57,7 @@ class Order:
     settings: BenchSettings
     key: str
     runs: str
-    """Folder for the logs of runs."""
+    """Folder for the logs of the agent's runs."""
     gpu: str | None = None
     """Value of CUDA_VISIBLE_DEVICES for the process; None for a CPU, or for the GPU that the
     process already has."""

@@ -175,9 +175,9 @@ class Left(NamedTuple):
     """Orders that must run again later, after one pass over the queue."""
 
     deferred: list[Order]
-    """Problems that need most of a GPU's memory."""
+    """Orders not yet started because their problems need most of a GPU's memory."""
     again: list[Order]
-    """Problems that failed for lack of memory."""
+    """Orders whose problems failed for lack of GPU memory."""
 
 
 def _pass(

@@ -64,7 +64,7 @@ class Status:
     """Status of a finished problem, as in its record."""
 
     name: str
-    """`kernel`, `no kernel`, `not certifiable` or `failed`."""
+    """Result of a problem: `kernel`, `no kernel`, `not certifiable` or `failed`."""
     reason: str
 
 

@@ -27,7 +27,7 @@ COPIES = names_in(
     _reshape_copy _reshape_alias expand_copy view_copy
     """
 )
-"""Names of operators that copy numbers without changing them."""
+"""Names of operators that copy elements without changing their values, dtype aside."""
 CREATIONS = names_in(
     """
     empty zeros ones full arange scalar_tensor empty_like zeros_like ones_like full_like

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 PLACE = "\x03{}\x04"
-"""Placeholder text for input tensor number `{}`."""
+"""Placeholder, within a call's text, for the input tensor with number `{}`."""
 
 
 @dataclass

@@ -115,7 +115,7 @@ class Encoder:
     def _object(self, value: Any, depth: int) -> str:
         """Return an expression that rebuilds an object from its class and its attributes.
 
-        An object of a library class with other state is embedded as a pickle.
+        A library's object is embedded as a pickle if its state is more than its attributes.
         """
         cls, kind = type(value), type(value).__name__
         name = reference(cls)

@@ -60,7 +60,7 @@ class Sources:
         self._seen: set[tuple[str, str]] = set()
         self._encode = Encoder(is_library)
         self.missing: list[str] = []
-        """Names whose values could not be written."""
+        """Globals and module sources that could not be written to the task, by name."""
 
     def need_tokens(self, text: str) -> None:
         """Collect the definition of every class and function whose token occurs in `text`."""

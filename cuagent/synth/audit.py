@@ -47,7 +47,7 @@ class Audit:
     """Number of rows by the number of operators that the row declares."""
     sources: Counter[str] = field(default_factory=Counter)
     run: int = 0
-    """Number of rows that were run."""
+    """Number of rows whose module was executed."""
 
     def add(self, fault: str, row: int, detail: str = "") -> None:
         self.faults.setdefault(fault, []).append(row)

@@ -20,7 +20,7 @@ class Candidate:
     code: str
     ops: tuple[str, ...]
     families: tuple[str, ...]
-    """Family of each operator template (`Seed`) that was applied."""
+    """Family of each operator template (`Seed`) that the candidate task applies."""
     dtype: str
     library: str = "torch"
     """Library that the operators are from, such as `transformers`; `loop` for a task with a

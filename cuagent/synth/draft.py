@@ -19,7 +19,7 @@ from cuagent.synth.seeds import Domain, Seed
 from cuagent.synth.templates import BATCH, Filling, Unfit, Value, size_text
 
 NAMES = ("x", "y", "z", "u", "v", "w", "p", "q", "r", "s")
-"""Names of the inputs, in order."""
+"""Names of a task's inputs, in order."""
 LARGEST_GROWTH = 32
 """Largest number of elements of a value, as a multiple of the number of elements of the first
 input."""
@@ -44,7 +44,7 @@ class Draft:
     attributes: dict[str, str] = field(default_factory=dict)
     """Expression that makes each module or parameter in the constructor, by attribute name."""
     afterwards: list[str] = field(default_factory=list)
-    """Statements for the end of the constructor."""
+    """Statements that the module's constructor executes last."""
     lines: list[str] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
     families: list[str] = field(default_factory=list)

@@ -163,7 +163,7 @@ class _Run:
         if settings.kernelbench:
             self.known = read_problems(Path(settings.kernelbench))
         self.texts: set[str] = set()
-        """Digests of the normalized syntax trees so far."""
+        """Digests of the normalized syntax trees of all tasks so far."""
         self.graphs: set[str] = set()
         self.verdicts: dict[int, bool] = {}
         """True for each accepted index, False for each rejected one."""

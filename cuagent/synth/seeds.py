@@ -44,7 +44,7 @@ class Seed:
     call."""
     domain: Domain = Domain.ANY
     integers: bool = False
-    """True if the main argument contains integers."""
+    """True if the operator's main argument is a tensor of integers."""
 
     @property
     def name(self) -> str:

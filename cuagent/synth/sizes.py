@@ -30,7 +30,7 @@ class Rates:
     bytes_per_s: float
     flops_per_s: float
     half_flops_per_s: float
-    """FLOP per second in half precision."""
+    """The GPU's rate in half precision, in FLOP per second."""
     call_s: float
     """Fixed time of one operator call in seconds."""
 
@@ -46,7 +46,7 @@ class Cost:
     """Counted memory traffic and arithmetic of one eager call of a task."""
 
     bytes: int
-    """Bytes that all operators together read and write."""
+    """Bytes that all operators of a task together read and write."""
     made: int
     """Total bytes of all operators' results, an upper limit of the memory of one call."""
     flops: int

@@ -75,7 +75,7 @@ class Parsed:
     """Expression that the constructor assigns to each `self.name`, by name."""
     forward: ast.FunctionDef
     inputs: str
-    """Text of the expressions of `get_inputs`, without sizes."""
+    """Text of the expressions that `get_inputs` returns, with the sizes removed."""
 
 
 def parse(code: str) -> Parsed:

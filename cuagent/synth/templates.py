@@ -99,7 +99,7 @@ class Filling:
     seed: Seed
     main: Value
     argument: str
-    """Expression that replaces {x}."""
+    """Expression that replaces `{x}` in an operator template."""
     sizes: dict[str, int] = field(default_factory=dict)
     drawn: dict[str, str] = field(default_factory=dict)
 

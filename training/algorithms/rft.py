@@ -50,7 +50,7 @@ class RftConfig:
     stop_after: int | None = None
     """Step after which training stops as if interrupted; used by tests of resuming."""
     epochs: float = 3.0
-    """Number of passes over the episodes."""
+    """Number of training passes over the episodes."""
     patience: int | None = 2
     """Number of evaluations without a lower held-out loss after which training stops; None: no
     early stop."""

@@ -56,7 +56,7 @@ class ValueConfig:
     stop_after: int | None = None
     """Step after which training stops as if interrupted; used by tests of resuming."""
     epochs: float = 4.0
-    """Number of passes over the episodes."""
+    """Number of training passes of the value model over the episodes."""
 
     def __post_init__(self) -> None:
         at_least(0, self, "steps")

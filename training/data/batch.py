@@ -37,7 +37,7 @@ class Batch:
     logprobs: Tensor
     """[B, L] float: log-probabilities from the sampler; zero where the sampler returned none."""
     row_episode: Tensor
-    """[B] int64: index of each row's episode; never decreasing."""
+    """[B] int64: index of each row's episode. The indices never decrease."""
     rewards: Tensor
     """[E] float: terminal reward of each episode."""
     packing: Packing | None = None

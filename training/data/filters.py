@@ -33,7 +33,7 @@ SUBMITTED = ("submitted", "no gain")
 @dataclass(frozen=True)
 class Filters:
     above: float = 0.0
-    """Exclusive lower bound of an episode's reward."""
+    """Exclusive lower bound of the reward of an episode that is kept."""
     submitted: bool = True
     cut_turns: int = 0
     """Largest number of an episode's turns that the length limit may cut."""
@@ -43,7 +43,7 @@ class Filters:
     """Largest number of an episode's calls with an unknown tool or arguments that break the tool's
     schema."""
     tokens: int = 32768
-    """Largest number of tokens of an episode."""
+    """Largest number of tokens of an episode that is kept."""
     per_task: int | None = None
     """Largest number of episodes kept for one task; None: no limit, and easy tasks may fill the
     set."""

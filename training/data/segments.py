@@ -67,7 +67,7 @@ class Call:
     arguments: str
     """Arguments as JSON text, byte for byte as sampled."""
     known: bool = True
-    """True if a tool with this name exists."""
+    """True if the called tool exists."""
     valid: bool = True
     """True if the arguments are JSON and fit the tool's schema."""
 
@@ -84,7 +84,7 @@ class Episode:
     reward: float
     """Terminal reward, e.g. the milestone score in {-1, 1, 2, 3}."""
     stop: str
-    """Reason why the run ended: a value of `cuagent.agent.Stop`."""
+    """Reason why the episode ended: a value of `cuagent.agent.Stop`."""
     calls: tuple[Call, ...] = ()
     solution: str = ""
     """Digest of the scored attempt; empty if there was none."""

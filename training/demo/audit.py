@@ -29,7 +29,7 @@ class Audit:
 
     kernels: int
     accepted: int
-    """Number of kernels that the strict verdict accepted again."""
+    """Number of distinct kernels that the strict verdict accepts again."""
     reasons: Mapping[str, int]
     """Number of kernels that the new verdict rejected, by reason."""
     reward_before: float

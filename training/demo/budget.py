@@ -34,9 +34,9 @@ class Budget:
     out: Path
     end: float | None = None
     spent: dict[str, float] = field(default_factory=dict)
-    """Seconds by stage."""
+    """Seconds spent in each stage, by the stage's name."""
     started: dict[str, float] = field(default_factory=dict)
-    """Start of each running stage, as a time.time() value."""
+    """Start of each running stage, by the stage's name, as a time.time() value."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __post_init__(self) -> None:

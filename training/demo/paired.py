@@ -21,7 +21,7 @@ from cuagent.training.data.segments import Episode
 Table = Mapping[str, Sequence[float]]
 """Rewards of the episodes by task digest."""
 DRAWS = 10_000
-"""Number of bootstrap samples."""
+"""Number of bootstrap samples of a confidence interval."""
 T = (
     12.7062, 4.30265, 3.18245, 2.77645, 2.57058, 2.44691, 2.36462, 2.30600, 2.26216, 2.22814,
     2.20099, 2.17881, 2.16037, 2.14479, 2.13145, 2.11991, 2.10982, 2.10092, 2.09302, 2.08596,
@@ -45,7 +45,7 @@ class Difference:
     """Upper limit of the 95 % t-interval over the seeds; `t_low` is the lower limit. Both are None
     with one seed."""
     seeds: tuple[float, ...]
-    """Mean difference over the tasks, for each seed."""
+    """Difference of the two arms, averaged over the tasks, for each seed."""
 
 
 def rewards_by_task(episodes: Sequence[Episode]) -> dict[str, list[float]]:

@@ -59,7 +59,7 @@ class Slot:
     """Memory for the keys and values of one conversation."""
 
     start: int
-    """Index of the slot's first token in `KeyValues`."""
+    """Index in `KeyValues` of the first token of the slot."""
     ids: list[int] = field(default_factory=list)
     """Token ids whose keys and values are in the slot."""
     busy: bool = False
@@ -134,7 +134,7 @@ class CachedEngine:
         self._slots: list[Slot] = []
         self._memory: KeyValues | None = None
         self._steps: dict[int, DecodingStep] = {}
-        """Recorded passes, by number of rows."""
+        """Decoding step recorded as a CUDA graph, by its number of rows."""
         self._over = True
         self._count = 0
 

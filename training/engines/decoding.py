@@ -26,7 +26,7 @@ class Next:
 
     token: int
     start: int
-    """Index of the conversation's first token in `KeyValues`."""
+    """Index in `KeyValues` of the conversation's first token."""
     past: int
     """Number of earlier tokens of the conversation; their keys and values are in memory."""
     temperature: float
@@ -59,7 +59,7 @@ class DecodingStep:
         self.spare = spare
         self.pool = pool
         self.records = actor.device.type == "cuda"
-        """False to launch the kernels each time."""
+        """True if the step is replayed as a CUDA graph; False if each kernel is launched anew."""
         device, pinned = actor.device, self.records
         # Rows of `whole`: token, position, index to write, first index, length; of `real`:
         # temperature, uniform number. The buffers of the host are copied to those of the device.

@@ -36,7 +36,7 @@ class Request:
 
     prompt: tuple[int, ...]
     max_tokens: int
-    """Largest number of tokens to sample."""
+    """Largest number of tokens to sample for this request."""
     seed: int
     temperature: float = 1.0
     """Sampling temperature; 0 selects the likeliest token."""

@@ -138,9 +138,9 @@ class JudgeCache:
         self._judges: OrderedDict[str, LocalJudge] = OrderedDict()
         self._fork_server: ForkServer | None = None
         self._ladders: dict[str, Ladder] = {}
-        """Ladders by task digest."""
+        """Baselines of each task (`Ladder`), by the task's digest."""
         self._without_baseline: set[str] = set()
-        """Digests of tasks with a baseline that failed twice."""
+        """Digests of tasks with a baseline that failed with two judges in succession."""
 
     @cached_property
     def max_open(self) -> int:

@@ -34,7 +34,7 @@ class BestWeights:
         self.loss = math.inf if known is None else float(known)
         self.step = int(position.get("best_step", 0))
         self.since = int(position.get("since_best", 0))
-        """Number of evaluations since the best one."""
+        """Number of evaluations since the evaluation with the best score."""
 
     @property
     def position(self) -> dict[str, Any]:

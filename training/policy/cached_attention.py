@@ -56,7 +56,7 @@ class Piece:
 
     ids: Sequence[int]
     start: int
-    """Index of the conversation's first token in `KeyValues`."""
+    """Index in `KeyValues` of the conversation's first token."""
     past: int
     """Number of the conversation's tokens whose keys and values are already in memory."""
 
@@ -80,7 +80,8 @@ class Pass:
     longest: int
     """Number of tokens of the longest conversation after the pass, or an upper bound of it."""
     write: Tensor
-    """[T] int64: index in `memory` of each new token."""
+    """[T] int64: index in the cache's memory at which each new token's keys and values are written.
+    """
     query_starts: Tensor
     """[B + 1] int32: index of each conversation's first new token in the pass; the last entry is
     T."""

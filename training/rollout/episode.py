@@ -53,11 +53,11 @@ class Play:
     """Function that returns the first messages: those of `cuagent optimize`, or short ones for a
     small model."""
     turns: int = 8
-    """Largest number of model calls."""
+    """Largest number of model calls in an episode."""
     context: int = 2048
     """Largest number of tokens of a context window, prompt and turns together."""
     reply: int = 1024
-    """Largest number of tokens of one turn."""
+    """Largest number of tokens that the policy samples in one turn."""
     temperature: float = 1.0
     seconds: float | None = None
     """Limit of an episode's wall time. None: no limit; this is the default, because an episode
@@ -93,7 +93,7 @@ class Batcher:
         self.together = together
         self.stopping = stopping or threading.Event()
         self.seconds = 0.0
-        """Seconds spent in the engine."""
+        """Seconds spent in the sampling engine."""
         self.fatal: OutOfMemory | None = None
         """Error that ends the collection, because every further batch would fail alike; None: no
         such error."""
@@ -183,7 +183,7 @@ class TokenModel:
     stream: tuple[int, ...] = ()
     """All token ids of the current context window so far."""
     seen: list[Message] = field(default_factory=list)
-    """Messages whose token ids are in `stream`."""
+    """Messages of the conversation whose token ids `stream` already contains."""
     ended: bool = True
     """True if the policy sampled the end of its last turn; False if the length limit cut the
     turn."""

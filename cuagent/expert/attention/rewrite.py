@@ -101,10 +101,10 @@ class Match:
 
     softmax: Any
     last: Any
-    """The fx node of the product with the values."""
+    """The fx node that multiplies the attention weights by the values."""
     scores: Scores
     values: Operand
-    """The values as an operand (batch, keys, head size)."""
+    """The attention's values, as an operand (batch, keys, head size)."""
     order: tuple[int, ...]
     """Index in (*batch, rows, head size) of each dimension of the result."""
 

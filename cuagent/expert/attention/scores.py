@@ -53,11 +53,11 @@ class Scores:
     factors: tuple[Any, ...] = ()
     """Tensors that the scores are multiplied by; each is constant over queries and keys."""
     biases: tuple[tuple[Any, float], ...] = ()
-    """Added tensors, each as (tensor, factor)."""
+    """Tensors added to the scores, each as (tensor, factor)."""
     fills: tuple[Fill, ...] = ()
     steps: tuple[Step, ...] = ()
     simple: bool = True
-    """True if the library's attention can compute these scores."""
+    """True if `scaled_dot_product_attention` can compute these scores."""
 
     def then(self, *step: Any, simple: bool = True) -> Scores:
         """Return the scores with one more operation appended to `steps`."""

@@ -46,9 +46,9 @@ class Pool:
 
     anchor: Node
     sizes: tuple[int, ...]
-    """Window size along each spatial dimension."""
+    """Size of the pooling window along each spatial dimension."""
     counts: tuple[int, ...]
-    """Number of windows along each spatial dimension."""
+    """Number of pooling windows along each spatial dimension."""
     after: tuple[Node, ...]
     """Elementwise nodes computed after the pool."""
 
@@ -67,7 +67,7 @@ class Partials:
     """
 
     value: str
-    """Name of the epilogue's node whose values are summed."""
+    """Name of the node, within the convolution's epilogue, whose values are summed."""
     sums: str
     means: str
     deviations: str

@@ -15,7 +15,7 @@ from cuagent.expert.convolutions.convolution import TRANSPOSED, Convolution
 from cuagent.expert.graph.graph import Graph
 
 MOST_CHANNELS = 128
-"""Largest number of channels of a tile."""
+"""Largest number of output channels of a convolution whose tiles can have all channels."""
 
 
 def with_copies(steps: Sequence[Any], graph: Graph) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ from typing import Any
 FLOATS = frozenset({"float32", "float16", "bfloat16"})
 """dtypes whose values a kernel computes in float32."""
 INTEGERS = frozenset({"int64", "int32", "uint8"})
-"""dtypes of integers that a kernel can load."""
+"""Integer dtypes that a generated kernel can load."""
 ITEM_BYTES = {
     "float32": 4, "float16": 2, "bfloat16": 2, "bool": 1, "int64": 8, "int32": 4, "uint8": 1,
 }  # fmt: skip
@@ -34,9 +34,9 @@ class Gather:
     """Options of a gather node. An index out of range gives NaN."""
 
     extent: int
-    """Number of slices among which the gather selects."""
+    """Number of slices of the source, among which the gather's indices select."""
     wraps: bool
-    """True if negative indices count from the end."""
+    """True if a negative index of the gather counts from the end, as in Python."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Scatter:
     """Options of a scatter node. A source row with an index out of range is ignored."""
 
     extent: int
-    """Number of rows of the destination."""
+    """Number of rows of the scatter's destination."""
     source: tuple[int, ...]
     """Shape of the source tensor, whose rows are added to rows of the destination."""
     wraps: bool
-    """True if negative indices count from the end."""
+    """True if a negative index of the scatter counts from the end, as in Python."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ class Scale:
     dimension."""
 
     extent: int
-    """Number of elements of the argument along the dimension."""
+    """Number of elements of the resized tensor along the dimension, before resizing."""
     count: int
-    """Number of elements of the result along the dimension."""
+    """Number of elements of the resized tensor along the dimension, after resizing."""
     factor: float
     """Distance between the positions of adjacent results, in elements of the argument."""
     centred: bool
@@ -100,7 +100,7 @@ class Depthwise:
     """Options of a depthwise convolution: its windows and its channel multiplier."""
 
     sides: tuple[Window, ...]
-    """One `Window` for each spatial dimension."""
+    """One `Window` for each spatial dimension of the convolution."""
     multiplier: int
     """Number of output channels for each input channel."""
 

@@ -68,7 +68,7 @@ class Matrix:
     """
 
     tensor: str
-    """Name of the node that owns the memory."""
+    """Name of the graph's node whose tensor has these strides."""
     dtype: str
     row: int
     column: int
@@ -103,7 +103,7 @@ class Product:
     """Mapping with the names of the computed nodes as keys, as in `Group.places`; the values are
     empty."""
     batch: int = 1
-    """Number of products in the batch."""
+    """Number of matrix products in the batch."""
     split: bool = False
     """True if both float32 operands are split into two float16 parts each before the product."""
     parts: tuple[str, ...] = ()
