@@ -32,7 +32,7 @@ class Killed(BaseException):
 
 
 def part(name: str, steps: list[str], at: Callable[[str], object] = str, **more: object) -> Part:
-    """Rows that tell what `at` gives for their step."""
+    """Return a part that measures one row for each step, with the value `at(step)`."""
 
     def take(missing: list[str]) -> Rows:
         for step in missing:
@@ -46,7 +46,7 @@ def part(name: str, steps: list[str], at: Callable[[str], object] = str, **more:
 
 
 def called(part: Part, out: Path, seconds: float = SOON) -> Row:
-    """Return the content of the file after one more call."""
+    """Run the missing steps of a part for `seconds`; return the content of the results file."""
     found = read(out) or deepcopy(NOTHING)
     run_missing_steps([part], found, out, time.monotonic() + seconds)
     return read(out) or NOTHING

@@ -102,7 +102,8 @@ class Convolution:
     """Tensors that the epilogue reads, by (name of the reading node, name of its argument)."""
     outputs: tuple[str, ...]
     places: dict[str, tuple[int, ...]]
-    """Mapping with the names of the computed nodes as keys, as in `Group.places`."""
+    """Names of the nodes that the kernel computes, as keys. The values (strides in `Group.places`)
+    are not used."""
     dtypes: dict[str, str]
     """dtype of each tensor that the kernel reads, by name, in order of first use."""
     reduces: bool = False

@@ -66,7 +66,8 @@ def tile_count(axes: Sequence[Axis], transposed: bool) -> int:
 
 
 def is_pair(axes: Sequence[Axis], transposed: bool) -> bool:
-    """Return True if the kernel computes both phases of the last dimension together."""
+    """Return True if one program of the kernel computes both phases of the last dimension, of a
+    transposed convolution with stride 2."""
     return transposed and axes[-1].stride == 2 < axes[-1].outputs
 
 
