@@ -45,7 +45,7 @@ RUNS_HELD = 8
 """Number of processes whose allocators hold the memory of a call's intermediate results at the same
 time, such as the arms of a timing.
 
-Without this term, a convolution with a pool behind it used all the memory of three other problems
+Without this term, a convolution that a pool follows used all the memory of three other problems
 (H100).
 """
 CONTEXTS = 6 << 30

@@ -82,8 +82,8 @@ class Partials:
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution with channels-last operands that one kernel computes, with a group of fused
-    nodes behind it as its epilogue."""
+    """A convolution with channels-last operands that one kernel computes, with the group of
+    fused nodes that follows as its epilogue."""
 
     node: Node
     transposed: bool

@@ -1,4 +1,4 @@
-"""Change the library's calls of convolutions and linear layers so that generated kernels behind
+"""Change the library's calls of convolutions and linear layers so that generated kernels after
 them save passes over memory.
 
 torch adds the bias of a convolution in an additional pass; a kernel that reads the result can add
@@ -95,7 +95,7 @@ def _channels_last(graph: Graph, node: Node) -> Iterator[Node]:
     """Yield the nodes of a convolution in channels-last layout, and the node that transposes its
     result.
 
-    The kernel of the transposition also adds the bias and computes the operations behind it.
+    The kernel of the transposition also adds the bias and computes the operations that follow.
     """
     weight = graph.node(str(node.args[1]))
     taps, last = f"{node.name}_channels_last_weight", f"{node.name}_channels_last"

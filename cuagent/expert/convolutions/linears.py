@@ -1,7 +1,7 @@
 """Compute a linear layer as a pointwise convolution if a permutation then makes its features the
 channels.
 
-The kernel stores (samples, channels, *places), and computes the elementwise operations behind the
+The kernel stores (samples, channels, *places), and computes the elementwise operations after the
 permutation. The library would write the product, and a further pass would transpose it.
 """
 

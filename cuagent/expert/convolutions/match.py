@@ -1,5 +1,5 @@
-"""Assign qualifying convolutions (`qualify.py`), with the operations behind them, to generated
-kernels.
+"""Assign qualifying convolutions (`qualify.py`), with the operations that follow them, to
+generated kernels.
 
 A group of nodes that is the only reader of the result becomes the kernel's epilogue, if it is
 elementwise or reduces over the channels alone. A place is one spatial position.
@@ -135,7 +135,8 @@ def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution |
 
 
 def _given(graph: Graph, x: Node, node: Node) -> tuple[Volume, Volume]:
-    """Return (input, empty weight) of a node that computes no product (`COPY`, `TRANSPOSED`)."""
+    """Return (input, weight without a name) of a node that computes no product (`COPY`,
+    `TRANSPOSED`)."""
     right = Volume("", "", 0, 0, 0, 0)
     if node.op == COPY:
         return volume_of(graph, x.name, x.shape), right

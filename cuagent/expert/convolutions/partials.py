@@ -28,11 +28,12 @@ SUMS, MEANS, DEVIATIONS, COUNTS = (
 convolution's kernel computes."""
 CALLS = (SUMS, MEANS, DEVIATIONS, COUNTS)
 CACHED_BYTES = 96 << 20
-"""Least number of bytes normalised at the same time for which partial sums are used; fewer bytes
-stay in the cache between the passes.
+"""Partial sums are used if at least so many bytes are normalised at the same time. Fewer bytes stay
+in the cache, where the next pass reads them fast.
 
-On an H200 (50 MB of L2) rows of 17 to 67 MB were as quickly read again, and the sums made kernels
-of 128 channels take 1.4 times as long; with 250 MB the norm took 0.17 and 0.35 of its time.
+On an H200 (50 MB of L2), with 17 to 67 MB, a second read was as fast as partial sums, and the sums
+made kernels of 128 channels take 1.4 times as long. With 250 MB, partial sums reduced the time of
+the norm to 0.17 and 0.35.
 """
 ROWS_PER_PROCESSOR = 2
 """Number of rows that one multiprocessor normalises at the same time."""

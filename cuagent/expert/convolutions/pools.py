@@ -1,4 +1,4 @@
-"""Compute a pool behind a convolution in the convolution's kernel: the rows of a tile are whole
+"""Compute a pool that follows a convolution in the convolution's kernel: the rows of a tile are whole
 windows.
 
 The windows must not overlap, and their number of elements must be a power of two. The convolution's

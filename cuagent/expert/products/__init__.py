@@ -1,2 +1,2 @@
 """Matrix products that generated kernels compute on a GPU's tensor cores, with the elementwise
-operations behind them."""
+operations that follow them."""

@@ -1,4 +1,4 @@
-"""Write the elementwise operations behind a product or a convolution as Triton code."""
+"""Write the elementwise operations that follow a product or a convolution as Triton code."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ from cuagent.expert.graph.lowering import (
 from cuagent.expert.rules.views import narrowed, viewed
 
 MAX_DEPTH = 12
-"""Largest number of elementwise operations before a gather that are moved behind it, to be computed
-for the selected elements only."""
+"""Largest number of elementwise operations that are moved from before a gather to after it, so that
+they are computed for the selected elements only."""
 CONSTANTS = (Kind.PARAMETER, Kind.CONSTANT)
 READERS = (Kind.POINTWISE, Kind.REDUCE, Kind.WINDOW, Kind.SCATTER)
 """Kinds of nodes whose kernels can read an argument through an index tensor."""
@@ -266,7 +266,7 @@ MOVES = ("permute", "transpose", "view", "reshape", "unsqueeze", "squeeze", "sli
 
 
 def _only_as_numbers(fx: Any) -> bool:
-    """Return True if every reader of the result, possibly behind views, casts it to float32."""
+    """Return True if every reader of the result, possibly through views, casts it to float32."""
     readers = [user for user in fx.users if operator_name(user) != "_assert_tensor_metadata"]
     return bool(readers) and all(
         _only_as_numbers(user)
