@@ -1,8 +1,7 @@
-"""Compute a pool that follows a convolution in the convolution's kernel: the rows of a tile are whole
-windows.
+"""Compute a pool that follows a convolution in the convolution's kernel.
 
-The windows must not overlap, and their number of elements must be a power of two. The convolution's
-result is then never stored.
+The rows of a tile are whole windows. The windows must not overlap, and their number of elements
+must be a power of two. The convolution's result is then never stored.
 """
 
 from __future__ import annotations

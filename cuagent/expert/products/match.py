@@ -78,8 +78,8 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Product:
-    """A product of an M x K and an N x K operand that one kernel computes, with the group
-    of fused nodes that follows as its epilogue.
+    """A product of an M x K and an N x K operand that one kernel computes, with the group of
+    fused nodes that follows as its epilogue.
 
     `rows`, `columns` and `depth` are M, N and K.
     """
