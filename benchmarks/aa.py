@@ -3,12 +3,12 @@
     python benchmarks/aa.py --device cpu --runs 300 --out docs/measurements/aa-cpu.json
     python benchmarks/aa.py --device cuda --runs 300 --delays 40
 
-A/A times a reference as its own candidate against eager: one quick timing for each run, through all
-steps that a candidate takes. `--delays` adds runs with a known delay. `--task` replaces the
+An A/A run times a reference as its own candidate against eager: one quick timing, through all steps
+that a candidate's timing has. `--delays` adds runs with a known delay. `--task` replaces the
 built-in module for A/A. On a CPU the built-in module is that of `cuagent doctor --timing`, and the
 delay is 3 % more work. On a GPU the module is a chain of three products and tanhs on 1024 x 1024
 (some 150 us on an H200). The delay there is a kernel that only waits; its length is chosen so that
-plain events in this process measure 3 % more. The output file has the raw ratios with their limits
+CUDA events in this process measure 3 % more. The output file has the raw ratios with their limits
 and standings, and the share of the processors that other processes used.
 """
 
@@ -48,7 +48,7 @@ class {name}(torch.nn.Module):
         return x
 """
 DELAY = 0.03
-"""Delay of the delayed candidate, as a share of the reference's time."""
+"""Delay of the slower candidate, as a share of the reference's time."""
 
 
 def main() -> int:
@@ -91,9 +91,10 @@ def main() -> int:
 
 
 def summary(runs: list[dict[str, Any]], delayed: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the statistics of the A/A runs, and the number of delays that were found.
+    """Return statistics of the A/A runs, and the number of delays that were detected.
 
-    `called` counts the A/A runs whose arms were called different; a correct timing has few.
+    `called`: number of A/A runs in which the timing reported a difference. A correct timing has
+    few.
     """
     ratios = [run["ratio"] for run in runs if run["ratio"] is not None]
     widths = [(run["high"] / run["low"]) ** 0.5 - 1 for run in runs if run["low"]]
@@ -116,20 +117,20 @@ def summary(runs: list[dict[str, Any]], delayed: list[dict[str, Any]]) -> dict[s
 
 @dataclass(frozen=True)
 class KnownDifference:
-    """A task, the source of its reference as a candidate (`same`), and a maker of a delayed
-    candidate."""
+    """A task with two candidates: `same`, the source of one that equals the reference, and `delay`,
+    which makes a slower one."""
 
     task: Task
     same: str
     delay: Callable[[], dict[str, Any]]
-    """Function that returns a dictionary: the `source` of the delayed candidate, and how it was
-    made."""
+    """Function that returns a dictionary with the `source` of the delayed candidate, and figures of
+    its delay."""
 
 
 @contextmanager
 def known_difference(device: Device) -> Iterator[KnownDifference]:
-    """Yield the built-in module for a device; its task file is deleted at the end of the
-    context."""
+    """Yield the built-in task for a device, with its candidates. The task's file exists inside the
+    context only."""
     on_cpu = device is Device.CPU
     module, shape = (MODULE, f"{ROWS[device]},{COLUMNS}") if on_cpu else (CHAIN, "1024,1024")
     with tempfile.TemporaryDirectory() as folder:
@@ -141,14 +142,14 @@ def known_difference(device: Device) -> Iterator[KnownDifference]:
 
 
 def more_work() -> dict[str, Any]:
-    """Return the CPU's module as a candidate with 3 % more work."""
+    """Return the CPU candidate with 3 % more work: its `source`, and the number of added `rows`."""
     rows = extra_rows(DELAY, Device.CPU)
     return {"source": MODULE.format(name="ModelNew", more=MORE.format(rows=rows)), "rows": rows}
 
 
 def calibrated() -> dict[str, Any]:
-    """Return the chain as a candidate with a delay that plain CUDA events measure as 3 %, and the
-    times."""
+    """Return the `source` of a GPU candidate with a delay that plain CUDA events measure as 3 %,
+    and the measured times."""
     import torch
 
     torch.manual_seed(0)
@@ -159,8 +160,8 @@ def calibrated() -> dict[str, Any]:
     scratch = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
 
     def seconds(cycles: list[int], calls: int = 300) -> list[float]:
-        """Return the median seconds of a call with each delay (in clock cycles); calls
-        alternate."""
+        """Return the median seconds of a call, for each delay in clock cycles. Calls with different
+        delays alternate."""
         events: list[list[Any]] = [[] for _ in cycles]
         with torch.no_grad():
             for _ in range(calls):
@@ -187,7 +188,7 @@ def calibrated() -> dict[str, Any]:
 def against_eager(
     task: Task, source: str, effort: Effort, runs: int, seconds: float = 1e9
 ) -> list[dict[str, Any]]:
-    """Time `source` as the candidate against eager, `runs` times at most; start none after
+    """Return up to `runs` timings of the candidate `source` against eager; start none after
     `seconds`."""
     started = time.perf_counter()
     rows: list[dict[str, Any]] = []
@@ -198,7 +199,7 @@ def against_eager(
 
 
 def timings(task: Task, source: str, effort: Effort) -> Generator[dict[str, Any], None, None]:
-    """Yield timings of `source` as the candidate against eager, without end."""
+    """Yield endless timings of the candidate `source` against eager, one dictionary each."""
     attempt = Attempt((("model_new.py", source),))
     built = build(attempt, task.device)
     with Referee(task) as referee, Timer(referee, (EAGER,)) as timer:

@@ -77,7 +77,7 @@ def main() -> int:
 
 
 def compared(task: Task, arms: tuple[str, ...], kernelbench: Path | None) -> list[dict[str, Any]]:
-    """Return a row for each arm of one task, with its times under each condition."""
+    """Return a row for each arm of a task, with its times under each condition."""
     exclusive_gpu = {name: in_process(task, name, kernelbench) for name in arms}
     with Referee(task) as referee, Timer(referee, arms) as timer:
         timing = timer.compare()
@@ -106,11 +106,11 @@ def compared(task: Task, arms: tuple[str, ...], kernelbench: Path | None) -> lis
 
 @dataclass(frozen=True)
 class Subject:
-    """A task to time under every condition, and the arms to time on it."""
+    """A task and the arms to time on it under every condition."""
 
     name: str
     source: str
-    """Source of the task; "": the source of `EXAMPLE`."""
+    """Source text of the task; "" for that of the file `EXAMPLE`."""
     inputs: str
     arms: tuple[str, ...]
 
@@ -126,7 +126,7 @@ SUBJECTS = (
 
 @contextmanager
 def opened(subject: Subject) -> Iterator[Task]:
-    """Yield the subject's task, in a temporary file."""
+    """Yield the loaded task of a subject. Its temporary file exists inside the context only."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{subject.name.split()[0]}.py"
         path.write_text(subject.source or EXAMPLE.read_text())
@@ -134,12 +134,16 @@ def opened(subject: Subject) -> Iterator[Task]:
 
 
 def shapes(task: Task) -> list[list[int]]:
-    """Return the shapes of a task's inputs."""
+    """Return the shape of each input of a task."""
     return [list(x.shape) for x in open_reference(task).inputs(0)]
 
 
 def in_process(task: Task, name: str, kernelbench: Path | None) -> Figures:
-    """Time an arm in this process: by events, by do_bench and by KernelBench's functions."""
+    """Time one arm of a task in this process: by CUDA events, by do_bench and by KernelBench's
+    functions.
+
+    Return (median, spread) in seconds by condition.
+    """
     from triton.testing import do_bench
 
     reference = open_reference(task)
@@ -168,10 +172,10 @@ def in_process(task: Task, name: str, kernelbench: Path | None) -> Figures:
 
 
 def in_worker(referee: Referee, session: Any) -> tuple[Figures, dict[str, list[float]]]:
-    """Return a worker's times by condition, and the medians in microseconds by position in the
-    block.
+    """Time one arm in a worker process under several conditions.
 
-    The times are the claims of the worker's own clock.
+    Return (median and spread in seconds by condition, medians in microseconds by the call's
+    position in its block). The times are those of the worker's own clock.
     """
     batch = referee.batch(INPUTS)
     found: Figures = {}
@@ -215,10 +219,10 @@ def in_worker(referee: Referee, session: Any) -> tuple[Figures, dict[str, list[f
 def _events(
     model: Callable[..., Any], sets: list[list[Any]], flush: int, block: int = 0
 ) -> tuple[float, float]:
-    """Return median and spread of the seconds of a call, measured by events.
+    """Return median and spread of the seconds of a call, measured by CUDA events.
 
-    Calls rotate through the input sets. `flush`: bytes written before each call; 0: none. `block`:
-    number of calls after which the GPU idles for 5 ms; 0: it never does.
+    Calls rotate through the input sets. `flush`: number of bytes written before each call; 0: none.
+    `block`: number of calls after which the GPU idles for 5 ms; 0: no idling.
     """
     scratch = torch.empty(max(1, flush), dtype=torch.uint8, device="cuda")
     events = []
@@ -238,9 +242,10 @@ def _events(
 
 
 def _kernelbench(folder: Path, model: Callable[..., Any], arguments: list[Any]) -> Figures:
-    """Return the times by KernelBench's methods.
+    """Return (median, spread) in seconds of a call, by KernelBench's timing method.
 
-    Its default method uses events, waits and flushes before each call, and reports the mean.
+    KernelBench's default method uses events, waits and flushes before each call, and reports the
+    mean.
     """
     spec = importlib.util.spec_from_file_location("timing", folder / "src/kernelbench/timing.py")
     assert spec is not None

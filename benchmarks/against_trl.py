@@ -56,7 +56,7 @@ def main() -> None:
 
 
 Step = tuple[float, torch.Tensor]
-"""A loss, and its gradient with respect to all weights as one vector."""
+"""A loss, and its gradient with respect to all weights as one flat vector."""
 
 
 def gradient(model: Any) -> torch.Tensor:
@@ -64,7 +64,7 @@ def gradient(model: Any) -> torch.Tensor:
 
 
 def rft(batch: Batch, packed: bool) -> Step:
-    """Return loss and gradient of cuagent's RFT step."""
+    """Return loss and gradient of cuagent's RFT step on the batch."""
     actor = decoder(SIZE)
     if packed and not use_packing(actor):
         raise SystemExit("this model cannot be packed")
@@ -77,7 +77,7 @@ def rft(batch: Batch, packed: bool) -> Step:
 
 
 def trl_sft(rows: list[Any], packed: bool) -> Step:
-    """Return loss and gradient of TRL's SFT step on the same rows, all in one pass."""
+    """Return loss and gradient of TRL's SFT step on the same rows, in one pass."""
     from trl import SFTConfig, SFTTrainer
 
     data = [as_labels(e) for e in rows]
@@ -124,7 +124,8 @@ def both_ppo(batch: Batch) -> tuple[Step, Step]:
 
 
 def trl_grpo(batch: Batch, old: torch.Tensor, advantages: torch.Tensor, config: PpoConfig) -> Step:
-    """Return loss and gradient of TRL's step.
+    """Return loss and gradient of TRL's GRPO step, with given old log-probabilities and advantages
+    per token.
 
     For TRL the prompt is the first token of a row, and the completion is the rest.
     """

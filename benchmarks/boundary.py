@@ -4,8 +4,8 @@
 
 The arm "operator" calls only the operator that a compiled graph calls; "ModelNew" is the package's
 module called directly. The kernel is a C++ function that adds eight numbers, so its own time is
-small. Arms alternate. Each figure is the smallest time over all rounds; the second column is this
-time less the time of the kernel's module alone.
+small. Arms alternate. The first column is the smallest time of a call over all rounds; the second
+column is this time minus the time of the kernel's module alone.
 """
 
 from __future__ import annotations

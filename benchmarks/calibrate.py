@@ -45,12 +45,13 @@ TF32 = 2.0**-11
 PERTURBATIONS = 8
 """Number of perturbed fp64 evaluations from which a spread is estimated."""
 DRAWS = 3
-"""Number of draws of inputs for each implementation."""
+"""Number of random draws of the inputs for each implementation."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """Errors of one implementation on one draw, and the rule's result; see the module."""
+    """Errors of one implementation on one draw, and the strict rule's result; the module's
+    docstring defines the figures."""
 
     family: str
     size: str
@@ -60,20 +61,20 @@ class Row:
     rms: float
     local: float
     own_rms: float
-    """Rms error of the reference, over the same denominator as `rms`."""
+    """Rms error of the reference itself, divided by sqrt(K) rms(s) like `rms`."""
     ratio: float
     passed: bool
 
 
 def rounded(x: Tensor, bits: int) -> Tensor:
-    """Round fp32 values to `bits` bits of mantissa, to nearest."""
+    """Return fp32 values rounded to `bits` bits of mantissa, to nearest."""
     drop = 23 - bits
     words = x.view(torch.int32)
     return ((words + (1 << (drop - 1))) & ~((1 << drop) - 1)).view(torch.float32)
 
 
 def tensor_cores(function: Function) -> Function:
-    """Return the function, run with TF32 products where the device supports them."""
+    """Return the function changed to run with TF32 products where the device supports them."""
 
     def run(*tensors: Tensor) -> Tensor:
         with flags_set(TorchSettings().with_tf32().flags):
@@ -83,7 +84,7 @@ def tensor_cores(function: Function) -> Function:
 
 
 def coarser(family: Family) -> dict[str, Function]:
-    """Return a family's reference in coarser arithmetic, by name."""
+    """Return the family's reference in coarser arithmetic, by the arithmetic's name."""
     run = family.reference
     found: dict[str, Function] = {
         "tf32 inputs": lambda *t: run(*(rounded(x, 10) for x in t)),
@@ -97,9 +98,11 @@ def coarser(family: Family) -> dict[str, Function]:
 
 
 def rows_of(family: Family, device: str, settings: TorchSettings) -> list[Row]:
-    """Return a row for each implementation, of the draw that is worst for the rule.
+    """Return one row for each implementation of a family: its draw that is worst for the strict
+    rule.
 
-    This is the draw with the largest `ratio` for an honest implementation, else with the smallest.
+    The worst draw has the largest `ratio` for an honest implementation, and the smallest for a
+    coarser one.
     """
     found: dict[str, Row] = {}
 

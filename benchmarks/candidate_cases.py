@@ -1,4 +1,5 @@
-"""Layers and blocks for `candidate_variants.py`, each with the options of its candidates."""
+"""Define the layers and blocks that `candidate_variants.py` times, each with the options of its
+candidates."""
 
 from __future__ import annotations
 
@@ -39,25 +40,25 @@ GRAPHS = Options(compile="reduce-overhead")
 
 @dataclass(frozen=True)
 class Case:
-    """A module's source, input and dtype, and the options of the candidates to time
-    (`variants`)."""
+    """A module to time: source lines, input shape, dtype, and options of the expert for each
+    candidate (`variants`)."""
 
     init: str
     """Statements of the module's constructor, separated by "; "."""
     forward: str
-    """Statements of forward, separated by "; "."""
+    """Statements of the module's forward method, separated by "; "."""
     shape: str
     variants: Mapping[str, Options]
     dtype: str = "float32"
 
     @property
     def title(self) -> str:
-        """Text with the layers, the shape of the input and its dtype."""
+        """Text for the output: layers, input shape and dtype."""
         return f"{self.init.splitlines()[0][:60]} | ({self.shape}) {self.dtype}"
 
     @property
     def text(self) -> str:
-        """Source of the task file."""
+        """Source text of the task file."""
         init, forward = (f"\n{' ' * 8}".join(t.split("; ")) for t in (self.init, self.forward))
         return TEXT.format(init=init, forward=forward, shape=self.shape, dtype=self.dtype)
 

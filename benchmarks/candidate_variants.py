@@ -2,12 +2,13 @@
 
     python benchmarks/candidate_variants.py [--seconds S] [--jobs N] [--json FILE] [CASE ...]
 
-Each case is a process that compiles everything before it takes the GPU; one process measures at a
-time. Arms are eager, the default torch.compile and candidates with different options, in
+Each case is a process that compiles everything before it uses the GPU; one process measures at the
+same time. Arms are eager, the default torch.compile and candidates with different options, in
 alternation, all under torch's default settings. A figure is the median of CUDA events around one
 call, with the L2 cache flushed before it, and for short calls also the wall time of a call in a
-loop. Errors are relative to fp64 on the first sample. The kernels of eager and of each candidate
-follow, with their times by the profiler. There is no verdict: the inputs are always the same.
+loop. Errors are relative to fp64 on the first sample. The program also prints the kernels of eager
+and of each candidate, with their times by the profiler. There is no verdict: the inputs are always
+the same.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from candidate_cases import CASES, Case
 
 ROUNDS, LOOPS = 15, 50
 SHORT_MS = 1.0
-"""Time of a call in milliseconds below which its wall time is shown too."""
+"""Time of a call in milliseconds below which its wall time is printed too."""
 FLUSH_BYTES = 192 << 20
 
 
 def main() -> None:
-    """Run the cases in processes, and print the lines of each when it ends."""
+    """Run each case in a process, and print its results when the process ends."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", default=list(CASES))
     parser.add_argument("--seconds", type=float, default=600)
@@ -80,7 +81,7 @@ def _result(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def _lines(name: str, found: dict[str, Any]) -> list[str]:
-    """Return the lines of text to print for a case."""
+    """Return the lines of text that report a case."""
     if "failed" in found:
         return [f"{name}: {found['failed']}"]
     lines = [f"{name}: {found['title']}"]
@@ -98,7 +99,7 @@ def _lines(name: str, found: dict[str, Any]) -> list[str]:
 
 
 def measured(name: str) -> dict[str, Any]:
-    """Measure one case in this process; return its title, and the figures of each arm."""
+    """Time all arms of one case in this process; return its title and the figures of each arm."""
     case, record = CASES[name], {"title": CASES[name].title, "arms": {}}
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         module, path = _task(case, Path(folder))
@@ -175,7 +176,7 @@ def _wall_ms(call: Any, inputs: list[torch.Tensor]) -> float:
 
 
 def _kernels(call: Any, inputs: list[torch.Tensor]) -> list[tuple[str, float]]:
-    """Return (name, milliseconds) of the kernels of a call, the longest first, at most 12."""
+    """Return (name, milliseconds) of the up to 12 longest kernels of a call, the longest first."""
     from torch.profiler import ProfilerActivity, profile
 
     try:
@@ -196,7 +197,8 @@ def _task(case: Case, folder: Path) -> tuple[Any, Path]:
 
 
 def _candidate(path: Path, options: Any, folder: Path) -> Any:
-    """Return the imported module of the expert's candidate; None if there is no candidate."""
+    """Return the imported module of the expert's candidate for a task file; None if there is no
+    candidate."""
     from cuagent.expert.candidate import make_candidate
     from cuagent.expert.capture.subject import open_subject
     from cuagent.task import load_task
@@ -227,7 +229,7 @@ def _imported(path: Path) -> Any:
 
 
 class _Lock:
-    """Context in which this case's process alone uses the GPU."""
+    """Context in which only this case's process uses the GPU."""
 
     def __enter__(self) -> None:
         self._file = Path(os.environ.get("CASE_LOCK", os.devnull)).open("w")

@@ -2,10 +2,11 @@
 
     python benchmarks/cheats.py [--only REGEX] [--repeats N] [--effort quick|record] [--json OUT]
 
-One timing of a cheat says little, because a clock shows the noise of the machine too. Each exploit
-that cheats in timing is judged `--repeats` times on fresh seeds. A timing is believed if the cheat
-is accepted and the lower limit of its speedup over eager exceeds `GAIN`, as in the tests' corpus.
-Only a timing with record effort is a claim; quick effort is feedback. Exit 1 if any was believed.
+A cheat is an exploit of the corpus that manipulates the timing. One timing of a cheat says little,
+because a clock shows the noise of the machine too. So each cheat is judged `--repeats` times on
+fresh seeds. A timing is believed if the cheat is accepted and the lower limit of its speedup over
+eager exceeds `GAIN`, as in the tests' corpus. Only a timing with record effort is a claim; quick
+effort is feedback. Exit 1 if any timing was believed.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from cuagent.timing import Effort  # noqa: E402
 
 @dataclass
 class Record:
-    """Results of all timings of one cheat."""
+    """Results of all timings of one exploit."""
 
     name: str
     words: dict[str, int] = field(default_factory=dict)
-    """Number of verdicts by reason."""
+    """Number of verdicts for each reason, by the reason's name."""
     ratios: list[tuple[float, float, float]] = field(default_factory=list)
     """(Speedup over eager, lower limit, upper limit) for each accepted timing."""
     busy: list[float] = field(default_factory=list)

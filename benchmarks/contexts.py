@@ -4,8 +4,9 @@
 
 A verdict needs a process with a context, and a timing needs two more. The driver creates the
 contexts of all processes one after another, more slowly the more exist; this limits the rate of a
-pool of judges. Here each context is created in a forked process by the same driver calls that torch
-makes, and ends with the process. Not covered: work in a context; other GPUs of the machine.
+pool of judges. This program creates each context in a forked process by the same driver calls that
+torch makes; the context ends with the process.
+Not covered: work in a context; other GPUs of the machine.
 """
 
 from __future__ import annotations
@@ -59,10 +60,10 @@ def main() -> None:
 
 
 def create_contexts(at_once: int, count: int) -> dict[str, float]:
-    """Create `count` contexts, at most `at_once` in parallel.
+    """Create `count` CUDA contexts in forked processes, at most `at_once` at the same time.
 
-    Returns the rate in contexts per second (`a second`), including their ends, and the median
-    seconds of each of PARTS.
+    Returns the rate in contexts per second (`a second`), including their destruction, and the
+    median seconds of each step in PARTS.
     """
     begin, parts = time.perf_counter(), list[list[float]]()
     running = dict[int, int]()
@@ -83,7 +84,7 @@ def create_contexts(at_once: int, count: int) -> dict[str, float]:
 
 @contextmanager
 def idle_contexts(count: int) -> Iterator[None]:
-    """Hold `count` contexts open in stopped processes."""
+    """Keep `count` CUDA contexts open, in stopped processes, inside this context."""
     pids = []
     try:
         for _ in range(count):
@@ -99,9 +100,10 @@ def idle_contexts(count: int) -> Iterator[None]:
 
 
 def fork_context(stay: bool) -> tuple[int, int]:
-    """Fork a process that creates a context; return its pid and the pipe that its times come from.
+    """Fork a process that creates a CUDA context; return its pid and the pipe from which to read
+    its times.
 
-    `stay`: the process then stops and keeps the context; otherwise it ends.
+    `stay`: the process then stops and keeps the context; otherwise it exits.
     """
     ours, theirs = os.pipe()
     pid = os.fork()
@@ -120,7 +122,8 @@ def fork_context(stay: bool) -> tuple[int, int]:
 
 
 def read_seconds(reader: int) -> list[float]:
-    """Return the seconds that a process of `fork_context` wrote into its pipe."""
+    """Return the seconds of each step in PARTS that a process of `fork_context` wrote to its
+    pipe."""
     with os.fdopen(reader) as source:
         text = source.read()
     if not text:
@@ -130,7 +133,8 @@ def read_seconds(reader: int) -> list[float]:
 
 
 def context() -> list[float]:
-    """Create the primary context of the first device; return the seconds of each of PARTS."""
+    """Create the primary CUDA context of the first device; return the seconds of each step in
+    PARTS."""
     driver, device, handle = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_void_p()
     started = time.perf_counter()
     check(driver.cuInit(0))

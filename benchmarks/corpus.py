@@ -67,7 +67,7 @@ from judging import (  # noqa: E402
 OURS = "cuagent"
 MARK = "<!-- results -->"
 PROGRESS = 20
-"""Number of candidates between two lines of progress, if stderr is not a terminal."""
+"""Number of candidates between two progress lines, if stderr is not a terminal."""
 
 
 def main() -> int:
@@ -136,9 +136,10 @@ def _options() -> argparse.Namespace:
 def _ours(
     candidates: list[Candidate], device: str, jobs: int, ended: float
 ) -> dict[str, dict[str, Any]]:
-    """Return cuagent's outcome for each candidate by key.
+    """Return cuagent's outcome for each candidate, by the candidate's key.
 
-    Candidates that have none at `ended` (by time.monotonic()) get the outcome "out of time".
+    Candidates without a verdict at the time `ended` (a time.monotonic() value) have the outcome
+    "out of time".
     """
     outcomes: dict[str, Outcome] = {}
     groups: list[list[Candidate]] = []
@@ -182,9 +183,10 @@ def _judged_here(groups: list[list[Candidate]]) -> Generator[tuple[Candidate, Ou
 def _judged_by_jobs(
     groups: list[list[Candidate]], jobs: int, ended: float
 ) -> Generator[tuple[Candidate, Outcome]]:
-    """Yield outcomes from `jobs` processes; each takes the largest remaining group when it is free.
+    """Judge groups of candidates in `jobs` processes; yield each candidate with its outcome.
 
-    Stops at `ended` (by time.monotonic()), even in the middle of a verdict.
+    A process that is free takes the largest remaining group. Stops at the time `ended` (a
+    time.monotonic() value), even during a verdict.
     """
     tasks: queue.SimpleQueue[list[Candidate]] = queue.SimpleQueue()
     outcomes: queue.SimpleQueue[tuple[Candidate, Outcome] | BaseException] = queue.SimpleQueue()
@@ -225,9 +227,9 @@ def _serve_groups(
     stop: threading.Event,
     running: set[subprocess.Popen[str]],
 ) -> None:
-    """Send the candidates of groups to one judging process, until no group is left.
+    """Send groups of candidates from `tasks` to one judging process until no group is left.
 
-    If the process ends, another one replaces it.
+    If the process dies, another one replaces it.
     """
     group: list[Candidate] = []
     while not stop.is_set() and (group or not tasks.empty()):
@@ -257,8 +259,8 @@ def _serve_groups(
 def _judge_process(
     lock: Path, running: set[subprocess.Popen[str]]
 ) -> Iterator[subprocess.Popen[str]]:
-    """Yield a process that runs `judging.serve`; the end of the context closes its stdin, which
-    ends it."""
+    """Yield a new process that runs `judging.serve`. At the end of the context its stdin is closed,
+    which ends it."""
     program = (
         f"import sys; sys.path.insert(0, {str(CORPUS)!r}); sys.path.append({str(HERE.parent)!r}); "
         "import judging; judging.serve()"
@@ -278,9 +280,9 @@ def _judge_process(
 
 
 def _theirs(name: str, checkout: Path, candidates: list[Candidate]) -> dict[str, dict[str, Any]]:
-    """Return the outcomes of another project's rule by candidate key.
+    """Return the outcomes of another project's correctness rule, by candidate key.
 
-    Candidates of a task whose own reference the rule rejects are not run.
+    Candidates of a task whose own reference that rule rejects are not run.
     """
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="corpus-") as folder:
@@ -347,8 +349,8 @@ def _row(candidate: Candidate, results: dict[str, dict[str, dict[str, Any]]]) ->
 
 
 def _summary(rows: list[dict[str, Any]], names: list[str]) -> str:
-    """Return a Markdown table: for each judge the numbers of wrong, judged and not run
-    candidates."""
+    """Return a Markdown table with the numbers of wrong, judged and not run candidates for each
+    judge."""
     lines = [
         "| | " + " | ".join(names) + " |",
         "|---|" + "---|" * len(names),
@@ -421,7 +423,7 @@ def _cell(name: str, result: dict[str, Any]) -> str:
 
 
 def _stays(candidate: Candidate) -> bool:
-    """Return True if `--device cuda` does not change the candidate's device."""
+    """Return True if the option `--device cuda` leaves the candidate's device unchanged."""
     return candidate.device == "cuda" or has_cpu_kernel(candidate)
 
 

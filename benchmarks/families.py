@@ -1,7 +1,7 @@
 """Define the operator families that `calibrate.py` measures: a reference and honest variants.
 
-Each operator has a function that returns its family for a size. `families` returns all, in the
-order of docs/calibration.json.
+For each operator, one function returns its family at a given size. `families` returns all families,
+in the order of docs/calibration.json.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Family:
-    """One operator at one size: the reference, and honest variants by name that compute the same
-    result."""
+    """One operator at one size: the reference, and honest implementations of the same result, by
+    name."""
 
     name: str
     size: str
@@ -51,11 +51,11 @@ class Family:
     reference: Function
     honest: dict[str, Function]
     products: bool = True
-    """True if the operator has products, which tensor cores can compute."""
+    """True if the operator contains matrix products, which tensor cores can compute."""
 
 
 def families() -> list[Family]:
-    """Return all families at all sizes."""
+    """Return all operator families at all sizes."""
     reductions = [family for n in (256, 8192) for family in _row_reductions(n)]
     return [
         *(_matmul(k) for k in (64, 1024, 16384)),
@@ -68,8 +68,7 @@ def families() -> list[Family]:
 
 
 def _row_reductions(n: int) -> list[Family]:
-    """Return the families of operators without products that work on rows of (64, n) fp32
-    inputs."""
+    """Return the families of operators without products on fp32 inputs of shape (64, n)."""
     return [
         _layer_norm(n),
         _softmax(n),
@@ -86,7 +85,7 @@ def _rows(n: int) -> tuple[int, int]:
 
 
 def _family(name: str, size: str, shapes: Shapes, variants: dict[str, Function]) -> Family:
-    """Return a family whose reference is the first variant."""
+    """Return a family; the first of `variants` is its reference."""
     return Family(name, size, shapes, next(iter(variants.values())), variants)
 
 

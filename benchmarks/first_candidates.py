@@ -3,8 +3,9 @@
     python benchmarks/first_candidates.py [--device cuda|cpu] [CASE ...]
 
 Everything runs in one process under torch's default settings, with the same inputs in all calls. So
-these are the figures of a simple script, without a verdict. A line for each case: median seconds of
-eager, torch.compile and the candidate, and the candidate's error over eager's.
+the figures are those of a simple script, without a verdict. The program prints a line for each
+case: median seconds of eager, torch.compile and the candidate, and the candidate's error over
+eager's.
 """
 
 from __future__ import annotations
@@ -64,13 +65,13 @@ CASES: dict[str, tuple[str, str, str, str]] = {
         "nn.Identity()", "F.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1]", "8192,22016", "bfloat16",
     ),
 }  # fmt: skip
-"""Cases by name: constructor of `self.c`, expression of forward, shape of the input, dtype."""
+"""Modules by name: constructor of `self.c`, expression of forward, input shape, dtype."""
 RUN_S = 0.3
-"""Least duration of each measurement, in seconds."""
+"""Least duration in seconds of each measurement."""
 
 
 def main() -> None:
-    """Print a line for each case."""
+    """Time each case and print a line for it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", default=list(CASES))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -127,8 +128,8 @@ def _seconds(call: Callable[[Any], Any], x: torch.Tensor) -> float:
 
 
 def _error(value: torch.Tensor, right: torch.Tensor) -> float:
-    """Return the relative error |x - right| / |right|, where x is the part of `value` that `right`
-    has (the first rows)."""
+    """Return the relative error |x - right| / |right|, where x are the first rows of `value`, as
+    many as `right` has."""
     return float((value[: len(right)].double() - right).norm() / right.norm())
 
 

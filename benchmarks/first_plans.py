@@ -2,11 +2,11 @@
 
     python benchmarks/first_plans.py FOLDER [--match WORD] [--calls]
 
-FOLDER holds problems in the format of KernelBench, in folders by level or directly. Each module is
-captured with tensors that have shapes but no memory, and a candidate is planned for an H200 under
-torch's default settings. A line for each problem: kernels by family (or `nothing`), and heavy calls
-that the candidate leaves to the library (products, convolutions, attention, recurrences). Then
-totals by folder. Nothing is timed.
+FOLDER contains problems in the format of KernelBench, in folders by level or directly. Each module
+is captured with tensors that have shapes but no memory, and a candidate is planned for an H200
+under torch's default settings. The program prints for each problem the numbers of kernels by family
+(or `nothing`), and the heavy calls that the candidate leaves to the library (products,
+convolutions, attention, recurrences); then totals by folder. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cuagent.task import load_task
 
 H200 = Target("cuda", (9, 0), 132, tf32=False, tf32_convolutions=True)
 LIMIT_S = 60
-"""Time limit of one problem in seconds."""
+"""Time limit in seconds for planning one problem."""
 HEAVY = re.compile(
     r"F\.(linear|conv\w+|scaled_dot_product_attention)\(|torch\.(matmul|mm|bmm|addmm)\(|"
     r"torch\.ops\.aten\.(\w*conv\w*|\w*mm|\w*matmul|einsum|lstm|gru|rnn\w*|cudnn\w+|"
@@ -39,7 +39,8 @@ HEAVY = re.compile(
 
 @dataclass(frozen=True)
 class Plan:
-    """Contents of a candidate: numbers of kernels by family, and of calls of torch by name."""
+    """Contents of an expert's candidate: number of kernels by family, and number of library calls
+    by name."""
 
     kernels: Counter[str]
     library: Counter[str]
@@ -47,7 +48,7 @@ class Plan:
 
     @property
     def kind(self) -> str:
-        """`error`, `nothing`, `kernels and library` or `kernels`."""
+        """Class of the plan: `error`, `nothing` (no kernel), `kernels and library` or `kernels`."""
         if self.error:
             return "error"
         if not self.kernels:
@@ -56,7 +57,7 @@ class Plan:
 
 
 def main() -> None:
-    """Print a line for each problem, and the totals."""
+    """Plan each problem, print a line for it, and print the totals."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--match", default="", help="only files whose name contains this")
@@ -82,7 +83,8 @@ def main() -> None:
 
 
 def plan(path: Path) -> Plan:
-    """Return the contents of the expert's first candidate for a problem file."""
+    """Return the contents of the expert's first candidate for a problem file, without running
+    it."""
     found: list[Any] = []
     try:
         with _limit(LIMIT_S), _meta_tensors(), _observed(found):
@@ -126,7 +128,8 @@ def _observed(found: list[Any]) -> Iterator[None]:
 
 @contextmanager
 def _meta_tensors() -> Iterator[None]:
-    """Give new tensors a shape and a dtype, but no memory."""
+    """Make all tensors created inside this context fake: they have a shape and a dtype, but no
+    memory."""
     from torch import nn
     from torch._subclasses import FakeTensorMode
 
@@ -142,7 +145,7 @@ def _meta_tensors() -> Iterator[None]:
 
 @contextmanager
 def _limit(seconds: int) -> Iterator[None]:
-    """Raise TimeoutError in the context after `seconds`."""
+    """Raise TimeoutError inside this context after `seconds`."""
 
     def stop(*_: Any) -> None:
         raise TimeoutError(f"not planned after {seconds} s")

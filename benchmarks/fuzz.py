@@ -40,7 +40,8 @@ from cuagent.record import RunFolder, conversation, read_records  # noqa: E402
 from cuagent.task import Task, load_task  # noqa: E402
 
 REPLIES_PER_RUN = 25
-"""Number of replies in one run; it is small, because each request sends the whole history again."""
+"""Number of random replies in one run. It is small, because each request repeats the whole
+history."""
 NAMES = ["write", "read", "edit", "multi_edit", "glob", "grep", "todo", "bash_output", "compile"]
 ODD = ["", "bassh", "verify ", "a" * 300, "ü", "\x00", "bash\n", "functions.bash", "submit"]
 TEXTS = [
@@ -85,7 +86,8 @@ def main() -> int:
 
 
 def fuzz_run(task: Task, root: Path, protocol: str, seed: int) -> Stop:
-    """Play one run with random replies. Raises AssertionError if a check fails."""
+    """Run the agent once with random replies; return the stop reason. Raises AssertionError if a
+    check fails."""
     draw = random.Random(seed)
     make, endpoint, check = PROTOCOLS[protocol]
     answers = [answer(draw) for _ in range(REPLIES_PER_RUN)]
@@ -108,7 +110,7 @@ def fuzz_run(task: Task, root: Path, protocol: str, seed: int) -> Stop:
 
 
 def answer(draw: random.Random) -> dict[str, Any]:
-    """Return a random reply, in the formats of all protocols, or a fault."""
+    """Return a random reply in the formats of all protocols, or a random fault of the server."""
     if draw.random() < 0.1:
         faults: list[dict[str, Any]] = [
             {"status": 429},
@@ -139,7 +141,7 @@ def answer(draw: random.Random) -> dict[str, Any]:
 
 
 def arguments(draw: random.Random) -> str:
-    """Return the arguments of a call: correct, almost correct or random."""
+    """Return the arguments of a tool call as text: correct, almost correct or random."""
     keys = [
         "path",
         "text",
@@ -208,7 +210,8 @@ run_agent(run, Endless())
 
 
 def kill_and_resume(task: Task, root: Path, seed: int) -> int:
-    """Kill one process at a random moment and resume its run; return the number of its steps."""
+    """Kill a working process at a random moment and resume its run; return the number of the run's
+    steps."""
     draw = random.Random(seed)
     process = subprocess.Popen(
         [sys.executable, "-c", ENDLESS_RUN, str(root)], stdout=subprocess.PIPE, text=True
@@ -230,7 +233,8 @@ def kill_and_resume(task: Task, root: Path, seed: int) -> int:
 
 
 def check_run(run: Run, seed: int) -> None:
-    """Check the invariants of a run. Raises AssertionError."""
+    """Check the invariants of a run's log and messages. Raises AssertionError that names the
+    seed."""
     records = read_records(run.folder)
     assert conversation(records) == run.messages, f"seed {seed}: log and memory differ"
     ids = [c.id for m in run.messages for c in m.tool_calls]

@@ -7,17 +7,17 @@ Repeat the call with the same file until it reports that all is done. The parts,
 
 - `turnaround`: seconds from a changed source to verdict, timing and profile, alternating with the
   same kernel in KernelBench's eval and CUDA-Agent's scripts
-- `peers`: the factor by which those took longer
+- `peers`: the factor by which these other tools took longer
 - `delays`: detection of a delay of 3 %
-- `ladder`: the ladder's ratios against a plain clock's, on KernelBench problems
+- `ladder`: the ladder's ratios compared with those of CUDA events, on KernelBench problems
 - `do_bench`: the same data by do_bench and KernelBench's timing
-- `aa`: the reference against itself
+- `aa`: the reference timed against itself
 
 FOLDERs are checkouts that are not part of this repository; a part without its checkout reports
 that. Each row is written to the file immediately. A failed step is recorded and repeated only with
-`--retry`. Exit code 0: everything requested is done and every gate holds; 1: a gate is missed; 2:
-more remains to be done, or the arguments are wrong; 3: all that could run holds, and a part lacks a
-prerequisite.
+`--retry`. Exit code 0: everything requested is done and every gate is passed; 1: a gate is missed;
+2: more remains to be done, or the arguments are wrong; 3: all that could run is passed, and a part
+lacks a prerequisite.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ import ladder_agreement
 import turnaround
 from gate_verdicts import (
     OURS,
+    aa_summary,
     all_ran,
     delays_found,
+    delays_summary,
+    few_false_positives,
     ladder_agrees,
     peers_are_slower,
-    quick_enough,
-    rarely_called,
-    said_of_aa,
-    said_of_delays,
-    said_of_peers,
-    said_of_waits,
+    peers_summary,
+    turnaround_is_short,
+    turnaround_summary,
 )
-from slices import MORE, Part, Row, Rows, concluded, forget_failed, go_on, read
+from slices import MORE, Part, Row, Rows, forget_failed, print_conclusion, read, run_missing_steps
 
 from cuagent.measure.roofline.ceilings import describe
 from cuagent.task import Device
@@ -55,13 +55,14 @@ from cuagent.timing import Effort
 
 PARTS = ("turnaround", "peers", "delays", "ladder", "do_bench", "aa")
 COUNTS = {"turnaround": 1, "delays": 40, "ladder": 20, "aa": 300}
-"""Default number of runs of a part. For turnaround: of runs of each other tool on each example;
-cuagent runs before and after each."""
+"""Default number of runs of each part. In `turnaround`: runs of each other tool on each example;
+cuagent runs before and after each of them."""
 FOLDERS = ("problems", "kernelbench", "cuda_agent")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the gates; return the exit code. `argv`: arguments; None: those of this process."""
+    """Run the missing steps of the gates; return the exit code. `argv`: arguments; None: those of
+    this process."""
     argv = sys.argv[1:] if argv is None else argv
     options = _asked(argv)
     device = Device(options.device)
@@ -76,8 +77,8 @@ def main(argv: list[str] | None = None) -> int:
         forget_failed(found)
     end = time.monotonic() + 60 * options.minutes
     parts = gates(options, device)
-    go_on([part for part in parts if not part.lacks], found, options.out, end)
-    return concluded(parts, found)
+    run_missing_steps([part for part in parts if not part.requirement], found, options.out, end)
+    return print_conclusion(parts, found)
 
 
 def _refused(why: str) -> int:
@@ -110,13 +111,13 @@ def _asked(argv: list[str]) -> argparse.Namespace:
 
 
 def _command(argv: list[str], options: argparse.Namespace) -> str:
-    """Return the command line, with FOLDER and FILE in place of paths of this machine."""
+    """Return the command line with FOLDER and FILE in place of this machine's paths."""
     own = {str(getattr(options, name)): "FOLDER" for name in FOLDERS} | {str(options.out): "FILE"}
     return " ".join(["python", "benchmarks/gates.py", *(own.get(word, word) for word in argv)])
 
 
 def gates(options: argparse.Namespace, device: Device) -> list[Part]:
-    """Return all requested parts."""
+    """Return the parts that the options request."""
     on_cuda = device is Device.CUDA
     names = sorted(path.name for path in turnaround.ATTEMPTS.iterdir())
     jobs = turnaround.peers_of(options.kernelbench, options.cuda_agent, names) if on_cuda else {}
@@ -131,19 +132,21 @@ def gates(options: argparse.Namespace, device: Device) -> list[Part]:
     conditions = partial(_each, subjects)
     asks = "" if options.problems or options.kernelbench else "--kernelbench or --problems"
     parts = [
-        Part("turnaround", list(plan), waits, said_of_waits, quick_enough),
-        Part("peers", [], _none, said_of_peers, peers_are_slower, gpu or both, of="turnaround"),
-        Part("delays", _numbers(options.delays), delays, said_of_delays, delays_found),
-        Part("ladder", list(problems), ladder, ladder_agreement.said, ladder_agrees, asks),
-        Part("do_bench", list(subjects), conditions, _said_of_arms, all_ran, gpu),
-        Part("aa", _numbers(options.aa), same, said_of_aa, rarely_called),
+        Part("turnaround", list(plan), waits, turnaround_summary, turnaround_is_short),
+        Part(
+            "peers", [], _none, peers_summary, peers_are_slower, gpu or both, rows_of="turnaround"
+        ),
+        Part("delays", _numbers(options.delays), delays, delays_summary, delays_found),
+        Part("ladder", list(problems), ladder, ladder_agreement.summary, ladder_agrees, asks),
+        Part("do_bench", list(subjects), conditions, _arms_summary, all_ran, gpu),
+        Part("aa", _numbers(options.aa), same, aa_summary, few_false_positives),
     ]
     return [part for part in parts if part.name in options.only]
 
 
 def _problems(options: argparse.Namespace) -> dict[str, Path]:
-    """Return the problem files by name: those of `--problems`, else a selection of
-    KernelBench's."""
+    """Return the problem files for the part `ladder`, by name: those of `--problems`, or a
+    selection of KernelBench's."""
     if "ladder" not in options.only:
         return {}
     if options.problems is not None:
@@ -166,7 +169,7 @@ def _subjects(kernelbench: Path | None) -> dict[str, Callable[[], Row]]:
 
 
 def _plan(names: list[str], tools: list[str], rounds: int) -> dict[str, tuple[str, str]]:
-    """Return the steps of turnaround by name, each (example, tool).
+    """Return the steps of the part `turnaround` by name, each as (example, tool).
 
     Cuagent runs before and after each run of another tool.
     """
@@ -188,7 +191,7 @@ def _in_turn(
     jobs: dict[tuple[str, str], Callable[[], Row]],
     device: Device,
 ) -> Rows:
-    """Yield rows of turnaround.
+    """Run the missing steps of the part `turnaround` and yield their rows.
 
     The judge of an example stays open for all its steps. A first run, which also opens processes,
     is not counted; its seconds are in cuagent's rows (`opening`).
@@ -203,7 +206,8 @@ def _in_turn(
 
 
 def _against_itself(missing: list[str], device: Device, late: bool) -> Rows:
-    """Yield timings of the reference as its own candidate, with a known delay if `late`."""
+    """Yield the rows of `missing` steps: timings of the reference as its own candidate, with a
+    known delay if `late`."""
     with aa.known_difference(device) as known:
         delay = known.delay() if late else {"source": known.same}
         about = {key: value for key, value in delay.items() if key != "source"}
@@ -225,11 +229,11 @@ def _each(jobs: dict[str, Callable[[], Row]], missing: list[str]) -> Rows:
 
 
 def _none(missing: list[str]) -> Rows:
-    """Yield no rows: the part reads the rows of another part."""
+    """Yield no rows, for a part that evaluates the rows of another part."""
     yield from ()
 
 
-def _said_of_arms(rows: list[Row]) -> str:
+def _arms_summary(rows: list[Row]) -> str:
     return f"{sum(len(row['arms']) for row in rows)} arms under every condition"
 
 

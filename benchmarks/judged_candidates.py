@@ -2,11 +2,11 @@
 
     python benchmarks/judged_candidates.py [--device cuda|cpu] [--jobs N] [--json FILE] TASK ...
 
-A task is a file. Each has its own process; on a GPU, `--jobs` of them share the device, and only
-one is timed at a time. A line for each task: the verdict, the largest error as a share of its
-bound, the speedups over eager and torch.compile with their 95 % intervals (quick timing), and the
-seconds that this took. Not covered, unlike in `cuagent bench`: a search, other rungs than the
-default torch.compile.
+TASK is a task file. Each task has its own process; on a GPU, `--jobs` of them share the device, and
+only one is timed at the same time. The program prints for each task the verdict, the largest error
+as a share of its bound, the speedups over eager and torch.compile with their 95 % intervals (quick
+timing), and the seconds that the judgement took.
+Not covered, unlike in `cuagent bench`: a search, other rungs than the default torch.compile.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from cuagent.timing import Effort
 
 
 def main() -> None:
-    """Print a line for each task, and write all of them to the file."""
+    """Judge each task, print a line for it, and write all records to the file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tasks", nargs="+")
     parser.add_argument("--device", default="auto")
@@ -50,9 +50,10 @@ def main() -> None:
 
 
 def judged(path: str, device: str, shared: bool) -> dict[str, Any]:
-    """Judge one task; return its record, with a `reason` if it failed.
+    """Judge the expert's first candidate for one task file; return its record, with a `reason` if
+    it failed.
 
-    `shared`: other tasks run in parallel.
+    `shared`: True if other tasks use the device at the same time.
     """
     started = time.monotonic()
     record: dict[str, Any] = {"task": Path(path).stem}
@@ -91,7 +92,7 @@ def _judged(path: str, device: str, shared: bool) -> dict[str, Any]:
 
 
 def line(record: dict[str, Any]) -> str:
-    """Return the record as one line of text."""
+    """Return the record of one task as one line of text."""
     name, seconds = f"{record['task']:28}", f"{record['seconds']:5.0f} s"
     if not record.get("accepted"):
         return f"{name} {seconds}  {record['reason']}: {record.get('detail', '')[:200]}"

@@ -41,9 +41,10 @@ RUNGS = {Device.CUDA: (EAGER, COMPILE, f"{EAGER}+tf32"), Device.CPU: (EAGER, COM
 WITHIN = 0.03
 """Largest accepted relative difference of a ratio."""
 WARM_S = 45.0
-"""Time limit in seconds for compiling one problem."""
+"""Time limit in seconds for compiling one problem in advance."""
 SMALL_BYTES, FEW_MODULES = 256 << 20, 40
-"""Limits of a small problem: bytes of inputs, weights and output together; number of submodules."""
+"""Limits of a small problem: bytes of inputs, weights and output together, and number of
+submodules."""
 COMPILE_ONE = """
 import sys, torch
 from cuagent.task import load_task, open_reference
@@ -74,14 +75,14 @@ def main() -> int:
             break
         rows.append(compared(path, Device.CUDA))
         print(json.dumps(rows[-1]), flush=True)
-    print(said(rows))
+    print(summary(rows))
     if options.out:
         options.out.write_text(json.dumps({"command": " ".join(sys.argv), "rows": rows}, indent=1))
     return 0
 
 
 def problems(folder: Path) -> list[Path]:
-    """Return all problems of a folder, sorted by name."""
+    """Return all problem files below a folder, sorted by name."""
     return sorted(folder.rglob("*.py"))
 
 
@@ -95,7 +96,8 @@ def selected(checkout: Path, limit: int) -> list[Path]:
 
 
 def _small(path: Path) -> bool:
-    """Return True if a problem has few bytes and submodules; a call on meta tensors finds out."""
+    """Return True if a problem has few bytes and submodules, which a call on meta tensors
+    determines."""
     source: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
     try:
         with torch.device("meta"), torch.no_grad(), warnings.catch_warnings(action="ignore"):
@@ -113,12 +115,13 @@ def _small(path: Path) -> bool:
 
 
 def differences(rows: list[dict[str, Any]]) -> list[float]:
-    """Return the relative difference of each of the ladder's ratios from that by events."""
+    """Return the relative differences between the ladder's ratios and those by CUDA events, of all
+    rows."""
     return [abs(x["off"]) for row in rows for x in row.get("rungs", {}).values()]
 
 
-def said(rows: list[dict[str, Any]]) -> str:
-    """Return a summary of all rows in one line."""
+def summary(rows: list[dict[str, Any]]) -> str:
+    """Return a one-line summary of the differences in all rows."""
     off = differences(rows)
     if not off:
         return "no ratio was compared"
@@ -127,8 +130,8 @@ def said(rows: list[dict[str, Any]]) -> str:
 
 
 def compared(path: Path, device: Device) -> dict[str, Any]:
-    """Time one problem by the ladder and by a plain clock; return the row, with an `error` on
-    failure."""
+    """Time one problem by the ladder and by a plain clock; return the row, which has an `error` if
+    this failed."""
     try:
         return _compare(path, device)
     except (TaskError, RuntimeError, MemoryError, ForkServerError) as error:
@@ -141,8 +144,8 @@ def compared(path: Path, device: Device) -> dict[str, Any]:
 
 
 def warm(paths: list[Path], device: Device) -> int:
-    """Compile each reference, so that the cache of the ladder's processes has it; several in
-    parallel.
+    """Compile the reference of each problem in advance, several in parallel, to fill the cache that
+    the ladder's processes use.
 
     Returns the number of references that compiled. This process uses the same cache from now on.
     """
@@ -189,7 +192,8 @@ def _compare(path: Path, device: Device) -> dict[str, Any]:
 
 
 def _plain(task: Task) -> dict[str, float]:
-    """Return the median seconds of each rung in this process, by events (on a CPU by the clock)."""
+    """Return the median seconds of a call of each rung in this process, by CUDA events (on a CPU by
+    the clock)."""
     on_cuda = task.device is Device.CUDA
     reference = open_reference(task)
     scratch = torch.empty(1 << 28 if on_cuda else 0, dtype=torch.uint8, device=task.device.value)
@@ -223,7 +227,7 @@ def _plain(task: Task) -> dict[str, float]:
 
 
 def _clocked(call: Callable[[], Any], on_cuda: bool) -> Callable[[], float]:
-    """Make one call; return a function that returns its seconds, to be called after
+    """Run `call` once; return a function that returns its seconds, to be called after a
     synchronization."""
     if not on_cuda:
         started = time.perf_counter()

@@ -2,9 +2,9 @@
 
     python benchmarks/leaks.py --runs 200 --device cpu
 
-It counts processes, descriptors, temporary files, files in /dev/shm and memory, after the first ten
-verdicts, after every fifty and after the last. Exit code 1 if a count has grown from the first to
-the last.
+The program counts processes, descriptors, temporary files, files in /dev/shm and memory, after the
+first ten verdicts, after every fifty and after the last. Exit code 1 if a count has grown from the
+first to the last.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ BODIES = (
 EVERY = 50
 """Number of verdicts between two reports."""
 SLACK = {"GPU MiB": 64, "resident MiB": 64}
-"""Growth that allocators may cause without a leak."""
+"""Growth of a count that allocators may cause without a leak."""
 
 
 def counts(root: Path, device: str) -> dict[str, int]:
-    """Return the current counts by resource; `root` is the folder of temporary files."""
+    """Return the current use of each resource. `root`: folder of temporary files."""
     found = {
         "processes": len(_descendants(os.getpid())),
         "descriptors": len(list(Path("/proc/self/fd").iterdir())),

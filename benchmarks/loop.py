@@ -28,10 +28,10 @@ from cuagent.models.scripted import reply_of
 from cuagent.task import load_task
 
 MAX_STEP_S = 0.05
-"""Largest 95th percentile, over the steps, of the overhead in seconds."""
+"""Largest accepted 95th percentile, over the steps, of the loop's overhead in seconds."""
 MAX_GROWTH = 64 << 10
-"""Largest growth of memory in bytes per step. It leaves room for the step's messages in the
-conversation."""
+"""Largest accepted growth of memory in bytes per step. It leaves room for the step's messages in
+the conversation."""
 SOURCE = """\
 import torch
 
@@ -51,7 +51,7 @@ def get_init_inputs():
 
 
 class Instant:
-    """Model that replies immediately, with a different text each time."""
+    """Scripted model that replies immediately, with a different text each time."""
 
     name = "instant"
 
@@ -122,7 +122,7 @@ def resident() -> int:
 
 
 def peak() -> int:
-    """Return the largest resident memory of this process in bytes."""
+    """Return the largest resident memory that this process has reached, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 

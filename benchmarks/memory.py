@@ -29,7 +29,7 @@ from cuagent.verify import Referee
 from cuagent.worker import ForkServer
 
 SAMPLE_S = 0.005
-"""Seconds between two samples."""
+"""Seconds between two measurements of the used GPU memory."""
 TASK = """
 import torch
 
@@ -50,7 +50,8 @@ class ModelNew(torch.nn.Module):
 
 
 class Peaks:
-    """Peak memory in bytes by phase and kind of process; a thread samples it inside the context."""
+    """Peak memory in bytes by (phase, kind of process). A thread samples the memory inside the
+    context."""
 
     def __init__(self, device: Device, fork_server: ForkServer) -> None:
         self.device = device
@@ -65,7 +66,8 @@ class Peaks:
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Assign the samples in this context to `phase`; print the seconds at the end."""
+        """Record the samples inside this context under `phase`; print the phase's seconds at its
+        end."""
         self.phase = phase
         start = time.perf_counter()
         yield

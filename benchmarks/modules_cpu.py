@@ -8,8 +8,8 @@ measured. The twelve of `cpu_modules_2/` were first measured after the expert ha
 the others. All arms run in one process on one thread and are measured in processor time of that
 thread, in blocks that alternate, so that other load on the machine affects all alike
 (`small_cpu.alternate`). A ratio is an arm's time over the candidate's, with Student's 95 % interval
-over five stretches. Without a candidate, the expert's result is the best rung, the faster of eager
-and torch.compile, and its ratio is 1 over that.
+over five stretches. If there is no candidate, the expert's result is the best rung (the faster of
+eager and torch.compile), with a ratio of 1 over the best rung.
 
 The parameters of batch norms are drawn at random. Errors are relative, against the module in fp64.
 The last column is the candidate's error over eager's.
@@ -35,8 +35,8 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Row:
-    """Result of a module: kernels of the candidate, seconds by arm, ratios of the other arms over
-    the candidate with limits, and relative errors by arm."""
+    """Result of one module: the candidate's kernels, seconds and relative errors by arm, and ratios
+    of the other arms' times over the candidate's with limits."""
 
     name: str
     kernels: tuple[str, ...]
@@ -46,7 +46,8 @@ class Row:
 
 
 def measure(path: Path, folder: Path, blocks: int) -> Row:
-    """Generate the candidate of a module's file, and compare it with eager and torch.compile."""
+    """Generate the expert's candidate for a module's file, and compare it with eager and
+    torch.compile; return the result."""
     import torch
 
     from cuagent.expert.candidate import Options, make_candidate
@@ -81,7 +82,7 @@ def measure(path: Path, folder: Path, blocks: int) -> Row:
 
 
 def _draw_statistics(model: Any) -> None:
-    """Give batch norms statistics and factors that change their input."""
+    """Set random statistics and factors in all batch norms, so that they change their input."""
     import torch
 
     for module in model.modules():
@@ -93,8 +94,10 @@ def _draw_statistics(model: Any) -> None:
 
 
 def _error(made: Any, exact: Any) -> float:
-    """Return the largest error of a result, |made - exact| / |exact|; infinity for other places of
-    NaN and infinities."""
+    """Return the largest relative error of a result's tensors, |made - exact| / |exact|.
+
+    Infinity if NaN or infinities are at other positions than in `exact`.
+    """
     import torch
 
     worst = 0.0
@@ -113,12 +116,13 @@ def _tensors(value: Any) -> list[Any]:
 
 
 def best_rung(row: Row) -> float:
-    """Return the ratio over the best rung; 1 without a candidate."""
+    """Return the best rung's time over the candidate's; 1 without a candidate."""
     return min((middle for middle, _, _ in row.ratios.values()), default=1.0)
 
 
 def over_compile(row: Row) -> float:
-    """Return the ratio over torch.compile; without a candidate that of the best rung."""
+    """Return torch.compile's time over the candidate's; without a candidate, over the best rung's
+    time."""
     if "compile" in row.ratios:
         return row.ratios["compile"][0]
     return row.seconds["compile"] / min(row.seconds.values())
@@ -137,7 +141,7 @@ def _print(row: Row) -> None:
 
 
 def main() -> None:
-    """Measure the named modules, or all, and print a line for each."""
+    """Measure the named modules (all if none is named), and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="names of modules; all if none")
     parser.add_argument("--folder", default="cpu_modules", help="folder beside this file")

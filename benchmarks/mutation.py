@@ -48,8 +48,8 @@ CALLS = {
 
 
 def unchanged(tree: ast.AST) -> set[ast.AST]:
-    """Return the nodes that are not mutated, because no test should notice: docstrings, messages,
-    annotations."""
+    """Return the syntax nodes that are not mutated, because no test should depend on them:
+    docstrings, messages, annotations."""
     found: set[ast.AST] = set()
     for node in ast.walk(tree):
         for name in ("annotation", "returns", "decorator_list", "exc"):
@@ -65,7 +65,7 @@ def unchanged(tree: ast.AST) -> set[ast.AST]:
 
 
 def replacements(node: Any) -> Iterator[ast.AST]:
-    """Yield the replacements of a node; each differs from the node in one point."""
+    """Yield the mutated forms of a syntax node; each differs from the node in one point."""
     made = copy.deepcopy(node)
     match node:
         case ast.Compare(ops=[operator]):
@@ -100,7 +100,7 @@ def replacements(node: Any) -> Iterator[ast.AST]:
 
 
 class Mutants:
-    """All mutants of one source: `len(mutants)`, and `mutants[n]` is (code, description)."""
+    """Sequence of all mutants of one source file; `mutants[n]` is (code object, description)."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.tree = path, ast.parse(path.read_text())
@@ -134,28 +134,28 @@ class Mutants:
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Import hook that runs `code` as the module `name`."""
+    """Import hook that runs the mutated `code` as the module `name`."""
 
     def __init__(self, name: str, path: Path, code: CodeType) -> None:
         self.name, self.path, self.code = name, path, code
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
-        """Return the specification of the mutated module; None for others."""
+        """Return the import specification of the mutated module; None for other modules."""
         if fullname != self.name:
             return None
         where = str(ROOT / self.path)
         return importlib.util.spec_from_file_location(fullname, where, loader=self)
 
     def create_module(self, spec: Any) -> None:
-        """Let the import system create the module."""
+        """Return None, so that the import system creates the module."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the mutated code."""
+        """Run the mutated code in the namespace of the new module."""
         exec(self.code, vars(module))
 
 
 def module_name(path: Path) -> str:
-    """Return the dotted name under which cuagent imports this file."""
+    """Return the dotted name under which cuagent imports the file `path`."""
     parts = path.with_suffix("").parts
     return ".".join(parts if parts[0] == "cuagent" else ("cuagent", *parts))
 
@@ -163,8 +163,8 @@ def module_name(path: Path) -> str:
 def outcome(finder: Finder | None, tests: Sequence[str], limit_s: float, names: Path) -> int:
     """Run the tests in a fork; return their exit code, or -9 if the time limit ended them.
 
-    `finder`: import hook of the mutant. None: no mutant, and the names of all imported modules are
-    written to the file `names`.
+    `finder`: import hook of the mutant; None: the tests run without a mutant, and the names of all
+    imported modules are written to the file `names`.
     """
     pid = os.fork()
     if pid == 0:
@@ -194,7 +194,8 @@ def outcome(finder: Finder | None, tests: Sequence[str], limit_s: float, names: 
 
 
 def import_libraries(names: Sequence[str]) -> None:
-    """Import those of the modules that are installed packages, but not cuagent and its tests."""
+    """Import those of the named modules that belong to installed packages, but not cuagent and its
+    tests."""
     installed = (sys.prefix, sys.base_prefix)
     for name in names:
         if name.partition(".")[0] in ("cuagent", "__main__"):
@@ -206,7 +207,7 @@ def import_libraries(names: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Run the tests on a random sample of mutants, and print those that survive."""
+    """Run the tests on a random sample of mutants, and print the mutants that no test detects."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("module", type=Path)
     parser.add_argument("tests", nargs="+")

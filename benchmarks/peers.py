@@ -24,7 +24,7 @@ from cuagent.kernels.prototypes import Prototype, parse
 ARCHITECTURE = {"TORCH_CUDA_ARCH_LIST": "9.0"}
 LOADER = "from cuagent.kernels import load\n"
 TIME_LIMIT_S = 400.0
-"""Time limit of one command of a tool, in seconds."""
+"""Time limit in seconds for one command of another tool."""
 EVALUATE = """
 import importlib.util, json, sys, types
 from pathlib import Path
@@ -48,13 +48,13 @@ print(json.dumps({"correct": found.correctness, "runtime": found.runtime,
                   "said": {k: str(v)[:200] for k, v in found.metadata.items()}}))
 """
 """Program that runs KernelBench's eval. The kernelbench package imports clients of language models,
-which judging does not use; an empty stub replaces each client that is not installed."""
+which judging does not need; the program replaces each missing client by an empty stub."""
 
 
 def kernelbench(checkout: Path, example: Path, attempt: Path) -> dict[str, Any]:
     """Return a row with the seconds of KernelBench's eval (compile, 5 checks, 100 timed trials).
 
-    In the row, `ended` is True if the eval gave an answer, right or wrong. Raises
+    In the row, `ended` is True if the eval returned a result, right or wrong. Raises
     subprocess.TimeoutExpired.
     """
     with tempfile.TemporaryDirectory() as name:
@@ -105,7 +105,7 @@ def cuda_agent(checkout: Path, example: Path, attempt: Path) -> dict[str, Any]:
 
 
 def _timed(argv: list[str], folder: Path) -> tuple[float, str, bool]:
-    """Run a command; return its seconds, its output, and True if it exited with 0."""
+    """Run a command; return (seconds, output, True if the exit code is 0)."""
     # compile.sh calls `python3`, which must be this interpreter.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     start = time.perf_counter()
@@ -128,7 +128,7 @@ def _source(attempt: Path) -> Path:
 
 
 def _one_file(attempt: Path) -> str:
-    """Return the text of the attempt as one file for KernelBench."""
+    """Return the attempt as the text of one Python file, the form that KernelBench needs."""
     source = _source(attempt)
     prototypes = parse(source.read_text(), source.name)
     wrappers = "".join(_wrapper(prototype) for prototype in prototypes)
@@ -145,10 +145,10 @@ def _one_file(attempt: Path) -> str:
 
 
 def _loader(compiled: str, prototypes: list[Prototype] | tuple[Prototype, ...]) -> str:
-    """Return source that replaces cuagent's `load`: it returns the same functions from an
-    extension.
+    """Return source text that replaces cuagent's `load` by a function that returns the same kernels
+    from a torch extension.
 
-    `compiled`: source that defines `extension`.
+    `compiled`: source text that defines `extension`.
     """
     names = ", ".join(f"{p.name}=extension.{p.name}_call" for p in prototypes)
     return (
@@ -158,7 +158,8 @@ def _loader(compiled: str, prototypes: list[Prototype] | tuple[Prototype, ...]) 
 
 
 def _binding(prototypes: list[Prototype] | tuple[Prototype, ...]) -> str:
-    """Return the C++ source of a binding in the form that CUDA-Agent's instructions demand."""
+    """Return the C++ source of a torch binding in the form that CUDA-Agent's instructions
+    require."""
     head = (
         "#include <torch/types.h>\n#include <torch/csrc/utils/pybind.h>\n"
         "#include <cuda_runtime.h>\n#include <c10/cuda/CUDAStream.h>\n"
@@ -178,7 +179,7 @@ def _launcher(prototype: Prototype) -> str:
 
 
 def _signature(prototype: Prototype) -> str:
-    """Return the C++ signature of the function that torch calls."""
+    """Return the C++ signature of the wrapper function that torch calls."""
     kinds = {"float": "double", "double": "double"}
     parameters = ", ".join(
         f"{'torch::Tensor' if p.pointer else kinds.get(p.type, 'int64_t')} {p.name}"

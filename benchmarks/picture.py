@@ -18,7 +18,8 @@ from rich.text import Text
 
 
 def picture(screen: str, title: str) -> str:
-    """Return a screen (text with ANSI colors) as SVG, without the empty lines at its end."""
+    """Return a terminal screen (text with ANSI colors) as SVG text, without empty lines at the
+    end."""
     lines = [Text.from_ansi(line) for line in screen.rstrip().splitlines()]
     width = max((cell_len(line.plain.rstrip()) for line in lines), default=1)
     console = Console(record=True, width=width, force_terminal=True, file=io.StringIO())

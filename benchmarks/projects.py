@@ -2,13 +2,13 @@
 
     python benchmarks/projects.py [NAME ...] [--device cuda] [--search] [--pairs 2] [--out DIR]
 
-The folder `projects` holds seven scripts as users write them. For each script, `cuagent capture`
+The folder `projects` contains seven scripts as users write them. For each script, `cuagent capture`
 records a module, and the expert's first candidate is judged on all recorded shapes (with
 `--search`, `cuagent optimize` runs instead). The result is exported as a package and installed into
 a new virtual environment that cannot import cuagent. There the script runs without and with the
-package, in alternation. Printed are the verdict, the difference of the script's results, and the
-wall and processor time of a step before and after (the smallest of all runs). A kernel that is not
-faster is exported too, to show its cost.
+package, in alternation. The program prints the verdict, the difference of the script's results, and
+the wall and processor time of a step before and after (the smallest of all runs). A kernel that is
+not faster is exported too, to show its cost.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ HERE = Path(__file__).resolve().parent / "projects"
 
 @dataclass(frozen=True)
 class Project:
-    """A script, and the name of its module that is made faster."""
+    """A user's script, and the name of the module in it that is made faster."""
 
     name: str
     module: str
     backward: bool = False
     tolerance: float = 1e-3
-    """Largest accepted difference of the results, relative to their root mean square."""
+    """Largest accepted difference of the script's results, relative to their root mean square."""
 
 
 PROJECTS = {
@@ -57,7 +57,8 @@ PROJECTS = {
 
 
 def main() -> None:
-    """Print the lines of each project. The exit code is 1 if the results of a script differ."""
+    """Process each project and print its lines. The exit code is 1 if the results of a script
+    differ."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(PROJECTS))
     parser.add_argument("--device", default="auto")
@@ -94,7 +95,8 @@ def main() -> None:
 
 
 def environment(folder: Path) -> Path:
-    """Make a virtual environment that has torch and cannot import cuagent; return its Python."""
+    """Create a virtual environment that has torch and cannot import cuagent; return the path of its
+    Python."""
     import torch
 
     venv.create(folder, symlinks=True, with_pip=False, clear=True)
@@ -117,7 +119,7 @@ def _site(folder: Path) -> Path:
 
 
 def packaged(project: Project, folder: Path, given: argparse.Namespace) -> str:
-    """Capture, judge and export one module; return what to print. Runs in its own process."""
+    """Capture, judge and export one module in this process; return the text to print."""
     begin = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "cuagent", "capture", f"{project.name}.py"]
@@ -130,8 +132,8 @@ def packaged(project: Project, folder: Path, given: argparse.Namespace) -> str:
 
 
 def _judged(project: Project, folder: Path, given: argparse.Namespace) -> str:
-    """Judge the expert's first candidate with quick timing, and export it if it is accepted; return
-    what to print."""
+    """Judge the expert's first candidate with quick timing and export it if it is accepted; return
+    the text to print."""
     from cuagent.attempt import Attempt
     from cuagent.bench.held_lock import lock_file
     from cuagent.capture.shapes import judge_shapes
@@ -172,8 +174,8 @@ def _judged(project: Project, folder: Path, given: argparse.Namespace) -> str:
 
 
 def _searched(project: Project, folder: Path, given: argparse.Namespace) -> str:
-    """Run `cuagent optimize` and export its result, or else its best attempt; return what to
-    print."""
+    """Run `cuagent optimize` and export its result, or its best attempt without one; return the
+    text to print."""
     base = [sys.executable, "-m", "cuagent"]
     runs = ["--run-dir", str(folder / "runs")]
     command = [*base, "optimize", str(folder / "task"), "--model", "expert", *runs]
@@ -195,7 +197,7 @@ def compare(
 ) -> dict[str, Any]:
     """Install the package and run the script without and with it, `--pairs` times each.
 
-    Returns `same`, True if the results differ by at most the tolerance, and the `text` to print.
+    Returns `same` (True if the results differ by at most the tolerance), and the `text` to print.
     """
     name = json.loads((package / "task.json").read_text())["name"]
     install(package, python)
@@ -224,7 +226,8 @@ def compare(
 
 
 def install(package: Path, python: Path) -> None:
-    """Install a package for `python` with pip; if there is no pip, unpack the package's wheel."""
+    """Install a package for the interpreter `python` by pip; without pip, unpack the package's
+    wheel."""
     if not _run([sys.executable, "-m", "pip", "--version"]).returncode:
         command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps"]
         done = _run([*command, "--no-index", "--force-reinstall", str(package)])
@@ -241,7 +244,8 @@ def install(package: Path, python: Path) -> None:
 
 
 def difference(before: Path, after: Path) -> float:
-    """Return the largest difference of two saved results over the root mean square of the first."""
+    """Return the largest difference of two saved results, divided by the root mean square of the
+    first result."""
     import torch
     from torch.utils import _pytree as pytree
 

@@ -31,7 +31,7 @@ from judging import CorpusJudges, is_safe, open_judges  # noqa: E402
 from cuagent.verify import Reason, Verdict  # noqa: E402
 
 NEAR = 0.5
-"""Share of the bound above which the output marks an honest candidate's error as `near`."""
+"""Share of the bound above which the output marks an honest candidate's error by `near`."""
 
 
 @dataclass
@@ -46,11 +46,11 @@ class Record:
     """Details of each verdict that differs from the one that the corpus expects."""
     reasons: Counter[str] = field(default_factory=Counter)
     largest: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Largest ratio of error to bound by kind of draw."""
+    """Largest ratio of error to bound, by kind of draw."""
     refused: Counter[str] = field(default_factory=Counter)
-    """Number of verdicts with a failed draw, by the draw's kind."""
+    """Number of verdicts in which a draw failed, by kind of draw."""
     least: float = float("inf")
-    """Largest ratio of error to bound of a verdict's draws; the smallest over all verdicts."""
+    """Smallest value, over all verdicts, of the largest ratio of error to bound in a verdict."""
 
     def add(self, candidate: Candidate, verdict: Verdict) -> None:
         word = verdict.reason.name.lower().replace("_", " ")
@@ -67,7 +67,7 @@ class Record:
 
     @property
     def worst(self) -> tuple[float, str]:
-        """Largest ratio of error to bound, and the kind of its draw."""
+        """(largest ratio of error to bound over all draws, kind of that draw)."""
         return max(((ratio, kind) for kind, ratio in self.largest.items()), default=(0.0, ""))
 
     def to_json(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _repeated(opened: CorpusJudges, chosen: list[Candidate], repeats: int) -> It
 
 
 def _line(record: Record) -> str:
-    """Return one line for the candidate, and one more for each wrong verdict."""
+    """Return a line of text for the candidate, and another line for each wrong verdict."""
     ratio, kind = record.worst
     note = "near" if record.kind == "honest" and ratio > NEAR else ""
     if record.kind != "honest":

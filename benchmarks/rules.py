@@ -33,7 +33,7 @@ from typing import Any
 TIME_LIMIT_S = 30.0
 """Time limit of one candidate, in seconds."""
 TRIALS = 5
-"""Number of KernelBench's correctness trials; KernelBench has the same default."""
+"""Number of KernelBench's correctness trials, the same as KernelBench's default."""
 
 
 def main() -> int:
@@ -51,7 +51,7 @@ Rule = Callable[[Path, Path], tuple[str, str]]
 
 
 def kernelbench(checkout: Path) -> Rule:
-    """Return the rule of KernelBench: `run_and_check_correctness` with five trials."""
+    """Return KernelBench's correctness rule: `run_and_check_correctness` with five trials."""
     import torch
 
     # The package imports clients of language models and a progress bar; judging does not use them.
@@ -107,7 +107,7 @@ def kernelbench(checkout: Path) -> Rule:
 
 
 def cuda_agent(checkout: Path) -> Rule:
-    """Return the rule of CUDA-Agent: its verification.py, run as a program, must pass."""
+    """Return CUDA-Agent's correctness rule: its program verification.py must succeed."""
     import torch
     import torch.nn.functional
 
@@ -129,8 +129,8 @@ def cuda_agent(checkout: Path) -> Rule:
 
 
 def _judge_in_fork(rule: Rule, task: Path, candidate: Path) -> dict[str, str]:
-    """Apply the rule to a copy of the candidate in a forked process; return its `word` and
-    `detail`."""
+    """Apply a rule to a copy of the candidate in a forked process; return `word` and `detail` of
+    the outcome."""
     with tempfile.TemporaryDirectory(prefix="rules-") as name:
         folder = Path(name) / "work"
         shutil.copytree(candidate, folder)

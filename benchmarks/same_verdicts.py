@@ -33,7 +33,8 @@ from corpus import Candidate, bugs, exploits, honest, task_path  # noqa: E402
 
 
 def drawn(earlier: Path, number: int, seed: int) -> list[Candidate]:
-    """Return a random sample of the corpus: 40 % exploits, 30 % honest candidates, 30 % bugs."""
+    """Return a random sample of the corpus: 40 % exploits, 30 % honest candidates, 30 % seeded
+    bugs."""
 
     def is_fit(c: Candidate) -> bool:
         task = task_path(c.task)
@@ -58,17 +59,18 @@ def drawn(earlier: Path, number: int, seed: int) -> list[Candidate]:
 
 @dataclass(frozen=True)
 class Side:
-    """A checkout (`tree`), and the interpreter and precision to run it with."""
+    """One checkout: its folder (`tree`), and the interpreter and precision with which it is run."""
 
     tree: Path
     python: str
     precision: str
-    """Value of `--precision` that means full float32; in the first checkouts this was `match`."""
+    """Value of the option `--precision` that selects full float32; in the first checkouts this was
+    `match`."""
 
 
 def judged(side: Side, candidate: Candidate, folder: Path) -> tuple[str, float]:
     """Run `cuagent verify` of one checkout on an attempt; return the verdict's reason and the
-    seconds."""
+    seconds that it took."""
     task = side.tree / task_path(candidate.task).relative_to(ROOT)
     command = [side.python, "-m", "cuagent", "verify", str(task), str(folder), "--json"]
     start = time.perf_counter()

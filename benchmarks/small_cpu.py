@@ -133,9 +133,10 @@ TASKS = {
         "x(512, 1024)",
     ),
 }
-"""Tasks by name: the body of forward, and the inputs.
+"""Body of forward and inputs of each task, by the task's name.
 
-`x(shape)` is float32, `i[shape, high]` has indices, and `m?(shape)` is a mask.
+An input `x(shape)` is float32, `i[shape, high]` contains indices below `high`, and `m?(shape)` is a
+boolean mask.
 """
 STRETCHES = 5
 BLOCK_S = 2e-3
@@ -144,11 +145,11 @@ BLOCK_S = 2e-3
 
 @dataclass(frozen=True)
 class Row:
-    """Result of a task: seconds per call by arm, and the arms' ratios over the candidate, with
-    limits.
+    """Result of one task: seconds per call by arm, and ratios of the other arms' times over the
+    candidate's with limits.
 
-    `kernels`: number of kernels of the candidate; 0: there is no candidate. `error`: largest
-    relative error of the candidate's results (of eager's without one).
+    `kernels`: number of the candidate's kernels; 0 without a candidate. `error`: largest relative
+    error of the candidate's results (of eager's without a candidate).
     """
 
     name: str
@@ -159,7 +160,7 @@ class Row:
 
 
 def text_of(name: str) -> str:
-    """Return the source of a task's file."""
+    """Return the source text of a task's file."""
     body, inputs = TASKS[name]
     names, made = [], []
     for word in inputs.replace(", ", ",").split():
@@ -180,7 +181,7 @@ def text_of(name: str) -> str:
 
 
 def load_module(path: Path) -> Any:
-    """Import a file under a name that contains its folder's."""
+    """Import a Python file under a name that includes its folder's name."""
     spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -190,7 +191,8 @@ def load_module(path: Path) -> Any:
 
 
 def measure(name: str, folder: Path, blocks: int) -> Row:
-    """Generate the expert's candidate of a task, and compare it with eager and torch.compile."""
+    """Generate the expert's candidate for a task, and compare it with eager and torch.compile;
+    return the result."""
     import torch
 
     from cuagent.expert.candidate import Options, make_candidate
@@ -229,8 +231,7 @@ def _call(model: Any, inputs: Sequence[Any]) -> Callable[[], Any]:
 
 
 def _error(made: Any, exact: Any) -> float:
-    """Return the largest relative error of the results, one per tensor: |made - exact| /
-    |exact|."""
+    """Return the largest relative error of the results' tensors, |made - exact| / |exact|."""
     pairs = zip(_leaves(made), _leaves(exact), strict=True)
     return max(
         float((a.double() - b.double()).norm() / (b.double().norm() + 1e-30)) for a, b in pairs
@@ -246,10 +247,10 @@ def alternate(
     blocks: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Return, for each arm, the seconds per call of its fastest block in each stretch.
+    """Return the seconds per call of each arm's fastest block, one value for each stretch.
 
-    `blocks`: number of blocks of each arm per stretch. The order of the arms rotates. `clock`: a
-    function that returns seconds.
+    The order of the arms rotates. `blocks`: number of blocks of each arm per stretch. `clock`:
+    function that returns the time in seconds.
     """
     for call in arms.values():
         for _ in range(3):
@@ -276,11 +277,11 @@ def alternate(
 
 
 T_95 = {1: 12.7, 2: 4.3, 3: 3.18, 4: 2.78, 9: 2.26, 14: 2.14, 19: 2.09, 24: 2.06}
-"""97.5 % quantiles of Student's t by degrees of freedom."""
+"""97.5 % quantiles of Student's t distribution, by degrees of freedom."""
 
 
 def geometric_mean(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Return (geometric mean, lower limit, upper limit), by Student's 95 % interval."""
+    """Return (geometric mean, lower limit, upper limit) of ratios, with Student's 95 % interval."""
     logs = [math.log(ratio) for ratio in ratios]
     middle = statistics.fmean(logs)
     if len(logs) < 2:
@@ -303,7 +304,7 @@ def _print(row: Row) -> None:
 
 
 def main() -> None:
-    """Measure the named tasks, or all, and print a line for each."""
+    """Measure the named tasks (all if none is named), and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="parts of the names of tasks; all if none")
     parser.add_argument("--threads", type=int, default=1)

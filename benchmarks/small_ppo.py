@@ -58,7 +58,7 @@ ARMS: dict[str, PpoConfig] = {
     "lambda by length": replace(PPO, lam_actor=None),
 }
 T95 = {4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 11: 2.201, 14: 2.145, 19: 2.093}
-"""Quantiles of Student's t for a 95 % interval, by degrees of freedom."""
+"""97.5 % quantiles of Student's t distribution (for a 95 % interval), by degrees of freedom."""
 
 
 def main() -> None:
@@ -84,11 +84,11 @@ def main() -> None:
 
 
 def run_seed(seed: int) -> dict[str, Any]:
-    """Train base, RFT and all arms of one seed; return the figures by stage or arm.
+    """Train the base policy, RFT and all arms for one seed; return the figures by stage or arm.
 
-    The figure of base and RFT is the held-out reward. Those of an arm are the held-out reward after
-    PPO, the mean training reward over the iterations (`area`), and the critic's explained variance
-    at the start (`ev`).
+    The figure of base and RFT is the held-out reward. The figures of an arm are the held-out reward
+    after PPO (`heldout`), the mean training reward over the iterations (`area`), and the critic's
+    explained variance at the start (`ev`).
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
@@ -123,8 +123,8 @@ def run_seed(seed: int) -> dict[str, Any]:
 
 
 def demonstrations(count: int, seed: int) -> list[Episode]:
-    """Return episodes of a teacher that writes the prompt's number with probability 1/2 in each
-    turn, else a random one."""
+    """Return `count` episodes of a teacher that writes the prompt's number with probability 1/2 in
+    each turn, and a random number otherwise."""
     rng = np.random.default_rng(seed)
     found = []
     for i in range(count):
@@ -139,7 +139,7 @@ def demonstrations(count: int, seed: int) -> list[Episode]:
 
 
 def play(actor: Any, episodes: int, seed: int) -> list[Episode]:
-    """Play episodes with the policy, all in one batch."""
+    """Play `episodes` episodes of the game with the policy, in one batch; return them."""
     was_training = actor.training
     actor.eval()
     engine, rng = LocalEngine(actor, END), np.random.default_rng(seed)
@@ -165,7 +165,7 @@ def episode(
     logprobs: Sequence[tuple[float, ...]],
     noise: Sequence[Sequence[int]],
 ) -> Episode:
-    """Return an episode of the game, with its reward."""
+    """Return one episode of the game with its tokens and its reward."""
     segments = [Segment(Kind.PROMPT, (2, number, 3))]
     for ids, logps, tool in zip(turns, logprobs, noise, strict=True):
         segments += [Segment(Kind.ACTION, ids, logps), Segment(Kind.OBSERVATION, tuple(tool))]
@@ -175,13 +175,13 @@ def episode(
 
 
 def reward(actor: Any) -> float:
-    """Return the policy's mean reward over the held-out episodes, whose numbers are the same for
-    all policies."""
+    """Return the policy's mean reward over the held-out episodes, in which all policies get the
+    same numbers."""
     return fmean(e.reward for e in play(actor, HELDOUT, 777_777))
 
 
 def summary(found: dict[str, Any]) -> list[str]:
-    """Return the lines of the table."""
+    """Return the lines of the summary table."""
     seeds = [found[key] for key in sorted(found, key=int) if "rft" in found[key]]
     if not seeds:
         return [f"none of {len(found)} seeds has a base that copies"]

@@ -14,7 +14,7 @@ import sys
 import time
 
 LIMIT = 2.0
-"""Largest ratio of the median of `cuagent --help` to that of the imports."""
+"""Largest accepted ratio of the median time of `cuagent --help` to that of the imports."""
 COMMANDS = {
     "import typer, rich": ["-c", "import typer, rich"],
     "cuagent --help": ["-m", "cuagent", "--help"],

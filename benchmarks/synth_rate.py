@@ -25,11 +25,11 @@ MANY = 100_000
 
 
 class _TimeUp(Exception):
-    """The measurement is complete."""
+    """Exception that ends the measurement when the time is over."""
 
 
 class _Observed:
-    """Records of the candidates that ended in time."""
+    """Collector of the records of all candidates that were examined in time."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -51,7 +51,7 @@ class _Observed:
             raise _TimeUp
 
     def report(self, jobs: int) -> str:
-        """Return the figures as text."""
+        """Return the measured figures as text."""
         end, first = time.monotonic(), self.first or self.started
         accepted = [r for r in self.records if not r.get("reason")]
         ran = [r for r in self.records if r.get("stages")]
@@ -77,7 +77,7 @@ class _Observed:
 
 
 def main() -> None:
-    """Run and print the figures."""
+    """Measure the rate of `cuagent synth` and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--seconds", type=float, default=200)

@@ -4,8 +4,8 @@
     python benchmarks/train_engines.py --preset h200 --out engines.json
 
 Each conversation has a thread, like an episode, and samples through the `Batcher` of rollouts: in
-common batches for `local`, separately for `continuous`. All conversations start with the same
-prompt. Tool results are random ids without delay. Turn lengths are drawn in advance, so both
+common batches for the engine `local`, separately for `continuous`. All conversations start with the
+same prompt. Tool results are random ids without delay. Turn lengths are drawn in advance, so both
 engines sample the same number of tokens. A result is the median over rounds that alternate between
 the engines; it includes the time to open the engine.
 Not covered: judging in parallel, servers, the sampled text (the weights are random).
@@ -35,7 +35,7 @@ from cuagent.training.policy.model import count_parameters
 from cuagent.training.rollout.episode import Batcher
 
 NEVER = -1
-"""End-of-turn id that no token has, so that a turn always reaches its requested length."""
+"""End-of-turn id that no token has, so that every turn reaches its requested length."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Size:
     reply: int
     """Largest number of tokens of a turn; the smallest is a quarter of it."""
     observation: int
-    """Number of tokens of a tool result."""
+    """Number of tokens of each tool result."""
     rounds: int
 
     @property
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def figures(size: Size, device: str) -> dict[str, Any]:
-    """Return sampled tokens per second, seconds of each round and peak memory of each engine."""
+    """Return, for each engine, sampled tokens per second, seconds of each round and peak memory."""
     import transformers
 
     shape = replace(DECODERS[size.decoder], tokens=size.context)
@@ -123,7 +123,7 @@ def lengths(size: Size, number: int) -> list[int]:
 
 
 def player(size: Size, vocabulary: int, engine: Engine) -> Callable[[], float]:
-    """Return a function that plays all conversations once and returns the seconds that this
+    """Return a function that plays all conversations once and returns the seconds that they
     took."""
 
     def ids(seed: int, count: int) -> tuple[int, ...]:

@@ -37,7 +37,7 @@ from cuagent.training.judging.pool import JudgePool
 
 Work = Sequence[tuple[Task, Attempt]]
 AT_ONCE = 32
-"""Number of concurrent requests; each stands for an episode."""
+"""Number of concurrent requests; each represents an episode that waits for a verdict."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Size:
     device: Device
     tasks: int
     kernels: int
-    """Number of kernels for each task."""
+    """Number of kernels that are judged for each task."""
     rows: int
     owners: tuple[int, ...]
 
@@ -81,8 +81,8 @@ def main() -> None:
 
 
 def kernels(size: Size, folder: Path) -> Work:
-    """Return `size.kernels` distinct attempts per task, compiled if they can be; the others are
-    judged too."""
+    """Return `size.kernels` distinct attempts per task, compiled in advance. Attempts that do not
+    compile are included."""
     tasks = make_tasks(folder, make_chains(3, size.tasks, seed=0), size.device, size.rows)
     work: dict[tuple[str, str], tuple[Task, Attempt]] = {}
     for task in tasks:
@@ -97,8 +97,8 @@ def kernels(size: Size, folder: Path) -> Work:
 
 
 def arm(size: Size, owners: int, work: Work) -> tuple[dict[str, Any], list[list[Judgement]]]:
-    """Measure a pool with `owners` processes per GPU; return its figures, and the judgements of
-    each pass."""
+    """Measure a pool with `owners` processes per GPU; return (its figures, the judgements of each
+    pass)."""
     with (
         JudgePool(Effort.GLANCE, judges_per_gpu=owners) as pool,
         ThreadPoolExecutor(AT_ONCE) as threads,
@@ -132,8 +132,8 @@ def arm(size: Size, owners: int, work: Work) -> tuple[dict[str, Any], list[list[
 
 
 def verdict_row(found: Judgement) -> dict[str, Any]:
-    """Return a judgement as JSON: verdict, speedups with limits, microseconds of each arm,
-    failures."""
+    """Return a judgement as a JSON object: verdict, speedups with limits, microseconds and failures
+    of each arm."""
     row: dict[str, Any] = {"right": found.verdict.accepted, "why": found.verdict.reason}
     if found.timing is not None:
         ratios = found.timing.ratios.items()
@@ -147,8 +147,8 @@ def verdict_row(found: Judgement) -> dict[str, Any]:
 
 
 def medians(of: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the median seconds of each part of a verdict; each item of `of` has one verdict's
-    seconds by part."""
+    """Return the median seconds of each part of a verdict. `of`: seconds by part, one mapping for
+    each verdict."""
     parts = {name for seconds in of for name in seconds}
     return {
         part: round(statistics.median(seconds.get(part, 0.0) for seconds in of), 3)
@@ -157,7 +157,8 @@ def medians(of: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def agreement(passes: Mapping[int, list[list[Judgement]]]) -> dict[str, Any]:
-    """Return comparisons (see `compared`) between the passes of each pool, and with the first pool.
+    """Compare the passes of each pool with each other, and with those of the first pool; return the
+    figures of `compared`.
 
     `passes`: the judgements of each pass, by number of processes.
     """
@@ -171,10 +172,10 @@ def agreement(passes: Mapping[int, list[list[Judgement]]]) -> dict[str, Any]:
 
 
 def compared(left: Sequence[Judgement], right: Sequence[Judgement]) -> dict[str, Any]:
-    """Return how many verdicts and rewards differ, and the quotients of speedups over each
-    baseline.
+    """Compare two passes over the same kernels: return the number of different verdicts and
+    rewards, and the quotients of speedups over each baseline.
 
-    `left` and `right`: judgements of the same kernels in two passes.
+    `left`, `right`: the judgements of the passes.
     """
     pairs = list(zip(left, right, strict=True))
     return {

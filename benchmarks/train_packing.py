@@ -63,7 +63,7 @@ def main() -> None:
 def figures(
     size: Size, device: str, lengths: Sequence[str], stages: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield all measurements so far, after each new one; print the new one."""
+    """Run the measurements; print each one, and yield all results so far after each."""
     found: dict[str, Any] = {
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if device != "cpu" else "cpu",
@@ -89,7 +89,7 @@ def figures(
 
 
 def wide(size: Size) -> list[Episode]:
-    """Return episodes whose lengths are log-uniform over a factor of 16."""
+    """Return episodes whose lengths in tokens are log-uniform over a factor of 16."""
     found: list[Episode] = []
     for i in range(size.rows):
         longest = int(size.tokens * 16 ** (i / (size.rows - 1) - 1))
@@ -100,8 +100,8 @@ def wide(size: Size) -> list[Episode]:
 
 
 def padding(rows: list[Episode], size: Size) -> dict[str, float]:
-    """Return the number of forward passes of each arm, and the share of padding in the padded
-    ones."""
+    """Return the number of forward passes of each arm, and the share of padding tokens in the
+    padded passes."""
     real = collate(rows).real.sum(1)
     budget = size.micro * size.tokens
     groups = list(microbatches(real, budget))
@@ -114,7 +114,7 @@ def padding(rows: list[Episode], size: Size) -> dict[str, float]:
 
 
 def loss_of(size: Size, rows: list[Episode], placement: Placement, device: str) -> float:
-    """Return the imitation loss of a decoder with initial weights."""
+    """Return the imitation loss of a newly initialized decoder on the episodes."""
     actor, batch = place(decoder(size), placement, device), collate(rows)
     with torch.no_grad():
         return sum(
@@ -126,7 +126,7 @@ def loss_of(size: Size, rows: list[Episode], placement: Placement, device: str) 
 def compare(
     stage: str, steps: dict[str, Callable[[], float]], tokens: int, rounds: int
 ) -> dict[str, Any]:
-    """Run the arms in alternation; return tokens per second, and the ratio of padded to packed
+    """Run the two arms in alternation; return tokens per second, and the ratio of padded to packed
     time."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds):

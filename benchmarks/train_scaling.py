@@ -17,6 +17,7 @@ real. The text is not the actor's, so the benchmark says nothing about learning.
 Not covered: several machines, shards, timed verdicts, GPU kernels, episodes of many turns.
 
 Invariant: a process has the same work and the same resources in every arm:
+
 - one of `--shares` equal parts of the cores, in whole physical cores, for any number of processes;
 - a number of tasks that is coprime to the number of processes, so each plays all tasks equally;
 - its own compiler cache, empty at the start;
@@ -71,10 +72,10 @@ TURN = "<|im_start|>"
 NEVER = -1
 """End-of-turn id that no token has, so that decoding always reaches the requested length."""
 SPOKEN = 300
-"""Number of the teacher's turns that the tokenizer is trained on."""
+"""Number of the teacher's turns in the tokenizer's training text."""
 PARTS = ("seconds", "rollouts", "updates")
 SAME = ("torch", "device", "size", "processors", "judging")
-"""Fields that must be equal for two runs to be compared."""
+"""Fields of the result that must be equal for two runs to be compared."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ def main() -> None:
 
 
 def physical_core(processor: int) -> tuple[int, int]:
-    """Return a sort key that groups the hardware threads of one physical core."""
+    """Return a sort key of a logical CPU that groups the hardware threads of one physical core."""
     run_facts = Path(f"/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list")
     with suppress(OSError, ValueError):
         return int(re.split("[,-]", run_facts.read_text())[0]), processor
@@ -141,10 +142,9 @@ def physical_core(processor: int) -> tuple[int, int]:
 
 
 def share(processors: Sequence[int], shares: int, number: int, most: int) -> list[int]:
-    """Return part `number` of `shares` equal parts of the processors, at most `most`.
+    """Return part `number` (from 0) of `shares` equal parts of the CPUs, at most `most` CPUs.
 
-    If there are fewer processors than parts, each part is one processor, which several parts may
-    share.
+    If there are fewer CPUs than parts, each part is one CPU, which several parts may share.
     """
     each = min(most, len(processors) // shares)
     if each == 0:
@@ -156,10 +156,10 @@ def share(processors: Sequence[int], shares: int, number: int, most: int) -> lis
 
 
 class TeacherEngine:
-    """An `Engine` for which the actor decodes the number of tokens in the teacher's turn, but which
-    returns the teacher's ids.
+    """An `Engine` that decodes as many tokens with the actor as the teacher's turn has, and then
+    returns the teacher's tokens.
 
-    The log-probabilities are those of the actor's own tokens.
+    The log-probabilities are those of the tokens that the actor decoded.
     """
 
     needs_batches = True
@@ -173,7 +173,7 @@ class TeacherEngine:
         self.tasks = {opening(task)[0].content: task for task in tasks}
         self.seconds = 0.0
         self.decoded = 0
-        """Number of decoded tokens."""
+        """Number of tokens decoded so far."""
         self.ended = 0.0
         """Time (by time.perf_counter()) when the last batch ended."""
 
@@ -194,7 +194,8 @@ class TeacherEngine:
         ]
 
     def says(self, request: Request) -> tuple[int, ...]:
-        """Return the teacher's next turn; it depends on the prompt and the seed alone.
+        """Return the token ids of the teacher's next turn, which depend on the prompt and the seed
+        alone.
 
         The teacher does not see if the verdict was good, so it always submits after a verdict. An
         episode therefore has one long turn.
@@ -212,7 +213,7 @@ class TeacherEngine:
 
 
 def with_number(call: ToolCall, number: int) -> ToolCall:
-    """Return the call with `number` as a comment in the text that it writes; other calls are
+    """Return the call with `number` added as a comment to the text that it writes; other calls
     unchanged."""
     arguments = json.loads(call.arguments)
     if "text" not in arguments:
@@ -229,7 +230,7 @@ def tokenizer(vocabulary: int) -> Chat:
 
 
 class Trainer:
-    """Actor and critic, which play and learn from episodes, iteration by iteration."""
+    """Actor and critic that play and learn from episodes, iteration by iteration."""
 
     def __init__(self, size: Size, tasks: Sequence[Task], pool: JudgePool, out: Path, device: str):
         model, processes = DECODERS[size.decoder], parallel.size()
@@ -252,7 +253,8 @@ class Trainer:
         )
 
     def iteration(self, number: int) -> Row:
-        """Run and time one iteration of PPO; return a row, the same on every process."""
+        """Run one iteration of PPO; return its times as a row, which is the same on every
+        process."""
         engine, judged = self.engine, self.pool.judged
         engine.seconds, engine.decoded = 0.0, 0
         started = synchronized_time()
@@ -285,14 +287,14 @@ class Trainer:
         }
 
     def equal(self) -> bool:
-        """Return True if all processes hold the same weights, as replicas must."""
+        """Return True if all processes have the same weights, as replicas must."""
         models = (self.actor, self.critic)
         own = [float(p.detach().double().sum()) for m in models for p in m.parameters()]
         return all(theirs == own for theirs in parallel.gather_interleaved([own]))
 
 
 def synchronized_time() -> float:
-    """Return the time after all processes and their GPUs have finished their work."""
+    """Wait until all processes and their GPUs have finished their work; return the time."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     parallel.barrier()
@@ -311,8 +313,8 @@ def say(text: str) -> None:
 
 
 def measure(size: Size, free: Sequence[int], seconds: float, out: Path | None) -> None:
-    """Run the benchmark on the cores `free` for at most about `seconds`; write `out` after each
-    iteration."""
+    """Run the benchmark on the CPU cores `free` for about `seconds`; write the results to `out`
+    after each iteration."""
     started_at = time.monotonic()
     judging = list(free[: max(1, min(size.owners, len(free) - 1))])
     os.sched_setaffinity(0, set(free) - set(judging) or set(free))
@@ -339,7 +341,7 @@ def measure(size: Size, free: Sequence[int], seconds: float, out: Path | None) -
 
 
 def first_verdict(pool: JudgePool, task: Task) -> None:
-    """Judge one attempt, so that the task is open in its judging process."""
+    """Judge one attempt at a task, so that the task is open in its judging process."""
     pool.judge(task, teacher_of(task, 0).attempt(initial_files(task)))
 
 
@@ -359,10 +361,10 @@ def run_facts(
 
 
 def run(trainer: Trainer, found: Row, iterations: int, end: float, out: Path | None) -> None:
-    """Run one warm-up iteration and up to `iterations` measured ones, at least one; add the rows to
-    `found`.
+    """Run a warm-up iteration and up to `iterations` measured ones (at least one); add their rows
+    to `found`.
 
-    After `end` (by time.monotonic()) no further iteration starts.
+    No iteration starts after the time `end` (a time.monotonic() value).
     """
     for number in range(iterations + 1):
         row = trainer.iteration(number)
@@ -387,8 +389,8 @@ def run(trainer: Trainer, found: Row, iterations: int, end: float, out: Path | N
 
 
 def time_gradient_sums(trainer: Trainer, times: int = 3) -> list[float]:
-    """Return the seconds, `times` times, of summing the gradients of both models over all
-    processes."""
+    """Return the seconds of summing the gradients of both models over all processes, measured
+    `times` times."""
     found = []
     for _ in range(times):
         started = synchronized_time()
@@ -399,7 +401,7 @@ def time_gradient_sums(trainer: Trainer, times: int = 3) -> list[float]:
 
 
 def describe(number: int, row: Mapping[str, Any]) -> str:
-    """Return the row as one line of text."""
+    """Return the row of one iteration as one line of text."""
     each = row["of each process"]
     decoding = max(own["decoding"] for own in each)
     return (
@@ -414,23 +416,26 @@ def describe(number: int, row: Mapping[str, Any]) -> str:
 
 
 def rates(found: Mapping[str, Any], part: str) -> list[float]:
-    """Return, for each measured iteration, the number of episodes over the seconds of one part."""
+    """Return episodes per second for each measured iteration: its episodes over the seconds of
+    `part`."""
     return [row["episodes"] / row[part] for row in found["iterations"]]
 
 
 def medians(found: Mapping[str, Any]) -> dict[str, float]:
-    """Return the median seconds of each part and the median episodes per second."""
+    """Return the median seconds of each part of an iteration, and the median episodes per
+    second."""
     rows = found["iterations"]
     seconds = {part: round(statistics.median(row[part] for row in rows), 4) for part in PARTS}
     return seconds | {"episodes a second": round(statistics.median(rates(found, "seconds")), 4)}
 
 
 def compared(few: Mapping[str, Any], many: Mapping[str, Any]) -> Row:
-    """Return the efficiency of `many` processes over `few`, overall and by part.
+    """Return the efficiency of a run with `many` processes relative to one with `few`, overall and
+    by part.
 
-    An efficiency has the median over iterations, and the smallest and largest value that any two
-    iterations of the two runs give.
-    Raises SystemExit if the runs differ in setup or have no iterations.
+    An efficiency is the median over iterations, with the smallest and the largest value that any
+    two iterations of the two runs give. Raises SystemExit if the runs differ in setup or have no
+    iterations.
     """
     differ = [name for name in SAME if few[name] != many[name]]
     if differ:
@@ -456,7 +461,7 @@ def compared(few: Mapping[str, Any], many: Mapping[str, Any]) -> Row:
 
 
 def peaks(found: Mapping[str, Any]) -> list[float]:
-    """Return the peak memory of each process over all measured iterations."""
+    """Return the peak GPU memory of each process over all measured iterations, in GiB."""
     each = zip(*(row["of each process"] for row in found["iterations"]), strict=True)
     return [max(own["peak GiB"] for own in rows) for rows in each]
 

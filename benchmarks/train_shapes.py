@@ -66,7 +66,7 @@ RATES = AdamW(lr=1e-6)
 JUDGING_S = 25
 """Seconds reserved for opening and judging the tasks."""
 AGREE_SHARE = 0.2
-"""Share of the time for comparing log-probabilities."""
+"""Share of the time limit for comparing log-probabilities."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -96,13 +96,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 class Bench:
-    """The model and the settings of one call; its stages share them."""
+    """The model and the settings of one call of the program, which its stages share."""
 
     def __init__(self, options: argparse.Namespace, end: float) -> None:
         self.options = options
         self.end = end
         self.later = 0
-        """Number of stages after the present one."""
+        """Number of stages that follow the running one."""
         self.shape = SHAPES[options.shape]
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.out: Path = options.out
@@ -122,7 +122,7 @@ class Bench:
         return self.end - time.monotonic()
 
     def record(self, stage: str, run: Callable[[Bench], Figures]) -> None:
-        """Run a stage, and add its figures to the file."""
+        """Run a stage and add its figures to the file."""
         if self.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         start = time.monotonic()
@@ -134,14 +134,14 @@ class Bench:
         print(stage, json.dumps(figures), flush=True)
 
     def write(self, stage: str, figures: Figures | None) -> None:
-        """Write the figures of a stage to the file; None removes them."""
+        """Write the figures of a stage to the file; `figures` None removes them."""
         found = {name: f for name, f in self.found().items() if name != stage}
         if figures is not None:
             found[stage] = figures
         write_atomic(self.out / "figures.json", json.dumps(found, indent=1) + "\n")
 
     def found(self) -> Figures:
-        """Return the figures of finished stages."""
+        """Return the figures of the finished stages, by stage, from the file."""
         path = self.out / "figures.json"
         return json.loads(path.read_text()) if path.exists() else {}
 
@@ -159,7 +159,7 @@ class Bench:
 
     @cached_property
     def critic(self) -> Any:
-        """The critic, placed for training; with adapters it has the actor's backbone."""
+        """The critic, ready for training; with adapters it shares the actor's backbone."""
         if self.plain_critic is None:
             raise SystemExit("value and ppo must be among --stages when the script starts")
         critic = adapt(self.plain_critic, self.config.lora)
@@ -168,7 +168,8 @@ class Bench:
         return prepare_model(critic, self.config, self.device)
 
     def episodes(self) -> tuple[list[Episode], str]:
-        """Return the episodes of the stage `sample`, or random ones, and which of both they are."""
+        """Return (episodes, source): the episodes of the stage `sample` and "played", or else
+        random episodes and "random ids"."""
         path = self.out / "episodes" / "00000.jsonl"
         if path.exists():
             return list(read_episodes(path)), "played"
@@ -180,7 +181,7 @@ def wants_critic(stages: str) -> bool:
 
 
 def config_of(shape: Shape, options: argparse.Namespace, device: str) -> TrainConfig:
-    """Return the settings of the example for this size, with untimed verdicts."""
+    """Return the training settings for this model size, with untimed verdicts."""
     low = Dtype.BF16 if device == "cuda" else Dtype.FP32
     play = PlayConfig(
         turns=shape.turns,
@@ -200,7 +201,7 @@ def config_of(shape: Shape, options: argparse.Namespace, device: str) -> TrainCo
 
 
 def probe(bench: Bench) -> Figures:
-    """Measure reading of prompts and decoding with half-full contexts."""
+    """Measure the speed of reading prompts and of decoding with half-full contexts."""
     shape, play = bench.shape, bench.config.play
     engine = make_engine(bench.actor, bench.chat, play.at_once, bench.config)
     assert isinstance(engine, CachedEngine)
@@ -235,7 +236,7 @@ def probe(bench: Bench) -> Figures:
 
 
 def sample(bench: Bench) -> Figures:
-    """Play the episodes; see the module."""
+    """Play the episodes of the stage `sample` (see the module's docstring); return its figures."""
     shape, options, play = bench.shape, bench.options, bench.config.play
     episodes = options.episodes or shape.episodes
     tasks = load_tasks(task_folder(bench.out / "tasks"), bench.device)
@@ -276,7 +277,8 @@ def sample(bench: Bench) -> Figures:
 
 
 def reached(script: Scripted) -> Figures:
-    """Return the figures of the turns that were played."""
+    """Return the figures of the played turns: sampled and computed tokens, seconds in the engine
+    and in the tools."""
     engine = script.engine
     assert isinstance(engine, CachedEngine)
     return {
@@ -292,7 +294,8 @@ def reached(script: Scripted) -> Figures:
 
 
 def agree(bench: Bench) -> Figures:
-    """Compare the sampler's log-probabilities with the trainer's, at tokens that were sampled."""
+    """Compare log-probabilities from the sampler and from the trainer at the sampled tokens; return
+    the differences."""
     played, source = bench.episodes()
     if source != "played":
         raise SystemExit("agree needs the episodes of the stage sample")
@@ -324,7 +327,8 @@ def agree(bench: Bench) -> Figures:
 def steps_of(
     bench: Bench, step: Callable[[Sequence[Episode], int], Any], most: int, of: int
 ) -> Figures:
-    """Make up to `most` steps of `of` episodes each; return tokens per second of each step."""
+    """Make up to `most` training steps on `of` episodes each; return tokens per second of each
+    step."""
     episodes, source = bench.episodes()
     speeds: list[int] = []
     results: list[Any] = []

@@ -1,4 +1,5 @@
-"""Define the decoders of `train_shapes.py`, in the shape of real ones, and random episodes."""
+"""Define decoders with the layer sizes of real models for `train_shapes.py`, and random
+episodes."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from cuagent.training.policy.placement import Dtype
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a decoder and of its episodes."""
+    """Layer sizes of a decoder, and sizes of the episodes that it plays."""
 
     layers: int
     width: int
@@ -46,11 +47,11 @@ FAMILIES = {
     "mistral": "MistralConfig",
     "gemma3": "Gemma3TextConfig",
 }
-"""Classes of configurations of transformers."""
+"""Class name of the transformers configuration, by model family."""
 
 
 def decoder(shape: Shape, family: str, chat: Any, dtype: Dtype, device: str) -> Any:
-    """Return a causal language model with random weights, on the device."""
+    """Return a causal language model of this shape with random weights, on the device."""
     import transformers
 
     torch.manual_seed(0)
@@ -75,8 +76,8 @@ def decoder(shape: Shape, family: str, chat: Any, dtype: Dtype, device: str) -> 
 
 
 def random_episodes(shape: Shape, context: int) -> list[Episode]:
-    """Return episodes of random ids: a prompt of 7,000 tokens (or a quarter), then turns of 250
-    sampled tokens and tool output that fills the context."""
+    """Return episodes of random ids: a prompt of 7,000 tokens (or a quarter of `context`), then
+    turns of 250 sampled tokens and tool output that fills the context."""
     generator = torch.Generator().manual_seed(2)
     prompt = min(7000, context // 4)
     each = (context - prompt) // shape.turns

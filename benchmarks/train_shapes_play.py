@@ -24,9 +24,9 @@ DICTATED = -12.34375
 ROOT = Path(__file__).parents[1]
 NOTES = "notes.txt"
 MOST_NOTES = 500_000
-"""Number of characters of the text that the episodes read."""
+"""Largest number of characters of the text that the episodes read."""
 FIRST_REPLY = 64
-"""Number of tokens of the first turn."""
+"""Number of tokens that the policy samples in the first turn."""
 MOST_REPLY = 512
 """Largest number of tokens that the policy samples in a turn."""
 SOURCE = """\
@@ -78,21 +78,22 @@ TEMPLATE = """\
 
 
 def texts() -> Iterator[str]:
-    """Yield the project's documents and sources."""
+    """Yield the texts of the project's documents and sources."""
     for pattern in ("docs/**/*.md", "cuagent/**/*.md", "cuagent/**/*.py", "training/**/*.py"):
         for path in sorted(ROOT.glob(pattern)):
             yield path.read_text(encoding="utf-8")
 
 
 def make_chat(vocabulary: int) -> Chat:
-    """Train a tokenizer on the project's texts; the model may have more tokens than it."""
+    """Train a tokenizer on the project's texts. It may have fewer tokens than the model's
+    vocabulary."""
     chat = train_tokenizer(texts(), min(vocabulary, 16384))
     chat.tokenizer.chat_template = TEMPLATE
     return Chat(chat.tokenizer)
 
 
 def task_folder(folder: Path, count: int = 4) -> Path:
-    """Write some tasks to a folder and return it."""
+    """Write `count` small tasks to a folder and return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
         (folder / f"scaled_relu_{number}.py").write_text(SOURCE.format(number=number + 2))
@@ -100,10 +101,10 @@ def task_folder(folder: Path, count: int = 4) -> Path:
 
 
 class Scripted:
-    """An `Engine` whose turns have `reply` sampled tokens and then a dictated tool call.
+    """An `Engine` whose turns consist of `reply` sampled tokens and then a dictated tool call.
 
-    `turns` per episode; the tools' output is as long as the rest of `context` allows. The turn's
-    number is part of a request's seed (`TokenModel`).
+    An episode has `turns` turns; the tools' output is as long as the rest of `context` allows. The
+    turn's number is part of a request's seed (`TokenModel`).
     """
 
     needs_batches = False
@@ -119,9 +120,10 @@ class Scripted:
         reply: int | None,
         on_turn: Callable[[], None],
     ) -> None:
-        """Create the engine; `waves`: number of groups of episodes that play one after the other.
+        """Create the engine. `waves`: number of groups of episodes that play one after the other.
 
-        `reply` None: as many tokens as allow the episodes to end at `end` (by time.monotonic()).
+        `reply`: number of sampled tokens per turn; None: as many as allow the episodes to end at
+        the time `end` (a time.monotonic() value).
         """
         self.engine: Engine = engine
         self.chat = chat
@@ -132,18 +134,18 @@ class Scripted:
         self.reply = reply or FIRST_REPLY
         self.on_turn = on_turn
         self.left = turns * waves
-        """Number of turns still to come, over all waves."""
+        """Number of turns not yet sampled, over all waves of conversations."""
         self.sampled = 0
         """Number of tokens that the policy sampled."""
         self.computed = 0
         self.seconds = 0.0
-        """Seconds in the engine."""
+        """Seconds spent in the sampling engine."""
         self.tools = 0.0
-        """Seconds between the turns."""
+        """Seconds between the engine's turns, in which tools run."""
         self.ended: float | None = None
         self.started = time.monotonic()
         self.history: list[dict[str, float]] = []
-        """Figures of each turn."""
+        """Measurements of each turn, by the measurement's name."""
 
     def conversations(self) -> int | None:
         return self.engine.conversations()
@@ -180,8 +182,8 @@ class Scripted:
         return [self.turn(s, ids) for s, ids in zip(found, said, strict=True)]
 
     def adapt(self, took: float) -> None:
-        """Choose the number of tokens of the next turn by the time left and the last turn's
-        seconds."""
+        """Set the number of sampled tokens of the next turn from the time left and the seconds of
+        the last turn."""
         if self.fixed is not None or self.left < 1:
             return
         turn = (self.end - time.monotonic()) / self.left - self.tools / len(self.history)
@@ -190,10 +192,11 @@ class Scripted:
         self.reply = int(max(4, min(MOST_REPLY, wanted, 2 * self.reply)))
 
     def turn(self, sampled: Sampled, call: tuple[int, ...]) -> Sampled:
-        """Return a turn: sampled tokens, then the call.
+        """Return a turn: the sampled tokens, followed by the tokens of the call.
 
-        Sampled control tokens are replaced, because they would end the turn or open a call. The
-        tokens after the first of them count as dictated: they were sampled after another one.
+        Sampled control tokens are replaced, because they would end the turn or begin a call. All
+        tokens after the first replaced one are marked as dictated, because the policy sampled them
+        after another token.
         """
         ids = [self.other if i in self.controls else i for i in sampled.ids]
         first = next((at for at, i in enumerate(sampled.ids) if i in self.controls), len(ids))
@@ -207,11 +210,11 @@ class Scripted:
 
     @cached_property
     def other(self) -> int:
-        """Id of a token that controls nothing."""
+        """Id of a token that is no control token."""
         return max(self.controls) + 1
 
     def call(self, request: Request) -> tuple[int, ...]:
-        """Return the ids of the turn's tool call, up to the end of the turn."""
+        """Return the token ids of the turn's tool call, including the end of the turn."""
         turn = request.seed % 1009
         left = self.turns - turn
         free = self.context - len(request.prompt) - left * (self.reply + 128)
@@ -234,7 +237,7 @@ class Scripted:
 
     @cached_property
     def characters(self) -> float:
-        """Characters for each token of the notes."""
+        """Average number of characters per token of the notes."""
         part = self.notes[:100_000]
         return len(part) / len(self.chat.encode(part))
 

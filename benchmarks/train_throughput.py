@@ -47,11 +47,11 @@ class Size:
     heads: int
     vocabulary: int
     rows: int
-    """Number of episodes in a step."""
+    """Number of episodes in a training step."""
     tokens: int
-    """Number of tokens of the longest row."""
+    """Number of tokens of the longest episode."""
     micro: int
-    """Number of rows of the longest length that fit into a forward pass."""
+    """Number of rows of the longest length in one forward pass."""
     steps: int
     rounds: int
 
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def figures(size: Size, chosen: list[str], device: str) -> dict[str, Any]:
-    """Measure the chosen arms; print each measurement when it is done, and return all."""
+    """Measure the chosen arms; print each result when it is measured, and return all."""
     found: dict[str, Any] = {
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if device != "cpu" else "cpu",
@@ -120,7 +120,7 @@ def episodes(size: Size, shortest: float) -> list[Episode]:
 
 
 def measure(size: Size, rows: list[Episode], chosen: list[str], device: str) -> dict[str, Any]:
-    """Return real (unpadded) tokens per second of each arm, and peak memory."""
+    """Return unpadded tokens per second of each arm, and the peak memory."""
     placements = {"": Placement(compute=Dtype.BF16)}
     if parallel.size() > 1:
         placements[" in shards"] = Placement(sharded=True, compute=Dtype.BF16)
@@ -156,10 +156,11 @@ def measure(size: Size, rows: list[Episode], chosen: list[str], device: str) -> 
 def trl_arms(
     size: Size, rows: list[Episode], chosen: list[str], device: str
 ) -> dict[str, Callable[[], float]]:
-    """Return TRL's arms: padded rows, and packed rows of one microbatch or of one longest episode.
+    """Return TRL's arms by name: padded rows, and packed rows with the length of one microbatch or
+    of one longest episode.
 
-    The second length of packed rows is there because transformers' attention without the package
-    flash-attn computes a mask of all pairs of a packed row, which costs less in short rows.
+    Shorter packed rows are an arm because transformers' attention without the package flash-attn
+    computes a mask of all pairs of a packed row, which costs less in short rows.
     """
     lengths = {"trl packed": size.micro * size.tokens, "trl packed short": size.tokens}
     arms: dict[str, Callable[[], float]] = {}
@@ -194,7 +195,7 @@ def decoder(size: Size, attention: str = "sdpa") -> Any:
 
 
 def ours(size: Size, rows: list[Episode], placement: Placement, device: str) -> Callable[[], float]:
-    """Return a function that runs RFT steps, as in `rft.py`, and returns the seconds of one."""
+    """Return a function that runs RFT steps, as in `rft.py`, and returns the seconds per step."""
     actor = place(decoder(size), placement, device)
     optimizer = make_optimizer(actor, RATES)
     actor.train()
@@ -215,7 +216,7 @@ def ours(size: Size, rows: list[Episode], placement: Placement, device: str) -> 
 def ours_ppo(
     size: Size, rows: list[Episode], placement: Placement, device: str
 ) -> Callable[[], float]:
-    """Return a function that runs PPO updates and returns the seconds of one.
+    """Return a function that runs PPO updates and returns the seconds per update.
 
     In an update both models score the batch and learn from it once.
     """
@@ -258,7 +259,8 @@ def theirs(size: Size, rows: list[Episode], device: str, packed: int | None) -> 
     """Return a function that runs TRL's SFTTrainer on the same rows and returns the seconds per
     step.
 
-    `packed`: length of rows that TRL packs (best fit decreasing); None: padded rows.
+    `packed`: length of the rows into which TRL packs episodes (best fit decreasing); None: padded
+    rows.
     """
     import datasets
     from datasets import Dataset
@@ -337,7 +339,8 @@ def theirs(size: Size, rows: list[Episode], device: str, packed: int | None) -> 
 
 
 def as_labels(episode: Episode) -> dict[str, list[int]]:
-    """Return an episode for TRL: ids, and labels that are -100 except on sampled tokens."""
+    """Return an episode in TRL's form: token ids, and labels that are -100 except on sampled
+    tokens."""
     ids = [i for s in episode.segments for i in s.ids]
     labels = [i if s.kind is Kind.ACTION else -100 for s in episode.segments for i in s.ids]
     return {"input_ids": ids, "labels": labels}

@@ -5,11 +5,11 @@
 
 The judge of an example is opened once, as in a run. Then it judges the attempt in `attempts/`
 repeatedly. Each time the kernel source is changed, so that the compiler runs. The `--pause` seconds
-between attempts are not counted: they stand for the time in which an author changes the source and
-the judge prepares the next profile. The first run also opens torch.compile's process and is
-reported separately. Then the same kernels go through the programs of other tools (`peers.py`),
-`--beside` in parallel. All this needs a GPU and nvcc. On a CPU only cuagent runs, with the first
-attempts of the expert.
+between attempts are not counted: in a real run an author changes the source in this time, and the
+judge prepares the next profile. The first run also opens torch.compile's process and is reported
+separately. Then the programs of other tools (`peers.py`) judge the same kernels, `--beside` of them
+in parallel. All this needs a GPU and nvcc. On a CPU only cuagent runs, with the first attempts of
+the expert.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from cuagent.timing import Effort
 ATTEMPTS = Path(__file__).parent / "attempts"
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SHOWN_S = 0.02
-"""Least number of seconds that a function takes to be shown by `--where`."""
+"""Least time in seconds of a function in the output of `--where`."""
 
 
 def main() -> int:
@@ -77,10 +77,11 @@ def main() -> int:
 
 
 def judged(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return a row for each change of the source, with the seconds of each stage.
+    """Judge the example's attempt after each change of its source; return a row for each, with the
+    seconds of each stage.
 
     The first run also opens processes that later runs use again. With `--where` the row of the last
-    run also has the seconds by function; this makes the run a little slower.
+    run also has the seconds by function, which makes this run a little slower.
     """
     started = time.perf_counter()
     with judging(name, options.device) as once:
@@ -98,8 +99,10 @@ def judged(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 @contextmanager
 def judging(name: str, device: str) -> Iterator[Callable[[], dict[str, Any]]]:
-    """Yield a function that changes the attempt's source, judges the attempt and returns a row; the
-    judge stays open."""
+    """Yield a function that changes the attempt's source, judges the attempt and returns a row.
+
+    The judge stays open inside this context.
+    """
     task = load_task(EXAMPLES / f"{name}.py", device=device)
     files = attempted(task)
     with LocalJudge(task) as judge:
@@ -130,7 +133,8 @@ def _once(judge: LocalJudge, files: dict[str, str]) -> dict[str, Any]:
 
 
 def _by_function(once: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return a row of `once`, with the seconds in each of cuagent's functions above `SHOWN_S`."""
+    """Return a row of `once`, to which the seconds of each of cuagent's functions above `SHOWN_S`
+    are added."""
     with cProfile.Profile() as seen:
         row = once()
     under = {
@@ -142,8 +146,8 @@ def _by_function(once: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def attempted(task: Task) -> dict[str, str]:
-    """Return the files of an attempt at an example: from `attempts/` for a GPU, from the expert for
-    a CPU."""
+    """Return the files of an attempt at an example task: those in `attempts/` for a GPU, those of
+    the expert for a CPU."""
     if task.device is Device.CPU:
         proposal = propose(open_subject(task), [])
         assert proposal is not None
@@ -154,7 +158,7 @@ def attempted(task: Task) -> dict[str, str]:
 
 
 def changed(files: dict[str, str], line: str) -> Attempt:
-    """Return the attempt with `line` added at the top of its kernel sources."""
+    """Return the attempt with `line` added at the top of each kernel source."""
     return Attempt(
         tuple((name, line * (not name.endswith(".py")) + text) for name, text in files.items())
     )
@@ -175,8 +179,8 @@ def peers_of(
 
 
 def summary(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return cuagent's median seconds by example, without first runs, and each tool's seconds over
-    them."""
+    """Return cuagent's median seconds by example, without first runs, and the ratio of each other
+    tool's seconds to them."""
     ours = {
         name: median(row["all"] for row in rows if row["example"] == name and row["run"] > 0)
         for name in {row["example"] for row in rows if row["run"] > 0}

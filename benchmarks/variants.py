@@ -43,8 +43,8 @@ def sequential_sum(x: Tensor) -> Tensor:
 
 
 def strided_sum(x: Tensor) -> Tensor:
-    """Sum rows like a block of 32 threads: each thread sums with stride 32, then a tree adds the
-    sums."""
+    """Return the sum of each row, added in the order of a block of 32 threads: each thread adds
+    with stride 32, then a tree adds the 32 sums."""
     total = x.view(*x.shape[:-1], -1, 32).transpose(-1, -2)
     partial = sequential_sum(total)
     while partial.shape[-1] > 1:

@@ -1,9 +1,9 @@
-"""Shared by all tests: one cache, Ctrl-C that works, and GPU tests deselected where there is none.
+"""Configuration of all tests: one shared cache, a working Ctrl-C, and deselection of tests that
+cannot run.
 
-Slow and long tests are deselected, too, unless `-m slow` or `-m long` asks for them. `--share K/N`
-selects every N-th slow test of each file, others for each K, and those marked `always`.
-
-Deselected, never silently skipped: the closing line of pytest counts them.
+GPU tests are deselected without a CUDA device; slow and long tests, unless `-m slow` or `-m long`
+selects them. `--share K/N` selects every N-th slow test of each file (others for each K), and those
+marked `always`. Tests are deselected instead of skipped, so that pytest's last line counts them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Once = Callable[[str, Callable[[Path], None]], Path]
 Warm = Callable[..., list[str]]
 COMMAND = ("cuagent.cli.main", "cuagent.judge", "cuagent.record", "pydantic", "torch._dynamo")
-"""Modules that most commands import, besides torch."""
+"""Modules, besides torch, that most commands of cuagent import."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,14 +37,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Restore Ctrl-C, which background processes of a shell ignore; compile torch's modules."""
+    """Restore Ctrl-C, which background processes of a shell ignore, and compile torch's modules to
+    bytecode."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if "PYTEST_XDIST_WORKER" not in os.environ:
         _compile_torch()
 
 
 def _compile_torch() -> None:
-    """Write the bytecode of torch if pip did not: fork servers write none, and there are many."""
+    """Write the bytecode files of torch if pip did not. Fork servers write none, and many of them
+    are started."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None or not os.access(spec.origin, os.W_OK):
         return
@@ -65,16 +67,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder for all processes of this run of the tests."""
+    """Return one folder that all processes of this test run share."""
     own = tmp_path_factory.getbasetemp()
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_cache(run_folder: Path) -> Iterator[None]:
-    """Share one cache and one key of origin among all tests, as the runs of a user do.
+    """Let all tests share one cache folder and one authentication key, as the runs of a user do.
 
-    The cache is empty at first; that of the user who runs the tests is neither read nor filled.
+    The cache is empty at first. The cache of the user who runs the tests is neither read nor
+    filled.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(run_folder / "cache"))
@@ -84,7 +87,8 @@ def one_cache(run_folder: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def once(run_folder: Path) -> Once:
-    """Return a function that makes a folder once for all processes of this run; others wait."""
+    """Return a function that makes a folder once for all processes of this test run; other callers
+    wait until it is made."""
 
     def made(name: str, make: Callable[[Path], None]) -> Path:
         folder, there = run_folder / name, run_folder / f"{name}.made"
@@ -101,7 +105,8 @@ def once(run_folder: Path) -> Once:
 
 @pytest.fixture(scope="session")
 def warm(once: Once) -> Warm:
-    """Return a function that gives the command of a shared interpreter with imported modules."""
+    """Return a function that starts a shared interpreter with imported modules, once, and returns
+    the command to use it."""
 
     def shared(*more: str) -> list[str]:
         whole_run = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
@@ -119,19 +124,22 @@ def warm(once: Once) -> Warm:
 
 @pytest.fixture(scope="session")
 def python(warm: Warm) -> list[str]:
-    """Stands for `sys.executable` in a command: an interpreter that has imported torch."""
+    """Return a command to use in place of `sys.executable`: an interpreter that has already
+    imported torch."""
     return warm()
 
 
 @pytest.fixture(scope="session")
 def command_python(warm: Warm) -> list[str]:
-    """An interpreter that has imported torch and most of a command; record timings are short."""
+    """Return a command for an interpreter that has imported torch and most of cuagent's command
+    line; its record timings are short."""
     return warm(*COMMAND, "short_records")
 
 
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[ForkServer]:
-    """A warm process for all referees whose tests do it no harm: torch is imported once."""
+    """Yield one fork server, which has imported torch, for all tests whose referees do not harm
+    it."""
     from cuagent.worker import ForkServer
 
     with ForkServer() as started:

@@ -1,4 +1,5 @@
-"""Divide the slow tests into shares, so that several runs of CI in a row have all of them."""
+"""Divide the slow tests into shares, so that several consecutive CI runs together run all of
+them."""
 
 from __future__ import annotations
 
@@ -10,10 +11,11 @@ import pytest
 
 
 def in_share(items: list[pytest.Item], share: str) -> list[pytest.Item]:
-    """Return the tests of the share "K/N": every N-th slow test of each file, and all others.
+    """Return the tests in share "K/N": every N-th slow test of each file, and all tests that are
+    not slow or marked `always`.
 
-    The shares of N consecutive K have each slow test once. Each file begins with another test, so
-    that the first tests of all files, often the longest, are not in one share.
+    The shares of N consecutive K contain each slow test once. The first selected test differs from
+    file to file, so that the first tests of all files, often the longest, are not in one share.
     """
     first, count = map(int, share.split("/"))
     seen: Counter[Path] = Counter()

@@ -1,7 +1,8 @@
-"""Shorten record timings to the fewest repeats in every process that imports this module.
+"""Shorten timings of record effort to the fewest repeats, in every process that imports this
+module.
 
-An interpreter of `warm_python` imports it for tests of whole commands. They test the use of a
-timing, not its accuracy.
+An interpreter of `warm_python` imports it for tests of whole commands. Such tests check how a
+timing is used, not how accurate it is.
 """
 
 from __future__ import annotations
@@ -10,6 +11,6 @@ from cuagent.measure.timing import timer
 from cuagent.timing import Effort
 
 RECORD_S = 3.0
-"""Seconds for the repeats of a record timing."""
+"""Time in seconds for the repeats of a timing of record effort."""
 
 timer.BUDGET_S[Effort.RECORD] = RECORD_S

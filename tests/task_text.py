@@ -1,4 +1,5 @@
-"""Text of a small task in KernelBench's form, for the tests of the bench and of new tasks."""
+"""Generate the source text of a small task in KernelBench's form, for tests of the bench and of
+synth."""
 
 from __future__ import annotations
 
@@ -36,9 +37,9 @@ def task_text(
     parameters: str = "",
     init_inputs: str = "",
 ) -> str:
-    """Return the text of a task; lines of `init` and `forward` are separated by semicolons.
+    """Return the source text of a task. Semicolons separate the statements in `init` and `forward`.
 
-    `before` are lines of the module above the class.
+    `before`: lines of the module above the class.
     """
 
     def body(text: str) -> str:

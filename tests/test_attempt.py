@@ -1,4 +1,5 @@
-"""Freezing: the files that an attempt includes, and the errors for files that it must not."""
+"""Test freezing an attempt: the files that it includes, and the errors for files that it must not
+include."""
 
 from __future__ import annotations
 
@@ -69,7 +70,7 @@ def linked_kernels(root: Path, secret: Path) -> None:
 
 
 def linked_below(root: Path, secret: Path) -> None:
-    """Link a folder: its files are not part of the attempt."""
+    """Add a link to a folder under kernels/; files behind the link are not part of the attempt."""
     (root / "kernels" / "more.h").symlink_to(secret.parent, target_is_directory=True)
 
 

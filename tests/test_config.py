@@ -1,4 +1,4 @@
-"""Precedence, origins and validation of settings, and the limits of a project's file."""
+"""Test settings: precedence, origins and validation, and what a project's file may set."""
 
 from __future__ import annotations
 

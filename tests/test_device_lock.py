@@ -1,4 +1,4 @@
-"""The device lock: shared verification, exclusive timing, no starvation."""
+"""Test the device lock: shared verification, exclusive timing, no starvation."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ with getattr(DeviceLock(Path(sys.argv[1])), sys.argv[2])():
     time.sleep(60)
 """
 SOON = 0.2
-"""Seconds within which a request that need not wait is granted."""
+"""Seconds within which a request that does not have to wait must be granted."""
 
 
 class Holder:
-    """A thread that requests the device and holds it until `end`."""
+    """A thread that acquires the device lock and holds it until `end` is called."""
 
     def __init__(self, request: Callable[[], AbstractContextManager[None]]) -> None:
         self.holding, self.released = threading.Event(), threading.Event()
@@ -76,7 +76,8 @@ def test_exclusive_waits_for_shared_and_precedes_later_requests(tmp_path: Path) 
 
 
 def test_timings_that_wait_follow_each_other_before_verifications(tmp_path: Path) -> None:
-    """The device idles until all verifications have ended, so one such wait serves all timings."""
+    """Several waiting timings run one after the other, so that the device idles only once until all
+    verifications have ended."""
     device_lock = DeviceLock(tmp_path / "gpu-0")
     verifying = Holder(device_lock.shared)
     assert verifying.holding.wait(5)
@@ -323,7 +324,7 @@ def test_waiting_process_is_noticed_and_waiting_is_counted(tmp_path: Path) -> No
 
 
 def mode_of(device_lock: DeviceLock) -> str:
-    """Return the mode in which the device is held."""
+    """Return the mode in which the device lock is held: "free", "shared" or "exclusive"."""
     assert device_lock.lock is not None
     with device_lock.lock.open("a") as device:
         for operation, mode in (fcntl.LOCK_EX, "free"), (fcntl.LOCK_SH, "shared"):

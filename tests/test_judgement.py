@@ -1,4 +1,4 @@
-"""The attempts that are not timed for the record, because they lose."""
+"""Test which attempts are not timed with record effort, because they are slower than a baseline."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def test_an_attempt_with_no_likely_gain_loses(ratio: Ratio, surely: bool, likely
 
 
 def test_undecided_attempt_ranks_above_one_that_is_surely_slower() -> None:
-    """On a busy machine its interval is wide, so its lower limit is the smaller one."""
+    """On a busy machine the undecided attempt's interval is wide, so its lower limit is below that
+    of the slower one."""
     accepted: Any = type("Accepted", (), {"accepted": True})()
     right: Any = type("Right", (), {"reward": 1})()
 

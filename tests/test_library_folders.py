@@ -1,4 +1,5 @@
-"""Packages that a user installed outside this Python are found, and nothing of a repository is."""
+"""Test that packages outside this Python's folders are found if the user installed them, and that
+nothing from a repository is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The list of packages in pyproject.toml, which an installation follows, and circles of imports."""
+"""Test that pyproject.toml lists every package of the project, and that no modules import each
+other in a circle."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def test_every_folder_with_code_is_installed() -> None:
 
 
 def modules(root: Path) -> dict[str, Path]:
-    """Return the file of each module of cuagent; the folder `training` is `cuagent.training`."""
+    """Return the file of each module of cuagent, by dotted name; the folder `training` is
+    `cuagent.training`."""
     found = {}
     for folder, package in (("cuagent", "cuagent"), ("training", "cuagent.training")):
         for file in (root / folder).rglob("*.py"):
@@ -31,7 +33,8 @@ def modules(root: Path) -> dict[str, Path]:
 
 
 def imports(root: Path) -> dict[str, set[str]]:
-    """Return the modules that each module imports, also in functions and under TYPE_CHECKING."""
+    """Return the modules that each module imports, including imports in functions and under
+    TYPE_CHECKING."""
     files = modules(root)
     found: dict[str, set[str]] = {}
     for name, file in files.items():

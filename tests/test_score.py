@@ -1,4 +1,4 @@
-"""The milestone reward at its thresholds."""
+"""Test the milestone reward at its thresholds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shares of the slow tests, which CI runs in rotation."""
+"""Test the shares of the slow tests, which CI runs in rotation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from shares import in_share
 
 
 class Item:
-    """Stand-in for a collected test: a share depends on its file and its marks alone."""
+    """Stand-in for a collected test, with the attributes that determine its share: name, file and
+    marks."""
 
     def __init__(self, name: str, file: str, *marks: str) -> None:
         self.name, self.path, self.keywords = name, Path(file), dict.fromkeys(marks)

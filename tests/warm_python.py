@@ -1,15 +1,16 @@
-"""Python processes that have imported torch when they begin.
+"""Provide Python processes that have already imported torch when they start.
 
-Tests that run whole programs would otherwise import torch in each, for seconds. One server has
-imported it and forks; a test starts `relay` in place of the interpreter. The relay hands its
-arguments, environment, folder, processors and open files to the server, passes signals on, and ends
-as the fork ends, so that `subprocess` and `multiprocessing` need no change. Not covered: options of
-the interpreter other than `-I`, `-B`, `-m` and `-c`, resource limits, `sys.orig_argv`, and the
-destruction of objects at the end. A test of the start itself, or of an interrupt while torch is
-imported, uses `sys.executable`.
+Tests that run whole programs would otherwise import torch in each process, which takes seconds. A
+server process has imported torch and forks. A test runs `relay` in place of the interpreter: the
+relay sends its arguments, environment, folder, CPU affinity and open files to the server, forwards
+signals, and exits with the exit code of the fork. So `subprocess` and `multiprocessing` need no
+change.
+Not covered: options of the interpreter other than `-I`, `-B`, `-m` and `-c`, resource limits,
+`sys.orig_argv`, and the destruction of objects at the end. A test of the start itself, or of an
+interrupt while torch is imported, uses `sys.executable`.
 
-Invariant: a fork has imported torch and the named modules, and nothing else that a fresh
-interpreter has not.
+Invariant: a fork has imported torch and the named modules, and otherwise equals a fresh
+interpreter.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ MOST_FILES = 32
 
 
 def warm_python(lasts: int, *more: str) -> list[str]:
-    """Return a command to use in place of `[sys.executable]` until the process `lasts` ends.
+    """Return a command to use in place of `[sys.executable]`. It works until the process with the
+    id `lasts` ends.
 
-    `more` names further modules to import.
+    `more`: names of further modules that the interpreter has imported.
     """
     name = f"cuagent-{secrets.token_hex(8)}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
@@ -57,8 +59,11 @@ def warm_python(lasts: int, *more: str) -> list[str]:
 
 @contextmanager
 def spawning(python: Sequence[str], program: Path) -> Iterator[None]:
-    """Let processes that multiprocessing spawns begin as `python` does, through the file
-    `program`, which is written here."""
+    """Make multiprocessing start its spawned processes by the command `python`, inside this
+    context.
+
+    `program`: path of a wrapper script that is written for this.
+    """
     from multiprocessing import resource_tracker, spawn
 
     resource_tracker.ensure_running()  # for it lives on
@@ -76,7 +81,7 @@ def spawning(python: Sequence[str], program: Path) -> Iterator[None]:
 
 
 def relay(name: str, arguments: list[str]) -> None:
-    """Have the arguments run by a fork of the server; end as it ends."""
+    """Let a fork of the server named `name` run the arguments; exit with the fork's exit code."""
     files = [0, 1, 2, *passed()]
     request = {
         "arguments": arguments,
@@ -101,7 +106,7 @@ def relay(name: str, arguments: list[str]) -> None:
 
 
 def passed() -> list[int]:
-    """Return the inherited descriptors other than the standard ones."""
+    """Return the numbers of the inherited file descriptors other than the three standard ones."""
     found = []
     for path in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # the listing itself had one
@@ -114,7 +119,8 @@ def passed() -> list[int]:
 
 
 def serve(number: int, lasts: int, more: Sequence[str]) -> dict[str, Any]:
-    """Fork for each request. Return only in a fork, with the request."""
+    """Serve requests, each in a fork. Only a fork returns, with its request; the server exits when
+    process `lasts` ends."""
     until = os.pidfd_open(lasts)
     for name in ("torch", *more):
         importlib.import_module(name)
@@ -135,7 +141,8 @@ def serve(number: int, lasts: int, more: Sequence[str]) -> dict[str, Any]:
 
 
 def _keep(connection: socket.socket) -> dict[str, Any]:
-    """Fork once more: the child returns and runs the program, the parent reports its exit code."""
+    """Receive a request and fork: the child returns the request to run it, the parent reports the
+    child's exit code."""
     data, files, _, _ = socket.recv_fds(connection, 1 << 20, MOST_FILES)
     pid = os.fork()
     if pid == 0:
@@ -176,7 +183,8 @@ def _become(request: dict[str, Any], files: list[int]) -> dict[str, Any]:
 
 
 def run(arguments: list[str]) -> None:
-    """Run `-m NAME`, `-c TEXT` or `FILE` as the interpreter does; `-I` and `-B` may precede."""
+    """Run `-m NAME`, `-c TEXT` or `FILE` as the Python interpreter does, with `-I` and `-B` as
+    possible options before it."""
     import runpy
 
     options = list(takewhile(lambda a: a in ("-I", "-B"), arguments))
@@ -199,9 +207,10 @@ def run(arguments: list[str]) -> None:
 
 
 def end(code: int) -> None:
-    """End the process as the interpreter does, but leave its objects to the kernel.
+    """Exit the process as the interpreter does, but without freeing its objects, which the kernel
+    does faster.
 
-    To free each object of torch takes a fork 0.35 s, because it copies the pages that it shares.
+    Freeing each object of torch takes a fork 0.35 s, because it copies the pages that it shares.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

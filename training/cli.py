@@ -1,4 +1,5 @@
-"""Define `cuagent train ...`: thin commands over the stages, with lazy heavy imports."""
+"""Define the commands `cuagent train ...`, which call the stages. Heavy packages are imported when
+a command runs."""
 
 from __future__ import annotations
 
@@ -143,7 +144,8 @@ def run_collect(
     set: list[str] | None,
     part: str,
 ) -> None:
-    """Play the tasks of a part for the commands `collect` and `evaluate`."""
+    """Play episodes on the tasks of `part`; the common code of the commands `collect` and
+    `evaluate`."""
     settings = prepare(config, set)
     from cuagent.training.config import ConfigError
     from cuagent.training.data.tasks import Part

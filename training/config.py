@@ -20,18 +20,20 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 SEEDS = (0, 2**32 - 1)
-"""Smallest and largest seed. Generators take 64 bits, and the code multiplies a seed before use."""
+"""Smallest and largest valid seed. Random generators accept 64 bits, and the code multiplies a seed
+before use."""
 
 
 class ConfigError(Exception):
-    """A setting that cannot be used.
+    """Error: a setting has an unusable value.
 
-    The text is one line: its name, the reason, the valid values.
+    The message is one line with the setting's name, the reason and the valid values.
     """
 
 
 def configure(default: T, file: Path | None, sets: Sequence[str]) -> T:
-    """Return `default`, changed by the file's values and then by the assignments (`a.b=value`)."""
+    """Return `default` changed by the settings in the TOML file and then by the assignments `sets`
+    (`a.b=value`)."""
     values: dict[str, Any] = {}
     if file is not None:
         try:
@@ -53,9 +55,10 @@ def configure(default: T, file: Path | None, sets: Sequence[str]) -> T:
 
 
 def overlay(default: T, values: Mapping[str, Any], where: str) -> T:
-    """Return a copy of the dataclass with `values` set, recursively.
+    """Return a copy of the dataclass `default` with the fields in `values` replaced, recursively.
 
-    `where`: prefix of names in errors.
+    `where`: prefix of setting names in error messages. Raises ConfigError for an unknown name or a
+    value of a wrong type.
     """
     hints = typing.get_type_hints(type(default))
     known = {f.name for f in fields(default)}  # type: ignore[arg-type]
@@ -78,8 +81,8 @@ def overlay(default: T, values: Mapping[str, Any], where: str) -> T:
 
 
 def to_toml(settings: Any) -> str:
-    """Return all settings as TOML that `configure` reads; settings that are None or () become
-    comments.
+    """Return all settings as TOML text that `configure` can read. Settings that are None or ()
+    become comments.
 
     Nested dataclasses become tables, whose names are written in full.
     """
@@ -103,23 +106,26 @@ def _toml(settings: Any, where: str) -> Iterator[str]:
 
 
 def at_least(least: float, settings: Any, *names: str) -> None:
-    """Check that settings are `least` or more. Raises ValueError that names the first that is
-    not."""
+    """Check that the named settings are `least` or more. Raises ValueError that names the first one
+    below."""
     _hold(lambda value: value >= least, f"{least} or more", settings, names)
 
 
 def above(bound: float, settings: Any, *names: str) -> None:
-    """Check that settings are greater than `bound`. Raises ValueError."""
+    """Check that the named settings are greater than `bound`. Raises ValueError that names the
+    first one that is not."""
     _hold(lambda value: value > bound, f"above {bound}", settings, names)
 
 
 def below(bound: float, settings: Any, *names: str) -> None:
-    """Check that settings are less than `bound`. Raises ValueError."""
+    """Check that the named settings are less than `bound`. Raises ValueError that names the first
+    one that is not."""
     _hold(lambda value: value < bound, f"below {bound}", settings, names)
 
 
 def between(least: float, most: float, settings: Any, *names: str) -> None:
-    """Check that settings are from `least` to `most`, both included. Raises ValueError."""
+    """Check that the named settings are from `least` to `most`, both included. Raises ValueError
+    that names the first one that is not."""
     _hold(lambda value: least <= value <= most, f"from {least} to {most}", settings, names)
 
 
@@ -132,7 +138,8 @@ def _hold(good: Callable[[Any], bool], words: str, settings: Any, names: Sequenc
 
 
 def _over(values: Mapping[str, Any], nested: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two nested tables; `nested` wins."""
+    """Return two nested tables merged into one. Where both set the same name, the value of `nested`
+    is used."""
     found = dict(values)
     for name, value in nested.items():
         tables = isinstance(value, Mapping) and isinstance(found.get(name), Mapping)
@@ -141,7 +148,10 @@ def _over(values: Mapping[str, Any], nested: Mapping[str, Any]) -> dict[str, Any
 
 
 def _value(text: str) -> Any:
-    """Parse a value: `none` is None, TOML is parsed, everything else is a string."""
+    """Convert the text after `=` of a `--set` option to a value.
+
+    `none` becomes None, text in TOML syntax is parsed, and any other text stays a string.
+    """
     if text.strip().lower() == "none":
         return None
     try:

@@ -1,4 +1,4 @@
-"""Report the installation for training: versions, devices, a policy's chat template.
+"""Report the state of the installation for training: versions, devices, a policy's chat template.
 
 Not covered: compilers and isolation, which `cuagent doctor` examines.
 """
@@ -23,7 +23,8 @@ PACKAGES = {
 
 
 def examine(policy: Path | None) -> Iterator[str]:
-    """Yield one line for each check. Raises RecordError if the policy cannot be trained."""
+    """Yield one line of text for each check of the installation. Raises RecordError if the policy
+    cannot be trained."""
     import torch
 
     yield f"python {platform.python_version()}, torch {torch.__version__}"
@@ -38,7 +39,7 @@ def examine(policy: Path | None) -> Iterator[str]:
 
 
 def devices() -> Iterator[str]:
-    """Yield lines about the GPUs and their communication (NCCL)."""
+    """Yield lines of text about the GPUs and the NCCL library."""
     import torch
     import torch.distributed as dist
 
@@ -56,7 +57,8 @@ def devices() -> Iterator[str]:
 
 
 def trainable(policy: Path) -> Iterator[str]:
-    """Yield lines about the policy: its chat template, and the memory that its training needs."""
+    """Yield lines of text about the policy: its chat template, and the memory that its training
+    needs."""
     from cuagent.training.policy.folder import load_policy
     from cuagent.training.settings import TrainConfig
 

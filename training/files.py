@@ -1,8 +1,7 @@
-"""Write files and folders atomically: other processes and later runs see them complete or not at
-all.
+"""Write files and folders atomically: readers see the complete old or the complete new version.
 
-This is for files that are read while seeds still train, and for folders whose existence marks a
-stage as done.
+Used for files that other processes read during training, and for folders whose existence marks a
+stage as finished.
 Not covered: checkpoints, which several processes write (`checkpoint.py`).
 """
 
@@ -20,7 +19,8 @@ from cuagent.training.data.segments import RecordError
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Write a text file, or replace it in one step."""
+    """Write `text` to `path` atomically: a reader sees the complete old or the complete new
+    file."""
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
@@ -28,8 +28,8 @@ def write_atomic(path: Path, text: str) -> None:
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """Yield the path of a temporary folder, to be created and filled; at the end it replaces
-    `folder`."""
+    """Yield the path of a temporary folder, which the caller creates and fills. At the end of the
+    context it replaces `folder`."""
     partial, gone = (folder.with_name(folder.name + end) for end in (".partial", ".gone"))
     for left in (partial, gone):
         shutil.rmtree(left, ignore_errors=True)
@@ -41,9 +41,9 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 
 def read_lines(path: Path) -> list[Any]:
-    """Return the JSON value of each line of an append-only log.
+    """Return the parsed JSON value of each line of an append-only log. Raises RecordError with file
+    and line.
 
-    Raises RecordError with file and line.
     A last line without a newline is ignored: a killed process left it.
     """
     *lines, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
@@ -59,7 +59,10 @@ def read_lines(path: Path) -> list[Any]:
 
 
 def digest_of(parts: Iterable[bytes]) -> str:
-    """Return a hash (16 hex digits) of data that is too long for the manifest."""
+    """Return a hash (16 hex digits) of the concatenated `parts`.
+
+    The manifest stores this hash in place of long data, such as the episodes of a data set.
+    """
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)

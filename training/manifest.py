@@ -1,4 +1,4 @@
-"""Record the settings and inputs that a folder was made with, in `manifest.json`.
+"""Record the settings and inputs from which a folder was made, in its file `manifest.json`.
 
 A command with the same inputs and settings resumes the folder, or finds it finished. A command with
 other inputs or settings is refused before it writes anything.
@@ -37,13 +37,12 @@ Names = Mapping[str, Any]
 def open_manifest(
     out: Path, command: str, inputs: Names, config: Names, first: bool = True
 ) -> Names | None:
-    """Return the manifest of a folder with results; for a folder without, write one and return
-    None.
+    """Check the manifest of a folder with results and return it; for a folder without results,
+    write a manifest and return None.
 
     `inputs`: fingerprints of the data that the results depend on, by name. `first`: True in the
-    process that may write. Results without a manifest also return None.
-    Raises ConfigError if the results were made with other inputs or settings, or if the folder
-    contains a link.
+    process that may write. Results without a manifest also return None. Raises ConfigError if the
+    results were made with other inputs or settings, or if the folder contains a link.
     """
     try:
         refuse_links(out)
@@ -67,10 +66,10 @@ def open_manifest(
 
 
 def _read(path: Path) -> Names:
-    """Return the manifest, checked because it may come from a stranger's repository; {} if there is
-    none.
+    """Return the content of the manifest at `path`; {} if the file does not exist.
 
-    Raises ConfigError if `open_manifest` cannot have written the content.
+    Raises ConfigError if the content is not a valid manifest: the folder may come from a stranger's
+    repository.
     """
     if not path.exists():
         return {}
@@ -86,7 +85,8 @@ def _read(path: Path) -> Names:
 
 
 def input_of(out: Path, name: str) -> Any:
-    """Return the fingerprint of one input that a folder's results were made from, or None."""
+    """Return the recorded fingerprint of the input `name` from which a folder's results were made;
+    None if there is none."""
     path = out / MANIFEST
     before = _read(path)
     return before["of"].get(name) if before else None
@@ -101,14 +101,15 @@ def finish(out: Path, step: int) -> None:
 
 
 def has_results(out: Path) -> bool:
-    """Return True if the folder has results, which a command with other settings must not touch."""
+    """Return True if the folder already has results: a file of `PRODUCTS`, or a partly played
+    episode file."""
     # The first line of an incomplete file is a header, not an episode.
     played = (p.read_bytes().count(b"\n") > 1 for p in out.glob("episodes/*.incomplete"))
     return any(any(out.glob(product)) for product in PRODUCTS) or any(played)
 
 
 def fixed_settings(config: Any, *excluded: str) -> dict[str, Any]:
-    """Return all settings by full name (`ppo.iterations`), except `CHANGEABLE` ones and those in
+    """Return all settings by full name (`ppo.iterations`), except those in `CHANGEABLE` and
     `excluded`."""
     return {
         name: value
@@ -126,8 +127,12 @@ def flatten(found: Names, where: str) -> dict[str, Any]:
 
 
 def differences(before: Names, now: Names) -> list[str]:
-    """Return a phrase for each difference, to follow "was made". Settings that only one side has
-    are skipped."""
+    """Return one phrase for each difference between two manifests, such as "with ppo.iterations=40,
+    not 20".
+
+    An error message puts the phrase after "the folder was made". Settings that only one manifest
+    has are skipped.
+    """
     if before["command"] != now["command"]:
         return [f"by train {before['command']}, not train {now['command']}"]
     inputs = [name for name in now["of"] if before["of"].get(name) != now["of"][name]]
@@ -140,5 +145,5 @@ def differences(before: Names, now: Names) -> list[str]:
 
 
 def format_value(value: Any) -> str:
-    """Format a value as `--set` accepts it."""
+    """Return a setting's value as text that `--set` accepts."""
     return "none" if value is None else value if isinstance(value, str) else json.dumps(value)

@@ -2,11 +2,11 @@
 
 With one process the functions return their argument unchanged, or do nothing.
 
-Every process holds the whole (small) batch of token ids and computes the forward and backward
-passes of its share of the microbatches. Losses are sums over tokens divided by the global count, so
+Every process has the whole (small) batch of token ids and computes the forward and backward passes
+of its share of the microbatches. Losses are sums over tokens divided by the global count, so
 gradients are simply added. All processes play episodes.
 Not covered: sharded models, which add their gradients themselves (`placement.py`).
-Invariant: after each update all processes hold the same weights, equal to those of one process up
+Invariant: after each update all processes have the same weights, equal to those of one process up
 to the order of additions.
 """
 
@@ -24,14 +24,17 @@ from torch import Tensor
 T = TypeVar("T")
 
 TIMEOUT = timedelta(hours=2)
-"""Longest wait for the other processes: one may still be playing its episodes."""
+"""Longest time that a process waits for the other processes, which may still be playing
+episodes."""
 BUCKET = 1 << 25
 """Approximate number of gradient elements summed in one message; it bounds the extra memory."""
 
 
 def start(device: str) -> str:
-    """Join the process group if torchrun started several processes; return the device of this
-    one."""
+    """Join the process group if torchrun started several processes.
+
+    Return the device that this process must use, such as `cuda:1`.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return device
     local = int(os.environ["LOCAL_RANK"])
@@ -45,7 +48,7 @@ def start(device: str) -> str:
 
 
 def stop() -> None:
-    """Leave the process group; call it when models and optimizers are not needed any more."""
+    """Leave the process group; call this when models and optimizers are not needed any more."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
@@ -65,13 +68,16 @@ def barrier() -> None:
 
 
 def local_share(items: Sequence[T]) -> Sequence[T]:
-    """Return this process' share: every n-th item."""
+    """Return the items that this process handles: items `rank`, `rank + size`, `rank + 2 * size`,
+    ..."""
     return items[rank() :: size()]
 
 
 def gather_interleaved(items: Sequence[T]) -> list[T]:
-    """Return the items of all processes in their original order; `items` is this process's
-    `local_share`."""
+    """Return the items of all processes in their original order.
+
+    `items`: the items of this process, as `local_share` selected them.
+    """
     if size() == 1:
         return list(items)
     found: list[Any] = [None] * size()
@@ -97,8 +103,10 @@ def sum_number(number: float) -> float:
 
 
 def add_gradients(model: Any) -> None:
-    """Replace each gradient by its sum over all processes; a process without one contributes
-    zeros."""
+    """Replace each gradient of `model` by its sum over all processes.
+
+    A parameter that has no gradient in one process counts as zero there.
+    """
     if size() == 1:
         return
     bucket: list[Tensor] = []

@@ -29,12 +29,13 @@ EPISODES = Path("episodes", "00000.jsonl")
 
 @dataclass(frozen=True)
 class PipelineConfig(TrainConfig):
-    """Settings of all stages, with the policy, the tasks and the folder of results."""
+    """Settings of `cuagent train pipeline`: those of all stages, the policy, the tasks and the
+    folder of results."""
 
     policy: str = ""
     """Hugging Face folder or name of the policy to start from."""
     tasks: str = "tasks"
-    """Folder of task files. A share of them (`heldout`) is kept for evaluations and never trained
+    """Folder of task files. The share `heldout` of them is kept for evaluations and never trained
     on."""
     out: str = "run"
     """Folder of all results."""
@@ -58,7 +59,7 @@ class PipelineConfig(TrainConfig):
 
 
 def run_pipeline(config: PipelineConfig, device: str, say: Say) -> dict[str, Metrics]:
-    """Run the stages that are not finished; return the held-out metrics by stage."""
+    """Run the stages that are not finished; return the metrics on held-out tasks by stage."""
     out, tasks, start = Path(config.out), Path(config.tasks), Path(config.policy)
     judged = bool(config.evaluation_episodes)
     if judged and not split_tasks(load_tasks(tasks, device), config.heldout)[1]:

@@ -1,7 +1,9 @@
-"""Draw the paper's four curves from metrics.jsonl, as one HTML file without scripts.
+"""Draw the four curves of the CUDA Agent paper from metrics.jsonl, as one HTML file without
+scripts.
 
-Reward, entropy, explained variance (centred, over all tokens and in the last quartile) and the
-length-clipped ratio, by PPO iteration, for comparison with figures 4 and 5 of CUDA Agent.
+The curves are reward, entropy, explained variance (centred, over all tokens and in the last
+quartile) and the length-clipped ratio, by PPO iteration, for comparison with the paper's figures 4
+and 5.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ CURVES: tuple[tuple[str, dict[str, str]], ...] = (
     ("explained variance", {"ev": "all tokens", "ev_q4": "last quartile"}),
     ("length-clipped ratio", {"length_clipped": "cut"}),
 )
-"""Diagrams: the title, and the label of each metric name. A report of several seeds shows only the
-first metric of each diagram."""
+"""Diagrams: title, and label of each metric by the metric's name. A report of several seeds shows
+only the first metric of each diagram."""
 Row = dict[str, Any]
 PAGE = """<!doctype html>
 <meta charset="utf-8">
@@ -45,7 +47,7 @@ text {{ font: 11px sans-serif; fill: #555 }}
 
 def write_report(folder: Path) -> Path:
     """Write `report.html` into the folder of a PPO run or of a demo; return its path. Raises
-    RecordError."""
+    RecordError if there are no metrics."""
     path = next(
         (p for p in (folder / "metrics.jsonl", folder / "ppo" / "metrics.jsonl") if p.exists()),
         None,
@@ -64,8 +66,8 @@ def write_report(folder: Path) -> Path:
 
 
 def write_seeds_report(folder: Path, folders: Sequence[Path], summary: Sequence[str]) -> Path:
-    """Write `folder/report.html` of several seeds (`folders`), headed by the lines of `summary`;
-    return its path."""
+    """Write `folder/report.html` with the curves of several seeds (`folders`), below the lines of
+    `summary`; return its path."""
     runs = {run.name: iterations(run / "ppo" / "metrics.jsonl") for run in folders}
     figures = [
         svg_figure(
@@ -82,8 +84,8 @@ def write_pipeline_report(
 ) -> Path:
     """Write `report.html` of a pipeline; return its path.
 
-    It shows the held-out metrics of each stage (`stages`), tasks, speedups and kernels of the last
-    evaluation (`episodes`), and PPO's four curves.
+    The report shows the held-out metrics of each stage (`stages`), tasks, speedups and kernels of
+    the last evaluation (`episodes`), and PPO's four curves.
     """
     rows = iterations(folder / "ppo" / "metrics.jsonl")
     figures = [
@@ -95,7 +97,8 @@ def write_pipeline_report(
 
 
 def tasks_table(episodes: Sequence[Episode]) -> str:
-    """Return an HTML table with a row for each played task, and the files of its best episode."""
+    """Return an HTML table with one row for each played task, with the files that the task's best
+    episode wrote."""
     by_task: dict[str, list[Episode]] = {}
     for episode in episodes:
         by_task.setdefault(episode.task_name, []).append(episode)
@@ -121,8 +124,8 @@ def tasks_table(episodes: Sequence[Episode]) -> str:
 
 
 def written_files(episode: Episode) -> dict[str, str]:
-    """Return the last text that the episode's `write` calls gave each file, by path; `edit` calls
-    are ignored."""
+    """Return the files that the episode's `write` calls wrote, by path, with their last text.
+    `edit` calls are ignored."""
     files: dict[str, str] = {}
     for call in episode.calls:
         if call.name == "write" and call.valid:
@@ -143,7 +146,7 @@ def write_page(folder: Path, head: str, above: str, figures: Sequence[str]) -> P
 
 
 def results_table(stages: dict[str, dict[str, Any]]) -> str:
-    """Return an HTML table of held-out metrics, a row for each stage."""
+    """Return an HTML table of held-out metrics, with one row for each stage."""
     if not stages:
         return ""
     names = ("reward", "correct", "faster_than_compile", "episodes")
@@ -158,8 +161,8 @@ def results_table(stages: dict[str, dict[str, Any]]) -> str:
 
 
 def svg_figure(title: str, lines: Mapping[str, Sequence[float | None]]) -> str:
-    """Return an HTML figure with a diagram: a line for each name, and gaps where a value is
-    None."""
+    """Return an HTML figure with a line diagram. `lines`: values of each line by its name; None is
+    a gap."""
     points = [v for values in lines.values() for v in values if v is not None]
     low, high = min([0.0, *points]), max([0.0, *points])
     span = (high - low) or 1.0

@@ -20,8 +20,8 @@ NEEDED = ("transformers", "safetensors", "tokenizers")
 
 
 def prepare(config: Path | None, sets: list[str] | None) -> TrainConfig:
-    """Return the settings from a TOML file and `--set` assignments. Raises ConfigError, also if a
-    package is missing."""
+    """Return the settings from a TOML file and `--set` assignments. Raises ConfigError for an
+    invalid setting or a missing package."""
     needs_extra()
     from cuagent.training.config import configure
     from cuagent.training.settings import TrainConfig
@@ -39,7 +39,10 @@ def needs_extra() -> None:
 
 
 def choose_device(name: str) -> str:
-    """Return cpu or cuda; `auto` prefers a GPU. Raises ConfigError if it is not available."""
+    """Return `cpu` or `cuda` for the option `--device`; `auto` prefers a GPU.
+
+    Raises ConfigError if the requested device is not available.
+    """
     from cuagent.training.config import ConfigError
 
     if name == "cpu":
@@ -60,8 +63,8 @@ def processes(device: str) -> Iterator[str]:
     """Yield the device of this process; join the process group if torchrun started several
     processes.
 
-    At the end leave the group. Turns an error for lack of memory in the context into OutOfMemory,
-    and says after Ctrl-C how to go on.
+    The process group is left at the end of the context. Errors of torch that mean "out of memory"
+    are raised as OutOfMemory. On Ctrl-C a message says how to resume.
     """
     from cuagent.training import parallel
     from cuagent.training.engines.engine import OutOfMemory, lacks_memory
@@ -82,6 +85,6 @@ def processes(device: str) -> Iterator[str]:
 
 
 def say(text: str) -> None:
-    """Print a line, in the first process only."""
+    """Print a line of text, in the process of rank 0 only."""
     if os.environ.get("RANK", "0") == "0":
         print(text, flush=True)

@@ -1,6 +1,7 @@
-"""Define the settings of all stages of `cuagent train`, and of the episodes that they play.
+"""Define the settings of all stages of `cuagent train`, and of the episodes that the stages play.
 
-Not covered: reading them (`config.py`); the settings of the demonstration (`demo/presets.py`).
+Not covered: reading settings from files (`config.py`); settings of the demonstration
+(`demo/presets.py`).
 """
 
 from __future__ import annotations
@@ -27,20 +28,22 @@ class Export(StrEnum):
 
 class Sampler(StrEnum):
     AUTO = "auto"
-    """`cached` on a GPU, `local` on the CPU."""
+    """Choose `cached` on a GPU and `local` on the CPU."""
     LOCAL = "local"
-    """Batches decoded one after the other in this process; the same seeds give the same
+    """Engine that decodes batches one after the other in this process; the same seeds give the same
     episodes."""
     CACHED = "cached"
-    """One batch that episodes join and leave at any token; the keys and values of conversations
-    stay in memory between turns."""
+    """Engine with one batch that episodes join and leave at any token; keys and values of
+    conversations stay in memory between turns."""
     CONTINUOUS = "continuous"
-    """transformers' continuous batching, which caches the keys and values of conversations."""
+    """Engine based on transformers' continuous batching, which also caches keys and values of
+    conversations."""
 
 
 @dataclass(frozen=True)
 class PlayConfig:
-    """Settings of episodes, with all tools and the full prompt of `cuagent optimize`."""
+    """Settings of the episodes that a stage plays, with all tools and the full prompt of `cuagent
+    optimize`."""
 
     turns: int = 40
     context: int = 32768
@@ -48,15 +51,18 @@ class PlayConfig:
     temperature: float = 1.0
     seconds: float | None = None
     together: float = 1.0
-    """Share of the unfinished episodes that must wait for tokens before the engine runs. Use less
-    than 1 only if no GPU both samples and times, and 0 for engines that form batches themselves (a
-    server, `cached`, `continuous`)."""
+    """Share of the unfinished episodes that must wait for tokens before the engine runs a batch.
+
+    Use less than 1 only if no GPU both samples and times, and 0 for engines that form batches
+    themselves (a server, `cached`, `continuous`).
+    """
     timed: bool = True
     """True to time the kernels. False gives rewards -1 and 1 only."""
     gpus: tuple[int, ...] = (0,)
-    """Indices of the GPUs that judge."""
+    """Indices of the GPUs on which kernels are judged."""
     at_once: int = 256
-    """Number of episodes that run in parallel; fewer if the cache of `cached` holds fewer."""
+    """Number of episodes that run in parallel; fewer if they do not fit into the cache of the
+    engine `cached`."""
     most_rows: int = 256
     """Largest number of conversations in one batch of the local engine."""
     cache_tokens: int | None = None
@@ -84,11 +90,11 @@ class PlayConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """All settings of the stages."""
+    """Settings of all stages of `cuagent train`."""
 
     seed: int = 0
     dtype: Dtype = Dtype.FP32
-    """Type of weights and optimizer. In bfloat16 small updates are lost to rounding."""
+    """Type of weights and optimizer states. In bfloat16 small updates are lost to rounding."""
     placement: Placement = field(default_factory=Placement)
     """Sharding, compute type, recomputation and packing of the trained models."""
     lora: Lora = field(default_factory=Lora)

@@ -88,10 +88,11 @@ def collect(
     say: Say,
     part: Part = Part.TRAIN,
 ) -> Metrics:
-    """Play `episodes` episodes of a policy into `out/episodes/00000.jsonl`; return the metrics.
+    """Play `episodes` episodes with a policy and write them to `out/episodes/00000.jsonl`; return
+    the metrics.
 
     An interrupted collection resumes; a finished one is not played again. Under torchrun every
-    process plays its share. `part`: the part of the tasks to play.
+    process plays its share. `part`: part of the tasks to play.
     """
     chat, actor = load_policy(policy, config)
     task_list, path = part_of(load_tasks(tasks, device), config.heldout, part), out / RESULT
@@ -125,7 +126,7 @@ def collect(
 
 
 def report(metrics: Metrics, say: Say) -> Metrics:
-    """Report the mean reward and the share of correct kernels; return the metrics."""
+    """Print the mean reward and the share of correct kernels; return `metrics` unchanged."""
     say(f"reward {metrics['reward']:+.3f}, correct {metrics['correct']:.0%}")
     return metrics
 
@@ -133,10 +134,8 @@ def report(metrics: Metrics, say: Say) -> Metrics:
 def run_rft(
     policy: Path, sources: Sequence[Path], out: Path, config: TrainConfig, device: str, say: Say
 ) -> None:
-    """Train a policy by RFT on `sources`: runs (folders) or episodes (JSONL).
-
-    Save it in `out/model`.
-    """
+    """Train a policy by RFT on `sources` (folders of runs, or JSONL files of episodes); save it in
+    `out/model`."""
     chat, actor = load_policy(policy, config)
     train, heldout = split(episodes_of(sources, chat, say), config.heldout)
     check_ids([*train, *heldout], actor)
@@ -167,8 +166,8 @@ def run_rft(
 def run_value(
     policy: Path, sources: Sequence[Path], out: Path, config: TrainConfig, device: str, say: Say
 ) -> None:
-    """Pretrain a critic for the policy on `sources` (folders of runs, JSONL); save it in
-    `out/model`."""
+    """Pretrain a critic for the policy on `sources` (folders of runs, or JSONL files of episodes);
+    save it in `out/model`."""
     chat, actor = load_policy(policy, config)
     train, heldout = split(episodes_of(sources, chat, say), config.heldout)
     check_ids([*train, *heldout], actor)
@@ -196,7 +195,7 @@ def run_ppo(
     device: str,
     say: Say,
 ) -> None:
-    """Train a policy by PPO; save it in `out/model`, and the critic in `out/critic`.
+    """Train a policy by PPO; save the policy in `out/model` and the critic in `out/critic`.
 
     `critic`: folder of a pretrained critic; None: a new one that predicts 0.
     """
@@ -243,7 +242,7 @@ def run_ppo(
 
 
 def check_sampling(config: TrainConfig) -> None:
-    """Raise RecordError if PPO cannot use episodes sampled with these settings."""
+    """Raise RecordError if PPO cannot use episodes that are sampled with these settings."""
     server = config.play.server
     if server is not None and not can_reload(server):
         raise RecordError(
@@ -257,10 +256,11 @@ def check_sampling(config: TrainConfig) -> None:
 def players(
     plays: Collector, heldout: Sequence[Task], actor: Any, sampler: Any, config: TrainConfig
 ) -> tuple[Collect, Collect | None]:
-    """Return (collect, evaluate): functions that play episodes on training and on held-out tasks.
+    """Return (collect, evaluate): functions that play episodes on training tasks and on held-out
+    tasks.
 
-    Both take an iteration's number and sample with the actor's current weights. `evaluate` is None
-    if there are no held-out tasks or no evaluations.
+    Both functions expect the number of an iteration, and sample with the actor's current weights.
+    `evaluate` is None if there are no held-out tasks or no evaluations.
     """
 
     def renew_sampler() -> None:
@@ -298,7 +298,7 @@ def players(
 
 
 def critic_for_ppo(actor: Any, chat: Chat, critic: Path | None, config: TrainConfig) -> Any:
-    """Return the critic of the folder `critic`, or a new one if it is None.
+    """Return the critic of the folder `critic`, or a new critic if `critic` is None.
 
     With `lora.shared` the critic is the policy's backbone with the adapter of value pretraining.
     Raises ConfigError if this adapter was trained on another policy.
@@ -322,10 +322,10 @@ def critic_for_ppo(actor: Any, chat: Chat, critic: Path | None, config: TrainCon
 def resume_step(
     out: Path, say: Say, command: str, of: manifest.Names, settings_used: manifest.Names, steps: int
 ) -> int | None:
-    """Return the step from which a stage resumes (0: start); None if it is finished.
+    """Return the step at which a stage must resume (0: a new stage); None if the stage is finished.
 
-    `of`: fingerprints of the stage's inputs. `steps`: steps of the complete stage. Raises
-    ConfigError.
+    `of`: fingerprints of the stage's inputs. `steps`: number of steps of the complete stage. Raises
+    ConfigError if `out` was made with other inputs or settings, or is beyond `steps`.
     """
     reached = step_of(newest := latest_checkpoint(out))
     before = manifest.open_manifest(out, command, of, settings_used, parallel.rank() == 0)
@@ -354,8 +354,11 @@ def step_of(checkpoint: Path | None) -> int:
 
 
 def settings_in(config: TrainConfig, *names: str) -> dict[str, Any]:
-    """Return the settings in the named tables by full name, except those that set the number of
-    steps."""
+    """Return the settings of the tables `names` by full name, such as `ppo.clip.low`.
+
+    Settings that only set the number of steps are left out: a finished stage may be continued with
+    more steps.
+    """
     known = manifest.fixed_settings(
         config, *("rft.steps", "rft.epochs", "value.steps", "value.epochs", "ppo.iterations")
     )

@@ -1,6 +1,6 @@
-"""Write metrics for TensorBoard next to metrics.jsonl, if the package is installed.
+"""Write metrics for TensorBoard next to metrics.jsonl, if the package tensorboard is installed.
 
-Only scalars are written. metrics.jsonl remains the record.
+Only scalars are written. metrics.jsonl remains the complete record.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ _writers: dict[Path, Any] = {}
 
 
 def open_writer(folder: Path, step: int) -> None:
-    """Start writing under `folder/tensorboard`; hide earlier values from `step` on."""
+    """Open the TensorBoard writer of a folder, in `folder/tensorboard`.
+
+    TensorBoard then hides values that an earlier process wrote for `step` and later steps.
+    """
     if find_spec("tensorboard") is None:
         return
     from torch.utils.tensorboard import SummaryWriter
@@ -26,7 +29,8 @@ def open_writer(folder: Path, step: int) -> None:
 
 
 def write_scalars(folder: Path, stage: str, step: int, metrics: Mapping[str, float]) -> None:
-    """Append the finite metrics of a step; do nothing if no writer is open for the folder."""
+    """Append the finite metrics of one step to the folder's TensorBoard log; do nothing if no
+    writer is open for it."""
     writer = _writers.get(folder)
     if writer is None:
         return

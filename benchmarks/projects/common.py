@@ -1,4 +1,4 @@
-"""Functions that the seven scripts share: options, the package under test, timing, saved
+"""Functions that the seven example scripts share: options, the package to test, timing, saved
 results."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 
 def options(steps: int) -> argparse.Namespace:
-    """Seed torch and return the options of a script; `steps` is the default number of timed
+    """Seed torch and return the command-line options of a script; `steps`: default number of timed
     steps."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=steps)
@@ -27,17 +27,19 @@ def options(steps: int) -> argparse.Namespace:
 
 
 def optimized(model: Any, given: argparse.Namespace) -> Any:
-    """Return the model, changed in place by the package of `--package` if there is one."""
+    """Return the model, changed in place by the package that the option `--package` names, if
+    given."""
     if given.package:
         importlib.import_module(given.package).optimize_(model)
     return model
 
 
 def finished(step: Callable[[int], Any], given: argparse.Namespace) -> None:
-    """Run the steps, after two untimed ones; print the times, and save the results with `--save`.
+    """Run two untimed steps and then the timed ones; print the times, and save the results if
+    `--save` is given.
 
-    `step` gets its number. Printed are [smallest, median] of the wall time and of the process time,
-    in seconds per step.
+    `step` is called with its number. The printed times are [smallest, median] of the wall time and
+    of the process time, in seconds per step.
     """
     wall, busy, results = [], [], []
     for number in range(given.steps + 2):

@@ -1,4 +1,5 @@
-"""Benchmarks: optimize many tasks, each in a separate process; score the kernels by three rules.
+"""Benchmarks: optimize many tasks, each in a separate process, and score the kernels by three
+rules.
 
     problems = kernelbench(Path("KernelBench"), levels=(1, 2))
     with opened_for_writing(out) as results:
@@ -6,5 +7,5 @@
         run_orders(orders, LocalEngine(out / "logs"), slots, results, observe)
     rows_by(read_results(out), group_of)    # fast_p and geometric means
 
-One module, `solve.py`, calls the agent and the judge. All others handle plain records.
+Only the module `solve.py` calls the agent and the judge. All other modules process plain records.
 """

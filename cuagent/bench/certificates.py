@@ -1,8 +1,10 @@
-"""Certify a problem before it is optimized: can a wrong kernel pass a tolerance of 1e-2?
+"""Certify a benchmark problem before it is optimized: find properties that let a wrong kernel pass
+a tolerance of 1e-2, or that make the problem trivial.
 
 Each certificate is found by running the reference (`examine.py`) in a separate trusted process; a
-reference that crashes ends only that process. Not covered: properties that show only on other
-shapes, or on inputs that `get_inputs` does not draw.
+reference that crashes ends only that process.
+Not covered: properties that show only on other shapes, or on inputs that `get_inputs` does not
+draw.
 """
 
 from __future__ import annotations
@@ -25,16 +27,17 @@ from cuagent.worker.channel import receive_message, send_message
 
 REQUEST = "certify.json"
 TIME_LIMIT_S = 240.0
-"""Time limit of the examination of one problem in seconds."""
+"""Time limit in seconds of the examination of one problem."""
 PAUSING = "pausing"
-"""Key of a message that the examining process may send before its answer. It says that the device
-is idle; the process continues when it receives a message."""
+"""Key of a message from the examining process: the device is idle, and the process waits for a
+message before it continues."""
 BUDGET_S = 20.0
-"""Time limit in seconds of the search for operators without effect; the rest stays untried."""
+"""Time limit in seconds of the search for operators without effect. Operators left at its end are
+not tested."""
 
 
 class Kind(StrEnum):
-    """Kind of a finding. `DEGENERATE` lists those that make a speedup meaningless."""
+    """Kind of a certificate. `DEGENERATE` lists the kinds that make a speedup meaningless."""
 
     RANDOM = "random"
     CONSTANT = "constant output passes"
@@ -56,12 +59,12 @@ DEGENERATE = (
     Kind.IGNORED_INPUT,
     Kind.PARTIAL,
 )
-"""Findings that let a kernel pass the tolerance of 1e-2 without the computation."""
+"""Kinds of certificates that let a kernel pass the tolerance of 1e-2 without the computation."""
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """One finding about a problem."""
+    """One property of a problem that lets a wrong kernel pass or makes the problem trivial."""
 
     kind: Kind
     detail: str
@@ -73,11 +76,12 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Certification:
-    """All findings about a problem."""
+    """All certificates of one problem, with its operator family and the notes of the
+    examination."""
 
     certificates: tuple[Certificate, ...]
     family: str
-    """Operator family, for instance `convolution and more`."""
+    """Operator family of the problem, for instance `convolution and more`."""
     operators: int
     """Number of operators that one call runs, without views, copies and creations of tensors."""
     notes: tuple[str, ...] = ()
@@ -113,11 +117,12 @@ def certify(
     lock: Path | None = None,
     give_way: Callable[[], None] = lambda: None,
 ) -> Certification:
-    """Examine a task's reference in a forked process. Raises TaskError, ForkServerError.
+    """Find the certificates of a task's reference in a forked process. Raises TaskError,
+    ForkServerError.
 
-    `budget_s` limits the search for dead parts. If another process waits for the device's `lock` to
-    time something, `give_way` is called between two runs of the reference, while the device is
-    idle.
+    `budget_s`: time limit in seconds of the search for dead parts. `lock`: lock file of the device.
+    If another process waits for this lock to time a kernel, `give_way` is called between two runs
+    of the reference, while the device is idle.
     """
     folder = Path(tempfile.mkdtemp(prefix="certify-", dir=fork_server.folder))
     (folder / REQUEST).write_text(

@@ -1,6 +1,8 @@
-"""Draw the charts of the page as SVG: distribution of speedups, roofline scatter, families.
+"""Draw the charts of the results page as SVG: distribution of speedups, roofline scatter, operator
+families.
 
-Pure functions on records. Axes of ratios and times are logarithmic. A chart without data says so.
+The functions depend on the records only. Axes of ratios and times are logarithmic. A chart without
+data shows a message.
 """
 
 from __future__ import annotations
@@ -30,13 +32,15 @@ from cuagent.bench.svg import (
 )
 
 BINS = (0.25, 0.5, 0.71, 0.87, 0.95, 1.05, 1.15, 1.41, 2.0, 4.0, 8.0)
-"""Speedups at the edges of the histogram's bins; the first and the last bin are open."""
+"""Speedups at the edges of the histogram's bins; the first bin has no lower edge and the last one
+no upper edge."""
 SERIES = (("compile", "torch.compile", "one"), ("best_rung", "best rung", "two"))
 RULE = "strict"
 
 
 def histogram(records: Sequence[Record]) -> str:
-    """Return the distribution of strict speedups over torch.compile and over the best rung."""
+    """Return an SVG histogram of the speedups under the strict rule, over torch.compile and over
+    the best rung."""
     counted = []
     for baseline, _, _ in SERIES:
         ratios = [ratio_of(record, RULE, baseline) for record in records]
@@ -74,7 +78,7 @@ def _bin_name(n: int) -> str:
 
 
 def roofline_scatter(records: Sequence[Record]) -> str:
-    """Return a scatter of each result's time over its task's roofline floor, and the line where
+    """Return an SVG scatter plot of each result's time over its task's floor, with the line where
     both are equal."""
     points = []
     for record in records:
@@ -107,7 +111,7 @@ def roofline_scatter(records: Sequence[Record]) -> str:
 
 
 def family_chart(records: Sequence[Record]) -> str:
-    """Return a chart of the geometric mean speedup of each operator family, with intervals."""
+    """Return an SVG chart of the geometric mean speedup of each operator family, with intervals."""
     rows = rows_by(records, family_of, (RULE,))
     shown = [row for row in rows if row.group != OVERALL and row.speedup is not None]
     names = sorted({row.group for row in shown})
@@ -148,7 +152,8 @@ def family_chart(records: Sequence[Record]) -> str:
 
 
 def bars(counts: Mapping[str, int]) -> str:
-    """Return one horizontal bar for each count, with its name and its number."""
+    """Return an SVG chart with one horizontal bar for each count, labelled with its name and
+    number."""
     return named_bars([(name, n, str(n), "one") for name, n in counts.items()], 170, 22)
 
 

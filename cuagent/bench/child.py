@@ -1,10 +1,10 @@
-"""Run one problem in a process that the benchmark's fork server forked (`engines.py`).
+"""Run one benchmark problem in a process that the benchmark's fork server forked (`engines.py`).
 
-The process has imported torch and torch.compile already. It receives its order and forks its own
-fork server, from which the processes of candidates come. Only then does it receive the user's
-environment, which may hold API keys, so no candidate sees them. It sends progress and the record.
-Output of the user's module goes to the log of the problem. The fork server ends the process when
-the benchmark ends.
+The process has already imported torch and torch.compile. It receives an `Order` and forks its own
+fork server, from which the processes of candidates are forked. Only then does it receive the user's
+environment, which may contain API keys, so no candidate sees them. It sends progress messages and
+finally the record. Output of the user's module goes to the problem's log file. The fork server ends
+the process when the benchmark ends.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WARM = (
 
 
 def serve(channel: socket.socket, folder: Path) -> None:
-    """Run the problem that the first message names."""
+    """Run the problem of the order that the first message on `channel` contains."""
     if (received := receive_message(channel)) is None:
         return
     request = received[0]
@@ -87,9 +87,10 @@ def _solve(
 
 
 def prepare(order: Order) -> Path | None:
-    """Restrict this process to the order's GPU and processors; return the file of the GPU's lock.
+    """Restrict this process to the order's GPU and processor cores; return the path of the GPU's
+    lock file.
 
-    Returns None for the CPU, where problems share no processors and need no lock.
+    Returns None for the CPU, where problems share no cores and need no lock.
     """
     from cuagent.bench.held_lock import lock_file
     from cuagent.verify.oracle.client import ONE_QUEUE
@@ -112,7 +113,7 @@ def prepare(order: Order) -> Path | None:
 
 
 def _packages(order: Order) -> tuple[str, ...]:
-    """Return the installed packages that the problem's file imports."""
+    """Return the names of installed packages that the problem's file imports."""
     from cuagent.task.packages import installed_imports
 
     try:
@@ -122,7 +123,7 @@ def _packages(order: Order) -> tuple[str, ...]:
 
 
 def _print_to(log: str) -> None:
-    """Append the output of this process to the problem's log, an existing file."""
+    """Redirect the output of this process to the problem's log, an existing file."""
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | NO_LINK)
     for number in (1, 2):
         os.dup2(descriptor, number)

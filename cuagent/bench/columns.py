@@ -28,12 +28,13 @@ OVERALL = "overall"
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 SHOWN_S = 0.05
-"""Stages with a median below this many seconds are not shown."""
+"""Least median time in seconds of a stage in the table of stages."""
 
 
 @dataclass(frozen=True)
 class Mean:
-    """Geometric mean of speedups with its interval; the limits are None below two problems."""
+    """Geometric mean of `count` speedups with the limits of its interval; the limits are None for
+    one problem."""
 
     value: float
     low: float | None
@@ -43,7 +44,8 @@ class Mean:
 
 @dataclass(frozen=True)
 class Row:
-    """Figures of one group of problems under one rule and against one baseline."""
+    """Pass rate, fast_p and mean speedup of one group of problems under one rule, against one
+    baseline."""
 
     group: str
     rule: str
@@ -56,7 +58,7 @@ class Row:
 
 
 def counts(record: Record, rule: str) -> bool:
-    """Return True if a problem belongs to the rule's set of problems."""
+    """Return True if the problem of a record is included in the figures of `rule`."""
     if rule != "clean":
         return True
     degenerate = any(
@@ -67,7 +69,7 @@ def counts(record: Record, rule: str) -> bool:
 
 
 def passed(record: Record, rule: str) -> bool:
-    """Return True if a kernel for the problem passes the rule.
+    """Return True if a record's kernel passed `rule`.
 
     A kernel that passes only the lax rule passes here without a speedup, because it is not timed.
     """
@@ -86,7 +88,7 @@ def ratio_of(record: Record, rule: str, baseline: str) -> dict[str, float] | Non
 
 
 def row(records: Sequence[Record], group: str, rule: str, baseline: str) -> Row:
-    """Return the figures of the given records."""
+    """Compute the pass rate, fast_p and mean speedup of the records of one group."""
     chosen = [record for record in records if counts(record, rule)]
     ratios = [ratio_of(record, rule, baseline) for record in chosen]
     limit = "value" if rule == "lax" else "low"
@@ -106,9 +108,11 @@ def row(records: Sequence[Record], group: str, rule: str, baseline: str) -> Row:
 def rows_by(
     records: Sequence[Record], key: Callable[[Record], str], rules: Sequence[str] = RULES
 ) -> list[Row]:
-    """Return a row for each group, rule and baseline, and rows for all records (`OVERALL`).
+    """Return a row for each group, rule and baseline, and rows for all records together
+    (`OVERALL`).
 
-    `key` returns the group of a record. A single group is left out, because it equals `OVERALL`.
+    `key`: function that returns the group of a record. A single group is left out, because it
+    equals `OVERALL`.
     """
     groups = {OVERALL: list(records)}
     for record in records:
@@ -132,7 +136,8 @@ def family_of(record: Record) -> str:
 
 
 def geometric_mean(values: Sequence[float]) -> Mean | None:
-    """Return the geometric mean with a percentile bootstrap interval; None without values."""
+    """Return the geometric mean of positive values with a percentile bootstrap interval; None
+    without values."""
     logs = [math.log(value) for value in values if value > 0]
     if not logs:
         return None
@@ -153,7 +158,7 @@ def statuses(records: Sequence[Record]) -> dict[str, int]:
 
 
 def device_seconds(records: Sequence[Record]) -> list[float]:
-    """Return the seconds for which each problem held its device exclusively, to time kernels."""
+    """Return, for each problem, the seconds of exclusive use of its device for timing."""
     held: list[Any] = [record.get("seconds", {}).get("timing_s") for record in records]
     return [float(seconds) for seconds in held if seconds is not None]
 
@@ -161,7 +166,7 @@ def device_seconds(records: Sequence[Record]) -> list[float]:
 def stage_seconds(records: Sequence[Record]) -> dict[str, float]:
     """Return the median seconds of each stage over all problems, the longest stage first.
 
-    A problem without a stage counts with zero seconds.
+    A stage that a problem skipped takes zero seconds.
     """
     tables = [stages for record in records if isinstance(stages := record.get("stages"), dict)]
     found = {

@@ -1,9 +1,9 @@
 """Compare two benchmarks: which problems became faster, slower, newly accepted or newly failing.
 
-A problem counts as faster or slower only if two pairs of intervals are disjoint: those of the times
-and those of the speedups over eager. Eager was timed together with the result in each benchmark, so
-a busy or slow machine changes the times but not the speedups. Not covered: results of different
-devices, which are not compared.
+A problem is reported as faster or slower only if two pairs of intervals are disjoint: those of the
+times and those of the speedups over eager. Eager was timed together with the result in each
+benchmark, so a busy or slow machine changes the times but not the speedups.
+Not covered: results of different devices, which are not compared.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ RESULT = "candidate"
 
 @dataclass(frozen=True)
 class Change:
-    """One problem whose result differs between the benchmarks."""
+    """A problem whose result differs between the two benchmarks."""
 
     problem: str
     text: str
     ratio: float | None = None
-    """New speedup over eager divided by the old one; None if either was not timed."""
+    """Speedup over eager in the new benchmark divided by that in the old one; None if one of them
+    was not timed."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Differences from one benchmark (before) to another (after)."""
+    """Differences between an older benchmark (before) and a newer one (after)."""
 
     newly_accepted: tuple[Change, ...]
     newly_failing: tuple[Change, ...]
@@ -41,12 +42,13 @@ class Comparison:
     missing: tuple[str, ...]
     """Names of problems that only one of the two benchmarks has."""
     speedup: Mean | None
-    """Geometric mean of `Change.ratio` over the problems that were accepted in both."""
+    """Geometric mean of `Change.ratio` over the problems whose kernel was accepted in both
+    benchmarks."""
     notes: tuple[str, ...]
 
 
 def compare(before: Sequence[Record], after: Sequence[Record]) -> Comparison:
-    """Compare two benchmarks by the newest record of each problem."""
+    """Compare two benchmarks by the newest record of each problem; return the differences."""
     old = {record["problem"]: record for record in latest(list(before))}
     new = {record["problem"]: record for record in latest(list(after))}
     found: dict[str, list[Change]] = {"accepted": [], "failing": [], "faster": [], "slower": []}
@@ -83,12 +85,16 @@ def _state(record: Record) -> str:
 
 
 Pair = tuple[dict[str, float], dict[str, float]]
-"""One figure with its interval: in the old benchmark and in the new one."""
+"""One figure (value with interval limits) in the old benchmark, and the same figure in the new
+one."""
 
 
 def _figures(a: Record, b: Record) -> tuple[Pair, Pair] | None:
-    """Return (times before and after, speedups over eager before and after); None if a figure is
-    missing or the devices differ."""
+    """Return (times of the result before and after, speedups over eager before and after) of one
+    problem.
+
+    None if a figure is missing or the devices differ.
+    """
     if a.get("device") != b.get("device"):
         return None
     first, second = (record.get("times", {}).get(RESULT) for record in (a, b))
@@ -107,7 +113,8 @@ def _direction(times: Pair, speedups: Pair) -> str:
 
 
 def _notes(old: Sequence[Record], new: Sequence[Record]) -> tuple[str, ...]:
-    """Return what else differs between the two: device, tool, settings."""
+    """Return one line for each difference in device, cuagent version or settings between the two
+    benchmarks."""
     notes = []
     for what in ("device", "cuagent"):
         values = [sorted({str(record.get(what, "unknown")) for record in r}) for r in (old, new)]

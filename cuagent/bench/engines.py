@@ -1,7 +1,8 @@
-"""Run the process of one problem: on this machine, or on a Ray cluster.
+"""Run each benchmark problem in its own process: on this machine, or on a Ray cluster.
 
-`Engine.run` takes an order, reports progress, and returns the record. It raises EngineLost if the
-process ended without a record. Not covered: which problem runs when (`scheduler.py`).
+`Engine.run` runs an order, reports progress, and returns the record. It raises EngineLost if the
+process ended without a record.
+Not covered: the order of the problems (`scheduler.py`).
 """
 
 from __future__ import annotations
@@ -28,30 +29,33 @@ from cuagent.worker.fork_server import Child
 
 Report = Callable[[dict[str, Any]], None]
 CERTIFY_S = 300.0
-"""Seconds allowed for certificates and opening, in addition to a problem's time limit."""
+"""Seconds allowed for certifying and opening a problem, in addition to its time limit."""
 GRACE_S = 10.0
-"""Seconds that an interrupted process gets to end its child processes before it is killed."""
+"""Seconds between the interrupt of a process and its kill, for ending its child processes."""
 ENDING_S = 5.0
 """Longest wait in seconds for a process to exit after it closed its channel."""
 
 
 class EngineLost(Exception):
-    """A problem's process ended without a record. The message is one line with the reason."""
+    """Error: a problem's process ended without a record. The message is one line with the
+    reason."""
 
 
 class Cancelled(Exception):
-    """The problem was cancelled, so it has no record."""
+    """Error: the problem was cancelled, so it has no record."""
 
 
 class Engine(Protocol):
-    """Runs problems. Several threads may call `run` at the same time."""
+    """Protocol of objects that run benchmark problems. Several threads may call `run` at the same
+    time."""
 
     def run(self, order: Order, report: Report) -> Record:
-        """Return the record of a problem. Raises EngineLost and Cancelled."""
+        """Run one problem and return its record; pass progress messages to `report`. Raises
+        EngineLost and Cancelled."""
         ...
 
     def cancel(self) -> None:
-        """End all problems in progress; later calls of `run` raise Cancelled."""
+        """End all running problems; later calls of `run` raise Cancelled."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -60,7 +64,7 @@ class Engine(Protocol):
 
 
 def limit_s(order: Order) -> float:
-    """Return the seconds after which a problem's process is killed.
+    """Return the time in seconds after which a problem's process is killed.
 
     The optimization stops at `max_time_s`; after that the best attempts may still be judged.
     """
@@ -68,7 +72,8 @@ def limit_s(order: Order) -> float:
 
 
 class LocalEngine:
-    """Runs each problem in a process of this machine, forked from one that has imported torch.
+    """Runs each problem in a process of this machine, forked from a process that has imported
+    torch.
 
     The first problem, or a `with` block, starts the fork server; `close` ends it.
     """
@@ -195,9 +200,10 @@ def _signal(child: Child, number: int) -> None:
 
 
 def _why(code: int | None, log: Path) -> str:
-    """Return why a process ended without a record, with the last line of its log.
+    """Return the reason, as text, why a process ended without a record, with the last line of its
+    log.
 
-    `code` is its exit code, negative for a signal; None if unknown.
+    `code`: exit code, negative for a signal; None if unknown.
     """
     if code == INTERRUPTED:
         return "its process was interrupted"
@@ -237,7 +243,7 @@ class RayEngine:
 
     @property
     def slots(self) -> int:
-        """Number of problems that the cluster runs at the same time."""
+        """Number of problems that the cluster can run at the same time."""
         resources = self._ray.cluster_resources()
         places = resources.get("CPU", 1) / self._cpus
         if self._gpus:

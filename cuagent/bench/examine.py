@@ -1,7 +1,8 @@
-"""Examine a reference for `certificates.py`, in a forked process that runs the user's module.
+"""Find the certificates of a reference for `certificates.py`, in a forked process that runs the
+user's module.
 
-The lax rule of the published comparisons decides if an answer passes: `allclose` with atol = rtol =
-1e-2 on several draws of `get_inputs`. A degenerate answer passes it without the computation.
+An answer passes by the lax rule of the published comparisons: `allclose` with atol = rtol = 1e-2 on
+several draws of `get_inputs`. An answer is degenerate if it passes without the computation.
 """
 
 from __future__ import annotations
@@ -28,23 +29,24 @@ if TYPE_CHECKING:
     from cuagent.task.reference import Reference
 
 TOLERANCE = 1e-2
-"""atol and rtol of the lax rule."""
+"""Tolerances atol and rtol of the lax correctness rule."""
 DRAWS = 3
-"""Number of draws of the inputs on which a degenerate answer must pass."""
+"""Number of input draws on all of which a degenerate answer must pass."""
 SMALL_GRADIENT = 1e-3
-"""A weight is replaced as a test if |gradient| times |weight| is below this share of |output|."""
+"""Threshold on |gradient| times |weight| as a share of |output|. Only weights below it are replaced
+as a test."""
 MOST_WEIGHTS = 64
 """Largest number of weights that are replaced as a test."""
 STAGES = 5
-"""Time limit of the whole examination, as a multiple of the budget for dead parts."""
+"""Ratio of the time limit of the whole examination to the budget for dead parts."""
 SHOWN = 4
-"""Largest number of names that one certificate lists."""
+"""Largest number of weights or operators that one certificate lists by name."""
 LEAST_HALVED = 4
 """Smallest size of a dimension that is tested with its second half left out."""
 
 
 def serve(channel: socket.socket, folder: Path) -> None:
-    """Examine the task that the request names, and send the findings."""
+    """Examine the task of the request file in `folder`, and send the certification on `channel`."""
     try:
         order = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
         task = task_from_json(order["task"])
@@ -70,7 +72,8 @@ def serve(channel: socket.socket, folder: Path) -> None:
 
 
 class Examination:
-    """Examination of one reference; each public generator yields certificates of one kind."""
+    """State and methods of the examination of one reference; each public generator yields
+    certificates of one kind."""
 
     def __init__(
         self,
@@ -78,8 +81,11 @@ class Examination:
         budget_s: float,
         give_way: Callable[[], None] = lambda: None,
     ) -> None:
-        """`budget_s` limits the search for dead parts. `give_way` is called before each run of the
-        reference, while the device is idle."""
+        """Build the model and draw the first inputs.
+
+        `budget_s`: time limit in seconds of the search for dead parts. `give_way` is called before
+        each run of the reference, while the device is idle.
+        """
         self.reference = reference
         self._give_way = give_way
         self.budget_s = budget_s
@@ -89,7 +95,7 @@ class Examination:
         self.fixed = False
         """True if the output does not depend on the inputs at all."""
         self.ignored: set[int] = set()
-        """Indices of inputs without effect."""
+        """Indices of the inputs that do not change the problem's output."""
         self.inputs = reference.inputs(0)
         self._copied = True
         """True if the model writes to its inputs, so that each call needs copies."""
@@ -101,10 +107,8 @@ class Examination:
         self.inputs = kept if self._copied else self.inputs
 
     def run(self, inputs: Sequence[Any], model: nn.Module | None = None) -> list[Tensor]:
-        """Return copies of the outputs of one call of `model`, without a change of `inputs`.
-
-        `model` defaults to the reference.
-        """
+        """Return copies of the output tensors of one call of `model` (default: the reference),
+        without a change of `inputs`."""
         import torch
 
         self._give_way()
@@ -113,14 +117,16 @@ class Examination:
         return [leaf.detach().clone() for leaf in flatten(output, "output")[0]]
 
     def drawn(self, seed: int) -> tuple[list[Any], list[Tensor]]:
-        """Return the inputs and outputs of the draw `seed`; only draw 0 is cached."""
+        """Return (inputs, outputs) of the reference for the draw with this seed; only draw 0 is
+        cached."""
         if seed == 0:
             return self.inputs, self.output
         inputs = self.reference.inputs(seed)
         return inputs, self.run(inputs)
 
     def certification(self) -> Certification:
-        """Run all examinations in order; skip those whose result an earlier one implies."""
+        """Run all examinations in order and return the certification; skip those whose result an
+        earlier one implies."""
         import torch
 
         from cuagent.bench.families import family_of
@@ -154,21 +160,25 @@ class Examination:
     def _in_time(
         self, what: str, examine: Callable[[], Iterator[Certificate]]
     ) -> Iterator[Certificate]:
-        """Run one examination unless the deadline has passed. Add a note if the deadline cut it
-        short; `what` names it there."""
+        """Run one examination unless the deadline has passed.
+
+        If the deadline cuts the examination short, add a note; `what` describes the examination in
+        the note.
+        """
         if time.monotonic() < self.deadline:
             yield from examine()
         if time.monotonic() >= self.deadline:
             self.notes.append(f"not examined to the end for lack of time: {what}")
 
     def random(self) -> Iterator[Certificate]:
-        """Look for outputs that differ between two calls on equal inputs."""
+        """Yield a certificate if two calls on equal inputs give different outputs."""
         again = self.run(self.inputs)
         if not passes(again, self.output):
             yield Certificate(Kind.RANDOM, "two calls on equal inputs differ")
 
     def trivial_answers(self) -> Iterator[Certificate]:
-        """Test if a constant, zeros or an unchanged input passes as the output on every draw."""
+        """Yield a certificate if a constant, zeros or an unchanged input passes as the output on
+        every draw."""
         import torch
 
         from cuagent.bench.traced_operators import unchanged
@@ -192,7 +202,8 @@ class Examination:
             yield Certificate(Kind.IDENTITY, f"input {index} passes for the output")
 
     def ignored_inputs(self) -> Iterator[Certificate]:
-        """Find inputs without effect: another draw of such an input gives an output that passes."""
+        """Yield certificates of inputs without effect: after a new draw of that input alone, the
+        output still passes."""
         import torch
 
         if len(list(_tensors(self.inputs))) < 2:
@@ -212,7 +223,7 @@ class Examination:
                 yield Certificate(Kind.IGNORED_INPUT, f"input {index} may hold other numbers")
 
     def partial(self) -> Iterator[Certificate]:
-        """Look for dimensions whose second half may be left out of the computation."""
+        """Yield certificates of dimensions whose second half can be left out of the computation."""
         import torch
 
         used = [x for n, x in enumerate(self.inputs) if n not in self.ignored]
@@ -240,14 +251,16 @@ class Examination:
         return True
 
     def ignored_weights(self) -> Iterator[Certificate]:
-        """Look for weights that can be replaced without a change of the output beyond roundoff."""
+        """Yield a certificate of the weights that can be replaced without a change of the output
+        beyond roundoff."""
         names = [name for name in self._suspects() if self._has_no_effect(name)]
         if names:
             more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
             yield Certificate(Kind.IGNORED_WEIGHT, ", ".join(names[:SHOWN]) + more)
 
     def _suspects(self) -> list[str]:
-        """Return the names of weights with a gradient near zero; all if gradients do not exist."""
+        """Return the names of weights that may have no effect: those with a gradient near zero, or
+        all if there are no gradients."""
         import torch
 
         weights = dict(self.model.named_parameters())
@@ -285,7 +298,7 @@ class Examination:
                 weight.copy_(kept)
 
     def dead_parts(self, operators: Sequence[Any]) -> Iterator[Certificate]:
-        """Look for operators whose result has no effect on the output."""
+        """Yield certificates of operators whose result has no effect on the output."""
         from cuagent.bench.traced_operators import without_effect
 
         again: Callable[[], list[Tensor]] = lambda: self.run(self.inputs)  # noqa: E731
@@ -296,7 +309,8 @@ class Examination:
             yield Certificate(Kind.DEAD, _labels([operators[n] for n in dead]))
 
     def training_mode(self) -> Iterator[Certificate]:
-        """Look for a difference between training mode, which KernelBench uses, and eval mode."""
+        """Yield a certificate if training mode, which KernelBench uses, gives another output than
+        eval mode."""
         from cuagent.task.reference import training_note
 
         if not training_note(self.reference.task, self.model):
@@ -317,7 +331,7 @@ class Examination:
 
 
 def passes(output: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-    """Return True if an output passes the lax rule."""
+    """Return True if `output` passes as `expected` under the lax rule."""
     import torch
 
     if [t.shape for t in output] != [t.shape for t in expected]:
@@ -331,7 +345,7 @@ def passes(output: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
 
 
 def _is_identity(given: Any, output: Sequence[Tensor]) -> bool:
-    """Return True if there is one output and the input passes as that output."""
+    """Return True if the reference has one output, and the input `given` passes as that output."""
     import torch
 
     if len(output) != 1 or not isinstance(given, torch.Tensor):
@@ -342,9 +356,11 @@ def _is_identity(given: Any, output: Sequence[Tensor]) -> bool:
 
 
 def _halved(value: Any, dimension: int, size: int) -> Any:
-    """Return a copy of the tensor with the second half of a dimension replaced by the first half.
+    """Return a copy of a tensor in which the second half of `dimension` is replaced by the first
+    half.
 
-    Returns `value` itself if it is not a tensor, has another size there, or its halves are equal.
+    Returns `value` itself if it is not a tensor, its size there is not `size`, or both halves are
+    equal.
     """
     import torch
 

@@ -1,8 +1,8 @@
 """Name the operator family of a problem from the operators that one call runs.
 
 The names are those of docs/research: `product`, `convolution`, `transposed convolution 3D`, ...,
-with `and more` if the call also runs other operators that compute. Many products or convolutions
-make the problem an `MLP` or a `convolutional network`.
+with `and more` if the call also runs other computing operators. A problem with many products or
+convolutions is called an `MLP` or a `convolutional network`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PRODUCTS = names_in(
 )
 CONVOLUTIONS = frozenset(["convolution", "_convolution", "convolution_overrideable"])
 LAYERS = 4
-"""A problem with at least this many products or convolutions counts as a network."""
+"""Least number of products or convolutions from which a problem is called a network."""
 RECURRENT = ("rnn", "lstm", "gru")
 LOSSES = ("loss", "kl_div", "cross_entropy", "nll", "embedding_bag_loss")
 SCANS = ("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin")
@@ -33,10 +33,10 @@ REDUCTIONS = names_in(
 
 
 def family_of(operators: Sequence[Operator], scalar: bool, inputs: int, recurrent: bool) -> str:
-    """Return the family of a problem.
+    """Return the name of a problem's operator family.
 
-    `scalar` is True if the output is one number, `inputs` the number of input tensors, `recurrent`
-    True if the model has a recurrent module.
+    `operators`: operators of one call. `scalar`: True if the output is one number. `inputs`: number
+    of input tensors. `recurrent`: True if the model has a recurrent module.
     """
     names = [operator.name for operator in operators]
     if recurrent or any(word in name for name in names for word in RECURRENT):

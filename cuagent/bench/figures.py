@@ -1,4 +1,4 @@
-"""Turn a judgement and a ladder into the figures of a record, in plain values with units.
+"""Convert a judgement and a ladder to the figures of a record, in plain values with units.
 
 `parts` splits the speedup over eager into factors: torch.compile or another mode (`compiler`,
 `graph`), memory format (`layout`), admitted arithmetic (`precision`), and the kernel over the best
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from cuagent.timing import Arm, Ratio, Timing
 
 CERTAIN = 1.1
-"""A result counts as algebra only if it takes less than 1/1.1 of the least time for the reference's
-operations."""
+"""Margin of the claim that a speedup comes from algebra: the result must take less than 1/1.1 of
+the least time for the reference's operations."""
 PARTS = {
     "channels_last": "layout",
     "tf32": "precision",
@@ -35,7 +35,7 @@ PARTS = {
     "cuda_graph": "graph",
     "cudnn_benchmark": "algorithms",
 }
-"""Name in `parts` of the factor that each option of a rung contributes to."""
+"""Name of the factor in `parts` for each option of a rung's name."""
 
 
 def figures(
@@ -44,7 +44,8 @@ def figures(
     certification: Certification,
     arithmetic_s: float | None,
 ) -> dict[str, Any]:
-    """Return times, ratios, roofline, parts and verdicts; fields without a figure are None.
+    """Return the fields of a record that contain times, ratios, roofline, parts and verdicts; None
+    where a figure is missing.
 
     `arithmetic_s`: seconds for the reference's operations at the highest rate of the device.
     """
@@ -82,7 +83,8 @@ def figures(
 
 
 def _times(timing: Timing | None, ladder: Ladder | None) -> dict[str, Any]:
-    """Return the times of each arm by name, from the timing of the result, else from the ladder."""
+    """Return the time of each arm by name: from the timing of the result, or else from the
+    ladder."""
     times: dict[str, Any] = {}
     for rung in ladder.rungs if ladder is not None else ():
         if not math.isnan(rung.seconds):
@@ -143,9 +145,10 @@ def arithmetic_seconds(task: Task, fork_server: ForkServer) -> float | None:
 def _parts(
     times: dict[str, Any], best: str | None, gain: Any, algebra: float | None
 ) -> dict[str, float]:
-    """Return the factors of the speedup over eager by name; unmeasured ones are left out.
+    """Return the factors of the speedup over eager by name (see the module); factors without a
+    measurement are left out.
 
-    `best` is the name of the best rung. `algebra` is the bound `algebra_at_least`.
+    `best`: name of the best rung. `algebra`: the bound `algebra_at_least`.
     """
     parts: dict[str, float] = {}
     if best is not None and best != EAGER and EAGER in times:

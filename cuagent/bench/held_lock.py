@@ -1,4 +1,4 @@
-"""A device lock that counts the seconds for which a problem held its device.
+"""Device lock that adds up the seconds for which a problem uses its device.
 
 All benchmarks of one user on one machine share the lock of a GPU, so only one of them times on it
 at a time.
@@ -20,23 +20,24 @@ from cuagent.device_lock import DeviceLock, GiveWay
 
 @dataclass
 class Held:
-    """Seconds for which one problem held its device."""
+    """Seconds for which one problem has held the lock of its device."""
 
     exclusive_s: float = 0.0
-    """Seconds of exclusive use, for timing."""
+    """Seconds for which one problem had exclusive use of the device, for timing."""
     shared_s: float = 0.0
-    """Seconds of shared use, for certifying, opening and verifying."""
+    """Seconds for which one problem shared the device: for certifying, opening and verifying."""
 
 
 @dataclass(frozen=True)
 class HeldLock(DeviceLock):
-    """`DeviceLock` that adds up the seconds of its use in `held`."""
+    """`DeviceLock` that adds the seconds of its use to `held`."""
 
     held: Held = field(default_factory=Held)
 
     @contextmanager
     def shared(self) -> Iterator[GiveWay]:
-        """Hold the device together with others; count the time."""
+        """Hold the lock in shared mode, together with other processes; add the time to
+        `held.shared_s`."""
         with super().shared() as give_way:
             began, waited = time.monotonic(), 0.0
 
@@ -53,7 +54,7 @@ class HeldLock(DeviceLock):
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Hold the device alone; count the time."""
+        """Hold the lock in exclusive mode; add the time to `held.exclusive_s`."""
         with super().exclusive():
             began = time.monotonic()
             try:
@@ -65,7 +66,7 @@ class HeldLock(DeviceLock):
 def lock_file(gpu: str) -> Path:
     """Return the path of a GPU's lock file, which all processes of the user share.
 
-    `gpu` is named as in CUDA_VISIBLE_DEVICES.
+    `gpu`: name of the GPU as in CUDA_VISIBLE_DEVICES.
     """
     folder = Path(tempfile.gettempdir()) / f"cuagent-bench-{os.getuid()}"
     with suppress(FileExistsError):  # it may also be a link

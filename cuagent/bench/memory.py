@@ -1,9 +1,10 @@
-"""Share a GPU's memory among the problems in flight: a problem starts when its share is free.
+"""Divide a GPU's memory among the running problems: a problem starts when the memory that it claims
+is free.
 
 The size of one call is found without allocation, by running the reference on fake tensors in a
-trusted child. Problems wait in a queue, so small ones cannot delay a large one forever. Not
-covered: memory of other programs, and memory that a candidate allocates beyond its share; a problem
-that fails for lack of memory runs again alone (`scheduler.py`).
+trusted child process. Problems wait in a queue, so small ones cannot delay a large one forever.
+Not covered: memory of other programs, and memory that a candidate allocates beyond its claim; a
+problem that fails for lack of memory runs again alone (`scheduler.py`).
 
 Invariant: a claim on memory ends when its process ends, also after a crash.
 """
@@ -33,20 +34,24 @@ from cuagent.worker.channel import receive_message, send_message
 
 REQUEST = "size.json"
 SIZE_S = 60.0
-"""Time limit in seconds of finding the size of a call."""
+"""Time limit in seconds for finding the memory size of a call."""
 CALLS_HELD = 50
-"""Memory that a usual verdict and timing need at the same time, in units of one call's tensors."""
+"""Memory that a usual verdict and timing need at the same time, in multiples of one call's
+tensors."""
 LEAN_CALLS_HELD = 16
-"""The same for a large task. Its memory plan uses eight units (`verify/memory_plan.py`); the rest
-is for allocators and the reference's intermediate results."""
+"""Like `CALLS_HELD`, for a large task. Its memory plan needs eight multiples
+(`verify/memory_plan.py`); the rest is for allocators and the reference's intermediate results."""
 RUNS_HELD = 8
-"""Number of processes that keep the memory of a run's intermediate results, such as those of the
-arms that a timing compares. Without it, a convolution with a pool behind it took all memory of
-three other problems (H100)."""
+"""Number of processes whose allocators hold the memory of a call's intermediate results at the same
+time, such as the arms of a timing.
+
+Without this term, a convolution that a pool follows used all the memory of three other problems
+(H100).
+"""
 CONTEXTS = 6 << 30
-"""Bytes that the CUDA contexts of a problem's processes take together."""
+"""Memory in bytes of the CUDA contexts of all processes of one problem."""
 USABLE = 0.95
-"""Largest share of a GPU's memory that all claims may take together."""
+"""Largest share of a GPU's memory that all claims together may reach."""
 UNKNOWN_PART = 1 / 3
 """Share of the memory that a problem of unknown size claims."""
 POLL_S = 0.1
@@ -54,19 +59,20 @@ POLL_S = 0.1
 
 @dataclass(frozen=True)
 class Size:
-    """Size of a problem on its GPU, in bytes."""
+    """GPU memory that a problem needs, in bytes."""
 
     call: int | None
-    """Bytes of inputs, weights and outputs of one call; None if the reference does not run on fake
-    tensors."""
+    """Bytes of the inputs, weights and outputs of one call; None if the reference does not run on
+    fake tensors."""
     total: int
     """Total memory of the GPU in bytes."""
     between: int = 0
-    """Bytes of intermediate results that one call holds at the same time."""
+    """Bytes of intermediate results that exist at the same time within one call."""
 
     @property
     def claim(self) -> int:
-        """Return the bytes that the problem claims, at most `USABLE` of the GPU's memory.
+        """Return the bytes of GPU memory to reserve for the problem, at most `USABLE` of the GPU's
+        memory.
 
         If one call takes more than `SHARE` of the memory, the plan for large tasks applies.
         """
@@ -78,12 +84,12 @@ class Size:
 
     @property
     def takes_most(self) -> bool:
-        """Return True if the claim leaves less than half of the memory to other problems."""
+        """Return True if the claim leaves less than half of the usable memory to other problems."""
         return self.claim > USABLE * self.total / 2
 
 
 def size_of(task: Task, fork_server: ForkServer) -> Size:
-    """Return the size of a task on its GPU. Raises ForkServerError and TaskError."""
+    """Return the memory size of a task on its GPU. Raises ForkServerError and TaskError."""
     folder = Path(tempfile.mkdtemp(prefix="size-", dir=fork_server.folder))
     (folder / REQUEST).write_text(json.dumps(task_to_json(task)), encoding="utf-8")
     child = fork_server.fork("cuagent.bench.memory", folder, {})
@@ -100,7 +106,11 @@ def size_of(task: Task, fork_server: ForkServer) -> Size:
 
 @contextmanager
 def claimed(folder: Path, size: Size) -> Iterator[None]:
-    """Wait for a problem's share of the memory and hold it. `folder` has the claims of one GPU."""
+    """Wait until the problem's claim fits into the free GPU memory, and reserve it inside this
+    context.
+
+    `folder`: folder with the claim files of all problems on this GPU.
+    """
     folder.mkdir(mode=0o700, exist_ok=True)
     own = folder / f"{os.getpid()}.claim"
     with own.open("w") as held:
@@ -119,7 +129,8 @@ def claimed(folder: Path, size: Size) -> Iterator[None]:
 
 
 def _claims_of_others(folder: Path, own: Path) -> int:
-    """Return the sum of the claims of living processes; remove those of dead ones."""
+    """Return the total bytes claimed by other living processes; delete the claim files of dead
+    ones."""
     claims = 0
     for path in folder.glob("*.claim"):
         if path == own:
@@ -138,7 +149,8 @@ def _claims_of_others(folder: Path, own: Path) -> int:
 
 
 def serve(channel: socket.socket, folder: Path) -> None:
-    """Read the task from `folder` and send the size of one call, and of the GPU's memory."""
+    """Read the task from `folder` and send the size of one call and of the GPU's memory, in
+    bytes."""
     import torch
 
     task = task_from_json(json.loads((folder / REQUEST).read_text(encoding="utf-8")))
@@ -149,9 +161,9 @@ def serve(channel: socket.socket, folder: Path) -> None:
 
 
 def bytes_of_call(task: Task) -> tuple[int | None, int]:
-    """Return the bytes of inputs, weights and outputs of one call, and of intermediate results.
+    """Return (bytes of the inputs, weights and outputs of one call, bytes of intermediate results).
 
-    None and 0 if the reference does not run on fake tensors. The sizes are those on a CPU: fake
+    (None, 0) if the reference does not run on fake tensors. The sizes are those on a CPU: fake
     weights cannot be moved to a GPU, and an operator refuses tensors of two devices. Changes
     `nn.Module._apply` for the rest of the process.
     """
@@ -180,7 +192,7 @@ def bytes_of_call(task: Task) -> tuple[int | None, int]:
 
 
 def _size(tree: Any) -> int:
-    """Return the bytes of all tensors of a tree."""
+    """Return the total bytes of all tensors in nested containers."""
     import torch
     from torch.utils import _pytree
 

@@ -1,4 +1,5 @@
-"""The order for the process of one problem, and the settings that all problems share."""
+"""Define the order for one problem (the input of its process), and the settings that all problems
+share."""
 
 from __future__ import annotations
 
@@ -7,21 +8,24 @@ from enum import StrEnum
 from typing import Any
 
 DEFERRED = "deferred"
-"""Status of a problem that is left for later; a record with it is not written to the results."""
+"""Status of a problem that is postponed; a record with this status is not written to the
+results."""
 
 
 class Rules(StrEnum):
-    """Operators that a candidate may call."""
+    """Rule set for the operators that a candidate may call."""
 
     PRACTICAL = "practical"
-    """All operators: the module need only be right and faster."""
+    """All operators; the module must only be right and faster."""
     KERNELS_ONLY = "kernels-only"
-    """Only products (cuBLAS) and convolutions (cuDNN), and operators that compute nothing."""
+    """Only products (cuBLAS), convolutions (cuDNN) and operators that compute nothing; all else
+    must be kernels."""
 
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """Settings of a benchmark. Each can change results, so all are part of a result's key."""
+    """Settings of a benchmark. Each can change results, so all are part of the key that identifies
+    a result."""
 
     model: str = "expert"
     rules: Rules = Rules.PRACTICAL
@@ -30,9 +34,9 @@ class BenchSettings:
     isolation: str = "auto"
     max_steps: int = 100
     max_cost: float | None = 5.0
-    """Limit in US dollars for each problem; None for no limit."""
+    """Limit of the model's cost for each problem in US dollars; None: no limit."""
     max_time_s: float = 900.0
-    """Limit of the wall time in seconds for each problem, without the certificates."""
+    """Limit of the wall time in seconds for each problem, without the time for certificates."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"rules": str(self.rules)}
@@ -44,7 +48,7 @@ class BenchSettings:
 
 @dataclass(frozen=True)
 class Order:
-    """One problem, with all that its process needs to know."""
+    """One problem with all data that its process needs."""
 
     problem: str
     path: str
@@ -53,20 +57,21 @@ class Order:
     settings: BenchSettings
     key: str
     runs: str
-    """Folder for the logs of runs."""
+    """Folder for the logs of the agent's runs."""
     gpu: str | None = None
-    """Value of CUDA_VISIBLE_DEVICES; None for a CPU, or for the GPU that the process already has.
-    """
+    """Value of CUDA_VISIBLE_DEVICES for the process; None for a CPU, or for the GPU that the
+    process already has."""
     cores: tuple[int, ...] = ()
-    """Processors that the process may use; empty means all."""
+    """Indices of the CPU cores that the process may use; empty means all."""
     endpoints: dict[str, Any] | None = None
-    """Model servers from the user's configuration; None if there are none."""
+    """Model servers from the user's configuration, by name; None if there are none."""
     prices: dict[str, Any] | None = None
     may_defer: bool = False
-    """True if a problem that needs most of its GPU's memory ends with the status `DEFERRED`."""
+    """True to postpone a problem that needs most of its GPU's memory: it ends with the status
+    `DEFERRED`."""
 
     alone: bool = False
-    """True if no other problem uses the GPU meanwhile."""
+    """True if no other problem uses the GPU at the same time."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"settings": self.settings.to_json(), "cores": list(self.cores)}

@@ -1,7 +1,8 @@
-"""Write the results as one HTML page: tables, charts, and a list that sorts. No network needed.
+"""Write the results as one HTML page with tables, charts, and a sortable list of problems. The page
+needs no network.
 
-The charts are SVG made here (`charts.py`); the page's script only sorts and filters the list.
-Every text of a problem is escaped, because titles and reasons come from foreign files.
+The charts are SVG from `charts.py`; the page's script only sorts and filters the list. Every text
+of a problem is escaped, because titles and reasons come from foreign files.
 """
 
 from __future__ import annotations
@@ -81,12 +82,12 @@ TEXT_HEADS = frozenset(HEADS[i] for i in (0, 1, 2, 3, 7, 10, 13, 14))
 
 
 def write_page(records: Sequence[Record], path: Path) -> None:
-    """Write the page atomically, so that a reader never sees half of it."""
+    """Write the results page to `path` atomically: a reader never sees a partial file."""
     write_file(path.parent, path.name, page(records).encode("utf-8"))
 
 
 def page(records: Sequence[Record]) -> str:
-    """Return the page as HTML."""
+    """Return the results page of the records as HTML."""
     found = ", ".join(f"{number} {name}" for name, number in statuses(records).items())
     parts = [
         "<h1>cuagent bench</h1>",
@@ -117,7 +118,7 @@ def page(records: Sequence[Record]) -> str:
 
 
 def _about(records: Sequence[Record]) -> str:
-    """Return device, versions, settings and dates of the records as HTML."""
+    """Return device, versions, settings and dates of the records as an HTML fragment."""
     settings = {f"{k} {v}" for r in records for k, v in r["settings"].items()}
     versions = {f"{k} {v}" for r in records for k, v in (r.get("versions") or {}).items()}
     lines = {

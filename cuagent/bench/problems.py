@@ -1,7 +1,9 @@
-"""Find the problems of a benchmark: a KernelBench checkout, a folder of tasks, or a parquet file.
+"""Find the problems of a benchmark: in a KernelBench checkout, a folder of tasks, or a parquet
+file.
 
-All are files with `Model`, `get_inputs` and `get_init_inputs`. This module reads names only and
-imports neither torch nor a problem's file. Not covered: whether a problem runs (`solve.py`).
+A problem is a file with `Model`, `get_inputs` and `get_init_inputs`. This module reads names only
+and imports neither torch nor a problem's file.
+Not covered: whether a problem runs (`solve.py`).
 
 Invariant: order and names of the problems depend on the source only, so an interrupted benchmark
 can resume.
@@ -17,15 +19,16 @@ from pathlib import Path
 
 CUAGENT_FOLDER = ".cuagent"
 LEVELS = (1, 2, 3)
-"""Levels of KernelBench with a published comparison; level 4 has whole language models."""
+"""Levels of KernelBench for which comparisons are published; level 4 has whole language models."""
 TASK_FOLDER = "tasks"
-"""Folder below the output folder for tasks that come from a parquet file."""
+"""Name of the folder, below the output folder, for tasks extracted from a parquet file."""
 COLUMNS = ("ops", "data_source", "code")
-"""Columns of CUDA-Agent-Ops-6K that are read; only `code` is necessary."""
+"""Columns that are read of the data set CUDA-Agent-Ops-6K; only `code` is necessary."""
 
 
 class BenchError(Exception):
-    """The benchmark cannot be run. The message is one line: what, where, what to do."""
+    """Error: the benchmark cannot run. The message is one line: what happened, where, what to
+    do."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Problem:
     """Unique name within the benchmark, for instance `L1/19`."""
     path: Path
     group: str
-    """Row of the result table that counts the problem, for instance `level 1`."""
+    """Group of the result table to which the problem belongs, for instance `level 1`."""
     title: str = ""
     """Name of the problem in its source, or its operators."""
 
@@ -44,7 +47,8 @@ class Problem:
 def kernelbench(root: Path, levels: Sequence[int] = LEVELS, wanted: str = "") -> list[Problem]:
     """Return the problems of a KernelBench checkout. Raises BenchError.
 
-    `wanted` selects problems: `1-10,23` in every level, `2/80` or `L2/80` in one.
+    `wanted` selects problems by number: `1-10,23` in every level, `2/80` or `L2/80` in one level;
+    "" means all.
     """
     base = root / "KernelBench" if (root / "KernelBench").is_dir() else root
     selected = parse_selection(wanted)
@@ -84,10 +88,10 @@ def _numbered(folder: Path) -> Iterable[tuple[int, Path]]:
 
 
 def folder_of_tasks(folder: Path, wanted: str = "") -> list[Problem]:
-    """Return the task files below a folder, in the order of their names. Raises BenchError.
+    """Return the task files below a folder as problems, sorted by name. Raises BenchError.
 
-    `wanted` is a comma-separated list of names; "" means all. Files without `Model` and
-    `get_inputs` are left out.
+    `wanted`: comma-separated list of names; "" means all. Files without `Model` and `get_inputs`
+    are left out.
     """
     files = sorted(file for file in folder.rglob("*.py") if _is_task(file, folder))
     problems = [
@@ -121,7 +125,8 @@ def _is_task(file: Path, folder: Path) -> bool:
 
 
 def refuse_links(out: Path, parts: Iterable[str] = ()) -> None:
-    """Raise BenchError if `out`, one of its `parts`, or a folder of a `.cuagent` path is a symlink.
+    """Raise BenchError if `out`, one of its `parts`, or a folder above it in a `.cuagent` path is a
+    symbolic link.
 
     The folder may come with a cloned repository, so a link could redirect writes to other files.
     """
@@ -134,7 +139,8 @@ def refuse_links(out: Path, parts: Iterable[str] = ()) -> None:
 
 
 def parquet(file: Path, into: Path, wanted: str = "") -> list[Problem]:
-    """Write each distinct row's code to a file below `into` and return the problems.
+    """Write the code of each distinct row of a parquet file to a file below `into`; return the
+    problems.
 
     `wanted` selects row numbers, as in `0-99`. Raises BenchError.
     """
@@ -160,7 +166,7 @@ def parquet(file: Path, into: Path, wanted: str = "") -> list[Problem]:
 
 
 def _operators(value: object) -> str:
-    """Return the operators of a row as text; the column holds a list, or a list as a string."""
+    """Return the operators of a row as text. The column is a list, or the text of a list."""
     names = value if isinstance(value, list | tuple) else re.findall(r"[\w.]+", str(value or ""))
     return ", ".join(map(str, names))
 

@@ -1,11 +1,11 @@
-"""Append the record of each problem to a JSONL file, and read it back.
+"""Append the record of each problem to a JSONL file, and read the file.
 
-A record is a plain dict; `docs/guides/bench.md` lists its fields. Each line is written and
-synced immediately, so a kill loses at most the problem in progress. A line that a kill cut off is
-dropped.
+A record is a plain dict; `docs/guides/bench.md` lists its fields. Each line is written and synced
+immediately, so a kill loses at most the problem in progress. A partial last line, left by a kill,
+is removed.
 
 Each record has an authentication code of this user and machine (`record.origin`): the folder may
-come with a cloned repository, and a forged record would count as a result.
+come with a cloned repository, and a forged record would be taken for a result.
 
 Invariants: `finished` returns a record only if task, tool, device and settings are the same. No
 link is followed below the folder.
@@ -30,10 +30,11 @@ from cuagent.record.origin import MAC, has_valid_mac, with_mac
 
 Record = dict[str, Any]
 INTERNAL = "internal error"
-"""Prefix of the reason if a failure is a fault of cuagent; the log then has the traceback."""
+"""Prefix of a record's reason if the failure is a fault of cuagent; the problem's log then has the
+traceback."""
 FORMAT = 1
-"""Version of the record format. Increase it when the meaning changes; older results then count
-as missing, and their problems run again."""
+"""Version of the record format. Increase it when the meaning of a field changes: older results are
+then ignored, and their problems run again."""
 RESULTS, LOCK, LOGS, RUNS, PAGE = "results.jsonl", ".lock", "logs", "runs", "report.html"
 """Names of the files and folders in an output folder."""
 NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -50,9 +51,9 @@ TABLES = (
     "strict",
     "parts",
 )
-"""Optional fields of a record; each is a dict or None."""
+"""Optional fields of a record; the value of each is a dict or None."""
 SOURCES = ("*.py", "*.md", "*.cu", "*.cpp", "*.h")
-"""Files of the package that can change a result."""
+"""Glob patterns of the files in cuagent's package that can change a result."""
 
 
 @cache
@@ -68,9 +69,11 @@ def tool_version() -> str:
 
 
 def key_of(task: str, device: str, settings: Mapping[str, Any]) -> str:
-    """Return a digest of everything that a result depends on; a result with this key is valid.
+    """Return a digest of everything that a result depends on: task, device, settings, tool version
+    and record format.
 
-    `task` is the task's digest, `device` the device's name.
+    `task`: digest of the task. `device`: name of the device. A stored result with the same key is
+    still valid.
     """
     about = (FORMAT, task, tool_version(), device, sorted(settings.items()))
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:20]
@@ -78,9 +81,10 @@ def key_of(task: str, device: str, settings: Mapping[str, Any]) -> str:
 
 @contextmanager
 def opened_for_writing(out: Path, *, trust: bool = False) -> Iterator[ResultFile]:
-    """Open the results of a folder for one benchmark at a time. Raises BenchError.
+    """Open the results of a folder for appending, and lock the folder against other benchmarks.
+    Raises BenchError.
 
-    `trust` also accepts records that were not written by this user on this machine.
+    `trust`: also use records that were not written by this user on this machine.
     """
     refuse_links(out, (RESULTS, LOCK, LOGS, RUNS, PAGE, TASK_FOLDER))
     try:
@@ -99,7 +103,7 @@ def opened_for_writing(out: Path, *, trust: bool = False) -> Iterator[ResultFile
 
 
 class ResultFile:
-    """The results of one folder, open for appending."""
+    """The file of results in one output folder, open for appending."""
 
     def __init__(self, path: Path, *, trust: bool = False) -> None:
         self.path = path
@@ -111,16 +115,18 @@ class ResultFile:
         _drop_partial_line(path)
 
     def finished(self, name: str, key: str) -> Record | None:
-        """Return the newest record of a problem with this key (`key_of`); None if it has none.
+        """Return the newest record of problem `name` with this `key` (`key_of`); None if there is
+        none.
 
-        None also for a failure by an internal error: its cause may be gone by now.
+        A record of an internal error also gives None: the cause may be gone by now, so the problem
+        runs again.
         """
         found = (r for r in reversed(self.records) if (r["problem"], r["key"]) == (name, key))
         last = next(found, None)
         return None if last is None or last["reason"].startswith(INTERNAL) else last
 
     def append(self, record: Record) -> None:
-        """Write a record in one piece and sync it."""
+        """Append a record to the file in one write, and sync the file."""
         line = json.dumps(with_mac(record), allow_nan=False) + "\n"
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_LINK
         descriptor = os.open(self.path, flags, 0o644)
@@ -132,16 +138,17 @@ class ResultFile:
         self.records.append(record)
 
     def set_aside(self) -> None:
-        """Rename the file of results, so that every problem is solved again."""
+        """Rename the file of results, so that every problem runs again."""
         if self.records or self.foreign:
             self.path.rename(self.path.with_suffix(f".{int(time.time())}.jsonl"))
             self.records, self.foreign = [], 0
 
 
 def read_results(path: Path) -> list[Record]:
-    """Return the records of a results file, or of the folder that holds it; [] if there is none.
+    """Return the records of a results file, or of the output folder that contains it; [] if there
+    is none.
 
-    Their origin is not checked. Lines without a complete record are left out.
+    The origin of records is not checked. Lines without a complete record are left out.
     """
     return [_plain(r) for r in _records(path / RESULTS if path.is_dir() else path)]
 
@@ -164,7 +171,7 @@ def _content(file: Path) -> bytes:
 
 
 def _is_whole(record: Record) -> bool:
-    """Return True if a record has the fields that all readers use, with the right types."""
+    """Return True if a record has all fields that readers of records use, with the right types."""
     tables = [record.get(name) for name in TABLES]
     return (
         all(isinstance(record.get(name), str) for name in TEXTS)

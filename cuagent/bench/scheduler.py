@@ -1,13 +1,14 @@
-"""Run the problems of a benchmark, several at the same time, and append each result at its end.
+"""Run the problems of a benchmark, several at the same time, and append each result when its
+problem ends.
 
 Each slot runs one problem after the other, each in a new process. On a GPU the slots share the
 device: opening and verifying overlap, and the device lock gives a slot exclusive use while it
-times. On a CPU the slots share no processor. Problems that need most of a GPU's memory run last,
-because each waits until the memory is free and delays all after it. A problem that failed for lack
-of memory runs again at the end, alone on its device.
+times. On a CPU the slots share no core. Problems that need most of a GPU's memory run last, because
+each waits until the memory is free and delays all after it. A problem that failed for lack of
+memory runs again at the end, alone on its device.
 
-Invariant: a failed problem never ends the benchmark. Only an interrupt does; all results so far are
-then in the file.
+Invariant: a failed problem never ends the benchmark. Only an interrupt ends it; all results so far
+are then in the file.
 """
 
 from __future__ import annotations
@@ -30,15 +31,16 @@ from cuagent.bench.results import FORMAT, Record, ResultFile, key_of, tool_versi
 from cuagent.task import TaskError, load_task
 
 JOBS_PER_GPU = 4
-"""Default number of problems at the same time on one GPU, if there are enough processors."""
+"""Default number of problems that run at the same time on one GPU, if there are enough CPU
+cores."""
 CORES_PER_JOB = 4
-"""Number of processors that a problem on a GPU uses for compilers."""
+"""Number of CPU cores that a problem on a GPU uses for compilers."""
 POLL_S = 0.2
 
 
 @dataclass(frozen=True)
 class Started:
-    """Event: a slot began a problem."""
+    """Event: a slot began to run a problem."""
 
     problem: str
     slot: int
@@ -46,7 +48,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Progressed:
-    """Event: a problem in progress sent a report (`solve.Report`)."""
+    """Event: a running problem sent a progress report (`solve.Report`)."""
 
     problem: str
     slot: int
@@ -55,7 +57,8 @@ class Progressed:
 
 @dataclass(frozen=True)
 class Finished:
-    """Event: a problem has its record. `earlier` is True if the record was in the file already."""
+    """Event: the record of a problem is available. `earlier`: True if the record was already in the
+    results file."""
 
     record: Record
     slot: int = -1
@@ -67,10 +70,10 @@ Observe = Callable[[Started | Progressed | Finished], None]
 
 @dataclass(frozen=True)
 class Slots:
-    """Slots, each of which runs one problem at a time on its GPU and processors.
+    """Places in which problems run, one problem at a time each.
 
-    `gpus[n]` is the CUDA_VISIBLE_DEVICES of slot n (None for a CPU), `cores[n]` its processors;
-    empty `cores` means that every slot may use all.
+    `gpus[n]`: value of CUDA_VISIBLE_DEVICES for slot n (None for a CPU). `cores[n]`: its CPU cores;
+    empty `cores`: every slot may use all.
     """
 
     gpus: tuple[str | None, ...]
@@ -81,7 +84,7 @@ class Slots:
 
     @property
     def distinct(self) -> Slots:
-        """Return these slots reduced to one for each GPU, or to one for the CPU."""
+        """Return one slot for each GPU, or one slot for the CPU."""
         first = {gpu: n for n, gpu in reversed(list(enumerate(self.gpus)))}
         chosen = sorted(first.values())
         cores = tuple(self.cores[n] for n in chosen) if self.cores else ()
@@ -89,8 +92,10 @@ class Slots:
 
 
 def slots_for(device: str, jobs: int | None, gpus: int) -> Slots:
-    """Return `jobs` slots of this machine; None means one on the CPU, and on GPUs up to
-    `JOBS_PER_GPU` each."""
+    """Return `jobs` slots on this machine.
+
+    `jobs` None: one slot on the CPU, or up to `JOBS_PER_GPU` for each of the `gpus` GPUs.
+    """
     cores = sorted(os.sched_getaffinity(0))
     if device == "cuda":
         jobs = jobs or max(gpus, min(JOBS_PER_GPU * gpus, len(cores) // CORES_PER_JOB))
@@ -117,7 +122,7 @@ def orders_for(
     endpoints: dict[str, Any] | None = None,
     prices: dict[str, Any] | None = None,
 ) -> list[Order]:
-    """Return an order for each problem, with the key of its result."""
+    """Return an order for each problem, with the key (`key_of`) of its result."""
     about = settings.to_json()
     return [
         Order(
@@ -136,7 +141,8 @@ def orders_for(
 
 
 def _digest(problem: Problem, settings: BenchSettings) -> str:
-    """Return the task's digest; for a file that cannot be loaded, the digest of the error."""
+    """Return the digest of the problem's task; if the file cannot be loaded, a digest of the
+    error."""
     try:
         task = load_task(problem.path, device=settings.device, precision=settings.precision)
     except TaskError as error:
@@ -147,7 +153,7 @@ def _digest(problem: Problem, settings: BenchSettings) -> str:
 def run_orders(
     orders: Sequence[Order], engine: Engine, slots: Slots, results: ResultFile, observe: Observe
 ) -> None:
-    """Run the orders that have no valid result yet, and report events to `observe`.
+    """Run the orders without a valid result, and pass events to `observe`.
 
     An interrupt cancels the running problems; then KeyboardInterrupt is raised.
     """
@@ -166,12 +172,12 @@ def run_orders(
 
 
 class Left(NamedTuple):
-    """Orders that one pass over the queue leaves to a later pass."""
+    """Orders that must run again later, after one pass over the queue."""
 
     deferred: list[Order]
-    """Problems that need most of a GPU's memory."""
+    """Orders not yet started because their problems need most of a GPU's memory."""
     again: list[Order]
-    """Problems that failed for lack of memory."""
+    """Orders whose problems failed for lack of GPU memory."""
 
 
 def _pass(
@@ -184,10 +190,10 @@ def _pass(
     last: bool = False,
     defers: bool = False,
 ) -> Left:
-    """Run orders in all slots; return the orders left for later.
+    """Run orders in all slots; return the orders that must run again later.
 
-    `last`: failures for lack of memory are final. `defers`: problems that need most of a GPU's
-    memory are left for later.
+    `last`: True if failures for lack of memory are final. `defers`: True to postpone problems that
+    need most of a GPU's memory.
     """
     queue: SimpleQueue[Order] = SimpleQueue()
     for order in orders:
@@ -233,7 +239,8 @@ def _pass(
 
 
 def _run(order: Order, engine: Engine, slot: int, observe: Observe, lock: threading.Lock) -> Record:
-    """Return the record of one problem. If its process sent none, the record states the reason."""
+    """Run one problem and return its record. If its process ended without a record, return a record
+    with the reason."""
 
     def report(message: dict[str, Any]) -> None:
         with lock:
@@ -269,10 +276,11 @@ MEMORY = (
     "too large",
     "sigkill",
 )
-"""Words that mark a failure for lack of memory; alone on its device the problem may succeed."""
+"""Words in a failure's reason that mean lack of memory. Alone on its device the problem may
+succeed."""
 
 
 def is_for_memory(record: Record) -> bool:
-    """Return True if a problem failed for lack of memory."""
+    """Return True if the problem of this record failed for lack of memory."""
     text = record["reason"].lower()
     return record["status"] == "failed" and any(words in text for words in MEMORY)

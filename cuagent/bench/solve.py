@@ -1,7 +1,8 @@
-"""Solve one problem: certify it, optimize it, and return its record, in a separate process.
+"""Solve one benchmark problem in a separate process: certify it, optimize it, and return its
+record.
 
 This is the only module of the bench that calls the agent and the judge. A failure of any kind
-becomes a record with its reason; only an interrupt leaves no record, so that the problem is done
+becomes a record with its reason; only an interrupt leaves no record, so that the problem runs
 again.
 """
 
@@ -41,37 +42,38 @@ if TYPE_CHECKING:
     from cuagent.agent.tools import Tool
 
 Report = Callable[[dict[str, Any]], None]
-"""Receives progress: {"phase": text} or {"attempts": number, "best": ratio over torch.compile}."""
+"""Function that receives progress: {"phase": text} or {"attempts": number, "best": ratio over
+torch.compile}."""
 SUBMIT = "submit"
 OUT_OF_MEMORY = ("OutOfMemoryError", "of device memory, all that is free")
-"""Words in the verdict on an attempt that got no memory of the GPU."""
+"""Words in a verdict's detail which mean that an attempt could not allocate GPU memory."""
 SHOWN_S = 0.05
 """Stages shorter than this many seconds are left out of the problem's log."""
 
 
 class Deferred(Exception):
-    """The problem needs most of its GPU's memory, and is left for later."""
+    """Error: the problem needs most of its GPU's memory, and is postponed."""
 
 
 class Interrupted(Exception):
-    """The benchmark was interrupted; the problem has no result."""
+    """Error: the benchmark was interrupted, so the problem has no result."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """Status with which a problem ended."""
+    """Status of a finished problem, as in its record."""
 
     name: str
-    """`kernel`, `no kernel`, `not certifiable` or `failed`."""
+    """Result of a problem: `kernel`, `no kernel`, `not certifiable` or `failed`."""
     reason: str
 
 
 def solve(
     order: Order, lock: HeldLock, report: Report, fork_server: ForkServer | None = None
 ) -> Record:
-    """Return the record of one problem. Raises Interrupted.
+    """Certify and optimize the order's problem; return its record. Raises Interrupted.
 
-    Without a `fork_server` one is started and closed; a given one stays open.
+    `fork_server`: server to fork from, which stays open; None: one is started and closed.
     """
     started = time.monotonic()
     about: Record = {
@@ -123,7 +125,8 @@ class _Log:
         self._started = started
 
     def ended(self, stage: Stage, seconds: float) -> None:
-        """Print a stage that ended; short ones are left out."""
+        """Print the name and the seconds of a stage that ended, unless it took less than
+        `SHOWN_S`."""
         if seconds >= SHOWN_S:
             self._print(f"  {stage} {seconds:.2f} s")
 
@@ -150,7 +153,7 @@ def _was_interrupted(error: BaseException) -> bool:
 
 
 def _failure(error: Exception) -> str:
-    """Return the reason for a record's `reason` field."""
+    """Return the text for a record's `reason` field after an exception."""
     if isinstance(error, TaskError | RecordError | ModelError):
         return str(error)
     text = f"{type(error).__name__}: {error}"
@@ -161,8 +164,8 @@ def _failure(error: Exception) -> str:
 def _solved(
     order: Order, lock: HeldLock, report: Report, found: Record, given: ForkServer | None
 ) -> Status:
-    """Solve the problem: add parts of the record to `found` as they become known, return the
-    status."""
+    """Certify and optimize the problem; add parts of the record to `found` as they become known.
+    Return the status."""
     settings = order.settings
     task = load_task(order.path, device=settings.device, precision=settings.precision)
     found |= {"task": task.digest, "device": _describe(task)}
@@ -204,7 +207,8 @@ def _started(task: Task) -> ForkServer:
 def _memory(
     order: Order, task: Task, fork_server: ForkServer, lock: HeldLock, emit: Emit
 ) -> Iterator[None]:
-    """Hold the problem's share of its GPU's memory; do nothing on a CPU. Raises Deferred."""
+    """Reserve the problem's GPU memory inside this context; do nothing on a CPU. Raises
+    Deferred."""
     if lock.lock is None:
         yield
         return
@@ -280,7 +284,8 @@ def _passed_lax(verdict: Any) -> bool:
 
 
 def _messages(run: Run) -> list[str]:
-    """Return the message of the model's last submission, as a list of at most one text."""
+    """Return the message of the model's last submission, as a list of one text; [] if there is
+    none."""
     calls = [call for message in run.messages for call in message.tool_calls]
     texts = []
     for call in calls:
@@ -304,10 +309,11 @@ def _status(run: Run, stop: Stop) -> Status:
 
 
 def _lacked_memory(run: Run) -> str:
-    """Return what the run left out because the GPU's memory was used up; "" if nothing.
+    """Return what could not be run for lack of GPU memory: the attempt, or rungs of the ladder; ""
+    if nothing.
 
-    This is an attempt without a result, or rungs that were not timed. Memory that other problems
-    use is the fault of neither.
+    Memory that other problems use is not the fault of the attempt, so the problem can run again
+    alone.
     """
     if run.judge.task.device != "cuda":
         return ""
@@ -320,7 +326,8 @@ def _lacked_memory(run: Run) -> str:
 
 
 def _tools() -> Sequence[Tool]:
-    """Return the agent's tools; without a sandbox no shell tools, because no user can approve."""
+    """Return the agent's tools. Without a sandbox the shell tools are left out, because no user can
+    approve commands."""
     confined = probe() is not Tier.NONE
     return [tool for tool in TOOLS if confined or not tool.name.startswith("bash")]
 

@@ -1,6 +1,6 @@
-"""Parts of SVG charts: axes, lines, labels and legends. Pure functions that return text.
+"""Build the parts of SVG charts as text: axes, lines, labels and legends.
 
-The colours are classes of `PALETTE`, so that a chart is readable on light and dark pages.
+The colours are CSS classes of `PALETTE`, so that a chart is readable on light and dark pages.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 460, 260, 46, 34, 20
-"""Size of a chart in its own units, and the margins of its axes."""
+"""Width and height of a chart, and the margins of its axes, in SVG units."""
 PALETTE = """
 :root { color-scheme: light dark; --text: #1c2024; --dim: #60646c; --line: #d9d9e0;
   --page: #fff; --one: #1f6feb; --two: #d9730d; --good: #18794e; --bad: #c62a2f; }
@@ -21,11 +21,11 @@ svg .one { fill: var(--one); } svg .two { fill: var(--two); }
 svg .axis { stroke: var(--line); } svg .mark { stroke: var(--dim); stroke-dasharray: 3 3; }
 svg .limit { stroke: var(--text); stroke-width: 1.5; }
 """
-"""Style of the charts, and the colours of a page that holds them."""
+"""CSS text with the colours of charts and of the pages that contain them."""
 
 
 def time_name(exponent: int) -> str:
-    """Return the name of 10**exponent seconds, such as `10 us` for -5."""
+    """Return the axis label of 10**exponent seconds, such as `10 us` for -5."""
     for unit, power in (("s", 0), ("ms", -3), ("us", -6)):
         if exponent >= power:
             return f"{10 ** (exponent - power):g} {unit}"
@@ -33,7 +33,7 @@ def time_name(exponent: int) -> str:
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the elements of a legend above the chart, for entries of (label, CSS class)."""
+    """Return the SVG elements of a legend above the chart. `entries`: (label, CSS class)."""
     parts, x = [], LEFT + 10
     for text, style in entries:
         parts.append(f'<rect class="{style}" x="{x}" y="2" width="10" height="10"/>')
@@ -43,25 +43,27 @@ def legend(entries: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def axis() -> str:
-    """Return the two axes."""
+    """Return the SVG elements of the horizontal and the vertical axis."""
     return line(LEFT, HEIGHT - BOTTOM, WIDTH, HEIGHT - BOTTOM, "axis") + line(
         LEFT, TOP, LEFT, HEIGHT - BOTTOM, "axis"
     )
 
 
 def line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
-    """Return a line."""
+    """Return an SVG line from (x1, y1) to (x2, y2)."""
     return f'<line class="{style}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
 def label(x: float, y: float, text: str, anchor: str) -> str:
-    """Return a text element at (x, y); the text is escaped."""
+    """Return an SVG text element at (x, y); the text is escaped."""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(text)}</text>'
 
 
 def bar(x: float, y: float, size: tuple[float, float], style: str, title: str) -> str:
-    """Return a bar with its upper left corner at (x, y); `size` is (width, height). The title is
-    escaped."""
+    """Return an SVG rectangle with its upper left corner at (x, y); `size` is (width, height).
+
+    `title`: tooltip, which is escaped.
+    """
     return (
         f'<rect class="{style}" x="{x:.1f}" y="{y:.1f}" width="{size[0]:.1f}" '
         f'height="{size[1]:.1f}"><title>{html.escape(title)}</title></rect>'
@@ -69,7 +71,7 @@ def bar(x: float, y: float, size: tuple[float, float], style: str, title: str) -
 
 
 def point(x: float, y: float, style: str, title: str) -> str:
-    """Return a point with a title, which is escaped."""
+    """Return an SVG circle at (x, y) with a tooltip (`title`), which is escaped."""
     return (
         f'<circle class="{style}" cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill-opacity=".8">'
         f"<title>{html.escape(title)}</title></circle>"
@@ -77,9 +79,10 @@ def point(x: float, y: float, style: str, title: str) -> str:
 
 
 def named_bars(rows: Sequence[tuple[str, float, str, str]], left: float, step: float) -> str:
-    """Return a chart of horizontal bars for rows of (name, number, number as text, CSS class).
+    """Return an SVG chart of horizontal bars; each row is (name, number, number as text, CSS
+    class).
 
-    `left`: width of the names; `step`: height of one bar with its gap.
+    `left`: width of the names. `step`: height of one bar with its gap, in SVG units.
     """
     if not rows:
         return empty()
@@ -94,17 +97,18 @@ def named_bars(rows: Sequence[tuple[str, float, str, str]], left: float, step: f
 
 
 def decades(values: Iterable[float]) -> tuple[int, int]:
-    """Return exponents (low, high) with 10**low <= values <= 10**high and low < high."""
+    """Return the exponents (low, high) of a logarithmic axis: 10**low <= values <= 10**high, and
+    low < high."""
     found = [*values]
     low = math.floor(math.log10(min(found)))
     return low, max(math.ceil(math.log10(max(found))), low + 1)
 
 
 def empty() -> str:
-    """Return a chart with the text that no result exists yet."""
+    """Return a chart that shows the text "no timed result yet"."""
     return svg([label(WIDTH / 2, HEIGHT / 2, "no timed result yet", "middle")])
 
 
 def svg(parts: Sequence[str], height: float = HEIGHT) -> str:
-    """Return the chart of these parts."""
+    """Return an `<svg>` element of width `WIDTH` and the given height that contains `parts`."""
     return f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img">{"".join(parts)}</svg>'

@@ -1,8 +1,8 @@
-"""Run a reference under a dispatch mode that records operators or replaces their results.
+"""Record the operators that a reference calls, or replace their results, by a torch dispatch mode.
 
 `record` lists the computing operators of one call, each with its module. `without_effect` replaces
 the result of one operator at a time by other numbers, and returns the operators for which the
-output stays the same. Views, creations of tensors and copies do not count as computing.
+output stays the same. Views, creations of tensors and copies are not computing operators.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COPIES = names_in(
     _reshape_copy _reshape_alias expand_copy view_copy
     """
 )
-"""Operators that move numbers unchanged."""
+"""Names of operators that copy elements without changing their values, dtype aside."""
 CREATIONS = names_in(
     """
     empty zeros ones full arange scalar_tensor empty_like zeros_like ones_like full_like
@@ -35,23 +35,24 @@ CREATIONS = names_in(
     _local_scalar_dense fill_ zero_ tril_indices triu_indices
     """
 )
-"""Operators whose result does not depend on the numbers in a tensor."""
+"""Names of operators that create a tensor whose values do not depend on other tensors' values."""
 UNCHANGED = 1e-5
-"""Largest difference that counts as roundoff, relative to the largest absolute output."""
+"""Largest difference that is regarded as roundoff, relative to the largest absolute output."""
 
 
 @dataclass(frozen=True)
 class Operator:
-    """One call of a computing operator."""
+    """One call of a computing operator in the reference."""
 
     name: str
-    """Name without namespace and overload, for instance `addmm`."""
+    """Operator name without namespace and overload, for instance `addmm`."""
     module: str
     """Path of the innermost module that called the operator; "" for the model itself."""
     attributes: tuple[tuple[str, int], ...] = ()
-    """Dimensions, transposition and grouping of a convolution."""
+    """(name, value) pairs of a convolution: `dimensions`, `transposed`, `depthwise`; empty for
+    other operators."""
     same: bool = False
-    """True if the result equals the operator's first tensor argument."""
+    """True if the operator's result equals its first tensor argument."""
 
     @property
     def label(self) -> str:
@@ -59,7 +60,8 @@ class Operator:
 
 
 def record(model: nn.Module, run: Run) -> list[Operator]:
-    """Return the operators of one call that compute (no views, copies or creations), in order."""
+    """Return the computing operators (no views, copies or creations) of one call of `model`, in
+    order."""
     mode = _Recorder()
     with _modules_tracked(model, mode.modules), mode:
         run()
@@ -69,9 +71,10 @@ def record(model: nn.Module, run: Run) -> list[Operator]:
 def without_effect(
     operators: Sequence[Operator], run: Run, expected: Sequence[Tensor], budget_s: float
 ) -> tuple[list[int], int]:
-    """Return the indices of operators without effect on the output, and how many were tried.
+    """Return (indices of operators without effect on the output, number of operators tested).
 
-    `run` calls the reference, `expected` is its normal output, `budget_s` the time limit.
+    `run` calls the reference, `expected` is its normal output, `budget_s` the time limit in
+    seconds.
     """
     found: list[int] = []
     deadline = time.monotonic() + budget_s
@@ -90,7 +93,7 @@ def without_effect(
 
 
 def unchanged(output: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-    """Return True if all outputs equal the expected ones up to `UNCHANGED`."""
+    """Return True if all outputs equal the expected ones up to roundoff (`UNCHANGED`)."""
     return all(_near(a, b) for a, b in zip(output, expected, strict=True))
 
 
@@ -127,7 +130,8 @@ class _Recorder(TorchDispatchMode):
 
 
 class _Disturber(TorchDispatchMode):
-    """Replaces the floating-point results of the computing operator number `index`."""
+    """Dispatch mode that replaces the floating-point results of the computing operator number
+    `index` by other numbers."""
 
     def __init__(self, index: int) -> None:
         super().__init__()
@@ -147,7 +151,7 @@ class _Disturber(TorchDispatchMode):
 
 
 def _disturb(tensor: Tensor) -> None:
-    """Replace the numbers by others of a similar size, in place."""
+    """Replace the numbers of a tensor in place by random ones of similar size."""
     import torch
 
     finite = tensor.nan_to_num(0, 0, 0)
@@ -162,7 +166,7 @@ def name_of(func: Any) -> str:
 
 
 def computes(func: Any) -> bool:
-    """Return True if an operator computes new numbers from tensors."""
+    """Return True if an operator computes new numbers: it is not a view, copy or creation."""
     name = name_of(func)
     return not (func.is_view or name in COPIES or name in CREATIONS)
 
@@ -179,7 +183,8 @@ def _equal(output: Any, first: Tensor) -> bool:
 
 
 def _attributes(name: str, args: Sequence[Any]) -> tuple[tuple[str, int], ...]:
-    """Return dimensions, transposition and grouping of a convolution; () for other operators."""
+    """Return (name, value) pairs of a convolution: dimensions, transposed, depthwise; () for other
+    operators."""
     if name not in ("convolution", "_convolution", "convolution_overrideable"):
         return ()
     weight, transposed, groups = args[1], args[6], args[8]
@@ -203,7 +208,7 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 @contextmanager
 def _modules_tracked(model: nn.Module, stack: list[str]) -> Iterator[None]:
-    """Keep the paths of the running modules in `stack`, the innermost last."""
+    """Keep the paths of the running modules in `stack` inside this context, the innermost last."""
 
     def entering(path: str) -> Callable[..., None]:
         return lambda *_: stack.append(path)

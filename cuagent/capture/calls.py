@@ -1,7 +1,9 @@
-"""Describe the calls of a module: the arguments as source text, with the tensors taken out.
+"""Describe calls of a module as source text of the arguments, in which placeholders stand for
+tensors.
 
-A tensor that occurs twice in the arguments is one input. Objects that hold tensors (a cache, a
-dataclass) are written as an expression that contains the tensors. Runs in the user's process.
+A tensor that occurs twice in the arguments is one input. Objects that contain tensors (a cache, a
+dataclass) are written as an expression that contains the placeholders. This code runs in the user's
+process.
 """
 
 from __future__ import annotations
@@ -17,23 +19,24 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 PLACE = "\x03{}\x04"
-"""Placeholder in a text for the tensor that is input number `{}`."""
+"""Placeholder, within a call's text, for the input tensor with number `{}`."""
 
 
 @dataclass
 class Call:
-    """The arguments of one call: expressions with a `PLACE` for each tensor, and the tensors."""
+    """The arguments of one call: source texts with a `PLACE` for each tensor, and the list of
+    tensors with their names."""
 
     positional: list[str]
     named: dict[str, str]
     tensors: list[Tensor]
     names: list[str]
     aliases: list[str] = field(default_factory=list)
-    """One line for each input that is another view of an earlier input's memory."""
+    """One line of text for each input tensor that shares its memory with an earlier input."""
 
     @property
     def is_plain(self) -> bool:
-        """Return True if all arguments are distinct tensors that are given by position."""
+        """Return True if all arguments are distinct tensors passed by position."""
         places = [PLACE.format(number) for number in range(len(self.tensors))]
         return self.positional == places and not self.named
 
@@ -44,7 +47,11 @@ def describe_call(
     kwargs: Mapping[str, Any],
     is_library: Callable[[str], bool],
 ) -> Call:
-    """Return the description of a call. Raises Unsupported for arguments that cannot be written."""
+    """Return the description of a call with `args` and `kwargs`. Raises Unsupported for arguments
+    that cannot be written as text.
+
+    `is_library`: True for names of modules that a task imports.
+    """
     leaves: list[Tensor] = []
     names: list[str] = []
     place: list[str] = [""]
@@ -76,7 +83,7 @@ def describe_call(
 def plain_output(value: Any) -> tuple[Any, bool]:
     """Return (output as nested dicts, lists and tensors, True if no object had to be replaced).
 
-    A captured task contains the same function as text (`template.PLAIN`).
+    The text of a captured task contains the same function (`template.PLAIN`).
     """
     import torch
 
@@ -98,7 +105,7 @@ def plain_output(value: Any) -> tuple[Any, bool]:
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    """Return the tensors of a plain output as a flat list, dicts in the order of sorted keys."""
+    """Return the tensors of a plain output as a flat list; tensors in a dict are ordered by key."""
     import torch
 
     if isinstance(value, torch.Tensor):

@@ -17,7 +17,8 @@ PLACES = re.compile(re.escape(PLACE).replace(r"\{\}", r"(\d+)"))
 
 
 def call_spec(call: Call) -> dict[str, Any] | None:
-    """Return the description of a call; None if an argument holds another kind of object."""
+    """Return the arguments of a call in the JSON form of this module; None if an argument contains
+    another kind of object."""
     try:
         return {
             "inputs": len(call.names),
@@ -35,7 +36,7 @@ def _spec(text: str) -> dict[str, Any]:
 
 
 def _node(node: ast.expr) -> dict[str, Any]:
-    """Return the description of an expression that `Encoder` wrote. Raises ValueError."""
+    """Return the JSON form of an expression that `Encoder` wrote. Raises ValueError."""
     match node:
         case ast.Name(id=name) if found := re.fullmatch(INPUT.format(r"(\d+)"), name):
             return {"tensor": int(found[1])}

@@ -1,8 +1,9 @@
 """Write live Python values as source text: attributes of modules, and arguments of their calls.
 
 Classes and functions become tokens. `sources.Sources.resolve` replaces the tokens by names later,
-when it is known how the user's sources are embedded. Not covered: lambdas, nested classes and open
-resources; each raises `Unsupported` with one line.
+when it is known how the user's sources are embedded.
+Not covered: lambdas, nested classes and open resources; each raises `Unsupported` with a message of
+one line.
 """
 
 from __future__ import annotations
@@ -20,28 +21,31 @@ from collections.abc import Callable
 from typing import Any
 
 TOKEN = "\x00{}\x01{}\x02"
-"""Placeholder in a text for a class or function: its module and its qualified name."""
+"""Placeholder for a class or function in a text; its fields are the module and the qualified
+name."""
 DEEPEST = 16
-"""Largest depth of nested values that are written."""
+"""Largest nesting depth of values that are written as text."""
 LARGEST_PICKLE = 64 << 10
-"""Largest pickle in bytes that is embedded, for an object of an installed package."""
+"""Largest size in bytes of a pickle that is embedded for an object of an installed package."""
 LARGEST_TENSOR = 1 << 20
-"""Compressed bytes of the largest tensor that is embedded as text."""
+"""Largest size of a tensor that is embedded as text, in bytes after compression."""
 
 
 class _Plain:
-    """A class without C-level state; its `__basicsize__` is compared with that of others."""
+    """Example of a class without C-level state. Other classes are compared with its
+    `__basicsize__`."""
 
 
 class Unsupported(Exception):
-    """The value cannot be written as text. The message describes the value: `a Lock, which ...`."""
+    """Error: a value cannot be written as text. The message describes the value: `a Lock, which
+    ...`."""
 
 
 class Encoder:
-    """Writes values as text.
+    """Callable that writes Python values as source text.
 
-    `is_library` returns True for modules that a task imports; the sources of others are embedded.
-    `tensor` returns the text for a tensor; by default its data is embedded.
+    `is_library`: returns True for the names of modules that a task imports; the sources of other
+    modules are embedded. `tensor`: returns the text for a tensor; by default its data is embedded.
     """
 
     def __init__(
@@ -52,7 +56,8 @@ class Encoder:
         self._open: set[int] = set()
 
     def __call__(self, value: Any, depth: int = 0) -> str:
-        """Return an expression that evaluates to an equal value. Raises Unsupported."""
+        """Return the source text of an expression that evaluates to a value equal to `value`.
+        Raises Unsupported."""
         if (text := _plain(value)) is not None:
             return text
         import torch
@@ -108,8 +113,10 @@ class Encoder:
         return f"{type(value).__name__}([{inner}])"
 
     def _object(self, value: Any, depth: int) -> str:
-        """Write an object as its class with its attributes; an object of a library class that has
-        other state is written as a pickle."""
+        """Return an expression that rebuilds an object from its class and its attributes.
+
+        A library's object is embedded as a pickle if its state is more than its attributes.
+        """
         cls, kind = type(value), type(value).__name__
         name = reference(cls)
         custom = cls.__reduce__ is not object.__reduce__ or cls.__reduce_ex__ is not (
@@ -156,7 +163,8 @@ def reference(value: Any) -> str:
 
 
 def embedded(tensor: Any) -> str:
-    """Return an expression that holds the data of a small tensor. Raises Unsupported."""
+    """Return an expression that contains the data of a small tensor as text. Raises Unsupported if
+    the tensor is too large."""
     import torch
 
     plain = tensor.detach().cpu().contiguous()

@@ -1,6 +1,7 @@
 """Intercept the calls of modules in a running script, by a patch of `nn.Module`.
 
-Forked processes (workers of a DataLoader) and other threads of the script call the original.
+Calls in forked processes (workers of a DataLoader) and in other threads of the script are not
+intercepted.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
 
 
 def intercept(names: Names, around: Around) -> None:
-    """Patch `nn.Module` for the rest of the process.
+    """Patch `nn.Module` for the rest of the process, so that `around` receives each call of a
+    module.
 
-    Each new module is added to `names`. A call of a module becomes
-    `around(call, module, args, kwargs)`, where `call(*args, **kwargs)` runs the original.
+    Each new module is added to `names`. A call of a module becomes `around(call, module, args,
+    kwargs)`, where `call(*args, **kwargs)` runs the original.
     """
     from torch import nn
 

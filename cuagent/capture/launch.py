@@ -1,9 +1,9 @@
-"""Run a user's script with the recorder in place: `python -P -m cuagent.capture.launch ORDER`.
+"""Run a user's script with the recorder installed: `python -P -m cuagent.capture.launch ORDER`.
 
-ORDER is a JSON file with the script, its arguments, the module to record, and the path for the
-answer, which is written even if the script fails. `__main__`, sys.argv, sys.path and the current
-folder are those of `python SCRIPT ARGS`. torch.compile is switched off meanwhile, because compiled
-code does not call the modules.
+ORDER is a JSON file with the script, its arguments, the module to record, and the path of the
+answer file, which is written even if the script fails. `__main__`, sys.argv, sys.path and the
+current folder are those of `python SCRIPT ARGS`. torch.compile is disabled in the script, because
+compiled code does not call the modules.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from typing import Any
 from cuagent.capture.recorder import Recorder, Stopped
 
 JOINED_S = 1.0
-"""Interrupts within this many seconds count as one."""
+"""Interrupts (Ctrl-C) within this many seconds are handled as one interrupt."""
 INTERRUPTED = 130
-"""Exit code after an interrupt before the script began; no answer is written then."""
+"""Exit code if an interrupt arrives before the script begins; no answer is written then."""
 
 
 def main(order_file: str) -> int:
-    """Run the script, write the answer, and return the exit code of the script."""
+    """Run the script as the order file says, write the answer file, and return the exit code of the
+    script."""
     order = json.loads(Path(order_file).read_text())
     began = time.perf_counter()
     try:
@@ -76,7 +77,8 @@ def main(order_file: str) -> int:
 
 
 def _timed(order: dict[str, Any]) -> int:
-    """Run the script, with the kernel in place of the module if there is one; write the times."""
+    """Run the script and write its times to the answer file; run the kernel in place of the module
+    if the order has one."""
     import torch
 
     from cuagent.capture.swapper import Swapper
@@ -135,7 +137,7 @@ def _listed(recorder: Recorder) -> list[dict[str, Any]]:
 
 
 def _run(script: str, arguments: list[str]) -> tuple[int, str]:
-    """Run the script as `__main__`. Return its exit code and a line on its failure ("" if none)."""
+    """Run the script as `__main__`. Return (exit code, one line about its failure, or "")."""
     main_module = types.ModuleType("__main__")
     main_module.__file__ = script
     main_module.__builtins__ = __builtins__  # type: ignore[attr-defined]
@@ -169,7 +171,7 @@ def _run(script: str, arguments: list[str]) -> tuple[int, str]:
 
 
 def _join_interrupts() -> None:
-    """Install a SIGINT handler that counts interrupts within `JOINED_S` as one.
+    """Install a SIGINT handler that handles interrupts within `JOINED_S` as one.
 
     On a terminal Ctrl-C arrives twice: from the terminal, and from the parent process.
     """
@@ -187,7 +189,7 @@ def _join_interrupts() -> None:
 
 
 def _below(error: BaseException) -> Any:
-    """Return the error's traceback without this file's frame."""
+    """Return the error's traceback without the frame of this file."""
     trace = error.__traceback__
     return trace.tb_next if trace is not None and trace.tb_next is not None else trace
 
@@ -204,7 +206,7 @@ def _exit_code(end: SystemExit) -> tuple[int, str]:
 def _without_compile() -> list[str]:
     """Replace torch.compile by a function that returns its argument.
 
-    Returns a list to which the name of each such module or function is added.
+    Returns a list to which the name of each module or function that the script compiles is added.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Show the modules of a script as a table: calls, time, share, shapes."""
+"""Format the modules of a script as a text table: calls, time, share of the time, tensor shapes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from typing import Any
 
 MOST_ROWS = 60
 LEAST_SHARE = 0.01
-"""Nested modules with a smaller share of the time are left out of the table."""
+"""Least share of the script's time for which a nested module is shown in the table."""
 
 MOST_SHARE = 0.99
-"""Largest share of the time for which the limit 1 / (1 - share) is shown; above, it is noise."""
+"""Largest share of the time for which the limit 1 / (1 - share) is shown; for larger shares the
+limit is noise."""
 
 
 def amdahl(share: float, speedup: float) -> float:
-    """Return the speedup of a script if a part with this share of its time gets this speedup."""
+    """Return the speedup of a script in which a part with the given share of the time becomes
+    `speedup` times as fast (Amdahl's law)."""
     return 1 / (1 - share + share / speedup)
 
 
 def rows(answer: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the modules of the answer with their shares of the time, sorted by name."""
+    """Return one row for each recorded module in the answer, with its share of the time, sorted by
+    module name."""
     window = answer["window_s"]
     found = [
         entry | {"share": min(1.0, entry["seconds"] / window) if window else 0.0}
@@ -29,7 +32,7 @@ def rows(answer: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def table(answer: dict[str, Any]) -> list[str]:
-    """Return the lines of the table."""
+    """Return the lines of the text table of modules."""
     listed = rows(answer)
     shown = [e for e in listed if e["share"] >= LEAST_SHARE or e["name"].count(".") < 2]
     shown = sorted(
@@ -76,9 +79,9 @@ def _about(answer: dict[str, Any]) -> list[str]:
 
 
 def gain_line(share: float) -> str:
-    """Return a line on the speedup of the script that a faster module can give.
+    """Return a line of text about the speedup that a faster module would give the whole script.
 
-    `share` is the module's share of the time of the script's steps.
+    `share`: the module's share of the time of the script's steps.
     """
     text = (
         f"the module takes {share:.0%} of the script's steps: twice as fast it makes them "
@@ -88,7 +91,7 @@ def gain_line(share: float) -> str:
 
 
 def shape_lines(manifest: dict[str, Any]) -> list[str]:
-    """Return one line for each recorded shape, the most frequent first."""
+    """Return one line of text for each recorded shape, the most frequent first."""
     shapes: Sequence[dict[str, Any]] = sorted(manifest["shapes"], key=lambda s: -s["calls"])
     lines = []
     modes = {bool(shape.get("training")) for shape in shapes}

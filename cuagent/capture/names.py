@@ -1,7 +1,8 @@
-"""Name the modules of a running script, and find the one that `--module` names.
+"""Name the modules of a running script, and find the module that `--module` selects.
 
-A root is a module that no other live module contains. Its name is that of a top-level variable of
-the script which holds it, else its class. The names of wrappers (torch.compile, DDP) are left out.
+A root is a module that no other live module contains. Its name is that of the script's top-level
+variable with this value, or else its class. The names of wrappers (torch.compile, DDP) are left
+out.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SHOWN = 3
 
 
 class Names:
-    """Registry of the live modules of the script, and their names."""
+    """Registry of the live modules of a script with their names."""
 
     def __init__(self) -> None:
         self._live: list[weakref.ref[nn.Module]] = []
@@ -38,11 +39,11 @@ class Names:
         return entry[1], entry[2]
 
     def known(self) -> list[str]:
-        """Return the full names of all modules that were named so far."""
+        """Return the full names of all modules that have been named so far."""
         return [_joined(root, path) for ref, root, path in self._found.values() if ref()]
 
     def refresh(self) -> None:
-        """Name all live modules, so that `known` returns all of them."""
+        """Assign names to all live modules, so that `known` returns all of them."""
         self._refresh(None)
 
     def _refresh(self, called: nn.Module | None) -> None:
@@ -71,7 +72,11 @@ class Names:
 
 
 def matches(wanted: str, root: str, path: str) -> bool:
-    """Return True if `--module wanted` names this module, with or without the root's name."""
+    """Return True if the option `--module wanted` selects the module at `path` below the root
+    module `root`.
+
+    `wanted` may contain the root's name or leave it out.
+    """
     if wanted in (path, _joined(root, path)):
         return bool(wanted)
     first, _, rest = wanted.partition(".")
@@ -79,7 +84,8 @@ def matches(wanted: str, root: str, path: str) -> bool:
 
 
 def suggestions(wanted: str, known: list[str]) -> list[str]:
-    """Return the names most similar to `wanted`."""
+    """Return up to `SHOWN` known module names that are similar to `wanted`, for an error
+    message."""
     near = difflib.get_close_matches(wanted, known, n=SHOWN, cutoff=0.5)
     last = wanted.rpartition(".")[2]
     near += [name for name in known if name.rpartition(".")[2] == last and name not in near]
@@ -95,7 +101,8 @@ def _wraps(part: str, position: int) -> bool:
 
 
 def _variable(module: nn.Module) -> str | None:
-    """Return the script's top-level variable that holds a module or its wrapper."""
+    """Return the name of the script's top-level variable whose value is the module or its wrapper;
+    None if there is none."""
     for name, value in list(vars(sys.modules["__main__"]).items()):
         if value is module and not name.startswith("_"):
             return name

@@ -1,8 +1,8 @@
-"""Record the calls of modules in a running script.
+"""Record the calls of modules in a running script, with their inputs, results and times.
 
 The recorder's own time is subtracted from the measured times. Calls under CUDA graph capture are
-only counted, and replays of a graph are not noticed. A step of the script is an outermost call of a
-module.
+counted but not recorded, and replays of a graph are not noticed. A step of the script is a call of
+a module that no other module's call contains.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 MOST_EXAMPLES = 4
-"""Largest number of call forms for which one example call with its results is kept."""
+"""Largest number of call forms for which one example call is copied with its results."""
 MOST_SHAPES = 64
-"""Largest number of different calls (`Shape`) that are recorded; others are only counted."""
+"""Largest number of different `Shape`s that are recorded; calls of further shapes are only
+counted."""
 
 
 class Stopped(BaseException):
-    """Ends the script after the wanted number of calls.
+    """Exception that ends the script after the wanted number of calls.
 
-    A BaseException, so that the script's `except Exception` does not catch it.
+    It is a BaseException, so that the script's `except Exception` does not catch it.
     """
 
 
 @dataclass
 class Shape:
-    """All calls with equal shapes, dtypes, constants, training mode and autocast."""
+    """Group of all calls with equal shapes, dtypes, constants, training mode and autocast."""
 
     call: Call
     inputs: list[Input]
@@ -47,21 +48,22 @@ class Shape:
     autocast: str | None
     count: int = 0
     with_gradients: int = 0
-    """Number of calls in which a gradient was wanted."""
+    """Number of calls in which gradients were enabled and some input or parameter requires them."""
     recorded: int = 0
     output_is_plain: bool = True
     example: Example | None = None
 
     @property
     def form(self) -> tuple[object, ...]:
-        """Key of the call form: everything except shapes and dtypes of tensors and the mode."""
+        """Key of the call form: everything except the tensors' shapes and dtypes and the training
+        mode."""
         named = tuple(self.call.named.items())
         return tuple(self.call.positional), named, self.autocast, self.output_is_plain
 
 
 @dataclass
 class Snapshot:
-    """The module at its first recorded call."""
+    """State of the module at its first recorded call: structure, weights, torch flags, sources."""
 
     structure: Structure
     state: dict[str, Tensor]
@@ -69,12 +71,13 @@ class Snapshot:
     sources: Sources
     reference: type
     versions: tuple[int, ...]
-    """Version counters of the weights, which in-place changes increase."""
+    """Version counters of the weights at the snapshot. An in-place change of a weight increases its
+    counter."""
 
 
 @dataclass
 class Example:
-    """One real call with the weights of the snapshot: copies of its inputs and results."""
+    """Copies of the inputs and results of one real call that used the weights of the snapshot."""
 
     arguments: list[Tensor]
     outputs: list[Tensor] = field(default_factory=list)
@@ -82,23 +85,23 @@ class Example:
 
 @dataclass
 class Timed:
-    """Number and time of the calls of one module."""
+    """Number of calls and total time of one module."""
 
     kind: str
     count: int = 0
     seconds: float = 0.0
-    """Seconds in the calls after the script's first step."""
+    """Total seconds of the calls after the script's first step."""
     first_seconds: float = 0.0
     shapes: dict[str, int] = field(default_factory=dict)
     events: list[tuple[Any, Any, bool]] = field(default_factory=list)
 
 
 class Recorder:
-    """State of one capture.
+    """State of one capture; it intercepts module calls while the script runs.
 
-    `target` is the name of the module to capture; None to time all modules for a list. `calls` is
-    the number of calls of each shape to record, `quota` the limit in bytes. With `stop` the script
-    ends after `calls` calls.
+    `target`: name of the module to capture; None: time all modules, for a list. `calls`: number of
+    calls of each shape to record. `quota`: limit in bytes of all copies. `stop`: True to end the
+    script after `calls` calls.
     """
 
     def __init__(self, target: str | None, calls: int, quota: int, stop: bool) -> None:
@@ -217,8 +220,8 @@ class Recorder:
             return shape
 
     def _add_example(self, shape: Shape, module: nn.Module, call: Call) -> None:
-        """Copy this call as the example of its form, if there is none and the weights are still
-        those of the snapshot."""
+        """Copy this call as the example of its call form, if the form has none yet and the weights
+        have not changed since the snapshot."""
         snapshot = self.snapshot
         if snapshot is None or _versions(module) != snapshot.versions:
             return
@@ -271,8 +274,11 @@ class Recorder:
     # -- results
 
     def window(self) -> float:
-        """Return the seconds from the end of the first step to the end of the last one, without the
-        recorder's work; if there is only one step, its seconds."""
+        """Return the wall time in seconds of the script's steps after the first one, without the
+        recorder's own time.
+
+        With only one step, return the time of that step.
+        """
         if not self.steps:
             return 0.0
         if len(self.steps) == 1:
@@ -280,7 +286,7 @@ class Recorder:
         return max(self.steps[-1][1] - self.steps[0][1] - self.spent, 1e-9)
 
     def seconds(self, entry: Timed) -> float:
-        """Return the seconds that a module took in the window."""
+        """Return the seconds that a module took within `window`."""
         events, entry.events = entry.events, []
         for begin, end, is_first in events:
             elapsed = begin.elapsed_time(end) / 1e3
@@ -311,7 +317,7 @@ def _sources(structure: Structure, kind: type) -> Sources:
 
 
 def _start(entry: Timed | None, module: nn.Module) -> Any:
-    """Record and return a CUDA event if the module is on a GPU.
+    """Return a recorded CUDA event as the start of a call, if the module is on a GPU.
 
     Returns None for a module on the CPU, and False under CUDA graph capture.
     """

@@ -1,7 +1,7 @@
 """Check a captured folder in a new process: `python -m cuagent.capture.replay FOLDER`.
 
-The rebuilt module must give the recorded result on the recorded inputs, and must run on the task's
-own inputs. Prints one JSON object.
+On the recorded inputs the rebuilt module must return the recorded result, and it must run on the
+task's own inputs. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from cuagent.task import TaskError, check_runs, load_task, open_reference
 from cuagent.task.load import cuda_here
 
 TOLERANCES = {"float64": 1e-9, "float32": 1e-3, "bfloat16": 5e-2, "float16": 1e-2}
-"""Largest accepted difference by dtype, relative to the largest value; another order of summation
-can cause as much."""
+"""Largest accepted difference by dtype, relative to the largest absolute value. Another order of
+summation can cause such differences."""
 
 
 def main(folder: str) -> None:
-    """Check the folder and print the result."""
+    """Check the captured folder and print the result as JSON."""
     try:
         print(json.dumps(check(Path(folder))))
     except TaskError as error:
@@ -31,8 +31,8 @@ def main(folder: str) -> None:
 def check(folder: Path) -> dict[str, Any]:
     """Run the rebuilt module on the recorded call and compare the results. Raises TaskError.
 
-    Returns {"difference": as a share of the tolerance, "note": text} or {"error": text}; the
-    difference is None if nothing could be compared.
+    Returns {"difference": largest difference as a share of the tolerance, "note": text} or
+    {"error": text}. The difference is None if nothing could be compared.
     """
     import torch
 
@@ -86,8 +86,8 @@ def _tolerance(tensor: Any) -> float:
 
 
 def _difference(got: Any, wanted: Any) -> float:
-    """Return the largest difference relative to the largest value; inf if an element is finite in
-    one tensor only."""
+    """Return the largest absolute difference relative to the largest absolute value; inf if an
+    element is finite in one tensor only."""
     import torch
 
     if not wanted.numel():

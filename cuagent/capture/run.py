@@ -1,4 +1,4 @@
-"""Run a script under the recorder in a new process, and check the written folder."""
+"""Run a script under the recorder in a new process, and check the task folder that it wrote."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ from cuagent.capture.names import suggestions
 CALLS = 20
 """Default number of calls of each shape whose inputs are recorded."""
 QUOTA_MIB = 1024
-"""Default limit in MiB on the weights, inputs and results that a capture copies."""
+"""Default limit in MiB of all weights, inputs and results that a capture copies."""
 CHECK_S = 600.0
-"""Time limit in seconds of the check of a captured folder."""
+"""Time limit in seconds for the check of a captured folder."""
 
 INTERRUPTED = 130
 """Exit code of `launch.py`, without an answer, after an interrupt before the script began."""
 
 
 class CaptureRefused(Exception):
-    """Nothing usable was recorded. The message is one line: what happened, what to do."""
+    """Error: the capture recorded nothing usable. The message is one line: what happened, what to
+    do."""
 
 
 class ScriptFailed(Exception):
-    """The script failed before anything was recorded. The message is one line."""
+    """Error: the script failed before anything was recorded. The message is one line."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """A script to run, and the calls to record."""
+    """A script to run, and which of its calls to record."""
 
     script: Path
     arguments: tuple[str, ...] = ()
@@ -45,13 +46,13 @@ class Order:
     stop: bool = False
     out: Path | None = None
     python: tuple[str, ...] = (sys.executable, "-P")
-    """Command of the interpreter; -P keeps the current folder out of its path."""
+    """Command that starts the interpreter; -P keeps the current folder out of sys.path."""
 
 
 def run_script(order: Order) -> dict[str, Any]:
-    """Run the script and return the recorder's answer.
+    """Run the script of the order under the recorder; return the recorder's answer.
 
-    The script's output goes to stderr. Raises CaptureRefused if the process ended without an
+    The script's output is written to stderr. Raises CaptureRefused if the process ended without an
     answer.
     """
     with tempfile.TemporaryDirectory(prefix="cuagent-capture-") as folder:
@@ -86,7 +87,8 @@ def run_script(order: Order) -> dict[str, Any]:
 
 
 def require_capture(order: Order, answer: dict[str, Any]) -> None:
-    """Raise CaptureRefused or ScriptFailed, with the reason, if no folder was written."""
+    """Raise CaptureRefused or ScriptFailed, with the reason, if the capture wrote no task
+    folder."""
     if "tasks" in answer:
         return
     failed = f"; then the script failed: {answer['failure']}" if answer["failure"] else ""
@@ -110,9 +112,9 @@ def require_capture(order: Order, answer: dict[str, Any]) -> None:
 
 
 def check_folder(folder: Path, python: Sequence[str]) -> dict[str, Any]:
-    """Rebuild a captured module in a new process and compare it with the recorded call.
+    """Rebuild a captured module in a new process and compare its result with the recorded call.
 
-    Returns {"error": str} or {"difference": float | None, "note": str}.
+    Returns {"error": text} or {"difference": share of the tolerance or None, "note": text}.
     """
     command = [*python, "-m", "cuagent.capture.replay", str(folder.resolve())]
     try:
@@ -129,7 +131,8 @@ def check_folder(folder: Path, python: Sequence[str]) -> dict[str, Any]:
 
 
 def notes(manifest: dict[str, Any]) -> list[str]:
-    """Return notes on parts that a capture omits or changes, one line each."""
+    """Return one line of text for each part of the script's module that the capture omits or
+    changes."""
     lines = []
     first = manifest["shapes"][0]
     if manifest["failure"]:
@@ -166,13 +169,15 @@ def notes(manifest: dict[str, Any]) -> list[str]:
 
 
 def calls_with_gradients(manifest: dict[str, Any]) -> int:
-    """Return the number of recorded calls in which a gradient was wanted."""
+    """Return the number of recorded calls that needed gradients."""
     return sum(int(shape.get("with_gradients", 0)) for shape in manifest["shapes"])
 
 
 def _waited(command: Sequence[str]) -> int:
-    """Run a command and return its exit code. An interrupt is passed on to the command, which then
-    has 60 s to end."""
+    """Run a command and return its exit code.
+
+    An interrupt of this process is passed on to the command, which then has 60 s to end.
+    """
     process = subprocess.Popen(command, stdout=sys.stderr)
     try:
         return process.wait()

@@ -1,7 +1,8 @@
-"""Copy the inputs of a call within a quota, and sum up floating inputs as quantiles.
+"""Copy the inputs of recorded calls within a size limit, and describe floating-point inputs by
+quantiles.
 
-Integer, boolean and mask tensors keep their values; a floating tensor with few distinct or with
-infinite values counts as a mask. Runs in the user's process.
+Integer, boolean and mask tensors are copied. A floating-point tensor with few distinct values or
+with infinite values is handled as a mask. This code runs in the user's process.
 """
 
 from __future__ import annotations
@@ -13,28 +14,29 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 QUANTILES = 33
-"""Number of quantiles that describe the values of a floating input."""
+"""Number of quantiles by which the values of a floating-point input are described."""
 SAMPLED = 8192
 """Largest number of elements of one call that are sampled for the quantiles."""
 MASK_VALUES = 4
-"""A floating tensor with at most this many distinct values, and more elements, counts as a mask."""
+"""Largest number of distinct values of a floating-point tensor that is handled as a mask."""
 KEPT = 4
-"""Number of calls whose integer and mask tensors are stored."""
+"""Largest number of calls whose integer and mask tensors are stored."""
 
 
 class TooLarge(Exception):
-    """The copies exceed the quota. The message is one line."""
+    """Error: the copies exceed the quota. The message is one line."""
 
 
 @dataclass
 class Quota:
-    """Limit in bytes on all copies of a capture together."""
+    """Limit in bytes of all copies that one capture makes."""
 
     limit: int
     used: int = 0
 
     def take(self, count: int, what: str) -> None:
-        """Count `count` bytes for `what`. Raises TooLarge if the limit is exceeded."""
+        """Add `count` bytes to the used amount. Raises TooLarge, which names `what`, if the limit
+        is exceeded."""
         if self.used + count > self.limit:
             raise TooLarge(
                 f"{what} takes {(self.used + count) / 2**20:.0f} MiB, over the quota of "
@@ -45,7 +47,7 @@ class Quota:
 
 @dataclass
 class Input:
-    """Values and statistics of one input over the recorded calls."""
+    """Values and statistics of one input tensor over the recorded calls of a shape."""
 
     name: str
     dtype: str
@@ -53,7 +55,8 @@ class Input:
     stride: tuple[int, ...]
     device: str
     drawn: bool
-    """True if the task draws this input from quantiles; False if recorded values are used."""
+    """True if the task draws this input at random from the quantiles; False if it uses recorded
+    values."""
     requires_grad: bool = False
     kept: list[Tensor] = field(default_factory=list)
     pieces: list[Tensor] = field(default_factory=list)
@@ -63,7 +66,7 @@ class Input:
     other_strides: bool = False
 
     def add(self, tensor: Tensor, quota: Quota) -> None:
-        """Add the values of a further call, as far as the quota allows."""
+        """Add the values of this input in another call; values over the quota are left out."""
         self.other_strides |= tuple(tensor.stride()) != self.stride
         if self.drawn:
             _add_floats(self, tensor)
@@ -82,7 +85,7 @@ class Input:
 
 
 def new_input(name: str, tensor: Tensor, quota: Quota) -> Input:
-    """Return the record of an input with its first values. Raises TooLarge."""
+    """Return the description of an input, started with the values of `tensor`. Raises TooLarge."""
     found = Input(
         name=name,
         dtype=str(tensor.dtype).removeprefix("torch."),
@@ -98,7 +101,7 @@ def new_input(name: str, tensor: Tensor, quota: Quota) -> Input:
 
 
 def copy(tensor: Tensor) -> Tensor:
-    """Return a contiguous copy on the CPU."""
+    """Return a contiguous copy of the tensor on the CPU."""
     import torch
 
     return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)

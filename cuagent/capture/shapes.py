@@ -1,8 +1,9 @@
-"""Judge an attempt on every recorded shape of a captured module, and weigh the results by calls.
+"""Judge an attempt on every recorded shape of a captured module, and compute the speedup weighted
+by calls.
 
-Each shape is a separate task (`shape_2.py`) with separate secret inputs and timing.
-On a shape where the attempt is rejected or surely slower, the original module is used and counts as
-1x. An exported package does the same.
+Each shape is a separate task (`shape_2.py`) with separate secret inputs and timing. On a shape
+where the attempt is rejected or surely slower, the original module is used, with a speedup of 1. An
+exported package does the same.
 """
 
 from __future__ import annotations
@@ -26,20 +27,21 @@ if TYPE_CHECKING:
     from cuagent.verify.referee import Isolation
 
 MOST_JUDGED = 8
-"""Largest number of shapes that are judged, the most frequent first; others count as 1x."""
+"""Largest number of shapes that are judged, the most frequent first; all others have a speedup of
+1."""
 
 
 @dataclass(frozen=True)
 class ShapeResult:
-    """Result of an attempt on one shape."""
+    """Result of an attempt on one recorded shape."""
 
     task: str | None
-    """File of the shape's task; None for calls of another form."""
+    """File name of the shape's task; None for calls of another call form, which have no task."""
     calls: int
     covered: bool
-    """True if the attempt is used for this shape; else the original module."""
+    """True if the attempt is used for this shape; False if the original module is used."""
     why: str
-    """Reason why the original module is used; "" if the attempt is used."""
+    """Reason for using the original module; "" if the attempt is used."""
     speedup: float = 1.0
     """Eager time over the attempt's time; 1 if the original module is used."""
     low: float = 1.0
@@ -47,20 +49,23 @@ class ShapeResult:
     eager_s: float | None = None
     """Seconds of one call in eager mode; None if it was not timed."""
     domain: Domain | None = None
-    """Calls that the accepted verdict covers; None if the original module is used."""
+    """Calls for which the accepted verdict is valid; None if the original module is used."""
 
 
 @dataclass(frozen=True)
 class ShapesResult:
-    """Results on all shapes of a captured module."""
+    """Results of an attempt on all recorded shapes of a captured module."""
 
     shapes: tuple[ShapeResult, ...]
     share: float
-    """Share of the time of the script's steps that the module took."""
+    """Share of the time of the script's steps that the original module took."""
 
     @property
     def weighted(self) -> float:
-        """Speedup of the total time of all recorded calls; the original module counts as 1x."""
+        """Total eager time of all recorded calls divided by their total time with the attempt.
+
+        Shapes that use the original module are included with a speedup of 1.
+        """
         known = [s for s in self.shapes if s.eager_s is not None]
         mean = sum(s.calls * (s.eager_s or 0) for s in known) / max(1, sum(s.calls for s in known))
         times = [(s.calls * (s.eager_s or mean), s.speedup) for s in self.shapes]
@@ -70,16 +75,16 @@ class ShapesResult:
 
     @property
     def worst(self) -> ShapeResult:
-        """Shape with the least speedup."""
+        """The shape with the smallest speedup."""
         return min(self.shapes, key=lambda s: s.speedup)
 
     @property
     def script(self) -> float:
-        """Speedup of the script's steps that follows from `weighted` and `share` (Amdahl's law)."""
+        """Expected speedup of the script's steps, from `weighted` and `share` by Amdahl's law."""
         return 1 / (1 - self.share + self.share / self.weighted)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the results as JSON."""
+        """Return the results as a JSON object."""
         return {
             "shapes": [plain(shape) for shape in self.shapes],
             "weighted": self.weighted,
@@ -108,10 +113,11 @@ def judge_shapes(
     isolation: Isolation = "auto",
     emit: Emit = ignore,
 ) -> ShapesResult | None:
-    """Judge an attempt on the other shapes of its captured task; `main` is the judgement on the
-    most frequent one. None for a task that was not captured.
+    """Judge an attempt on all recorded shapes of a captured task; None if the task was not
+    captured.
 
-    Raises TaskError, ForkServerError and OracleLost.
+    `main`: the judgement on the most frequent shape, which is not repeated. Raises TaskError,
+    ForkServerError and OracleLost.
     """
     manifest = manifest_of(task)
     if manifest is None:
@@ -135,8 +141,8 @@ def judge_shapes(
 
 
 def lines(found: ShapesResult) -> list[str]:
-    """Return one line for each shape, then lines on the weighted speedup, the worst shape and the
-    script."""
+    """Return the results as lines of text: one for each shape, then the weighted speedup, the worst
+    shape and the script."""
     rows = []
     for shape in found.shapes:
         name = shape.task or "other calls"
@@ -166,7 +172,7 @@ def _judged(
 
 
 def _result(file: str, calls: int, judgement: Judgement) -> ShapeResult:
-    """Return the result of one shape from the judgement on it."""
+    """Return the result of one shape, given the judgement of the attempt on it."""
     timing = judgement.timing
     medians = {arm.name: arm.median for arm in timing.arms if not arm.failed} if timing else {}
     eager = medians.get(EAGER)

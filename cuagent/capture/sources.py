@@ -1,9 +1,9 @@
 """Collect the definitions that a class of the user's script needs, from the live process.
 
-Each name is looked up in the running module. Classes and functions are copied as source, imports
-are written again, and plain data is written as its value at the time of the capture. So the
-script's own work (argument parsing, data loading) is not part of the task. Not covered: names that
-code looks up in globals().
+Each name is looked up in the running module. Classes and functions are copied as source text,
+imports are written again, and plain data is written as its value at the time of the capture. So the
+script's own work (argument parsing, data loading) is not part of the task.
+Not covered: names that code looks up in globals().
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ LONGEST_VALUE = 20_000
 
 
 def is_library(module: str) -> bool:
-    """Return True for a module of the standard library, an installed package or cuagent."""
+    """Return True if the module with this name belongs to the standard library, an installed
+    package or cuagent."""
     if module == "__main__":
         return False
     if module.partition(".")[0] in (*sys.stdlib_module_names, "torch", "cuagent"):
@@ -48,7 +49,8 @@ def is_library(module: str) -> bool:
 
 
 class Sources:
-    """Sources of the user's modules, reduced to the definitions that were asked for."""
+    """Source texts of the user's modules, reduced to the definitions that a captured module
+    needs."""
 
     def __init__(self) -> None:
         self._pieces: dict[str, dict[tuple[int, str], str]] = {}
@@ -58,17 +60,17 @@ class Sources:
         self._seen: set[tuple[str, str]] = set()
         self._encode = Encoder(is_library)
         self.missing: list[str] = []
-        """Names whose values could not be written."""
+        """Globals and module sources that could not be written to the task, by name."""
 
     def need_tokens(self, text: str) -> None:
-        """Collect every class and function that has a token in a text of `Encoder`."""
+        """Collect the definition of every class and function whose token occurs in `text`."""
         for module, name in TOKENS.findall(text):
             if not is_library(module):
                 self.need(module, name.partition(".")[0])
 
     def need(self, module: str, name: str) -> None:
-        """Collect the definition of a top-level name of a user's module, and recursively those of
-        the names that it uses."""
+        """Collect the definition of a top-level name of a user's module, and of all names that this
+        definition uses."""
         if (module, name) in self._seen:
             return
         self._seen.add((module, name))
@@ -90,10 +92,11 @@ class Sources:
     def resolve(
         self, text: str, *, in_modules: bool = False, of: str | None = None
     ) -> tuple[str, list[str]]:
-        """Replace the tokens of a text by names; return the text and the imports that it needs.
+        """Replace the tokens (`encode.TOKEN`) in a text by names; return (text, import lines that
+        it needs).
 
-        `in_modules` is True if the task holds the user's modules in the dict `_modules`. `of` is
-        the user's module that the text is part of; None for the task itself.
+        `in_modules`: True if the task stores the user's modules in the dict `_modules`. `of`: the
+        user's module that contains the text; None for the task itself.
         """
         imports: set[str] = set()
         modules = self.modules()
@@ -110,7 +113,8 @@ class Sources:
         return TOKENS.sub(name, text), sorted(imports)
 
     def modules(self) -> list[str]:
-        """Return the names of the user's modules, each after the modules that it imports."""
+        """Return the names of the user's modules, sorted so that each follows the modules that it
+        imports."""
         order: list[str] = []
         for module in self._pieces:
             self._visit(module, order, [])
@@ -128,7 +132,7 @@ class Sources:
         order.append(module)
 
     def text(self, module: str) -> str:
-        """Return the reduced text of one module."""
+        """Return the source text of a user's module, reduced to the collected definitions."""
         parts = [part for _, part in sorted(self._pieces[module].items())]
         body = "\n".join(
             f"\n\n{part}\n" if part.startswith(("class ", "def ", "@", "async ")) else part
@@ -234,7 +238,7 @@ class Sources:
 
 
 def _global_names(text: str) -> list[str]:
-    """Return the global names that a statement reads."""
+    """Return the global names that the source text of a statement reads."""
     found: dict[str, None] = {}
     tables = [symtable.symtable(text, "<statement>", "exec")]
     while tables:
@@ -271,6 +275,7 @@ def _bound(statement: ast.stmt) -> list[str]:
 
 
 def _matching(statements: Sequence[ast.stmt], value: Any) -> ast.stmt:
-    """Return the definition of the live `value`, by its line; the last one if none matches."""
+    """Return the statement that defined `value`, found by its line number; the last statement if
+    none matches."""
     line = getattr(getattr(value, "__code__", None), "co_firstlineno", None)
     return next((s for s in statements if s.lineno == line), statements[-1])

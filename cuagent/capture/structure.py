@@ -1,11 +1,10 @@
-"""Write a live module as a table with one row for each submodule.
+"""Write a live module as a text table with one row for each submodule.
 
-A row has the class, the attributes, and dtype and shape of the parameters and buffers.
-
-The table rebuilds the module without its constructor's arguments, also if the script changed the
-module after its construction (tied weights, frozen parameters, replaced layers). Hooks are not part
-of it. Not covered: lazy, quantized, distributed and parametrized modules, and modules whose
-`forward` was replaced on the instance.
+A row has the class, the attributes, and dtype and shape of the parameters and buffers. The table
+rebuilds the module without its constructor's arguments, also if the script changed the module after
+its construction (tied weights, frozen parameters, replaced layers). Hooks are left out.
+Not covered: lazy, quantized, distributed and parametrized modules, and modules whose `forward` was
+replaced on the instance.
 """
 
 from __future__ import annotations
@@ -19,14 +18,15 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 REBUILT = ("_flat_weights", "_flat_weight_refs")
-"""Attributes of recurrent modules that are rebuilt from their parameters instead of written."""
+"""Names of attributes of recurrent modules that are rebuilt from the parameters instead of
+written."""
 IGNORED = ("_compiled_call_impl", "_is_hf_initialized", "_forward_hooks_with_kwargs")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 @dataclass
 class Structure:
-    """The table of a module, its tensors, and notes on parts that the table omits."""
+    """The table of a module, the module's tensors, and notes on parts that the table omits."""
 
     rows: list[str] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -39,7 +39,8 @@ class Structure:
 
 
 def describe_module(model: nn.Module, encode: Encoder) -> Structure:
-    """Return the rows that rebuild a module. Raises Unsupported with one line."""
+    """Return the table from which `model` can be rebuilt. Raises Unsupported with a message of one
+    line."""
     found = Structure()
     _visit(model, "", found, encode, {}, {})
     return found
@@ -97,7 +98,7 @@ def _note_hooks(module: nn.Module, path: str, found: Structure) -> None:
 
 
 def _attributes(module: nn.Module, path: str, found: Structure, encode: Encoder) -> str:
-    """Return the attributes as the text of a dict; those that cannot be written are added to
+    """Return a module's attributes as the text of a dict; name attributes that cannot be written in
     `found.skipped`."""
     import torch
 
@@ -158,16 +159,19 @@ def _buffers(
 
 
 def _form(tensor: Tensor, *, trained: bool) -> str:
-    """Return a tensor's form as the text of a tuple: dtype, shape, then, unless they are default,
-    if it is trained and its strides."""
+    """Return the text of a tuple that describes a tensor: dtype, shape, trained flag, strides.
+
+    Trailing entries with default values are left out: `('float32', (3, 4))` is trained and
+    contiguous.
+    """
     stride = _permuted_stride(tensor)
     rest = f", {trained}, {stride}" if stride is not None else "" if trained else ", False"
     return f"({_dtype(tensor)!r}, {tuple(tensor.shape)}{rest})"
 
 
 def _permuted_stride(tensor: Tensor) -> tuple[int, ...] | None:
-    """Return the strides of a dense tensor with another order of dimensions; None for a contiguous
-    tensor or one with gaps."""
+    """Return the strides of a dense tensor whose dimensions are permuted in memory; None for
+    contiguous tensors and tensors with gaps."""
     if tensor.is_contiguous():
         return None
     packed = 1

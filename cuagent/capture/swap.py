@@ -1,9 +1,10 @@
-"""Time the user's script with the original module, and with the kernel in its place.
+"""Time the user's script with the original module, and with the kernel in place of the module.
 
-The script runs four times in new processes, alternately without and with the kernel. The kernel
-runs for the shapes on which it was accepted, without gradients and in the recorded mode; the
-original module runs for all other calls, as in an exported package. Not covered: modules that
-return objects which hold tensors, and arguments with tensors inside containers.
+The script runs four times in new processes, alternately without and with the kernel. As in an
+exported package, the kernel runs for calls without gradients, in the recorded mode, on shapes where
+it was accepted. The original module runs for all other calls.
+Not covered: modules that return objects which contain tensors, and arguments with tensors inside
+containers.
 """
 
 from __future__ import annotations
@@ -25,18 +26,19 @@ if TYPE_CHECKING:
     from cuagent.task import Task
 
 PAIRS = 2
-"""Number of runs of the script without the kernel; there are as many with it."""
+"""Number of pairs of runs of the script: one run without the kernel and one with it."""
 
 
 class SwapRefused(Exception):
-    """The script cannot be timed with the kernel. The message is one line."""
+    """Error: the script cannot be timed with the kernel. The message is one line."""
 
 
 @dataclass(frozen=True)
 class ScriptTiming:
-    """Wall times in seconds of the script's steps and of the whole script, one for each run.
+    """Wall times of the user's script without the kernel (`before`) and with it (`after`), one for
+    each run.
 
-    `before` is without the kernel, `after` with it.
+    `before_s`, `after_s`: seconds of the script's steps. `whole_...`: seconds of the whole script.
     """
 
     before_s: tuple[float, ...]
@@ -44,7 +46,7 @@ class ScriptTiming:
     whole_before_s: tuple[float, ...]
     whole_after_s: tuple[float, ...]
     swapped: int
-    """Number of calls in which the kernel ran, in the last run with it."""
+    """Number of calls in which the kernel ran, in the last run with the kernel."""
     calls: int
 
     def to_json(self) -> dict[str, Any]:
@@ -68,7 +70,11 @@ class ScriptTiming:
 def time_swapped(
     task: Task, manifest: dict[str, Any], attempt: Attempt, found: ShapesResult
 ) -> ScriptTiming:
-    """Run the script of a captured task without and with an attempt. Raises SwapRefused."""
+    """Time the script of a captured task without and with the kernel of `attempt`. Raises
+    SwapRefused.
+
+    `found`: results of the attempt on each shape; the kernel is used only for covered shapes.
+    """
     covered = {shape.task for shape in found.shapes if shape.covered}
     shapes = [shape for shape in manifest["shapes"] if shape["task"] in covered]
     if not shapes:

@@ -1,7 +1,7 @@
-"""Run an accepted kernel in the place of a module of a running script, to time the script.
+"""Run an accepted kernel in place of a module of a running script, to time the script.
 
-The kernel's module gets the live parameters of the module, without a copy. Runs in the user's
-process.
+The kernel's module uses the live parameters of the original module, without a copy. This code runs
+in the user's process.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 
 class Swapper:
-    """Patch of `nn.Module.__call__` that runs a candidate in place of the captured module.
+    """Patch of `nn.Module.__call__` that runs a candidate in place of the captured module and times
+    the script's steps.
 
-    It also times the steps of the script. Without a candidate it only times them.
+    Without a candidate it only times the steps.
     """
 
     def __init__(self, module: str, order: dict[str, Any]) -> None:
@@ -64,8 +65,11 @@ class Swapper:
                 self.steps.append((begin, time.perf_counter()))
 
     def window(self) -> float:
-        """Return the seconds from the end of the first step to the end of the last one, without the
-        time in `spent`; if there is only one step, its seconds."""
+        """Return the wall time in seconds of the script's steps after the first one, without the
+        warm-up times in `spent`.
+
+        With only one step, return the time of that step.
+        """
         if not self.steps:
             return 0.0
         first, last = self.steps[0], self.steps[-1]
@@ -76,7 +80,8 @@ class Swapper:
     def _replacement(
         self, module: nn.Module, args: Any, kwargs: dict[str, Any]
     ) -> tuple[nn.Module | None, list[Any]]:
-        """Return (kernel's module, its inputs) for a call; (None, []) if the original must run."""
+        """Return (kernel's module, inputs for it) for a call; (None, []) if the original module
+        must run."""
         import torch
 
         if not matches(self.target, *self.names.of(module)):
@@ -101,7 +106,7 @@ class Swapper:
         return self._new[id(module)], given
 
     def _warm_up(self, module: nn.Module, form: object, given: list[Any]) -> None:
-        """Build the kernel's module and call it once on copies of the inputs.
+        """Build the kernel's module and call it once on copies of the inputs, before it is timed.
 
         The time is added to `spent` or `first_spent`.
         """
@@ -119,7 +124,7 @@ class Swapper:
         self.first_spent += 0.0 if self.steps else elapsed
 
     def _built(self, module: nn.Module) -> nn.Module:
-        """Return the kernel's module, with the original's parameters and buffers (no copies)."""
+        """Return the kernel's module with the parameters and buffers of `module` (no copies)."""
         assert self.candidate is not None
         folder = str(Path(self.candidate).parent)
         spec = importlib.util.spec_from_file_location("model_new", self.candidate)

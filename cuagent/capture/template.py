@@ -1,7 +1,7 @@
-"""Source texts of the helper functions in a captured task.
+"""Source texts of the helper functions that a captured task contains.
 
-A candidate also contains the helpers that `Model` uses. It runs without the folder's files: its
-parameters are zeros until a state dict is loaded.
+A candidate contains the same helpers if its `Model` uses them. It runs without the folder's files:
+its parameters are zeros until a state dict is loaded.
 """
 
 BUILD = '''

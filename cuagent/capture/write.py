@@ -1,9 +1,9 @@
 """Write a capture as a task folder: task.py, its tensors, and a manifest.
 
-Runs in the user's process at the end of the script, because the values are there. Files: `task.py`
-(the task), `shape_2.py` and so on (the same module on its other shapes), `parameters.pt`,
-`inputs.pt` (integer and mask tensors), `call.pt` (one real call with its result, for the check that
-the rebuilt module computes the same) and `manifest.json`.
+This code runs in the user's process at the end of the script, where the recorded values are in
+memory. Files: `task.py` (the task), `shape_2.py` and so on (the same module on its other shapes),
+`parameters.pt`, `inputs.pt` (integer and mask tensors), `call.pt` (one real call with its result,
+to check the rebuilt module) and `manifest.json`.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 
 RESERVED = ("Model", "get_inputs", "get_init_inputs", "torch", "nn")
 STANDARD = ("base64", "hashlib", "io", "linecache", "pathlib", "pickle", "sys", "types", "zlib")
-"""Modules of the standard library that the helpers in a task use."""
+"""Modules of the standard library that the helper functions in a task import."""
 PLACES = re.compile("\x03(\\d+)\x04")
 MOST_TEXT = 3 << 20
-"""Largest number of characters of a task; `cuagent.task.source` reads 4 MiB."""
+"""Largest number of characters of a task's text; `cuagent.task.source` reads at most 4 MiB."""
 
 
 class WriteError(Exception):
-    """The capture cannot be written. The message is one line."""
+    """Error: the capture cannot be written as a task. The message is one line."""
 
 
 def write_capture(recorder: Recorder, out: Path, script: str, facts: dict[str, Any]) -> list[str]:
-    """Write the folder and return the names of its tasks, the main one first.
+    """Write the capture as a task folder; return the names of its task files, the main one first.
 
-    `facts` are added to the manifest. Raises WriteError and OSError.
+    `facts`: entries to add to the manifest. Raises WriteError and OSError.
     """
     snapshot = recorder.snapshot
     assert snapshot is not None
@@ -83,7 +83,8 @@ def write_capture(recorder: Recorder, out: Path, script: str, facts: dict[str, A
 
 
 def _main_form(shapes: Sequence[Shape]) -> list[Shape]:
-    """Return the shapes with the most frequent call form (`Shape.form`), the most calls first."""
+    """Return the shapes of the most frequent call form (`Shape.form`), the shape with the most
+    calls first."""
     totals: dict[object, int] = {}
     for shape in shapes:
         totals[shape.form] = totals.get(shape.form, 0) + shape.count
@@ -115,7 +116,7 @@ def _task(
     script: str,
     files: dict[str, bytes],
 ) -> str:
-    """Return the text of task.py."""
+    """Return the source text of task.py."""
     in_modules = _in_modules(snapshot)
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     tree = "".join(f"    {row}\n" for row in snapshot.structure.rows)
@@ -149,7 +150,7 @@ def _task(
 
 
 def _helpers(text: str, *, in_modules: bool) -> str:
-    """Return the helper functions that a task's text calls."""
+    """Return the source text of the helper functions that `text` calls."""
     found, names = [template.BUILD], []
     for name in ("TENSOR", "OBJECT", "UNPICKLED", "PLAIN"):
         helper: str = getattr(template, name)
@@ -168,7 +169,8 @@ def _in_modules(snapshot: Snapshot) -> bool:
 
 
 def _collides(snapshot: Snapshot) -> bool:
-    """Return True if there is one user's module, and it defines a name that the task needs."""
+    """Return True if the user has one module, and this module defines a name that the task itself
+    defines."""
     modules = snapshot.sources.modules()
     if len(modules) != 1:
         return False
@@ -179,8 +181,11 @@ def _collides(snapshot: Snapshot) -> bool:
 
 
 def _user_text(snapshot: Snapshot) -> str:
-    """Return the user's definitions as text: at the top level, or each module in a string that the
-    task executes as a module."""
+    """Return the user's definitions as text for task.py.
+
+    Definitions of one module are placed at the top level. Several modules are written as strings,
+    which the task executes as modules.
+    """
     sources = snapshot.sources
     modules = sources.modules()
     if not modules:
@@ -202,7 +207,8 @@ def _safe(module: str) -> str:
 
 
 def _model(snapshot: Snapshot, shape: Shape) -> str:
-    """Return the text of class Model: a subclass of the user's class, built from the table."""
+    """Return the text of the task's class Model: a subclass of the user's class, built from the
+    table of `Structure`."""
     lines = [
         f"class Model({reference(snapshot.reference)}):",
         "    def __init__(self):",
@@ -241,7 +247,8 @@ def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _repeats_only(known: Input) -> bool:
-    """Return True if elements share memory only in dimensions of stride 0, as after `expand`."""
+    """Return True if the input's elements share memory only along dimensions of stride 0, as after
+    `expand`."""
     extent = 1
     for step, size in sorted(zip(known.stride, known.shape, strict=True)):
         if step == 0 or size == 1:
@@ -253,7 +260,8 @@ def _repeats_only(known: Input) -> bool:
 
 
 def _flags(flags: dict[str, Any]) -> list[str]:
-    """Return lines of code that set torch's flags as the script had; usual values are left out."""
+    """Return lines of code that set torch's flags as in the script; flags with their usual value
+    are left out."""
     from cuagent.task.settings import TorchSettings
 
     usual = TorchSettings().flags
@@ -322,9 +330,9 @@ def _manifest(
 
 
 def _positions(shape: Shape) -> dict[str, Any]:
-    """Return manifest entries on the arguments.
+    """Return manifest entries about the arguments of a shape's calls.
 
-    `positional` and `named` tell for each argument if it is a tensor. `swappable` is True if no
+    `positional` and `named` have True for each argument that is a tensor. `swappable` is True if no
     tensor is nested in an argument and the output is plain.
     """
     call = shape.call

@@ -1,6 +1,9 @@
-"""New tasks for training and benchmarks: composed from operators of torch, then filtered.
+"""New tasks for training and benchmarks: composed from operators of torch, then filtered by checks.
 
-seeds.py, catalogue.py    operators with signatures from the installed torch, by family
+In this package a candidate is a composed task that the checks have not accepted yet, and a seed is
+a template of one operator call.
+
+seeds.py, catalogue.py    operator templates with signatures from the installed torch, by family
 templates.py, draft.py    fill the placeholders of one call; build up one task
 dimensions.py             choices for sizes
 compose.py, blocks.py     candidates of the grammar; blocks of transformers and timm

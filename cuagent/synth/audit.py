@@ -1,9 +1,10 @@
-"""Audit a file of tasks: one of ours, CUDA-Agent-Ops-6K, or any parquet file with a column `code`.
+"""Audit a parquet file of tasks: one from cuagent, CUDA-Agent-Ops-6K, or any file with a column
+`code`.
 
-The text of every row is audited: duplicates, labels that the code does not have, changed
-checksums. Some rows are also run. They undergo the checks of new candidates, except the time
-window, and on request those of `cuagent check`, which draws other inputs and weights and tries
-trivial answers under the strict rule.
+The text of every row is audited: duplicates, labels that the code does not have, changed checksums.
+Some rows are also run. They undergo the checks of new candidates, except the time window, and on
+request those of `cuagent check`, which draws other inputs and weights and tries trivial answers
+under the strict rule.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ MEMORY = 4 << 30
 
 @dataclass
 class Audit:
-    """Findings about a file."""
+    """Result of an audit: the rows with each fault, and counts over the whole file."""
 
     rows: int = 0
     faults: dict[str, list[int]] = field(default_factory=dict)
-    """Row numbers by the fault that the rows have."""
+    """Numbers of the rows with a fault, by the fault's name."""
     details: dict[int, str] = field(default_factory=dict)
     operators: Counter[str] = field(default_factory=Counter)
-    """Number of calls of each operator in the code of all rows."""
+    """Number of calls of each operator in the code of all rows, by operator."""
     counts: Counter[int] = field(default_factory=Counter)
-    """Number of rows by their number of declared operators."""
+    """Number of rows by the number of operators that the row declares."""
     sources: Counter[str] = field(default_factory=Counter)
     run: int = 0
-    """Number of rows that were run."""
+    """Number of rows whose module was executed."""
 
     def add(self, fault: str, row: int, detail: str = "") -> None:
         self.faults.setdefault(fault, []).append(row)
@@ -69,7 +70,8 @@ class Audit:
 
 @dataclass
 class _Seen:
-    """Number of the first row with each text, normalized syntax tree and operator graph."""
+    """Number of the first row with each text, with each normalized syntax tree and with each
+    operator graph."""
 
     texts: dict[str, int] = field(default_factory=dict)
     trees: dict[str, int] = field(default_factory=dict)
@@ -86,10 +88,12 @@ def audit(
     check: bool = False,
     observe: Callable[[int, Mapping[str, Any]], None] = lambda row, answer: None,
 ) -> Audit:
-    """Audit the text of every row, and run the first `run` rows with `jobs` processes at a time.
+    """Audit the text of every row, and run the first `run` rows in `jobs` processes at the same
+    time.
 
-    `kernelbench` is a checkout to compare with, "" for none. `observe` gets the number and the
-    answer of each row that was run. Raises SynthError.
+    `kernelbench`: path of a KernelBench checkout to compare with; "" for none. `compile`: also run
+    under torch.compile. `check`: also run the checks of `cuagent check`. `observe` is called with
+    the number and the answer of each row that was run. Raises SynthError.
     """
     found, seen = Audit(), _Seen()
     known = read_problems(Path(kernelbench)) if kernelbench else []
@@ -108,7 +112,8 @@ def audit(
 
 
 def _read(number: int, row: Mapping[str, Any], found: Audit, seen: _Seen) -> bool:
-    """Audit the text of one row; return True if it can be run."""
+    """Audit the text of one row and add its faults to `found`; return True if the row can be
+    run."""
     code, declared = str(row["code"]), operators_of(row)
     found.counts[len(declared)] += 1
     found.sources[str(row.get("data_source") or "")] += 1
@@ -139,7 +144,8 @@ def _collision(row: Mapping[str, Any], known: Sequence[Known]) -> str:
 
 
 def _words(code: str, ops: list[str]) -> set[str]:
-    """Return all names in the code and its operators, in the spelling of labels (`tail`)."""
+    """Return the names that occur in the code, and the declared operators, in the spelling of
+    labels (`tail`)."""
     return {tail(name) for name in ops} | {tail(word) for word in re.findall(r"\w+", code)}
 
 
@@ -179,7 +185,7 @@ def _run(
 
 
 def _refusal(order: Order, workers: Workers) -> str:
-    """Return why `cuagent check` refuses the task; "" if it does not."""
+    """Return the reason why `cuagent check` refuses the task; "" if it accepts the task."""
     from cuagent.task import TaskError, load_task
     from cuagent.verify.admission import admit
     from cuagent.verify.referee import Referee

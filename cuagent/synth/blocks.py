@@ -1,8 +1,10 @@
-"""Compose candidates from blocks of transformers and timm, with small configurations.
+"""Compose candidate tasks from blocks of the libraries transformers and timm, with small
+configurations.
 
-The blocks of transformers are found in the sources of the installed modelling files: classes that
-are constructed from a configuration or one size, and whose forward requires one argument only.
-Nothing is imported here. Not covered: blocks with masks, caches or positions as arguments.
+The blocks of transformers are found in the source text of the installed modelling files: classes
+that are constructed from a configuration or one size, and whose forward requires one argument only.
+Nothing is imported here.
+Not covered: blocks with masks, caches or positions as arguments.
 """
 
 from __future__ import annotations
@@ -48,33 +50,34 @@ MODELS = {
     "t5": ("T5Config", "d_model={d}, d_ff={f}, dropout_rate=0.0"),
     "vit": ("ViTConfig", f"{SIZES}, {HEADS}, {NO_DROPOUT}"),
 }
-"""Configuration class of each family of models that is read, and the arguments that make it small.
-"""
+"""Configuration class for each family of models in transformers, and the arguments that make the
+model small."""
 TIMM = (
     ("timm.layers", "Mlp({d}, {f})"),
     ("timm.layers", "GluMlp({d}, {f})"),
     ("timm.layers", "SwiGLU({d}, {f})"),
     ("timm.layers", "GlobalResponseNormMlp({d}, {f})"),
 )
-"""Blocks of timm: (module to import from, constructor)."""
+"""Blocks of the library timm: (module to import from, constructor)."""
 OTHER_INPUTS = re.compile("Patch|Embedding|Router")
-"""Matches names of blocks that are left out, because they need images or indices of experts."""
+"""Pattern of the names of blocks that are left out, because their inputs are images or indices of
+experts."""
 ONE_SIZE = ("hidden_size", "dim", "normalized_shape")
 
 
 @dataclass(frozen=True)
 class Block:
-    """One module class of a library that can become a task."""
+    """A module class of a library from which a candidate task can be made."""
 
     library: str
     imports: str
     constructor: str
-    """Expression with {d} for the width and {f} for the inner width."""
+    """Constructor expression with {d} for the width and {f} for the inner width."""
 
 
 @cache
 def blocks() -> tuple[Block, ...]:
-    """Return the blocks of the installed libraries, in a fixed order."""
+    """Return the usable blocks of the installed libraries, in a fixed order."""
     found: list[Block] = []
     texts: set[str] = set()
     if (transformers := importlib.util.find_spec("transformers")) and transformers.origin:
@@ -90,8 +93,8 @@ def blocks() -> tuple[Block, ...]:
 
 
 def _in_file(file: Path, name: str, config: str, sizes: str, texts: set[str]) -> Iterator[Block]:
-    """Yield the blocks of a file, except those whose text is in `texts`: another family of models
-    has the same block."""
+    """Yield the blocks of a modelling file. Blocks whose text is in `texts` are skipped: another
+    family of models has the same block."""
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if not isinstance(node, ast.ClassDef) or OTHER_INPUTS.search(node.name):
             continue
@@ -123,7 +126,8 @@ def _required(method: ast.FunctionDef) -> list[str]:
 
 
 def block_candidate(draw: random.Random, index: int, dimensions: Dimensions) -> Candidate | None:
-    """Return a candidate with one block; None if no library with blocks is installed."""
+    """Return candidate task number `index`, made of one random block; None if no library with
+    blocks is installed."""
     if not blocks():
         return None
     block = draw.choice(blocks())

@@ -1,4 +1,4 @@
-"""A composed task before the filter."""
+"""Define a candidate task: a composed task before the filter's checks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 FIRST_BATCH = 8
-"""Batch size in the source of a composed candidate; the filter replaces it."""
+"""Batch size in the source text of a composed candidate; the filter replaces it by a size that
+gives a suitable time."""
 
 
 @dataclass(frozen=True)
@@ -19,14 +20,15 @@ class Candidate:
     code: str
     ops: tuple[str, ...]
     families: tuple[str, ...]
-    """Family of each operator template (`Seed`) that was applied."""
+    """Family of each operator template (`Seed`) that the candidate task applies."""
     dtype: str
     library: str = "torch"
-    """Library of the operators, such as `transformers`; `loop` for a task with a loop."""
+    """Library that the operators are from, such as `transformers`; `loop` for a task with a
+    loop."""
 
     @property
     def source(self) -> str:
-        """Value of `data_source`, as in CUDA-Agent-Ops-6K."""
+        """Value of the column `data_source`, as in CUDA-Agent-Ops-6K."""
         return f"torch#{len(self.ops)}" if self.library == "torch" else self.library
 
 

@@ -1,4 +1,5 @@
-"""Write the data card of a set: a Markdown file, and an HTML page with the same tables and charts.
+"""Write the data card of a task set: a Markdown file, and an HTML page with the same tables and
+charts.
 
 The charts and their style are those of `cuagent bench`.
 """
@@ -25,20 +26,24 @@ PAPER_COUNTS = {1: 0.034, 2: 0.838, 3: 0.076, 4: 0.028, 5: 0.012}
 
 def yields(reasons: Iterable[str | None]) -> dict[str, int]:
     """Return the number of candidates by outcome: first `accepted`, then the reasons of rejection
-    in the order of the checks. A None in `reasons` is an accepted candidate."""
+    in the order of the checks.
+
+    In `reasons` None stands for an accepted candidate.
+    """
     found = Counter(reason or ACCEPTED for reason in reasons)
     order = [ACCEPTED, *(reason.value for reason in Reason)]
     return {name: found[name] for name in order if found[name]}
 
 
 def entropy(counts: Mapping[Any, int]) -> float:
-    """Return the entropy of a distribution in bits."""
+    """Return the Shannon entropy in bits of the distribution with the given counts."""
     total = sum(counts.values())
     return -sum(n / total * math.log2(n / total) for n in counts.values() if n) if total else 0.0
 
 
 def distributions(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """Return the distributions that the card shows: by title, the number of tasks in each class."""
+    """Return the distributions for the card's charts: for each chart's title, the number of tasks
+    in each class."""
     times = [row["baselines"][0]["eager_s"] * 1e3 for row in rows]
     operators = Counter(name for row in rows for name in row["ops"])
     families = Counter(family for row in rows for family in set(row["families"]))
@@ -60,9 +65,9 @@ def write_card(
     about: Mapping[str, Any],
     folder: Path,
 ) -> None:
-    """Write README.md and card.html to `folder`.
+    """Write the data card to `folder` as README.md and card.html.
 
-    `found` is the number of candidates by outcome, `about` further lines on the set.
+    `found`: number of candidates by outcome. `about`: further facts about the set, by name.
     """
     operators = Counter(name for row in rows for name in row["ops"])
     lines = {

@@ -1,6 +1,8 @@
-"""The catalogue of operator templates (seeds) by family, with those that cannot be read from torch.
+"""List all operator templates (`Seed`) by family, including those that cannot be derived from
+torch's schemas.
 
-Each entry is the shape form of the main argument and the call. Placeholders (`templates.py`):
+Each listed entry is the shape form of the main argument and the text of the call. Placeholders
+(`templates.py`):
 
     {x}                     the main argument
     {c} {d} {l} ...         a size of the form
@@ -36,8 +38,8 @@ FAMILIES = {
     "blocks": 2.0,
     "loops": 3.0,
 }
-"""Default weight of each family when an operator is drawn. A convolution or a pooling fits fewer
-shapes than an elementwise operator, so its weight is higher."""
+"""Default weight of each operator family in the random choice of an operator. A convolution or a
+pooling fits fewer shapes than an elementwise operator, so its weight is higher."""
 
 # The mean of a loss over many independent numbers hardly depends on labels or signs, so a kernel
 # that ignores them would pass. Such losses have reduction='none'.
@@ -231,8 +233,8 @@ LISTED: dict[str, tuple[tuple[str, str], ...]] = {
         ("n d", "nn.GRUCell({d}, {small})|$({x}, {input[n, small]})"),
     ),
 }
-"""Form and call of each seed that is written by hand, by family. For a module, `|` separates its
-constructor from its call."""
+"""Shape form and call text of each handwritten operator template, by family. For a module, `|`
+separates its constructor from its call."""
 
 ON_INTEGERS = (
     ("n l", "nn.Embedding({vocabulary}, {width})"),
@@ -240,7 +242,8 @@ ON_INTEGERS = (
     ("n l", "nn.EmbeddingBag({vocabulary}, {width}, mode='sum')"),
     ("n l", "nn.EmbeddingBag({vocabulary}, {width}, mode='mean')"),
 )
-"""Seeds whose main argument holds indices below the vocabulary's size."""
+"""Shape form and text of operator templates whose main argument contains indices below the
+vocabulary's size."""
 
 ON_OTHER_DOMAINS = (
     ("losses", "...", "nn.BCELoss()|$({x}, {unit[...]})", Domain.UNIT),
@@ -251,7 +254,7 @@ ON_OTHER_DOMAINS = (
 
 @cache
 def catalogue() -> dict[str, tuple[Seed, ...]]:
-    """Return all seeds by family, in a fixed order."""
+    """Return all operator templates by family, in a fixed order."""
     found: dict[str, list[Seed]] = {family: [] for family in FAMILIES}
     for seed in (*from_torch(), *_listed()):
         found[seed.family].append(seed)

@@ -1,4 +1,4 @@
-"""Compose candidates with the grammar: a number of operators, their families, shapes and dtypes.
+"""Compose candidate tasks at random: a number of operators, their families, shapes and dtypes.
 
 `candidate` depends only on its arguments and the installed torch, so any candidate can be made
 again without the others.
@@ -25,7 +25,7 @@ COUNTS = {1: 0.15, 2: 0.25, 3: 0.25, 4: 0.2, 5: 0.15}
 """Default share of tasks by number of operators. CUDA-Agent-Ops-6K has 84 % with two."""
 DTYPES = {"float32": 0.7, "bfloat16": 0.15, "float16": 0.15}
 TRIES = 24
-"""Number of seeds that are tried to find the next operator."""
+"""Largest number of operator templates that are tried as the next operator of a task."""
 FOLLOWING: dict[str, dict[str, float]] = {
     "convolutions": {"normalisations": 3, "activations": 3, "pooling": 2},
     "normalisations": {"activations": 2, "products": 2, "convolutions": 1.5},
@@ -37,22 +37,22 @@ FOLLOWING: dict[str, dict[str, float]] = {
     "gathers": {"normalisations": 2, "products": 2},
     "recurrent": {"products": 3, "normalisations": 2},
 }
-"""Factors for the weight of the next family by the family before it. They make the sequences of
-real modules more frequent and exclude none."""
+"""Factors on the weight of the next operator's family, by the family of the operator before it.
+They make the sequences of real modules more frequent and exclude none."""
 WHOLE = ("blocks", "loops")
-"""Families whose seeds make a whole task instead of one operator."""
+"""Families whose templates make a whole task instead of one operator."""
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """Distribution of the composed tasks: relative shares by number of operators, operator family
-    and dtype."""
+    """Probability distribution of composed tasks: relative shares of operator numbers, operator
+    families and dtypes."""
 
     counts: Mapping[int, float] = field(default_factory=lambda: dict(COUNTS))
     families: Mapping[str, float] = field(default_factory=lambda: dict(FAMILIES))
     dtypes: Mapping[str, float] = field(default_factory=lambda: dict(DTYPES))
     sizes: str = "small"
-    """Key of `DIMENSIONS`."""
+    """Name of the choices of sizes, a key of `DIMENSIONS`."""
 
     @property
     def dimensions(self) -> Dimensions:
@@ -63,7 +63,7 @@ class Grammar:
 
 
 def candidate(seed: int, index: int, grammar: Grammar) -> Candidate | None:
-    """Return candidate number `index` of a seed; None if no operators fit together."""
+    """Return candidate task number `index` for a random seed; None if no operators fit together."""
     draw = random.Random(f"{seed}/{index}")
     wanted = drawn(draw, grammar.counts)
     at = draw.random() * sum(grammar.families.values())
@@ -86,9 +86,9 @@ def candidate(seed: int, index: int, grammar: Grammar) -> Candidate | None:
 
 
 def _begin(draft: Draft, grammar: Grammar, wanted: int) -> bool:
-    """Draw a first operator and an input for it. Return False if none of `TRIES` tries fits.
+    """Draw the first operator and an input that fits it. Return False if `TRIES` tries fail.
 
-    `wanted` is the number of operators of the task.
+    `wanted`: number of operators of the task.
     """
     for _ in range(TRIES):
         seed = _seed(draft.random, grammar)
@@ -151,7 +151,8 @@ def _count_line(draft: Draft, line: str) -> int:
 
 
 def _outputs(draft: Draft) -> tuple[str, ...]:
-    """Return the names of the task's outputs: the last value, sometimes also an earlier one."""
+    """Return the names of the values that the task returns: the last value, sometimes also an
+    earlier one."""
     made = [value for value in draft.values if not value.given]
     if len(made) > 1 and draft.random.random() < 0.15:
         return (made[-1].name, draft.random.choice(made[:-1]).name)
@@ -159,7 +160,8 @@ def _outputs(draft: Draft) -> tuple[str, ...]:
 
 
 def _seed(draw: random.Random, grammar: Grammar, before: str = "") -> Seed | None:
-    """Draw a seed; `before` is the family of the operator before it, "" for the first one."""
+    """Return a random operator template. `before`: family of the previous operator; "" for the
+    first one."""
     factors = FOLLOWING.get(before, {})
     weights = {name: w * factors.get(name, 1.0) for name, w in grammar.families.items()}
     family = drawn(draw, weights)

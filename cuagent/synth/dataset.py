@@ -1,7 +1,7 @@
-"""Write a set of tasks as parquet, and read such files and CUDA-Agent-Ops-6K.
+"""Write a task set as parquet, and read such files and CUDA-Agent-Ops-6K.
 
-The first three columns are those of CUDA-Agent-Ops-6K, so that its readers can read the set. Files
-are written in groups of rows and renamed when complete.
+The first three columns are those of CUDA-Agent-Ops-6K, so that programs for that data set can read
+the file. Files are written in groups of rows and renamed when complete.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cuagent.synth.run import GENERATOR, SynthError
 from cuagent.synth.shards import Record
 
 HELD_OUT = ("resampling", "recurrent")
-"""Families whose tasks are all in the split `test_family`."""
+"""Operator families whose tasks are all in the split `test_family`."""
 HELD_OUT_SHAPES = 10
 """One in this many input shapes is held out: all its tasks are in the split `test_shape`."""
 GROUP = 500
@@ -33,8 +33,8 @@ SPLITS = ("train", "test_family", "test_shape")
 
 
 def split_of(families: Iterable[str], shapes: Iterable[str]) -> str:
-    """Return the split of a task by its families and the shape of its first input, without the
-    batch."""
+    """Return the split of a task, from its operator families and from the shape of its first input
+    without the batch."""
     if set(families) & set(HELD_OUT):
         return SPLITS[1]
     sizes = re.sub(r"\[\d+,?", "[", next(iter(shapes), ""))
@@ -47,7 +47,8 @@ def row_of(
 ) -> dict[str, Any]:
     """Return the parquet row of an accepted record.
 
-    `device` is the device's name, `rates` its bytes and FLOP per second.
+    `device`: name of the device. `rates`: its memory rate in bytes per second and its arithmetic
+    rate in FLOP per second.
     """
     facts = measured(record, *rates)
     code = record["code"]
@@ -87,7 +88,7 @@ def checksum(code: str) -> str:
 
 
 def write_set(rows: Iterable[Mapping[str, Any]], path: Path, about: Mapping[str, Any]) -> int:
-    """Write rows to a parquet file, with `about` as metadata; return their number. Raises
+    """Write rows to a parquet file, with `about` as metadata; return the number of rows. Raises
     SynthError."""
     pa, parquet = parquet_library(path)
     text, number, whole = pa.string(), pa.float64(), pa.int64()
@@ -113,7 +114,8 @@ def write_set(rows: Iterable[Mapping[str, Any]], path: Path, about: Mapping[str,
 
 
 def read_set(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a set, or of any parquet file with a column `code`. Raises SynthError."""
+    """Yield the rows of a task set, or of any parquet file with a column `code`. Raises
+    SynthError."""
     pa, parquet = parquet_library(path)
     try:
         file = parquet.ParquetFile(path)
@@ -128,9 +130,10 @@ def read_set(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def task_files(path: Path, split: str) -> list[Path]:
-    """Write the code of each row of a split to a file in `PATH.tasks`; return the files, in order.
+    """Write the code of each row of a split to a file in the folder `PATH.tasks`; return the files
+    in the order of the rows.
 
-    All rows of a file without a column `split` are written. Raises SynthError.
+    A file without a column `split` has one split with all rows. Raises SynthError.
     """
     folder = path.with_suffix(".tasks")
     if folder.is_symlink():
@@ -154,7 +157,8 @@ def task_files(path: Path, split: str) -> list[Path]:
 
 
 def set_and_split(path: Path) -> tuple[Path, str] | None:
-    """Return the file and the split of `FILE.parquet` or `FILE.parquet:SPLIT`; None for others."""
+    """Return (file, split) of a path `FILE.parquet` or `FILE.parquet:SPLIT`; None for other
+    paths."""
     name, colon, split = str(path).partition(".parquet:")
     if colon:
         return Path(f"{name}.parquet"), split
@@ -162,8 +166,8 @@ def set_and_split(path: Path) -> tuple[Path, str] | None:
 
 
 def difficulties(path: Path) -> dict[str, float]:
-    """Return the difficulty of each task by the checksum of its code; {} for a file that was not
-    written by cuagent."""
+    """Return the difficulty (0 to 1) of each task by the checksum of its code; {} for a file that
+    cuagent did not write."""
     return {
         row["checksum"]: row["difficulty"]
         for row in read_set(path)
@@ -181,7 +185,7 @@ def about_of(path: Path) -> dict[str, Any]:
 
 
 def operators_of(row: Mapping[str, Any]) -> list[str]:
-    """Return the declared operators of a row; the column holds a list, or a list as a string."""
+    """Return the operators that a row declares. The column is a list, or the text of a list."""
     value = row.get("ops")
     if isinstance(value, list | tuple):
         return [str(name) for name in value]

@@ -1,7 +1,7 @@
-"""Choices for the sizes in composed tasks: small ones for a CPU, realistic layers for a GPU.
+"""Define the choices for sizes in composed tasks: small ones for a CPU, realistic layers for a GPU.
 
-Only the batch size is solved for (`sizes.py`). With small sizes a GPU task would need a batch of
-millions to take a millisecond, which no real module has.
+Only the batch size is chosen later, to reach a target time (`sizes.py`). With small sizes a GPU
+task would need a batch of millions to take a millisecond, which no real module has.
 """
 
 from __future__ import annotations
@@ -13,36 +13,38 @@ from dataclasses import dataclass
 
 TRIES = 50
 LARGEST_PARAMETER = 1 << 25
-"""Most elements of one parameter."""
+"""Largest number of elements of one parameter."""
 
 
 @dataclass(frozen=True)
 class Dimensions:
-    """Choices for the sizes of one kind of device."""
+    """Choices for the sizes in tasks for one kind of device."""
 
     inputs: Mapping[int, tuple[tuple[int, ...], ...]]
-    """Sizes of the first input after the batch, by number of dimensions."""
+    """Choices for each dimension of the first input after the batch, by the input's number of
+    dimensions."""
     most_elements: int
-    """Most elements of the first input for each unit of the batch."""
+    """Largest number of elements of the first input for each element of the batch."""
     few_elements: int
-    """Elements for each unit of the batch that count as a small input: its values may grow more."""
+    """Number of elements for each element of the batch up to which an input counts as small. Values
+    computed from a small input may grow more."""
     widths: tuple[int, ...]
-    """Output features of a product."""
+    """Choices for the number of output features of a product."""
     channels: tuple[int, ...]
-    """Output channels of a convolution."""
+    """Choices for the number of output channels of a convolution."""
     hidden: tuple[int, ...]
-    """Units of a recurrent module."""
+    """Choices for the number of hidden units of a recurrent module."""
     vocabulary: tuple[int, ...]
     lengths: tuple[int, ...]
-    """Indices of one sequence of an embedding."""
+    """Choices for the number of indices in one sequence for an embedding."""
     loop_widths: tuple[int, ...]
     loop_matrix: int
-    """Largest width of a loop with a matrix as its state."""
+    """Largest width of a matrix that is the state of a loop."""
     block_widths: tuple[int, ...]
     block_lengths: tuple[int, ...]
 
     def shape(self, draw: random.Random, rank: int) -> tuple[int, ...]:
-        """Return sizes after the batch for an input with `rank` dimensions."""
+        """Return random sizes after the batch dimension for an input with `rank` dimensions."""
         for _ in range(TRIES):
             found = tuple(draw.choice(sizes) for sizes in self.inputs[rank])
             if math.prod(found) <= self.most_elements:
@@ -102,4 +104,4 @@ LARGE = Dimensions(
     block_lengths=(64, 100, 128, 197, 256, 512),
 )
 DIMENSIONS = {"small": SMALL, "large": LARGE}
-"""Choices by the value of `Grammar.sizes`."""
+"""Choices of sizes by name (`Grammar.sizes`)."""

@@ -1,8 +1,8 @@
-"""Compose one task by adding one call after the other.
+"""Compose one task by adding one operator call after the other.
 
-A draft holds the lines of `forward`, the modules, the inputs, and one meta tensor for each value.
-Each call runs on meta tensors when it is added, so the installed torch decides if shapes and dtypes
-fit. A call that fails does not change the draft.
+A draft consists of the lines of `forward`, the modules, the inputs, and one meta tensor for each
+value. Each call is run on meta tensors when it is added, so the installed torch decides if shapes
+and dtypes fit. A call that fails does not change the draft.
 """
 
 from __future__ import annotations
@@ -19,35 +19,37 @@ from cuagent.synth.seeds import Domain, Seed
 from cuagent.synth.templates import BATCH, Filling, Unfit, Value, size_text
 
 NAMES = ("x", "y", "z", "u", "v", "w", "p", "q", "r", "s")
-"""Names of the inputs, in order."""
+"""Names of a task's inputs, in order."""
 LARGEST_GROWTH = 32
-"""Largest size of a value, as a multiple of the number of elements of the first input."""
+"""Largest number of elements of a value, as a multiple of the number of elements of the first
+input."""
 LARGEST_FIXED = 1 << 26
-"""Largest number of elements of a value that does not grow with the batch."""
+"""Largest number of elements of a value whose size does not depend on the batch."""
 MOST_DIMENSIONS = 5
 RANDOM_SCALE = "3 * torch.rand(()) * "
-"""Random factor of inputs whose mean is the output. Without it the mean of many numbers would be
-nearly the same for each draw."""
+"""Text of a random factor on an input, for tasks whose output is a mean over the input. Without
+this factor the mean of many numbers would be nearly the same for each draw."""
 
 
 @dataclass
 class Draft:
-    """One task that is being composed."""
+    """A task that is being composed: its inputs, constructor attributes, lines of forward and
+    values so far."""
 
     random: random.Random
     dtype: str = "float32"
     dimensions: Dimensions = SMALL
     inputs: dict[str, str] = field(default_factory=dict)
-    """Expression in `get_inputs` for each input, by name."""
+    """Expression that draws each input in `get_inputs`, by the input's name."""
     attributes: dict[str, str] = field(default_factory=dict)
-    """Expression in the constructor for each module and parameter, by attribute name."""
+    """Expression that makes each module or parameter in the constructor, by attribute name."""
     afterwards: list[str] = field(default_factory=list)
-    """Statements that are added at the end of the constructor."""
+    """Statements that the module's constructor executes last."""
     lines: list[str] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
     families: list[str] = field(default_factory=list)
     _made: dict[str, Any] = field(default_factory=dict)
-    """Modules and parameters on the meta device, by attribute name."""
+    """Modules and parameters of the task on the meta device, by attribute name."""
 
     @property
     def last(self) -> Value:
@@ -58,11 +60,13 @@ class Draft:
         self._add_input("input", shape, 0, layout)
 
     def start_with_indices(self, shape: tuple[int, ...]) -> None:
-        """Add a first input of int64 indices; the first call determines their upper bound."""
+        """Add a first input of int64 indices. The first call determines the upper bound of the
+        indices."""
         self._add_input("index", shape, 2, "contiguous")
 
     def apply(self, seed: Seed) -> None:
-        """Add one call on the last value. If it does not fit, restore the draft and raise Unfit."""
+        """Add a call of an operator on the last value. If the operator does not fit, restore the
+        draft and raise Unfit."""
         kept = self._state()
         try:
             self._apply(seed)
@@ -100,9 +104,10 @@ class Draft:
             self.inputs[first] = RANDOM_SCALE + self.inputs[first]
 
     def _within(self, domain: Domain, main: Value) -> str:
-        """Return an expression that maps the main argument into the domain.
+        """Return an expression for the main argument with values inside the operator's domain.
 
-        An input of the task is drawn from the domain instead.
+        If the argument is an input of the task, the input is drawn from the domain. Otherwise the
+        expression maps the value into the domain.
         """
         if domain is Domain.ANY:
             return main.name
@@ -120,7 +125,7 @@ class Draft:
         return f"{wrapped[domain]}({main.name})"
 
     def _module(self, constructor: str) -> str:
-        """Add a module and return its attribute name."""
+        """Add a module, made by the expression `constructor`, and return its attribute name."""
         import torch
 
         cls = constructor.partition("(")[0].removeprefix("nn.")
@@ -138,7 +143,7 @@ class Draft:
         return name
 
     def new_parameter(self, kind: str, shape: tuple[int, ...]) -> str:
-        """Add a parameter and return its expression."""
+        """Add a parameter of the given kind and shape; return the expression that reads it."""
         import torch
 
         if any(size % BATCH == 0 for size in shape):
@@ -155,13 +160,14 @@ class Draft:
         return f"self.{name}"
 
     def new_input(self, kind: str, shape: tuple[int, ...], below: int) -> str:
-        """Add an input and return its name."""
+        """Add an input of the given kind and shape; return its name. `below`: upper bound of
+        indices."""
         return self._add_input(kind, shape, below, "contiguous").name
 
     def like(self, value: Value, broadcast: bool) -> str:
-        """Return the name of an earlier value of the same shape, or of a new input.
+        """Return the name of a value with the shape of `value`: an earlier value or a new input.
 
-        With `broadcast` the new input may have size 1 in one dimension.
+        With `broadcast` a new input may have size 1 in one dimension.
         """
         same = [
             v.name
@@ -239,7 +245,7 @@ class Draft:
 
 
 def _drawn_text(kind: str, shape: tuple[int, ...], below: int, layout: str, dtype: str) -> str:
-    """Return the expression that draws an input; indices are smaller than `below`."""
+    """Return the expression that draws an input at random. Indices are smaller than `below`."""
     if layout == "transposed":
         shape = (*shape[:-2], shape[-1], shape[-2])
     sizes = ", ".join(map(size_text, shape))

@@ -1,7 +1,7 @@
-"""Examine one candidate in a forked process: the filter's checks that run code.
+"""Examine one candidate task in a forked process: the filter's checks that run code.
 
-Cheap checks come first, torch.compile last. Degenerate answers are found by the checks of
-`cuagent bench` (certificates) and `cuagent check` (fitness). A crash ends only this process.
+Cheap checks run first, torch.compile last. Degenerate answers are found by the checks of `cuagent
+bench` (certificates) and `cuagent check` (fitness). A crash ends only this process.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 TASK = "task.py"
 AGREEMENT = {"float32": 1e-3, "bfloat16": 4e-2, "float16": 1e-2}
-"""Largest accepted difference from fp64 by dtype, relative to the largest output."""
+"""Largest accepted difference of an output from fp64 by dtype, relative to the largest absolute
+output."""
 BUDGET_S = 4.0
 """Time limit in seconds of the search for operators without effect."""
 LARGEST_BATCH = 1 << 22
@@ -44,7 +45,8 @@ ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, 
 
 
 def serve(channel: socket.socket, folder: Path) -> None:
-    """Examine the candidate that the order names, and send the facts or the reason."""
+    """Examine the candidate of the order in `folder`; send the measured facts or the reason of its
+    rejection on `channel`."""
     import torch
     import torch._inductor.config
 
@@ -69,7 +71,8 @@ def serve(channel: socket.socket, folder: Path) -> None:
 
 
 def _cpu_seconds() -> float:
-    """Return the processor seconds of this process and its ended children, such as compilers."""
+    """Return the processor time in seconds of this process and its ended child processes, such as
+    compilers."""
     import resource
 
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -77,10 +80,11 @@ def _cpu_seconds() -> float:
 
 
 class Examined:
-    """One candidate with its reference. Methods for checks raise Rejected if a check fails."""
+    """One candidate task with its reference. Each method that checks raises Rejected if the check
+    fails."""
 
     def __init__(self, order: Order, folder: Path, stages: dict[str, float]) -> None:
-        """`stages` gets the seconds of each stage."""
+        """Open the candidate's task. The seconds of each stage are written to `stages`."""
         self.order = order
         self.folder = folder
         self.device = order.device
@@ -91,7 +95,7 @@ class Examined:
             self.reference = self._open(order.code)
 
     def facts(self) -> dict[str, Any]:
-        """Make all checks in order and return the measured facts."""
+        """Run all checks in order and return the measured facts by name."""
         with self.stage("labels"):
             self.labels()
         with self.gpu.slot():
@@ -137,7 +141,8 @@ class Examined:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Count the seconds of the block, apart from those of waiting for the GPU."""
+        """Measure the seconds of the block as stage `name`, without the time spent waiting for the
+        GPU."""
         begun, waited = time.perf_counter(), self.gpu.waited_s
         try:
             yield
@@ -155,7 +160,7 @@ class Examined:
         return [leaf.detach() for leaf in flatten(output, "output")[0]]
 
     def labels(self) -> None:
-        """Compare the labels with the operators that run."""
+        """Check that the candidate's labels name the operators that really run."""
         from cuagent.synth.labelled import differences, traced
 
         try:
@@ -168,9 +173,10 @@ class Examined:
             raise Rejected(Reason.LABEL, wrong)
 
     def sizes(self) -> tuple[int, float, Cost]:
-        """Find a batch size with an eager time in the window.
+        """Find a batch size whose eager time is in the time window.
 
-        Returns (batch size, eager seconds, counted work); 0 for a batch size that was kept.
+        Returns (batch size, eager seconds, counted work); the batch size is 0 if the code's own
+        size was kept.
         """
         if not (self.order.solve and BATCH_LINE.search(self.code)):
             seconds = self.timed(None)
@@ -192,9 +198,9 @@ class Examined:
             return batch, seconds, self.cost(batch)
 
     def _at(self, batch: int | None) -> tuple[Any, list[Any]]:
-        """Return model and inputs at a batch size, and set `code` and `reference` to that size.
+        """Return (model, inputs) at a batch size, and set `code` and `reference` to this size.
 
-        None keeps the current size.
+        `batch` None keeps the current size.
         """
         if batch is not None:
             self.code = with_batch(self.order.code, batch)
@@ -218,7 +224,7 @@ class Examined:
                 raise Rejected(Reason.NOT_FINITE, f"output {number}")
 
     def fp64(self) -> list[Tensor]:
-        """Return the outputs computed in fp64. Raises Rejected if that is impossible."""
+        """Return the outputs computed in fp64. Raises Rejected if the task cannot run in fp64."""
         import torch
 
         model = self.reference.model(0).double()
@@ -234,8 +240,12 @@ class Examined:
         return exact
 
     def agrees(self, output: Sequence[Tensor], exact: Sequence[Tensor], reason: Reason) -> float:
-        """Return the largest difference of `output` from `exact` (fp64), relative to the largest
-        output. Raises Rejected with `reason` if it exceeds the limit of the dtype."""
+        """Return the largest difference between `output` and `exact` (fp64), relative to the
+        largest absolute output.
+
+        Raises Rejected with `reason` if the difference exceeds the limit of the dtype
+        (`AGREEMENT`).
+        """
         worst = 0.0
         for number, (a, b) in enumerate(zip(output, exact, strict=True)):
             if a.shape != b.shape:
@@ -255,7 +265,7 @@ class Examined:
         return worst
 
     def fit(self) -> None:
-        """Apply the checks of `cuagent check` on hidden state, randomness and ignored inputs."""
+        """Check for hidden state, randomness and ignored inputs, as `cuagent check` does."""
         from cuagent.verify.fitness.examine import NOISE, examine
 
         findings = examine(
@@ -274,9 +284,10 @@ class Examined:
             raise Rejected(Reason.RANDOM, "changes its inputs")
 
     def certified(self) -> dict[str, Any]:
-        """Apply the certificates of `cuagent bench`.
+        """Check the certificates of `cuagent bench`.
 
-        Returns `family`, `operators` (their number) and `mode` (modes in which the task is usable).
+        Returns `family` (operator family), `operators` (number of operators) and `mode` (train or
+        eval modes in which the task is usable).
         """
         from cuagent.bench.examine import Examination
 
@@ -300,8 +311,11 @@ class Examined:
         return {"family": certification.family, "operators": certification.operators, "mode": mode}
 
     def _unused_state(self, detail: str) -> bool:
-        """Return True if all operators without effect (in `detail`) are in recurrent modules; then
-        only the last state is unused."""
+        """Return True if all operators without effect, listed in `detail`, belong to recurrent
+        modules.
+
+        Then only the module's last state is unused, which is usual.
+        """
         import torch
 
         modules = dict(self.model.named_modules())
@@ -309,7 +323,7 @@ class Examined:
         return all(isinstance(modules.get(path), torch.nn.RNNBase) for path in paths)
 
     def _labelled(self, detail: str) -> bool:
-        """Return True if a label of the task names one of the operators in `detail`.
+        """Return True if one of the operators listed in `detail` is named by a label of the task.
 
         Other operators are internal to a function of torch, such as the lower limit of a norm in
         `normalize`.
@@ -320,9 +334,10 @@ class Examined:
         return any(part.split()[0].strip("_") in names for part in detail.split(", "))
 
     def compiled(self, exact: Sequence[Tensor]) -> dict[str, Any]:
-        """Run under torch.compile and compare with fp64.
+        """Run the task under torch.compile and compare the outputs with fp64.
 
-        Returns seconds of a call, largest difference, and the number of generated kernels.
+        Returns the seconds of one call, the largest difference, and the number of generated
+        kernels.
         """
         import torch
         from torch._inductor import metrics
@@ -344,7 +359,8 @@ class Examined:
         return {"compile_s": seconds, "compile_error": difference, "regions": regions}
 
     def _floor_bytes(self) -> int:
-        """Return the bytes that any kernel must move: inputs, state and outputs, once each."""
+        """Return the bytes that any kernel for the task must move: inputs, state and outputs, once
+        each."""
         state = [*self.model.parameters(), *self.model.buffers()]
         tensors = [*_leaves(self.inputs), *self.output, *state]
         return sum(x.numel() * x.element_size() for x in tensors)

@@ -1,4 +1,4 @@
-"""Write the results of a finished run: the parquet file and the data card."""
+"""Write the outputs of a finished run: the parquet file and the data card."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ FILE = "tasks.parquet"
 def write_outputs(
     settings: Settings, out: Path, accepted: Sequence[Record], rates: tuple[float, float], name: str
 ) -> Path:
-    """Write the parquet file of the accepted records and the data card; return the file's path.
+    """Write the parquet file of the accepted records and the data card; return the path of the
+    parquet file.
 
-    `rates` are the device's bytes and FLOP per second, `name` is the device's name.
+    `rates`: the device's memory rate in bytes per second and arithmetic rate in FLOP per second.
+    `name`: name of the device.
     """
     identity = settings.identity()
     about = {
@@ -57,5 +59,6 @@ def write_outputs(
 
 
 def _means(seconds: Mapping[str, float], tasks: int) -> str:
-    """Return the seconds of each stage, of all candidates, for each accepted task."""
+    """Return as text, for each stage, its seconds over all candidates divided by the number of
+    accepted tasks."""
     return ", ".join(f"{name} {value / max(1, tasks):.2f}" for name, value in seconds.items())

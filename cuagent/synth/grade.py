@@ -1,4 +1,4 @@
-"""Grade a task by measured facts: how hard is it to beat the best baseline?
+"""Grade the difficulty of a task by measured facts: how hard is it to beat the best baseline?
 
     difficulty = 0.4 share + 0.3 regions + 0.3 operators - 0.3 expert, between 0 and 1
 
@@ -8,7 +8,7 @@
     expert     log2 of the expert's gain over the best baseline, between 0 and 1, if `cuagent bench`
                has measured it: a task that the offline expert solves is easier
 
-The grade is the fifth of the scale, from 1 to 5. Pure functions on facts.
+The grade (1 to 5) is the fifth of the scale in which the difficulty lies.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ OPERATORS = 8.0
 
 
 def measured(record: Mapping[str, Any], copy_rate: float, flop_rate: float) -> dict[str, Any]:
-    """Return best time, gain over eager, floor and share of the roofline of an accepted record.
+    """Return figures derived from an accepted record: best baseline time, gain over eager, floor
+    and share of the roofline.
 
-    The rates are the device's ceilings in bytes and FLOP per second.
+    `copy_rate`: the device's memory rate in bytes per second. `flop_rate`: its arithmetic rate in
+    FLOP per second.
     """
     times = [record[name] for name in ("eager_s", "compile_s") if record.get(name)]
     best = min(times)
@@ -50,13 +52,13 @@ def difficulty(facts: Mapping[str, Any]) -> float:
 
 
 def grade(value: float) -> int:
-    """Return the grade, 1 (easy) to 5 (hard)."""
+    """Return the grade, 1 (easy) to 5 (hard), of a difficulty between 0 and 1."""
     return min(LEVELS, 1 + int(value * LEVELS))
 
 
 def with_bench(row: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a row with gains, difficulty and grade updated from a record of
-    `cuagent bench`."""
+    """Return a copy of a task's row with gains, difficulty and grade updated from the task's record
+    of `cuagent bench`."""
     changed = dict(row)
     ratios = record.get("ratios") or {}
     if record.get("status") == "kernel" and "best_rung" in ratios:

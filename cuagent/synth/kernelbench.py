@@ -1,8 +1,9 @@
-"""Find candidates that are like a KernelBench problem: similar text, or equal operators and shapes.
+"""Find candidate tasks that resemble a KernelBench problem: similar text, or equal operators and
+shapes.
 
-The problems come from a checkout that the user names. Only constants and `get_inputs` of a file
-are run, on the meta device, and only if they call nothing but torch's functions that make tensors.
-So no network is used; a problem that needs more is compared by its text only.
+The problems are read from a checkout that the user names. Only constants and `get_inputs` of a
+problem's file are run, on the meta device, and only if they call nothing but torch's functions that
+make tensors. A problem that needs more is compared by its text only.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from cuagent.synth.labelled import tail
 from cuagent.synth.source import labels, model_tokens, parse, similarity
 
 MOST_SIMILAR = 0.9
-"""Largest similarity of the syntax trees of Model, as in CUDA Agent (section 6 of the paper)."""
+"""Largest accepted similarity of the syntax trees of Model, as in CUDA Agent (section 6 of the
+paper)."""
 ALL_LEVELS = (1, 2, 3, 4)
 MAKES_TENSORS = re.compile(r"torch\.(rand|randn|randint|ones|zeros|full|arange|randperm|tril|triu)")
 METHODS = frozenset(["bool", "contiguous", "float", "half", "long", "softmax", "to", "transpose"])
@@ -30,17 +32,17 @@ BUILT_IN = frozenset(["int", "len", "max", "min", "range"])
 
 @dataclass(frozen=True)
 class Known:
-    """One problem of KernelBench, reduced to the parts that are compared."""
+    """A KernelBench problem, reduced to the parts that are compared with candidates."""
 
     name: str
     tokens: tuple[str, ...]
     operators: tuple[str, ...]
     shapes: tuple[str, ...]
-    """Shapes of its inputs; () if they are not known."""
+    """Shapes of the problem's inputs; () if unknown."""
 
 
 def read_problems(root: Path) -> list[Known]:
-    """Return the problems of all levels that the checkout has. Raises BenchError."""
+    """Return the problems of all levels in the checkout. Raises BenchError."""
     known = []
     for problem in _problems(root):
         code = problem.path.read_text(encoding="utf-8")
@@ -55,7 +57,7 @@ def read_problems(root: Path) -> list[Known]:
 
 
 def digest(root: Path) -> str:
-    """Return a digest of the problems of all levels. Raises BenchError."""
+    """Return a digest of the text of all problems in the checkout. Raises BenchError."""
     found = hashlib.sha256()
     for problem in _problems(root):
         found.update(problem.name.encode() + problem.path.read_bytes())
@@ -69,9 +71,10 @@ def _problems(root: Path) -> list[Problem]:
 
 
 def collision(code: str, known: Sequence[Known], shapes: tuple[str, ...] = ()) -> str:
-    """Return text with the problem that the task is like, and the kind of likeness; "" for none.
+    """Return text that names the KernelBench problem which the task resembles, and the kind of
+    resemblance; "" for none.
 
-    `shapes` are those of the task's inputs; without them only texts are compared.
+    `shapes`: shapes of the task's inputs; if empty, only texts are compared.
     """
     if not known:
         return ""
@@ -86,12 +89,14 @@ def collision(code: str, known: Sequence[Known], shapes: tuple[str, ...] = ()) -
 
 
 def sizes_of(shapes: Sequence[str]) -> tuple[str, ...]:
-    """Return shapes such as `float32[8,64]` without dtype, as `collision` compares them."""
+    """Convert shapes such as `float32[8,64]` to sizes without dtype (`8,64`), the form that
+    `collision` compares."""
     return tuple(shape.partition("[")[2].rstrip("]") for shape in shapes)
 
 
 def signature(ops: Sequence[str]) -> tuple[str, ...]:
-    """Return the operators sorted and in one spelling, so that `nn.ReLU` equals `torch.relu`."""
+    """Return the operators sorted and in one spelling, so that `nn.ReLU` and `torch.relu` are
+    equal."""
     return tuple(sorted(Counter(tail(name).lower() for name in ops).elements()))
 
 
@@ -112,7 +117,8 @@ def input_shapes(code: str) -> tuple[str, ...]:
 
 
 def _draws_inputs(node: ast.stmt) -> bool:
-    """Return True for a constant or `get_inputs`, if it only makes tensors."""
+    """Return True if a top-level statement may be run: a constant or `get_inputs` that only makes
+    tensors."""
     match node:
         case ast.Assign() | ast.AnnAssign() | ast.FunctionDef(name="get_inputs", decorator_list=[]):
             return all(_makes_tensors(inner) for inner in ast.walk(node))

@@ -1,6 +1,7 @@
-"""Check labels against the operators that really run, independently of the syntax tree.
+"""Check a task's operator labels against the operators that really run, independently of the syntax
+tree.
 
-`traced` records the outermost calls of torch functions and modules during one forward.
+`traced` records the outermost calls of torch functions and modules in one forward call.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ IGNORED = names_in(
     is_contiguous boolean_dispatch __bool__ __int__ __index__ device dtype type is_floating_point
     """
 )
-"""Functions that compute nothing and get no label."""
+"""Names of torch functions that compute nothing and therefore have no label."""
 DUNDERS = {
     "iadd": "add", "radd": "add", "isub": "sub", "rsub": "sub", "imul": "mul", "rmul": "mul",
     "truediv": "div", "itruediv": "div", "rtruediv": "div", "rdiv": "div", "invert": "bitwise_not",
@@ -26,7 +27,8 @@ DUNDERS = {
 
 
 def traced(model: Any, inputs: Sequence[Any]) -> list[str]:
-    """Return the names of the outermost functions and modules of one forward."""
+    """Return the names of the torch functions and modules that one forward call runs, without calls
+    inside them."""
     import torch
     from torch.overrides import TorchFunctionMode
 
@@ -68,10 +70,11 @@ def traced(model: Any, inputs: Sequence[Any]) -> list[str]:
 def differences(
     labels: Sequence[str], run: Sequence[str], exact: bool = True, repeated: bool = False
 ) -> str:
-    """Return the differences between labels and traced names `run` as text; "" if there are none.
+    """Return the differences between `labels` and the traced names `run` as text; "" if there are
+    none.
 
-    Unless `exact`, only labels of operators that did not run count. With `repeated` the numbers of
-    calls are not compared: a call in a loop has one label but runs several times.
+    `exact` False: operators that run without a label are accepted. `repeated` True: numbers of
+    calls are not compared, because a call in a loop has one label but runs several times.
     """
     declared = Counter(tail(label) for label in labels)
     ran = Counter(tail(name) for name in run)

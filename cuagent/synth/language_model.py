@@ -1,7 +1,8 @@
-"""Let a language model compose candidates, from operators that are drawn as for the grammar.
+"""Let a language model compose candidate tasks from randomly chosen operators.
 
-The model gets the operators and the form of a task; its file undergoes the same checks as all
-others. A reply is written to OUT/composed/ before it is examined, so a resumed run reuses it.
+The model receives the operators and the required form of a task. Its file undergoes the same checks
+as all other candidates. A reply is written to OUT/composed/ before it is examined, so a resumed run
+reuses it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Use functions of torch, F and nn with their full names, not methods of tensors.
 
 
 class ModelComposer:
-    """Composes candidates with a language model, with one query for each index."""
+    """Callable that composes the candidate task of an index by one query to a language model."""
 
     def __init__(self, model: Model, seed: int, grammar: Grammar, out: Path) -> None:
         self.model = model
@@ -44,7 +45,8 @@ class ModelComposer:
         self.folder = out / FOLDER
 
     def __call__(self, index: int) -> Candidate | None:
-        """Return the candidate of an index; None if the reply has no task. Raises ModelError."""
+        """Return the candidate task of an index; None if the model's reply contains no task. Raises
+        ModelError."""
         path = self.folder / f"{index:06}.json"
         if path.exists():
             reply = json.loads(path.read_text(encoding="utf-8"))["reply"]
@@ -58,7 +60,8 @@ class ModelComposer:
         return parsed_reply(reply, index, families, dtype)
 
     def recipe(self, index: int) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-        """Return the families, operators and dtype that the model is asked for at an index."""
+        """Return (families, operators, dtype) that the model is asked to use for the candidate of
+        an index."""
         draw = random.Random(f"{self.seed}/{index}/model")
         count = draw.choices(list(self.grammar.counts), list(self.grammar.counts.values()))[0]
         weights = {f: w for f, w in self.grammar.families.items() if catalogue().get(f)}
@@ -77,7 +80,8 @@ class ModelComposer:
 
 
 def parsed_reply(reply: str, index: int, families: tuple[str, ...], dtype: str) -> Candidate | None:
-    """Return the candidate in a reply, with labels read from its code; None if it has no task."""
+    """Return the candidate task in a model's reply, with labels read from its code; None if the
+    reply contains no task."""
     found = FENCE.search(reply)
     code = found[1] if found else reply
     try:

@@ -1,7 +1,9 @@
-"""Compose candidates with a Python loop over time: averages, gated states, hand-written cells.
+"""Compose candidate tasks with a Python loop over time: averages, gated states, hand-written
+recurrent cells.
 
-A task is a random choice of a decay, an update, a readout and a result. `torch.export` unrolls the
-loop, so its operators repeat in the graph. Not covered: loops whose length depends on the input.
+Decay, update, readout and result of the loop are chosen at random. `torch.export` unrolls the loop,
+so its operators repeat in the graph.
+Not covered: loops whose length depends on the input.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ def loop_candidate(
     dtypes: Mapping[str, float],
     dimensions: Dimensions = SMALL,
 ) -> Candidate:
-    """Return a candidate with a loop over time."""
+    """Return candidate task number `index` with a random loop over time. `dtypes`: relative share
+    of each dtype."""
     width, steps = draw.choice(dimensions.loop_widths), draw.choice(STEPS)
     dtype = drawn(draw, dtypes)
     share = draw.choice((0.5, 0.7, 0.9, 0.95))

@@ -1,4 +1,4 @@
-"""The request to the process that examines one candidate."""
+"""Define the order: the request to the process that examines one candidate task."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from pathlib import Path
 
 ORDER = "order.json"
 AGAIN = "again"
-"""Key of an answer that says that the device's memory was in use, so the candidate is examined
-again."""
+"""Key of an answer which asks to examine the candidate again, because the device's memory was in
+use."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """Request to the process that examines one candidate."""
+    """Request to the process that examines one candidate task: the code, its labels and the
+    limits."""
 
     code: str
     labels: tuple[str, ...]
@@ -23,14 +24,16 @@ class Order:
     window_s: tuple[float, float]
     target_s: float
     memory: int
-    """Limit in bytes on all results of one call."""
+    """Limit in bytes on the results of all operators of one call together."""
     compile: bool = True
     exact_labels: bool = True
     """True if the labels must name all operators that run; False if some may be missing."""
     solve: bool = True
-    """True to change the batch size until the time is in the window; False to keep it."""
+    """True to search a batch size whose time is in the window; False to keep the code's own
+    size."""
     lock: str = ""
-    """Lock file of a GPU that other candidates use too; "" if the device is not shared."""
+    """Path of the lock file of a GPU that several candidates share; "" if the device is not
+    shared."""
 
     def write(self, folder: Path) -> None:
         (folder / ORDER).write_text(json.dumps(asdict(self)), encoding="utf-8")

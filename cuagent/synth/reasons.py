@@ -1,4 +1,4 @@
-"""Reasons for which a candidate is rejected."""
+"""Define the reasons for which the filter rejects a candidate task."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """Reason of a rejection, in the order of the checks."""
+    """Reason why a candidate task was rejected, in the order of the checks."""
 
     COMPOSITION = "no operators fit together"
     DUPLICATE = "duplicate"
@@ -39,11 +39,12 @@ MEANINGS = {
     Reason.DEGENERATE: "a constant, zeros, an input or half of the work passes at 1e-2",
     Reason.TIME: "no batch size has an eager time in the window",
 }
-"""Explanations for the data card of reasons whose names do not say enough."""
+"""Explanations in the data card for reasons whose names need one."""
 
 
 class Rejected(Exception):
-    """A candidate failed a check."""
+    """Error: a candidate task failed a check; it has the reason and a detail of at most 300
+    characters."""
 
     def __init__(self, reason: Reason, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}")

@@ -1,8 +1,8 @@
-"""Make a set of tasks: compose, filter, record; then write the set.
+"""Make a task set: compose candidate tasks, filter and record them, then write the accepted ones.
 
-Candidates are numbered. The candidate of an index, and the decision if it repeats an earlier one,
-depend only on the seed and the settings. The set consists of the first `count` accepted candidates
-by index. A killed run continues where its records end.
+Candidates are numbered. The candidate of an index, and whether it repeats an earlier one, depend
+only on the seed and the settings. The set consists of the first `count` accepted candidates by
+index. A killed run continues after its last record.
 """
 
 from __future__ import annotations
@@ -29,17 +29,23 @@ from cuagent.synth.source import graph_of, normalized, parse
 from cuagent.synth.workers import Workers
 
 GENERATOR = 3
-"""Version of the generator. Increase it when the same seed gives other tasks than before."""
+"""Version of the generator. Increase it when the same seed leads to other tasks than before."""
 SETTINGS = "settings.json"
 WINDOWS = {"cpu": (1e-4, 2e-2), "cuda": (1e-3, 1e-1)}
-"""Accepted range of a task's eager time in seconds; for a GPU that of the CUDA Agent paper."""
+"""Accepted range of a task's eager time in seconds, by device; for a GPU it is that of the CUDA
+Agent paper."""
 TARGETS = {"cpu": (0.25, 0.6), "cuda": (0.1, 0.45)}
-"""Range of the target time as a share of the window's logarithm. It keeps a distance from both
-ends, so that a busy machine changes few sizes, and the checks of a GPU task take little time."""
+"""Range of a task's target time within the time window, as shares of the window on a logarithmic
+scale.
+
+The distance from both ends makes sizes change less on a busy machine, and keeps the checks of a GPU
+task short.
+"""
 MEMORY = {"cpu": 256 << 20, "cuda": 2 << 30}
-"""Limit in bytes on all results of one call."""
+"""Limit in bytes on the results of all operators of one call together."""
 MOST_PER_TASK = 20
-"""A run ends with fewer tasks after about this many candidates for each wanted task."""
+"""Largest number of candidates examined for each wanted task. A run that reaches this limit ends
+with fewer tasks."""
 
 Observe = Callable[[int, int, Record], None]
 """Callback for each record: (number accepted so far, number examined so far, record)."""
@@ -47,12 +53,13 @@ Compose = Callable[[int], Candidate | None]
 
 
 class SynthError(Exception):
-    """The set cannot be made. The message is one line: what, where, what to do."""
+    """Error: the task set cannot be made. The message is one line: what happened, where, what to
+    do."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a set. A resumed run must have the same settings, except `count`."""
+    """Settings of a task set. A resumed run must have the same settings, except `count`."""
 
     count: int
     seed: int = 0
@@ -83,10 +90,11 @@ def synthesize(
     gpus: Sequence[str | None] = (None,),
     compose: Compose | None = None,
 ) -> list[Record]:
-    """Make the set and return its accepted records. Raises SynthError, KeyboardInterrupt.
+    """Make the task set and return the records of its accepted candidates. Raises SynthError,
+    KeyboardInterrupt.
 
-    `jobs` candidates are examined at a time. `compose` returns the candidate of an index, by
-    default from the grammar.
+    `jobs`: number of candidates examined at the same time. `compose`: function that returns the
+    candidate of an index; None: `compose.candidate` with the grammar.
     """
     _begin(settings, out, resume)
     shards = Shards(out)
@@ -142,7 +150,7 @@ def _grammar(settings: Settings) -> Compose:
 
 
 class _Run:
-    """State of a run: the candidates composed and examined so far."""
+    """State of a run: which candidates have been composed, examined and accepted so far."""
 
     def __init__(
         self, settings: Settings, shards: Shards, observe: Observe, compose: Compose
@@ -155,7 +163,7 @@ class _Run:
         if settings.kernelbench:
             self.known = read_problems(Path(settings.kernelbench))
         self.texts: set[str] = set()
-        """Digests of the normalized syntax trees so far."""
+        """Digests of the normalized syntax trees of all tasks so far."""
         self.graphs: set[str] = set()
         self.verdicts: dict[int, bool] = {}
         """True for each accepted index, False for each rejected one."""
@@ -168,21 +176,22 @@ class _Run:
 
     @property
     def complete(self) -> bool:
-        """True if enough candidates are accepted, counted only up to the first index without a
-        verdict."""
+        """True if enough candidates are accepted. Only indices before the first one without a
+        verdict are counted."""
         while self._prefix in self.verdicts and self._prefix_accepted < self.settings.count:
             self._prefix_accepted += self.verdicts[self._prefix]
             self._prefix += 1
         return self._prefix_accepted >= self.settings.count
 
     def restore(self, record: Record) -> None:
-        """Take over a record of an interrupted run."""
+        """Register a record of the interrupted run, so that its candidate is not examined again."""
         self.restored[record["index"]] = {
             name: record.get(name) for name in ("normalized", "graph", "reason")
         }
 
     def next(self) -> tuple[int, Order] | None:
-        """Return (index, order) of the next candidate to examine; None if no more are needed."""
+        """Return (index, order) of the next candidate to examine; None if no more candidates are
+        needed."""
         limit = MOST_PER_TASK * self.settings.count + 100
         while self.index < limit and not self.complete:
             index, self.index = self.index, self.index + 1
@@ -200,8 +209,8 @@ class _Run:
         return None
 
     def _screened(self, made: Candidate) -> Order | None:
-        """Return the order to examine a candidate. If it is invalid, a duplicate or like a
-        KernelBench problem, record the reason and return None."""
+        """Return the order to examine a candidate. If the candidate is invalid, a duplicate or like
+        a KernelBench problem, record the reason and return None."""
         record: Record = {
             "index": made.index,
             "ops": list(made.ops),
@@ -231,7 +240,7 @@ class _Run:
         return order_for(made, self.settings)
 
     def finish(self, index: int, answer: dict[str, Any]) -> None:
-        """Record the answer of a candidate's process."""
+        """Write the record of candidate `index` from the answer of the process that examined it."""
         record = self.waiting.pop(index) | answer
         if not record.get("reason") and (found := self._collision(record)):
             record |= {"reason": Reason.KERNELBENCH.value, "detail": found}
@@ -250,8 +259,8 @@ class _Run:
         self.observe(sum(self.verdicts.values()), len(self.verdicts), record)
 
     def accepted(self) -> list[Record]:
-        """Return the first `count` accepted records by index, up to the first index without a
-        verdict."""
+        """Return the first `count` accepted records by index. Only indices before the first one
+        without a verdict are considered."""
         self.complete  # noqa: B018 - the property updates `_prefix`
         found: list[Record] = []
         for record in self.shards.read():
@@ -261,7 +270,8 @@ class _Run:
 
 
 def order_for(made: Candidate, settings: Settings) -> Order:
-    """Return the order for a candidate's process. The target time depends on its index."""
+    """Return the order for examining a candidate. The target time is drawn at random, determined by
+    seed and index."""
     low, high = WINDOWS[settings.device]
     draw = random.Random(f"{settings.seed}/{made.index}/time")
     share = draw.uniform(*TARGETS[settings.device])

@@ -1,8 +1,9 @@
-"""Read operators from the installed torch: signatures, shape rules and domains.
+"""Derive operator templates from the installed torch: signatures, shape rules and domains.
 
-A `Seed` is a template of one call with typed placeholders (`templates.py`). The functions here
-make seeds from the schemas of `torch.ops.aten` and from the constructors of `torch.nn`; the rest
-is in `catalogue.py`. Shapes are never computed here: `draft.py` runs each call on meta tensors.
+A `Seed` is a template of one call with typed placeholders (`templates.py`). The functions here make
+seeds from the schemas of `torch.ops.aten` and from the constructors of `torch.nn`; handwritten
+seeds are in `catalogue.py`. Shapes are never computed here: `draft.py` runs each call on meta
+tensors.
 Not covered: operators with several overloads that differ in meaning, and random ones.
 """
 
@@ -20,7 +21,7 @@ from cuagent.worker.operators import names_in
 
 
 class Domain(StrEnum):
-    """Range of numbers for which an operator gives finite results."""
+    """Range of input values on which an operator returns finite results."""
 
     ANY = "any"
     POSITIVE = "positive"
@@ -30,18 +31,20 @@ class Domain(StrEnum):
 
 @dataclass(frozen=True)
 class Seed:
-    """Template of one operator."""
+    """Template of one operator call."""
 
     family: str
     form: str
-    """Shape of the main argument: one letter for each dimension, `...` for any leading ones."""
+    """Shape form of the main argument: one letter for each dimension, `...` for any number of
+    leading ones."""
     text: str
-    """Constructor of a module (`nn.*`) or the whole call, with placeholders."""
+    """Text of the whole call, or of a module's constructor (`nn.*`), with placeholders."""
     call: str = "$({x})"
-    """Call of a module, which `$` stands for; unused if `text` is a function call."""
+    """Text of a module's call, in which `$` stands for the module; unused if `text` is a function
+    call."""
     domain: Domain = Domain.ANY
     integers: bool = False
-    """True if the main argument holds integers."""
+    """True if the operator's main argument is a tensor of integers."""
 
     @property
     def name(self) -> str:
@@ -58,15 +61,15 @@ SKIPPED_POINTWISE = names_in(
     pow xlogy clamp_max clamp_min where remainder fmod copysign
     """
 )
-"""Pointwise operators that are left out: useless for floating-point tensors, discontinuous nearly
-everywhere, or listed in the catalogue in another form."""
+"""Names of pointwise operators that are left out: useless for floating-point tensors, discontinuous
+nearly everywhere, or listed in the catalogue in another form."""
 REDUCTIONS = {
     "amax": "extremes", "amin": "extremes", "argmax": "extremes", "argmin": "extremes",
     "max": "extremes", "median": "extremes", "min": "extremes",
     "logsumexp": "reductions", "mean": "reductions", "nansum": "reductions",
     "prod": "reductions", "std": "reductions", "sum": "reductions", "var": "reductions",
 }  # fmt: skip
-"""Family of each reduction that is read from torch."""
+"""Family of each reduction that is derived from torch's schemas."""
 SCANS = {
     "cummax": "scans", "cummin": "scans", "cumprod": "scans", "cumsum": "scans",
     "logcumsumexp": "scans", "softmax": "softmax", "log_softmax": "softmax",
@@ -82,7 +85,8 @@ MODULE_FAMILIES = {
     "channelshuffle": "views",
     "pooling": "pooling",
 }
-"""Family of the modules in each file of `torch.nn.modules`; other files are not read."""
+"""Operator family of the modules in each file of `torch.nn.modules`; files that are not listed are
+skipped."""
 SKIPPED_MODULES = re.compile(
     "Lazy|Sync|Fractional|MaxUnpool|CrossMapLRN|RReLU|MultiheadAttention|Softmax|Softmin|Threshold"
 )
@@ -110,13 +114,13 @@ OPTIONS = {
     "instancenorm": (", affine=True",),
     "pooling": ("", ", stride={stride}"),
 }
-"""Variants of further constructor arguments, by file of `torch.nn.modules`."""
+"""Variants of optional constructor arguments, by file of `torch.nn.modules`."""
 SPATIAL = {"1": "n c l", "2": "n c h w", "3": "n c s h w"}
 
 
 @cache
 def from_torch() -> tuple[Seed, ...]:
-    """Return the seeds that the installed torch describes."""
+    """Return the operator templates that can be derived from the installed torch."""
     return (*_pointwise(), *_along_a_dimension(), *_modules())
 
 
@@ -161,7 +165,8 @@ def _pointwise() -> Iterator[Seed]:
 
 
 def _domain(function: Any) -> Domain | None:
-    """Return the first domain on which all results of a function are finite; None for none."""
+    """Return the first domain on which all results of a function are finite; None if there is no
+    such domain."""
     import torch
 
     uniform = torch.linspace(0.01, 0.99, 64)
@@ -220,9 +225,10 @@ def _modules() -> Iterator[Seed]:
 
 
 def _form(required: list[str]) -> str:
-    """Return the shape form for a module without a rank (1d, 2d, 3d) in its name.
+    """Return the shape form of the main argument of a module without a rank (1d, 2d, 3d) in its
+    name.
 
-    `required` are the names of its required constructor parameters.
+    `required`: names of the constructor's required parameters.
     """
     if "normalized_shape" in required:
         return "... d"

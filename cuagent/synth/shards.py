@@ -1,7 +1,8 @@
-"""Append the record of each candidate to JSONL shards, and read them back after a kill.
+"""Append the record of each candidate task to JSONL files (shards), and read the records back after
+a kill.
 
-A record is one line that is written in one piece and synced. Shard n holds the candidates 1000 n to
-1000 n + 999. An incomplete line, left by a killed process, is ignored.
+A record is one line that is written in one piece and synced. Shard n contains the candidates 1000 n
+to 1000 n + 999. An incomplete line, left by a killed process, is ignored.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ FOLDER = "shards"
 
 
 class Shards:
-    """The records of one output folder."""
+    """The records of one output folder, in files of 1000 candidates."""
 
     def __init__(self, out: Path) -> None:
         self.folder = out / FOLDER
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def append(self, record: Record) -> None:
-        """Write a record and sync it."""
+        """Append a record to its shard and sync the file."""
         path = self._path(record["index"] // PER_SHARD)
         line = json.dumps(record, allow_nan=False) + "\n"
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)

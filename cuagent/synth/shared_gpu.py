@@ -1,9 +1,9 @@
-"""Let the processes of several candidates share one GPU: memory, checks and timings.
+"""Let the processes that examine candidate tasks share one GPU: its memory, checks and timings.
 
-A candidate spends most of its time in torch.compile, on a processor. So there are more candidates
-than the GPU's memory has room for: one with large tensors holds a slot until its checks end. Checks
-share the GPU. A timing has it alone, except for short work that takes no lock: starting CUDA, calls
-at the smallest batch sizes, and the first call of a compiled module.
+A candidate spends most of its time in torch.compile, on a CPU core. So more candidates run than the
+GPU's memory has room for; each reserves a slot of the memory during its checks. Checks share the
+GPU. A timing has the GPU alone, except for short work without the lock: starting CUDA, calls at the
+smallest batch sizes, and the first call of a compiled module.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from cuagent.device_lock import DeviceLock
 from cuagent.durations import Durations, Stage
 
 PEAK = 8
-"""Memory of a candidate's checks, in fp64 and with copies, as a multiple of the limit on results.
-"""
+"""Largest GPU memory of a candidate's checks, with fp64 and copies, as a multiple of the limit on
+the results of one call."""
 POLL_S = 0.02
 
 
 class SharedGpu:
-    """A GPU that other processes use too, or a device that is not shared if `lock` is ""."""
+    """A GPU that several processes use, or, if `lock` is "", a device that is not shared."""
 
     def __init__(self, lock: str, memory: int) -> None:
-        """`lock` is a file, the same for all processes of the GPU. `memory` is the limit in bytes
-        on the results of one call."""
+        """Create the object without locking. `lock`: path of the lock file that all processes of
+        the GPU use. `memory`: limit in bytes on the results of one call."""
         self.path = Path(lock) if lock else None
         self.memory = memory
         self.waited = Durations()
@@ -43,7 +43,8 @@ class SharedGpu:
 
     @contextmanager
     def slot(self) -> Iterator[None]:
-        """Hold memory for one candidate's checks; give back all that is not in use at the end."""
+        """Reserve a slot of the GPU's memory inside this context; free torch's cached memory at the
+        end."""
         if self.path is None:
             yield
             return
@@ -61,7 +62,7 @@ class SharedGpu:
             held.close()
 
     def free(self) -> None:
-        """Give memory that torch caches back to the GPU."""
+        """Return the memory that torch caches to the GPU."""
         if self.path is not None:
             import torch
 
@@ -69,7 +70,8 @@ class SharedGpu:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Hold the GPU together with others; `give_way` lets timings of others run in between."""
+        """Use the GPU together with other processes inside this context; `give_way` lets them time
+        in between."""
         with self._lock.shared() as give_way:
             self._give_way = give_way
             try:
@@ -80,13 +82,14 @@ class SharedGpu:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Hold the GPU alone. Not within `shared`."""
+        """Use the GPU alone inside this context. It must not be nested in `shared`."""
         with self._lock.exclusive():
             yield
             self.synchronize()
 
     def give_way(self) -> None:
-        """Let another process time now if one waits for it."""
+        """Release the shared lock for a moment if another process waits to time, and take it
+        again."""
         if self.path is not None and self._lock.is_awaited:
             self.synchronize()
             self._give_way()
@@ -99,12 +102,16 @@ class SharedGpu:
 
 
 def slots(total: int, memory: int) -> int:
-    """Return the number of candidates whose checks fit on a GPU with `total` bytes at a time."""
+    """Return the number of candidates whose checks fit at the same time into a GPU with `total`
+    bytes.
+
+    `memory`: limit in bytes on the results of one call.
+    """
     return max(1, total // (PEAK * memory))
 
 
 def _locked(path: Path) -> TextIO | None:
-    """Return the locked file; None if another process holds it."""
+    """Return the file opened and locked; None if another process has locked it."""
     file = path.open("a")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,8 +1,9 @@
-"""Find a batch size at which the eager time of a task is in the window.
+"""Find a batch size at which the eager time of a task is in the time window.
 
 A first size is predicted from memory traffic and arithmetic, counted at two batch sizes, and
-nominal rates of the device. These do not vary between runs, so the same seed gives the same sizes.
-Timed runs then check the size; it changes by a factor of 4 while the time is outside of the window.
+nominal rates of the device. These do not vary between runs, so the same seed leads to the same
+sizes. Timed runs then check the size; it is changed by a factor of 4 while the time is outside of
+the window.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ from typing import Any
 from cuagent.synth.reasons import Reason, Rejected
 
 PROBES = (8, 16)
-"""Batch sizes at which the work of a call is counted."""
+"""The two batch sizes at which the work of a call is counted."""
 STEPS = 4
-"""Largest number of batch sizes that are timed."""
+"""Largest number of batch sizes that are timed for one task."""
 REPEATS = 5
-"""Number of timed calls; the fastest counts, because a busy machine only adds time."""
+"""Number of timed calls, of which the fastest is used, because a busy machine only adds time."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Nominal rates of a kind of device, for the prediction only."""
+    """Nominal rates of a kind of device, by which times are predicted."""
 
     bytes_per_s: float
     flops_per_s: float
     half_flops_per_s: float
-    """FLOP per second in half precision."""
+    """The GPU's rate in half precision, in FLOP per second."""
     call_s: float
-    """Fixed seconds for each operator call."""
+    """Fixed time of one operator call in seconds."""
 
 
 NOMINAL = {
@@ -42,17 +43,18 @@ NOMINAL = {
 
 @dataclass(frozen=True)
 class Cost:
-    """Counted work of one eager call of a task."""
+    """Counted memory traffic and arithmetic of one eager call of a task."""
 
     bytes: int
-    """Bytes that all operators together read and write."""
+    """Bytes that all operators of a task together read and write."""
     made: int
-    """Bytes of all operators' results, an upper limit of the memory of one call."""
+    """Total bytes of all operators' results, an upper limit of the memory of one call."""
     flops: int
     calls: int
 
     def seconds(self, device: str, dtype: str) -> float:
-        """Return the predicted seconds; `dtype` is that of the products."""
+        """Return the predicted time of the call in seconds; `dtype`: dtype of the matrix
+        products."""
         rates = NOMINAL[device]
         flops_per_s = rates.flops_per_s if dtype == "float32" else rates.half_flops_per_s
         work = self.bytes / rates.bytes_per_s + self.flops / flops_per_s
@@ -60,7 +62,7 @@ class Cost:
 
 
 def count_cost(run: Callable[[], Any]) -> Cost:
-    """Run once and return the counted work."""
+    """Call `run` once and return its counted memory traffic and arithmetic."""
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -98,9 +100,10 @@ def _bytes(values: Any) -> int:
 def predicted_batch(
     low: Cost, high: Cost, device: str, dtype: str, target_s: float, memory: int
 ) -> int:
-    """Return the batch size with the predicted time `target_s` whose results fit in `memory` bytes.
+    """Return the batch size at which a call is predicted to take `target_s` seconds and its results
+    fit into `memory` bytes.
 
-    `low` and `high` are the costs at the batch sizes `PROBES`.
+    `low`, `high`: costs at the two batch sizes of `PROBES`.
     """
     near, far = low.seconds(device, dtype), high.seconds(device, dtype)
     step = PROBES[1] - PROBES[0]
@@ -123,10 +126,11 @@ def rounded(batch: float) -> int:
 def solve(
     first: int, window: tuple[float, float], timed: Callable[[int], float], largest: int
 ) -> tuple[int, float]:
-    """Return (batch size with a time in the window, its seconds). Raises Rejected.
+    """Return (batch size whose time is in `window`, seconds of one call at it). Raises Rejected if
+    none is found.
 
-    `first` is tried first, `largest` is the limit. `timed` returns the seconds of one call at a
-    batch size.
+    `first`: batch size to try first. `largest`: largest batch size. `timed`: function that returns
+    the seconds of one call at a batch size.
     """
     batch, tried = min(first, largest), set[int]()
     for _ in range(STEPS):
@@ -141,7 +145,7 @@ def solve(
 
 
 def fastest(run: Callable[[], Any], device: str) -> float:
-    """Return the seconds of the fastest of a few calls."""
+    """Return the seconds of the fastest of `REPEATS` calls."""
     import torch
 
     wait: Callable[[], None] = torch.cuda.synchronize if device == "cuda" else lambda: None

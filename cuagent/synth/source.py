@@ -1,4 +1,4 @@
-"""Write a draft as a Python file; read operators and structure from the source of any task.
+"""Write a draft as a Python file; read operators and structure from the source text of any task.
 
 `labels` reads the operators of `Model` from its syntax tree, so labels and code agree. `graph_of`
 is a digest of the data flow of forward without names and sizes: two tasks with equal digests are
@@ -26,15 +26,16 @@ COMPARISONS = {
     ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne",
 }  # fmt: skip
 NO_OPERATORS = names_in("size dim numel view_as type item tolist keys values items append")
-"""Methods that compute nothing and have no label."""
+"""Names of methods that compute nothing and therefore have no label."""
 KEPT_OPTIONS = re.compile("dim|affine|bias|mode|stride|dilation")
-"""Matches options of a module that change the computation and not only its size."""
+"""Pattern of the options of a module that change the computation and not only its size."""
 SIZE = "#"
 BATCH_LINE = re.compile(r"^BATCH = \d+$", re.MULTILINE)
 
 
 def write_source(draft: Draft, outputs: tuple[str, ...], batch: int) -> str:
-    """Return the source of a task from a draft; `outputs` are the names of the returned values."""
+    """Return the source text of a task from a draft. `outputs`: names of the values that forward
+    returns."""
     attributes = [f"self.{name} = {text}" for name, text in draft.attributes.items()]
     cast = [] if draft.dtype == "float32" or not attributes else [f"self.to(torch.{draft.dtype})"]
     constructor = ["super().__init__()", *attributes, *draft.afterwards, *cast]
@@ -61,24 +62,25 @@ def _lines(statements: list[str]) -> str:
 
 
 def with_batch(code: str, batch: int) -> str:
-    """Return the source with another batch size."""
+    """Return the source text with the constant BATCH set to `batch`."""
     return BATCH_LINE.sub(f"BATCH = {batch}", code)
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """The parts of a task's source that labels and fingerprints need."""
+    """Parts of a task's source text from which labels and fingerprints are made."""
 
     tree: ast.Module
     attributes: dict[str, ast.expr]
-    """Expression of each `self.name` that the constructor sets, by name."""
+    """Expression that the constructor assigns to each `self.name`, by name."""
     forward: ast.FunctionDef
     inputs: str
-    """Expressions of `get_inputs` without sizes."""
+    """Text of the expressions that `get_inputs` returns, with the sizes removed."""
 
 
 def parse(code: str) -> Parsed:
-    """Return the parts of a task's source. Raises ValueError if it has no Model or no forward."""
+    """Return the parts of a task's source text. Raises ValueError if it has no class Model or no
+    forward."""
     try:
         tree = ast.parse(code)
     except (SyntaxError, RecursionError) as error:
@@ -101,7 +103,7 @@ def parse(code: str) -> Parsed:
 
 
 def labels(parsed: Parsed) -> list[str]:
-    """Return the operators of forward in the order of their calls, with repetitions."""
+    """Return the names of the operators that forward calls, in order and with repetitions."""
     found: list[str] = []
     for statement in parsed.forward.body:
         found += _labels(statement, parsed)
@@ -133,7 +135,8 @@ def _label(node: ast.AST, parsed: Parsed) -> str:
 
 
 def _called(function: ast.expr, parsed: Parsed) -> str:
-    """Return the label of a called function, module or method; "" if it has none."""
+    """Return the label of the function, module or method that an expression calls; "" if it has
+    none."""
     text = ast.unparse(function)
     if match := re.fullmatch(r"self\.(\w+)", text):
         made = parsed.attributes.get(match[1])
@@ -152,7 +155,8 @@ def _called(function: ast.expr, parsed: Parsed) -> str:
 
 
 def _sizeless(node: ast.AST) -> str:
-    """Return the text of an expression, with `SIZE` in place of numbers and named constants."""
+    """Return the text of an expression with `SIZE` in place of numbers and of constants in capital
+    letters."""
     text = ast.unparse(node)
     text = re.sub(r"\b[A-Z][A-Z_0-9]*\b", SIZE, text)
     text = re.sub(r"(?<![\w.])\d+(\.\d+)?", SIZE, text)
@@ -210,7 +214,7 @@ def graph_of(parsed: Parsed) -> str:
 
 
 def _flow(node: ast.expr, values: dict[str, str], parsed: Parsed) -> str:
-    """Return a digest of an expression; `values` holds the digests of the variables in it."""
+    """Return a digest of an expression; `values`: digests of the variables by name."""
     match node:
         case ast.Name(id=name):
             return values.get(name, name)
@@ -243,8 +247,8 @@ def _flow(node: ast.expr, values: dict[str, str], parsed: Parsed) -> str:
 
 
 def _module_text(made: ast.expr) -> str:
-    """Return the text of a module's constructor without sizes, but with the values of options such
-    as `dim`, `bias` and `stride`."""
+    """Return the text of a module's constructor without sizes, but with the values of options that
+    change the computation (`KEPT_OPTIONS`)."""
     kept = [
         f"{k.arg}={ast.unparse(k.value)}"
         for k in ast.walk(made)
@@ -255,7 +259,8 @@ def _module_text(made: ast.expr) -> str:
 
 
 def similarity(one: Any, other: Any) -> float:
-    """Return the similarity of two token lists from 0 to 1; 0 if it is surely at most 0.9."""
+    """Return the similarity of two token lists, from 0 to 1. A similarity of at most 0.9 may be
+    returned as 0, to save time."""
     matcher = difflib.SequenceMatcher(None, one, other, autojunk=False)
     return (
         matcher.ratio() if matcher.real_quick_ratio() > 0.9 and matcher.quick_ratio() > 0.9 else 0
@@ -263,7 +268,7 @@ def similarity(one: Any, other: Any) -> float:
 
 
 def model_tokens(parsed: Parsed) -> list[str]:
-    """Return the syntax tree of Model as a list of tokens: node type and attribute name."""
+    """Return the syntax tree of class Model as a list of tokens: node type with attribute name."""
     model = next(n for n in parsed.tree.body if getattr(n, "name", "") == "Model")
     return [
         f"{type(node).__name__}{getattr(node, 'attr', '')}"

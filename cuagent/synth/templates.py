@@ -1,4 +1,5 @@
-"""Fill the placeholders of a seed with sizes, drawn numbers, parameters and inputs.
+"""Fill the placeholders of an operator template (`Seed`) with sizes, drawn numbers, parameters and
+inputs.
 
     {x}                 the main argument
     {c}                 a size of the form, by its letter; not the batch, which the filter chooses
@@ -9,7 +10,7 @@
     {index[n; d]}       a new input of integers from 0 to d - 1
     {weight[d, width]}  a new parameter; {bias[width]} too
 
-Invariant: all random numbers come from the draft's generator, in the order of the placeholders.
+Invariant: all random numbers are from the draft's generator, in the order of the placeholders.
 """
 
 from __future__ import annotations
@@ -25,18 +26,20 @@ if TYPE_CHECKING:
     from cuagent.synth.seeds import Seed
 
 BATCH = 1_000_003
-"""Batch size while shapes are computed. It is a large prime, so a size that depends on the batch is
-recognized as a multiple of it."""
+"""Symbolic batch size while shapes are computed: a large prime, so that sizes which depend on the
+batch are recognized as its multiples."""
 PLACEHOLDER = re.compile(r"\{(\w+)(?:\[([^\];]*)(?:;\s*(\w+))?\])?\}")
 DRAWN_INPUTS = ("input", "scaled", "positive", "unit", "signs", "mask", "index")
 
 
 class Unfit(Exception):
-    """The seed cannot be applied to the value."""
+    """Error: an operator template cannot be applied to the value, such as a 2-D operator to a
+    vector."""
 
 
 def bind(form: str, shape: tuple[int, ...]) -> dict[str, int]:
-    """Return the size for each letter of a shape form. Raises Unfit if the shape does not fit."""
+    """Return the size that each letter of a shape form stands for in `shape`. Raises Unfit if the
+    shape does not fit the form."""
     letters = form.split()
     if letters[0] == "...":
         letters = letters[1:]
@@ -49,7 +52,7 @@ def bind(form: str, shape: tuple[int, ...]) -> dict[str, int]:
 
 
 def size_text(size: int) -> str:
-    """Return a size as source text; one that depends on the batch contains the constant BATCH.
+    """Return a size as source text: `12`, or `3 * BATCH` for a multiple of the batch size.
 
     Raises Unfit if the size depends on the batch in another way.
     """
@@ -62,13 +65,13 @@ def size_text(size: int) -> str:
 
 @dataclass(frozen=True)
 class Value:
-    """One tensor of forward: an input or the result of a call."""
+    """A tensor in forward of a draft: an input or the result of a call."""
 
     name: str
     meta: Any
     """Meta tensor with the value's shape, strides and dtype."""
     given: bool = False
-    """True for an input of the task."""
+    """True if the value is an input of the task."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -76,7 +79,7 @@ class Value:
 
 
 class Drafted(Protocol):
-    """The part of `Draft` that `Filling` uses."""
+    """Protocol with the part of `Draft` that `Filling` uses."""
 
     random: random.Random
     dimensions: Dimensions
@@ -90,13 +93,13 @@ class Drafted(Protocol):
 
 @dataclass
 class Filling:
-    """Fills the placeholders of one call; equal names get equal numbers."""
+    """Values for the placeholders of one call; equal names have equal numbers."""
 
     draft: Drafted
     seed: Seed
     main: Value
     argument: str
-    """Expression for {x}."""
+    """Expression that replaces `{x}` in an operator template."""
     sizes: dict[str, int] = field(default_factory=dict)
     drawn: dict[str, str] = field(default_factory=dict)
 
@@ -104,7 +107,8 @@ class Filling:
         self.sizes = bind(self.seed.form, self.main.shape)
 
     def fill(self, text: str) -> str:
-        """Return the text with every placeholder replaced. Raises Unfit."""
+        """Return the text with every placeholder replaced. Raises Unfit if the operator cannot be
+        applied."""
         return PLACEHOLDER.sub(lambda found: self._one(found[1], found[2], found[3]), text)
 
     def _one(self, name: str, shape: str | None, below: str | None) -> str:
@@ -130,7 +134,7 @@ class Filling:
         return self.drawn[name]
 
     def number(self, name: str) -> int:
-        """Return the number that a name in a shape stands for. Raises Unfit."""
+        """Return the size or number that a name in a shape placeholder stands for. Raises Unfit."""
         if name in self.sizes:
             return self.sizes[name]
         return int(name) if name.isdigit() else int(self._scalar(name))
@@ -146,15 +150,17 @@ class Filling:
 
     @property
     def spatial(self) -> int:
-        """Smallest size of the main argument after batch and channel; 0 if it has no more."""
+        """Smallest spatial size of the main argument (dimensions after batch and channel); 0 if it
+        has none."""
         return min(self.main.shape[2:], default=0)
 
     def window(self) -> int:
-        """Return the drawn kernel size of the call; 3 if it has none."""
+        """Return the kernel size that was drawn for this call; 3 if none was drawn."""
         return next((int(self.drawn[name]) for name in ("kernel", "odd") if name in self.drawn), 3)
 
     def dim(self) -> int:
-        """Draw a dimension of the main argument, seldom the first: it is most often the batch."""
+        """Return a random dimension of the main argument. The first is rare, because it is most
+        often the batch."""
         rank = len(self.main.shape)
         if rank == 1 or self.draft.random.random() < 0.1:
             return 0
@@ -192,7 +198,7 @@ def _few(f: Filling) -> str:
 
 
 def _part(f: Filling) -> str:
-    """Return a size of a quarter to three quarters of the dimension."""
+    """Return a random size between a quarter and three quarters of the chosen dimension."""
     dim = int(f._scalar("dim")) if "{dim}" in f.seed.text else -1
     size = f.main.shape[dim]
     if size < 8 or size % BATCH == 0:
@@ -233,4 +239,4 @@ _NUMBERS: dict[str, Callable[[Filling], str]] = {
     "number": lambda f: f"{f.draft.random.choice((0.1, 0.25, 0.3, 0.5, 0.7, 1.5, 2.0))}",
     "power": lambda f: str(f.choose(2, 3)),
 }
-"""Function that draws the number, by the name of the placeholder."""
+"""Function that draws a number, by the name of its placeholder."""

@@ -1,8 +1,8 @@
-"""Run torch.compile once in the fork server, so that children on the CPU start faster.
+"""Run torch.compile once in the fork server, so that its children on the CPU start faster.
 
 The first compilation builds inductor's tables of patterns, precompiles headers and tests vector
-instructions: several processor seconds that each child would spend again. Not for CUDA, whose
-context does not survive a fork.
+instructions. This takes several seconds of processor time, which each child would spend again.
+Not covered: CUDA, whose context does not survive a fork.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from pathlib import Path
 
 
 def warm_up(folder: Path) -> None:
-    """Compile one small function for the CPU, in a process that has one thread."""
+    """Compile one small function for the CPU with torch.compile, in a process that has one thread.
+    `folder`: inductor's cache."""
     import torch
     from torch._inductor import config
 

@@ -1,4 +1,4 @@
-"""Run candidates in forked processes, each with its own folder, caches and limits.
+"""Examine candidate tasks in forked processes, each with its own folder, caches and limits.
 
 The children are forked from one fork server that has imported torch and the compiler. A child that
 crashes, hangs or fills the memory is ended, and its candidate is rejected. No file of a candidate
@@ -24,13 +24,13 @@ from cuagent.worker import ForkServer
 from cuagent.worker.channel import receive_message
 
 TIME_LIMIT_S = 300.0
-"""Limit of the wall time of one candidate in seconds; long, so that a busy machine does not change
-the set."""
+"""Limit of the wall time in seconds for examining one candidate. It is long, so that a busy machine
+does not change the set."""
 EXIT_S = 10.0
-"""Seconds that a candidate's process may take to end after its answer."""
+"""Longest wait in seconds for a process to exit after it has sent its answer."""
 COMPILER = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.cpp")
-"""Modules of torch.compile that are imported before the fork, for children on a CPU only: their
-import looks for a GPU, and CUDA cannot be used in a process forked after that."""
+"""Modules of torch.compile that the fork server imports, for children on a CPU only. Their import
+looks for a GPU, and CUDA cannot be used in a process that is forked after that."""
 IMPORTED = (
     "torch.utils.flop_counter",
     "cuagent.synth.examine",
@@ -39,26 +39,29 @@ IMPORTED = (
     "cuagent.bench.traced_operators",
     "cuagent.verify.fitness.examine",
 )
-"""Modules that each child needs; they are imported before the fork."""
+"""Modules that each child needs, which the fork server imports in advance."""
 WARM = "cuagent.synth.warm"
 HEADERS = "precompiled_headers"
-"""Folder in inductor's cache that all children share; all other parts belong to one candidate."""
+"""Folder in inductor's cache that all children share; the rest of the cache belongs to one
+candidate."""
 TRITON = "triton"
 DRIVERS = "triton_drivers"
-"""Folder with the parts of Triton's cache that all children share."""
+"""Name of the folder with the parts of Triton's cache that all children share."""
 TRITON_DRIVER = "cuda_utils"
-"""Beginning of the name of the library through which Triton calls the driver."""
+"""Prefix of the file name of the library through which Triton calls the CUDA driver."""
 MEMORY_TRIES = 3
-"""Number of times that a candidate is examined if the device's memory was in use."""
+"""Largest number of times that a candidate is examined while other processes use the device's
+memory."""
 MEMORY_WAIT_S = 2.0
 
 
 class Workers:
-    """A fork server for candidates. Threads may call `examine` at the same time."""
+    """Pool of processes that examine candidate tasks. Several threads may call `examine` at the
+    same time."""
 
     def __init__(self, device: str, compile: bool, gpus: Sequence[str | None] = (None,)) -> None:
-        """`compile`: the candidates run under torch.compile. `gpus` has a value of
-        CUDA_VISIBLE_DEVICES for each GPU, None for all that are visible."""
+        """Start the fork server. `compile`: True if candidates also run under torch.compile.
+        `gpus`: value of CUDA_VISIBLE_DEVICES for each GPU; None means all visible GPUs."""
         self.device = device
         self.gpus = list(gpus)
         on_gpu = device == "cuda"
@@ -96,9 +99,10 @@ class Workers:
     def run(
         self, program: str, write: Callable[[Path], None], slot: int, limit_s: float
     ) -> dict[str, Any]:
-        """Run `program.serve` in a child process in a folder that `write` fills. Return its answer.
+        """Run `program.serve` in a child process, in a folder that `write` fills. Return the
+        child's answer.
 
-        If it dies or exceeds `limit_s` seconds, the answer has `reason` and `detail`.
+        If the child dies or exceeds `limit_s` seconds, the answer has `reason` and `detail`.
         """
         folder = Path(tempfile.mkdtemp(prefix="synth-", dir=self.fork_server.folder))
         try:
@@ -141,7 +145,8 @@ class Workers:
         return found | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
 
     def _keep_driver(self, cache: Path) -> None:
-        """Keep the library that Triton compiles in each empty cache, which takes a second."""
+        """Copy the library that Triton compiles for its driver to the shared folder, to save a
+        second for each empty cache."""
         with self._lock:
             if any(self._drivers.iterdir()):
                 return
@@ -150,7 +155,7 @@ class Workers:
 
 
 def default_jobs(device: str, gpus: int) -> int:
-    """Return the number of candidates to examine at a time: one for each core, at most 16 for each
-    GPU."""
+    """Return the default number of candidates to examine at the same time: one for each CPU core,
+    at most 16 for each GPU."""
     cores = len(os.sched_getaffinity(0))
     return cores if device == "cpu" else max(gpus, min(cores, 16 * gpus))

@@ -1,4 +1,5 @@
-"""Fixtures: a run on a small real task without a judge, and a function that calls tools."""
+"""Fixtures for tests of the agent: a run on a small real task without a judge, and a function that
+calls tools."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ Call = Callable[..., ToolResult]
 
 
 class NoJudge:
-    """Placeholder for a judge; every access fails, since these tests judge nothing."""
+    """Placeholder for a judge whose every access raises an error, because these tests judge
+    nothing."""
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def run(tmp_path: Path, events: list[Event]) -> Run:
 
 @pytest.fixture
 def call(run: Run) -> Call:
-    """Call a tool by name as the loop does."""
+    """Return a function that calls a tool by name as the agent's loop does."""
 
     def call(name: str, raw: str | None = None, **arguments: Any) -> ToolResult:
         tool = next((tool for tool in TOOLS if tool.name == name), None)

@@ -1,4 +1,5 @@
-"""Sources of the task in the agent's tests, and of a right kernel with its module."""
+"""Source texts of a small task for the tests of the agent, and of a right kernel with its
+module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Twelve small tasks, and the command `cuagent bench` on them."""
+"""Fixtures for tests of the bench: twelve small tasks, and the command `cuagent bench` on them."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from make_tasks import write_twelve
 
 @pytest.fixture
 def twelve(tmp_path: Path) -> Path:
-    """Folder of twelve tasks of as many kinds, among them three that end without a kernel."""
+    """Return a folder of twelve tasks of different kinds, three of which end without a kernel."""
     return write_twelve(tmp_path / "tasks")

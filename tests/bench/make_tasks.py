@@ -15,7 +15,7 @@ def write_task(path: Path, forward: str, inputs: str = "torch.randn(64, 32)", **
 
 
 def write_twelve(folder: Path) -> Path:
-    """Write twelve tasks and return their folder: a1..d3, three of them without a result."""
+    """Write twelve tasks, a1 to d3, three of which end without a kernel; return their folder."""
     small = "torch.randn(128, 64)"
     linear = {"init": "self.a = nn.Linear(64, 32)"}
     write_task(folder / "a1_gelu.py", "return F.gelu(x) * 2", small)

@@ -1,4 +1,4 @@
-"""Records of finished problems, as a benchmark writes them, with the given figures."""
+"""Create records of finished problems with given figures, in the form that a benchmark writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ def ratio(value: float, spread: float = 0.02) -> dict[str, float]:
 
 
 def solved(problem: str, over_compile: float = 1.5, **more: Any) -> Record:
-    """Return the record of a problem with an accepted kernel; `seconds_each` is its time."""
+    """Return the record of a problem with an accepted kernel. `seconds_each`: time of the kernel in
+    seconds."""
     each = more.pop("seconds_each", 1e-3)
     family = more.pop("family", "elementwise")
     certificates = more.pop("certificates", [])

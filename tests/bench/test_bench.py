@@ -36,7 +36,8 @@ def bench(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def states(folder: Path) -> dict[str, tuple[Any, ...]]:
-    """Return what does not depend on the clock: status, certificates, verdict and family."""
+    """Return (status, kinds of certificates, family, passed) of each problem: what does not depend
+    on timing."""
     return {r["problem"]: _state(r) for r in latest(read_results(folder))}
 
 

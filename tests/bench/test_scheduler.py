@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 
 class Given:
-    """An engine whose problems end as their names say."""
+    """An engine that runs nothing: the name of each problem determines its result."""
 
     def __init__(self) -> None:
         self.asked: list[Order] = []

@@ -1,4 +1,4 @@
-"""Make the benchmarks importable: they are scripts in one folder, which goes last on the path."""
+"""Make the benchmarks importable in tests: append their folder to the end of sys.path."""
 
 import sys
 from pathlib import Path

@@ -12,15 +12,15 @@ import peers
 import pytest
 import turnaround
 from gate_verdicts import (
+    aa_summary,
     delays_found,
+    few_false_positives,
     ladder_agrees,
     peers_are_slower,
-    quick_enough,
-    rarely_called,
-    said_of_aa,
-    said_of_peers,
-    said_of_waits,
-    times_as_long,
+    peers_summary,
+    slowdowns_of_peers,
+    turnaround_is_short,
+    turnaround_summary,
 )
 from slices import DONE, LACKING, MISSED, MORE
 
@@ -60,12 +60,12 @@ def compared(*off: float) -> Row:
         ([{"step": "run 1", "error": "lost"}] * 4, False),
     ],
 )
-def test_rarely_called_admits_3_of_300(wrong: list[Row], holds: bool) -> None:
-    assert rarely_called([timed()] * (300 - len(wrong)) + wrong) == holds
+def test_few_false_positives_admits_3_of_300(wrong: list[Row], holds: bool) -> None:
+    assert few_false_positives([timed()] * (300 - len(wrong)) + wrong) == holds
 
 
-def test_said_of_aa_has_the_ratio_and_the_load() -> None:
-    said = said_of_aa([timed()] * 9 + [timed("slower")])
+def test_aa_summary_has_the_ratio_and_the_load() -> None:
+    said = aa_summary([timed()] * 9 + [timed("slower")])
     assert said == "1 of 10 called, median ratio 1.0000, 10% of the processors by others"
 
 
@@ -88,18 +88,18 @@ def test_ladder_agrees_within_3_percent(rows: list[Row], holds: bool) -> None:
     assert ladder_agrees(rows) == holds
 
 
-def test_quick_enough_is_the_median_of_examples_without_refusals() -> None:
+def test_turnaround_is_short_is_the_median_of_examples_without_refusals() -> None:
     rows = [ours("loss 0", 9.0), ours("loss 2", 7.0), ours("mlp 0", 6.0), ours("mlp 2", 6.0)]
-    assert quick_enough(rows)
-    assert said_of_waits(rows) == "median 7.0 s [6.0, 8.0] over 2 examples (8 are allowed)"
-    assert not quick_enough([ours("loss 0", 9.0), ours("mlp 0", 8.0)])
-    assert not quick_enough([*rows, ours("mlp 4", 0.5, accepted=False)])
-    assert "1 not accepted" in said_of_waits([*rows, ours("mlp 4", 0.5, accepted=False)])
-    assert not quick_enough([*rows, {"step": "mlp 4 ours", "error": "lost"}])
-    assert quick_enough([*rows, {"step": "mlp 1 CUDA-Agent", "error": "took too long"}])
+    assert turnaround_is_short(rows)
+    assert turnaround_summary(rows) == "median 7.0 s [6.0, 8.0] over 2 examples (8 are allowed)"
+    assert not turnaround_is_short([ours("loss 0", 9.0), ours("mlp 0", 8.0)])
+    assert not turnaround_is_short([*rows, ours("mlp 4", 0.5, accepted=False)])
+    assert "1 not accepted" in turnaround_summary([*rows, ours("mlp 4", 0.5, accepted=False)])
+    assert not turnaround_is_short([*rows, {"step": "mlp 4 ours", "error": "lost"}])
+    assert turnaround_is_short([*rows, {"step": "mlp 1 CUDA-Agent", "error": "took too long"}])
 
 
-def test_times_as_long_compares_with_our_neighbouring_runs() -> None:
+def test_slowdowns_of_peers_compares_with_our_neighbouring_runs() -> None:
     rows = [
         *[ours("loss 0", 2.0), theirs("loss 1 KernelBench", 30.0), ours("loss 2", 4.0)],
         *[theirs("loss 3 CUDA-Agent", 60.0), ours("loss 4", 2.0)],
@@ -109,20 +109,20 @@ def test_times_as_long_compares_with_our_neighbouring_runs() -> None:
             {"step": "mlp 2 ours", "error": "x"},
         ],
     ]
-    assert times_as_long(rows) == {"KernelBench": [10.0, 14.0], "CUDA-Agent": [20.0]}
-    assert "KernelBench takes 12.0 times as long [10.0, 14.0] in 2 runs" in said_of_peers(rows)
+    assert slowdowns_of_peers(rows) == {"KernelBench": [10.0, 14.0], "CUDA-Agent": [20.0]}
+    assert "KernelBench takes 12.0 times as long [10.0, 14.0] in 2 runs" in peers_summary(rows)
     assert peers_are_slower(rows)
     shuffled = [rows[at] for at in (3, 6, 0, 7, 2, 1, 5, 4)]
-    assert times_as_long(shuffled) == times_as_long(rows)
+    assert slowdowns_of_peers(shuffled) == slowdowns_of_peers(rows)
     quick = [theirs(f"mlp {at} CUDA-Agent", 9.0) for at in (3, 5)]
     assert not peers_are_slower([*rows, *quick, ours("mlp 4", 1.0)])
 
 
 def test_run_that_did_not_end_is_not_counted() -> None:
     rows = [ours("loss 0", 2.0), theirs("loss 1 KernelBench", 1.0, ended=False)]
-    assert times_as_long(rows) == {}
+    assert slowdowns_of_peers(rows) == {}
     assert not peers_are_slower(rows)
-    assert "KernelBench on loss came to no end" in said_of_peers(rows)
+    assert "KernelBench on loss came to no end" in peers_summary(rows)
 
 
 def test_plan_puts_ours_before_and_after_each_other_tool() -> None:

@@ -16,10 +16,10 @@ from slices import (
     Part,
     Row,
     Rows,
-    concluded,
     forget_failed,
-    go_on,
+    print_conclusion,
     read,
+    run_missing_steps,
     write,
 )
 
@@ -32,20 +32,23 @@ class Killed(BaseException):
 
 
 def part(name: str, steps: list[str], at: Callable[[str], object] = str, **more: object) -> Part:
-    """Rows that tell what `at` gives for their step."""
+    """Return a part that measures one row for each step, with the value `at(step)`."""
 
     def take(missing: list[str]) -> Rows:
         for step in missing:
             yield {"value": at(step)}
 
-    given: dict[str, object] = {"said": lambda rows: f"{len(rows)} rows", "held": lambda rows: True}
+    given: dict[str, object] = {
+        "summarize": lambda rows: f"{len(rows)} rows",
+        "is_passed": lambda rows: True,
+    }
     return Part(name, steps, take, **(given | more))  # type: ignore[arg-type]
 
 
 def called(part: Part, out: Path, seconds: float = SOON) -> Row:
-    """Return the content of the file after one more call."""
+    """Run the missing steps of a part for `seconds`; return the content of the results file."""
     found = read(out) or deepcopy(NOTHING)
-    go_on([part], found, out, time.monotonic() + seconds)
+    run_missing_steps([part], found, out, time.monotonic() + seconds)
     return read(out) or NOTHING
 
 
@@ -109,7 +112,7 @@ def test_a_step_that_raises_is_recorded_with_what_it_said_and_the_others_go_on(
 
     found = deepcopy(NOTHING)
     parts = [part("one", ["a", "b", "c"], at), part("two", ["d"])]
-    go_on(parts, found, out, time.monotonic() + SOON)
+    run_missing_steps(parts, found, out, time.monotonic() + SOON)
     assert (steps(found), steps(found, "two")) == (["a", "b", "c"], ["d"])
     row = found["rows"]["one"][1]
     assert row["error"] == "ValueError: no such kernel"
@@ -130,7 +133,7 @@ def test_after_three_failures_in_a_row_what_hangs_together_is_left_and_the_rest_
 
     found = called(part("one", names, at), out)
     assert steps(found) == ["loss 0", "loss 1", "loss 2", "mlp 0"]
-    assert concluded([part("one", names, at)], found) == MORE
+    assert print_conclusion([part("one", names, at)], found) == MORE
     forget_failed(found)
     assert steps(found) == ["mlp 0"]
     write(out, found)
@@ -149,7 +152,7 @@ def test_rows_that_tell_an_error_themselves_count_as_failures(
     failing = Part("one", ["a 1", "a 2", "a 3", "a 4"], take, str, lambda rows: True)
     found = called(failing, out)
     assert len(steps(found)) == 3
-    concluded([failing], found)
+    print_conclusion([failing], found)
     assert "nothing yet; 3 failed; 1 of 4 are still to do" in capsys.readouterr().out
 
 
@@ -157,14 +160,20 @@ def test_rows_that_tell_an_error_themselves_count_as_failures(
     ("parts", "code"),
     [
         ([part("one", ["a"])], DONE),
-        ([part("one", ["a"], held=lambda rows: False)], MISSED),
+        ([part("one", ["a"], is_passed=lambda rows: False)], MISSED),
         ([part("one", ["a", "b"])], MORE),
         ([part("none", [])], MORE),
-        ([part("one", ["a"]), part("two", ["a"], lacks="a GPU")], LACKING),
-        ([part("one", ["a"], held=lambda rows: False), part("two", [], lacks="a GPU")], MISSED),
-        ([part("one", ["a", "b"]), part("one", ["a"], held=lambda rows: False)], MORE),
-        ([part("reads", [], of="one", held=lambda rows: len(rows) != 1)], MISSED),
+        ([part("one", ["a"]), part("two", ["a"], requirement="a GPU")], LACKING),
+        (
+            [
+                part("one", ["a"], is_passed=lambda rows: False),
+                part("two", [], requirement="a GPU"),
+            ],
+            MISSED,
+        ),
+        ([part("one", ["a", "b"]), part("one", ["a"], is_passed=lambda rows: False)], MORE),
+        ([part("reads", [], rows_of="one", is_passed=lambda rows: len(rows) != 1)], MISSED),
     ],
 )
 def test_the_exit_code_tells_the_most_urgent(parts: list[Part], code: int) -> None:
-    assert concluded(parts, {"rows": {"one": [{"step": "a"}]}}) == code
+    assert print_conclusion(parts, {"rows": {"one": [{"step": "a"}]}}) == code

@@ -1,4 +1,4 @@
-"""Scripts of users, as the tests run them."""
+"""Source texts of user scripts for the tests of capture."""
 
 from __future__ import annotations
 

@@ -390,7 +390,7 @@ def test_neither_list_nor_module(tmp_path: Path) -> None:
 def refused(
     capture: Run, text: str, module: str, kind: type[Exception] = CaptureRefused, **options: Any
 ) -> str:
-    """Return the one line of an error."""
+    """Return the message of the error with which the capture ends; check that it is one line."""
     with pytest.raises(kind) as found:
         capture(text, module, **options)
     assert "\n" not in str(found.value)

@@ -1,4 +1,5 @@
-"""Shared parts of the command line tests: the environment and the result of a command."""
+"""Shared parts of the command line tests: the task, the environment and the type of a command's
+runner."""
 
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ def get_init_inputs():
 
 
 def clean_environment(home: Path) -> dict[str, str]:
-    """Environment without the developer's settings and keys."""
+    """Return this process's environment without the developer's settings and keys, with `home` as
+    the home folder."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
     return kept | {"HOME": str(home), "XDG_CONFIG_HOME": str(home / "config")}

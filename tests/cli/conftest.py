@@ -1,4 +1,4 @@
-"""Run `cuagent` as a user does: in a separate process and folder."""
+"""Fixtures that run `cuagent` as a user does: in a separate process and folder."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from commands import TASK, Cuagent, clean_environment
 
 @pytest.fixture(scope="session")
 def python(command_python: list[str]) -> list[str]:
-    """The interpreter of all commands here."""
+    """Return the command of the interpreter for all commands of these tests."""
     return command_python
 
 
 @pytest.fixture(scope="session")
 def ladder_known(once: Callable[[str, Callable[[Path], None]], Path], python: list[str]) -> None:
-    """The ladder of `TASK`, measured once before the tests that wait for what comes after it."""
+    """Measure the ladder of `TASK` once, for tests of steps that follow the ladder."""
 
     def measure(folder: Path) -> None:
         (folder / "task.py").write_text(TASK)
@@ -37,13 +37,15 @@ def ladder_known(once: Callable[[str, Callable[[Path], None]], Path], python: li
 
 @pytest.fixture
 def cuagent(tmp_path: Path, python: list[str]) -> Cuagent:
-    """Runs `cuagent ARGS...` in `tmp_path`; torch and the command line are imported before."""
+    """Return a function that runs `cuagent ARGS...` in `tmp_path`, in an interpreter that has
+    imported torch and the command line."""
     return _started_by(python, tmp_path)
 
 
 @pytest.fixture
 def fresh_cuagent(tmp_path: Path) -> Cuagent:
-    """The same as it is installed: by an interpreter that imports all itself."""
+    """Return a function that runs `cuagent ARGS...` in a new interpreter, as an installed command
+    does."""
     return _started_by([sys.executable], tmp_path)
 
 

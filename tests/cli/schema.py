@@ -1,4 +1,4 @@
-"""Check that a JSON result has the keys of the schema's golden files."""
+"""Check that a JSON result has the keys of the golden file for its schema."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 
 GOLDEN = Path(__file__).parents[1] / "record" / "results"
 BY_NAME = {"ratios", "free", "versions", "parts_s", "operators", "values", "relative_errors"}
-"""Keys whose objects have free keys: names of baselines, operators, parts."""
+"""Keys whose values are objects with variable keys: names of baselines, operators, parts."""
 
 
 def assert_follows(told: dict[str, Any], name: str) -> None:
-    """Assert that a result has the keys of the golden file; parts that are null there or here, and
-    lists that are empty, are not compared."""
+    """Assert that the result `told` has the keys of the golden file `name`.
+
+    Parts that are null in the result or in the golden file, and empty lists, are not compared.
+    """
     golden = json.loads((GOLDEN / f"{name}.json").read_text())
     assert (told["schema"], told["command"]) == (golden["schema"], golden["command"])
     _compare(told, golden, name)

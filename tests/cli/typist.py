@@ -1,4 +1,4 @@
-"""Drive a command on a pseudo-terminal: start it, type, and read the screen."""
+"""Run a command on a pseudo-terminal, type into it, and read its screen."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ ESCAPES = re.compile(r"\x1b\][^\x07]*\x07|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|[\x0
 
 
 class Typist:
-    """`python -m cuagent ARGUMENTS...` in `folder` on a terminal of 80 columns."""
+    """The process `python -m cuagent ARGUMENTS...`, run in `folder` on a pseudo-terminal of 80
+    columns."""
 
     def __init__(self, python: list[str], folder: Path, *arguments: str) -> None:
         self._leader, follower = pty.openpty()
@@ -56,16 +57,17 @@ class Typist:
 
     @property
     def shown(self) -> str:
-        """All that was written so far, without control sequences."""
+        """All text written to the terminal so far, without control sequences."""
         return ESCAPES.sub("", self._raw.decode(errors="replace"))
 
     def type(self, keys: str) -> None:
         os.write(self._leader, keys.encode())
 
     def see(self, text: str, seconds: float = 60) -> None:
-        """Wait until `text` is shown after the text seen last; a run first times its ladder.
+        """Wait until `text` appears after the text found last. The limit is long, because a run
+        first times its ladder.
 
-        The footer rewrites only its changes: wait for text that is printed above it.
+        The footer rewrites only its changed parts, so wait for text that is printed above it.
         """
         deadline = time.monotonic() + seconds
         while (at := self.shown.find(text, self._from)) < 0:

@@ -1,4 +1,4 @@
-"""Compare an imported candidate with its reference."""
+"""Compare the outputs of an imported candidate with those of its reference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from cuagent.expert.candidate import Candidate
 
 @dataclass(frozen=True)
 class Imported:
-    """A candidate, the classes of candidate and reference, and the inputs of the task."""
+    """A generated candidate with the imported classes of candidate (`cls`) and reference, and the
+    task's inputs."""
 
     candidate: Candidate
     cls: type[torch.nn.Module]
@@ -24,19 +25,19 @@ class Imported:
 
 
 FP32, TF32 = 4e-7, 1e-3
-"""Relative rms errors that sums in these precisions keep."""
+"""Relative rms errors that sums in these precisions do not exceed."""
 
 
 def assert_agrees(
     made: Imported, device: str = "cpu", seed: int = 0, step: float = 0.0, least: float = FP32
 ) -> torch.nn.Module:
-    """Check form and error of the candidate's outputs, and return the candidate.
+    """Check the outputs of the candidate against the reference and against fp64; return the
+    candidate's module.
 
     Parameters are random; with `step` they are multiples of it, which TF32 represents exactly.
-
-    Shape, dtype and strides equal those of the reference; the error against fp64 is at most 4 times
-    the reference's error plus `least`. `least` is TF32 for layers that cuDNN computes in float32 in
-    some shapes and in TF32 in others. Inputs stay unchanged.
+    Shape, dtype and strides must equal those of the reference. The error against fp64 must be at
+    most 4 times the reference's error plus `least`. `least` is TF32 for layers that cuDNN computes
+    in float32 in some shapes and in TF32 in others. Inputs must stay unchanged.
     """
     torch.manual_seed(seed)
     reference = made.reference().eval().to(device)

@@ -1,4 +1,4 @@
-"""Run captured graphs, and compare their results with the module's."""
+"""Run captured graphs, and compare their results with those of the module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def assert_equal_results(captured, model, inputs) -> None:
 
 
 def results_of(captured, model, inputs) -> tuple[torch.Tensor, ...]:
-    """Run a captured graph, node by node."""
+    """Run a captured graph node by node; return its outputs."""
     state, given, values = model.state_dict(), iter(inputs), {}
     for node in captured.nodes:
         if node.op == "placeholder":

@@ -1,4 +1,5 @@
-"""Fixture that generates a candidate from a task's text, writes it and imports it."""
+"""Fixtures for tests of the expert: generate a candidate from a task's text, write it and import
+it."""
 
 from __future__ import annotations
 
@@ -72,11 +73,11 @@ for wanted, value, right in zip(expected, got, exact, strict=True):
 
 @pytest.fixture
 def interpreted(tmp_path: Path, python: list[str], monkeypatch) -> Callable[..., None]:
-    """Runs a candidate's Triton kernels in the interpreter, and compares them with fp64.
+    """Return a function that runs a candidate's Triton kernels in Triton's interpreter and compares
+    the results with fp64.
 
-    Its kernels in CUDA C++ are emulated. With `tf32` the inputs and weights of the comparison are
-    the nearest numbers of TF32. With `same_as` the results equal those of the candidate in that
-    file instead.
+    Kernels in CUDA C++ are emulated. `tf32`: round inputs and weights of the comparison to TF32.
+    `same_as`: file of a candidate whose results must be equal instead.
     """
 
     def run(candidate: Candidate | None, tf32: bool = False, same_as: str = "") -> None:

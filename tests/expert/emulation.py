@@ -1,4 +1,4 @@
-"""Run generated CUDA C++ on a CPU: `emulated.h` gives its threads and blocks a meaning."""
+"""Compile generated CUDA C++ for the CPU, where `emulated.h` emulates threads and blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ LAUNCH = re.compile(r"(\w+)<<<(.*), 0, stream>>>\((.*)\);")
 
 
 def emulated(path: str) -> SimpleNamespace:
-    """Load a `.cu` file relative to the caller, as a library for the CPU."""
+    """Compile a `.cu` file, whose path is relative to the caller's file, for the CPU; return its
+    functions."""
     source = Path(sys._getframe(1).f_globals["__file__"]).parent / path
     text = LAUNCH.sub(_launch, source.read_text()).replace('#include "cluster_cuda.h"\n', "")
     cluster = re.search(r"__cluster_dims__\((\d+)", text)

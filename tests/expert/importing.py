@@ -1,4 +1,4 @@
-"""Import a generated file as a module."""
+"""Import a generated Python file as a module."""
 
 from __future__ import annotations
 

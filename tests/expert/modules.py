@@ -200,7 +200,7 @@ INPUTS: dict[type[nn.Module], str] = {
 
 
 def task_text(cls: type[nn.Module], inputs: str | None = None) -> str:
-    """Return a file in KernelBench's form with one of the classes."""
+    """Return the source text of a task file in KernelBench's form for one of the classes."""
     body = textwrap.dedent(inspect.getsource(cls))
     given = INPUTS[cls] if inputs is None else inputs
     return (

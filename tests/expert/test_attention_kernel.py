@@ -71,7 +71,8 @@ assert error <= 4 * bound + 4e-7, (error, bound)
 
 @pytest.fixture
 def generate(tmp_path: Path) -> Callable[..., Candidate | None]:
-    """Generates a candidate for a target that need not exist here."""
+    """Return a function that generates a candidate of a task text for a target, which need not
+    exist on this machine."""
 
     def generate(text: str, target: Target = HOPPER, options: Options | None = None):
         path = tmp_path / "task.py"

@@ -79,7 +79,7 @@ CASES = {
 
 
 QUICK = ("loop of a CRF", "results and masks")
-"""Cases outside of the slow suite."""
+"""Names of the cases that are not slow tests."""
 
 
 def text_of(name: str, rows: int = 4) -> str:

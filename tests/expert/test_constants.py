@@ -40,7 +40,7 @@ BODIES = {
     ),
 }
 QUICK = ("positions", "a causal mask", "rotary angles", "a result that no input changes")
-"""Bodies outside of the slow suite."""
+"""Names of the cases that are not slow tests."""
 
 
 def text_of(name: str, dtype: str = "float32") -> str:

@@ -133,7 +133,8 @@ def get_init_inputs(): return []
 
 @pytest.fixture
 def generate(tmp_path) -> Callable[..., Candidate | None]:
-    """Generates a candidate for a target that need not exist here."""
+    """Return a function that generates a candidate of a task text for a target, which need not
+    exist on this machine."""
 
     def generate(
         text: str, target: Target = HOPPER, options: Options | None = None
@@ -365,7 +366,8 @@ def test_channels_last_convolution_has_one_kernel_behind_it(generate, monkeypatc
 
 
 def layouts_tried(path, layer, forward, inputs, speed):
-    """Return the layouts of all candidates, each of this speed relative to torch.compile."""
+    """Return the convolution layouts that the expert tries, if each candidate has the speedup
+    `speed` over torch.compile."""
     text = text_of("transposed 3-D")
     for old, new in zip(LAYERS["transposed 3-D"], (layer, forward, inputs), strict=True):
         text = text.replace(old, new)
@@ -447,7 +449,7 @@ NUMBERS = {
 
 @pytest.fixture
 def any_size(monkeypatch):
-    """Lets convolutions of all sizes be kernels."""
+    """Let small convolutions also become generated kernels."""
     monkeypatch.setattr(qualify, "LEAST_OPERATIONS", 0)
 
 

@@ -34,7 +34,7 @@ SIZES = {"into": 40, "inner": 48, "size": 3, "samples": 2, "places": "9, 7", "mo
 
 @pytest.fixture(autouse=True)
 def any_size(monkeypatch):
-    """Lets convolutions of all sizes be kernels."""
+    """Let small convolutions also become generated kernels."""
     monkeypatch.setattr(qualify, "LEAST_OPERATIONS", 0)
     monkeypatch.setattr(qualify, "LEAST_OCCUPIED", 0)
 

@@ -120,7 +120,7 @@ CASES = {
         "torch.randn(5, 8)",
     ),
 }  # fmt: skip
-"""Layer, body of forward, and inputs, by name."""
+"""(Layer, body of forward, expressions of the inputs) of each case, by its name."""
 
 
 def made_of(make, name: str):

@@ -273,7 +273,8 @@ def test_search_ends_at_an_attempt_that_reaches_the_floor(task):
 
 @pytest.fixture
 def on_cuda(tmp_path):
-    """A task as on a GPU, where a kernel has several schedules; nothing is compiled."""
+    """Return the subject of a task with a GPU as target, where a kernel has several schedules;
+    nothing is compiled."""
     path = tmp_path / "mlp.py"
     path.write_text(task_text(Mlp))
     subject = ExpertModel(load_task(f"{path}:Mlp"))._open()
@@ -281,7 +282,7 @@ def on_cuda(tmp_path):
 
 
 def tries(subject, verdict, bounds, own_share=None):
-    """Return the number of candidates that are tried if all get the same verdict."""
+    """Return the number of candidates that the expert tries if all have the same verdict."""
     outcomes = []
     while (proposal := propose(subject, outcomes, bounds)) is not None:
         ratios = {name: Ratio(**r) for name, r in verdict["ratios"].items()}

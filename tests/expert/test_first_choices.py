@@ -76,7 +76,8 @@ def test_few_channels_run_in_tf32_where_the_reference_does(tmp_path):
 
 
 def tried(subject: Subject, speed: float) -> list[object]:
-    """Return the options of all candidates, each of this speed relative to torch.compile."""
+    """Return the options that the expert tries, if each candidate has the speedup `speed` over
+    torch.compile."""
     outcomes: list[Outcome] = []
     ratios = {"compile": Ratio(speed, speed * 0.99, speed * 1.01)}
     while (proposal := propose(subject, outcomes)) is not None:

@@ -46,7 +46,7 @@ def get_init_inputs(): return []
 
 @pytest.fixture(autouse=True)
 def any_size(monkeypatch):
-    """Lets convolutions of all sizes be kernels."""
+    """Let small convolutions also become generated kernels."""
     monkeypatch.setattr(qualify, "LEAST_OPERATIONS", 0)
     monkeypatch.setattr(partials, "LEAST_TILES", 0)
     monkeypatch.setattr(partials, "CACHED_BYTES", 0)

@@ -40,7 +40,7 @@ def get_init_inputs():
 
 
 def _named(name: str) -> str:
-    """Return a module whose parameter of this name becomes a prepared value."""
+    """Return the text of a module whose parameter of this name becomes a prepared value."""
     return _module(
         f"torch.relu(x * torch.exp(getattr(self, {name!r}) * 2)) + 1",
         init=f"self.register_parameter({name!r}, {WEIGHT})",

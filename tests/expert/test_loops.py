@@ -456,7 +456,7 @@ def test_rolled_graph_equals_the_captured_one(tmp_path, name):
 
 
 def rolled(tmp_path, loop, device):
-    """Return the rolled graph, the model, its inputs, and the loops that were found."""
+    """Return (captured graph with loops, model, inputs, loops found) of a task."""
     path = tmp_path / "task.py"
     path.write_text(text_of(*loop))
     subject = open_subject(load_task(f"{path}:Model", device="cpu"))

@@ -26,7 +26,7 @@ CASES = {
     "softmax count rows": ("pass", "torch.softmax(count * rows, dim=0) + rows", "64, 256"),
 }
 KERNELS = ("anchored", "depthwise", "pooling", "scans", "scatters", "streaming")
-"""Families whose kernels call a tensor as the module does."""
+"""Families of the expert whose kernels use the names of tensors in the module's source."""
 DECLARED = re.compile(
     r"\b(?:long|int|float|double|bool|auto)(?:\s*\*(?:\s*const)?)?\s+(\w+?)(?:\{\w+\})?(?:\[| =|;)"
 )

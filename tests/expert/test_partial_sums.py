@@ -62,13 +62,14 @@ def get_init_inputs(): return []
 
 @pytest.fixture(autouse=True)
 def long_rows(monkeypatch):
-    """Lets rows of all lengths be too long for a cache."""
+    """Treat rows of any length as too long for the cache, so that partial sums are used."""
     monkeypatch.setattr(partials, "CACHED_BYTES", 0)
 
 
 @pytest.fixture
 def generate(tmp_path) -> Callable[..., Candidate]:
-    """Generates a candidate for a target that need not exist here."""
+    """Return a function that generates a candidate of a task text for a GPU, which need not exist
+    on this machine."""
 
     def generate(text: str, options: Options | None = None) -> Candidate:
         path = tmp_path / "task.py"

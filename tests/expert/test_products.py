@@ -91,14 +91,15 @@ def get_init_inputs(): return []
 
 @pytest.fixture
 def any_size(monkeypatch):
-    """Lets products of all sizes be kernels."""
+    """Let small matrix products also become generated kernels."""
     monkeypatch.setattr(match, "LEAST_OPERATIONS", 0)
     monkeypatch.setattr(operands, "LEAST_REUSE", 0)
 
 
 @pytest.fixture
 def generate(tmp_path) -> Callable[..., Candidate | None]:
-    """Generates a candidate for a target that need not exist here."""
+    """Return a function that generates a candidate of a task text for a target, which need not
+    exist on this machine."""
 
     def generate(
         text: str, target: Target = HOPPER, options: Options | None = None
@@ -307,7 +308,7 @@ def split_text(name: str) -> str:
 
 @pytest.fixture
 def split_small(monkeypatch, any_size):
-    """Lets the operands of products of all sizes be split beforehand."""
+    """Let the operands of small products also be split before the product."""
     monkeypatch.setattr(match, "LEAST_SPLIT_OPERATIONS", 0)
     monkeypatch.setattr(match, "LEAST_SPLIT_REUSE", 0)
     monkeypatch.setattr(match, "LEAST_SPLIT_DEPTH", 0)

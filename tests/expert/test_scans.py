@@ -33,7 +33,7 @@ CASES = [
     ("a sum", 2, "5, 13, 8"),
 ]
 FEW_LONG_ROWS = ("a sum", 2, "1, 1, 100003")
-"""On CUDA torch has the better kernel."""
+"""Case with few long rows: on CUDA torch's kernel is faster than a generated one."""
 
 
 def text_of(name: str, dim: int, shape: str, dtype: str = "float32") -> str:

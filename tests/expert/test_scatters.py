@@ -44,7 +44,7 @@ BODIES = {
     ),
 }
 QUICK = ("index_add", "the largest", "index_put", "messages of edges")
-"""Bodies outside of the slow suite."""
+"""Names of the cases that are not slow tests."""
 LEFT = {
     "another dimension": "return x.index_add(1, pair[0, :5] % 5, m[:7])",
     "an index for each element": "return x.scatter_add(0, strided[:, :1].repeat(1, 5), m)",

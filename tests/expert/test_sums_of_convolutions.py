@@ -49,11 +49,11 @@ OTHERS = {
     "sum over channels": ("nn.ConvTranspose2d(5, 7, 3)", "self.c(x).sum(1)", "2, 5, 9, 8"),
 }  # fmt: skip
 QUICK = ("all places, parts", "width of a strided one", "groups", "two readers")
-"""Cases outside of the slow suite."""
+"""Names of the cases that are not slow tests."""
 
 
 def selected(names: Iterable[str]) -> list[Any]:
-    """Return the parameters of a test; all but the quick cases are slow."""
+    """Return the names as test parameters; those not in `QUICK` are marked slow."""
     return [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in names]
 
 

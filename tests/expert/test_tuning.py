@@ -133,7 +133,7 @@ INVALID = [
     ("widen", 1),
     ("keep", [1]),
 ]
-"""Values that no option has."""
+"""Pairs (option, value) in which the value is invalid for the option."""
 
 
 def test_a_memory_with_values_that_no_option_has_counts_as_none(tmp_path):

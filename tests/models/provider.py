@@ -1,10 +1,10 @@
 """Serve the OpenAI chat, Responses and Anthropic protocols over HTTP on this machine, for tests.
 
-The server gives its prepared answers in order and keeps the requests. An answer may be a fault:
-`{"status": 429}`, `{"drop": True}` (the connection ends in the middle of the stream),
-`{"stall": seconds}`, `{"garble": b"..."}` (bytes in the middle that violate the protocol),
-`{"alive": seconds}` (only keep-alive bytes for that time, before the first event and in the
-middle), `{"silent": seconds}` (not even headers for that time).
+The server sends its prepared answers in order and records the requests. An answer may be a fault:
+`{"status": 429}`, `{"drop": True}` (the connection ends in the middle of the stream), `{"stall":
+seconds}`, `{"garble": b"..."}` (bytes in the middle that violate the protocol), `{"alive":
+seconds}` (only keep-alive bytes for that time, before the first event and in the middle),
+`{"silent": seconds}` (not even headers for that time).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 
 Answer = dict[str, Any]
 PIECE = 7
-"""Characters of each streamed piece; small, so that calls arrive in parts."""
+"""Number of characters in each streamed piece. It is small, so that tool calls arrive in parts."""
 
 
 class Provider:
-    """Address of the server and the requests that it got."""
+    """The server's address and the requests that it received."""
 
     def __init__(self, answers: Sequence[Answer]) -> None:
         self.answers = list(answers)
@@ -35,7 +35,8 @@ class Provider:
 
 @contextmanager
 def serve(*answers: Answer, greeting: int = 404) -> Iterator[Provider]:
-    """Serve the answers. `greeting` is the status code for a request of a model's entry."""
+    """Start a server with prepared answers; yield its address and requests. `greeting`: status code
+    for a GET request of a model's entry."""
     provider = Provider(answers)
 
     class Handler(BaseHTTPRequestHandler):
@@ -201,7 +202,8 @@ def _block(index: int, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _responses(answer: Answer) -> Iterator[dict[str, Any]]:
-    """Yield reasoning, text and calls as items, each whole in its `done` event."""
+    """Yield the events of the Responses protocol: reasoning, text and calls as items, each complete
+    in its `done` event."""
     items: list[dict[str, Any]] = []
     if answer.get("reasoning"):
         summary = [{"type": "summary_text", "text": answer["reasoning"]}]
@@ -261,4 +263,4 @@ def _deltas(item: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 SPEECH = {"/messages": _anthropic, "/responses": _responses, "/completions": _openai}
-"""Protocols by the end of the request's path."""
+"""Function that writes an answer in a protocol, by the end of the request's path."""

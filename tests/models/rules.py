@@ -1,4 +1,5 @@
-"""Assert the providers' rules on a request; a violation makes every later request fail.
+"""Assert that a request follows the provider's rules, because a violation in the history makes
+every later request fail.
 
 The quoted texts are the servers' error messages.
 """

@@ -1,4 +1,5 @@
-"""A user's module with a verified kernel, and a package of it, for the tests of `optimize_`."""
+"""Source texts of a user's module with a verified kernel, and of a package made of it, for the
+tests of `optimize_`."""
 
 from __future__ import annotations
 
@@ -158,7 +159,7 @@ CUDA_DOMAIN = Domain(
 
 
 def cuda_package(folder: Path) -> tuple[ModuleType, ModuleType]:
-    """Return the package of a CUDA kernel, and the user's file."""
+    """Return the imported package of a CUDA kernel, and the imported file of its user."""
     files = guarded_files(CUDA_ATTEMPT, CUDA_TASK, CUDA_DOMAIN, "reference.py")
     write_files(files, folder / "scale_fast")
     (folder / "scale_fast" / "__init__.py").write_text("from .model_new import optimize_\n")

@@ -1,4 +1,5 @@
-"""The package of `blocks.py`, imported, and modules that it has optimized."""
+"""Fixtures for tests of packages: the imported package of `blocks.py`, and modules that it has
+optimized."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from torch import nn
 
 @pytest.fixture(scope="session")
 def python(warm: Callable[..., list[str]]) -> list[str]:
-    """An interpreter that has imported torch and, as each exported module does, torch._dynamo."""
+    """Return the command of an interpreter that has imported torch and, like each exported module,
+    torch._dynamo."""
     return warm("torch._dynamo")
 
 

@@ -1,4 +1,5 @@
-"""Test the sandbox after opening as many descriptors as the argument says; print what escaped."""
+"""Try escapes from the sandbox after opening as many descriptors as the argument says; print those
+that succeed."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Test the sandbox as the current user: `python as_user.py VIEW FOLDER COMMAND...`.
+"""Try escapes from the sandbox as the current user: `python as_user.py VIEW FOLDER COMMAND...`.
 
 VIEW is "view" or "no view". The script prints as JSON which escapes succeed, the stamp, and the
 exit code and output of the command, run under Landlock in FOLDER.

@@ -1,4 +1,4 @@
-"""Fixtures for the tests of the sandbox: a folder and the tier."""
+"""Fixtures for the tests of the sandbox: a folder and the isolation tier."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cuagent.sandbox import Tier, probe
 
 @pytest.fixture
 def scratch() -> Iterator[Path]:
-    """Provide a private folder outside of pytest's, which the sandbox cannot list."""
+    """Yield a private folder outside of pytest's folder, which the sandbox cannot list."""
     with tempfile.TemporaryDirectory(prefix="cuagent-test-") as folder:
         yield Path(folder).resolve()
 

@@ -13,9 +13,10 @@ from cuagent.sandbox import Policy, Tier, enter
 
 
 def in_child(policy: Policy, tier: Tier, work: Callable[[], Any]) -> Any:
-    """Return the result of `work`, or its exception, from a forked child in the sandbox.
+    """Call `work` in a forked child in the sandbox; return its result or its exception.
 
-    The child runs trusted code of these tests. The worker's channel carries no pickles.
+    The result is pickled, because the child runs trusted code of these tests. The worker's own
+    channel carries no pickles.
     """
     reader, writer = os.pipe()
     pid = os.fork()

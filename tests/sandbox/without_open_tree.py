@@ -1,6 +1,7 @@
-"""Run a command where open_tree fails, as under an old container's filter: `PROGRAM COMMAND...`.
+"""Run a command in which the system call open_tree fails, as under an old container's filter:
+`PROGRAM COMMAND...`.
 
-Namespaces and plain mounts still work, so a file system view fails half way.
+Namespaces and plain mounts still work, so the set-up of a file system view fails half way.
 """
 
 import ctypes
@@ -14,7 +15,7 @@ OPEN_TREE = 428
 
 
 class Program(ctypes.Structure):
-    """struct sock_fprog"""
+    """C struct sock_fprog: a seccomp filter program."""
 
     _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
 

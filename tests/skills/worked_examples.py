@@ -1,4 +1,4 @@
-"""Read the complete examples in the skill's references.
+"""Read the complete examples in the reference documents of the skill.
 
 An example consists of the code blocks whose first line names a file: one attempt (`model_new.py`,
 sources in `kernels/`) and its task (`reference.py`).
@@ -23,7 +23,7 @@ _FILE = re.compile(r"(?://|#) (reference\.py|model_new\.py|kernels/\w+\.(?:cu|cp
 
 @dataclass(frozen=True)
 class Example:
-    """The complete example of one reference: an attempt and its task."""
+    """The complete example in one reference document: an attempt and its task."""
 
     name: str
     attempt: Attempt
@@ -34,19 +34,21 @@ class Example:
         return "cpu" if any(path.endswith(".cpp") for path in self.attempt.kernels) else "cuda"
 
     def task(self, folder: Path) -> Task:
-        """Write the task to `folder` and load it."""
+        """Write the example's task to `folder` and load it."""
         path = folder / f"{self.name.replace('-', '_')}.py"
         path.write_text(self.task_source)
         return load_task(path, device=self.device)
 
     def changed(self, old: str, new: str) -> Attempt:
-        """Return the attempt with `old` replaced, which must occur exactly once."""
+        """Return the attempt with the text `old`, which must occur exactly once, replaced by
+        `new`."""
         assert sum(text.count(old) for _, text in self.attempt.files) == 1, old
         return Attempt(tuple((path, text.replace(old, new)) for path, text in self.attempt.files))
 
 
 def named_blocks(text: str) -> dict[str, str]:
-    """Return the code blocks that name their file. Raises AssertionError if a name is repeated."""
+    """Return the text of each code block that names a file, by the file's name. Raises
+    AssertionError if a name is repeated."""
     files: dict[str, str] = {}
     for block in _BLOCK.findall(text):
         if named := _FILE.match(block):
@@ -56,7 +58,7 @@ def named_blocks(text: str) -> dict[str, str]:
 
 
 def read_example(reference: Path) -> Example:
-    """Read the example of a reference. Raises AssertionError if it is incomplete."""
+    """Read the example in a reference document. Raises AssertionError if it is incomplete."""
     files = named_blocks(reference.read_text())
     assert {TASK, MODULE} <= files.keys(), f"{reference.name}: incomplete example"
     task_source = files.pop(TASK)

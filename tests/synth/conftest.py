@@ -1,4 +1,4 @@
-"""One fork server that all tests of a process share."""
+"""Fixture for tests of synth: one fork server that all tests of a process share."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from cuagent.synth.workers import Workers
 
 @pytest.fixture(scope="session")
 def workers() -> Iterator[Workers]:
-    """Workers that start torch.compile only in the children that need it."""
+    """Yield workers whose fork server has not imported torch.compile; children that need it import
+    it."""
     with Workers("cpu", compile=False) as started:
         yield started

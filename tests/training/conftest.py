@@ -19,15 +19,15 @@ if TYPE_CHECKING:  # the process that starts the test workers must not import to
 
 
 SLOW = ("test_trial.py",), ("test_parallel.py", "test_ray_pool.py")
-"""Slow files that each of two processes runs first."""
+"""Files with slow tests, which each of the two test processes runs first."""
 LAZY = ("transformers.models.auto.modeling_auto", "transformers.models.llama.modeling_llama")
 
 
 @pytest.hookimpl(trylast=True)  # after the GPU tests are deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run slow tests first, so that no process waits for a slow one at the end.
+    """Sort the tests so that slow ones run first, and no process waits for a slow one at the end.
 
-    A process gets half of the tests, in order, and takes others from the end of a half.
+    A process runs half of the tests, in order, and then takes tests from the end of the other half.
     """
     first, second = ([item for item in items if item.path.name in names] for names in SLOW)
     others = [item for item in items if item not in (*first, *second)]
@@ -67,13 +67,15 @@ def play() -> Play:
 
 @pytest.fixture(scope="session")
 def python(warm: Callable[..., list[str]]) -> list[str]:
-    """Command of a Python that has imported transformers too, which takes as long as torch."""
+    """Return the command of an interpreter that has also imported transformers, which takes as long
+    as torch."""
     return warm("cuagent.training.algorithms.ppo", *LAZY)
 
 
 @pytest.fixture(scope="session")
 def demo(once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
-    """A finished demo. Read only: several test processes share it."""
+    """Return the folder of a finished demonstration. Tests must not change it, because several test
+    processes share it."""
 
     def train(out: Path) -> None:
         from cuagent.training.demo.demo import run_demo

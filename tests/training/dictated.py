@@ -32,8 +32,8 @@ SUBMIT = '<tool_call>\n{"name": "submit", "arguments": {}}\n</tool_call>'
 
 
 class Dictated:
-    """An engine that returns prepared turns, split into single bytes, as the tokenizer never
-    splits."""
+    """An engine that returns prepared turns as tokens of single bytes, as the tokenizer itself
+    never splits text."""
 
     def __init__(self, chat: Chat, turns: Sequence[str], cut: Sequence[int] = ()) -> None:
         self.chat = chat

@@ -35,7 +35,7 @@ Tools, as JSON lines:
 <|im_end|>
 {% endif -%}
 """
-"""System text, then the schemas of the tools."""
+"""Part of a chat template: the system text, then the schemas of the tools."""
 RESULT = """\
 {%- elif m.role == 'tool' -%}
 {%- if loop.first or messages[loop.index0 - 1].role != 'tool' -%}
@@ -47,7 +47,7 @@ RESULT = """\
 <|im_end|>
 {% endif -%}
 """
-"""Adjacent tool results share one turn of the user."""
+"""Part of a chat template: adjacent tool results are rendered in one turn of the user."""
 ASK = "{%- if add_generation_prompt -%}<|im_start|>assistant\n{% endif -%}"
 CALLS = """\
 {%- for c in m.tool_calls or [] -%}
@@ -101,9 +101,10 @@ QWEN3 = (
     + "<|im_end|>\n{% endif -%}{%- endfor -%}"
     + ASK
 )
-"""Reasoning stays only behind the last question of a user: earlier turns are rewritten."""
+"""Chat template that renders reasoning only after the last question of a user, so that it rewrites
+earlier turns."""
 QWEN3_OPENED = QWEN3.replace(ASK, ASK.replace("assistant\n", "assistant\n<think>\n"))
-"""The prompt opens the reasoning, as for models that always reason."""
+"""Chat template whose prompt begins the reasoning, as for models that always reason."""
 CODER = (
     SYSTEM
     + PLAIN
@@ -185,7 +186,8 @@ DEEPSEEK_V3 = """\
 {%- endfor -%}
 {%- if add_generation_prompt and messages[-1].role != 'tool' -%}<｜Assistant｜>{%- endif -%}
 """
-"""The policy continues right behind the results of tools, without another header."""
+"""Chat template in which the policy continues directly after the results of tools, without another
+header."""
 DEEPSEEK_V31 = (
     DEEPSEEK_V3.replace("<｜Assistant｜>", "<｜Assistant｜></think>")
     .replace("{%- if before != 'tool' -%}<｜tool▁outputs▁begin｜>{%- endif -%}\n", "")
@@ -194,7 +196,8 @@ DEEPSEEK_V31 = (
     .replace("'\\n```<｜tool▁call▁end｜>'", "'<｜tool▁call▁end｜>'")
     .replace("<｜tool▁outputs▁end｜>", "")
 )  # fmt: skip
-"""Without reasoning: the prompt closes it. Calls are name and arguments."""
+"""Chat template without reasoning: the prompt ends the reasoning. A tool call is a name and
+arguments."""
 
 FAMILIES: dict[str, tuple[str, list[str], str]] = {
     "qwen2.5": (QWEN25, CHATML + TOOL_TAGS, "<|im_end|>"),
@@ -208,7 +211,8 @@ FAMILIES: dict[str, tuple[str, list[str], str]] = {
 
 
 def tokenizer_of(family: str) -> Any:
-    """Return a byte-level tokenizer with the control tokens and the template of a family."""
+    """Return a byte-level tokenizer with the control tokens and the chat template of a model
+    family."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,4 +1,4 @@
-"""Run a local server that answers JSON with JSON, by route."""
+"""Run a local HTTP server whose routes answer JSON requests with JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Body = dict[str, Any]
 
 @contextmanager
 def answering(routes: Mapping[str, Callable[[Body], Body]]) -> Iterator[str]:
-    """Yield the server's address. A route that raises closes the connection without an answer."""
+    """Yield the address of a server with these routes. A route that raises an error closes the
+    connection without an answer."""
 
     class Routes(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

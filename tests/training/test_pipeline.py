@@ -102,7 +102,8 @@ def test_pipeline_trains_adapters_on_one_backbone(file: Path) -> None:
 
 
 def write_play(file: Path) -> Path:
-    """Write the settings of `file` that the single commands have too."""
+    """Write those settings of `file` that the single commands also have to play.toml; return its
+    path."""
     written = file.with_name("play.toml")
     kept = file.read_text().partition("heldout_episodes")[2].partition("[filters]")[0]
     written.write_text("heldout_episodes" + kept)

@@ -1,7 +1,7 @@
-"""Play a game with tool output with a small policy, for the tests of the training loops.
+"""Play a game with tool output, for the tests of the training loops with a small policy.
 
 The prompt names a number; the policy samples one token, reads noise, and samples another. The
-reward counts how many of the two tokens equal the number. The real engine samples the ids.
+reward is the number of sampled tokens that equal the number. The real engine samples the tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def small_actor(seed: int = 0) -> Any:
 
 
 def play(actor: Any, episodes: int, seed: int) -> list[Episode]:
-    """Play both turns of all episodes, batched."""
+    """Play both turns of all episodes in batches; return the episodes."""
     engine = LocalEngine(actor, END)
     rng = np.random.default_rng(seed)
     asked = rng.choice(list(NUMBERS), episodes).tolist()

@@ -1,5 +1,5 @@
-"""Run RFT and PPO on recorded episodes in both placements; test_parallel.py starts it by
-torchrun."""
+"""Run RFT and PPO on recorded episodes, replicated and sharded; test_parallel.py starts this script
+by torchrun."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from cuagent.training.policy.optimize import AdamW
 from cuagent.training.policy.placement import Placement, copy_weights, place, unshard
 
 SMALL = 60
-"""Tokens of a microbatch, so that every process has several, in different numbers."""
+"""Number of tokens of a microbatch, small enough that every process has several microbatches, in
+different numbers."""
 
 
 def train(episodes_file: Path, out: Path, placement: Placement, device: str = "cpu") -> None:
-    """Train into `out`; resume from the checkpoints there."""
+    """Train by RFT and PPO and write to `out`; resume from checkpoints in `out`."""
     episodes = list(read_episodes(episodes_file))
     start = new_actor(small_config(16, 2, 32, 2, 64, 1, 0), 0)
     critic = place(new_critic(start), placement, device)

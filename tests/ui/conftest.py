@@ -1,6 +1,6 @@
-"""Snapshots of the views: text files next to the tests.
+"""Compare the views with snapshots: text files next to the tests.
 
-`UPDATE_SNAPSHOTS=1 python -m pytest tests/ui` writes them anew; read the difference before it
+`UPDATE_SNAPSHOTS=1 python -m pytest tests/ui` rewrites the snapshots; read the difference before it
 is committed.
 """
 
@@ -17,7 +17,7 @@ FOLDER = Path(__file__).with_name("snapshots")
 
 @pytest.fixture
 def assert_looks_as_before() -> Callable[[str, str], None]:
-    """Compares a text with the snapshot of that name."""
+    """Return a function that compares a text with the snapshot of the given name."""
 
     def check(name: str, text: str) -> None:
         path = FOLDER / f"{name}.txt"

@@ -1,4 +1,4 @@
-"""Figures as the rooms below make them, for the views to show."""
+"""Sample verdicts, timings, judgements and events, as input for the tests of the views."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ extern "C" __global__ void scale_kernel(float* out, const float* in, float facto
 
 
 def a_run() -> Iterator[events.Event]:
-    """A short run with one of everything."""
+    """Yield the events of a short run that contains every kind of event."""
     yield events.Phase("opening the task")
     yield events.RunStarted("20261121-071500-softmax", Path("runs/x"), "softmax", "cpu", "expert")
     yield events.LadderMeasured(LADDER)

@@ -1,4 +1,5 @@
-"""A small KernelBench task, and candidates for it that differ only in `forward`."""
+"""Source texts of a small KernelBench task, and of candidates for it that differ only in
+`forward`."""
 
 from __future__ import annotations
 
@@ -50,6 +51,7 @@ class ModelNew(torch.nn.Module):
 
 
 def candidate(body: str) -> Attempt:
-    """Return an attempt whose forward is `body`; `self.honest(x)` gives the right answer."""
+    """Return an attempt whose forward has the given body; in it `self.honest(x)` computes the right
+    answer."""
     text = CANDIDATE.format(body=textwrap.indent(textwrap.dedent(body).strip(), " " * 8))
     return Attempt((("model_new.py", text),))

@@ -1,4 +1,5 @@
-"""Attempts that compute column sums in C++: `regimes` has the task, a test the body."""
+"""Create attempts that compute column sums in C++. The task is in `regimes`; a test provides the
+function's body."""
 
 from __future__ import annotations
 
@@ -20,9 +21,7 @@ class ModelNew(torch.nn.Module):
 
 
 def attempt_of(head: str, body: str, more: str = "", model: str = MODEL) -> Attempt:
-    """Return an attempt whose `columns` has this body; `head` ends with the function's first line.
-
-    `more` stands behind the function.
-    """
+    """Return an attempt whose C++ function `columns` has the given body. `head`: source up to the
+    function's first line; `more`: source after the function."""
     source = head + body + "}\n" + more
     return Attempt((("kernels/columns.cpp", source), ("model_new.py", model)))

@@ -1,4 +1,5 @@
-"""Fixtures: one referee for all tests, and verdicts on candidates given as a forward body."""
+"""Fixtures for tests of the verifier: one referee for all tests, and functions that verify a
+candidate given by the body of its forward."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def referee(task: Task) -> Iterator[Referee]:
 
 @pytest.fixture
 def judged(task: Task, referee: Referee) -> Callable[[str], Verdict]:
-    """Return a function that verifies a forward given as its body."""
+    """Return a function that verifies a candidate, given the body of its forward."""
 
     def judge(body: str) -> Verdict:
         attempt = candidate(body)
@@ -44,8 +45,8 @@ def judged(task: Task, referee: Referee) -> Callable[[str], Verdict]:
 def regime_referee(
     tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer
 ) -> Iterator[Callable[[Regime], Referee]]:
-    """Return a function that gives the referee of a regime's task; candidates of a task share
-    it."""
+    """Return a function that returns the referee of a regime's task; all candidates for a task
+    share one referee."""
     opened: dict[str, Referee] = {}
     folder: Path = tmp_path_factory.mktemp("regimes")
 
@@ -66,7 +67,8 @@ def regime_referee(
 def regime_verdict(
     regime_referee: Callable[[Regime], Referee],
 ) -> Callable[[Regime, str], Verdict]:
-    """Return a function that verifies a forward for a regime's task."""
+    """Return a function that verifies a candidate for a regime's task, given the body of its
+    forward."""
 
     def judge(regime: Regime, forward: str) -> Verdict:
         referee = regime_referee(regime)

@@ -1,8 +1,8 @@
-"""Faults to inject into a verdict, and the reasons that each may end in.
+"""Faults to inject into a verdict, and the reasons with which the verdict may then end.
 
 A candidate's faults are bodies of its forward. The machine's faults are signals to a process at a
-random moment of a verdict. Used by test_faults.py (each once) and benchmarks/faults.py (many,
-mixed).
+random moment of a verdict. test_faults.py injects each fault once, benchmarks/faults.py many faults
+in random order.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ HONEST = "return self.honest(x)"
 
 @dataclass(frozen=True)
 class Fault:
-    """A `body` of the candidate's forward, and the signal that a process gets meanwhile."""
+    """A fault: the body of the candidate's forward, or a signal that a process receives during the
+    verdict."""
 
     reasons: tuple[Reason, ...]
     body: str = HONEST
     victim: str = ""
-    """Process that gets `signal`: worker, oracle or fork server."""
+    """Process that receives `signal`: worker, oracle or fork server; "" for no signal."""
     signal: int = signal.SIGKILL
 
 
 MOMENT = (Reason.INFRASTRUCTURE, Reason.ACCEPTED)
-"""Reasons for a fault at a random moment. Killing a process after its last request has no
-effect."""
+"""Possible reasons after a fault at a random moment. Killing a process after its last request has
+no effect."""
 FAULTS = {
     "hangs": Fault((Reason.TIMED_OUT,), "while True: pass"),
     "sleeps without end": Fault((Reason.TIMED_OUT,), "import time; time.sleep(1e6)"),
@@ -91,7 +92,7 @@ FAULTS = {
 def suffer(
     referee: Referee, judged: Callable[[str], Verdict], fault: Fault, dice: random.Random
 ) -> Verdict:
-    """Return a verdict during which the fault happens."""
+    """Verify a candidate while the fault is injected; return the verdict."""
     if not fault.victim:
         return judged(fault.body)
     strike = threading.Thread(target=_strike, args=(referee, fault, dice.uniform(0.0, 0.6)))

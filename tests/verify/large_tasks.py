@@ -1,4 +1,4 @@
-"""The tasks of issue 18 that were refused for memory, at any size, with candidates."""
+"""The tasks that were once refused for lack of memory (issue 18), at any size, with candidates."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from cuagent.attempt import Attempt
 
 HEAD = "import torch\nimport torch.nn.functional as F\n\nclass {name}(torch.nn.Module):\n"
 FLOATS = 1 << 18
-"""Floating numbers of one MiB."""
+"""Number of float32 values in one MiB."""
 
 
 @dataclass(frozen=True)
 class LargeTask:
-    """A module whose inputs, weights and outputs take some MiB, and an honest candidate."""
+    """A module whose inputs, weights and outputs take a given number of MiB, and an honest
+    candidate."""
 
     arguments: str
     shape: str
-    """Shape of each input; `{k}` is computed from the size."""
+    """Shape of each input as text; `{k}` is computed from the size in MiB."""
     per_k: int
-    """Numbers of all inputs and outputs for each unit of `k`."""
+    """Number of elements of all inputs and outputs together for each unit of `k`."""
     reference: str
     honest: str
     count: int = 1
@@ -27,7 +28,8 @@ class LargeTask:
     init: str = ""
 
     def module(self, name: str, body: str, mib: float) -> str:
-        """Return the source of a module with this forward."""
+        """Return the source text of a module called `name` with this body of forward, at a size of
+        `mib` MiB."""
         lines = [HEAD.format(name=name)]
         if self.init:
             lines.append(
@@ -41,7 +43,7 @@ class LargeTask:
         return "\n".join(lines)
 
     def attempt(self, body: str, mib: float) -> Attempt:
-        """Return the candidate with this forward."""
+        """Return an attempt with this body of forward, at a size of `mib` MiB."""
         return Attempt((("model_new.py", self.module("ModelNew", body, mib)),))
 
 
@@ -83,7 +85,7 @@ LAST_SLICE = {
     "mean": "y = x.mean(1)\ny[-1, -16:] = 0\nreturn y",
     "pointwise convolution": "y = self.conv(x)\ny[-1, :, -1] = 0\nreturn y",
 }
-"""Forwards that skip the end of the last slice."""
+"""Bodies of forward that leave out the end of the last slice, by task."""
 ONE_ELEMENT = {
     "huber": "q = t.clone()\nq[128] = p[128]\nreturn F.huber_loss(p, q)",
     "rms norm": "y = x / torch.sqrt((x ** 2).mean(1, keepdim=True) + 1e-5)\n"
@@ -92,4 +94,5 @@ ONE_ELEMENT = {
     "mean": "y = x.mean(1)\ny[32, 0] = 0\nreturn y",
     "pointwise convolution": "y = self.conv(x)\ny.view(-1)[1 << 18] += 1\nreturn y",
 }
-"""Forwards that are wrong at the first element of a block of the comparison, or of a slice."""
+"""Bodies of forward that are wrong only at the first element of a block of the comparison, or of a
+slice, by task."""

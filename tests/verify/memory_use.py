@@ -1,4 +1,4 @@
-"""Measure the memory that this process, its descendants and their arenas take at most."""
+"""Measure the peak memory of this process, its descendants and their arenas."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from contextlib import suppress
 from pathlib import Path
 
 EVERY_S = 0.02
-"""Seconds between two samples. A stage of a task of some MiB lasts longer."""
+"""Seconds between two samples. Each stage of a task of some MiB lasts longer."""
 
 
 class PeakMemory(threading.Thread):
-    """Sample the memory of all processes until the context ends; `bytes` is the peak.
+    """Thread that samples the memory of all processes inside its context; `bytes` is the peak.
 
-    A process counts with its anonymous memory beyond that at rest, which excludes the
-    libraries that it imported or shares with its parent. At rest is the first quintile of its
-    samples: the least ones are of a process that is created or ends. Arenas count once.
+    A process is counted with its anonymous memory beyond that at rest, which excludes libraries
+    that it imported or shares with its parent. The memory at rest is the first quintile of its
+    samples: smaller samples are of a process that starts or ends. Arenas are counted once.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class PeakMemory(threading.Thread):
 
     @property
     def bytes(self) -> int:
-        """Largest number of bytes in one sample."""
+        """Largest sum of memory in one sample, in bytes."""
         of_each: dict[int, list[int]] = defaultdict(list)
         for held, _ in self._samples:
             for pid, count in held.items():
@@ -75,10 +75,8 @@ def _anonymous(pid: int) -> int:
 
 
 def _arenas(pid: int) -> int:
-    """Return the bytes of this process's arenas that are in memory.
-
-    Python's mmap duplicates its descriptor, so an arena has two.
-    """
+    """Return the bytes of this process's arenas that are in memory. An arena has two descriptors,
+    because Python's mmap duplicates its descriptor."""
     held: dict[int, int] = {}
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(OSError):

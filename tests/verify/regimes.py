@@ -1,4 +1,5 @@
-"""Small tasks for kinds of draws that expose one class of bugs, with right and wrong forwards."""
+"""Small tasks for kinds of draws that expose one class of bugs each, with right and wrong bodies of
+forward."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Regime:
-    """Task with a reference, an honest forward of another form, and forwards with one bug each."""
+    """A task with the bodies of a reference, an honest forward of another form, and forwards with
+    one bug each."""
 
     inputs: str
     reference: str
@@ -19,7 +21,8 @@ class Regime:
     arguments: str = "x"
 
     def module(self, entry: str, forward: str) -> str:
-        """Return the source of a module with `forward` as the body of its method."""
+        """Return the source text of a module called `entry` with `forward` as the body of its
+        forward method."""
         return (
             "import math\nimport torch\nimport torch.nn.functional as F\n\n\n"
             f"class {entry}(torch.nn.Module):\n"
@@ -32,7 +35,7 @@ class Regime:
 
     @property
     def task(self) -> str:
-        """Source of the task."""
+        """Source text of the task file."""
         inputs = f"\n\ndef get_inputs():\n    return [{self.inputs}]\n"
         return (
             self.module("Model", self.reference)

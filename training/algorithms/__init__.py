@@ -1,1 +1,1 @@
-"""Objectives, training loops (RFT, value pretraining, PPO) and their metrics."""
+"""Training objectives, training loops (RFT, value pretraining, PPO) and metrics of the batches."""

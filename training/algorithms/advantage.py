@@ -1,13 +1,14 @@
 """Compute generalized advantage estimates (GAE) over action tokens, and whiten them.
 
-Terminal rewards and values become one advantage and one return for each sampled token.
+Terminal rewards and the critic's values are converted to one advantage and one return for each
+sampled token.
 Not covered: intermediate rewards and discounting; gamma is 1 and the reward is terminal, as in CUDA
 Agent (arXiv 2602.24286).
 
 Invariants: `compress` removes the tokens of tools and of the chat template first, so inserting such
 tokens anywhere changes nothing, and the terminal reward reaches the last action token even if other
-tokens follow it. If tool tokens stay in, lambda < 1 decays the reward once for each log line;
-engines that do so were seen to train worse or to collapse.
+tokens follow it. If tool tokens were steps too, lambda < 1 would decay the reward once for each
+token of a tool's log; training engines that do so were seen to train worse or to collapse.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 Reduce = Callable[[Tensor], Tensor]
-"""A function that sums a tensor over all processes. With one process it returns its argument."""
+"""Function that returns the sum of a tensor over all processes; with one process, its argument."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ class Actions:
 
     @property
     def present(self) -> Tensor:
-        """Mask [E, T], true where there is an action token."""
+        """Mask [E, T] of the compressed layout: True where an episode has an action token, False
+        after its end."""
         steps = torch.arange(int(self.lengths.max()), device=self.lengths.device)
         return steps < self.lengths[:, None]
 
@@ -132,10 +134,10 @@ def advantages_and_returns(
 def naive_advantages(
     values: Tensor, real: Tensor, action: Tensor, rewards: Tensor, lam: float
 ) -> Tensor:
-    """Compute the common but wrong GAE, for the ablation only: every token counts as a step.
+    """Compute GAE with every token as a step, tool output and template tokens included.
 
-    `values`, `real` (True for tokens, False for padding), `action` [B, L]; one row per episode.
-    Returns advantages [B, L].
+    This is a common mistake and serves as an arm of the ablation only. `values`, `real` (True for
+    tokens, False for padding), `action` [B, L]; one row per episode. Returns advantages [B, L].
     """
     everything = real.clone()
     everything[:, 0] = False  # no state precedes the first token

@@ -1,10 +1,10 @@
-"""Choose the tasks to play next: those that the policy sometimes solves.
+"""Choose the tasks to play next: those that the policy solves sometimes, but not always.
 
 A task that always succeeds or always fails gives every episode the same reward and so no advantage.
-Its share shrinks, and grows again when its outcomes vary. The mix becomes harder as the policy
-solves tasks and easier as it fails. The success of a task that was not played yet is predicted from
-its measured difficulty (`cuagent synth`) and the policy's ability by Rasch's model: the odds of a
-success are exp(ability - difficulty).
+Its sampling weight falls, and rises again when its outcomes vary. So the mix becomes harder as the
+policy improves. The success rate of a task that was not played yet is predicted from its measured
+difficulty (`cuagent synth`) and the policy's ability by Rasch's model: the odds of a success are
+exp(ability - difficulty).
 Invariant: the choice for an iteration depends only on the seed and the outcomes of earlier
 iterations, which are in a file; a resumed run chooses like an uninterrupted one.
 """
@@ -27,16 +27,18 @@ from cuagent.training.files import read_lines, write_atomic
 @dataclass(frozen=True)
 class Curriculum:
     memory: int = 32
-    """Number of outcomes used per task: the newest ones."""
+    """Number of newest outcomes of a task from which its success rate is estimated."""
     floor: float = 0.05
     """Smallest weight of a task; the largest weight is `floor` + 0.25."""
     spread: float = 6.0
     """Difference in log odds of success between difficulty 0 (easiest) and 1 (hardest)."""
     known: float = 4.0
-    """Weight of the success expected from a task's difficulty, as a number of played outcomes."""
+    """Weight of the success rate that a task's difficulty predicts, as an equivalent number of
+    played episodes."""
     lowest: float = -1.0
     highest: float = 3.0
-    """Bounds of the reward scale; `highest` is 1 without timing."""
+    """Largest possible reward; `lowest` is the smallest. Rewards are scaled from this range to 0 to
+    1. Without timing the largest reward is 1."""
 
 
 def task_weights(
@@ -45,11 +47,12 @@ def task_weights(
     settings: Curriculum,
     difficulties: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
-    """Return the weight p (1 - p) + floor of each task; p is its estimated success.
+    """Return each task's sampling weight p (1 - p) + floor, where p is the estimated success rate.
 
-    `outcomes` are (task, reward), oldest first. p is the mean reward, scaled to 0 to 1. For a task
-    with a difficulty (0 to 1), the success that it predicts enters the mean as `known` further
-    outcomes. p is 1/2 for a task without outcomes and difficulty.
+    `outcomes` are (task, reward), oldest first. p is the mean reward, scaled to 0 to 1.
+    `difficulties` (0 to 1): a task's difficulty and the policy's ability predict a success rate,
+    which is included in the mean like `known` further outcomes. p is 1/2 for a task without
+    outcomes and without a difficulty.
     """
     seen: dict[str, list[float]] = defaultdict(list)
     for task, reward in outcomes:
@@ -72,7 +75,7 @@ def task_weights(
 def ability(
     outcomes: Mapping[str, Sequence[float]], difficulties: Mapping[str, float], settings: Curriculum
 ) -> float:
-    """Return the policy's ability in log odds: the value that best explains its outcomes.
+    """Return the policy's ability in Rasch's model (log odds), fitted to its outcomes.
 
     `outcomes`: rewards of each task, scaled to 0 to 1. Tasks without a difficulty are ignored. One
     success and one failure at difficulty 1/2 are added, so the result is finite; without outcomes
@@ -93,8 +96,11 @@ def _expected(level: float, difficulty: float, settings: Curriculum) -> float:
 
 
 def sample_tasks(shares: Mapping[str, float], count: int, seed: int) -> list[str]:
-    """Return `count` tasks, each in proportion to its share; fractions are rounded up or down at
-    random."""
+    """Return `count` tasks drawn by systematic sampling: each task appears in proportion to its
+    share.
+
+    A task whose expected number is 2.3 appears two or three times.
+    """
     rng = random.Random(seed)
     total = sum(shares.values())
     chosen: list[str] = []
@@ -109,7 +115,7 @@ def sample_tasks(shares: Mapping[str, float], count: int, seed: int) -> list[str
 
 
 def append_outcomes(path: Path, iteration: int, episodes: Sequence[Episode]) -> None:
-    """Append a line [iteration, task, reward] for each episode."""
+    """Append a line [iteration, task digest, reward] for each episode to the file of outcomes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as out:
         for e in episodes:
@@ -117,7 +123,7 @@ def append_outcomes(path: Path, iteration: int, episodes: Sequence[Episode]) -> 
 
 
 def read_outcomes(path: Path, before: int) -> list[tuple[str, float]]:
-    """Return (task, reward) of each episode of the iterations before `before`.
+    """Return (task digest, reward) of each episode played before iteration `before`.
 
     Lines of later iterations are deleted: a run that resumed from an earlier checkpoint plays these
     iterations again.

@@ -1,8 +1,9 @@
-"""Compute the objectives: imitation, clipped policy gradient, value regression; pure tensors.
+"""Compute the training objectives from tensors: imitation, clipped policy gradient, value
+regression.
 
-Every loss is a *sum over action tokens divided by a count that the caller gives*: the number of
-action tokens of the global (mini-)batch, over all microbatches and processes. A mean per micro-
-batch or per rank would give tokens of short episodes more weight.
+Every loss is a sum over action tokens divided by `count`, the number of action tokens of the whole
+(mini-)batch over all microbatches and processes. A mean per microbatch or per process would give
+tokens of short episodes more weight.
 Not covered: advantages (`advantage.py`), statistics (`metrics.py`).
 """
 
@@ -43,7 +44,7 @@ def imitation_loss(logprobs: Tensor, action: Tensor, count: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Clip:
-    """Bounds of the probability ratio: 1 - low, 1 + high.
+    """Clipping bounds of the probability ratio pi / pi_old: from 1 - `low` to 1 + `high`.
 
     `dual` bounds the loss of tokens with a negative advantage whose ratio explodes (dual-clip PPO);
     None disables it, as in the paper.
@@ -61,13 +62,13 @@ class Clip:
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """The loss to differentiate, and detached tensors for the statistics."""
+    """The policy loss to differentiate, and detached tensors for statistics."""
 
     loss: Tensor
     log_ratio: Tensor
     """log pi / pi_old of the action tokens [N]."""
     clipped: Tensor
-    """True where the clip determined the loss, [N] bool."""
+    """[N] bool: True for action tokens whose loss the clipping bounds determined."""
 
 
 def policy_loss(
@@ -115,10 +116,11 @@ def value_loss(
     old_values: Tensor | None = None,
     clip: float | None = None,
 ) -> Tensor:
-    """Return half the squared error, summed over action tokens and divided by `count`.
+    """Return half the squared error of the values, summed over action tokens and divided by
+    `count`.
 
     It is equation 4 of CUDA Agent. With `clip`, each value is also clamped to within `clip` of
-    `old_values`, and the larger of the two errors counts, as in PPO2.
+    `old_values`, and the larger of the two errors is used, as in PPO2.
     """
     error = (values - returns) ** 2
     if clip is not None and old_values is not None:

@@ -65,8 +65,10 @@ def critic_metrics(values: Tensor, returns: Tensor, action: Tensor, row_episode:
 
 
 def ratio_metrics(log_ratio: Tensor, clipped: Tensor) -> Metrics:
-    """Measure how far the policy is from the one that sampled; arguments [N], one entry per action
-    token."""
+    """Return statistics of the change from the sampling policy to the current policy.
+
+    `log_ratio`, `clipped` [N]: one entry per action token (see `PolicyLoss`).
+    """
     ratio = log_ratio.double().exp()
     return {
         "ratio_mean": float(ratio.mean()),
@@ -78,10 +80,10 @@ def ratio_metrics(log_ratio: Tensor, clipped: Tensor) -> Metrics:
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> Metrics:
-    """Summarize a set of episodes.
+    """Return the mean reward and other statistics of a set of episodes.
 
-    `length_clipped` is the share in which a length limit cut a turn or ended the conversation;
-    `step_limited` the share that ran out of turns.
+    `length_clipped`: share of episodes in which a length limit cut a turn or ended the
+    conversation. `step_limited`: share of episodes that ran out of turns.
     """
     n = len(episodes)
     rewards = [e.reward for e in episodes]
@@ -105,7 +107,7 @@ def episode_metrics(episodes: Sequence[Episode]) -> Metrics:
 
 
 def task_means(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return the mean reward of each task that was played."""
+    """Return the mean reward of each played task, by task digest."""
     rewards: dict[str, list[float]] = {}
     for e in episodes:
         rewards.setdefault(e.task, []).append(e.reward)
@@ -113,13 +115,12 @@ def task_means(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def reward_fall(means: Sequence[Mapping[str, float]]) -> float:
-    """Return the largest fall of the last iteration's mean reward below an earlier one's, on equal
-    tasks.
+    """Return the largest fall of the mean reward from an earlier iteration to the last one, on the
+    tasks that both played.
 
-    `means`: `task_means` of each iteration. Two iterations are compared on the tasks that both
-    played, all with the same weight, because a curriculum changes how often each task is played. An
-    earlier iteration is skipped if it played fewer than half of the last one's tasks. 0 if nothing
-    fell.
+    `means`: `task_means` of each iteration. All tasks have the same weight, because a curriculum
+    changes how often each task is played. An earlier iteration is skipped if it played fewer than
+    half of the last one's tasks. 0 if the reward did not fall.
     """
     now, worst = means[-1], 0.0
     for earlier in means[:-1]:
@@ -130,12 +131,13 @@ def reward_fall(means: Sequence[Mapping[str, float]]) -> float:
 
 
 def is_cut(episode: Episode) -> bool:
-    """Return True if a token limit cut the episode."""
+    """Return True if a token limit cut a turn of the episode or ended the episode."""
     return episode.stop == Stop.CONTEXT_FULL or episode.figures.get("cut_turns", 0) > 0
 
 
 def log_metrics(path: Path, step: int, metrics: Mapping[str, float], stage: str) -> None:
-    """Append one line to metrics.jsonl (first process only); NaN and infinity become null."""
+    """Append the metrics of one step as a line to metrics.jsonl (first process only); NaN and
+    infinity become null."""
     if parallel.rank():
         return
     figures = {k: (v if math.isfinite(v) else None) for k, v in metrics.items()}
@@ -146,13 +148,16 @@ def log_metrics(path: Path, step: int, metrics: Mapping[str, float], stage: str)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return all lines of a metrics.jsonl."""
+    """Return the metrics of all steps in a metrics.jsonl."""
     return read_lines(path)
 
 
 def drop_metrics_from(path: Path, step: int) -> list[Metrics]:
-    """Delete the lines from `step` on, which a resumed run writes again; return the earlier
-    ones."""
+    """Delete the lines of metrics.jsonl for `step` and later steps, which a resumed run writes
+    again.
+
+    Return the remaining lines.
+    """
     if parallel.rank() == 0:
         tensorboard.open_writer(path.parent, step)
     if not path.exists():

@@ -27,7 +27,10 @@ class Action(StrEnum):
 
 @dataclass(frozen=True)
 class Alarm:
-    """One sign of trouble. A severe one stops or rewinds the run, unless `on_alarm` is `warn`."""
+    """A sign that the training run is collapsing.
+
+    A severe alarm stops the run or rewinds it to a checkpoint, unless `on_alarm` is `warn`.
+    """
 
     name: str
     text: str
@@ -46,14 +49,14 @@ class Limits:
     entropy_fall: float = 0.10
     """Alarm below this ratio to the first iteration's entropy: the policy stops exploring."""
     first_log_ratio: float = 1e-2
-    """Largest |log ratio| before the first update. It must be 0 there; more means a bug, or that
-    sampler and trainer differ."""
+    """Largest |log ratio| of a token before an iteration's first update. The exact value is 0; a
+    larger one means a bug, or different probabilities in sampler and trainer."""
     clip_fraction: float = 0.2
     approx_kl: float = 0.05
     ev_last_quartile: float = 0.0
     length_clipped: float = 0.05
     bad_calls: float = 0.10
-    """Largest rise of the share of bad tool calls above the first iteration's share."""
+    """Largest rise of the share of invalid tool calls above the first iteration's share."""
     reward_std: float = 0.25
     """Smallest ratio of the rewards' deviation to the first iteration's. Less means that all
     episodes become alike ("echo trap")."""
@@ -71,10 +74,11 @@ class Limits:
 
 
 def alarms(history: Sequence[Mapping[str, float]], limits: Limits, rewound: int = 0) -> list[Alarm]:
-    """Return the alarms for the last of `history` (the metrics of all iterations, oldest first).
+    """Return the alarms that the newest iteration raises. `history`: metrics of all iterations,
+    oldest first.
 
-    `rewound`: index of the first iteration after the last rewind. Earlier iterations do not count
-    towards `patience`, because their weights were discarded.
+    `rewound`: index of the first iteration after the last rewind. Earlier iterations are not
+    counted for `patience`, because their weights were discarded.
     """
     now, start = history[-1], history[0]
     found: list[Alarm] = []

@@ -47,8 +47,8 @@ from cuagent.training.policy.checkpoint import (
 from cuagent.training.policy.optimize import make_optimizer
 
 Collect = Callable[[int], Sequence[Episode]]
-"""A function that returns the episodes of an iteration (its index), sampled from the current
-actor."""
+"""Function that samples episodes from the current actor; its argument is the index of the
+iteration."""
 
 ShouldStop = Callable[[], bool]
 
@@ -67,14 +67,15 @@ def ppo(
     guard: DeviceGuard = nullcontext,
     evaluate: Collect | None = None,
 ) -> list[Metrics]:
-    """Train both models in place; return the metrics of all iterations.
+    """Train actor and critic in place by PPO; return the metrics of all iterations.
 
-    `evaluate`: returns episodes on held-out tasks; its argument is the number of finished
-    iterations. If given, the models end with the weights of the best evaluation, which may be the
-    initial ones. `reference`: the policy of the KL term that `kl_weight` weighs. `should_stop`:
-    called after each iteration; True ends the run; all processes must return the same answer.
-    `guard`: context that is entered for each iteration's updates. metrics.jsonl and checkpoints are
-    written under `out`; a second call with the same `out` resumes from the newest checkpoint.
+    `evaluate`: function that returns episodes on held-out tasks; its argument is the number of
+    finished iterations. If given, the models end with the weights of the best evaluation, which may
+    be the initial ones. `reference`: policy from which `kl_weight` penalizes the KL divergence.
+    `should_stop`: called after each iteration; True ends the run; all processes must return the
+    same answer. `guard`: returns a context to enter for each iteration's updates. metrics.jsonl and
+    checkpoints are written under `out`; a second call with the same `out` resumes from the newest
+    checkpoint.
     """
     run = _PpoRun(actor, critic, config, out, say, evaluate)
     if run.was_stopped:
@@ -91,8 +92,8 @@ def ppo(
 
 
 class _PpoRun:
-    """State of a run of PPO: models, optimizers, metrics, and the counters that checkpoints
-    store."""
+    """State of a PPO run: models, optimizers, metrics, and the counters that are stored in
+    checkpoints."""
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class _PpoRun:
         say: Say,
         evaluate: Collect | None,
     ) -> None:
-        """Resume from the newest checkpoint under `out`; without one, evaluate and save the initial
+        """Load the newest checkpoint under `out`; if there is none, evaluate and save the initial
         weights."""
         self.config, self.out, self.say, self.evaluate = config, out, say, evaluate
         self.modules = {"actor": actor, "critic": critic}
@@ -135,7 +136,8 @@ class _PpoRun:
     def iterate(
         self, iteration: int, collect: Collect, reference: Any | None, guard: DeviceGuard
     ) -> None:
-        """Collect episodes, update both models, evaluate if it is time to, and log the metrics."""
+        """Run one iteration: collect episodes, update both models, evaluate if an evaluation is
+        due, and log the metrics."""
         # Halve the rate after each rewind: the same rate would fail in the same way.
         rate = self.config.actor.lr / 2 ** self.position["rollbacks"]
         config = replace(self.config, actor=replace(self.config.actor, lr=rate))
@@ -159,7 +161,8 @@ class _PpoRun:
         self.say(describe(iteration, self.config.iterations, metrics))
 
     def ends_after(self, iteration: int, should_stop: ShouldStop) -> bool:
-        """Handle alarms, save a checkpoint, and return True if no iteration follows."""
+        """Handle the iteration's alarms and save a checkpoint; return True if the run ends after
+        this iteration."""
         found_alarms = alarms(self.history, self.config.limits, self.position["rewound"])
         for alarm in found_alarms:
             self.say(f"  {'ALARM' if alarm.severe else 'warning'}: {alarm.text}")
@@ -179,9 +182,10 @@ class _PpoRun:
         return last
 
     def _rewind(self, iteration: int, back: int, *, last: bool) -> bool:
-        """Restore the checkpoint before iteration `iteration - back`; return True if the run ends.
+        """Undo iterations: restore the checkpoint from before iteration `iteration - back`.
 
-        The last iteration is undone too, because the caller saves the models.
+        Return True if the run must end now: no rollbacks are left, `on_alarm` is `stop`, or `last`
+        is True.
         """
         healthy = rewind(self.out, iteration - back, self.modules, self.optimizers)
         no_rollbacks_left = self.position["rollbacks"] == self.config.rollbacks
@@ -215,7 +219,7 @@ class _PpoRun:
 def judge(
     iterations: int, evaluate: Collect | None, best: BestWeights, modules: Modules, say: Say
 ) -> Metrics:
-    """Play the held-out tasks, keep the weights if they are the best so far, and return the
+    """Play the held-out tasks, save the weights if their reward is the best so far, and return the
     metrics.
 
     `iterations` is the number of finished iterations. Without `evaluate` nothing is played, and the
@@ -240,8 +244,8 @@ def append_task_means(path: Path, iteration: int, means: Mapping[str, float]) ->
 
 
 def read_task_means(path: Path, before: int) -> list[dict[str, float]]:
-    """Return the mean reward of each task for the iterations before `before`; delete later
-    lines."""
+    """Return the mean reward of each task, one mapping for each iteration before `before`; delete
+    the lines of later iterations."""
     rows = [row for row in (read_lines(path) if path.exists() else []) if row[0] < before]
     parallel.barrier()  # all processes have read before one writes
     if parallel.rank() == 0 and path.exists():
@@ -259,7 +263,8 @@ def iterate(
     reference: Any | None = None,
     guard: DeviceGuard = nullcontext,
 ) -> Metrics:
-    """Collect episodes and update both models; return the metrics."""
+    """Run one PPO iteration: collect episodes and update actor and critic. Return the iteration's
+    metrics."""
     clock = time.perf_counter()
     actor.eval()
     episodes = collect(iteration)

@@ -40,32 +40,34 @@ from cuagent.training.policy.optimize import AdamW, apply_gradients, weight_norm
 
 @dataclass(frozen=True)
 class PpoConfig:
-    """Settings of PPO. Defaults are the paper's where it gives them; its learning rates suit a 230B
-    model."""
+    """Settings of PPO. Defaults are those of the CUDA Agent paper where it states them; its
+    learning rates suit a model of 230B parameters."""
 
     iterations: int = 150
     minibatches: int = 1
-    """Updates for each batch of episodes; the paper makes one."""
+    """Number of updates for each batch of episodes and epoch; the paper makes one."""
     epochs: int = 1
     actor: AdamW = field(default_factory=lambda: AdamW(lr=3e-6))
     critic: AdamW = field(default_factory=lambda: AdamW(lr=6e-6))
     clip: Clip = field(default_factory=Clip)
     value_clip: float | None = None
     lam_actor: float | None = 0.95
-    """None: length-adaptive, 1 - 1 / (alpha * action tokens)."""
+    """Lambda of the actor's GAE; None: 1 - 1 / (`alpha` * number of action tokens), for each
+    episode."""
     lam_critic: float = 0.95
     alpha: float = 0.05
     reward: Reward = Reward.MILESTONE
     naive_gae: bool = False
-    """True to count tool tokens as steps too; for the ablation only."""
+    """True to compute GAE with tool output as steps too (`naive_advantages`); for the ablation
+    only."""
     importance_cap: float | None = 2.0
-    """Largest importance weight between sampler and trainer (`truncated_weights`). None uses no
-    weights: sampler and trainer must agree."""
+    """Largest importance weight for the difference between sampler and trainer
+    (`truncated_weights`). None: no weights, for a sampler that equals the trainer."""
     kl_weight: float = 0.0
     """Weight of the KL divergence from the policy that PPO started from; the paper has no such
     term."""
     critic_only: int = 0
-    """Number of first iterations in which only the critic learns."""
+    """Number of iterations at the start in which only the critic is trained."""
     tokens_per_microbatch: int = 16384
     seed: int = 0
     save_every: int = 5
@@ -75,7 +77,7 @@ class PpoConfig:
     limits: Limits = field(default_factory=Limits)
     on_alarm: Action = Action.WARN
     rollbacks: int = 3
-    """Number of severe alarms that may rewind the run before it stops."""
+    """Number of severe alarms after which the run rewinds; the next severe alarm stops it."""
 
     def __post_init__(self) -> None:
         at_least(0, self, "iterations", "critic_only", "rollbacks")
@@ -96,7 +98,8 @@ def update(
     iteration: int,
     reference: Any | None = None,
 ) -> Metrics:
-    """Make `epochs * minibatches` updates of both models from one batch of episodes."""
+    """Make `epochs * minibatches` updates of actor and critic from one batch of episodes; return
+    the metrics."""
     budget = config.tokens_per_microbatch
     batch = collate(episodes)
     # The denominator of PPO's ratio is what the *trainer* computes before the update, so the ratio
@@ -148,10 +151,8 @@ def update(
 
 
 def estimate(batch: Batch, baseline: Tensor, config: PpoConfig) -> tuple[Tensor, Tensor]:
-    """Return (whitened advantages, returns), both [B, L].
-
-    `baseline` [B, L]: the critic's values.
-    """
+    """Compute whitened advantages and returns, both [B, L], from `baseline` [B, L], the critic's
+    values."""
     advantages, returns = advantages_and_returns(
         baseline,
         batch.action,
@@ -168,8 +169,8 @@ def estimate(batch: Batch, baseline: Tensor, config: PpoConfig) -> tuple[Tensor,
 
 
 def minibatches(batch: Batch, config: PpoConfig, iteration: int) -> list[Tensor]:
-    """Return the row indices of each update's minibatch; all windows of an episode stay
-    together."""
+    """Return one tensor of row indices for each update; all windows of an episode are in the same
+    minibatch."""
     generator = torch.Generator().manual_seed(config.seed * 1_000_003 + iteration)
     out = []
     for _ in range(config.epochs):

@@ -1,6 +1,6 @@
-"""Choose the reward that a learner sees: the milestones, or for an ablation the speedup ratio.
+"""Choose the training reward: the milestone reward, or for an ablation the speedup ratio.
 
-Metrics and reports always use the milestones, so that arms can be compared.
+Metrics and reports always use the milestone reward, so that arms can be compared.
 Invariant: no record on disk changes; the reward is derived when an episode is used for training.
 """
 
@@ -18,8 +18,9 @@ class Reward(StrEnum):
     """-1 wrong, 1 right, 2 if it takes over 5 % less time than eager, 3 if also over 5 % less than
     torch.compile: the reward of CUDA Agent (arXiv 2602.24286)."""
     RATIO = "ratio"
-    """-1 wrong, else the speedup over torch.compile (over eager if only that is known; 1 if
-    untimed). It is the paper's ablation, in which one lucky timing outweighs many right kernels."""
+    """-1 wrong, else the speedup over torch.compile (over eager if torch.compile was not timed; 1
+    if nothing was timed). With this ablation of the paper, one lucky timing outweighs many right
+    kernels."""
 
 
 def max_reward(timed: bool) -> float:
@@ -28,7 +29,7 @@ def max_reward(timed: bool) -> float:
 
 
 def with_reward(episodes: Sequence[Episode], reward: Reward) -> list[Episode]:
-    """Return the episodes with the chosen reward."""
+    """Return the episodes with their rewards replaced by rewards of the kind `reward`."""
     if reward is Reward.MILESTONE:
         return list(episodes)
     return [replace(e, reward=ratio(e)) for e in episodes]

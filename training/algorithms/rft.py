@@ -1,8 +1,9 @@
 """Run rejection fine-tuning (RFT): the policy imitates its good episodes.
 
-It is supervised learning of every sampled token of the episodes that `filters.filter_episodes`
-keeps (equation 2 of CUDA Agent). The same loop trains the demo's base policy on unfiltered
-demonstrations. Not covered: the choice of episodes, sampling.
+RFT is supervised learning of every sampled token of the episodes that `filters.filter_episodes`
+accepts (equation 2 of CUDA Agent). The same loop trains the demo's base policy on unfiltered
+demonstrations.
+Not covered: the choice of episodes, sampling.
 Invariant: batch k of a run depends on the seed and k alone, so a resumed run equals an
 uninterrupted one.
 """
@@ -40,18 +41,19 @@ class RftConfig:
     episodes_per_batch: int = 16
     optimizer: AdamW = field(default_factory=lambda: AdamW(lr=1e-5, warmup=10))
     tokens_per_microbatch: int = 16384
-    """Padded tokens per forward pass; it bounds memory and does not change the result."""
+    """Largest number of padded tokens per forward pass. It bounds memory and does not change the
+    result."""
     seed: int = 0
     save_every: int = 100
     evaluate_every: int | None = None
     """Steps between two evaluations on the held-out tasks; None evaluates after each epoch."""
     stop_after: int | None = None
-    """Stop after this step, like an interruption; for tests of resuming."""
+    """Step after which training stops as if interrupted; used by tests of resuming."""
     epochs: float = 3.0
-    """Passes over the episodes."""
+    """Number of training passes over the episodes."""
     patience: int | None = 2
-    """Training stops after this many evaluations without a lower held-out loss; None: it never
-    does."""
+    """Number of evaluations without a lower held-out loss after which training stops; None: no
+    early stop."""
 
     def __post_init__(self) -> None:
         at_least(0, self, "steps")
@@ -70,10 +72,11 @@ def rft(
     say: Say = print,
     guard: DeviceGuard = nullcontext,
 ) -> Metrics:
-    """Train `actor` in place; write metrics and checkpoints under `out`, and resume from them.
+    """Train `actor` in place by imitation of `episodes`; return the last metrics.
 
-    Returns the last metrics. The actor ends with the weights of the lowest loss on `heldout`, or
-    with the last ones if `heldout` is empty. `guard` is a context that is entered for each step.
+    Metrics and checkpoints are written under `out`, from which a second call resumes. The actor
+    ends with the weights of the lowest loss on `heldout`, or with the last ones if `heldout` is
+    empty. `guard`: returns a context to enter for each step.
     """
     optimizer = make_optimizer(actor, config.optimizer)
     found = latest_checkpoint(out)
@@ -114,12 +117,13 @@ def rft(
 
 
 def steps_per_epoch(config: RftConfig, episodes: int) -> int:
-    """Return the number of full batches that the episodes make; at least 1."""
+    """Return the number of full batches in one pass over `episodes` episodes; at least 1."""
     return max(1, episodes // config.episodes_per_batch)
 
 
 def steps_of(config: RftConfig, episodes: int) -> int:
-    """Return the number of updates that the settings ask for, given the number of episodes."""
+    """Return the total number of updates for a data set of `episodes` episodes, from `steps` or
+    `epochs`."""
     if config.steps is not None:
         return config.steps
     return max(1, round(config.epochs * steps_per_epoch(config, episodes)))
@@ -132,7 +136,8 @@ def rft_step(
     config: RftConfig,
     step: int,
 ) -> Metrics:
-    """Make one update from one batch of episodes; return its metrics."""
+    """Make one imitation update from one batch of episodes; return the loss, the gradient norm and
+    the number of action tokens."""
     batch = collate(episodes)
     count = batch.action_tokens
     losses = []
@@ -146,7 +151,8 @@ def rft_step(
 
 
 def imitation(actor: Any, episodes: Sequence[Episode], budget: int) -> float:
-    """Return the mean negative log-likelihood per sampled token, in nats.
+    """Return the mean negative log-likelihood of the sampled tokens under `actor`, in nats per
+    token.
 
     `budget`: tokens per forward pass.
     """

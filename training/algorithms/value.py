@@ -1,9 +1,9 @@
 """Pretrain the critic (value function) on episodes of the policy, before PPO changes the policy.
 
-V is fitted to *unfiltered* episodes of the policy that PPO starts from (equations 3 and 4 of CUDA
-Agent). On the filtered episodes of RFT all rewards are alike, so the critic would learn a constant.
-The target is the Monte-Carlo return (`lam` 1, unbiased) or, as in the paper, V + GAE(`lam`) with
-the critic's own current values.
+The critic is fitted to unfiltered episodes of the policy that PPO starts from (equations 3 and 4 of
+CUDA Agent). On the filtered episodes of RFT all rewards are alike, so the critic would learn a
+constant. The regression target is the Monte-Carlo return (`lam` 1, unbiased) or, as in the paper, V
++ GAE(`lam`) with the critic's own current values V.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class ValueConfig:
     save_every: int = 100
     evaluate_every: int = 50
     stop_after: int | None = None
-    """Stop after this step, like an interruption; for tests of resuming."""
+    """Step after which training stops as if interrupted; used by tests of resuming."""
     epochs: float = 4.0
-    """Passes over the episodes."""
+    """Number of training passes of the value model over the episodes."""
 
     def __post_init__(self) -> None:
         at_least(0, self, "steps")
@@ -76,10 +76,11 @@ def pretrain_value(
     say: Say = print,
     guard: DeviceGuard = nullcontext,
 ) -> Metrics:
-    """Train `critic` in place; write metrics and checkpoints under `out`, and resume from them.
+    """Train `critic` in place on `episodes`; return the last metrics: the loss, and explained
+    variances on `heldout` (on `episodes` if it is empty).
 
-    Returns the last metrics: the loss, and explained variances on `heldout` (on `episodes` if it is
-    empty). `guard` is a context that is entered for each step.
+    Metrics and checkpoints are written under `out`, from which a second call resumes. `guard`:
+    returns a context to enter for each step.
     """
     episodes, heldout = with_reward(episodes, config.reward), with_reward(heldout, config.reward)
     optimizer = make_optimizer(critic, config.optimizer)
@@ -118,16 +119,17 @@ def pretrain_value(
 
 
 def value_steps_of(config: ValueConfig, episodes: int) -> int:
-    """Return the number of updates that the settings ask for, given the number of episodes."""
+    """Return the total number of updates for a data set of `episodes` episodes, from `steps` or
+    `epochs`."""
     if config.steps is not None:
         return config.steps
     return max(1, round(config.epochs * max(1, episodes // config.episodes_per_batch)))
 
 
 def targets(critic: Any, batch: Batch, config: ValueConfig) -> Tensor:
-    """Return the critic's regression targets, [B, L] on the CPU.
+    """Return the critic's regression targets, [B, L] on the CPU: V + GAE(`lam`).
 
-    With `lam` 1 they are the outcomes, and the critic does not run.
+    With `lam` 1 these are the terminal rewards, and the critic does not run.
     """
     if config.lam == 1:
         return batch.outcome
@@ -164,8 +166,8 @@ def value_step(
 
 
 def evaluate_critic(critic: Any, episodes: Sequence[Episode], config: ValueConfig) -> Metrics:
-    """Return the explained variances of the Monte-Carlo returns, whichever target `config.lam`
-    trains on."""
+    """Return the explained variances of the Monte-Carlo returns by the critic's values, also if
+    `config.lam` selects another training target."""
     batch = collate(episodes)
     found = per_token(critic, batch, config.tokens_per_microbatch, values)
     return critic_metrics(found, batch.outcome, batch.action, batch.row_episode)

@@ -1,1 +1,1 @@
-"""Records of training: tasks and their split, episodes, filters, tensors, formats."""
+"""Training data: tasks and their split, episodes, filters, tensors, and export formats."""

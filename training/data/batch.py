@@ -21,21 +21,23 @@ from cuagent.training.data.segments import Episode, Kind, RecordError, Segment
 
 @dataclass(frozen=True)
 class Batch:
-    """E episodes as B rows, one for each context window, padded on the right to L tokens."""
+    """E episodes as padded tensors of B rows, one row for each context window, padded on the right
+    to L tokens."""
 
     ids: Tensor
     """[B, L] int64: token ids."""
     real: Tensor
-    """[B, L] bool: False on padding. The ids do not show this, because id 0 may be a real token."""
+    """[B, L] bool: False on padding. It cannot be derived from the ids, because id 0 may be a real
+    token."""
     action: Tensor
     """[B, L] bool: True for tokens that the policy sampled."""
     drawn: Tensor
     """[N] int64: positions of the N action tokens in the flattened [B * L]. They are computed on
     the CPU in advance: computing them on the GPU would make the host wait for all queued work."""
     logprobs: Tensor
-    """[B, L] float: the sampler's log-probabilities; zero where it gave none."""
+    """[B, L] float: log-probabilities from the sampler; zero where the sampler returned none."""
     row_episode: Tensor
-    """[B] int64: index of each row's episode; never decreasing."""
+    """[B] int64: index of each row's episode. The indices never decrease."""
     rewards: Tensor
     """[E] float: terminal reward of each episode."""
     packing: Packing | None = None
@@ -56,7 +58,8 @@ class Batch:
 
 
 def collate(episodes: Sequence[Episode], longest: int | None = None) -> Batch:
-    """Pad episodes into one batch. Raises RecordError if a window exceeds `longest` tokens."""
+    """Convert episodes to one padded batch. Raises RecordError if a window exceeds `longest`
+    tokens."""
     rows: list[tuple[int, list[Segment]]] = []
     for number, episode in enumerate(episodes):
         windows: dict[int, list[Segment]] = {}
@@ -97,9 +100,10 @@ def collate(episodes: Sequence[Episode], longest: int | None = None) -> Batch:
 
 
 def microbatches(lengths: Tensor, budget: int) -> Iterator[Tensor]:
-    """Yield groups of row indices, at most `budget` padded tokens each (or a single longer row).
+    """Yield groups of row indices; a group has at most `budget` padded tokens, or a single longer
+    row.
 
-    `lengths` [B]: real tokens of each row. Rows of similar length share a group, which keeps
+    `lengths` [B]: real tokens of each row. Rows of similar length share a group, which makes
     padding small. Losses are sums over tokens, so the grouping changes no gradient.
     """
     order, tokens = torch.argsort(lengths, stable=True).tolist(), lengths.tolist()
@@ -114,7 +118,8 @@ def microbatches(lengths: Tensor, budget: int) -> Iterator[Tensor]:
 
 
 def packed_microbatches(lengths: Tensor, budget: int) -> list[Tensor]:
-    """Return groups of row indices, at most `budget` real tokens each (or a single longer row).
+    """Return groups of row indices; a group has at most `budget` real tokens, or a single longer
+    row.
 
     `lengths` [B]: real tokens of each row. First-fit decreasing: rows are placed longest first,
     each into the first group that has room. The groups are few and of similar size, so several
@@ -134,10 +139,11 @@ def packed_microbatches(lengths: Tensor, budget: int) -> list[Tensor]:
 
 
 def take(batch: Batch, rows: Tensor, width: int | None = None, packs: bool = False) -> Batch:
-    """Return a batch of some rows, cut to `width` tokens (None: their longest).
+    """Return a batch of the given rows, cut to `width` tokens (None: the length of the longest
+    row).
 
-    `packs`: also pack them.
-    `row_episode` and `rewards` still refer to all episodes.
+    `packs`: also store the rows in packed form. `row_episode` and `rewards` still refer to all
+    episodes.
     """
     width = width or int(batch.real[rows].sum(1).max())
     ids, real = batch.ids[rows, :width], batch.real[rows, :width]
@@ -156,10 +162,11 @@ def take(batch: Batch, rows: Tensor, width: int | None = None, packs: bool = Fal
 
 
 def batch_order(n: int, size: int, seed: int, step: int) -> list[int]:
-    """Return which of `n` items form batch number `step`, `size` items (or `n` if that is less).
+    """Return the indices (below `n`) of the items in batch number `step`; a batch has min(size, n)
+    items.
 
     Each epoch is one permutation, cut into batches; the remainder of an epoch is skipped. The
-    result depends on the arguments alone, so resuming needs no state.
+    result depends on the arguments alone, so a resumed run needs no saved state.
     """
     size = min(size, n)
     epoch, at = divmod(step, n // size)

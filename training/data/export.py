@@ -1,7 +1,7 @@
 """Write runs and episodes in other formats: chat JSONL, ATIF, parquet.
 
-Supervised trainers read chat JSONL; ATIF is the Agent Trajectory Interchange Format (v1.4) of the
-Harbor project; parquet holds native episodes with their ids and needs pyarrow.
+Chat JSONL is for supervised trainers. ATIF is the Agent Trajectory Interchange Format (v1.4) of the
+Harbor project. Parquet contains cuagent's episodes with their token ids, and needs pyarrow.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from cuagent.training.policy.chat import parsed_arguments, template_message
 
 
 def chat_rows(folder: RunFolder) -> list[dict[str, Any]]:
-    """Return one run as chat rows `{"messages", "tools", "reward", ...}`, one for each context
-    window.
+    """Return a run as rows `{"messages", "tools", "reward", ...}`, one row for each context window.
 
     A message has `sampled` true if the model wrote it, for trainers that can weight messages.
     """
@@ -43,14 +42,14 @@ def chat_rows(folder: RunFolder) -> list[dict[str, Any]]:
 
 
 def write_chat(runs: Iterable[RunFolder], out: Path) -> int:
-    """Write a chat JSONL; return the number of rows."""
+    """Write runs as chat JSONL; return the number of rows."""
     rows = [json.dumps(row) + "\n" for run in runs for row in chat_rows(run)]
     out.write_text("".join(rows), encoding="utf-8")
     return len(rows)
 
 
 def atif(folder: RunFolder) -> dict[str, Any]:
-    """Return one run as an ATIF trajectory.
+    """Convert a run to an ATIF trajectory.
 
     Messages that the run undid are left out. The summary of a compaction becomes a user step.
     """
@@ -172,7 +171,7 @@ def write_parquet(episodes: Sequence[Episode], out: Path) -> int:
 
 
 def function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool of a run log in OpenAI's format for functions."""
+    """Convert a tool specification of a run log to OpenAI's function format."""
     return {
         "name": tool["name"],
         "description": tool["description"],
@@ -181,7 +180,8 @@ def function(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def end_of(folder: RunFolder, records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the `end` record. Raises RecordError if the run has not ended."""
+    """Return the run's final log record, of type `end`. Raises RecordError if the run has not
+    ended."""
     end = end_record(records)
     if end is None:
         raise RecordError(f"run {folder.id} has not ended; export it after it ends")

@@ -1,7 +1,9 @@
-"""Choose the episodes that rejection fine-tuning imitates, and count what each rule drops.
+"""Choose the episodes that rejection fine-tuning imitates, and count the episodes that each rule
+drops.
 
-The paper keeps positive outcomes and drops inefficient loops and invalid tool calls without giving
-the rules. These are ours; each has a count, so that a data set can be explained.
+The CUDA Agent paper keeps episodes with a positive outcome, and drops inefficient loops and invalid
+tool calls without giving the rules. The rules here are cuagent's own. Their counts explain how a
+data set was made.
 Not covered: value pretraining, which uses all episodes.
 """
 
@@ -22,8 +24,8 @@ PROTECTED = ("reference.py",)
 CHANGES = re.compile(
     r"(>|\b(tee|sed\s+-i|mv|cp|rm|ln|truncate|chmod)\b|open\()[^|;&\n]*\breference\.py"
 )
-"""Pattern of shell commands that would change a protected file; copying it elsewhere also
-matches."""
+"""Pattern of shell commands that would change reference.py. It also matches commands that copy the
+file."""
 SUBMITTED = ("submitted", "no gain")
 """Stop reasons that follow a call of `submit`."""
 
@@ -31,27 +33,29 @@ SUBMITTED = ("submitted", "no gain")
 @dataclass(frozen=True)
 class Filters:
     above: float = 0.0
-    """Bound that an episode's reward must exceed."""
+    """Exclusive lower bound of the reward of an episode that is kept."""
     submitted: bool = True
     cut_turns: int = 0
-    """Largest number of an episode's turns that their length limit cut."""
+    """Largest number of an episode's turns that the length limit may cut."""
     repeats: int = 2
     """Largest number of consecutive repetitions of one call, or of a cycle of up to four calls."""
     bad_calls: int = 0
-    """Largest number of calls with an unknown tool or arguments that break its schema."""
+    """Largest number of an episode's calls with an unknown tool or arguments that break the tool's
+    schema."""
     tokens: int = 32768
-    """Largest number of tokens of an episode."""
+    """Largest number of tokens of an episode that is kept."""
     per_task: int | None = None
-    """Largest number of episodes of a task; None: no limit, and easy tasks may fill the set."""
+    """Largest number of episodes kept for one task; None: no limit, and easy tasks may fill the
+    set."""
     fastest: int | None = None
-    """Number of episodes kept of each task: those with the largest speedup, by the lower limit of
-    its interval. RFT then learns speed too, so its comparison with PPO is fair. None keeps all."""
+    """Number of episodes kept for each task: those with the largest lower limit of the speedup. RFT
+    then learns speed too, so its comparison with PPO is fair. None keeps all."""
 
 
 @dataclass(frozen=True)
 class Funnel:
-    """Counts of a filtering: input episodes (`came`), episodes dropped by each rule, in order, and
-    the rest."""
+    """Counts of one filtering: `came` input episodes, episodes `dropped` by each rule in order,
+    `kept` episodes."""
 
     came: int
     dropped: tuple[tuple[str, int], ...]
@@ -67,7 +71,7 @@ class Funnel:
 def filter_episodes(
     episodes: Iterable[Episode], filters: Filters, positions: int | None = None
 ) -> tuple[list[Episode], Funnel]:
-    """Return the episodes that pass all filters, and the counts.
+    """Return (episodes that pass all filters, counts of the dropped ones by rule).
 
     `positions`: the policy's context length in tokens; None: not checked.
     """
@@ -110,8 +114,10 @@ def filter_episodes(
 
 
 def longest_repeat(calls: Sequence[Call], longest: int = 4) -> int:
-    """Return how often a cycle of up to `longest` calls occurs in a row, at most; 1 means no
-    repetition."""
+    """Return the largest number of consecutive repetitions of a cycle of 1 to `longest` calls.
+
+    1 means that nothing is repeated.
+    """
     requests = [(c.name, c.arguments) for c in calls]
     most = min(1, len(requests))
     for period in range(1, longest + 1):
@@ -134,8 +140,8 @@ def touches_protected(call: Call) -> bool:
 
 
 def distinct(episodes: Sequence[Episode]) -> list[Episode]:
-    """Return the episodes without duplicates: the first of those with the same task and sampled
-    tokens."""
+    """Return the episodes without duplicates. Episodes with the same task and the same sampled
+    tokens are duplicates; the first one is kept."""
     seen: set[str] = set()
     kept = []
     for episode in episodes:

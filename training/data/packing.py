@@ -1,4 +1,4 @@
-"""Lay the rows of a batch one after the other in a single row, without padding.
+"""Pack the rows of a batch one after the other into a single row, without padding.
 
 A forward pass over the packed row computes real tokens only. Positions restart at 0 with each row,
 and attention stays within a row (`policy/packed_attention.py`), so every token gets the outputs
@@ -16,12 +16,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Packing:
-    """T real tokens of B rows, in one row."""
+    """A packed batch: the T real tokens of B rows in one row, with the position of each token."""
 
     ids: Tensor
-    """[1, T] int64."""
+    """[1, T] int64: token ids."""
     positions: Tensor
-    """[1, T] int64: position of each token in its own row."""
+    """[1, T] int64: position of each token in its original row."""
     starts: Tensor
     """[B + 1] int32: index in the packed row where each row starts, and T at the end."""
     slots: Tensor
@@ -38,7 +38,7 @@ class Packing:
 
 
 def pack(ids: Tensor, real: Tensor, drawn: Tensor) -> Packing:
-    """Pack the ids [B, L] for which `real` [B, L] is True. `drawn` [N]: see `Batch.drawn`."""
+    """Pack the token ids [B, L] at which `real` [B, L] is True. `drawn` [N]: see `Batch.drawn`."""
     flat = real.flatten()
     slots = flat.nonzero().flatten()
     lengths = real.sum(1)

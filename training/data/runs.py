@@ -30,19 +30,20 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Loaded:
-    """Episodes, and the number of skipped runs by reason."""
+    """Episodes that were loaded, and the number of runs that were skipped by reason."""
 
     episodes: tuple[Episode, ...]
     left_out: Mapping[str, int]
 
 
 class UnusableRun(Exception):
-    """A run that cannot become an episode; the text is a short reason that can be counted."""
+    """Error: a run cannot become a training episode. The message is a short reason, by which such
+    runs are counted."""
 
 
 def load_runs(root: Path, chat: Chat) -> Loaded:
-    """Load the episodes of all runs under `root`. Raises record.RecordError if a log cannot be
-    read."""
+    """Load all runs under the folder `root` as episodes. Raises record.RecordError if a log cannot
+    be read."""
     episodes, left_out = [], Counter[str]()
     for folder in list_runs(root):
         try:
@@ -53,7 +54,7 @@ def load_runs(root: Path, chat: Chat) -> Loaded:
 
 
 def episode_of(folder: RunFolder, chat: Chat) -> Episode:
-    """Return the episode of one run. Raises UnusableRun or record.RecordError."""
+    """Convert the log of one run to an episode. Raises UnusableRun or record.RecordError."""
     records = read_records(folder)
     if not records or records[0]["type"] != "session":
         raise UnusableRun("no session")
@@ -105,10 +106,10 @@ def why_it_ended(end: Record) -> str:
 
 
 def native_segments(run: str, traces: Sequence[Record]) -> tuple[Segment, ...]:
-    """Return the segments of a run whose calls recorded token ids.
+    """Return the token segments of a run whose model calls recorded their token ids.
 
-    If the prompt of a call extends all earlier ids, the call continues the same context. Any other
-    prompt (after a compaction or an undone step) opens a new context, as a segment without loss.
+    If a call's prompt begins with all earlier ids, the call continues the same context window. Any
+    other prompt (after a compaction or an undone step) begins a new window.
     """
     found: list[Segment] = []
     stream: tuple[int, ...] = ()
@@ -142,7 +143,8 @@ def text_segments(
 
 
 def calls_of(messages: Window, tools: Sequence[ToolSpec]) -> tuple[Call, ...]:
-    """Return every tool call that the model made, checked against the tools of the run."""
+    """Return every tool call that the model made, with `known` and `valid` set from the
+    specifications `tools`."""
     schemas = {t.name: t.schema for t in tools}
     found: list[Call] = []
     for turn, record in enumerate(r for r in messages if r["sampled"]):
@@ -166,7 +168,7 @@ def arguments_fit(call: Any, schemas: Mapping[str, Mapping[str, Any]]) -> bool:
 def figures_of(
     records: Sequence[Record], traces: Sequence[Record], end: Record
 ) -> dict[str, float]:
-    """Return counts, seconds and speedups of a run, for reports."""
+    """Return counts, seconds and speedups of a run by name, for `Episode.figures`."""
     found = {
         "cut_turns": float(sum(r["finish"] == Finish.LENGTH for r in traces)),
         "attempts": float(sum(r["type"] == "attempt" for r in records)),

@@ -20,28 +20,26 @@ from typing import Any
 
 VERSION = 1
 JSON_TYPES = {"str": (str,), "int": (int,), "bool": (bool,), "float": (float, int)}
-"""Python types that a JSON value may have, by the field's annotation. Other annotations are not
-checked here."""
+"""Accepted Python types of a JSON value, by the annotation of the dataclass field. Fields with
+other annotations are not checked."""
 
 
 class RecordError(Exception):
-    """A training record that cannot be used.
-
-    The text is one line: the episode, the call, the remedy.
-    """
+    """Error: a training record cannot be used. The message is one line: the episode, the model
+    call, the remedy."""
 
 
 class Kind(StrEnum):
     """Kind of a segment, by the writer of its tokens."""
 
     PROMPT = "prompt"
-    """System prompt, tools and task."""
+    """Tokens of the system prompt, the tools and the task."""
     ACTION = "action"
-    """Sampled by the policy, including its end-of-turn token if it sampled one."""
+    """Tokens that the policy sampled, including its end-of-turn token if it sampled one."""
     OBSERVATION = "observation"
-    """Written by a tool."""
+    """Tokens of a tool's output."""
     BOUNDARY = "boundary"
-    """Inserted by the chat template around turns (role markers, newlines)."""
+    """Tokens that the chat template inserts around turns (role markers, newlines)."""
 
 
 @dataclass(frozen=True)
@@ -55,28 +53,28 @@ class Segment:
     kind: Kind
     ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None = None
-    """Natural log-probability of each id under the sampling distribution; None if the sampler gave
-    none."""
+    """Natural log-probability of each id under the sampling distribution; None if the sampler
+    returned none."""
     context: int = 0
 
 
 @dataclass(frozen=True)
 class Call:
-    """One tool call of an episode, as the filters and the monitor use it."""
+    """A tool call of an episode, with the facts that filters and monitor need."""
 
     turn: int
     name: str
     arguments: str
-    """Byte for byte as sampled."""
+    """Arguments as JSON text, byte for byte as sampled."""
     known: bool = True
-    """True if the tool exists."""
+    """True if the called tool exists."""
     valid: bool = True
     """True if the arguments are JSON and fit the tool's schema."""
 
 
 @dataclass(frozen=True)
 class Episode:
-    """One run of the agent on one task."""
+    """Training record of one run of the agent on one task: tokens, reward, tool calls."""
 
     id: str
     task: str
@@ -86,14 +84,14 @@ class Episode:
     reward: float
     """Terminal reward, e.g. the milestone score in {-1, 1, 2, 3}."""
     stop: str
-    """Reason for the end: a `cuagent.agent` Stop value."""
+    """Reason why the episode ended: a value of `cuagent.agent.Stop`."""
     calls: tuple[Call, ...] = ()
     solution: str = ""
     """Digest of the scored attempt; empty if there was none."""
     policy: str = ""
-    """Name of the policy that sampled it."""
+    """Name of the policy that sampled the episode."""
     tokenizer: str = ""
-    """Fingerprint of the tokenizer that made the ids."""
+    """Fingerprint of the tokenizer of the token ids."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """Measured facts for reports: ratios, seconds, verdict counts. Never an input of a loss."""
 
@@ -119,7 +117,8 @@ class Episode:
 
 
 def check(episode: Episode) -> None:
-    """Raise RecordError unless the invariants hold and the episode has an action token."""
+    """Raise RecordError if the episode breaks an invariant of this module or has no action
+    token."""
     context, call = 0, 0
     for at, segment in enumerate(episode.segments):
         where = f"episode {episode.id}, segment {at}"
@@ -152,8 +151,8 @@ def check(episode: Episode) -> None:
 
 
 def require_logprobs(episodes: Iterable[Episode]) -> None:
-    """Raise RecordError, naming the first bad call, unless all actions have the log-probabilities
-    that PPO needs."""
+    """Raise RecordError if an action has no log-probabilities, which PPO needs; the message names
+    the first such call."""
     for episode in episodes:
         check(episode)
         actions = (s for s in episode.segments if s.kind is Kind.ACTION)
@@ -200,7 +199,8 @@ def read_episodes(path: Path) -> Iterator[Episode]:
 
 
 def episode_from(data: dict[str, Any]) -> Episode:
-    """Return the episode of one line's JSON object. Raises ValueError, KeyError or TypeError."""
+    """Convert the JSON object of one line to an episode. Raises ValueError, KeyError or
+    TypeError."""
     version = data.pop("v")
     if version != VERSION:
         raise ValueError(f"version {version}; this cuagent reads version {VERSION}")
@@ -214,7 +214,8 @@ def episode_from(data: dict[str, Any]) -> Episode:
 
 
 def check_types(kind: type, data: dict[str, Any]) -> dict[str, Any]:
-    """Return `data` if its values have the types of the fields of `kind`. Raises ValueError."""
+    """Return `data`. Raises ValueError if a value has another type than the field of class
+    `kind`."""
     for one in fields(kind):
         wanted = JSON_TYPES.get(str(one.type))
         if wanted and one.name in data and type(data[one.name]) not in wanted:

@@ -1,4 +1,4 @@
-"""Read the episodes that a stage learns from, and write runs in the formats of other trainers.
+"""Read the episodes that a training stage uses, and write runs in the formats of other trainers.
 
 Not covered: which episodes are kept (`filters.py`).
 """
@@ -26,8 +26,8 @@ Say = Callable[[str], None]
 
 
 def episodes_of(sources: Sequence[Path], chat: Chat, say: Say) -> list[Episode]:
-    """Load episodes from JSONL files and folders of runs; tell `say` how many runs were skipped and
-    why."""
+    """Load the episodes of JSONL files and of folders of runs; report skipped runs and reasons
+    through `say`."""
     found: list[Episode] = []
     for source in sources:
         if not source.exists():
@@ -48,9 +48,9 @@ def episodes_of(sources: Sequence[Path], chat: Chat, say: Say) -> list[Episode]:
 
 
 def export(runs: Path, form: Export, out: Path, policy: Path | None) -> int:
-    """Write runs in another format; return the number of rows or files written.
+    """Write runs in the format `form`; return the number of rows or files written.
 
-    Parquet needs the policy whose tokenizer made the ids.
+    Parquet needs `policy`, whose tokenizer made the token ids.
     """
     found = list_runs(runs)
     if not found:

@@ -16,7 +16,8 @@ from cuagent.training.data.segments import Episode, RecordError
 
 
 class Part(StrEnum):
-    """A part of a folder's tasks, split by task hash; every stage has the same split."""
+    """A part of a task set: training tasks, held-out tasks, or all. The split depends on task
+    hashes alone."""
 
     TRAIN = "train"
     HELDOUT = "heldout"
@@ -26,7 +27,7 @@ class Part(StrEnum):
 def load_tasks(folder: Path, device: str) -> list[Task]:
     """Load every `.py` file of a folder, or every row of a parquet file, as a task.
 
-    A parquet file comes from `cuagent synth`: `FILE.parquet` means its split `train`,
+    A parquet file is one of `cuagent synth`: `FILE.parquet` means its split `train`,
     `FILE.parquet:test_shape` its split `test_shape`. The tasks' code is written to a folder next to
     the file. Raises TaskError, RecordError, SynthError.
     """
@@ -55,8 +56,8 @@ def task_difficulties(path: Path, tasks: Sequence[Task]) -> dict[str, float]:
 
 
 def part_of(tasks: Sequence[Task], share: float, part: Part) -> list[Task]:
-    """Return the tasks of a part; `share` is the share held out. Raises RecordError if the part is
-    empty."""
+    """Return the tasks that belong to `part`. `share`: share of tasks to hold out. Raises
+    RecordError if no task belongs to it."""
     if part is Part.ALL:
         return list(tasks)
     train, heldout = split_tasks(tasks, share)
@@ -69,9 +70,9 @@ def part_of(tasks: Sequence[Task], share: float, part: Part) -> list[Task]:
 
 
 def is_heldout(task: str, share: float, salt: str = "cuagent") -> bool:
-    """Return True if a task (its digest) is held out.
+    """Return True if the task with digest `task` is held out of training.
 
-    The answer is the same on every machine, in every stage.
+    The answer is the same on every machine, in every stage. `share`: share of tasks to hold out.
     """
     h = hashlib.sha256(f"{salt}:{task}".encode()).digest()
     return int.from_bytes(h[:8], "big") < share * 2**64
@@ -80,8 +81,7 @@ def is_heldout(task: str, share: float, salt: str = "cuagent") -> bool:
 def split_tasks(tasks: Sequence[Task], share: float) -> tuple[list[Task], list[Task]]:
     """Split tasks into (train, held out); `share` is the share held out.
 
-    `split` splits episodes alike.
-    Raises RecordError if nothing is left to train on.
+    `split` splits episodes by the same rule. Raises RecordError if no training task is left.
     """
     train = [task for task in tasks if not is_heldout(task.digest, share)]
     if tasks and not train:
@@ -92,7 +92,7 @@ def split_tasks(tasks: Sequence[Task], share: float) -> tuple[list[Task], list[T
 def split(episodes: Iterable[Episode], share: float) -> tuple[list[Episode], list[Episode]]:
     """Split episodes into (train, held out) by task: no task has episodes in both.
 
-    Raises RecordError if nothing is left to train on.
+    `share`: share of tasks to hold out. Raises RecordError if no training episode is left.
     """
     train: list[Episode] = []
     heldout: list[Episode] = []

@@ -39,13 +39,13 @@ def windows_of(records: Sequence[dict[str, Any]]) -> list[Window]:
 
 
 def unique_messages(windows: Sequence[Window]) -> Window:
-    """Return the messages of all windows in order; those that windows share (the opening) appear
-    once."""
+    """Return the messages of all windows in order, without repeating messages that several windows
+    share."""
     once = {r["id"]: r for window in windows for r in window}
     return list(once.values())
 
 
 def calls_in(window: Window, records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the `call` records whose replies are messages of the window."""
+    """Return the records of type `call` whose replies are messages of the window."""
     calls = {r["id"]: r for r in records if r["type"] == "call"}
     return [calls[r["call"]] for r in window if r["sampled"] and r.get("call") in calls]

@@ -1,6 +1,5 @@
-"""Run the arms of docs/research/ablations.md.
-
-Each arm leaves one part out or replaces it by a wrong one.
+"""Run the arms of docs/research/ablations.md. Each arm leaves out one part of the method or
+replaces it by a wrong one.
 
 Each arm is compared with the full method, seed by seed, in a folder that `cuagent train demo
 --seeds` filled. Stages that an arm does not change are copied from the full method's run of the
@@ -42,8 +41,8 @@ from cuagent.training.judging.pool_server import serve_pool
 
 @dataclass(frozen=True)
 class Ablation:
-    """An arm: settings that differ (`sets`), and the last stage shared with the full method
-    (`after`)."""
+    """One arm: its changed settings (`sets`) and the last stage (`after`) that it copies from the
+    full method."""
 
     sets: tuple[str, ...]
     after: str
@@ -72,7 +71,7 @@ def run_ablations(
     the comparisons by arm.
 
     Each arm's `trial.json` compares the arm with the full method, and is rewritten as seeds finish.
-    PPO makes as many iterations as the full method did for the seed, or fewer if `config.minutes`
+    PPO makes as many iterations as the full method made for the seed, or fewer if `config.minutes`
     run out. Finished stages are skipped. Raises ConfigError if an arm is unknown or a seed of the
     full method is not finished.
     """
@@ -109,8 +108,8 @@ def run_ablations(
 def arms_of(
     names: Sequence[str], config: DemoConfig, seeds: Sequence[int], full: Path
 ) -> list[tuple[DemoConfig, Path]]:
-    """Return the settings and the folder of every seed of every arm; copy the shared stages
-    there."""
+    """Return (settings, folder) for every seed of every arm; copy the stages shared with the full
+    method into the folders."""
     found = []
     for name in names:
         for seed in seeds:
@@ -125,7 +124,8 @@ def arms_of(
 
 
 def copy_stages(full: Path, arm_seed: Path, last: str) -> None:
-    """Copy the stages up to and including `last`, except existing ones; each atomically."""
+    """Copy the folders of the stages up to and including `last` from `full` to `arm_seed`, unless
+    they exist there."""
     arm_seed.mkdir(parents=True, exist_ok=True)
     for stage in STAGES[: STAGES.index(last) + 1]:
         if not (arm_seed / stage).exists():
@@ -135,14 +135,17 @@ def copy_stages(full: Path, arm_seed: Path, last: str) -> None:
 
 
 def ppo_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the metrics of a seed's PPO iterations; empty if it made none."""
+    """Return the metrics of each PPO iteration of a seed; empty if there are none."""
     path = folder / "ppo" / "metrics.jsonl"
     return read_metrics(path) if path.exists() else []
 
 
 def compare_with_full(full: Path, out: Path, seeds: Sequence[int]) -> dict[str, Any]:
-    """Return the measures to compare (see `end_points`) of arm and full method, over the arm's
-    finished seeds."""
+    """Compare an arm with the full method over the seeds that the arm finished.
+
+    Return the mean difference of held-out rewards (arm minus full) and the figures of `end_points`
+    for each seed.
+    """
     done = [seed for seed in seeds if read_evaluation(out / f"seed-{seed}", "ppo")]
     if not done:
         return {"seeds": []}
@@ -161,8 +164,8 @@ def compare_with_full(full: Path, out: Path, seeds: Sequence[int]) -> dict[str, 
 
 
 def end_points(folder: Path, both: int) -> dict[str, Any]:
-    """Return the measures of one seed: held-out reward after PPO, and figures of its PPO
-    iterations.
+    """Return the figures by which arms are compared, for one seed: held-out reward after PPO, and
+    figures of the PPO iterations.
 
     `area` is the mean training reward over the first `both` iterations.
     """
@@ -181,10 +184,10 @@ def end_points(folder: Path, both: int) -> dict[str, Any]:
 
 
 def collapsed(rewards: Sequence[float], clipped: Sequence[float]) -> bool:
-    """Return True if a run collapsed; one entry per PPO iteration in each argument.
+    """Return True if a PPO run collapsed; `rewards`, `clipped`: one entry per iteration.
 
-    It did if the mean reward of five consecutive iterations is more than 1 below the best earlier
-    one, or if an iteration has more than a quarter of its episodes cut by length.
+    A run collapsed if the mean reward of five consecutive iterations is more than 1 below the best
+    earlier reward, or if more than a quarter of an iteration's episodes were cut by length.
     """
     fell = any(
         fmean(rewards[at : at + 5]) < max(rewards[:at]) - 1 for at in range(1, len(rewards) - 4)

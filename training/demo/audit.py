@@ -1,8 +1,8 @@
 """Judge the kernels of an evaluation again, in fresh processes, with fresh secret inputs.
 
-The rewards of an evaluation come from short, cached judgements; a published result needs a new
-verdict and a longer timing. The source of a kernel is rebuilt from the calls of its episode, and
-must have the digest that was scored.
+The rewards of an evaluation are from short, cached judgements; a published result needs a new
+verdict and a longer timing. The source of a kernel is rebuilt from the tool calls of its episode,
+and must have the digest that was scored.
 Not covered: the choice of the policy (`trial.py`).
 """
 
@@ -24,14 +24,14 @@ from cuagent.training.judging.pool_server import PoolClient
 
 @dataclass(frozen=True)
 class Audit:
-    """Result of judging again: counts of distinct accepted kernels, and mean figures of all
-    episodes."""
+    """Result of judging an evaluation's kernels again: counts of distinct accepted kernels, and
+    means over all episodes."""
 
     kernels: int
     accepted: int
-    """Kernels that the strict verdict accepted again."""
+    """Number of distinct kernels that the strict verdict accepts again."""
     reasons: Mapping[str, int]
-    """Number of kernels that are refused now, by reason."""
+    """Number of kernels that the new verdict rejected, by reason."""
     reward_before: float
     """Mean reward over all episodes, including those without a kernel."""
     reward_again: float
@@ -46,7 +46,8 @@ def audit(
     pool: JudgePool | PoolClient,
     effort: Effort | None = Effort.QUICK,
 ) -> Audit:
-    """Judge every distinct accepted kernel of `episodes` again, without the cache."""
+    """Judge every distinct accepted kernel of `episodes` again, without the cache; return the
+    result."""
     by_digest = {task.digest: task for task in tasks}
     found: dict[tuple[str, str], Attempt] = {}
     for e in episodes:

@@ -1,8 +1,8 @@
-"""Track the wall time of a demonstration's stages, and predict the time that follows PPO.
+"""Track the wall time of a demonstration's stages, and predict the time of the stages after PPO.
 
 A run with a time limit must leave enough time for the stages after PPO, because an unfinished arm
-is lost. The prediction takes the times of similar stages: for an evaluation the last one's, for
-further RFT those of RFT and PPO.
+is lost. An evaluation is predicted to take as long as the last one. Further RFT is predicted from
+the times of RFT and PPO.
 Invariant: a stage's seconds add up over resumed runs (`seconds.json`). Only the time between the
 last write and a kill is lost.
 """
@@ -22,21 +22,21 @@ from cuagent.training.files import write_atomic
 SECONDS = "seconds.json"
 EVALUATION = "evaluation"
 RFT_OVER_PPO = 1.2
-"""Ratio of further RFT's time to PPO's, for the same number of episodes. PPO makes the policy
-repeat its kernels more, so more of them are in the judgement cache."""
+"""Ratio of the time of further RFT to the time of PPO, for the same number of episodes. PPO makes
+the policy repeat its kernels more, so more of them are in the judgement cache."""
 
 
 @dataclass
 class Budget:
-    """The clock of one seed: time spent by stage, and the time limit `end` (by time.time(); None:
+    """Wall time of one seed: seconds by stage, and the time limit `end` (a time.time() value; None:
     no limit)."""
 
     out: Path
     end: float | None = None
     spent: dict[str, float] = field(default_factory=dict)
-    """Seconds by stage."""
+    """Seconds spent in each stage, by the stage's name."""
     started: dict[str, float] = field(default_factory=dict)
-    """Start, by time.time(), of each stage that is running."""
+    """Start of each running stage, by the stage's name, as a time.time() value."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __post_init__(self) -> None:
@@ -46,7 +46,7 @@ class Budget:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Add the time spent in this context to the stage `name`; stages must not be nested."""
+        """Add the time spent inside this context to the stage `name`; stages must not be nested."""
         self.started[name] = time.time()
         try:
             yield
@@ -69,7 +69,7 @@ class Budget:
         return self.spent.get(name, 0.0) + now - self.started.get(name, now)
 
     def remaining(self) -> float:
-        """Return the seconds until the end; infinite without a limit."""
+        """Return the seconds until the time limit; infinite without a limit."""
         return float("inf") if self.end is None else self.end - time.time()
 
     def seconds_after_ppo(self, evaluation: float, further_rft: float) -> float:

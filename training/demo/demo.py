@@ -67,17 +67,17 @@ Say = Callable[[str], None]
 TOOLS = (write.TOOL, verify.TOOL, submit.TOOL)
 
 IMITATED_SHARE = 0.5
-"""Expected share of its episodes that further RFT imitates; the others are duplicates or wrong. For
-predictions of time only."""
+"""Expected share of its played episodes that further RFT imitates; the others are duplicates or
+wrong. Used to predict times only."""
 
 WHOLE_EPISODE_SHARE = 0.25
-"""Share of whole episodes in the base policy's data; the rest are first turns. Whole episodes are
-few, so they are repeated."""
+"""Share of whole episodes in the base policy's training data; the rest are first turns. Whole
+episodes are repeated to reach this share."""
 
 
 @dataclass
 class Demo:
-    """One demonstration in its folder; `run` goes through the stages."""
+    """One run of the demonstration, in the folder `out`; `run` runs all its stages."""
 
     config: DemoConfig
     device: str
@@ -88,8 +88,8 @@ class Demo:
     """Folder of the tasks and demonstrations, which all seeds use."""
     say: Say = print
     end: float | None = None
-    """Time (by time.time()) when the run must end: PPO makes fewer iterations to meet it. None: no
-    limit."""
+    """Time (a time.time() value) at which the run must end: PPO makes fewer iterations to meet it.
+    None: no limit."""
     device_lock: DeviceLock = field(default_factory=DeviceLock)
     """Lock of `device`, held while the policy trains or samples, so that no kernel is timed there
     then."""
@@ -138,8 +138,8 @@ class Demo:
         return results
 
     def run_ppo_stage(self, train: Sequence[Task], chat: Chat, actor: Any, critic: Any) -> Any:
-        """Return the actor after PPO. Episodes are sampled from the actor in training, so PPO is
-        on-policy."""
+        """Train the actor by PPO and return it. The episodes are sampled from the actor in training
+        (on-policy)."""
         c, folder = self.config, self.out / "ppo"
         if not (folder / "model").exists():
             initial = load_actor(self.out / "rft" / "model") if c.ppo.kl_weight else None
@@ -170,11 +170,10 @@ class Demo:
         """Run the arm that PPO is compared with: more rounds of RFT, from the policy that PPO
         started from.
 
-        Return its metrics on held-out tasks.
-        In each round the policy plays, then imitates the fastest good episodes of each task so far
-        (`more_fastest`), with as many steps per episode as the first RFT. All rounds together judge
-        as many episodes as value pretraining and PPO. A round is skipped if the time runs out;
-        `trial.json` counts the episodes.
+        Return the policy's metrics on held-out tasks. In each round the policy plays, then imitates
+        the fastest good episodes of each task so far (`more_fastest`), with as many steps per
+        episode as the first RFT. All rounds together judge as many episodes as value pretraining
+        and PPO. A round is skipped if the time runs out; `trial.json` has the number of episodes.
         """
         c = self.config
         train, heldout = self.tasks()
@@ -215,7 +214,7 @@ class Demo:
         )
 
     def tasks(self) -> tuple[list[Task], list[Task]]:
-        """Return the tasks (for training, held out)."""
+        """Return (training tasks, held-out tasks)."""
         g = self.config.gym
         # Do not use the run's seed: seeds are compared on the same tasks.
         chains = make_chains(g.chain, g.train + g.heldout, seed=0)
@@ -263,10 +262,11 @@ class Demo:
         of: int | None = None,
         fastest: int | None = None,
     ) -> None:
-        """Filter `episodes` and train `actor` on the rest by RFT, for the configured steps.
+        """Filter `episodes` and train `actor` on the kept ones by RFT.
 
-        With `of`, the configured steps are meant for `of` episodes, and are scaled to the number of
-        episodes that pass. `fastest` replaces `filters.fastest`, unless it is None.
+        `of`: number of episodes for which the configured number of steps is meant; the steps are
+        scaled to the number of kept episodes. None: not scaled. `fastest`: replaces
+        `filters.fastest`, unless None.
         """
         filters = self.config.filters
         if fastest is not None:
@@ -315,8 +315,8 @@ class Demo:
 
     @contextmanager
     def device_guard(self) -> Iterator[None]:
-        """Hold the device lock (shared) while the device computes; synchronize the device before
-        the release."""
+        """Hold the device lock (shared) inside this context; synchronize the device before the lock
+        is released."""
         with self.device_lock.shared():
             try:
                 yield
@@ -325,12 +325,15 @@ class Demo:
                     torch.cuda.synchronize(self.device)
 
     def with_seed(self, config: Any) -> Any:
-        """Return the settings of a stage with the seed of this run."""
+        """Return a stage's settings with the seed of this run."""
         return replace(config, seed=self.config.seed)
 
     def actor(self, name: str, chat: Chat, before: Any, work: Callable[[Any, Path], None]) -> Any:
-        """Return the actor after stage `name`: loaded if the stage is done, else trained by `work`
-        from `before` (None: from random weights) and saved."""
+        """Return the actor after stage `name`.
+
+        A finished stage's actor is loaded. Otherwise `work` trains `before` (None: a model with
+        random weights) in place, and the result is saved.
+        """
         folder = self.out / name
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "model").exists():
@@ -345,8 +348,8 @@ class Demo:
     def sample_episodes(
         self, name: str, tasks: Sequence[Task], chat: Chat, actor: Any, episodes: int, part: int
     ) -> list[Episode]:
-        """Return episodes of the actor for stage `name`; they are sampled once and then read from
-        disk."""
+        """Return `episodes` episodes of the actor for stage `name`; they are sampled at the first
+        call and then read from disk."""
         folder = self.out / name / "sampled"
         path = folder / "episodes" / "00000.jsonl"
         if not path.exists():
@@ -359,8 +362,8 @@ class Demo:
     def collector(
         self, tasks: Sequence[Task], chat: Chat, actor: Any, out: Path, episodes: int, part: int
     ) -> Collector:
-        """Return a collector of the actor's episodes on `tasks`; each `part` number gives other
-        sampling seeds."""
+        """Return a `Collector` of the actor's episodes on `tasks`. Each `part` number leads to
+        other sampling seeds."""
         engine = LocalEngine(actor.eval(), chat.end, guard=self.device_guard)
         seed = self.config.seed * 100 + part
         return Collector(

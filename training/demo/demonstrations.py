@@ -2,8 +2,8 @@
 
     whole episodes, judged  +  first turns on random chains, not judged  ─▶  texts
 
-Both are created once, for all seeds. No first turn is on a held-out chain.
-Not covered: how the teacher writes and errs (`teacher.py`), imitation of it (`demo.py`).
+Data and tokenizer are created once, for all seeds. No first turn is on a held-out chain.
+Not covered: how the teacher writes and errs (`teacher.py`), imitation of the teacher (`demo.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cuagent.training.policy.chat import Chat, template_message, train_tokenizer
 from cuagent.training.rollout.episode import Play, start_episode
 
 TOKENIZER_CONVERSATIONS = 1000
-"""Number of first turns that the tokenizer is trained on, in addition to all whole episodes."""
+"""Number of first turns in the tokenizer's training text, in addition to all whole episodes."""
 
 
 def demonstrate(
@@ -42,7 +42,8 @@ def demonstrate(
     out: Path,
     say: Callable[[str], None],
 ) -> None:
-    """Write episodes.jsonl, first.jsonl and, last, tokenizer/ into `out`."""
+    """Write the teacher's whole episodes (episodes.jsonl), first turns (first.jsonl) and the
+    tokenizer into `out`."""
     runs, shown = out / "runs", train[: config.shown] if config.shown else train
 
     def one(n: int) -> RunFolder:
@@ -90,14 +91,14 @@ def first_turns(config: DemoConfig, heldout: set[Chain]) -> Iterator[list[Messag
 
 
 def conversations(runs: Sequence[RunFolder]) -> list[list[Message]]:
-    """Return the messages of each run."""
+    """Return the list of messages of each run."""
     return [
         [message_of(r) for r in read_records(folder) if r["type"] == "message"] for folder in runs
     ]
 
 
 def rendered(dialogues: Sequence[Sequence[Message]]) -> Iterator[str]:
-    """Yield conversations as text for training the tokenizer."""
+    """Yield the text of each conversation, for training the tokenizer."""
     tokenizer = train_tokenizer([], 300)
     for messages in dialogues:
         text = tokenizer.render([template_message(m) for m in messages])
@@ -106,10 +107,8 @@ def rendered(dialogues: Sequence[Sequence[Message]]) -> Iterator[str]:
 
 
 def as_episode(number: int, messages: Sequence[Message], play: Play, chat: Chat) -> Episode:
-    """Return an episode of the teacher's text, for imitation.
-
-    It was never judged: its reward 0 is unused.
-    """
+    """Return a conversation of the teacher as an episode to imitate. It was never judged; its
+    reward of 0 is not used."""
     segments = chat.segments(messages, [tool.spec for tool in play.tools])
     return Episode(
         f"first-{number}", "", "", segments, 0.0, "not played", tokenizer=chat.fingerprint

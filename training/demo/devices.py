@@ -1,5 +1,5 @@
-"""Choose the devices of a demonstration that judge and those that train, and the lock for shared
-ones.
+"""Choose the devices that judge and the devices that train in a demonstration, and the locks of
+shared devices.
 
 Not covered: the judges (`judging/pool.py`), the training (`demo.py`).
 """
@@ -26,9 +26,9 @@ from cuagent.training.judging.pool import JudgePool
 
 @contextmanager
 def open_pool(config: DemoConfig, out: Path) -> Iterator[JudgePool | Rehearsal]:
-    """Open the pool of judges that the settings ask for; its cache file is in `out` by default.
+    """Yield the pool of judges that the settings select; its cache file is in `out` by default.
 
-    While it is open, this process and its children avoid the cores that judge, if other cores
+    Inside this context, this process and its children avoid the cores that judge, if other cores
     exist: training and compiling would disturb the timing.
     """
     out.mkdir(parents=True, exist_ok=True)
@@ -53,10 +53,10 @@ def open_pool(config: DemoConfig, out: Path) -> Iterator[JudgePool | Rehearsal]:
 
 
 def fitting_judges_per_gpu(config: DemoConfig) -> int:
-    """Return the number of judging processes per GPU, at most `config.beside`.
+    """Return the number of judging processes per GPU: `config.beside`, or fewer if the GPU's memory
+    cannot hold all open tasks.
 
-    The number is lower if the GPU's memory cannot hold all open tasks: opening a task again costs
-    more time than one more process saves.
+    Opening a task again would cost more time than another process saves.
     """
     if config.kernels is not Device.CUDA or config.beside == 1:
         return config.beside
@@ -70,10 +70,10 @@ def fitting_judges_per_gpu(config: DemoConfig) -> int:
 
 
 def training_devices(config: DemoConfig, device: str) -> list[str]:
-    """Return the devices on which seeds train.
+    """Return the names of the devices on which seeds train, such as `cuda:1`.
 
-    With `device` cuda these are all GPUs that time no kernels. If there are none, they are the
-    timing GPUs, shared by a lock.
+    With `device` cuda these are all GPUs that time no kernels. If every GPU times kernels, they are
+    the timing GPUs, shared by a lock.
     """
     if device != "cuda":
         return [device]
@@ -85,15 +85,15 @@ def training_devices(config: DemoConfig, device: str) -> list[str]:
 def lock_for(config: DemoConfig, pool: JudgePool | Rehearsal, place: str) -> DeviceLock:
     """Return the lock to hold while training on device `place` (such as `cuda:0`).
 
-    The pool shares it if kernels are timed on that GPU.
+    If kernels are timed on that GPU, it is the lock that the judges of `pool` hold while they time.
     """
     timing = {f"cuda:{n}": n for n in config.gpus} if config.kernels is Device.CUDA else {}
     return pool.device_lock(timing[place]) if place in timing else DeviceLock()
 
 
 def judging_cores(config: DemoConfig) -> list[int]:
-    """Return the `config.cores` CPU cores that judge, on different physical cores if there are
-    enough."""
+    """Return the indices of the `config.cores` CPU cores that judge, on different physical cores if
+    there are enough."""
     if not config.cores:
         return []
     return sorted(cores_for(config.cores) or os.sched_getaffinity(0))[: config.cores]

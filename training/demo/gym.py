@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Op:
-    """One operator: a line of Python on x, the same in C on a row r, and plausible but wrong C."""
+    """One operator of a task: a line of Python on the tensor x, equivalent C on a row r, and
+    plausible but wrong C."""
 
     torch: str
     c: str
@@ -35,7 +36,8 @@ class Op:
 
 
 def pointwise(torch: str, c: str, wrong: str) -> Op:
-    """Return an operator from C statements (right and wrong) on one element v of a row."""
+    """Return a pointwise operator. `c`, `wrong`: right and wrong C statements on one element v of a
+    row."""
     return Op(torch, f"for (auto& v : r) {c}", f"for (auto& v : r) {wrong}")
 
 
@@ -59,7 +61,7 @@ OPS: tuple[Op, ...] = (
     pointwise("x = 2 - x", "v = 2 - v;", "v = v - 2;"),
 )
 WIDTH = 4
-"""Number of columns of every task."""
+"""Number of columns of every task's tensors."""
 _PRODUCT_C = """\
 float s[4] = {{}}; for (int k = 0; k < 16; ++k) s[{column}] += r[{row}] * w[k];
     for (int k = 0; k < 4; ++k) r[k] = s[k];"""
@@ -68,9 +70,10 @@ PRODUCT = Op(
     _PRODUCT_C.format(column="k % 4", row="k / 4"),
     _PRODUCT_C.format(column="k / 4", row="k % 4"),
 )
-"""The product of each row with a weight matrix; the wrong form uses the transpose."""
+"""Operator: the product of each row with a weight matrix. Its wrong form uses the transpose."""
 MIN_CHANGE = 0.02
-"""Smallest change that leaving out an operator must cause, as a share of the largest output."""
+"""Least change of the result when any operator of a valid chain is left out, as a share of the
+largest output."""
 MAX_OUTPUT = 1e4
 """Largest absolute output of a valid chain."""
 
@@ -132,7 +135,7 @@ def draw_chain(length: int, rng: random.Random) -> Chain:
 
 
 def insert_product(ops: Sequence[Op], at: int) -> Chain:
-    """Insert the product before the operator at `at`."""
+    """Return the operators with the matrix product inserted before index `at`."""
     return (*ops[:at], PRODUCT, *ops[at:])
 
 
@@ -162,7 +165,7 @@ def apply(chain: Chain, x: Tensor, w: Tensor) -> Tensor:
 
 
 def make_tasks(folder: Path, chains: Sequence[Chain], device: Device, rows: int) -> list[Task]:
-    """Write one module for each chain and load it as a task. Raises TaskError."""
+    """Write a Python module for each chain to `folder` and load it as a task. Raises TaskError."""
     folder.mkdir(parents=True, exist_ok=True)
     tasks = []
     for chain in chains:
@@ -184,12 +187,12 @@ def chain_of(task: Task) -> Chain:
 
 
 def opening(task: Task) -> list[Message]:
-    """Return a short first message, for a model of a few million parameters: device and
-    operators."""
+    """Return a short first message for a model of a few million parameters: the device and the
+    task's operators."""
     return opening_of(task.device, chain_of(task))
 
 
 def opening_of(device: Device, chain: Chain) -> list[Message]:
-    """Return the first message of a chain's task, which need not exist as a file."""
+    """Return the first message for the task of a chain, without a task file."""
     body = "\n".join(op.torch for op in chain)
     return [Message("user", f"{device}\n{body}\n")]

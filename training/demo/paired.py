@@ -2,8 +2,8 @@
 interval.
 
 Every seed plays the same held-out tasks with the policy of each arm, so arms are compared within
-seed and task. The t-interval over the seeds' differences is the one to report: seeds are few, and
-differ more than tasks do. A bootstrap over both (seeds are drawn with replacement, and then tasks
+seed and task. Report the t-interval over the seeds' differences: seeds are few, and differ more
+than tasks do. A bootstrap over seeds and tasks (seeds are drawn with replacement, and then tasks
 for each of them) is too narrow with few seeds; older results have it.
 """
 
@@ -21,7 +21,7 @@ from cuagent.training.data.segments import Episode
 Table = Mapping[str, Sequence[float]]
 """Rewards of the episodes by task digest."""
 DRAWS = 10_000
-"""Number of bootstrap samples."""
+"""Number of bootstrap samples of a confidence interval."""
 T = (
     12.7062, 4.30265, 3.18245, 2.77645, 2.57058, 2.44691, 2.36462, 2.30600, 2.26216, 2.22814,
     2.20099, 2.17881, 2.16037, 2.14479, 2.13145, 2.11991, 2.10982, 2.10092, 2.09302, 2.08596,
@@ -29,22 +29,23 @@ T = (
 )  # fmt: skip
 """97.5 % quantiles of Student's t distribution for 1 to 30 degrees of freedom."""
 FASTER = 3.0
-"""Milestone reward of a kernel that is faster than eager and torch.compile."""
+"""Milestone reward of a kernel that is faster than both eager and torch.compile."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One arm's figure minus the other's, averaged over seeds and tasks."""
+    """One arm's figure minus another arm's, averaged over seeds and tasks."""
 
     mean: float
     low: float
     high: float
-    """Limits of the 95 % bootstrap interval."""
+    """Upper limit of the 95 % bootstrap interval; `low` is the lower limit."""
     t_low: float | None
     t_high: float | None
-    """Limits of the 95 % t-interval over the seeds; None with one seed."""
+    """Upper limit of the 95 % t-interval over the seeds; `t_low` is the lower limit. Both are None
+    with one seed."""
     seeds: tuple[float, ...]
-    """Mean difference of each seed."""
+    """Difference of the two arms, averaged over the tasks, for each seed."""
 
 
 def rewards_by_task(episodes: Sequence[Episode]) -> dict[str, list[float]]:
@@ -61,15 +62,16 @@ def mean_by_task(rewards: Table) -> dict[str, float]:
 
 
 def fast_share_by_task(rewards: Table) -> dict[str, float]:
-    """Return the share of kernels faster than torch.compile, for each task."""
+    """Return, for each task, the share of episodes whose kernel is faster than torch.compile."""
     return {task: fmean(r >= FASTER for r in each) for task, each in rewards.items()}
 
 
 def best_of(rewards: Table, k: int) -> dict[str, float]:
-    """Return, by task, the expected best reward of `k` episodes drawn without replacement (or of
-    all).
+    """Return, for each task, the expected best reward among `k` of its episodes drawn without
+    replacement.
 
-    The i-th smallest of n (from 1) is the best of k in comb(i - 1, k - 1) of comb(n, k) draws.
+    A task with fewer than `k` episodes gives the best of all. The i-th smallest of n rewards (from
+    1) is the best of k in comb(i - 1, k - 1) of comb(n, k) draws.
     """
     out = {}
     for task, each in rewards.items():
@@ -83,9 +85,10 @@ def best_of(rewards: Table, k: int) -> dict[str, float]:
 def difference(
     arm: Sequence[Mapping[str, float]], other: Sequence[Mapping[str, float]], seed: int = 0
 ) -> Difference:
-    """Return `arm` minus `other`, with both intervals.
+    """Return the mean difference `arm` minus `other`, with a bootstrap interval and a t-interval.
 
-    Each is a table (figure by task) for every seed, in the same order. `seed` is the bootstrap's.
+    Both arguments have one table (task to figure) for each seed, in the same order. `seed`: seed of
+    the bootstrap.
     """
     tasks = sorted(arm[0])
     gaps = np.array(

@@ -1,4 +1,4 @@
-"""Define the settings of `cuagent train demo`: for two cores, and for a GPU with C++ or CUDA
+"""Define the settings of `cuagent train demo`: for two CPU cores, and for a GPU with C++ or CUDA
 kernels.
 
 Not covered: the settings of the other commands (`TrainConfig` in `settings.py`).
@@ -22,7 +22,7 @@ from cuagent.training.policy.optimize import AdamW
 @dataclass(frozen=True)
 class GymConfig:
     chain: int = 3
-    """Number of pointwise operators of a task, in addition to the product."""
+    """Number of pointwise operators in a task, in addition to the matrix product."""
     train: int = 12
     heldout: int = 8
     rows: int = 1024
@@ -54,21 +54,22 @@ class DemoConfig:
     minutes: float | None = None
     """Limit of the wall time in minutes; PPO makes fewer iterations to meet it. None: no limit."""
     kernels: Device = Device.CPU
-    """Device of the kernels; a GPU can train a policy that writes kernels for the CPU."""
+    """Device for which the policy writes kernels; it may be the CPU although a GPU trains the
+    policy."""
     timed: bool = False
     """True to time the kernels, which takes much longer than verifying. False gives rewards -1 and
     1 only."""
     gpus: tuple[int, ...] = (0,)
-    """Indices of the GPUs that judge. Seeds train on the other GPUs; if there are none, on these
-    under a lock."""
+    """Indices of the GPUs that judge. Seeds train on the other GPUs; if there are no others, on the
+    judging GPUs under a lock."""
     beside: int = 1
     """Number of kernels verified in parallel on each judging GPU; timing is exclusive."""
     cores: int = 0
     """Number of cores that judge CPU kernels, one process each; 0: one process that is not
     pinned."""
     rehearsal: bool = False
-    """True to judge by a rule on the text, without compiler, verifier and clock, to try settings in
-    minutes."""
+    """True to judge kernels by a rule on their text, without compiler, verifier and clock, to try
+    settings in minutes."""
     judgements: str | None = None
     """Path of the judgement cache; None: in the output folder. Runs on one machine may share it,
     one after another."""
@@ -80,12 +81,12 @@ class DemoConfig:
     """Share of the unfinished episodes that must ask for tokens before the policy samples a batch.
     Below 1 the slowest verdict does not delay all."""
     first_turns: int = 3000
-    """Number of the teacher's first turns on other chains, which are never judged."""
+    """Number of first turns that the teacher writes for other chains; they are never judged."""
     demonstrations: int = 96
     """Number of complete episodes that the teacher plays; each is judged."""
     shown: int = 0
-    """Number of training tasks that the teacher plays; 0: all. The others can be opened while the
-    base policy trains."""
+    """Number of training tasks for which the teacher plays episodes; 0: all. The judges can open
+    the other tasks while the base policy trains."""
     base: RftConfig = field(
         default_factory=lambda: RftConfig(
             1500, 16, AdamW(lr=4e-3, warmup=30, last=1500), evaluate_every=300, save_every=500
@@ -112,13 +113,14 @@ class DemoConfig:
         )
     )
     more_fastest: int | None = 4
-    """Number of episodes of each task that further RFT imitates: the fastest by measured speedup.
-    None: the number in `filters`."""
+    """Number of episodes of each task that further RFT imitates, those with the largest speedup.
+    None: `filters.fastest`."""
     more_rounds: int = 0
-    """Number of rounds of further RFT, the arm that PPO is compared with; 0: no such arm. It starts
-    from the same policy and plays as many episodes as value pretraining and PPO together."""
+    """Number of rounds of further RFT, the arm that PPO is compared with; 0: no such arm. The arm
+    starts from the same policy as PPO and plays as many episodes as value pretraining and PPO
+    together."""
     evaluation_episodes: int = 8
-    """Number of episodes for each held-out task, after each stage."""
+    """Number of episodes played on each held-out task after each stage."""
     audited: bool = True
     """True to judge the kernels of PPO's evaluation again, without the cache; used with several
     seeds only."""
@@ -186,11 +188,11 @@ def for_host(config: DemoConfig) -> DemoConfig:
 
 
 def for_cuda(config: DemoConfig) -> DemoConfig:
-    """Return settings for CUDA kernels.
+    """Return settings for CUDA kernels on one GPU that both trains the decoder and times the
+    kernels, never at the same time.
 
-    The decoder of `for_host` trains on the GPU that times them, but never while it times.
-    There are fewer tasks, because verdicts take longer: CUDA contexts are created one after the
-    other, more slowly the more exist.
+    The decoder is that of `for_host`. There are fewer tasks, because verdicts take longer: CUDA
+    contexts are created one after the other, more slowly the more exist.
     """
     host = for_host(config)
     return replace(
@@ -209,7 +211,7 @@ def for_cuda(config: DemoConfig) -> DemoConfig:
 
 
 def for_test(config: DemoConfig) -> DemoConfig:
-    """Return the smallest settings that run all stages, in well under a minute."""
+    """Return the smallest settings that run all stages, in less than a minute."""
     return replace(
         config,
         gym=GymConfig(chain=1, train=1, heldout=1, rows=8),

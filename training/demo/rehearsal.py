@@ -1,10 +1,11 @@
 """Judge the gym's kernels by a rule on their text, without compiling or running them.
 
-With `rehearsal=true` settings and all stages can be tried in minutes and under any load. A kernel
-is right if its text is the chain, line by line, in one of the teacher's forms. A right kernel
-counts as fast if it has one pass over the rows, no `volatile` and no `schedule(dynamic)`; measured
-kernels of this form were the fastest. Not covered: CUDA. The figures are not results.
-Invariant: it answers with the types of `JudgePool`, and always the same for the same text.
+With the setting `rehearsal=true` all stages can be tried in minutes on a busy machine. A kernel is
+right if its text is the chain, line by line, in one of the teacher's forms. A right kernel counts
+as fast if it has one pass over the rows, no `volatile` and no `schedule(dynamic)`; measured kernels
+of this form were the fastest. The timings are invented, so the figures are not results.
+Not covered: CUDA kernels.
+Invariant: the judge returns the types of `JudgePool`, and the same judgement for the same text.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ if TYPE_CHECKING:
     from cuagent.measure.rungs import Ladder
 
 EAGER, COMPILE = 1.2e-5, 1e-5
-"""Invented seconds of the baselines."""
+"""Invented times of the baselines eager and torch.compile, in seconds."""
 
 
 class Rehearsal:
-    """A `Pool` that judges kernels by the rule of this module."""
+    """A `Pool` that judges kernels by the rule on their text, without running them."""
 
     cores: tuple[int, ...] = (0,)
     gpus: tuple[int, ...] = ()
@@ -51,18 +52,19 @@ class Rehearsal:
         return len(self._judgements)
 
     def device_lock(self, gpu: int) -> DeviceLock:
-        """Return a lock that nothing shares, because no kernel is timed."""
+        """Return a lock that no other process uses, because no kernel is timed."""
         return DeviceLock()
 
     def open(self, tasks: Sequence[Task], should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Do nothing: the rule needs no open tasks."""
+        """Do nothing, because the rule needs no open tasks."""
 
     def judge_for(self, task: Task) -> Judge:
         """Return a judge of attempts at `task`, for the run of one episode."""
         return PooledJudge(self, task)
 
     def judge(self, task: Task, attempt: Attempt, timed: bool = True) -> Judgement:
-        """Judge by the rule; `timed` is ignored. Raises PoolError for a CUDA task."""
+        """Judge an attempt by the rule on its text; `timed` is ignored. Raises PoolError for a CUDA
+        task."""
         if task.device is not Device.CPU:
             raise PoolError("rehearsal=true judges C++ kernels only; add --kernels cpu")
         key = task.digest, attempt.digest
@@ -72,24 +74,24 @@ class Rehearsal:
         return self._judgements[key]
 
     def judge_uncached(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
-        """Judge by the rule again."""
+        """Judge by the rule, without the cache; `effort` is ignored."""
         return judge_by_rule(task, attempt)
 
     def profile(self, task: Task, attempt: Attempt | None, counters: bool = False) -> Profile:
-        """Raise PoolError."""
+        """Raise PoolError: no kernel runs, so there is no profile."""
         raise PoolError("rehearsal=true runs no kernels, so there is no profile")
 
     def measure_ladder(self, task: Task, whole: bool = False) -> Ladder:
-        """Raise PoolError."""
+        """Raise PoolError: no baseline runs, so there is no ladder."""
         raise PoolError("rehearsal=true runs no kernels, so there is no ladder")
 
     def describe_cost(self) -> str:
-        """Describe the judge as text."""
+        """Return a line of text that describes this judge."""
         return "rehearsal: kernels are judged by a rule on their text and never run"
 
 
 def judge_by_rule(task: Task, attempt: Attempt) -> Judgement:
-    """Return the judgement by the rule, with invented timings."""
+    """Return the judgement of an attempt by the rule on its text, with invented timings."""
     right, fast = rule(task, dict(attempt.files).get("kernels/f.cpp", ""))
     build = Build(attempt.digest, (), (), True, 0.0)
     reason = Reason.ACCEPTED if right else Reason.WRONG_VALUES
@@ -112,7 +114,7 @@ def judge_by_rule(task: Task, attempt: Attempt) -> Judgement:
 
 
 def rule(task: Task, text: str) -> tuple[bool, bool]:
-    """Return (right, fast) for the text of a kernel, by the rule that the module describes."""
+    """Return (right, fast) for the text of a kernel; the module's docstring describes the rule."""
     lines = "".join(f"    {op.c}\n" for op in chain_of(task))
     for loop, _ in LOOPS:
         for kind, _ in TYPES:

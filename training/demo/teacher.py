@@ -1,9 +1,9 @@
 """Write demonstrations for the gym's tasks: mediocre kernels with mistakes, chosen without timing.
 
-The base policy imitates them. The teacher picks loop, type and launch at random, mostly slow ones,
-and errs at known rates. So the policy can still learn from verdicts. Its episodes go through the
-agent's tools and are judged. First turns can also be created without judging (`first_turn`), since
-their text contains no verdict.
+The base policy imitates these demonstrations. The teacher chooses loop, number type and launch at
+random, mostly slow ones, and makes mistakes at known rates, so the policy can still improve by
+learning from verdicts. The teacher's episodes use the agent's tools and are judged. `first_turn`
+creates a first turn without judging, since its text contains no verdict.
 Not covered: optimization, which is the task of `cuagent.expert`.
 """
 
@@ -83,9 +83,10 @@ extern "C" __global__ void f(float* y, const float* x, const float* w, int n) {{
 """
 
 Choices = tuple[tuple[str, float], ...]
-"""Alternative texts with the probability of each."""
+"""Alternative texts, each with the probability that the teacher chooses it."""
 LOOPS: Choices = ((CPU_ROWS, 0.4), (CPU_ELEMENTS, 0.6))
-"""Loops over rows, or over outputs (each row is then computed four times)."""
+"""Loop forms with their probabilities: over rows, or over outputs (which computes each row four
+times)."""
 TYPES: Choices = (("float", 0.35), ("double", 0.15), ("volatile float", 0.5))
 PRAGMAS: Choices = (
     ("", 0.2),
@@ -93,22 +94,22 @@ PRAGMAS: Choices = (
     ("#pragma omp parallel for schedule(dynamic)\n", 0.4),
 )
 GRIDS: Choices = (("1", 0.5), ("8", 0.3), ("(n + 255) // 256", 0.2))
-"""Numbers of blocks, slow to fast: one, eight, or enough for one thread per row; all are
-correct."""
+"""CUDA grid sizes with their probabilities, slow to fast: one block, eight blocks, or enough for
+one thread per row. All are correct."""
 
 
 @dataclass(frozen=True)
 class ErrorRates:
-    """Probabilities of the teacher's mistakes."""
+    """Probability of each kind of the teacher's mistakes."""
 
     wrong_line: float = 0.06
-    """Probability of a wrong line, for each operator."""
+    """Probability that one operator is written as its wrong form."""
     missing_line: float = 0.1
     wrong_bound: float = 0.1
     syntax: float = 0.08
     wrong_tool: float = 0.05
     gives_up: float = 0.3
-    """Probability to submit after a rejection, instead of correcting the kernel."""
+    """Probability that the teacher submits a rejected kernel, instead of correcting it."""
 
 
 class Teacher:
@@ -147,16 +148,16 @@ class Teacher:
         return [*opening, self.query(opening, (), lambda text, kind: None).message]
 
     def attempt(self, initial_files: Mapping[str, str]) -> Attempt:
-        """Return an attempt that the teacher writes over `initial_files`, without running an
-        agent."""
+        """Return an attempt that the teacher writes over `initial_files`, without an agent's
+        run."""
         written = {
             a["path"]: a["text"] for name, a in self._write(careful=False) if name == "write"
         }
         return Attempt(tuple(sorted({**initial_files, **written}.items())))
 
     def _write(self, careful: bool) -> list[tuple[str, dict[str, str]]]:
-        """Return (tool, arguments) of the calls that write the files and verify; `careful`: no
-        mistakes."""
+        """Return (tool, arguments) of the calls that write the files and verify them. `careful`:
+        without mistakes."""
         bound = "n - 1" if self._errs(self.errors.wrong_bound, careful) else "n"
         check = "check" if self._errs(self.errors.wrong_tool, careful) else "verify"
         lines = "".join(f"    {line}\n" for line in self._lines(careful))
@@ -192,14 +193,14 @@ class Teacher:
 
 
 def teacher_of(task: Task, seed: int) -> Teacher:
-    """Return a teacher for a gym task."""
+    """Return the teacher for a gym task; `seed` determines its choices and mistakes."""
     return Teacher(task.device, chain_of(task), seed)
 
 
 def initial_files(task: Task) -> dict[str, str]:
-    """Return the initial files of the work folder.
+    """Return the files in the work folder at the start of an episode, by path.
 
-    For CUDA there are none: the policy writes model_new.py itself, because the launch affects the
-    speed. For the CPU model_new.py is given.
+    For a CPU task this is model_new.py. For a CUDA task there are none: the policy writes
+    model_new.py itself, because the launch affects the speed.
     """
     return {} if task.device == Device.CUDA else {"model_new.py": CPU_MODULE}

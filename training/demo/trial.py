@@ -1,9 +1,10 @@
 """Run several seeds of the demonstration and compare the training methods (arms).
 
 All seeds share the teacher's demonstrations, the tasks and one pool of judges with its cache; each
-trains in its own process. Arms are paired: for each seed PPO and further RFT start from the same
-policy and play the same number of episodes. The comparison is rewritten regularly, so an
-interrupted run keeps it. Not covered: one seed (`demo.py`), the statistics (`paired.py`).
+seed trains in its own process. Arms are paired: for each seed PPO and further RFT start from the
+same policy and play the same number of episodes. The comparison is rewritten regularly, so it
+survives an interrupt.
+Not covered: one seed (`demo.py`), the statistics (`paired.py`).
 Invariant: no seed computes on a GPU while a kernel is timed on it.
 """
 
@@ -50,26 +51,24 @@ from cuagent.training.manifest import fixed_settings, open_manifest
 from cuagent.training.report import write_report, write_seeds_report
 
 BEST_OF = 8
-"""Largest k of the figure "best of k episodes"; k is lower if a task has fewer evaluation
-episodes."""
+"""Largest k of the figure "best reward of k episodes". A task with fewer evaluation episodes uses
+their number."""
 ARMS = ("base", "rft", "ppo", "more")
 POLL_S = 20.0
 """Seconds between two updates of the comparison."""
 
 WriteSummary = Callable[[], None]
-"""A function that writes the comparison of the stages finished so far."""
+"""Function that writes the comparison of all stages finished so far to trial.json."""
 
 
 def run_trial(
     config: DemoConfig, seeds: Sequence[int], device: str, out: Path, say: Say
 ) -> dict[str, Any]:
-    """Train one policy for each seed; return the comparison of the arms, and write it to
+    """Train one policy for each seed; return the comparison of the arms, which is also written to
     `out/trial.json`.
 
-    Stages that an earlier call finished are skipped.
-
-    Raises RecordError if a seed failed; its log is `out/seed-N/log.txt`.
-    Raises ConfigError if `out` has seeds of other settings.
+    Stages that an earlier call finished are skipped. Raises RecordError if a seed failed (its log
+    is `out/seed-N/log.txt`), and ConfigError if `out` has seeds of other settings.
     """
     open_seeds_manifest(out, config)
     raise_file_limit()
@@ -102,7 +101,7 @@ def run_trial(
 
 
 def open_seeds_manifest(out: Path, config: DemoConfig) -> None:
-    """Open the manifest of a trial.
+    """Check the manifest of the trial's folder, or write it.
 
     A later call may add seeds and the arm of further RFT; all other settings must be equal. Raises
     ConfigError.
@@ -112,8 +111,8 @@ def open_seeds_manifest(out: Path, config: DemoConfig) -> None:
 
 
 def minutes_left(config: DemoConfig, started: float) -> float | None:
-    """Return the minutes left of a run that started at `started` (by time.time()); None: no
-    limit."""
+    """Return the minutes left until the time limit of a run that started at `started` (a
+    time.time() value); None: no limit."""
     if config.minutes is None:
         return None
     return max(0.0, config.minutes - (time.time() - started) / 60)
@@ -136,10 +135,11 @@ def train_seeds(
     say: Say,
     write_summary: WriteSummary,
 ) -> None:
-    """Train each (config, folder) of `arms` in a process of its own, in parallel; call
+    """Train each (settings, folder) of `arms` in a process of its own, in parallel; call
     `write_summary` regularly.
 
-    Raises RecordError if one failed.
+    `places`: devices and locks, assigned to the processes in turn. Raises RecordError if a process
+    failed.
     """
     context = multiprocessing.get_context("spawn")
     names = ", ".join(seed_name(folder, shared) for _, folder in arms)
@@ -161,7 +161,8 @@ def train_seeds(
 
 
 def seed_name(folder: Path, shared: Path) -> str:
-    """Return the name of a seed's folder relative to `shared`, which includes the arm."""
+    """Return the path of a seed's folder relative to `shared`, such as `no-rft/seed-3`, as the
+    seed's name."""
     return str(folder.relative_to(shared))
 
 
@@ -179,7 +180,8 @@ def opened_in_background(tasks: Sequence[Task], pool: JudgePool | Rehearsal) -> 
 
 
 def run_seed(address: str, config: DemoConfig, place: Place, shared: Path, out: Path) -> None:
-    """Train one seed of `config` in the folder `out`; the main function of its process."""
+    """Train one seed with settings `config` in the folder `out`. This is the main function of a
+    child process."""
     import torch
 
     exit_with_parent()
@@ -224,7 +226,8 @@ def audit_last(demo: Demo, pool: PoolClient) -> None:
 
 
 def compare_arms(out: Path, seeds: Sequence[int]) -> dict[str, Any]:
-    """Return each arm's mean rewards and PPO's differences from each, over the finished seeds.
+    """Return the mean reward of each arm and PPO's difference from each other arm, over the
+    finished seeds.
 
     The result also has the seeds' episode counts, seconds and audits.
     """
@@ -278,14 +281,15 @@ def count_episodes(folder: Path, *parts: str) -> int:
 
 
 def seconds_of(folder: Path) -> dict[str, float]:
-    """Return the seconds of each stage of a folder so far."""
+    """Return the wall time in seconds that each stage of a seed's folder has taken so far."""
     path = folder / SECONDS
     found: dict[str, float] = json.loads(path.read_text("utf-8")) if path.exists() else {}
     return found
 
 
 def over_seeds(figures: dict[str, dict[int, dict[str, float]]]) -> dict[str, Any]:
-    """Return each arm's mean over tasks, for each finished seed, and their mean over seeds.
+    """Return for each arm: the mean over tasks of each finished seed, and the mean of these over
+    seeds.
 
     `figures`: by arm, then seed, then task.
     """
@@ -298,14 +302,14 @@ def over_seeds(figures: dict[str, dict[int, dict[str, float]]]) -> dict[str, Any
 
 
 def read_evaluation(folder: Path, arm: str) -> list[Episode]:
-    """Return the episodes of an arm's evaluation in a seed's folder; empty if it is not
+    """Return the episodes of an arm's held-out evaluation in a seed's folder; empty if it is not
     finished."""
     path = folder / arm / "evaluation" / "episodes" / "00000.jsonl"
     return list(read_episodes(path)) if (folder / arm / "evaluation.json").exists() else []
 
 
 def summary_lines(found: dict[str, Any]) -> list[str]:
-    """Return the comparison as lines of text."""
+    """Return the comparison of the arms as lines of text."""
     summary = [
         f"{arm}: reward {m['mean']:+.2f} ({', '.join(f'{s:+.2f}' for s in m['seeds'])})"
         for arm, m in found["reward"].items()

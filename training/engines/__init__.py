@@ -1,1 +1,1 @@
-"""Engines that sample token ids, and the export to verl."""
+"""Engines that sample token ids from a policy, and the export to the trainer verl."""

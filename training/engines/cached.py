@@ -1,13 +1,14 @@
-"""Sample in one batch that requests join and leave at any token, with cached conversations.
+"""Sample in one batch that requests join and leave at any token; keys and values of conversations
+stay in memory between turns.
 
-It suits policies with long conversations, and is the default on GPUs. The memory for keys and
-values is divided into slots of one whole context each. A conversation keeps its slot between its
-turns, so that a turn computes new tokens only; a new conversation copies what it shares with
-another one (the system prompt). If all slots are taken, a request waits for the end of another,
-and then takes the slot that was idle for longest.
+This engine is meant for long conversations and is the default on GPUs. The memory for keys and
+values is divided into slots; a slot has room for one whole context window. A conversation keeps its
+slot between its turns, so that a turn computes new tokens only. A new conversation copies the keys
+and values of tokens that it shares with another one (the system prompt). If all slots are busy, a
+request waits until another request ends, and then uses the slot that was idle for longest.
 Not covered: the attention over cached tokens (`policy/cached_attention.py`), text and templates.
-Invariants: a slot's ids are exactly those whose keys and values it holds; no slot outlives the
-context `open`, so none holds keys of old weights.
+Invariants: a slot's `ids` are exactly the tokens whose keys and values are in its memory; slots are
+dropped when the context `open` ends, so none has keys of old weights.
 """
 
 from __future__ import annotations
@@ -44,51 +45,51 @@ from cuagent.training.policy.cached_attention import (
 )
 
 PASS_TOKENS = 8192
-"""Largest number of new tokens in a pass; it bounds the memory of activations."""
+"""Largest number of new tokens in one forward pass; it bounds the memory of activations."""
 MEMORY_SHARE = 0.6
-"""Share of the GPU memory free at opening that the slots take; judges and activations use the
-rest."""
+"""Share of the free GPU memory that the slots occupy; judges and activations use the rest."""
 SAME = 0.9
-"""Share of a slot's ids with which a prompt must begin to continue the slot's conversation."""
+"""Least share of an idle slot's ids that a prompt must begin with to continue in this slot."""
 CHUNK = 512
-"""Number of ids that are compared at a time."""
+"""Number of token ids that `shared` compares at a time."""
 
 
 @dataclass
 class Slot:
-    """Memory of one conversation."""
+    """Memory for the keys and values of one conversation."""
 
     start: int
-    """Index of its first token in `KeyValues`."""
+    """Index in `KeyValues` of the first token of the slot."""
     ids: list[int] = field(default_factory=list)
-    """Token ids whose keys and values it holds."""
+    """Token ids whose keys and values are in the slot."""
     busy: bool = False
     used: int = 0
-    """Number of the last request that used it; a larger number is more recent."""
+    """Sequence number of the last request that used the slot; a larger number is more recent."""
 
 
 @dataclass
 class Row:
-    """A request that is being sampled."""
+    """A request in progress, with its slot and the tokens sampled so far."""
 
     request: Request
     slot: Slot
     result: Future[Sampled]
     uniform: list[float]
-    """One number in [0, 1) for each token that may be sampled, from the request's seed."""
+    """One random number in [0, 1) for each token that may be sampled, from the request's seed."""
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
     def missing(self) -> int:
-        """Return the number of tokens to compute before the next one can be sampled."""
+        """Return the number of tokens whose keys and values must be computed before the next token
+        is sampled."""
         return len(self.request.prompt) + len(self.sampled) - len(self.slot.ids)
 
     def next_uniform(self) -> float:
-        """Return the number that decides the next sample."""
+        """Return the random number in [0, 1) that determines the next sampled token."""
         return self.uniform[len(self.sampled)]
 
     def next_ids(self, count: int) -> list[int]:
-        """Return the next `count` tokens to compute."""
+        """Return the next `count` token ids whose keys and values are missing."""
         at, prompt = len(self.slot.ids), self.request.prompt
         if at < len(prompt):
             return list(prompt[at : at + count])
@@ -96,7 +97,8 @@ class Row:
 
 
 class CachedEngine:
-    """An `Engine` that any number of threads may call while it is open.
+    """`Engine` that keeps conversations in memory; any number of threads may call it while it is
+    open.
 
     `end`: id of the end-of-turn token. `context`: largest number of tokens of a conversation.
     `tokens`: size of the cache in tokens; None: `MEMORY_SHARE` of a GPU's free memory. `rows`:
@@ -132,14 +134,14 @@ class CachedEngine:
         self._slots: list[Slot] = []
         self._memory: KeyValues | None = None
         self._steps: dict[int, DecodingStep] = {}
-        """Recorded passes, by number of rows."""
+        """Decoding step recorded as a CUDA graph, by its number of rows."""
         self._over = True
         self._count = 0
 
     def conversations(self) -> int | None:
-        """Return the number of slots that the memory free at present allows, at most `rows`.
+        """Return the number of slots: as many whole contexts as fit into the cache, at most `rows`.
 
-        Raises OutOfMemory if it is none.
+        Raises OutOfMemory if not even one fits.
         """
         tokens = self.tokens
         if tokens is None:
@@ -157,7 +159,8 @@ class CachedEngine:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Start the thread that samples. Raises EngineError if the model cannot be used."""
+        """Start the sampling thread; stop it at the end of the context. Raises EngineError if the
+        model cannot be used."""
         before = self.actor.config.get_text_config()._attn_implementation
         register()
         self.actor.set_attn_implementation(NAME)
@@ -231,7 +234,8 @@ class CachedEngine:
         return future
 
     def _run(self) -> None:
-        """Sample until the engine is closed; every request gets a result or an error."""
+        """Sample until the engine is closed; the main function of the sampling thread. Every
+        request gets a result or an error."""
         try:
             while self._take_requests():
                 try:
@@ -246,7 +250,7 @@ class CachedEngine:
                 self._fail(EngineError("stopped"))
 
     def _take_requests(self) -> bool:
-        """Wait for requests and give them slots; return False if the engine is closed."""
+        """Wait for requests and assign slots to them; return False if the engine is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._over or self._waiting or self._active)
             if not self._over:
@@ -254,7 +258,7 @@ class CachedEngine:
             return not self._over
 
     def _fail(self, error: Exception) -> None:
-        """Let all requests fail, and forget all cached conversations."""
+        """Fail all requests with `error`, and clear all slots."""
         for future in [f for _, f in self._waiting] + [row.result for row in self._active]:
             future.set_exception(error)
         self._waiting, self._active = [], []
@@ -262,7 +266,7 @@ class CachedEngine:
             slot.ids, slot.busy = [], False
 
     def _admit(self) -> None:
-        """Give slots to waiting requests, as long as there are idle slots."""
+        """Assign slots to waiting requests while slots are idle."""
         while self._waiting and any(not slot.busy for slot in self._slots):
             request, future = self._waiting.pop(0)
             slot = self._slot_for(request.prompt)
@@ -272,7 +276,8 @@ class CachedEngine:
             self._active.append(Row(request, slot, future, uniform))
 
     def _slot_for(self, prompt: Sequence[int]) -> Slot:
-        """Return an idle slot; its ids begin the prompt, with as many of them as possible."""
+        """Return an idle slot for a prompt, with as many of the prompt's first tokens as possible
+        already in it."""
         assert self._memory is not None
         idle = sorted((s for s in self._slots if not s.busy), key=lambda s: s.used)
         for slot in idle:
@@ -292,9 +297,11 @@ class CachedEngine:
         return slot
 
     def _advance(self) -> None:
-        """Sample the next token of rows whose prompt is known, and compute parts of other prompts.
+        """Run the next pass: sample a token for rows with a complete prompt, and compute parts of
+        the other prompts.
 
-        With torch's kernel the former are a recorded pass of their own.
+        With flash attention the rows with a complete prompt are a separate pass, recorded as a CUDA
+        graph.
         """
         rows = sorted(self._active, key=Row.missing)
         decoding = [row for row in rows if row.missing() == 1] if self.flash else []
@@ -304,7 +311,7 @@ class CachedEngine:
             self._decode(decoding)
 
     def _decode(self, rows: Sequence[Row]) -> None:
-        """Sample the next token of rows that miss only their last token."""
+        """Sample the next token of rows of which only the last token is not yet computed."""
         assert self._memory is not None
         size = rounded(len(rows))
         if size not in self._steps:
@@ -328,7 +335,8 @@ class CachedEngine:
 
     @torch.no_grad()
     def _read(self, rows: Sequence[Row]) -> None:
-        """Make one pass over the next tokens of rows, at most `PASS_TOKENS` together."""
+        """Compute keys and values of the next tokens of rows, at most `PASS_TOKENS` tokens in one
+        pass."""
         chosen, room = [], PASS_TOKENS
         for row in rows:
             count = min(row.missing(), room)
@@ -356,7 +364,7 @@ class CachedEngine:
                 self._add(row, token, logprob)
 
     def _add(self, row: Row, token: int, logprob: float) -> None:
-        """Add a sampled token to a row; end the row if this was its last one."""
+        """Append a sampled token to a row; finish the request if this was its last token."""
         row.sampled.append(token)
         row.logprobs.append(logprob)
         cut = token != self.end
@@ -374,16 +382,14 @@ class CachedEngine:
 
 
 def begins(ids: Sequence[int], prompt: Sequence[int]) -> bool:
-    """Return True if a conversation of these ids goes on as this prompt.
-
-    A prompt that leaves out the end of the ids is none: another one may go on as it.
-    """
+    """Return True if all token ids of a conversation, `ids`, are a prefix of `prompt`, so that the
+    prompt can use its slot."""
     n = len(ids)
     return 0 < n <= len(prompt) and ids[-1] == prompt[n - 1] and shared(ids, prompt) == n
 
 
 def shared(ids: Sequence[int], prompt: Sequence[int]) -> int:
-    """Return the number of tokens with which both begin."""
+    """Return the length of the common prefix of two token sequences."""
     most, at = min(len(ids), len(prompt)), 0
     while at < most and list(ids[at : at + CHUNK]) == list(prompt[at : at + CHUNK]):
         at += CHUNK

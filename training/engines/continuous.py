@@ -1,7 +1,7 @@
 """Sample with transformers' continuous batching: requests join and leave the batch at any token.
 
-It suits policies with long conversations. Keys and values are paged. If a request begins like an
-earlier one (as the next turn of an episode does), the common part is not computed again.
+This engine is meant for long conversations. Keys and values are paged. If a request begins like an
+earlier one (as the next turn of an episode does), the common prefix is not computed again.
 Not covered: reproducible samples (`LocalEngine`). The sampled tokens depend on which requests share
 the batch and on when they joined.
 Invariant: when the engine closes, it frees its memory and drops all keys and values, so none are of
@@ -27,10 +27,10 @@ from cuagent.training.policy.packed_attention import packs
 POLL_S = 0.2
 """Seconds between two checks of the results and of the stop event."""
 MEMORY_SHARE = 0.4
-"""Largest share of the GPU memory free at opening that the cache takes; judges use the rest."""
+"""Largest share of the free GPU memory that the cache occupies; judges use the rest."""
 PAGE = 256
-"""Number of tokens per page. transformers has the same value, under names that differ by
-version."""
+"""Number of tokens per page of the cache, as in transformers, which names this value differently in
+each version."""
 MAX_BATCH_TOKENS = 512
 """Largest number of tokens computed in one pass without flash attention."""
 MAX_FLASH_TOKENS = 8192
@@ -38,16 +38,17 @@ MAX_FLASH_TOKENS = 8192
 
 
 FLASH = ("flash_attn", "flash_attn_interface", "kernels")
-"""Packages from which transformers takes flash attention; `kernels` downloads it."""
+"""Packages that provide flash attention to transformers; `kernels` downloads it."""
 
 
 class ContinuousEngine:
-    """An `Engine` that any number of threads may call while it is open.
+    """`Engine` based on transformers' continuous batching; any number of threads may call it while
+    it is open.
 
-    `end`: id of the end-of-turn token. `tokens`: cache size, in tokens of all concurrent
-    conversations; a smaller cache is used if this one does not fit. None takes `MEMORY_SHARE` of
-    the free memory. A conversation waits if its pages do not fit, so a small cache costs time, but
-    loses no episode.
+    `end`: id of the end-of-turn token. `tokens`: size of the cache in tokens, over all concurrent
+    conversations; reduced if it does not fit. None: `MEMORY_SHARE` of the free memory. A
+    conversation waits while its pages do not fit, so a small cache costs time, but loses no
+    episode.
     """
 
     needs_batches = False
@@ -66,8 +67,8 @@ class ContinuousEngine:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Start the batching thread. Raises EngineError if this model or transformers does not
-        support it."""
+        """Start the batching thread; stop it at the end of the context. Raises EngineError if the
+        model or this version of transformers does not support batching."""
         packed = hasattr(self.actor, "config") and packs(self.actor)
         if packed:  # transformers accepts only its own attentions
             self.actor.set_attn_implementation("sdpa")
@@ -151,7 +152,8 @@ class ContinuousEngine:
         return future
 
     def _read(self, stopping: threading.Event) -> None:
-        """Give every result to the future of its request."""
+        """Set each result as the result of its request's future; the main function of the reading
+        thread."""
         while not stopping.is_set():
             result = self._manager.get_result(timeout=POLL_S)
             if result is not None:
@@ -182,7 +184,7 @@ class ContinuousEngine:
 
 
 def uses_flash(actor: Any) -> bool:
-    """Return True if the actor can use flash attention: half precision, on a GPU, package
-    installed."""
+    """Return True if the actor can use flash attention: half-precision weights on a GPU, and a
+    package of `FLASH` is installed."""
     half = actor.device.type == "cuda" and actor.dtype is not torch.float32
     return half and any(find_spec(name) is not None for name in FLASH)

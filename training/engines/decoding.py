@@ -21,23 +21,26 @@ from cuagent.training.policy.cached_attention import KeyValues, Pass
 
 @dataclass(frozen=True)
 class Next:
-    """The last token of a conversation, whose successor is sampled."""
+    """State of one conversation for a decoding pass: its last token, after which the next token is
+    sampled."""
 
     token: int
     start: int
-    """Index of the conversation's first token in `KeyValues`."""
+    """Index in `KeyValues` of the conversation's first token."""
     past: int
-    """Number of tokens before this one; their keys and values are in memory."""
+    """Number of earlier tokens of the conversation; their keys and values are in memory."""
     temperature: float
     uniform: float
-    """Number in [0, 1) that decides the sample."""
+    """Random number in [0, 1) that determines the sampled token."""
 
 
 class DecodingStep:
-    """Function of up to `rows` conversations: sample the next token of each.
+    """Callable that samples the next token of up to `rows` conversations in one pass, on a GPU as a
+    CUDA graph.
 
-    `spare`: index in `memory` that no conversation uses; unused rows write there. `longest`: bound
-    of a conversation's tokens. `pool`: memory pool of other recorded steps; None: an own one.
+    `spare`: index in `memory` that no conversation uses; unused rows write there. `longest`: upper
+    bound of a conversation's tokens. `pool`: CUDA memory pool shared with other recorded steps;
+    None: a new pool.
     """
 
     def __init__(
@@ -56,7 +59,7 @@ class DecodingStep:
         self.spare = spare
         self.pool = pool
         self.records = actor.device.type == "cuda"
-        """False to launch the kernels each time."""
+        """True if the step is replayed as a CUDA graph; False if each kernel is launched anew."""
         device, pinned = actor.device, self.records
         # Rows of `whole`: token, position, index to write, first index, length; of `real`:
         # temperature, uniform number. The buffers of the host are copied to those of the device.
@@ -72,7 +75,7 @@ class DecodingStep:
 
     @torch.no_grad()
     def __call__(self, nexts: Sequence[Next]) -> tuple[list[int], list[float]]:
-        """Return the sampled tokens and their log-probabilities."""
+        """Sample the next token of each conversation; return (tokens, log-probabilities)."""
         unused = [(0, 0, self.spare, self.spare, 1)] * (self.rows - len(nexts))
         numbers = [(n.token, n.past, n.start + n.past, n.start, n.past + 1) for n in nexts]
         self.host_whole.copy_(torch.tensor(numbers + unused).T)
@@ -91,9 +94,11 @@ class DecodingStep:
         return tokens, logprobs
 
     def record(self) -> None:
-        """Record the kernels of `compute`, after a run that allocates what libraries need.
+        """Record the kernels of `compute` as a CUDA graph, after one run that allocates what
+        libraries need.
 
-        A model that waits for the GPU within a pass cannot be recorded; it is launched each time.
+        A model that waits for the GPU within a pass cannot be recorded; its kernels are launched in
+        each pass.
         """
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -114,7 +119,8 @@ class DecodingStep:
         self.graph, self.pool = graph, graph.pool()
 
     def compute(self) -> None:
-        """Compute the pass from the buffers; `found` are the tokens and log-probabilities."""
+        """Run the pass on the input buffers; write tokens and log-probabilities to the buffer
+        `found`."""
         tokens, positions, write, starts, lengths = self.whole.unbind()
         first = torch.cat([starts, starts[-1:]]).to(torch.int32)
         cached = Pass(
@@ -132,6 +138,6 @@ class DecodingStep:
 
 
 def rounded(rows: int) -> int:
-    """Return the number of rows of the recorded step for `rows` conversations: 1, 2, 4, or a
-    multiple of 8."""
+    """Return the number of rows of the recorded step that serves `rows` conversations: 1, 2, 4, or
+    a multiple of 8."""
     return next((n for n in (1, 2, 4) if rows <= n), -(-rows // 8) * 8)

@@ -1,15 +1,16 @@
-"""Sample token ids and their log-probabilities from token ids.
+"""Define the protocol of engines, which sample token ids and log-probabilities after a prompt of
+token ids; and `LocalEngine`.
 
-One protocol has four engines. `LocalEngine` decodes the model in training itself, so sampler and
-trainer agree to the last bits and no weights are copied; its tokens depend on a request's seed, not
-on the rest of the batch (up to rounding). `CachedEngine` (`cached.py`) also decodes this model; it
-lets requests join and leave the batch and keeps conversations in memory. `ContinuousEngine`
-(`continuous.py`) does so with transformers' continuous batching. `ServerEngine` (`server.py`) asks
-a server that takes and returns token ids (vLLM, SGLang).
+Four engines implement the protocol. `LocalEngine` decodes the model in training itself, so sampler
+and trainer agree to the last bits and no weights are copied; its tokens depend on a request's seed,
+not on the rest of the batch (up to rounding). `CachedEngine` (`cached.py`) also decodes this model;
+requests join and leave its batch at any token, and conversations stay in memory. `ContinuousEngine`
+(`continuous.py`) uses transformers' continuous batching. `ServerEngine` (`server.py`) calls a
+server with token ids as input and output (vLLM, SGLang).
 Not covered: text and chat templates (`chat.py`), batching of concurrent episodes (`rollout.py`).
 
-Invariant: `logprobs` belong to the distribution that was sampled from; at temperature 1 that is the
-model's own. Training uses no top-p or top-k, which would make the ratios of PPO wrong.
+Invariant: `logprobs` are those of the distribution that was sampled from; at temperature 1 this is
+the model's own. Training uses no top-p or top-k, which would make the ratios of PPO wrong.
 """
 
 from __future__ import annotations
@@ -25,27 +26,27 @@ import torch
 from torch import Tensor
 
 DeviceGuard = Callable[[], AbstractContextManager[None]]
-"""A function that returns a context to enter while a device computes, if others time kernels on
-it."""
+"""Function that returns a context to enter while the device computes, so that no kernel is timed
+there at the same time."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One continuation to sample."""
+    """One request to an engine: continue a prompt."""
 
     prompt: tuple[int, ...]
     max_tokens: int
-    """Largest number of tokens to sample."""
+    """Largest number of tokens to sample for this request."""
     seed: int
     temperature: float = 1.0
-    """0 takes the likeliest token."""
+    """Sampling temperature; 0 selects the likeliest token."""
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """The result of a request.
+    """Tokens that an engine sampled for one request, with their log-probabilities.
 
-    `ids` end with the end-of-turn token, unless the length limit `cut` them.
+    `cut`: True if the length limit ended `ids`; otherwise `ids` end with the end-of-turn token.
     """
 
     ids: tuple[int, ...]
@@ -54,39 +55,38 @@ class Sampled:
 
 
 class Engine(Protocol):
-    """Sampler of continuations; see the module."""
+    """Protocol of samplers: token ids in, sampled token ids with log-probabilities out."""
 
     needs_batches: bool
     """True if one `sample` call must collect the requests of all threads. False if each thread may
-    call `sample` for itself."""
+    call `sample` separately."""
 
     def conversations(self) -> int | None:
-        """Return how many conversations fit into its memory at the same time; None: it does not
-        keep any, or shares its memory out by itself. Raises OutOfMemory."""
+        """Return how many conversations fit into the engine's memory at the same time.
+
+        None: the engine keeps no conversations, or limits their number itself. Raises OutOfMemory.
+        """
         ...
 
     def open(self) -> AbstractContextManager[None]:
-        """Start the engine.
+        """Start the engine; `sample` may be called inside this context, and the weights must not
+        change.
 
-        Inside this context it answers requests, and the weights must not change.
         Requests that are pending at the end fail. Raises EngineError.
         """
         ...
 
     def sample(self, requests: Sequence[Request]) -> list[Sampled]:
-        """Return one result for each request, in order. Raises EngineError."""
+        """Return one result for each request, in the same order. Raises EngineError."""
         ...
 
 
 class EngineError(Exception):
-    """A failure of the engine. The text is one line, with the remedy."""
+    """Error: an engine failed to sample. The message is one line, with the remedy."""
 
 
 class OutOfMemory(EngineError):
-    """An error: the engine's device has too little memory.
-
-    The collection of episodes ends with it.
-    """
+    """Error: the engine's device has too little memory. It ends the collection of episodes."""
 
 
 PREFILL_TOKENS = 16384
@@ -97,7 +97,7 @@ RESERVED_SHARE = 0.6
 
 
 class LocalEngine:
-    """Decode batches with a transformers model in this process.
+    """`Engine` that decodes batches with a transformers model in this process.
 
     A batch has at most `max_rows` requests and at most `tokens` padded tokens, prompts and answers
     together, but at least one request. `tokens` None: what fits into a GPU's free memory. `end`: id
@@ -114,7 +114,7 @@ class LocalEngine:
         guard: DeviceGuard = nullcontext,
         tokens: int | None = None,
     ) -> None:
-        """Create the engine; `guard` is a context that is entered for each batch."""
+        """Create the engine. `guard`: function that returns a context to enter for each batch."""
         self.actor = actor
         self.end = end
         self.max_rows = max_rows
@@ -158,7 +158,8 @@ class LocalEngine:
 
     @torch.no_grad()
     def _decode(self, requests: Sequence[Request]) -> list[Sampled]:
-        """Sample the answers of all requests token by token, in one batch with a shared cache."""
+        """Sample the answers to all requests token by token, in one batch with a common key-value
+        cache."""
         from transformers import DynamicCache
 
         device, n = self.actor.device, len(requests)
@@ -222,11 +223,11 @@ class LocalEngine:
     def _prefill(
         self, ids: Tensor, real: Tensor, position_ids: Tensor, cache: Any
     ) -> tuple[Tensor, Tensor]:
-        """Compute the keys and values of all but the last part of the prompts; return the last
-        part.
+        """Compute the keys and values of all but the last part of the prompts; return (ids,
+        positions) of the last part.
 
-        All tensors are [requests, tokens]. The forward pass over the returned ids and positions
-        gives the first sampled token.
+        All tensors are [requests, tokens]. The forward pass over the last part gives the first
+        sampled token.
         """
         part = max(1, PREFILL_TOKENS // len(ids))
         while ids.shape[1] > part:
@@ -244,15 +245,18 @@ class LocalEngine:
 
 
 def cache_argument(actor: Any) -> str:
-    """Return the name of the cache among the arguments of a model: `cache`, or `past_key_values` in
-    older versions of transformers, which newer ones warn about."""
+    """Return the parameter name of the key-value cache in the model's forward function.
+
+    It is `cache`, or `past_key_values` in older versions of transformers.
+    """
     model = actor.get_base_model() if hasattr(actor, "get_base_model") else actor
     known = signature(type(model).forward).parameters
     return "cache" if "cache" in known else "past_key_values"
 
 
 def _padded(requests: Sequence[Request]) -> tuple[Tensor, Tensor]:
-    """Return (ids, real), both [requests, longest prompt]; `real` is 1 on tokens and 0 on padding.
+    """Return (ids, real) of the prompts, both [requests, longest prompt]; `real` is 1 on tokens and
+    0 on padding.
 
     Rows are padded on the left, so that all of them grow at the end.
     """
@@ -284,7 +288,7 @@ def batches(lengths: Sequence[int], rows: int, tokens: int | None) -> Iterator[r
 
 
 def token_bytes(actor: Any) -> int:
-    """Return the bytes that the keys and values of one token take in all layers."""
+    """Return the number of bytes of one token's keys and values in all layers."""
     config = actor.config.get_text_config()
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -293,14 +297,14 @@ def token_bytes(actor: Any) -> int:
 
 
 def fitting_tokens(actor: Any) -> int | None:
-    """Return how many tokens' keys and values fit into the unreserved free GPU memory; None on the
-    CPU."""
+    """Return the number of tokens whose keys and values fit into the unreserved free GPU memory;
+    None on the CPU."""
     free = free_memory(actor.device)
     return None if free is None else max(1, int((1 - RESERVED_SHARE) * free) // token_bytes(actor))
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Return the bytes of a GPU that this process can still use; None on the CPU."""
+    """Return the GPU memory in bytes that this process can still use; None on the CPU."""
     if device.type != "cuda":
         return None
     free, _ = torch.cuda.mem_get_info(device)
@@ -310,7 +314,7 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def lacks_memory(error: BaseException | str) -> bool:
-    """Return True if an error of torch, or its text, says that memory is exhausted."""
+    """Return True if an error of torch, or an error message, means that memory is exhausted."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     text = str(error).lower()
@@ -318,7 +322,8 @@ def lacks_memory(error: BaseException | str) -> bool:
 
 
 def out_of_memory(requests: Sequence[Request]) -> OutOfMemory:
-    """Return the error for a batch that did not fit, with its size and the remedy."""
+    """Return the error for a batch of requests that did not fit into memory, with its size and the
+    remedy."""
     longest = max(len(r.prompt) + r.max_tokens for r in requests)
     return OutOfMemory(
         f"out of memory while sampling {len(requests)} conversations of up to {longest} tokens; "

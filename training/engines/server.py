@@ -1,8 +1,9 @@
-"""Sample from a server that takes token ids and returns ids with their log-probabilities.
+"""Sample on a server that accepts token ids and returns token ids with their log-probabilities.
 
-It serves policies on GPUs other than those that train or time. The URL selects one of two
+The server runs the policy on other GPUs than those that train or time. The URL selects one of two
 protocols: vLLM's completions (`http://HOST:8000/v1`) or SGLang's own
-(`http://HOST:30000/generate`). Not covered: starting the server.
+(`http://HOST:30000/generate`).
+Not covered: starting the server.
 Invariant: the recorded ids are the server's, never re-tokenized text.
 """
 
@@ -21,17 +22,17 @@ from cuagent.training.engines.engine import EngineError, Request, Sampled
 
 SGLANG = "/generate"
 TIMEOUT_S = 1800.0
-"""Seconds to wait for one answer: a request may queue behind many others."""
+"""Longest wait in seconds for the answer to one request, which may queue behind many others."""
 UNFILTERED = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Sampling settings sent with each request. Without them both servers use the model's
 generation_config.json, and the log-probabilities would belong to another distribution."""
 
 
 class ServerEngine:
-    """An `Engine` that asks a server.
+    """`Engine` that sends its requests to a server (vLLM or SGLang).
 
-    `model` is the server's name of the policy (SGLang ignores it); `end` is the id of the
-    end-of-turn token.
+    `model`: name of the policy on the server (SGLang ignores it). `end`: id of the end-of-turn
+    token.
     """
 
     needs_batches = False
@@ -53,8 +54,8 @@ class ServerEngine:
             return list(pool.map(self._ask, requests))
 
     def load(self, folder: Path) -> None:
-        """Make the server load the weights of a Hugging Face folder, which it must see by the same
-        path. Raises EngineError."""
+        """Make the server load the weights of a Hugging Face folder. Server and client must see the
+        folder at the same path. Raises EngineError."""
         if not can_reload(self.url):
             raise EngineError(
                 f"{self.url}: only SGLang ({SGLANG}) can load new weights while it runs"
@@ -112,12 +113,12 @@ class ServerEngine:
 
 
 def can_reload(url: str) -> bool:
-    """Return True if the server can load new weights while it runs."""
+    """Return True if the server at `url` (SGLang) can load new weights while it runs."""
     return url.rstrip("/").endswith(SGLANG)
 
 
 def post(url: str, body: Mapping[str, Any]) -> Any:
-    """Post JSON and return the JSON answer. Raises EngineError."""
+    """Send `body` as JSON by HTTP POST; return the parsed JSON answer. Raises EngineError."""
     data, kind = json.dumps(body).encode(), {"Content-Type": "application/json"}
     try:
         with urllib.request.urlopen(

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from cuagent.training.settings import TrainConfig
 
 UNBOUNDED = 1e9
-"""Value that disables one of verl's clips, for which verl has no other setting."""
+"""Bound that never takes effect: the value of verl's clip settings that cannot be disabled
+otherwise."""
 PLUGIN = '''\
 """Loaded by verl in each of its processes (VERL_USE_EXTERNAL_MODULES)."""
 
@@ -53,13 +54,14 @@ exec python3 -m verl.trainer.main_ppo \\
 
 @dataclass(frozen=True)
 class Cluster:
-    """GPUs of verl's cluster. The judges' GPUs are additional: Ray gives each judge a whole GPU."""
+    """Numbers of GPUs of verl's cluster. The judges' GPUs are additional to those for training: Ray
+    reserves a whole GPU for each judge."""
 
     nodes: int = 1
     gpus: int = 6
-    """GPUs per node for training and sampling."""
+    """Number of GPUs per node for training and sampling."""
     judges: int = 2
-    """GPUs of the whole cluster that only time kernels."""
+    """Number of GPUs in the whole cluster that only time kernels."""
 
 
 def export_verl(
@@ -71,7 +73,7 @@ def export_verl(
     cluster: Cluster,
     device: str = "cuda",
 ) -> int:
-    """Write the folder `out`; return the number of tasks.
+    """Write the folder `out` from which verl trains; return the number of tasks.
 
     `actor`, `critic`: Hugging Face folders. Raises RecordError, TaskError, ConfigError.
     """
@@ -102,7 +104,7 @@ def export_verl(
 
 
 def check_supported(config: TrainConfig) -> None:
-    """Raise ConfigError if a setting that verl cannot follow differs from its default."""
+    """Raise ConfigError if a setting that verl does not support differs from its default."""
     p, plain = config.ppo, PpoConfig()
     lacking = {
         "single_turn": config.single_turn == 0,
@@ -119,8 +121,8 @@ def check_supported(config: TrainConfig) -> None:
 
 
 def write_tasks(tasks: Path, out: Path, heldout: float, device: str) -> int:
-    """Copy the task files and write the two parquet files that name them; return the number of
-    tasks."""
+    """Copy the task files to `out`, and write two parquet files that list them (training, held
+    out); return the number of tasks."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -144,7 +146,7 @@ def write_tasks(tasks: Path, out: Path, heldout: float, device: str) -> int:
 
 
 def loop_settings(config: TrainConfig, cluster: Cluster, device: str) -> str:
-    """Return agent_loop.yaml: the arguments of `CuagentLoop`."""
+    """Return the text of agent_loop.yaml: the arguments of `CuagentLoop`."""
     play = config.play
     return (
         "- name: cuagent\n"
@@ -161,9 +163,9 @@ def loop_settings(config: TrainConfig, cluster: Cluster, device: str) -> str:
 def overrides(
     out: Path, config: TrainConfig, cluster: Cluster, lam_actor: object = "adaptive"
 ) -> Sequence[str]:
-    """Return the settings of verl (`name=value`) that correspond to `config`.
+    """Return verl's settings (`name=value`) that correspond to `config`.
 
-    A test checks the names against verl's own.
+    A test checks the names against verl's own settings.
     """
     p, context = config.ppo, config.play.context
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"

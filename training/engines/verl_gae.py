@@ -1,11 +1,11 @@
-"""Replace verl's advantage function by our GAE; the exported plug-in installs it.
+"""Replace verl's advantage function by cuagent's GAE; the exported plug-in installs it.
 
 verl (0.9) skips observations correctly. But it puts the terminal reward on the last token even if
 that token is masked, and it has one lambda for actor and critic. Its registry of estimators does
 not pass the values, so the function itself must be replaced.
 Not covered: rewards within an episode (a KL penalty in the reward), discounting.
-Invariant: `gae` takes and returns the same things as verl's function; `install` refuses a verl
-whose function takes others.
+Invariant: `gae` has the same parameters and results as verl's function; `install` raises an error
+if verl's function has other parameters.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from cuagent.training.algorithms.advantage import advantages_and_returns, whiten
 
 ARGUMENTS = ["token_level_rewards", "values", "response_mask", "gamma", "lam"]
 LAM_ACTOR = "CUAGENT_LAM_ACTOR"
-"""Environment variable with the actor's lambda, or `adaptive`. If unset, the actor has the critic's
-lambda (`algorithm.lam`)."""
+"""Name of the environment variable with the actor's lambda, or `adaptive`. If unset, the actor uses
+the critic's lambda (`algorithm.lam`)."""
 
 
 def gae(
@@ -50,13 +50,15 @@ def gae(
 
 
 def lam_actor(lam: float) -> float | None:
-    """Return the actor's lambda (None: length-adaptive); `lam` is the critic's, the default."""
+    """Return the lambda of the actor's GAE; None: length-adaptive. `lam`: the critic's lambda, used
+    if `CUAGENT_LAM_ACTOR` is unset."""
     setting = os.environ.get(LAM_ACTOR, "")
     return None if setting == "adaptive" else float(setting or lam)
 
 
 def install() -> None:
-    """Replace verl's function by `gae`. Raises RuntimeError if verl's takes other arguments."""
+    """Replace verl's advantage function by `gae`. Raises RuntimeError if verl's function has other
+    parameters."""
     from verl.trainer.ppo import core_algos
 
     parameters = list(inspect.signature(core_algos.compute_gae_advantage_return).parameters)

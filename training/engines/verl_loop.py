@@ -1,6 +1,7 @@
 """Play episodes of cuagent's agent loop inside verl: verl's servers sample, Ray actors judge.
 
-The agent_loop.yaml of `cuagent train export-verl` names `CuagentLoop`. Imports verl.
+The file agent_loop.yaml of `cuagent train export-verl` names the class `CuagentLoop`. This module
+imports verl.
 Not covered: the advantages (`verl_gae.py`).
 Invariant: verl gets the ids that its servers sampled, and no token after the last sampled one,
 because verl puts the reward on the last token.
@@ -33,18 +34,19 @@ from cuagent.training.policy.chat import Chat
 from cuagent.training.rollout.episode import Play, play_one
 
 EPISODES = ThreadPoolExecutor(256, thread_name_prefix="episode")
-"""Threads that play episodes, one each; they mostly wait for a server or a verdict."""
+"""Thread pool in which episodes are played, one per thread; the threads mostly wait for a server or
+a verdict."""
 
 
 @cache
 def shared_pool(actors: int, timed: bool, gpus: bool) -> RayPool:
-    """Return the pool of judging Ray actors that all processes of verl share."""
+    """Return the pool of judging Ray actors, which all processes of verl share."""
     return RayPool(actors, Effort.QUICK if timed else None, gpus, name="judge")
 
 
 class CuagentLoop(AgentLoopBase):
-    """An agent loop of verl that plays one episode; keyword arguments are the fields of
-    agent_loop.yaml."""
+    """Agent loop of verl that plays one episode with cuagent's tools. The keyword arguments are the
+    fields of agent_loop.yaml."""
 
     def __init__(
         self,
@@ -64,7 +66,8 @@ class CuagentLoop(AgentLoopBase):
         self.pool = shared_pool(actors, timed, self.device is Device.CUDA)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
-        """Play the episode; return one output per context window. The last one has the reward."""
+        """Play one episode; return one output per context window. The last window's output has the
+        reward."""
         home, name = asyncio.get_running_loop(), uuid4().hex
 
         def ask(request: Request) -> Sampled:
@@ -86,9 +89,10 @@ class CuagentLoop(AgentLoopBase):
         ]
 
     async def _sample(self, request: Request, params: dict[str, Any], name: str) -> Sampled:
-        """Return the server's answer.
+        """Return the tokens that verl's server sampled for a request.
 
-        The temperature is verl's (`params`), which differs for validation.
+        `params`: verl's sampling parameters; the temperature is theirs, because it differs for
+        validation.
         """
         out = await self.server_manager.generate(
             request_id=name,

@@ -1,6 +1,7 @@
 """Convert tasks and episodes to rows for verl.
 
-`verl_export.py` and `verl_loop.py` use this module. It does not import verl, so tests need no verl.
+`verl_export.py` and `verl_loop.py` use this module. It does not import verl, so its tests need no
+verl.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from cuagent.training.policy.chat import template_message
 
 
 def task_row(number: int, task: Task, file: Path) -> dict[str, Any]:
-    """Return a row of verl's data set. Only verl's length filter reads the row's prompt.
+    """Return a task as a row of verl's data set. Only verl's length filter reads the row's prompt.
 
-    `file`: path of the task that every machine sees.
+    `file`: path of the task file that every machine sees.
     """
     return {
         "data_source": "cuagent",
@@ -34,7 +35,7 @@ def rows_of(episode: Episode) -> list[dict[str, Any]]:
     """Return the fields of verl's AgentLoopOutput for each context window of an episode.
 
     Tokens after the last sampled one are left out. Only the last window has the reward; verl copies
-    it to the others.
+    the reward to the other windows.
     """
     windows: dict[int, list[Any]] = {}
     for segment in episode.segments:
@@ -47,7 +48,10 @@ def rows_of(episode: Episode) -> list[dict[str, Any]]:
 
 
 def fields(window: Sequence[Any]) -> dict[str, Any]:
-    """Return the prompt and response fields of one window (its segments)."""
+    """Return the prompt and response fields of verl's AgentLoopOutput for one context window.
+
+    `window`: the window's segments.
+    """
     last = max(at for at, s in enumerate(window) if s.kind is Kind.ACTION)
     first = next(at for at, s in enumerate(window) if s.kind is Kind.ACTION)
     response = window[first : last + 1]

@@ -1,1 +1,2 @@
-"""Verdicts for many episodes: processes of this machine, Ray actors, clients."""
+"""Judge the kernels of many episodes: in processes of this machine, in Ray actors, or through
+another process's pool."""

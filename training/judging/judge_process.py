@@ -1,4 +1,4 @@
-"""Run the judges of one device in a child process that keeps tasks open (processes and memory
+"""Run the judges of one device in a child process that keeps tasks open (their processes and memory
 ready).
 
 `pool.py` owns these processes. No two measurements run at the same time: a process answers one
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from cuagent.verify.referee import Isolation
 
 MAX_OPEN_TASKS = 24
-"""Largest number of tasks that a process keeps open. Each has its own processes and memory; one
-fork server that has imported torch serves all of them."""
+"""Largest number of tasks that one judging process keeps open. Each open task has its own processes
+and memory; one fork server that has imported torch serves all of them."""
 TASK_BYTES = 4 << 30
 """GPU memory in bytes that is reserved for each open task and for the attempt in progress. Eight
 open tasks of a million numbers used 30 GB of an H200, contexts included."""
@@ -44,14 +44,15 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class PoolError(ForkServerError):
-    """A failure of a judging process, or a task that cannot be opened. The text is one line.
+    """Error: a judging process failed, or a task cannot be opened. The message is one line.
 
     The agent treats it as a lost judge: the episode gets no reward.
     """
 
 
 class JudgeProcess:
-    """Handle of one judging process for one device; its requests wait for each other."""
+    """Handle of a judging process, which serves one device. Concurrent requests wait for each
+    other."""
 
     def __init__(
         self,
@@ -61,11 +62,11 @@ class JudgeProcess:
         device_lock: DeviceLock,
         judges_per_gpu: int = 1,
     ) -> None:
-        """Start the process.
+        """Start the judging process.
 
         `gpu`: index of its GPU; None: it judges CPU kernels. `core`: CPU core to pin it to; None:
-        not pinned. `judges_per_gpu` processes share the GPU, this one included. Raises PoolError if
-        CUDA_VISIBLE_DEVICES excludes the GPU.
+        not pinned. `judges_per_gpu`: number of processes that share the GPU, this one included.
+        Raises PoolError if CUDA_VISIBLE_DEVICES excludes the GPU.
         """
         context = multiprocessing.get_context("spawn")
         visible = None if gpu is None else visible_device(gpu)
@@ -77,22 +78,26 @@ class JudgeProcess:
         self._lock = threading.Lock()
 
     def open(self, tasks: Sequence[Task], timed: bool) -> None:
-        """Open tasks in parallel before the first judgement.
+        """Open tasks in parallel before the first judgement. `timed`: kernels will be timed.
 
         Raises PoolError if the process died. A task that cannot be opened fails at its judgement.
         """
         self._ask("open", tasks, timed)
 
     def judge(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
-        """Judge an attempt; `effort` None skips timing. Raises PoolError."""
+        """Judge an attempt in the judging process; `effort` None skips timing. Raises PoolError."""
         return self._ask("judge", task, attempt, effort)
 
     def profile(self, task: Task, attempt: Attempt | None, counters: bool) -> Profile:
-        """Profile an attempt, or the reference if None. Raises ProfileError, PoolError."""
+        """Profile an attempt, or the reference if `attempt` is None. Raises ProfileError,
+        PoolError."""
         return self._ask("profile", task, attempt, counters)
 
     def measure_ladder(self, task: Task, whole: bool) -> Ladder:
-        """Return the ladder of a task; it is measured once. Raises PoolError."""
+        """Return the ladder of a task; it is measured at the first request only. Raises PoolError.
+
+        `whole`: also measure the rungs that are postponed otherwise.
+        """
         return self._ask("measure_ladder", task, whole)
 
     def _ask(self, *question: Any) -> Any:
@@ -117,8 +122,8 @@ class JudgeProcess:
 
 
 class JudgeCache:
-    """Cache of open judges by task; it closes the least recently used one when there are too
-    many."""
+    """Cache of open judges by task; the least recently used judge is closed when there are more
+    than `max_open`."""
 
     def __init__(
         self,
@@ -133,13 +138,13 @@ class JudgeCache:
         self._judges: OrderedDict[str, LocalJudge] = OrderedDict()
         self._fork_server: ForkServer | None = None
         self._ladders: dict[str, Ladder] = {}
-        """Ladders by task digest."""
+        """Baselines of each task (`Ladder`), by the task's digest."""
         self._without_baseline: set[str] = set()
-        """Digests of tasks with a baseline that failed twice."""
+        """Digests of tasks with a baseline that failed with two judges in succession."""
 
     @cached_property
     def max_open(self) -> int:
-        """Largest number of tasks that may be open."""
+        """Largest number of tasks that may be open at the same time."""
         if self.sharing_gpu is None:
             return MAX_OPEN_TASKS
         with self.device_lock.shared():  # a driver call could disturb a timing
@@ -147,7 +152,7 @@ class JudgeCache:
         return MAX_OPEN_TASKS if total is None else max_open_tasks(total, self.sharing_gpu)
 
     def judge(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
-        """Judge an attempt; if a baseline failed, judge again once with a new judge.
+        """Judge an attempt. If a baseline failed in its timing, judge once more with a new judge.
 
         A judge never times a failed baseline again. Without a new judge all later kernels of the
         task would get a lower reward.
@@ -164,11 +169,11 @@ class JudgeCache:
         return self._get(task).profile(attempt, counters=counters)
 
     def measure_ladder(self, task: Task, whole: bool) -> Ladder:
-        """Return the ladder of a task, measured once.
+        """Return the ladder of a task; it is measured at the first request only.
 
-        The judge does not keep it: later attempts must be timed against the same baselines, whether
-        or not an episode asked for the ladder. `whole`: also measure the rungs that were left for
-        later.
+        `whole`: also measure the rungs that were postponed. The ladder is not passed to the task's
+        judge: later attempts must be timed against the same baselines, whether or not an episode
+        asked for the ladder.
         """
         known = self._ladders.get(task.digest)
         if known is None or (whole and known.later):
@@ -180,7 +185,7 @@ class JudgeCache:
         return known
 
     def open(self, tasks: Sequence[Task], timed: bool) -> None:
-        """Open tasks in parallel, up to `max_open`; most of the time goes to compilers."""
+        """Open tasks in parallel, up to `max_open`. Compilation takes most of the time."""
         room = max(0, self.max_open - len(self._judges))
         tasks = [task for task in tasks if task.digest not in self._judges][:room]
         if tasks:
@@ -198,9 +203,9 @@ class JudgeCache:
             self._fork_server.close()
 
     def _live_fork_server(self) -> ForkServer:
-        """Return a live fork server for new judges.
+        """Return a live fork server for new judges; start one if there is none or it died.
 
-        Open judges replace their own dead one themselves.
+        Judges that are already open replace a dead fork server themselves.
         """
         if self._fork_server is None or not self._fork_server.alive:
             if self._fork_server is not None:
@@ -209,8 +214,8 @@ class JudgeCache:
         return self._fork_server
 
     def _open_judge(self, task: Task, timed: bool, fork_server: ForkServer) -> LocalJudge | None:
-        """Return an open judge; None if that failed (the next judgement tries again and reports the
-        error)."""
+        """Open a judge for a task and return it; None if that failed. The next judgement then tries
+        again and reports the error."""
         from cuagent.judge import LocalJudge
         from cuagent.verify.oracle.client import OracleLost
 
@@ -257,7 +262,7 @@ class JudgeCache:
 
 
 def missing_baseline(found: Judgement) -> bool:
-    """Return True if an accepted attempt was timed, but a baseline failed."""
+    """Return True if an accepted attempt was timed, but a baseline failed in this timing."""
     timing = found.timing
     if timing is None or not found.verdict.accepted:
         return False
@@ -265,8 +270,7 @@ def missing_baseline(found: Judgement) -> bool:
 
 
 def gpu_memory(index: int = 0) -> int | None:
-    """Return the total memory of a GPU in bytes; None if there is no such GPU (an error follows
-    when a task is opened)."""
+    """Return the total memory of a GPU in bytes; None if there is no such GPU."""
     import torch
 
     try:
@@ -276,8 +280,8 @@ def gpu_memory(index: int = 0) -> int | None:
 
 
 def max_open_tasks(total: int, judges_per_gpu: int) -> int:
-    """Return how many tasks each judging process may keep open; `total`: the GPU's memory in
-    bytes."""
+    """Return the number of tasks that each judging process may keep open. `total`: the GPU's memory
+    in bytes."""
     return max(1, min(MAX_OPEN_TASKS, (total // TASK_BYTES - 1) // judges_per_gpu))
 
 
@@ -335,7 +339,7 @@ def visible_device(gpu: int) -> str:
 
 
 def exit_with_parent() -> None:
-    """Make this process, and so its judges, exit as soon as its parent is gone, even if it was
+    """Make this process exit as soon as its parent process has ended, even if the parent was
     killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -348,7 +352,7 @@ def exit_with_parent() -> None:
 
 
 def pin_to_core(core: int) -> None:
-    """Pin this process and its children to one core, with one thread each."""
+    """Pin this process and its children to one CPU core, with one thread each."""
     import torch
 
     os.sched_setaffinity(0, {core})

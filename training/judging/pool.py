@@ -1,11 +1,12 @@
 """Judge kernels for many episodes: one or more processes per timing device, and a cache.
 
-Rollouts have hundreds of episodes that want verdicts. A CPU core that times (`cores`) has one
-judging process; a GPU may have several (`judges_per_gpu`), which verify in parallel and time one
-after the other while none verifies, so none of our own work disturbs a measurement. The threads of
-the episodes compile, and the judging process finds the result in the build cache; they do not
-compile if they may run on a timing core. Judgements are cached by content, because a policy repeats
-its kernels. Not covered: several machines (`ray_pool.py`).
+Rollouts have hundreds of episodes that wait for verdicts. A CPU core that times (`cores`) has one
+judging process. A GPU may have several (`judges_per_gpu`): they verify in parallel, and time one
+after the other while no other process verifies, so that cuagent itself never disturbs a
+measurement. The threads of the episodes compile the kernels, and the judging process finds the
+results in the build cache; the threads do not compile if they may run on a timing core. Judgements
+are cached by content, because a policy repeats its kernels.
+Not covered: several machines (`ray_pool.py`).
 Invariant: a judgement never depends on the episode that asked. A failure of the machine is not
 cached.
 """
@@ -45,12 +46,12 @@ _HEAD = struct.Struct("<8s32sQ")
 
 
 class Pool(Protocol):
-    """Source of judgements for rollouts: the pool of this process, or a client of another's
+    """Source of judgements for rollouts: the pool of this process, or a client of another process's
     pool."""
 
     @property
     def judged(self) -> int:
-        """Number of distinct kernels so far."""
+        """Number of distinct kernels judged so far."""
         ...
 
     @property
@@ -59,7 +60,7 @@ class Pool(Protocol):
         ...
 
     def open(self, tasks: Sequence[Task]) -> None:
-        """Open tasks now, so that the first judgement does not wait for torch.compile."""
+        """Open tasks in advance, so that the first judgement does not wait for torch.compile."""
         ...
 
     def judge_for(self, task: Task) -> Judge:
@@ -71,23 +72,24 @@ class Pool(Protocol):
         ...
 
     def profile(self, task: Task, attempt: Attempt | None, counters: bool = False) -> Profile:
-        """Profile an attempt, or the reference if it is None. Raises ProfileError, PoolError."""
+        """Profile an attempt, or the reference if `attempt` is None. Raises ProfileError,
+        PoolError."""
         ...
 
     def measure_ladder(self, task: Task, whole: bool = False) -> Ladder:
-        """Return the ladder of a task; it is measured once. Raises PoolError."""
+        """Return the ladder of a task; it is measured at the first request only. Raises
+        PoolError."""
         ...
 
 
 class JudgePool:
-    """A pool of judging processes; a context manager.
+    """A pool of judging processes on this machine; use it as a context manager.
 
-    `effort`: None verifies without timing, so rewards are -1 and 1. `gpus`: indices of the CUDA
-    devices that time, with `judges_per_gpu` processes each. `cores`: cores that time CPU tasks, one
-    pinned process each; empty means one process, not pinned. `cache_file`: file that keeps
-    judgements for a resumed run or another seed on the same tasks; it is valid for one machine and
-    one effort only. Entering the context raises PoolError if another user or machine wrote this
-    file.
+    `effort` None verifies without timing, so rewards are -1 and 1. `gpus`: indices of the GPUs that
+    time, with `judges_per_gpu` processes each. `cores`: CPU cores that time CPU tasks, one pinned
+    process each; empty: one process, not pinned. `cache_file`: file in which judgements are kept
+    for a resumed run or another seed on the same tasks; it is valid for one machine and one effort
+    only. Entering the context raises PoolError if another user or machine wrote this file.
     """
 
     def __init__(
@@ -133,7 +135,8 @@ class JudgePool:
             self._locks.cleanup()
 
     def open(self, tasks: Sequence[Task], should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Open the tasks in all processes in parallel, until `should_stop`.
+        """Open the tasks in all judging processes in parallel; stop early when `should_stop`
+        returns True.
 
         Each process opens as many tasks in parallel as it has cores. Raises PoolError if a process
         died.
@@ -189,29 +192,29 @@ class JudgePool:
         return found
 
     def judge_uncached(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
-        """Judge without reading or writing the cache; `effort` None skips timing."""
+        """Judge an attempt without reading or writing the cache; `effort` None skips timing."""
         return self._judge_process(task).judge(task, attempt, effort)
 
     def profile(self, task: Task, attempt: Attempt | None, counters: bool = False) -> Profile:
-        """Profile in the judging process, so that no judgement disturbs it. Raises ProfileError,
-        PoolError."""
+        """Profile an attempt in the judging process, so that no judgement disturbs it. Raises
+        ProfileError, PoolError."""
         return self._judge_process(task).profile(task, attempt, counters)
 
     def measure_ladder(self, task: Task, whole: bool = False) -> Ladder:
-        """Measure the ladder in the judging process, or return the earlier one. Raises
+        """Return the ladder of a task; the judging process measures it at the first request. Raises
         PoolError."""
         return self._judge_process(task).measure_ladder(task, whole)
 
     def device_lock(self, gpu: int) -> DeviceLock:
-        """Return the lock of a GPU. Its judging processes hold the lock while they time, and
-        training holds it while it computes."""
+        """Return the lock of a GPU: judging processes hold it while they time, and training holds
+        it while it computes."""
         with self._lock:
             if self._locks is None:
                 self._locks = TemporaryDirectory(prefix="cuagent-turns-")
             return DeviceLock(Path(self._locks.name) / f"gpu-{gpu}")
 
     def describe_cost(self) -> str:
-        """Return the median seconds to verify and to time a right kernel, as text."""
+        """Return as text the median seconds of verifying and of timing a right kernel."""
         done = [f.result() for f in list(self._cache.values()) if f.done() and not f.exception()]
         right = [j for j in done if j.verdict.accepted]
         if not right:
@@ -241,8 +244,8 @@ class JudgePool:
 
 
 class RemotePool:
-    """Base of a `Pool` whose judging processes belong to another process; it counts its own
-    requests."""
+    """Base class of a `Pool` that sends its requests to a pool in another process, and counts
+    them."""
 
     def __init__(self) -> None:
         self._asked: set[tuple[str, str]] = set()
@@ -250,17 +253,18 @@ class RemotePool:
         self._lock = threading.Lock()
 
     def ask(self, method: str, task: Task, *arguments: Any) -> Any:
-        """Call a method of the other process's pool. Raises the method's errors, and PoolError."""
+        """Call a method of the pool in the other process. Raises the method's errors, and
+        PoolError."""
         raise NotImplementedError
 
     @property
     def judged(self) -> int:
-        """Number of distinct kernels that this client asked for."""
+        """Number of distinct kernels for which this client requested a judgement."""
         return len(self._asked)
 
     @property
     def cache_hits(self) -> int:
-        """Number of repeated requests of this client."""
+        """Number of this client's requests that repeat an earlier one."""
         return self._count - len(self._asked)
 
     def open(self, tasks: Sequence[Task]) -> None:
@@ -271,23 +275,23 @@ class RemotePool:
         return PooledJudge(self, task)
 
     def judge(self, task: Task, attempt: Attempt, timed: bool = True) -> Judgement:
-        """Judge an attempt in the other process, with its cache."""
+        """Judge an attempt in the other process, which uses its cache."""
         with self._lock:
             self._count += 1
             self._asked.add((task.digest, attempt.digest))
         return cast("Judgement", self.ask("judge", task, attempt, timed))
 
     def profile(self, task: Task, attempt: Attempt | None, counters: bool = False) -> Profile:
-        """Profile in the other process."""
+        """Profile an attempt, or the reference if `attempt` is None, in the other process."""
         return cast("Profile", self.ask("profile", task, attempt, counters))
 
     def measure_ladder(self, task: Task, whole: bool = False) -> Ladder:
-        """Measure the ladder in the other process, or return the earlier one."""
+        """Return the ladder of a task; the other process measures it at the first request."""
         return cast("Ladder", self.ask("measure_ladder", task, whole))
 
 
 class PooledJudge:
-    """A `Judge` for the rollouts of one task, served by a pool.
+    """A `Judge` of attempts at one task that forwards its requests to a pool.
 
     Invariant: the judgement of an attempt never depends on the episode that asked. An episode that
     measures a ladder does not change which baselines attempts are timed against.
@@ -303,15 +307,15 @@ class PooledJudge:
     def judge(
         self, attempt: Attempt, effort: Effort | None = Effort.QUICK, *, than: Timing | None = None
     ) -> Judgement:
-        """Judge at the pool's effort (None: without timing).
+        """Judge an attempt at the pool's effort (`effort` None: without timing).
 
-        Other efforts and `than` are ignored: `submit` must give the reward of the verdict that
-        the policy saw.
+        Other efforts and `than` are ignored: `submit` must give the reward of the verdict that the
+        policy saw.
         """
         return self.pool.judge(self.task, attempt, timed=effort is not None)
 
     def verify_ahead(self, attempt: Attempt) -> None:
-        """Do nothing: the pool judges at one effort, and keeps its verdicts."""
+        """Do nothing: the pool judges at one effort only, and caches its verdicts."""
 
     def profile(self, attempt: Attempt | None = None, *, counters: bool = False) -> Profile:
         return self.pool.profile(self.task, attempt, counters)
@@ -320,14 +324,13 @@ class PooledJudge:
         return self.pool.measure_ladder(self.task, whole)
 
     def confirm_rung(self) -> Ladder:
-        """Return the ladder as measured before.
-
-        It is not measured again, because no reward depends on it.
-        """
+        """Return the ladder as measured before. The best rung is not measured again, because no
+        reward depends on it."""
         return self.pool.measure_ladder(self.task)
 
     def start_from(self, found: Ladder) -> bool:
-        """Return False: a ladder from elsewhere is not used, because the pool measures its own."""
+        """Return False: a ladder measured elsewhere is not used, because the pool measures its
+        own."""
         return False
 
 
@@ -340,8 +343,8 @@ def chunks(tasks: Sequence[Task], most: int) -> Iterator[Sequence[Task]]:
 def read_judgements(path: Path) -> list[tuple[tuple[str, str], Judgement]]:
     """Return the (key, judgement) entries of the cache file.
 
-    A partial last entry is cut off, because new entries are appended.
-    A pickle can run any code, so each entry is authenticated before it is read. Raises PoolError.
+    A partial last entry is removed from the file, because new entries are appended. A pickle can
+    run any code, so each entry is authenticated before it is unpickled. Raises PoolError.
     """
     found, end = [], 0
     with path.open("rb") as source:
@@ -362,7 +365,8 @@ def read_judgements(path: Path) -> list[tuple[tuple[str, str], Judgement]]:
 
 
 def entry(judgement: tuple[tuple[str, str], Judgement]) -> bytes:
-    """Return the bytes of a cache file's entry; b"" if this user has no key to authenticate it."""
+    """Return a judgement as the bytes of one entry of the cache file; b"" if this user has no key
+    to authenticate entries."""
     content = pickle.dumps(judgement)
     code = code_of(content)
     return b"" if code is None else _HEAD.pack(_MAGIC, code, len(content)) + content

@@ -1,8 +1,9 @@
 """Share one pool of judges with other processes of this machine, over a socket.
 
 Several runs (seeds, arms) that train in parallel share the judging devices and the cache. Python's
-multiprocessing managers carry the calls. Only child processes can connect, because they inherit the
-key. Not covered: other machines.
+multiprocessing managers transfer the calls. Only child processes can connect, because they inherit
+the authentication key.
+Not covered: other machines.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
 
 
 SERVED = ("judge", "judge_uncached", "profile", "measure_ladder")
-"""Methods of the pool that clients may call."""
+"""Names of the pool's methods that clients may call."""
 
 
 class _ClientManager(BaseManager):
-    """Client side of the connection: the methods of `pool` run in the serving process."""
+    """Connection of a client; methods of its object `pool` run in the serving process."""
 
 
 _ClientManager.register("pool")
@@ -38,7 +39,8 @@ _ClientManager.register("pool")
 
 @contextmanager
 def serve_pool(pool: JudgePool | Rehearsal) -> Iterator[str]:
-    """Serve the pool inside this context; yield the address for `PoolClient` in child processes."""
+    """Serve the pool inside this context; yield the address with which child processes create a
+    `PoolClient`."""
 
     class ServerManager(BaseManager):
         pass
@@ -64,7 +66,7 @@ def _serve(server: Any) -> None:
 
 
 class PoolClient(RemotePool):
-    """Client of a `JudgePool` in another process."""
+    """A `Pool` that forwards its requests to a `JudgePool` in another process of this machine."""
 
     def __init__(self, address: str) -> None:
         super().__init__()
@@ -73,9 +75,9 @@ class PoolClient(RemotePool):
         self._pool = manager.pool()
 
     def ask(self, method: str, task: Task, *arguments: Any) -> Any:
-        """Call a method of the pool in the serving process."""
+        """Call a method of the pool in the serving process; return its result."""
         return getattr(self._pool, method)(task, *arguments)
 
     def judge_uncached(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
-        """Judge in the serving process without its cache."""
+        """Judge an attempt in the serving process, without the cache."""
         return cast("Judgement", self.ask("judge_uncached", task, attempt, effort))

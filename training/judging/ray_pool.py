@@ -1,10 +1,10 @@
-"""Judge on many machines: pools with one timing GPU each, as Ray actors (`cuagent[train-ray]`).
+"""Judge on many machines: Ray actors, each with a pool for one timing GPU (`cuagent[train-ray]`).
 
-It is for rollouts that need more verdicts than one machine gives, and for training by verl, whose
-processes share named actors.
+It is meant for rollouts that need more verdicts than one machine provides, and for training by
+verl, whose processes share named actors.
 Not covered: starting a Ray cluster; without one (RAY_ADDRESS) Ray starts on this machine alone.
 Task files must be in a folder that all machines see.
-Invariant: an actor holds a whole GPU, so nothing else runs there during a timing.
+Invariant: an actor has a whole GPU, so nothing else runs there during a timing.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from cuagent.training.judging.judge_process import PoolError
 from cuagent.training.judging.pool import JudgePool, RemotePool
 
 NAMESPACE = "cuagent"
-"""Ray namespace of actors that several pools share."""
+"""Ray namespace of the actors that several pools share."""
 MAX_CONCURRENCY = 16
-"""Largest number of concurrent calls of an actor: one is timed, the others compile or wait."""
+"""Largest number of concurrent calls of an actor: one call times, the others compile or wait."""
 
 
 class JudgeActor:
-    """The object in a Ray actor: the pool of one device."""
+    """Class of the Ray actors; an actor has the judging pool of one device."""
 
     def __init__(self, effort: Effort | None, isolation: str) -> None:
         self.pool = JudgePool(effort, isolation)  # Ray shows an actor its own GPU only
 
     def ask(self, what: str, *arguments: Any) -> Any:
-        """Call method `what` of the pool; return its result, or its error for the caller to raise.
+        """Call method `what` of the pool; return its result, or the error as a value for the caller
+        to raise.
 
-        Raised here, the error would get another type from Ray.
+        Ray would change the type of an error that the actor raises.
         """
         from cuagent.measure.profile.profile import ProfileError
 
@@ -51,8 +52,8 @@ class JudgeActor:
 
 
 class Seats:
-    """Assignment of tasks to actors, round-robin: first the tasks known at creation, then others as
-    they come.
+    """Round-robin assignment of tasks to actors: first the tasks known at creation, then others in
+    order of arrival.
 
     Known tasks are sorted by digest, so every process that shares the actors assigns them alike.
     """
@@ -69,12 +70,11 @@ class Seats:
 
 
 class RayPool(RemotePool):
-    """A `Pool` and context manager over `actors` Ray actors, each with a GPU if `gpus`.
+    """A `Pool` over `actors` Ray actors, each with a GPU if `gpus`; use it as a context manager.
 
     With `name`, all pools of the cluster that have this name share the actors, which outlive the
-    pools. `tasks` are assigned to the actors round-robin; other tasks follow as they come. `effort`
-    None verifies without timing.
-    Raises ConfigError if Ray is not installed.
+    pools. `tasks`: tasks to assign to the actors in advance, for an even distribution. `effort`
+    None verifies without timing. Raises ConfigError if Ray is not installed.
     """
 
     def __init__(
@@ -119,8 +119,8 @@ class RayPool(RemotePool):
                 self._ray.kill(actor)
 
     def ask(self, method: str, task: Task, *arguments: Any) -> Any:
-        """Call a method of the pool in the task's actor. Raises the method's errors, and
-        PoolError."""
+        """Call a method of the pool in the actor that judges the task. Raises the method's errors,
+        and PoolError."""
         from ray.exceptions import RayError
 
         # A task always goes to the same actor, which keeps it open and caches its judgements.

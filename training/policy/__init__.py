@@ -1,1 +1,2 @@
-"""Actor and critic: chat templates, models, adapters, placement, optimizer, checkpoints."""
+"""The policy (actor) and the critic: chat templates, models, adapters, placement, optimizer,
+checkpoints."""

@@ -1,4 +1,4 @@
-"""Keep the weights with the lowest held-out loss, and tell when this loss stops falling.
+"""Keep the weights with the lowest held-out loss, and detect that this loss has stopped falling.
 
 The loss is RFT's held-out loss, or PPO's negative held-out reward.
 Invariant: the stage's checkpoints contain the whole state, so a resumed stage decides like an
@@ -23,16 +23,18 @@ FOLDER = "best"
 
 
 class BestWeights:
-    """The best weights of a stage, in the folder `best` under its output."""
+    """Tracks the lowest held-out loss of a stage, and saves the weights that reached it under
+    `out/best`."""
 
     def __init__(self, out: Path, position: Mapping[str, Any]) -> None:
-        """Restore the state from a checkpoint's `position`; an empty one starts afresh."""
+        """Restore the state from `position`, the counters of a checkpoint; an empty mapping means a
+        new stage."""
         self.out = out / FOLDER
         known = position.get("best_loss")
         self.loss = math.inf if known is None else float(known)
         self.step = int(position.get("best_step", 0))
         self.since = int(position.get("since_best", 0))
-        """Number of evaluations since the best one."""
+        """Number of evaluations since the evaluation with the best score."""
 
     @property
     def position(self) -> dict[str, Any]:
@@ -41,7 +43,7 @@ class BestWeights:
         return {"best_loss": loss, "best_step": self.step, "since_best": self.since}
 
     def see(self, step: int, loss: float, modules: Modules) -> None:
-        """Save the weights if `loss` is the lowest so far, which NaN never is."""
+        """Save the weights if `loss` is the lowest so far. NaN never counts as lowest."""
         if not loss < self.loss:
             self.since += 1
             return
@@ -49,7 +51,8 @@ class BestWeights:
         save_checkpoint(self.out, step, modules, {}, {}, keep=1)
 
     def is_over(self, patience: int | None) -> bool:
-        """Return True after `patience` evaluations without a lower loss."""
+        """Return True if the last `patience` evaluations did not lower the loss; always False for
+        None."""
         return patience is not None and self.since >= patience
 
     def restore(self, modules: Modules) -> None:

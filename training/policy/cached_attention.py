@@ -1,12 +1,14 @@
-"""Attend to the keys and values of earlier tokens, which stay in memory from pass to pass.
+"""Compute attention over the keys and values of earlier tokens, which stay in memory between
+forward passes.
 
-A pass computes the new tokens of several conversations, laid one after the other in one row. Each
-conversation owns a range of a long tensor of keys (and one of values) in every layer: the pass
-writes its new keys there, and its queries see the whole range up to themselves. So nothing is
-computed twice or padded. On a GPU in half precision one kernel of torch computes all conversations
-where they lie, without a copy; otherwise each conversation takes its own call.
-Not covered: which tokens a pass computes (`engines/cached.py`); models with another state from
-token to token (Mamba, linear attention), which `why_not_cached` detects.
+A pass computes the new tokens of several conversations, laid one after the other in one row. In
+every layer, each conversation owns a range of one long tensor of keys and one of values. The pass
+writes the new keys and values there, and its queries attend to the whole range up to themselves. So
+nothing is computed twice or padded. On a GPU in half precision one kernel of torch computes all
+conversations without copying keys or values; otherwise each conversation is computed by a separate
+call.
+Not covered: which tokens a pass computes (`engines/cached.py`); models with a recurrent state
+(Mamba, linear attention), which `why_not_cached` detects.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ from torch import Tensor
 from cuagent.training.policy.packed_attention import TOLERANCE, distance
 
 NAME = "cuagent_cached"
-"""Name of the attention in transformers' registry. Without cached keys it is `sdpa`."""
+"""Name under which transformers finds this attention. Without cached keys it computes the same as
+`sdpa`."""
 
 
 class KeyValues:
-    """Memory for the keys and values of `tokens` tokens in all layers of a model."""
+    """Memory for the keys and values of `tokens` tokens, in all layers of a model."""
 
     def __init__(self, model: Any, tokens: int, dtype: torch.dtype, flash: bool) -> None:
         config = model.config.get_text_config()
@@ -49,13 +52,13 @@ class KeyValues:
 
 @dataclass(frozen=True)
 class Piece:
-    """New tokens of one conversation for a pass."""
+    """New tokens of one conversation that a forward pass computes."""
 
     ids: Sequence[int]
     start: int
-    """Index of the conversation's first token in `KeyValues`."""
+    """Index in `KeyValues` of the conversation's first token."""
     past: int
-    """Number of its tokens whose keys and values are in memory."""
+    """Number of the conversation's tokens whose keys and values are already in memory."""
 
     @property
     def length(self) -> int:
@@ -65,28 +68,32 @@ class Piece:
 
 @dataclass(frozen=True)
 class Pass:
-    """T new tokens of B conversations, on the model's device."""
+    """Description of a forward pass over T new tokens of B conversations; its tensors are on the
+    model's device."""
 
     memory: KeyValues
     pieces: tuple[Piece, ...]
-    """The same on the host; empty if one kernel computes the attention (`KeyValues.flash`)."""
+    """The new tokens of each conversation on the host; empty if one kernel computes the attention
+    (`KeyValues.flash`)."""
     longest_new: int
-    """Largest number of new tokens of a conversation."""
+    """Number of new tokens of the conversation with the most new tokens."""
     longest: int
-    """Largest number of tokens of a conversation after the pass, or a bound of it."""
+    """Number of tokens of the longest conversation after the pass, or an upper bound of it."""
     write: Tensor
-    """[T] int64: index in `memory` of each new token."""
+    """[T] int64: index in the cache's memory at which each new token's keys and values are written.
+    """
     query_starts: Tensor
-    """[B + 1] int32: index of each conversation's first new token in the pass, and T."""
+    """[B + 1] int32: index of each conversation's first new token in the pass; the last entry is
+    T."""
     key_starts: Tensor
     """[B + 1] int32: index in `memory` of each conversation's first token; the last entry is
     unused."""
     key_lengths: Tensor
-    """[B] int32: number of tokens that each conversation has after the pass."""
+    """[B] int32: number of tokens of each conversation after the pass."""
 
 
 def register() -> None:
-    """Add the attention and its mask to transformers' registries; repeated calls do nothing."""
+    """Add this attention and its mask to transformers' registries; repeated calls do nothing."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
@@ -95,9 +102,10 @@ def register() -> None:
 
 
 def arguments(memory: KeyValues, pieces: Sequence[Piece], device: Any) -> dict[str, Any]:
-    """Return the arguments of a model's forward pass over the new tokens of conversations.
+    """Return the arguments of a model's forward pass over the new tokens `pieces` of B
+    conversations.
 
-    The logits of each conversation's last token are returned, [1, B, V].
+    The pass returns logits [1, B, V], those of each conversation's last token.
     """
     ids = [i for piece in pieces for i in piece.ids]
     positions = [at for p in pieces for at in range(p.past, p.length)]
@@ -139,7 +147,8 @@ def attend(
     cached: Pass | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Return (attention, None); with `cached` each conversation attends to its own tokens only.
+    """Return (attention, None). If `cached` is given, each conversation attends to its own cached
+    and new tokens only.
 
     `query` [b, H, T, D], `key` and `value` [b, G, T, D], attention [b, T, H, D]: the interface of
     transformers.
@@ -170,10 +179,10 @@ def attend(
 
 
 def seen(new: int, length: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Return which of `length` tokens each of the last `new` ones sees, [1, 1, new, length] bool.
+    """Return the attention mask of the last `new` of `length` tokens, [1, 1, new, length] bool;
+    None if torch's built-in causal mask suffices.
 
-    None if torch's plain causal attention does it. `window`: number of last tokens that a token
-    sees; None: all.
+    `window`: number of last tokens that a token attends to; None: all.
     """
     if (not window or length <= window) and new in (1, length):
         return None
@@ -190,11 +199,11 @@ def flash(
     scale: float | None,
     window: int | None,
 ) -> Tensor:
-    """Return the attention of all conversations by one kernel, [T, H, D]; other shapes as in
-    `attend`.
+    """Return the attention of all conversations, [T, H, D], computed by one flash-attention kernel;
+    other shapes as in `attend`.
 
-    `torch.nn.attention.varlen` hides the argument that this needs: how many keys of each range
-    are used.
+    It calls torch's internal operator, because `torch.nn.attention.varlen` lacks the argument for
+    the used length of each key range.
     """
     options: dict[str, Any] = {"scale": scale, "seqused_k": cached.key_lengths}
     if window:
@@ -216,17 +225,18 @@ def flash(
 
 
 def may_flash(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return True if torch's kernel may compute this attention; `why_not_cached` tries it."""
+    """Return True if the device and the type allow torch's flash-attention kernel. `why_not_cached`
+    tests the kernel itself."""
     half = dtype in (torch.bfloat16, torch.float16)
     return device.type == "cuda" and half and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 @torch.no_grad()
 def why_not_cached(model: Any, dtype: torch.dtype, flash: bool) -> str | None:
-    """Return why the model does not compute the same logits in several passes as in one; None if
-    it does.
+    """Return a reason if the model's logits differ between one pass and several passes with cached
+    keys; None if they agree.
 
-    Two conversations are computed in three passes; the last one has one new token of each. The
+    The test computes two conversations in three passes; the last one has one new token of each. The
     model's attention must be `NAME`. `flash`: see `KeyValues`.
     """
     most = model.get_input_embeddings().num_embeddings

@@ -29,12 +29,13 @@ TURN = "placeholder-of-the-last-turn"
 PLACEHOLDER = [{"role": "user", "content": "?"}, {"role": "assistant", "content": TURN}]
 THINKING = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
 CUT = "\ufdd0"
-"""Mark where a text is split before encoding: a code point that Unicode reserves as a
+"""Character that marks where `Chat.encode` splits a text: a code point that Unicode reserves as a
 noncharacter."""
 
 
 class Chat:
-    """A tokenizer with its chat template."""
+    """A tokenizer with its chat template: converts messages to token ids and sampled ids to
+    messages."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -50,17 +51,18 @@ class Chat:
         self.check()
 
     def check(self) -> None:
-        """Raise RecordError unless the template can be used.
+        """Raise RecordError unless training can use the chat template.
 
-        It must end turns with eos_token, render tool results after a turn, and write calls in a
-        known form.
+        The template must end turns with eos_token, render tool results after a turn, and write
+        calls in a known form.
         """
         self.continuation_text([Message("tool", ".", tool_call_id="c1")])
         _ = self.form
 
     @cached_property
     def form(self) -> Form:
-        """Form of the tool calls that the template renders. Raises RecordError if it is unknown."""
+        """Text form of the tool calls that the template renders. Raises RecordError if the form is
+        unknown."""
         call = self.to_template(Message("assistant", "", (PROBE,)))
         found = form_of(self.render([PLACEHOLDER[0], call]))
         if found is None:
@@ -72,8 +74,8 @@ class Chat:
 
     @cached_property
     def takes_text_arguments(self) -> bool:
-        """True if the template needs a call's arguments as JSON text (DeepSeek's do), not as an
-        object."""
+        """True if the template expects a call's arguments as JSON text (as DeepSeek's does), not as
+        an object."""
         call = template_message(Message("assistant", "", (PROBE,)))
         try:
             self.render([PLACEHOLDER[0], call])
@@ -97,7 +99,7 @@ class Chat:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash (sha256, 16 hex digits) of vocabulary and template; it identifies a record's
+        """Hash (16 hex digits) of vocabulary and template, by which records name their
         tokenizer."""
         parts = [sorted(self.tokenizer.get_vocab().items()), self.tokenizer.chat_template]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
@@ -108,8 +110,8 @@ class Chat:
         tools: Sequence[ToolSpec] = (),
         generate: bool = False,
     ) -> str:
-        """Return the messages as the template renders them; `generate`: also open an assistant
-        turn."""
+        """Return the text of messages as the chat template renders it; `generate`: also begin an
+        assistant turn."""
         specs = [
             {
                 "type": "function",
@@ -138,19 +140,23 @@ class Chat:
         )
 
     def shown(self, message: Message) -> dict[str, Any]:
-        """Convert a message for the template, with `CUT` in each text that spells a control
-        token."""
+        """Convert a message to the template's dictionary, with `CUT` inside each text that spells a
+        control token.
+
+        So tool output and user text cannot become control tokens.
+        """
         return cut_controls(self.to_template(message), self.controls)
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...]:
-        """Return the token ids of a context window's prompt, up to the policy's first turn."""
+        """Return the token ids of a context window's prompt, up to the start of the policy's first
+        turn."""
         return self.encode(self.render([self.shown(m) for m in messages], tools, generate=True))
 
     def continuation_ids(self, messages: Sequence[Message], ended: bool) -> tuple[int, ...]:
-        """Return the ids between the policy's last turn and its next one.
+        """Return the token ids to insert between the policy's last turn and its next one.
 
-        `messages` are the new tool results and other messages between the two turns. `ended`: True
-        if the policy sampled its end-of-turn token; otherwise the result begins with this token.
+        `messages`: tool results and other messages between the two turns. `ended`: True if the
+        policy sampled its end-of-turn token; otherwise the result begins with this token.
         """
         return self.encode(("" if ended else self.end_text) + self.continuation_text(messages))
 
@@ -177,7 +183,7 @@ class Chat:
     def assistant_ids(self, message: Message) -> tuple[int, ...]:
         """Return the token ids of an assistant message, including the end-of-turn token.
 
-        For runs of API models, whose token ids are unknown: the ids that the policy would sample.
+        It is used for runs of API models, whose token ids are unknown.
         """
         before = self.render(PLACEHOLDER[:1], generate=True)
         whole = self.render([PLACEHOLDER[0], self.shown(message)])
@@ -190,10 +196,10 @@ class Chat:
     def segments(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec]
     ) -> tuple[Segment, ...]:
-        """Convert a text conversation to segments.
+        """Convert a conversation of messages to token segments.
 
-        `Message.sampled` decides which tokens are actions, never the template. Raises RecordError
-        if no message was sampled.
+        `Message.sampled` alone decides which tokens are actions. Raises RecordError if no message
+        was sampled.
         """
         first = next((i for i, m in enumerate(messages) if m.sampled), None)
         if first is None:
@@ -213,10 +219,10 @@ class Chat:
         return tuple(found)
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSpec] = ()) -> Message:
-        """Parse sampled ids into a message.
+        """Parse sampled token ids into a message.
 
-        A malformed tool call becomes a call of `unparsable` with its text. `tools` give the types
-        of parameters in XML calls, which are text.
+        A malformed tool call becomes a call of `unparsable` with its text. `tools`: specifications
+        that give the types of parameters in XML calls, which are text.
         """
         content_ids = ids[:-1] if ids and ids[-1] == self.end else ids
         text = self.tokenizer.decode(list(content_ids), skip_special_tokens=False)
@@ -233,7 +239,7 @@ class Chat:
 
 
 def load_chat(folder: str | Path) -> Chat:
-    """Load the tokenizer of a Hugging Face folder or name."""
+    """Load the tokenizer of a policy, given its Hugging Face folder or name."""
     from transformers import AutoTokenizer
 
     return Chat(AutoTokenizer.from_pretrained(folder))
@@ -250,9 +256,9 @@ def control_pattern(tokenizer: Any) -> re.Pattern[str] | None:
 
 
 def cut_controls(value: Any, controls: re.Pattern[str] | None) -> Any:
-    """Return a message with `CUT` inside each text that would become a control token.
+    """Return `value` with `CUT` inserted into each text that would become a control token.
 
-    `value`: the message, or any part of it (mapping, list, text).
+    `value`: a message, or any part of one (mapping, list, text).
     """
     if isinstance(value, str):
         clean = value.replace(CUT, "\ufffd")
@@ -269,7 +275,7 @@ def cut_controls(value: Any, controls: re.Pattern[str] | None) -> Any:
 def template_message(message: Message, text_arguments: bool = False) -> dict[str, Any]:
     """Convert a message to the dictionary that chat templates expect.
 
-    `text_arguments`: leave the arguments of calls as JSON text.
+    `text_arguments`: True to keep the arguments of calls as JSON text.
     """
     found: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning:
@@ -292,8 +298,8 @@ def template_message(message: Message, text_arguments: bool = False) -> dict[str
 
 
 def parsed_arguments(call: ToolCall) -> Any:
-    """Return a call's arguments as an object, or as text if they are not JSON. Templates serialize
-    objects themselves."""
+    """Return a tool call's arguments as an object, or as text if they are not JSON. Chat templates
+    serialize objects themselves."""
     try:
         return json.loads(call.arguments or "{}", strict=False)
     except (ValueError, RecursionError):
@@ -323,13 +329,13 @@ SPECIAL = ("<|pad|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>
 
 
 class Pieces(StrEnum):
-    """Largest unit of text that may become one token of a newly trained tokenizer."""
+    """Unit of text that one token of a newly trained tokenizer may not exceed."""
 
     WORDS = "words"
-    """A word, a number, an operator."""
+    """A word, a number, or an operator."""
     LINES = "lines"
-    """A line. A kernel then has about twenty tokens, so two cores can train the demo's policy in
-    minutes."""
+    """A whole line. A kernel then has about twenty tokens, so two cores can train the demo's policy
+    in minutes."""
 
 
 SPLITS = {

@@ -84,8 +84,10 @@ def save_checkpoint(
 
 
 def tensors(modules: Modules, optimizers: Optimizers, moved: list[str]) -> dict[str, Any]:
-    """Return the tensors that DCP writes, or reads into: weights, and states of the optimizers that
-    `moved` names."""
+    """Return the tensors that DCP writes or reads, by module name: weights, and optimizer states.
+
+    `moved`: names of the optimizers that have made a step; only these have states.
+    """
     found: dict[str, Any] = {
         name: {"weights": get_model_state_dict(module, options=TRAINED)}
         for name, module in modules.items()
@@ -99,7 +101,8 @@ def tensors(modules: Modules, optimizers: Optimizers, moved: list[str]) -> dict[
 
 @contextmanager
 def ignore_single_process_warning() -> Iterator[None]:
-    """Silence DCP's warning about a single process, which is a supported case here."""
+    """Suppress DCP's warning about a single process inside this context; a single process is a
+    supported case here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         yield
@@ -117,9 +120,10 @@ def latest_checkpoint(out: Path) -> Path | None:
 
 
 def rewind(out: Path, step: int, modules: Modules, optimizers: Optimizers) -> Path:
-    """Load the newest checkpoint up to `step` (if none, the oldest), and delete the later ones.
+    """Load the newest checkpoint of step `step` or earlier (if none, the oldest), and delete the
+    later ones.
 
-    Returns the loaded folder. Raises RecordError if it does not fit the models.
+    Returns the loaded folder. Raises RecordError if the checkpoint does not fit the models.
     """
     saved = sorted(out.glob("step-*"))
     parallel.barrier()  # no process may delete one before all have listed the folder
@@ -134,9 +138,9 @@ def rewind(out: Path, step: int, modules: Modules, optimizers: Optimizers) -> Pa
 
 
 def drop(checkpoint: Path) -> None:
-    """Delete a checkpoint.
+    """Delete the folder of a checkpoint.
 
-    It is renamed first, so a kill leaves no partial folder with its name.
+    The folder is renamed first, so a kill leaves no partial checkpoint under the valid name.
     """
     gone = checkpoint.with_name(f".gone-{checkpoint.name}")
     shutil.rmtree(gone, ignore_errors=True)

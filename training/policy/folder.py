@@ -1,4 +1,5 @@
-"""Load a policy from a Hugging Face folder, check episodes against it, prepare it, and save it.
+"""Load a policy from a Hugging Face folder, check episodes against its limits, prepare it for
+training, and save it.
 
 Not covered: creating models (`model.py`); checkpoints for resuming (`checkpoint.py`).
 """
@@ -41,7 +42,8 @@ def load_policy(folder: Path, config: TrainConfig) -> tuple[Chat, Any]:
 
 @contextmanager
 def policy_errors(folder: Path) -> Iterator[None]:
-    """Turn errors about a Hugging Face folder or name into a RecordError of one line."""
+    """Convert errors about a Hugging Face folder or name, raised inside this context, to a
+    RecordError of one line."""
     absent = not folder.exists()
     if absent and (len(folder.parts) != 2 or folder.parent.exists()):
         # It cannot be a hub name OWNER/NAME; the hub's few one-word models have no chat template.
@@ -75,7 +77,7 @@ def check_lengths(episodes: Sequence[Episode], positions: int | None) -> None:
 
 
 def prepare_model(model: Any, config: TrainConfig, device: str) -> Any:
-    """Return the model with its adapters, on its devices, ready for training. Raises
+    """Return the model with adapters, placed on its devices, ready for training. Raises
     ConfigError."""
     if config.lora.rank and config.placement.sharded:
         raise ConfigError("lora.rank and placement.sharded cannot be combined: unset one of them")
@@ -99,10 +101,8 @@ def save_served(actor: Any, folder: Path, chat: Chat) -> None:
 
 
 def save_final(model: Any, folder: Path, chat: Chat | None = None) -> None:
-    """Save a finished model, with its adapter merged in, atomically.
-
-    The adapter is also saved next to it.
-    """
+    """Save a finished model atomically, with its adapter merged into the weights; save the adapter
+    next to it."""
     first = parallel.rank() == 0
     plain = merged(model, adapter_folder(folder))
     with atomic_folder(folder) if first else nullcontext(folder) as partial:
@@ -113,9 +113,9 @@ def save_final(model: Any, folder: Path, chat: Chat | None = None) -> None:
 
 
 def digest_of_model(model: Any) -> str:
-    """Return a hash of the first 256 numbers of each tensor.
+    """Return a hash (16 hex digits) of the first 256 numbers of each weight tensor.
 
-    This suffices, because training changes them.
+    These numbers suffice to distinguish models, because training changes them.
     """
     return digest_of(
         name.encode() + tensor.flatten()[:256].float().numpy().tobytes()

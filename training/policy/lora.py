@@ -30,12 +30,12 @@ class Lora:
     rank: int = 0
     """Rank of the adapters; 0 trains all weights."""
     alpha: int = 32
-    """The adapter's output is scaled by alpha / rank."""
+    """Scale of the adapter: its output is multiplied by alpha / rank."""
     targets: str | tuple[str, ...] = "all-linear"
     """Names of the linear layers that get adapters; `all-linear`: all but the head."""
     shared: bool = False
     """True if actor and critic share one frozen backbone in PPO. The critic then continues to train
-    its adapter of value pretraining. If False, this adapter is merged into the critic, and a new
+    the adapter of value pretraining. If False, this adapter is merged into the critic, and a new
     one is trained."""
 
     def __post_init__(self) -> None:
@@ -115,9 +115,9 @@ def load_adapter(model: Any, folder: Path) -> None:
 
 
 def share_backbone(critic: Any, actor: Any) -> int:
-    """Replace the adapted critic's frozen weights by the actor's; return the bytes that this saves.
+    """Replace the adapted critic's frozen weights by the actor's; return the saved memory in bytes.
 
-    Raises ConfigError if the weights of both differ.
+    Raises ConfigError if the frozen weights of critic and actor differ.
     """
     frozen = {name: p for name, p in actor.named_parameters() if not p.requires_grad}
     saved = 0
@@ -132,8 +132,8 @@ def share_backbone(critic: Any, actor: Any) -> int:
 
 
 def own_backbone(critic: Any, actor: Any) -> None:
-    """Give the critic its own copy of the shared weights again, and move it to the CPU. Then
-    merging one model's adapter does not change the other model."""
+    """Copy the weights that the critic shares with the actor, so that merging one adapter leaves
+    the other model unchanged. Move the critic to the CPU."""
     shared = {id(p) for p in actor.parameters()}
     for name, p in list(critic.named_parameters()):
         if id(p) in shared:
@@ -150,7 +150,8 @@ def _put(model: Any, name: str, parameter: torch.nn.Parameter) -> None:
 
 @contextmanager
 def merged_for_now(model: Any) -> Iterator[None]:
-    """Merge the adapter into the frozen weights inside this context, and restore them afterwards.
+    """Merge the adapter into the frozen weights inside this context, and restore the weights
+    afterwards.
 
     The old weights are copied back. Subtracting the adapter instead would leave rounding errors,
     which add up over the iterations.
@@ -168,8 +169,8 @@ def merged_for_now(model: Any) -> Iterator[None]:
 
 
 def plain_state_dict(model: Any) -> dict[str, Any]:
-    """Return the weights of a merged model, with the parameter names of the model without an
-    adapter."""
+    """Return the weights of a model with a merged adapter, under the parameter names of the model
+    without an adapter."""
     return {
         name.replace(".base_layer", ""): tensor
         for name, tensor in model.get_base_model().state_dict().items()

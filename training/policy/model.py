@@ -28,16 +28,17 @@ OfLogits = Callable[[Tensor, Tensor], Tensor]
 CHUNK = 1024
 """Largest number of action tokens whose logits are in memory at the same time."""
 AFTER_HEAD = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")
-"""Configuration names with which some model families scale or cap the outputs of the head."""
+"""Configuration names of scaling or capping that some model families apply to the logits after the
+head."""
 FIRST_ROW = torch.tensor([0])
-"""Index of row 0."""
+"""Row indices [1] that select row 0."""
 
 
 def small_config(
     vocabulary: int, layers: int, width: int, heads: int, context: int, end: int, pad: int
 ) -> Any:
-    """Return a Llama configuration for training from scratch: MLP of 8/3 the width, tied
-    embeddings.
+    """Return a Llama configuration for training from scratch, with an MLP width of 8/3 `width` and
+    tied embeddings.
 
     `end`, `pad`: ids of the end-of-turn and the padding token.
     """
@@ -75,7 +76,7 @@ def load_actor(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def new_critic(actor: Any, from_actor: bool = True) -> Any:
-    """Create a critic with a copy of the actor's backbone, and a head of zeros.
+    """Create a critic with a copy of the actor's backbone and a value head of zeros.
 
     `from_actor` False: the backbone has random weights. Raises RecordError if transformers has no
     token classification for the actor's family.
@@ -103,7 +104,8 @@ def new_critic(actor: Any, from_actor: bool = True) -> Any:
 
 
 def load_critic(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
-    """Load a critic from a Hugging Face folder. Raises RecordError if the model is no critic."""
+    """Load a critic from a Hugging Face folder. Raises RecordError if the folder's model is not a
+    critic."""
     from transformers import AutoModelForTokenClassification
 
     quiet_libraries()
@@ -114,7 +116,8 @@ def load_critic(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def check_critic(folder: str | Path) -> None:
-    """Raise RecordError if a folder has no critic; loaded as one, its head would be random."""
+    """Raise RecordError if the folder's model is not a critic. Loaded as a critic, it would get a
+    random head."""
     from transformers import AutoConfig
 
     kinds = AutoConfig.from_pretrained(folder).architectures or ["nothing"]
@@ -125,13 +128,14 @@ def check_critic(folder: str | Path) -> None:
 
 
 def positions_of(model: Any) -> int | None:
-    """Return the model's context length in tokens; None if its configuration has none."""
+    """Return the model's context length in tokens; None if its configuration does not state it."""
     found = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return int(found) if found else None
 
 
 def save_model(model: Any, folder: Path, weights: dict[str, Any] | None = None) -> None:
-    """Save a Hugging Face folder with safetensors weights; `weights` None: those of the model.
+    """Save the model as a Hugging Face folder with safetensors weights. `weights`: state dict to
+    save; None: the model's own.
 
     All processes must call it; the first one writes.
     """
@@ -152,7 +156,8 @@ def quiet_libraries() -> None:
 
 
 def value_head(critic: Any) -> torch.nn.Module:
-    """Return the value head: the only linear layer outside the backbone. Raises ValueError."""
+    """Return the critic's value head: its only linear layer outside the backbone. Raises ValueError
+    if there is not exactly one."""
     outside = [m for name, m in critic.named_children() if name != critic.base_model_prefix]
     linear = [m for m in outside if isinstance(m, torch.nn.Linear)]
     if len(linear) != 1:
@@ -161,13 +166,13 @@ def value_head(critic: Any) -> torch.nn.Module:
 
 
 def of_actions(actor: Any, batch: Batch, compute: OfLogits) -> Tensor:
-    """Return `compute(logits, ids)` for the action tokens, [N, k] in the order of `batch.drawn`.
+    """Return `compute(logits, ids)` for the N action tokens, [N, k] in the order of `batch.drawn`.
 
-    `compute` gets the `logits` [n, V] that predict the tokens `ids` [n], and returns [n, k]. N is
-    the number of action tokens. The head skips other positions: in an episode with much tool output
-    they would take most of its time and memory. The head computes `CHUNK` tokens at a time, and
-    again in the backward pass, so only one chunk of logits is in memory. 1,024 tokens of a
-    vocabulary of 152,000 take 0.6 GB in fp32.
+    `compute` is called with the `logits` [n, V] that predict the tokens `ids` [n], and returns [n,
+    k]. The head skips other positions: in an episode with much tool output they would take most of
+    its time and memory. The head processes `CHUNK` tokens at a time, and recomputes them in the
+    backward pass, so only one chunk of logits is in memory. 1,024 tokens of a vocabulary of 152,000
+    take 0.6 GB in fp32.
     """
     head, ids = actor.get_output_embeddings(), batch.ids.flatten()[batch.drawn]
     drawn = batch.drawn if batch.packing is None else batch.packing.drawn
@@ -193,10 +198,11 @@ def of_actions(actor: Any, batch: Batch, compute: OfLogits) -> Tensor:
 
 
 def outputs(model: Any, batch: Batch) -> Tensor:
-    """Return the head's outputs for all tokens, [B, L, ...], or [1, T, ...] for a packed batch.
+    """Return the outputs of the model's head for all tokens, [B, L, ...], or [1, T, ...] for a
+    packed batch.
 
     Padded rows need no attention mask: models are causal and padding is on the right, so no real
-    token sees it, and attention without a mask is faster.
+    token attends to padding, and attention without a mask is faster.
     """
     if batch.packing is not None:
         return model(**arguments(batch.packing)).logits
@@ -204,17 +210,18 @@ def outputs(model: Any, batch: Batch) -> Tensor:
 
 
 def has_plain_head(actor: Any) -> bool:
-    """Return True if the head can be called alone, on chunks, to get the logits.
+    """Return True if the head can be called alone, on chunks of hidden states, to compute the
+    logits.
 
-    It cannot in families that scale or cap the outputs after the head, nor in a sharded model,
-    which gathers the head's weights only within its own forward pass.
+    False for model families that scale or cap the outputs after the head, and for sharded models,
+    which gather the head's weights only within their own forward pass.
     """
     config = actor.config.get_text_config()
     return not is_sharded(actor) and not any(getattr(config, name, None) for name in AFTER_HEAD)
 
 
 def _all_logits(actor: Any, head: Any, batch: Batch, drawn: Tensor) -> Tensor:
-    """Return the logits of all action tokens in one tensor, [N, V]."""
+    """Return the logits that predict the N action tokens in one tensor, [N, V]."""
 
     def pick(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
         return (inputs[0].flatten(0, 1)[drawn - 1],)
@@ -227,8 +234,8 @@ def _all_logits(actor: Any, head: Any, batch: Batch, drawn: Tensor) -> Tensor:
 
 
 def values(critic: Any, batch: Batch) -> Tensor:
-    """Return the critic's values, [B, L] fp32: at index t that of the state before token t; 0 at t
-    = 0."""
+    """Return the critic's values, [B, L] fp32. Index t has the value of the state before token t;
+    index 0 is 0."""
     out = outputs(critic, batch)[..., 0].float()
     if (packing := batch.packing) is not None:
         padded = out.new_zeros(batch.ids.numel())
@@ -260,10 +267,11 @@ def per_token(
     compute: Callable[[Any, Batch], Tensor],
     channels: int = 1,
 ) -> Tensor:
-    """Return `compute(model, microbatch)` for the whole batch, on the CPU of every process.
+    """Return `compute(model, microbatch)` for all microbatches, joined to one tensor [B, L] on the
+    CPU of every process.
 
-    `compute` returns [b, l] for a microbatch, and the result is [B, L]. With `channels` > 1 they
-    are [channels, b, l] and [channels, B, L]. `budget`: tokens per microbatch.
+    `compute` returns [b, l] for a microbatch. With `channels` > 1 it returns [channels, b, l], and
+    the result is [channels, B, L]. `budget`: tokens per microbatch.
     """
     shape = batch.ids.shape if channels == 1 else (channels, *batch.ids.shape)
     out = torch.zeros(shape)
@@ -280,8 +288,8 @@ def logprobs_of(actor: Any, batch: Batch) -> Tensor:
 
 
 def logprobs_and_entropy(actor: Any, batch: Batch) -> Tensor:
-    """Return log-probabilities and entropies at the action tokens, from one pass, [2, B, L]
-    fp32."""
+    """Return the log-probabilities (index 0) and the entropies (index 1) at the action tokens, from
+    one pass, [2, B, L] fp32."""
 
     def both(logits: Tensor, ids: Tensor) -> Tensor:
         return torch.stack([token_logprobs(logits, ids), token_entropy(logits)], 1)
@@ -291,11 +299,11 @@ def logprobs_and_entropy(actor: Any, batch: Batch) -> Tensor:
 
 
 def scatter_tokens(x: Tensor, batch: Batch) -> Tensor:
-    """Return x [N], one number per action token, at the tokens' positions in [B, L]; 0
-    elsewhere."""
+    """Return x [N], one number per action token, as a tensor [B, L] with the numbers at the tokens'
+    positions and 0 elsewhere."""
     return x.new_zeros(batch.ids.numel()).index_copy(0, batch.drawn, x).view_as(batch.ids)
 
 
 def count_parameters(model: Any) -> int:
-    """Return the number of trainable parameters."""
+    """Return the number of trainable parameters of a model."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)

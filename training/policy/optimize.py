@@ -1,4 +1,4 @@
-"""Update the models of all stages: AdamW, warm-up, constant or falling rate, clipped
+"""Update model weights in all stages: AdamW, warm-up, constant or falling learning rate, clipped
 gradient norm."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cuagent.training.policy.placement import sum_gradients, unshard
 
 @dataclass(frozen=True)
 class AdamW:
-    """Settings of the optimizer. Weight decay applies to matrices only."""
+    """Settings of the AdamW optimizer. Weight decay applies to matrices only."""
 
     lr: float
     warmup: int = 0
@@ -49,10 +49,10 @@ def make_optimizer(model: Any, settings: AdamW) -> torch.optim.AdamW:
 def apply_gradients(
     model: Any, optimizer: torch.optim.Optimizer, settings: AdamW, step: int
 ) -> float:
-    """Make one update from the gradients of all processes; return the gradient norm before
+    """Make one optimizer step from the gradients of all processes; return the gradient norm before
     clipping.
 
-    The update is skipped if the norm is not finite: Adam's moments would never become finite again.
+    The step is skipped if the norm is not finite: Adam's moments would never become finite again.
     Gradients are cleared. `step` determines the learning rate.
     """
     sum_gradients(model)
@@ -68,7 +68,7 @@ def apply_gradients(
 
 
 def weight_norm(model: Any) -> float:
-    """Return the norm of all trainable weights; it is not finite if a weight is not."""
+    """Return the norm of all trainable weights; NaN or infinite if a weight is."""
     trained = [p.detach() for p in model.parameters() if p.requires_grad]
     return float(unshard(torch.nn.utils.get_total_norm(trained)))
 
@@ -84,7 +84,8 @@ def require_finite(model: Any, loss: float, rate: str) -> None:
 
 
 def rate_factor(settings: AdamW, step: int) -> float:
-    """Return the factor (0 to 1) on the learning rate at a step; steps count from 0."""
+    """Return the factor (0 to 1) by which the learning rate is multiplied at a step; steps start at
+    0."""
     up = min(1.0, (step + 1) / settings.warmup) if settings.warmup else 1.0
     down = min(1.0, max(0.0, 2 - 2 * step / settings.last)) if settings.last else 1.0
     return up * down

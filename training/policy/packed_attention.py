@@ -1,10 +1,11 @@
-"""Attend within each of several rows that are packed into one (block-diagonal causal attention).
+"""Compute block-diagonal causal attention: several rows are packed into one, and each attends to
+itself only.
 
 transformers itself uses a mask [T, T] for T packed tokens, which costs time and memory for the many
 pairs of different rows. Here the rows are computed separately: on a GPU in half precision by one
 variable-length kernel of torch, otherwise by one call per row.
-Not covered: the layout of packed rows (`data/packing.py`); models with a state from token to token
-(Mamba, linear attention), which `can_pack` detects.
+Not covered: the layout of packed rows (`data/packing.py`); models with a recurrent state (Mamba,
+linear attention), which `can_pack` detects.
 """
 
 from __future__ import annotations
@@ -16,16 +17,19 @@ import torch
 from torch import Tensor
 
 NAME = "cuagent_packed"
-"""Name of the attention in transformers' registry. Without packed rows it is `sdpa`."""
+"""Name under which transformers finds this attention. Without packed rows it computes the same as
+`sdpa`."""
 TOLERANCE = 0.15
-"""Largest difference of outputs that `can_pack` and `why_not_cached` allow, as a share of their
-norm. Rounding in bfloat16 causes 2 % in 28 layers of width 1,024 and more in wider ones. A token
-too many or too few in the attention changes them by 20 % or more, in deep models by 100 % (random
-weights)."""
+"""Largest relative difference of outputs that `can_pack` and `why_not_cached` accept, as a share of
+the outputs' norm.
+
+Rounding in bfloat16 causes 2 % in 28 layers of width 1,024 and more in wider ones. An error of one
+token in the attention causes 20 % or more, in deep models 100 % (random weights).
+"""
 
 
 def register() -> None:
-    """Add the attention and its mask to transformers' registries; repeated calls do nothing."""
+    """Add this attention and its mask to transformers' registries; repeated calls do nothing."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
@@ -34,9 +38,10 @@ def register() -> None:
 
 
 def use_packing(model: Any) -> bool:
-    """Switch the model's attention to packed rows; return False if the model does not support them.
+    """Switch the model's attention to packed rows; return False if the model does not support
+    packed rows.
 
-    In that case its attention does not change, and its rows are padded.
+    In that case the model keeps its attention and trains on padded rows.
     """
     register()
     if model.config.get_text_config()._attn_implementation != "sdpa":
@@ -49,14 +54,15 @@ def use_packing(model: Any) -> bool:
 
 
 def packs(model: Any) -> bool:
-    """Return True if the training passes of this model run on packed rows."""
+    """Return True if this model's attention supports packed rows, so that training packs its
+    rows."""
     return bool(model.config.get_text_config()._attn_implementation == NAME)
 
 
 @torch.no_grad()
 def can_pack(model: Any) -> bool:
-    """Return True if the model computes the same hidden states for two packed rows as for each
-    alone."""
+    """Return True if the model computes the same hidden states for two rows packed together as for
+    each row alone."""
     from cuagent.training.data.packing import pack
 
     most = model.get_input_embeddings().num_embeddings
@@ -83,13 +89,13 @@ def can_pack(model: Any) -> bool:
 
 
 def distance(found: Tensor, wanted: Tensor) -> float:
-    """Return the norm of the difference as a share of the norm of `wanted`."""
+    """Return the norm of `found - wanted` divided by the norm of `wanted`."""
     wanted = wanted.float()
     return float((found.float() - wanted).norm() / wanted.norm())
 
 
 def arguments(packing: Any) -> dict[str, Any]:
-    """Return the arguments of a model's forward pass over packed rows."""
+    """Return the arguments of a model's forward pass over the packed rows `packing`."""
     # transformers passes on a mask of four dimensions unchanged, and builds no mask [T, T].
     unused = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packing.ids.device)
     return {
@@ -112,7 +118,8 @@ def attend(
     packed_lengths: tuple[int, ...] | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Return (attention, None); with `packed_lengths` each packed row attends to itself only.
+    """Return (attention, None). If `packed_lengths` is given, each packed row attends to itself
+    only.
 
     `query` [b, H, T, D], `key` and `value` [b, G, T, D], attention [b, T, H, D]: the interface of
     transformers. `packed_starts` and `packed_lengths`: see `Packing`; None for padded rows.
@@ -138,15 +145,15 @@ def attend(
 
 
 def band(length: int, window: int, device: torch.device) -> Tensor:
-    """Return the mask of causal attention to the last `window` tokens, [1, 1, length, length]
-    bool."""
+    """Return the mask of causal attention limited to the last `window` tokens, [1, 1, length,
+    length] bool."""
     back = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)
     return ((back >= 0) & (back < window))[None, None]
 
 
 def has_varlen(query: Tensor) -> bool:
-    """Return True if torch has a variable-length kernel for this query (flash attention: on a GPU,
-    in half precision)."""
+    """Return True if torch's variable-length flash-attention kernel supports this query: on a GPU,
+    in half precision."""
     if query.device.type != "cuda" or query.shape[-1] > 256 or query.shape[-1] % 8:
         return False
     half = torch.is_autocast_enabled("cuda") or query.dtype in (torch.bfloat16, torch.float16)
@@ -170,10 +177,11 @@ def varlen(
     scale: float | None,
     window: int | None,
 ) -> Tensor:
-    """Return the attention of all packed rows, by one kernel; shapes as in `attend`.
+    """Return the attention of all packed rows, computed by one variable-length kernel; shapes as in
+    `attend`.
 
-    `starts` [rows + 1]: see `Packing`. `longest`: tokens of the longest row. `window`: number of
-    last tokens that each token sees; None: all.
+    `starts` [rows + 1]: see `Packing`. `longest`: number of tokens of the longest row. `window`:
+    number of last tokens that each token attends to; None: all.
     """
     from torch.nn.attention.varlen import varlen_attn
 

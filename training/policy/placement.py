@@ -4,7 +4,8 @@ The same training loops run on a laptop, on one GPU, with a replica on every GPU
 gradients and optimizer sharded over all GPUs of one or several nodes (FSDP2, `fully_shard`).
 Not covered: how the batch is divided (`parallel.py`), loading and saving (`model.py`).
 Invariants: gradients are sums over processes for every placement, because the losses are sums
-divided by global counts; outside a forward or backward pass a sharded model holds shards only.
+divided by global counts; outside a forward or backward pass each process has only its shards of a
+sharded model.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Dtype(StrEnum):
 
 @dataclass(frozen=True)
 class Placement:
-    """The layout of a model for training."""
+    """Settings of how a model is placed on devices for training."""
 
     sharded: bool = False
     """True to divide weights, gradients and optimizer over the processes, for models too large for
@@ -46,11 +47,12 @@ class Placement:
     """True to recompute a layer's activations in the backward pass instead of storing them."""
     packed: bool = True
     """True to train on rows packed one after the other, without padding. Models that do not support
-    this get padded rows."""
+    packed rows use padded rows."""
 
 
 def place(model: Any, placement: Placement, device: str | torch.device) -> Any:
-    """Return the model on its device(s), ready for training; create its optimizer afterwards.
+    """Return the model replicated or sharded on its device(s), ready for training. Create its
+    optimizer afterwards.
 
     With one process `sharded` has no effect.
     """
@@ -69,7 +71,8 @@ def place(model: Any, placement: Placement, device: str | torch.device) -> Any:
 
 
 def shard(model: Any, compute: Dtype, kind: str) -> Any:
-    """Return the model sharded over all processes; every layer is a unit. `kind`: device type."""
+    """Return the model sharded over all processes by FSDP2; every layer is one unit. `kind`: device
+    type, such as `cuda`."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -84,13 +87,13 @@ def shard(model: Any, compute: Dtype, kind: str) -> Any:
 
 
 def layers(model: Any) -> list[torch.nn.Module]:
-    """Return the repeated blocks of a transformer: its longest list of modules."""
+    """Return the repeated blocks of a transformer: the modules of its longest ModuleList."""
     lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
     return list(max(lists, key=len, default=[]))
 
 
 def recompute_layers(model: Any) -> None:
-    """Recompute each layer's activations in the backward pass, in evaluation mode too.
+    """Make each layer recompute its activations in the backward pass, also in evaluation mode.
 
     PPO trains in evaluation mode, where the switch of transformers has no effect.
     """
@@ -99,10 +102,11 @@ def recompute_layers(model: Any) -> None:
 
 
 def recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call `forward`; its activations are not stored, but computed again in the backward pass.
+    """Call `forward` without storing its activations, which are computed again in the backward
+    pass.
 
-    Without gradients it is a plain call: `checkpoint` would read the state of the GPU's generator
-    in each layer, which costs time and cannot be recorded in a CUDA graph.
+    If gradients are disabled it is a plain call: `checkpoint` would read the state of the GPU's
+    generator in each layer, which costs time and cannot be recorded in a CUDA graph.
     """
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
@@ -110,12 +114,13 @@ def recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def is_sharded(model: Any) -> bool:
-    """Return True if this process holds only a part of the weights."""
+    """Return True if this process has only a part of the model's weights."""
     return any(hasattr(p, "full_tensor") for p in model.parameters())
 
 
 def sum_gradients(model: Any) -> None:
-    """Replace the gradients (a sharded model's shards) by their sums over all processes."""
+    """Replace each gradient by its sum over all processes; in a sharded model, each shard of a
+    gradient."""
     if not is_sharded(model):
         parallel.add_gradients(model)
         return
@@ -126,7 +131,8 @@ def sum_gradients(model: Any) -> None:
 
 @torch.no_grad()
 def copy_weights(model: Any, into: Any) -> None:
-    """Copy the weights of a (sharded) model into an unsharded one; all processes call it together.
+    """Copy the weights of a model, sharded or not, into an unsharded one; all processes must call
+    it together.
 
     One tensor is copied at a time, so the full weights are never in memory twice.
     """
@@ -136,8 +142,8 @@ def copy_weights(model: Any, into: Any) -> None:
 
 
 def full_state_dict(model: Any) -> dict[str, Any] | None:
-    """Return all weights on the CPU of the first process, for saving; None if the model is not
-    sharded."""
+    """Return all weights of a sharded model, on the CPU of the first process, for saving; None if
+    the model is not sharded."""
     if not is_sharded(model):
         return None
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -148,5 +154,5 @@ def full_state_dict(model: Any) -> dict[str, Any] | None:
 
 
 def unshard(x: Tensor) -> Tensor:
-    """Return the full tensor of a sharded one, on every process."""
+    """Return the full tensor of a sharded tensor, on every process; other tensors unchanged."""
     return x.full_tensor() if hasattr(x, "full_tensor") else x

@@ -1,4 +1,4 @@
-"""Parse the tool calls in the text of a policy, in the four forms that model families write.
+"""Parse the tool calls in a policy's text, in the four forms that model families write.
 
     Hermes (Qwen2.5, Qwen3)     <tool_call>{"name": ..., "arguments": {...}}</tool_call>
     XML (Qwen3-Coder)           <tool_call><function=NAME><parameter=KEY>...</parameter>...
@@ -6,9 +6,10 @@
     DeepSeek (V3.1)             <｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>
     DeepSeek (V3)               the same with function<｜tool▁sep｜>NAME and a block of JSON
 
-The form is that of the model's own chat template (`form_of`). A malformed call becomes a call of
-the tool `unparsable` with the text as arguments, and the agent's loop answers with an error.
-Not covered: other forms, as Mistral's; such templates are refused.
+The form to parse is that of the model's own chat template (`form_of`). A malformed call becomes a
+call of the tool `unparsable` with the text as arguments, and the agent's loop answers with an
+error.
+Not covered: other forms, such as Mistral's; such templates are refused.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ CALL_OF_DEEPSEEK = re.compile(
 FENCED = re.compile(r"\A(?P<name>[^\n]*)\n```json\n(?P<raw>.*?)\n?```\s*\Z", re.DOTALL)
 SEPARATORS = " \t\r\n;,"
 PROBE = ToolCall("probe", "probe_tool", '{"probe_key": "probe value"}')
-"""Call that is rendered by a template to find out the template's form."""
+"""Example call, rendered with a chat template to find out the template's form of tool calls."""
 
 
 class Form(StrEnum):
-    """The text form of a tool call."""
+    """Text form in which a model family writes tool calls."""
 
     HERMES = "Hermes"
     XML = "XML"
@@ -49,7 +50,8 @@ class Form(StrEnum):
 
 
 def form_of(rendered: str) -> Form | None:
-    """Return the form in which a template rendered `PROBE`; None if the form is unknown."""
+    """Return the form of tool calls in `rendered`, the call `PROBE` as a chat template rendered it;
+    None if it is unknown."""
     if PROBE.name not in rendered:
         return None
     if "<｜tool▁sep｜>" in rendered:
@@ -66,7 +68,7 @@ def form_of(rendered: str) -> Form | None:
 def parse_calls(
     text: str, form: Form, tools: Sequence[ToolSpec] = ()
 ) -> tuple[str, tuple[ToolCall, ...]]:
-    """Return the text before the first call, and the calls with the ids c1, c2, ...
+    """Return (text before the first tool call, tool calls with the ids c1, c2, ...).
 
     XML parameters are text; the schemas of `tools` give their types.
     """
@@ -120,7 +122,8 @@ def _json(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _decode(text: str, at: int) -> tuple[tuple[str, str], int] | None:
-    """Decode one JSON call at `at`; return ((name, arguments), end index), None if it is malformed.
+    """Decode one JSON call in `text` at index `at`; return ((name, arguments), end index), or None
+    if it is malformed.
 
     The arguments are returned byte for byte as written, where possible.
     """
@@ -159,7 +162,8 @@ def _xml(text: str, tools: Sequence[ToolSpec]) -> Iterator[tuple[str, str]]:
 
 
 def _typed(value: str, schema: Any) -> Any:
-    """Convert the text of an XML parameter to its schema's type; return the text if that fails."""
+    """Convert the text of an XML parameter to the type that its schema names; return the text if
+    that fails."""
     if schema.get("type", "string") == "string":
         return value
     try:

@@ -1,1 +1,1 @@
-"""Episodes through the agent's own loop and tools, and their collection."""
+"""Rollouts: play episodes through the agent's own loop and tools, and collect them."""

@@ -1,7 +1,8 @@
 """Collect episodes: a policy plays tasks, iteration by iteration, and its episodes are saved.
 
-PPO, the data sets for RFT and value pretraining, and evaluation all use it, with different tasks
-and seeds. Not covered: one episode (`rollout.py`).
+PPO, the data sets for RFT and value pretraining, and evaluations use this module with different
+tasks and seeds.
+Not covered: one episode (`episode.py`).
 Invariant: if a file `out/episodes/*.jsonl` exists, it has all episodes of its iteration.
 """
 
@@ -42,7 +43,8 @@ Say = Callable[[str], None]
 
 @dataclass
 class Collector:
-    """Function of an iteration's number: play its episodes and write them to `out/episodes/`."""
+    """Callable that plays the episodes of one iteration, writes them to `out/episodes/`, and
+    returns them."""
 
     tasks: Sequence[Task]
     chat: Chat
@@ -58,7 +60,8 @@ class Collector:
     curriculum: Curriculum | None = None
     """Rule that chooses the tasks by earlier outcomes; None: every task is played equally often."""
     difficulties: Mapping[str, float] = field(default_factory=dict)
-    """Measured difficulty of tasks by digest; the curriculum counts it like a few outcomes."""
+    """Measured difficulty (0 to 1) of tasks by digest; the curriculum uses it like a few played
+    outcomes."""
     keep_runs: bool = False
     inputs: dict[str, Any] | None = None
     """Inputs that the episodes depend on, such as the policy's digest. An interrupted collection
@@ -67,7 +70,8 @@ class Collector:
     lost: dict[str, int] = field(default_factory=dict)
 
     def __call__(self, iteration: int) -> list[Episode]:
-        """Return the episodes of an iteration. Raises RecordError if no episode has a reward."""
+        """Play and return the episodes of an iteration. Raises RecordError if no episode has a
+        reward."""
         jobs = parallel.local_share(self._jobs(iteration))
         policy = f"{self.name}@{iteration}"
         partial = self.out / "episodes" / f"{iteration:05d}-{parallel.rank()}.incomplete"
@@ -107,9 +111,11 @@ class Collector:
         return found
 
     def _at_once(self) -> int:
-        """Return the number of episodes to play in parallel, reporting it if memory lowers it.
+        """Return the number of episodes to play in parallel; report it if the engine's memory
+        limits it.
 
-        More than the engine's memory holds would drive each other's conversations out of it.
+        With more episodes than fit, conversations would displace each other from the engine's
+        memory.
         """
         fits = self.engine.conversations()
         if fits is None or fits >= min(self.max_in_flight, self.episodes):
@@ -127,8 +133,8 @@ class Collector:
             append_outcomes(self.out / "outcomes.jsonl", iteration, found)
 
     def _jobs(self, iteration: int) -> list[tuple[Task, int]]:
-        """Return (task, seed) of every episode to play; no two episodes or iterations share a
-        seed."""
+        """Return (task, seed) of every episode to play in an iteration; every episode of every
+        iteration has another seed."""
         by_digest = {task.digest: task for task in self.tasks}
         if self.curriculum is None:
             digests = [list(by_digest)[i % len(by_digest)] for i in range(self.episodes)]
@@ -142,9 +148,10 @@ class Collector:
 
 
 class Progress:
-    """Callback for each finished episode: report progress now and then, and save the episode.
+    """Callback for each finished episode: print progress from time to time, and append the episode
+    to the file `partial`.
 
-    Episodes are appended to the file `partial`; None: they are not saved.
+    `partial` None: episodes are not saved.
     """
 
     def __init__(self, total: int, ended_before: int, partial: Path | None, say: Say) -> None:
@@ -165,9 +172,10 @@ class Progress:
 
 
 def resume_partial(path: Path, inputs: dict[str, Any]) -> dict[str, Episode]:
-    """Return the episodes, by id, of an interrupted collection; none if it had other inputs.
+    """Return the episodes of an interrupted collection by episode id; empty if its `inputs` differ.
 
-    The file is rewritten with these inputs and episodes, so that more episodes can be appended.
+    The file is rewritten with the given inputs and these episodes, so that more episodes can be
+    appended.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     inputs = json.loads(json.dumps({"v": VERSION, **inputs}))  # tuples become lists, as in the file

@@ -1,9 +1,10 @@
 """Play episodes through the agent's own loop and tools, many in parallel, sampled by an engine.
 
-PPO's `collect` and every evaluation of a policy use it. An episode is an ordinary run with
-`run_agent`, the real tools and a run log; `data.runs.episode_of` reads the log. Two things differ:
-the model keeps its token ids, and many episodes share one engine and one pool of judges. Not
-covered: sampling itself (`engine.py`), judging (`pool.py`).
+PPO's `collect` and every evaluation of a policy use this module. An episode is an ordinary run with
+`run_agent`, the real tools and a run log; `data.runs.episode_of` converts the log. Two things
+differ from `cuagent optimize`: the model keeps its token ids, and many episodes share one engine
+and one pool of judges.
+Not covered: sampling itself (`engine.py`), judging (`pool.py`).
 Invariant: a policy's prompt consists of the ids that it sampled before and the ids that were
 inserted between them, never of a re-tokenization.
 """
@@ -52,11 +53,11 @@ class Play:
     """Function that returns the first messages: those of `cuagent optimize`, or short ones for a
     small model."""
     turns: int = 8
-    """Largest number of model calls."""
+    """Largest number of model calls in an episode."""
     context: int = 2048
     """Largest number of tokens of a context window, prompt and turns together."""
     reply: int = 1024
-    """Largest number of tokens of one turn."""
+    """Largest number of tokens that the policy samples in one turn."""
     temperature: float = 1.0
     seconds: float | None = None
     """Limit of an episode's wall time. None: no limit; this is the default, because an episode
@@ -65,31 +66,34 @@ class Play:
     """Function that returns the files in the work folder at the start (path to text), in addition
     to reference.py."""
     ladder: bool = False
-    """True to measure the ladder at the start and show it, as `cuagent optimize` does."""
+    """True to measure the ladder at the start and show it to the policy, as `cuagent optimize`
+    does."""
     together: float = 1.0
     """Share of the unfinished episodes that must wait for tokens before the engine runs a batch.
-    With 1 nothing is judged while the engine runs, as required if one GPU samples and times. With
-    less (on separate GPUs) the slowest judgement does not delay all. With 0 no episode waits for
-    others."""
+
+    With 1 nothing is judged while the engine runs, as required if one GPU samples and times. A
+    smaller share (on separate GPUs) avoids that the slowest judgement delays all episodes. With 0
+    no episode waits for others.
+    """
 
 
 class Batcher:
-    """Gather the requests of concurrent episodes into batches of the engine.
+    """Gathers the requests of concurrent episodes into batches for the engine.
 
-    A batch runs when the share `together` of the live episodes have a request; the thread with the
+    A batch runs when the share `together` of the live episodes wait for tokens; the thread of the
     last request runs it. An episode is live inside the context `live`. With `together` 0 each
-    episode calls an engine without `needs_batches` separately.
+    episode calls the engine separately, unless the engine has `needs_batches`.
     """
 
     def __init__(
         self, engine: Engine, together: float = 1.0, stopping: threading.Event | None = None
     ) -> None:
-        """Create a batcher; no batch starts after `stopping` is set."""
+        """Create a batcher. No batch starts after the event `stopping` is set."""
         self.engine = engine
         self.together = together
         self.stopping = stopping or threading.Event()
         self.seconds = 0.0
-        """Seconds spent in the engine."""
+        """Seconds spent in the sampling engine."""
         self.fatal: OutOfMemory | None = None
         """Error that ends the collection, because every further batch would fail alike; None: no
         such error."""
@@ -110,7 +114,7 @@ class Batcher:
                 self._run_if_full()
 
     def stop(self) -> None:
-        """Wait for the running batch, then let all pending requests fail with EngineError."""
+        """Wait for the running batch, then fail all pending requests with EngineError."""
         with self._changed:
             for _, answer in self._waiting:
                 answer.append(EngineError("stopped"))
@@ -118,8 +122,8 @@ class Batcher:
             self._changed.notify_all()
 
     def sample(self, request: Request) -> Sampled:
-        """Return the engine's answer, after waiting for a batch that has this request. Raises
-        EngineError."""
+        """Return the engine's result for a request; wait until a batch with this request has run.
+        Raises EngineError."""
         if self.together == 0 and not self.engine.needs_batches:
             [alone] = self._ask([request])
             return unwrap(alone)
@@ -160,7 +164,7 @@ class Batcher:
 
 
 def unwrap(result: Sampled | Exception) -> Sampled:
-    """Return the result. Raises EngineError if the request failed."""
+    """Return `result` if it is a sample; raise EngineError if it is an error."""
     if isinstance(result, Exception):
         raise EngineError(f"sampling failed: {result}") from result
     return result
@@ -168,8 +172,8 @@ def unwrap(result: Sampled | Exception) -> Sampled:
 
 @dataclass
 class TokenModel:
-    """A policy with the model interface of the agent's loop, for one episode; it keeps the token
-    ids."""
+    """Adapter that lets the agent's loop query a policy by token ids, for one episode. It keeps all
+    token ids."""
 
     name: str
     chat: Chat
@@ -177,9 +181,9 @@ class TokenModel:
     play: Play
     seed: int
     stream: tuple[int, ...] = ()
-    """All ids of the current context window."""
+    """All token ids of the current context window so far."""
     seen: list[Message] = field(default_factory=list)
-    """Messages that `stream` contains."""
+    """Messages of the conversation whose token ids `stream` already contains."""
     ended: bool = True
     """True if the policy sampled the end of its last turn; False if the length limit cut the
     turn."""
@@ -218,8 +222,8 @@ class TokenModel:
         )
 
     def _prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...]:
-        """Return the prompt's token ids: `stream` plus the new messages, or a new prompt if earlier
-        messages changed."""
+        """Return the prompt's token ids: `stream` extended by the new messages, or a newly rendered
+        prompt if earlier messages changed."""
         seen = len(self.seen)
         if seen and comparable(messages[:seen]) == comparable(self.seen):
             return self.stream + self.chat.continuation_ids(messages[seen:], self.ended)
@@ -227,9 +231,9 @@ class TokenModel:
 
 
 def comparable(messages: Sequence[Message]) -> list[tuple[Any, ...]]:
-    """Return the fields that equal messages share.
+    """Return the fields by which messages are compared, as one tuple per message.
 
-    Ids of calls are left out: the loop may rename them.
+    Ids of calls are left out, because the loop may rename them.
     """
     return [(m.role, m.content, [(c.name, c.arguments) for c in m.tool_calls]) for m in messages]
 
@@ -240,7 +244,7 @@ def start_episode(
     """Start a run, without git, with the opening messages and initial files of `play`.
 
     `model`: name of the policy. `root`: folder for the run. `tokenizer`: fingerprint of the
-    tokenizer whose ids are recorded; None: no ids are.
+    tokenizer whose ids are recorded; None: no ids are recorded.
     """
     budget = Budget(steps=play.turns, cost=None, seconds=play.seconds)
     folder = new_run(task.name, root)
@@ -275,10 +279,11 @@ def play_one(
     root: Path,
     cancelled: threading.Event | None = None,
 ) -> Episode:
-    """Play one episode of policy `name`, sampled by `sample`, in a run under `root`.
+    """Play one episode and return it. `name`: name of the policy; `sample`: function that samples
+    its tokens; `root`: folder for the run.
 
-    Raises UnusableRun if no episode can be made of the run (such as one without a reward), and
-    Interrupted if `cancelled` was set.
+    Raises UnusableRun if the run gives no episode (for example, without a reward), and Interrupted
+    if `cancelled` was set.
     """
     run = start_episode(task, judge, name, play, root, chat.fingerprint)
     run.cancelled = cancelled or run.cancelled
@@ -301,7 +306,8 @@ def episode_id(policy: str, task: Task, seed: int) -> str:
 class Played:
     """Episodes of one collection in the order of its jobs.
 
-    An episode is None if it has no reward; `lost` counts those by reason.
+    An episode without a reward is None; `lost` counts such episodes by reason. `engine_seconds`:
+    time in the engine.
     """
 
     episodes: tuple[Episode | None, ...]
@@ -320,9 +326,10 @@ def play_many(
     keep_runs: bool = False,
     on_episode: Callable[[Episode | None], None] = lambda episode: None,
 ) -> Played:
-    """Play all `jobs` (task, seed) in parallel, one thread each; the result has their order.
+    """Play all `jobs` (task, seed) in parallel, one thread each; return the episodes in the order
+    of the jobs.
 
-    `on_episode` is called with each finished episode (None: without a reward) from the episode's
+    `on_episode`: called with each finished episode (None: without a reward) in the episode's
     thread. `keep_runs`: leave the run folders under `root`. On Ctrl-C, or on another error in one
     episode, all episodes stop and are discarded.
     """

@@ -1,4 +1,4 @@
-"""Choose the engine, the judges and the collector for the settings and the device.
+"""Create the engine, the pool of judges and the collector from the settings and the device.
 
 Not covered: playing an episode (`episode.py`), collecting many (`collect.py`).
 """
@@ -39,8 +39,8 @@ Say = Callable[[str], None]
 
 
 def with_context(config: TrainConfig, actor: Any, say: Say) -> TrainConfig:
-    """Return settings whose `play.context` is at most the policy's context length; report a
-    change."""
+    """Return settings in which `play.context` is at most the policy's context length; report a
+    change through `say`."""
     positions, asked = positions_of(actor), config.play.context
     if positions is None or asked <= positions:
         return config
@@ -49,7 +49,8 @@ def with_context(config: TrainConfig, actor: Any, say: Say) -> TrainConfig:
 
 
 def with_sampler(config: TrainConfig, device: str) -> TrainConfig:
-    """Return settings in which `play.engine=auto` is replaced by the engine for the device."""
+    """Return settings in which `play.engine=auto` is replaced by the default engine for the
+    device."""
     if config.play.engine is not Sampler.AUTO:
         return config
     engine = Sampler.CACHED if device.startswith("cuda") else Sampler.LOCAL
@@ -57,8 +58,10 @@ def with_sampler(config: TrainConfig, device: str) -> TrainConfig:
 
 
 def samples_from_pages(config: TrainConfig) -> bool:
-    """Return True if `ContinuousEngine` samples: its pages of keys and values have the weights'
-    type."""
+    """Return True if the settings select `ContinuousEngine`, which stores keys and values in pages.
+
+    The pages have the type of the weights.
+    """
     return config.play.engine is Sampler.CONTINUOUS and config.play.server is None
 
 
@@ -109,7 +112,8 @@ def make_collector(
 
 
 def make_engine(actor: Any, chat: Chat, max_in_flight: int, config: TrainConfig) -> Engine:
-    """Return the engine that samples the actor for `max_in_flight` conversations."""
+    """Return the engine that the settings select, for sampling `actor` in up to `max_in_flight`
+    conversations."""
     p = config.play
     if p.server is not None:
         return ServerEngine(p.server, actor.name_or_path, chat.end)

@@ -1,1 +1,2 @@
-"""Attention: softmax of the products of queries and keys, times values, as one call."""
+"""Attention, softmax(scale * q k^T + mask) v, as one call of torch or as one generated Triton
+kernel."""

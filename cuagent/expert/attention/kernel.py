@@ -1,4 +1,5 @@
-"""Choose the attentions that a Triton kernel computes, and its tiles."""
+"""Decide which attention nodes a generated Triton kernel computes, and choose the kernel's
+tiles."""
 
 from __future__ import annotations
 
@@ -13,19 +14,21 @@ from cuagent.expert.products.match import SPLIT_CAPABILITIES
 from cuagent.expert.streaming.nest import NestError, storage
 
 MOST_DEPTH = {"float32": 128, "float16": 256, "bfloat16": 256}
-"""Largest head size; larger ones spilled registers when compiled for sm_90."""
+"""Largest head size for which a kernel is generated, by dtype. Larger ones spilled registers when
+compiled for sm_90."""
 SHARED = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}
-"""KiB of shared memory of one block by compute capability."""
+"""Shared memory of one block in KiB, by compute capability."""
 LEAST_SHARED = 99
-"""KiB of shared memory of one block for a compute capability that is not in `SHARED`."""
+"""Shared memory of one block in KiB, for a compute capability that is not in `SHARED`."""
 BUSY = 0.8
-"""The keys are split over more blocks if fewer than this share of the processors has a block.
-FlashAttention's value."""
+"""Share of the GPU's multiprocessors that must have a block. If fewer have one, the keys are split
+over more blocks. The value is FlashAttention's."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """Options of a call of `scored_attention`: operations on the scores, order of the result."""
+    """Options of a `scored_attention` node: the operations on the scores, and the order of the
+    result's dimensions."""
 
     steps: tuple[tuple[Any, ...], ...]
     heads_inside: bool
@@ -34,44 +37,47 @@ class Scored:
 
 @dataclass(frozen=True)
 class Place:
-    """Memory of a tensor that a kernel reads with four indices: batch, head, row, column."""
+    """Memory location of a tensor that a kernel reads with the four indices batch, head, row,
+    column."""
 
     tensor: str
     dtype: str
     strides: tuple[int, ...]
-    """Elements between neighbours along each index; 0 where the tensor is broadcast."""
+    """Strides in elements along each index; 0 where the tensor is broadcast."""
     offset: int
 
 
 @dataclass(frozen=True)
 class AttentionStep:
-    """One attention that a kernel computes."""
+    """One attention node that a generated kernel computes, with its sizes and the locations of its
+    operands."""
 
     node: Node
     batch: int
     heads: int
     groups: int
-    """Heads of the queries for each head of keys and values."""
+    """Number of query heads for each head of keys and values."""
     rows: int
-    """Queries of one head."""
+    """Number of queries per head."""
     columns: int
-    """Keys of one head."""
+    """Number of keys per head."""
     depth: int
     """Head size of the queries and keys."""
     width: int
     """Head size of the values and of the result."""
     operands: tuple[Place, ...]
-    """Queries, keys, values, and the tensors of the steps."""
+    """Locations of the queries, keys and values, and of the tensors that operations on the scores
+    read."""
 
     @property
     def spec(self) -> Scored:
-        """Options of the call: operations on the scores, and order of the result."""
+        """Options of the node: operations on the scores, and order of the result's dimensions."""
         found: Scored = self.node.spec
         return found
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """All nodes that the kernel computes."""
+        """All nodes that this kernel computes."""
         return (self.node,)
 
     @property
@@ -80,37 +86,39 @@ class AttentionStep:
 
     @property
     def places(self) -> dict[str, tuple[int, ...]]:
-        """Names of the computed nodes as keys, as in `Group.places`; the values are unused."""
+        """Mapping with the names of the computed nodes as keys, as in `Group.places`; the values
+        are unused."""
         return {self.node.name: ()}
 
     @property
     def tensors(self) -> dict[str, str]:
-        """dtype of each tensor that is read, in order of first use."""
+        """dtype of each tensor that the kernel reads, by name, in order of first use."""
         return {place.tensor: place.dtype for place in self.operands}
 
     @property
     def is_causal(self) -> bool:
-        """True if a step sets the scores of all keys after the query to -inf."""
+        """True if an operation sets the scores of all keys after the query's position to -inf."""
         return any(step[0] == "causal" and step[1] == -math.inf for step in self.spec.steps)
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Queries (`rows`) and keys (`columns`) of one tile, and launch options of the kernel."""
+    """Tile size and launch options of the kernel: a tile has `rows` queries and `columns` keys."""
 
     rows: int
     columns: int
     warps: int
     stages: int
     splits: int = 1
-    """Number of parts of the keys; separate blocks compute them."""
+    """Number of parts into which the keys are split; each part is computed by separate blocks."""
 
 
 def has_kernel(target: Target, dtype: str, depth: int, width: int) -> bool:
-    """Return True if a kernel can compute attention with these head sizes.
+    """Return True if a kernel can be generated for these head sizes: `depth` of queries and keys,
+    `width` of values.
 
-    A float32 kernel splits its operands into TF32 parts. GPUs where that is slower than float32
-    arithmetic have none.
+    A float32 kernel splits its operands into TF32 parts, so it is generated only for GPUs on which
+    three TF32 products are faster than float32 arithmetic.
     """
     if max(depth, width) > MOST_DEPTH[dtype]:
         return False
@@ -120,9 +128,10 @@ def has_kernel(target: Target, dtype: str, depth: int, width: int) -> bool:
 
 
 def with_kernels(steps: Sequence[Any], graph: Graph, keep: frozenset[str]) -> tuple[Any, ...]:
-    """Replace `scored_attention` nodes by kernels, if each operand has constant strides.
+    """Replace each `scored_attention` node by an `AttentionStep` if its operands have constant
+    strides.
 
-    Nodes whose origin is in `keep` stay calls.
+    Nodes whose origin is in `keep` stay calls of torch.
     """
     return tuple(_kernel(step, graph, keep) or step for step in steps)
 
@@ -154,9 +163,10 @@ def _place(graph: Graph, node: Node, shape: tuple[int, ...]) -> Place:
 
 
 def blocks(step: AttentionStep, target: Target, rank: int = 0) -> Blocks:
-    """Return the tile and launch options of a kernel: the best guess for `rank` 0, then others.
+    """Return the tile and launch options of a kernel. `rank` 0: the best guess; 1, 2, ...:
+    alternatives to measure.
 
-    First guesses from published kernels (FlashAttention for sm_80), to be measured.
+    The guesses are from published kernels (FlashAttention for sm_80).
     """
     size = max(step.depth, step.width)
     half = step.node.dtype != "float32"
@@ -177,7 +187,8 @@ def blocks(step: AttentionStep, target: Target, rank: int = 0) -> Blocks:
 
 
 def _shared(step: AttentionStep, rows: int, columns: int, warps: int, stages: int) -> float:
-    """Return the bytes of shared memory: queries, and keys and values of each stage.
+    """Return the bytes of shared memory that a block needs: for the queries, and for keys and
+    values of each pipeline stage.
 
     Triton took exactly this much for half types on sm_90, and up to 1.34 times as much for float32.
     """
@@ -186,9 +197,10 @@ def _shared(step: AttentionStep, rows: int, columns: int, warps: int, stages: in
 
 
 def _splits(step: AttentionStep, rows: int, columns: int, processors: int) -> int:
-    """Return into how many parts to split the keys.
+    """Return the number of parts into which to split the keys.
 
-    It is the smallest number that reaches 85 % of the best number's wave efficiency.
+    It is the smallest number whose wave efficiency (busy share of the multiprocessors) is at least
+    85 % of the best one.
     """
     count = step.batch * step.heads * math.ceil(step.rows / rows)
     most = min(processors // max(count, 1), step.columns // (4 * columns), 32)

@@ -1,8 +1,9 @@
-"""Turn the biases and fills of scores into one mask of `F.scaled_dot_product_attention`.
+"""Combine the biases and fills of attention scores into one mask for
+`F.scaled_dot_product_attention`.
 
-The library returns zeros for a query without keys. The reference returns NaN there if its fill is
-minus infinity, and the mean of the values if its fill is finite; `Mask.empty` marks these queries
-unless the mask is a constant that leaves each of them a key.
+The library returns zeros for a query all of whose keys are masked. The reference returns NaN there
+if it fills with minus infinity, and the mean of the values if its fill is finite. `Mask.empty`
+marks such queries, unless the mask is a constant that leaves a key for each query.
 """
 
 from __future__ import annotations
@@ -19,23 +20,28 @@ from cuagent.expert.graph.lowering import dtype_of, shape_of
 
 @dataclass(frozen=True)
 class Mask:
-    """The mask of an attention call."""
+    """The mask argument of an attention call, with the cases in which its result must be
+    corrected."""
 
     tensor: Any = None
-    """A boolean mask, True at kept keys, or a tensor to add to the scores; None without a mask."""
+    """Boolean mask, True at keys to use, or a tensor to add to the scores; None without a mask."""
     causal: bool = False
-    """True if query k sees the keys 0 to k, and no other mask applies."""
+    """True if query k attends to the keys 0 to k, and no other mask applies."""
     empty: Any = None
-    """A boolean tensor, True at queries without a kept key; None if each query has one."""
+    """Boolean tensor, True at queries all of whose keys are masked; None if there is no such
+    query."""
     finite: bool = False
-    """True if the fill is finite: queries in `empty` get the mean of the values, otherwise NaN."""
+    """True if the reference's fill is finite: queries in `empty` must get the mean of the values,
+    otherwise NaN."""
 
 
 def mask_of(edit: Edit, scores: Scores, rank: int, dtype: str) -> Mask | None:
-    """Add the nodes of the mask that has the effect of the scores' biases and fills.
+    """Add the nodes of a mask that is equivalent to the biases and fills of the scores; return the
+    mask.
 
-    The mask gets leading dimensions of one element up to `rank`. Returns None if finite fills meet
-    infinite ones, a bias has another dtype, or a constant mask leaves a query without a key.
+    The mask has leading dimensions of size 1 up to `rank` dimensions. Returns None if finite and
+    infinite fills are mixed, a bias has another dtype, or a constant mask leaves a query without a
+    key.
     """
     import torch
 
@@ -70,7 +76,8 @@ def mask_of(edit: Edit, scores: Scores, rank: int, dtype: str) -> Mask | None:
 
 
 def _kept(edit: Edit, scores: Scores) -> Any:
-    """Add the conjunction of all fills, True at kept keys; None without fills."""
+    """Add the boolean tensor that is True where no fill masks the key; None if there are no
+    fills."""
     import torch
 
     kept = None
@@ -94,9 +101,10 @@ def _positive(edit: Edit, fill: Fill) -> Any:
 
 
 def _constant(edit: Edit, scores: Scores) -> Any:
-    """Return a boolean tensor, True at kept keys; None unless all fills and biases are constants.
+    """Return a constant boolean tensor, True at keys to use; None unless all fills and biases are
+    constants.
 
-    A constant bias keeps the keys where it is above `HUGE`.
+    A key is used where a constant bias is above `HUGE`.
     """
     kept = None
     for tensor, keeps in (
@@ -115,13 +123,13 @@ def _constant(edit: Edit, scores: Scores) -> Any:
 
 
 def _removes_only(edit: Edit, scores: Scores) -> bool:
-    """Return True if each constant bias is 0 at the keys that it keeps."""
+    """Return True if each constant bias is 0 at the keys that it does not mask."""
     biases = [edit.constant(bias) for bias, _ in scores.biases]
     return all(bool(((bias == 0) | (bias <= HUGE)).all()) for bias in biases)
 
 
 def _is_causal(kept: Any) -> bool:
-    """Return True if `kept` is one square matrix that is True in its lower triangle only."""
+    """Return True if `kept` is one square matrix that is True exactly in its lower triangle."""
     rows, columns = kept.shape[-2:] if kept.dim() > 1 else (0, 1)
     if rows != columns or kept.numel() != rows * columns:
         return False
@@ -130,7 +138,8 @@ def _is_causal(kept: Any) -> bool:
 
 
 def _empty(edit: Edit, kept: Any, added: Any, rank: int) -> Any:
-    """Add the test for queries without a key: all of their keys are removed or at -inf."""
+    """Add a boolean tensor that is True at queries all of whose keys are masked or have a bias of
+    -inf."""
     import torch
 
     aten = torch.ops.aten
@@ -147,19 +156,20 @@ SAME = {
     "_to_copy", "to", "clone", "contiguous", "view", "reshape", "unsqueeze", "squeeze", "expand",
     "slice", "select", "permute", "transpose", "type_as", "alias", "detach",
 }  # fmt: skip
-"""Operators whose result has no elements but those of their first argument, perhaps cast."""
+"""Operators whose result contains only elements of their first argument, perhaps cast."""
 
 
 def is_finite(bias: Any) -> bool:
-    """Return True if no input makes an element of `bias` infinite.
+    """Return True if every element of `bias` is finite for all possible inputs.
 
-    True for `(1 - mask) * -10000` of a mask of integers, as in BERT.
+    Example: `(1 - mask) * -10000` with an integer mask, as in BERT.
     """
     return _largest(bias) < math.inf
 
 
 def _largest(value: Any) -> float:
-    """Return a bound on the elements' magnitude; infinity if there is none."""
+    """Return an upper bound of the absolute values of a node's elements; infinity if none is
+    known."""
     import torch
 
     if not hasattr(value, "meta"):
@@ -188,7 +198,7 @@ def _largest(value: Any) -> float:
 
 
 def _padded(edit: Edit, tensor: Any, rank: int) -> Any:
-    """Add leading dimensions of one element up to `rank` dimensions."""
+    """Return the tensor with leading dimensions of size 1 added, up to `rank` dimensions."""
     import torch
 
     while len(shape_of(tensor)) < rank:
@@ -199,7 +209,7 @@ def _padded(edit: Edit, tensor: Any, rank: int) -> Any:
 def kernel_steps(
     edit: Edit, scores: Scores, rank: int
 ) -> tuple[tuple[Any, ...], tuple[tuple[Any, ...], ...]]:
-    """Return the arguments `tensors` and `steps` of `scored_attention` for these scores."""
+    """Return the arguments `tensors` and `steps` of a `scored_attention` call with these scores."""
     tensors: list[Any] = []
     steps: list[tuple[Any, ...]] = []
 
@@ -225,7 +235,8 @@ def kernel_steps(
 
 
 def _causal_bias(edit: Edit, bias: Any) -> float | None:
-    """Return the value above the diagonal of a constant causal bias; None for other biases."""
+    """Return the value above the diagonal of a constant causal bias (0 on and below it); None for
+    other biases."""
     tensor = edit.constant(bias)
     if tensor is None or not _is_causal(tensor > HUGE):
         return None

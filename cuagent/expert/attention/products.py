@@ -1,7 +1,8 @@
-"""Read products of batches of matrices in the forms in which users write them.
+"""Recognize products of batches of matrices in the forms in which users write them.
 
-`matmul`, `bmm`, `mm`, `baddbmm` and `einsum` with one summed letter become operands in one order of
-dimensions: the batch, then rows, then the summed dimension. Not covered: batches that broadcast.
+`matmul`, `bmm`, `mm`, `baddbmm` and `einsum` with one summed letter are described by operands whose
+dimensions have one order: the batch, then rows, then the summed dimension.
+Not covered: batches that broadcast.
 """
 
 from __future__ import annotations
@@ -17,32 +18,33 @@ PLAIN = ("matmul", "bmm", "mm")
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor with the order in which a product reads its dimensions."""
+    """A tensor operand of a product, with the order in which the product reads its dimensions."""
 
     node: Any
     order: tuple[int, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Extents in the order of the product."""
+        """Sizes of the dimensions in the order of the product."""
         shape = shape_of(self.node)
         return tuple(shape[d] for d in self.order)
 
 
 @dataclass(frozen=True)
 class BatchedProduct:
-    """`left` (batch, rows, depth) times `right` (batch, columns, depth), plus a bias."""
+    """A product `left` (batch, rows, depth) times `right` (batch, columns, depth), times `scale`,
+    plus a bias."""
 
     left: Operand
     right: Operand
     order: tuple[int, ...]
-    """Dimensions of (batch, rows, columns) in the order of the result."""
+    """Index in (*batch, rows, columns) of each dimension of the result."""
     scale: float = 1.0
     bias: Any = None
 
 
 def batched_product(node: Any) -> BatchedProduct | None:
-    """Return the product that an fx node computes; None if it is not of a covered form."""
+    """Return the batched product that an fx node computes; None if the node has no covered form."""
     if node.op != "call_function":
         return None
     name = called(node)
@@ -72,7 +74,8 @@ def _plain(left: Any, right: Any) -> BatchedProduct | None:
 
 
 def _einsum(equation: str, first: Any, second: Any) -> BatchedProduct | None:
-    """Return the product of an einsum with two operands; None if it is not of a covered form."""
+    """Return the product that an einsum of two operands computes; None if it has no covered
+    form."""
     terms, arrow, result = equation.replace(" ", "").partition("->")
     left, _, right = terms.partition(",")
     words = (left, right, result)

@@ -1,9 +1,11 @@
-"""Replace softmax(scale * q k^T + mask) v by one call of the library's attention.
+"""Replace softmax(scale * q k^T + mask) v in a captured graph by one call of the library's
+attention.
 
-Equal in exact arithmetic. Preconditions: the softmax runs over the keys; only the product with the
-values reads it; queries, keys, values and result have one floating dtype and one head size; between
-the products are only copies, positive factors, added tensors, and fills of minus infinity or at
-most -1e9. Repeated heads of keys and values are read without a copy where the library can.
+The result is equal in exact arithmetic. Preconditions: the softmax is over the keys; only the
+product with the values reads its result; queries, keys, values and result have one floating-point
+dtype and one head size; between the products are only copies, positive factors, added tensors, and
+fills of minus infinity or at most -1e9. Repeated heads of keys and values are read without a copy
+where the library supports it.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ from cuagent.expert.graph.graph import FLOATS
 from cuagent.expert.graph.lowering import argument, dtype_of, shape_of
 
 RANK = 4
-"""Dimensions that the fused backends take: batch, heads, rows, head size."""
-SETTLING = {"clone", "contiguous", "reshape", "linear", "matmul", "mm"}
-"""Operators whose result has a fixed layout, whichever layout their argument has."""
+"""Number of dimensions of the operands of fused attention: batch, heads, rows, head size."""
+FIXED_LAYOUT = {"clone", "contiguous", "reshape", "linear", "matmul", "mm"}
+"""Operators whose result has a fixed memory layout, whatever the layout of their argument."""
 
 
 def attention(
@@ -43,7 +45,8 @@ def attention(
 ) -> Any:
     """Return the library's attention as a contiguous tensor.
 
-    With `heads_inside` the heads come after the rows, as the next linear layer reads them.
+    `heads_inside`: the result is (batch, rows, heads, head size), which the next linear layer
+    reads.
     """
     import torch
 
@@ -61,10 +64,10 @@ def scored_attention(
     steps: Sequence[tuple[Any, ...]],
     heads_inside: bool = False,
 ) -> Any:
-    """Return softmax(steps(q k^T)) v, where steps are applied to the scores one after the other.
+    """Return softmax(s) v, where s is q k^T after the operations `steps`, applied in order.
 
-    A step is ("scale", factor), ("mul", index), ("add", index, weight), ("tanh",),
-    ("fill", index, removes, value) or ("causal", value). An index selects one of `tensors`.
+    A step is ("scale", factor), ("mul", index), ("add", index, weight), ("tanh",), ("fill", index,
+    removes, value) or ("causal", value). An index selects one of `tensors`.
     """
     import torch
 
@@ -94,32 +97,32 @@ def scored_attention(
 
 @dataclass(frozen=True)
 class Match:
-    """An attention in a captured graph."""
+    """An attention that was found in a captured graph."""
 
     softmax: Any
     last: Any
-    """The product with the values."""
+    """The fx node that multiplies the attention weights by the values."""
     scores: Scores
     values: Operand
-    """The values as (batch, keys, head size)."""
+    """The attention's values, as an operand (batch, keys, head size)."""
     order: tuple[int, ...]
-    """Dimensions of (batch, rows, head size) in the order of the result."""
+    """Index in (*batch, rows, head size) of each dimension of the result."""
 
 
 class Own(StrEnum):
-    """Cases in which a kernel of our own computes attention."""
+    """When to compute attention by a generated kernel instead of the library."""
 
     NEVER = "never"
     NEEDED = "needed"
-    """If the library has no call for it."""
+    """Only if the library cannot compute this attention in one call."""
     ALWAYS = "always"
 
 
 def with_attention(
     captured: Captured, target: Target, own: Own = Own.NEVER
 ) -> tuple[Captured, tuple[str, ...]]:
-    """Return the graph with fused calls, and the names of the replaced softmax and attention
-    operators."""
+    """Return the graph with fused attention calls, and the names of the softmax and attention nodes
+    that were replaced."""
     edit = Edit(captured)
     found = []
     for node in edit.nodes:
@@ -161,7 +164,7 @@ def _match(edit: Edit, node: Any) -> Match | None:
 
 
 def _replaced(edit: Edit, match: Match, target: Target, own: Own) -> bool:
-    """Replace a match by a call; return False if a precondition does not hold."""
+    """Replace a match by an attention call; return False if a precondition is not met."""
     product, dtype = match.scores.product, dtype_of(match.last)
     shape = product.left.shape
     simple = match.scores.simple and shape[-1] == match.values.shape[-1]
@@ -210,7 +213,7 @@ def _emit(
 
     aten = torch.ops.aten
     rank = len(match.order)
-    swapped = match.order == (0, 2, 1, 3) and _settles(edit, match.last)
+    swapped = match.order == (0, 2, 1, 3) and _layout_is_free(edit, match.last)
     readers = [] if swapped or rank < RANK else _transposes(edit, match.last)
     inside = swapped or bool(readers)
     tensors = operands if mask.tensor is None else (*operands, mask.tensor)
@@ -239,9 +242,11 @@ def _emit(
 
 
 def _transposes(edit: Edit, node: Any) -> list[Any]:
-    """Return the readers of `node` if each exchanges rows and heads; otherwise an empty list.
+    """Return the readers of `node` if each of them exchanges rows and heads; otherwise an empty
+    list.
 
-    It is empty too if forward returns `node` or a reader, or the layout of a reader has an effect.
+    The list is also empty if forward returns `node` or a reader, or if the memory layout of a
+    reader has an effect on the results.
     """
     readers = list(node.users)
     swaps = all(
@@ -249,22 +254,23 @@ def _transposes(edit: Edit, node: Any) -> list[Any]:
         or (called(r) == "permute" and [d % RANK for d in r.args[1]] == [0, 2, 1, 3])
         for r in readers
     )
-    settled = swaps and all(_settles(edit, reader) for reader in readers)
+    settled = swaps and all(_layout_is_free(edit, reader) for reader in readers)
     return readers if settled and node not in edit.outputs else []
 
 
-def _settles(edit: Edit, node: Any) -> bool:
-    """Return True if the layout of a tensor has no effect on the layout of forward's results."""
+def _layout_is_free(edit: Edit, node: Any) -> bool:
+    """Return True if the memory layout of a node's tensor has no effect on the layout of forward's
+    results."""
     names = {called(reader) for reader in node.users}
     formats = [r.kwargs.get("memory_format") for r in node.users if called(r) == "clone"]
     copied_to = all(str(word) == "torch.contiguous_format" for word in formats)
-    return node not in edit.outputs and names <= SETTLING and copied_to
+    return node not in edit.outputs and names <= FIXED_LAYOUT and copied_to
 
 
 def _unscaled(edit: Edit, scores: Scores) -> Scores:
-    """Return the scores with numeric factors of queries and keys moved into the scale.
+    """Return the scores with constant factors of queries and keys moved into the scale.
 
-    A factor moves only if no other operator reads the scaled queries or keys.
+    A factor is moved only if no other operator reads the scaled queries or keys.
     """
 
     def peeled(operand: Operand, scale: float) -> tuple[Operand, float]:
@@ -288,14 +294,16 @@ def _unscaled(edit: Edit, scores: Scores) -> Scores:
 
 
 def _narrowed(operand: Operand, dtype: str) -> Operand:
-    """Return the operand before its cast from `dtype` to float32; without such a cast, itself."""
+    """Return the operand before its cast from `dtype` to float32; an operand without such a cast is
+    returned unchanged."""
     source = copied(operand.node)
     exact = source is not None and dtype_of(source) == dtype and dtype_of(operand.node) == "float32"
     return Operand(source, operand.order) if exact else operand
 
 
 def _placed(edit: Edit, operand: Operand) -> Any:
-    """Add the views that bring an operand into (batch, heads, rows, head size)."""
+    """Add the views that bring an operand into the order (batch, heads, rows, head size); return
+    the result."""
     import torch
 
     aten = torch.ops.aten
@@ -317,10 +325,11 @@ def _placed(edit: Edit, operand: Operand) -> Any:
 def _grouped(
     edit: Edit, operands: tuple[Any, ...], options: dict[str, Any], mask: Mask, device: str
 ) -> tuple[Any, Any, Any, dict[str, Any]]:
-    """Return query, key, value and options of a call that repeats heads in the library.
+    """Return (query, key, value, options) of a call in which the library repeats the heads of keys
+    and values.
 
-    The key and the value are those before the repetition. They stay as they are if nothing is
-    repeated or the library cannot: on CUDA only the backend without masks can, for half types.
+    Key and value are those before the repetition. All are returned unchanged if nothing is repeated
+    or the library does not support it: on CUDA only the backend without masks does, for half types.
     """
     query, key, value = operands
     sources = [_unrepeated(key), _unrepeated(value)]
@@ -331,7 +340,8 @@ def _grouped(
 
 
 def _unrepeated(node: Any) -> Any:
-    """Return the tensor whose heads `repeat_interleave` or `expand` repeats; None if none does."""
+    """Return the tensor before `repeat_interleave` or `expand` repeats its heads; None if its heads
+    are not repeated."""
     if node.op != "call_function":
         return None
     name = called(node)
@@ -356,7 +366,8 @@ def _unrepeated(node: Any) -> Any:
 
 
 def _without_copies(edit: Edit, node: Any, device: str) -> bool:
-    """Replace an attention call whose heads are repeated by one that reads them unrepeated.
+    """Replace an attention call on repeated heads by one that reads the heads before the
+    repetition.
 
     Return True if the call was replaced.
     """

@@ -1,7 +1,9 @@
-"""Read the scores of an attention: a product of queries and keys, scaled, shifted and masked.
+"""Recognize the scores of an attention: a product of queries and keys that is scaled, shifted and
+masked.
 
-Operators between the product and the softmax are read from the softmax back. Each tensor on the way
-has one reader. Not covered: other elementwise operators than sums, products, fills and tanh.
+The operators between the product and the softmax are followed back from the softmax. Each
+intermediate tensor must have one reader.
+Not covered: elementwise operators other than sums, products, fills and tanh.
 """
 
 from __future__ import annotations
@@ -16,49 +18,53 @@ from cuagent.expert.graph.lowering import argument, dtype_of, shape_of
 
 COPIES = {"clone", "alias", "detach", "contiguous", "_to_copy", "to", "lift_fresh_copy", "type_as"}
 HUGE = -1e9
-"""A finite fill of at most this value removes a key from the softmax, as minus infinity does. This
-is true of rows with a score more than 104 above the fill: exp(-104) is 0 in float32."""
+"""Bound on a finite fill: a fill of at most this value removes a key from the softmax, as minus
+infinity does.
+
+This holds for rows with a score more than 104 above the fill: exp(-104) is 0 in float32.
+"""
 
 
 @dataclass(frozen=True)
 class Fill:
-    """Keys that a mask removes, and the value that their scores get."""
+    """A mask that overwrites the scores of some keys by `value`."""
 
     mask: Any
     removes: bool
-    """True if the mask is True at removed keys, False if it is True at kept ones."""
+    """True if the mask is True at the overwritten scores, False if it is True at the others."""
     value: float
 
 
 Step = tuple[str, Any] | tuple[str, Any, Any]
-"""An operation on scores: ("mul", number or tensor), ("add", tensor, weight), ("fill", a `Fill`)
-or ("tanh", None)."""
+"""One operation on the scores: ("mul", number or tensor), ("add", tensor, weight), ("fill", a
+`Fill`) or ("tanh", None)."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """scale * factors * (queries keys^T) + biases, with fills.
+    """Attention scores of the form scale * factors * (queries keys^T) + biases, with fills.
 
-    The fields describe the scores only if `simple`; `steps` lists all operations after the product.
+    If `simple` is False the scores have another form, and only `steps`, the list of all operations
+    after the product, describes them.
     """
 
     product: BatchedProduct
     scale: float = 1.0
     factors: tuple[Any, ...] = ()
-    """Tensors that multiply the scores; each is constant over rows and columns."""
+    """Tensors that the scores are multiplied by; each is constant over queries and keys."""
     biases: tuple[tuple[Any, float], ...] = ()
-    """Added tensors, each with a factor."""
+    """Tensors added to the scores, each as (tensor, factor)."""
     fills: tuple[Fill, ...] = ()
     steps: tuple[Step, ...] = ()
     simple: bool = True
-    """True if the library's attention can compute these scores."""
+    """True if `scaled_dot_product_attention` can compute these scores."""
 
     def then(self, *step: Any, simple: bool = True) -> Scores:
-        """Return the scores after one more operation."""
+        """Return the scores with one more operation appended to `steps`."""
         return replace(self, steps=(*self.steps, step), simple=self.simple and simple)
 
     def scaled(self, factor: float) -> Scores:
-        """Return the scores times a number."""
+        """Return the scores multiplied by a number."""
         if not factor > 0:
             return self.then("mul", factor, simple=False)
         biases = tuple((node, weight * factor) for node, weight in self.biases)
@@ -67,13 +73,14 @@ class Scores:
         return scaled.then("mul", factor)
 
     def shifted(self, bias: Any, weight: float = 1.0) -> Scores:
-        """Return the scores plus a tensor."""
+        """Return the scores with `weight` times the tensor `bias` added."""
         shifted = replace(self, biases=(*self.biases, (bias, weight)))
         return shifted.then("add", bias, weight)
 
 
 def copied(node: Any) -> Any:
-    """Return the tensor that a node copies, possibly to another floating dtype; else None."""
+    """Return the tensor that a node copies, perhaps to another floating-point dtype; None if the
+    node does not copy."""
     if node.op != "call_function" or called(node) not in COPIES:
         return None
     source = node.args[0]
@@ -81,7 +88,8 @@ def copied(node: Any) -> Any:
 
 
 def read_scores(edit: Edit, node: Any) -> Scores | None:
-    """Return the scores that `node` computes; None if it has another form or several readers."""
+    """Return the scores that `node` computes; None if they have another form or `node` has several
+    readers."""
     if not hasattr(node, "meta") or node.op != "call_function" or len(node.users) != 1:
         return None
     product = batched_product(node)
@@ -157,7 +165,8 @@ def _chosen(edit: Edit, node: Any) -> Scores | None:
 
 
 def _uniform(edit: Edit, fill: Any) -> float | None:
-    """Return the value of a number or of a constant with equal elements."""
+    """Return the value of a number, or of a constant tensor whose elements are all equal; None for
+    other tensors."""
     tensor = edit.constant(fill) if hasattr(fill, "meta") else None
     if tensor is not None and tensor.numel() > 1 and bool((tensor == tensor.flatten()[0]).all()):
         return float(tensor.flatten()[0])

@@ -1,9 +1,10 @@
-"""Write attention as a Triton kernel: scores in tiles, a running maximum and a running sum.
+"""Write attention as a Triton kernel: scores in tiles, with a running maximum and a running sum
+(FlashAttention).
 
 One block computes some rows of one head in a loop over the keys. float32 operands are split into
 TF32 parts (`tf32x3`); half types accumulate in float32. With few rows the keys are split over
-blocks, and a second kernel joins their parts. A row whose scores are all -inf gives NaN, as in
-torch.
+several blocks, and a second kernel combines the results of the parts. A row whose scores are all
+-inf gives NaN, as in torch.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ ROW, COLUMN = "m[:, None]", "n[None, :]"
 
 
 def render(name: str, step: AttentionStep, splits: int) -> str:
-    """Return the text of the kernel, and of the one that joins the parts of split keys."""
+    """Return the text of the attention kernel; with `splits` > 1, also of the kernel that combines
+    the parts."""
     tensors = ", ".join(f"{identifier(tensor)}_in" for tensor in step.tensors)
     lines = [
         "@triton.jit",
@@ -48,7 +50,8 @@ def render(name: str, step: AttentionStep, splits: int) -> str:
 
 
 def _power(size: int) -> int:
-    """Return the size of a tile's side: a power of 2, at least 16 for the tensor cores."""
+    """Return the side of a tile that covers `size` elements: a power of 2, at least 16 for the
+    tensor cores."""
     return max(16, 1 << (size - 1).bit_length())
 
 
@@ -79,7 +82,8 @@ def _loads(step: AttentionStep) -> list[str]:
 
 
 def _range(step: AttentionStep, splits: int) -> list[str]:
-    """Return the head of the loop over tiles of keys; a causal one ends at the block's last row."""
+    """Return the lines that begin the loop over tiles of keys. A causal loop ends at the block's
+    last row."""
     end = str(step.columns)
     lines = []
     if step.is_causal:
@@ -97,7 +101,7 @@ def _range(step: AttentionStep, splits: int) -> list[str]:
 
 
 def _tile(step: AttentionStep) -> list[str]:
-    """Return the lines for one tile of scores."""
+    """Return the lines of the loop's body, which process one tile of scores."""
     _, key, value = step.operands[:3]
     dtype = step.node.dtype
     precision = ', input_precision="tf32x3"' if dtype == "float32" else ""
@@ -125,7 +129,7 @@ def _tile(step: AttentionStep) -> list[str]:
 
 
 def _scores(step: AttentionStep) -> list[str]:
-    """Return the lines for the operations on the scores."""
+    """Return the lines that apply the operations on the scores to one tile."""
     inside = f"({ROW} < {step.rows}) & ({COLUMN} < {step.columns})"
     lines = []
 
@@ -167,7 +171,7 @@ def _number(value: float) -> str:
 
 
 def _target(step: AttentionStep) -> str:
-    """Return the Triton expression for the pointers to this program's tile of the result."""
+    """Return the Triton expression of the pointers to this block's tile of the result."""
     width, heads, rows = step.width, step.heads, step.rows
     if step.spec.heads_inside:
         place = f"(batch.to(tl.int64) * {rows} * {heads} + head) * {width}"
@@ -191,7 +195,7 @@ def _stores(step: AttentionStep, splits: int) -> list[str]:
 
 
 def _joiner(name: str, step: AttentionStep, splits: int) -> str:
-    """Return the kernel that joins the parts of one head's rows."""
+    """Return the text of the kernel that combines the results of the parts of the keys."""
     width, pairs = step.width + 2, step.batch * step.heads
     value = f"(result / total[:, None]).to({ELEMENTS[step.node.dtype]})"
     inside = f"({ROW} < {step.rows}) & (e[None, :] < {step.width})"
@@ -224,7 +228,8 @@ def _joiner(name: str, step: AttentionStep, splits: int) -> str:
 
 
 def launch(name: str, step: AttentionStep, tile: Blocks, arguments: list[str]) -> list[str]:
-    """Return the lines of Python that launch the kernel."""
+    """Return the lines of Python that launch the kernel, and the combining kernel if the keys are
+    split."""
     pairs = step.batch * step.heads
     down = math.ceil(step.rows / tile.rows)
     words = f"{tile.rows}, {tile.columns}, num_warps={tile.warps}, num_stages={tile.stages}"

@@ -1,1 +1,1 @@
-"""Convolutions on a GPU's tensor cores that a generated kernel may compute faster than cuDNN."""
+"""Convolutions that a generated kernel on a GPU's tensor cores may compute faster than cuDNN."""

@@ -1,4 +1,8 @@
-"""A convolution that a generated kernel computes, and the strides of the tensors that it reads."""
+"""Describe a convolution that a generated kernel computes, and the strides of the tensors that it
+reads.
+
+A place is one spatial position.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +16,19 @@ from cuagent.expert.graph.graph import Graph, Kind, Node, contiguous_strides
 from cuagent.expert.streaming.nest import NestError, storage
 
 TRANSPOSED = "own F.conv of channels last"
-"""Operator of a node that transposes the library's channels-last result and adds the bias."""
+"""Text in `Node.op` of a node that transposes the library's channels-last result and adds the
+bias."""
 COPY = "own F.conv copy to channels last"
-"""Operator of a node that copies an input to (samples, *places, channels), and rounds to TF32 if
-that is admitted."""
+"""Text in `Node.op` of a node that copies an input to (samples, *places, channels), rounded to TF32
+if that precision is admitted."""
 
 
 @dataclass(frozen=True)
 class Volume:
-    """Strides of a tensor, in elements, over samples, channels and places.
+    """Strides of a tensor, in elements, along samples, channels and places (flattened spatial
+    positions).
 
-    Element (s, c, p) is at `offset + sample * s + channel * c + place * p`.
+    The element (s, c, p) is at index `offset + sample * s + channel * c + place * p`.
     """
 
     tensor: str
@@ -35,46 +41,49 @@ class Volume:
 
 @dataclass(frozen=True)
 class Pool:
-    """A pool behind a convolution, with windows side by side."""
+    """A pool with adjacent, non-overlapping windows that is computed in the kernel of a
+    convolution."""
 
     anchor: Node
     sizes: tuple[int, ...]
-    """Extents of a window."""
+    """Size of the pooling window along each spatial dimension."""
     counts: tuple[int, ...]
-    """Windows along each dimension."""
+    """Number of pooling windows along each spatial dimension."""
     after: tuple[Node, ...]
-    """Elementwise nodes behind the pool."""
+    """Elementwise nodes computed after the pool."""
 
     @property
     def elements(self) -> int:
-        """Elements of a window."""
+        """Number of elements of a window."""
         return math.prod(self.sizes)
 
 
 @dataclass(frozen=True)
 class Partials:
-    """Names of tensors with sums over the places of each tile, which a kernel stores in addition.
+    """Names of tensors with partial sums over the places of each tile, which a convolution's kernel
+    also stores.
 
-    A name is "" if the tensor is not stored.
+    A name is "" if that tensor is not stored.
     """
 
     value: str
-    """Value of the epilogue that is summed."""
+    """Name of the node, within the convolution's epilogue, whose values are summed."""
     sums: str
     means: str
     deviations: str
-    """Sums of squared differences from the mean of the tile."""
+    """Name of the tensor with sums of squared differences from the tile's mean."""
     counts: str
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the stored tensors."""
+        """Names of the tensors that are stored."""
         return tuple(n for n in (self.sums, self.means, self.deviations, self.counts) if n)
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution with channels-last operands, and the group behind it as its epilogue."""
+    """A convolution with channels-last operands that one kernel computes, with the group of
+    fused nodes that follows as its epilogue."""
 
     node: Node
     transposed: bool
@@ -83,68 +92,74 @@ class Convolution:
     channels_out: int
     axes: tuple[Axis, ...]
     left: Volume
-    """Input; its channels or its places are adjacent in memory."""
+    """Input, in which channels or places are adjacent in memory."""
     right: str
-    """Weight as (output channels, *taps, input channels); "" if `left` is the result of the
-    library's convolution, without its bias."""
+    """Name of the weight as (output channels, *taps, input channels); "" if the kernel has no
+    product because `left` is the result of the library's convolution, without its bias."""
     bias: Volume | None
     epilogue: tuple[Node, ...]
     reads: dict[tuple[str, str], Volume]
-    """Tensors that the epilogue reads, by the names of the reading node and of its argument."""
+    """Tensors that the epilogue reads, by (name of the reading node, name of its argument)."""
     outputs: tuple[str, ...]
     places: dict[str, tuple[int, ...]]
-    """Names of the computed nodes as keys, as in `Group.places`."""
+    """Names of the nodes that the kernel computes, as keys. The values (strides in `Group.places`)
+    are not used."""
     dtypes: dict[str, str]
-    """Tensors that are read, with their dtypes, in order of first use."""
+    """dtype of each tensor that the kernel reads, by name, in order of first use."""
     reduces: bool = False
-    """True if the epilogue reduces over the channels."""
+    """True if the epilogue contains a reduction over the channels."""
     copied: bool = False
-    """True if the input was copied, and rounded, by a kernel of our own."""
+    """True if a generated kernel copied, and perhaps rounded, the input."""
     scale: str = ""
-    """Tensor with the scale of each output channel, if the operands are scaled float16; else ""."""
+    """Name of the tensor with a scale for each output channel, if the operands are scaled float16;
+    else ""."""
     groups: int = 1
-    """Groups of channels; `channels_in` are those of one group."""
+    """Number of channel groups; `channels_in` is the number of input channels of one group."""
     again: tuple[Volume, str] | None = None
-    """Input and weight in float32, if the sum reads float16 copies. A tile with NaN is computed
-    again from them."""
+    """Input and weight in float32, if the kernel reads float16 copies. A tile that contains NaN is
+    computed again from them."""
     pool: Pool | None = None
-    """Pool behind the epilogue."""
+    """Pool that the kernel computes after the epilogue; None without one."""
     copy: tuple[str, str] = ()  # type: ignore[assignment]
-    """A stored value, and its scaled float16 copy in channels-last layout for the next convolution;
-    () without a copy."""
+    """(name of a stored value, name of its scaled float16 copy in channels-last layout for the next
+    convolution); () without a copy."""
     partials: Partials | None = None
-    """Partial sums over places; a tile then has places of one sample only."""
+    """Partial sums over places that the kernel also stores; each tile then has places of one sample
+    only."""
 
     @property
     def is_copy(self) -> bool:
-        """True if the kernel only copies an input to channels-last layout."""
+        """True if the kernel computes no convolution but only copies an input to channels-last
+        layout."""
         return self.node.op == COPY
 
     @property
     def taps(self) -> int:
-        """Elements of the window."""
+        """Number of kernel elements (taps) per pair of input and output channel."""
         return math.prod(axis.kernel for axis in self.axes)
 
     @property
     def pair(self) -> int | None:
-        """Index of the last axis, if its two phases are computed together; else None."""
+        """Index of the last spatial dimension, if its two phases are computed together; else
+        None."""
         last = self.axes[-1]
         return len(self.axes) - 1 if self.transposed and last.stride == 2 < last.outputs else None
 
     @property
     def rows(self) -> frozenset[str]:
-        """Names of the epilogue's nodes that have one value for all channels of a place."""
+        """Names of the epilogue's nodes that have one value for each place instead of one for each
+        channel."""
         size = self.node.size // self.channels_out
         return frozenset(n.name for n in self.epilogue if n.size == size and self.reduces)
 
     @property
     def merged(self) -> bool:
-        """True if taps and channels are one index of the sum."""
+        """True if taps and input channels form one index of the sum."""
         return self.taps > 1 and self.left.channel != 1
 
     @property
     def columns(self) -> int:
-        """Output channels of a group."""
+        """Number of output channels of one group."""
         return self.channels_out // self.groups
 
     @property
@@ -155,12 +170,13 @@ class Convolution:
 
     @property
     def tensors(self) -> dict[str, str]:
-        """dtype of each tensor that is read, in order of first use."""
+        """dtype of each tensor that the kernel reads, by name, in order of first use."""
         return self.dtypes
 
 
 def settings_of(node: Node) -> dict[str, Any]:
-    """Return stride, padding, output padding, dilation and groups of a convolution's call."""
+    """Return stride, padding, output padding, dilation and groups of a convolution node, by
+    name."""
     rank = len(node.shape) - 2
     given = ast.parse(node.op.removeprefix("own ").format("x", "w", "b"), mode="eval").body
     assert isinstance(given, ast.Call)
@@ -178,7 +194,7 @@ def settings_of(node: Node) -> dict[str, Any]:
 
 
 def volume_of(graph: Graph, name: str, shape: tuple[int, ...]) -> Volume:
-    """Return the strides of a tensor, broadcast to `shape`, which is (samples, channels, *places).
+    """Return the strides of tensor `name`, broadcast to `shape` (samples, channels, *places).
 
     Raises NestError if the places have no common stride.
     """

@@ -1,8 +1,8 @@
-"""Store the channels-last copy that a convolution needs in the kernel that computes its input.
+"""Let the kernel that computes a convolution's input also store the input's channels-last copy.
 
-In a chain of convolutions the kernel of one has its result in registers: it stores the result and
-the scaled float16 copy for the next one. A separate kernel for the copy would read the result
-again. A tile must have all channels, because the scale test of a place needs them.
+In a chain of convolutions, the kernel of one has its result in registers. It stores the result and
+the scaled float16 copy for the next one. A separate copy kernel would read the result again. A tile
+must have all channels, because the scale of a place depends on all of them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from cuagent.expert.convolutions.convolution import TRANSPOSED, Convolution
 from cuagent.expert.graph.graph import Graph
 
 MOST_CHANNELS = 128
-"""Most channels of a tile."""
+"""Largest number of output channels of a convolution whose tiles can have all channels."""
 
 
 def with_copies(steps: Sequence[Any], graph: Graph) -> tuple[Any, ...]:
-    """Move each copy in float16 into the convolution that computes its source."""
+    """Return the steps with each float16 copy moved into the convolution kernel that computes its
+    source."""
     result = list(steps)
     for step in steps:
         if not isinstance(step, Convolution) or not step.is_copy or step.node.dtype != "float16":
@@ -43,7 +44,8 @@ def with_copies(steps: Sequence[Any], graph: Graph) -> tuple[Any, ...]:
 
 
 def _fits(producer: Convolution, shape: tuple[int, ...], dtype: str) -> bool:
-    """Return True if each tile of a kernel can have all channels of a value of this shape."""
+    """Return True if the kernel `producer` can have all channels of a value of this shape in each
+    tile."""
     own = producer.right and producer.node.op != TRANSPOSED and not producer.is_copy
     plain = not (producer.reduces or producer.pool or producer.copy) and producer.groups == 1
     few = producer.channels_out <= MOST_CHANNELS

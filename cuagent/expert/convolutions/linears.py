@@ -1,6 +1,7 @@
-"""Compute a linear layer as a pointwise convolution if its features then become the channels.
+"""Compute a linear layer as a pointwise convolution if a permutation then makes its features the
+channels.
 
-The kernel stores (samples, channels, *places), and computes the elementwise operations behind the
+The kernel stores (samples, channels, *places), and computes the elementwise operations after the
 permutation. The library would write the product, and a further pass would transpose it.
 """
 
@@ -14,11 +15,15 @@ from cuagent.expert.graph.graph import Graph, Kind, Node, contiguous_strides
 from cuagent.expert.products.match import MOST_DEPTH
 
 RANKS = (3, 4, 5)
-"""Dimensions of the result: samples, channels and one to three of places."""
+"""Possible numbers of dimensions of the result: samples, channels, and one to three spatial
+dimensions."""
 
 
 def linears_to_channels(graph: Graph, target: Target, keep: frozenset[str]) -> Graph:
-    """Replace each linear layer in half precision whose only reader moves its features."""
+    """Return the graph with linear layers in half precision replaced by pointwise convolutions.
+
+    A layer is replaced if its only reader is a permutation that makes its features the channels.
+    """
     if target.device != "cuda" or target.capability < (8, 0):
         return graph
     users, strided = graph.users(), _before_strided_results(graph)
@@ -36,7 +41,7 @@ def linears_to_channels(graph: Graph, target: Target, keep: frozenset[str]) -> G
 
 
 def _before_strided_results(graph: Graph) -> frozenset[str]:
-    """Return the names of all nodes on which non-contiguous outputs of library calls depend."""
+    """Return the names of all nodes on which non-contiguous outputs of the graph depend."""
     names = graph.outputs
     needed = {
         n for n in names if graph.node(n).kind is Kind.LIBRARY and not graph.node(n).contiguous
@@ -65,7 +70,7 @@ def _qualifies(graph: Graph, node: Node) -> bool:
 
 
 def _moves(node: Node, reader: Node) -> bool:
-    """Return True if the reader moves the last dimension to the second place."""
+    """Return True if the reader only moves the last dimension to the second position."""
     steps = contiguous_strides(node.shape)
     shape = (node.shape[0], node.shape[-1], *node.shape[1:-1])
     strides = (steps[0], steps[-1], *steps[1:-1])
@@ -74,7 +79,8 @@ def _moves(node: Node, reader: Node) -> bool:
 
 
 def _pointwise(graph: Graph, node: Node, reader: Node) -> list[Node]:
-    """Return the convolution under the reader's name, and the views that it reads."""
+    """Return the nodes of the convolution, named like the reader that it replaces, and of the views
+    that it reads."""
     x, weight = (graph.node(str(arg)) for arg in node.args[:2])
     rank, steps = len(node.shape) - 2, contiguous_strides(x.shape)
     places, taps = f"{node.name}_places", f"{node.name}_taps"

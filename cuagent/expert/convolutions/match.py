@@ -1,7 +1,8 @@
-"""Match convolutions that qualify (`qualify.py`), with what follows them, to generated kernels.
+"""Assign qualifying convolutions (`qualify.py`), with the operations that follow them, to
+generated kernels.
 
-A group that is the only reader of the result becomes the epilogue, if it is elementwise or reduces
-over the channels alone. A place is one spatial position.
+A group of nodes that is the only reader of the result becomes the kernel's epilogue, if it is
+elementwise or reduces over the channels alone. A place is one spatial position.
 """
 
 from __future__ import annotations
@@ -27,14 +28,16 @@ from cuagent.expert.streaming.group import Group, Step
 from cuagent.expert.streaming.nest import NestError, storage
 
 MOST_CHANNELS = 256
-"""Most output channels that an epilogue reduces over: one tile must have all of them."""
+"""Largest number of output channels over which an epilogue may reduce: one tile must have all of
+them."""
 REDUCTIONS = ("sum", "max", "min", "amax", "amin")
 
 
 def with_convolutions(
     steps: Sequence[Step | Any], graph: Graph
 ) -> tuple[Step | Convolution | Any, ...]:
-    """Replace each convolution with copied operands, and its epilogue group, by one step."""
+    """Return the steps with each convolution that has copied operands, and the fused group that
+    becomes its epilogue, replaced by one `Convolution`."""
     result = list(steps)
     for step in steps:
         if not isinstance(step, Node) or not step.op.startswith("own F.conv"):
@@ -53,7 +56,8 @@ def with_convolutions(
 
 
 def _reader_of_channels(node: Node, steps: Sequence[Any], graph: Graph) -> Group | None:
-    """Return the group that reduces a convolution over its channels, if it is the only reader."""
+    """Return the fused group that reduces the convolution `node` over its channels, if it is the
+    only reader; else None."""
     if node.name in graph.outputs or node.shape[1] > MOST_CHANNELS:
         return None
     readers = {user.name for user in graph.users()[node.name]}
@@ -66,7 +70,8 @@ def _reader_of_channels(node: Node, steps: Sequence[Any], graph: Graph) -> Group
 
 
 def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution | None:
-    """Return the convolution; None if its group cannot be the epilogue."""
+    """Return the `Convolution` of a node with the fused `group` as its epilogue; None if the group
+    cannot be the epilogue."""
     x, *others = (graph.node(str(arg)) for arg in node.args)
     weight = None if node.op in (TRANSPOSED, COPY) else others[0]
     bias = others if weight is None else others[1:]
@@ -130,7 +135,8 @@ def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution |
 
 
 def _given(graph: Graph, x: Node, node: Node) -> tuple[Volume, Volume]:
-    """Return the input of a kernel without a product (`COPY`, `TRANSPOSED`) and an empty weight."""
+    """Return (input, weight without a name) of a node that computes no product (`COPY`,
+    `TRANSPOSED`)."""
     right = Volume("", "", 0, 0, 0, 0)
     if node.op == COPY:
         return volume_of(graph, x.name, x.shape), right
@@ -138,7 +144,7 @@ def _given(graph: Graph, x: Node, node: Node) -> tuple[Volume, Volume]:
 
 
 def convolution_axes(graph: Graph, node: Node) -> tuple[tuple[Axis, ...], bool]:
-    """Return the axes of a convolution with copied operands, and if it is transposed."""
+    """Return (axes of a convolution with copied operands, True if it is transposed)."""
     x, weight = (graph.node(str(arg)) for arg in node.args[:2])
     return _operands(graph, node, x, weight)[2], node.op.startswith("own F.conv_transpose")
 
@@ -148,13 +154,14 @@ def _is_last(x: Node) -> bool:
 
 
 def _one_axis(node: Node) -> Axis:
-    """Return one axis with all places, for a convolution that needs no coordinates of a place."""
+    """Return all places as one axis, for a convolution that does not depend on spatial
+    coordinates."""
     places = math.prod(node.shape[1:-1] if node.op == COPY else node.shape[2:])
     return Axis(places, places, 1, 1, 0, 1)
 
 
 def _has_text(node: Node) -> bool:
-    """Return True if the epilogue can compute this node."""
+    """Return True if an epilogue can compute this node."""
     match node.kind:
         case Kind.POINTWISE:
             return node.op in EXPRESSIONS
@@ -166,7 +173,8 @@ def _has_text(node: Node) -> bool:
 def _operands(
     graph: Graph, node: Node, x: Node, weight: Node
 ) -> tuple[Volume, Volume, tuple[Axis, ...]]:
-    """Return input, weight and axes; all places of a pointwise convolution are one axis."""
+    """Return (input, weight, axes) of a convolution. All places of a pointwise convolution are one
+    axis."""
     copied = _is_last(x)
     if not copied and is_pointwise(node, weight):
         volumes = (volume_of(graph, n.name, n.shape) for n in (x, weight))
@@ -193,11 +201,10 @@ def _operands(
 
 
 def _read_by(graph: Graph, group: Group, reader: Node, name: str, shape: tuple[int, ...]) -> Volume:
-    """Return the strides with which `reader`, a node of the group, reads a tensor.
+    """Return the strides with which `reader`, a node of the group, reads tensor `name`.
 
-    `shape` is that of the convolution's result, (samples, channels, *places).
-
-    Raises NestError if the tensor has no single stride along each of them.
+    `shape`: shape of the convolution's result, (samples, channels, *places). Raises NestError if
+    the tensor has no single stride along each of them.
     """
     node = graph.node(name)
     if node.kind in (Kind.WINDOW, Kind.INSIDE, Kind.GATHER):

@@ -1,4 +1,5 @@
-"""Copy and round the operands of convolutions: channels last, TF32, or scaled float16."""
+"""Add copies of the operands of convolutions: in channels-last layout, rounded to TF32, or as
+scaled float16."""
 
 from __future__ import annotations
 
@@ -22,26 +23,28 @@ from cuagent.expert.rewrites import PREPARATIONS
 WEIGHT = "{0}.movedim(1, -1).contiguous() "
 TRANSPOSED_WEIGHT = "{0}.movedim(0, -1).contiguous()"
 ROUNDED = "(({0}.float().view(torch.int32) + 4096) & -8192).view(torch.float32)"
-"""Expression that rounds to the nearest TF32 number. Tensor cores would drop the last 13 bits of an
-operand instead, and such errors have one sign and add up over the sum."""
+"""Python expression that rounds to the nearest TF32 number. Tensor cores would truncate the last 13
+bits of an operand instead; such errors have one sign and add up over the sum."""
 SCALE = (
     "(lambda most: torch.where((most < 2.0**63) & ((most >= 2.0**-63) | (most == 0)),"
     " torch.exp2(most.log2().floor().clamp(min=-63) - 14), torch.nan))"
     "({0}.abs().transpose(0, OUT).flatten(1).amax(1))"
 )
-"""Expression of the scale of each output channel of a weight, a power of two; NaN if a weight is
-out of range. OUT stands for the dimension of the output channels."""
+"""Python expression of the scale of each output channel of a weight, a power of two; NaN if a
+weight is out of range. OUT stands for the dimension of the output channels."""
 HALVES = "({0} / {1}.nan_to_num(1.0).view(SHAPE)).to(torch.float16)"
-"""Expression of a weight divided by the scales, in float16: 11 significant bits, as in TF32."""
+"""Python expression of a weight divided by the scales, in float16, which has 11 significant bits
+like TF32."""
 PREPARATIONS |= {WEIGHT, TRANSPOSED_WEIGHT, ROUNDED}
 PREPARATIONS |= {call.format(ROUNDED) for call in (WEIGHT, TRANSPOSED_WEIGHT)}
 
 
 def copy_operands(graph: Graph, target: Target, keep: frozenset[str], every: bool = False) -> Graph:
-    """Put channels-last copies in front of each convolution that qualifies, and mark it as own.
+    """Return the graph in which each qualifying convolution reads channels-last copies and is
+    marked for a generated kernel ("own" in its `op`).
 
-    Weights that the tensor cores read in TF32 are rounded once, with their copy. With `every`, sums
-    of any length qualify.
+    Weights that the tensor cores read in TF32 are rounded once, in their copy. `every`: also
+    convolutions with long sums qualify.
     """
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -87,9 +90,10 @@ def copy_operands(graph: Graph, target: Target, keep: frozenset[str], every: boo
 def _halves(
     node: Node, weight: Node, name: str, scale: str, call: str, moved: tuple[int, ...]
 ) -> list[tuple[Any, ...]]:
-    """Return the nodes of a weight in float16 and of its scales: name, text, source, shape, dtype.
+    """Return the nodes of a weight's float16 copy and of its scales, as (name, expression, source,
+    shape, dtype).
 
-    They are computed once, in float64.
+    Both are computed once, in float64.
     """
     out = int(node.op.startswith("F.conv_transpose"))
     shape = ", ".join("-1" if d == out else "1" for d in range(len(weight.shape)))

@@ -1,10 +1,10 @@
-"""Compute sums over places in the kernel of the convolution, a partial one for each tile.
+"""Compute sums over places in the kernel of the convolution, as partial sums of each tile.
 
 A norm over groups of channels, or a mean over all places, would read the result of a convolution
-again once or twice. The kernel has it in registers: it stores the mean of each channel over a
-tile's places, the squared deviations from that mean, and the number of places. A small kernel
-joins them: sum (y - m)^2 = sum over tiles of (deviations + count * (mean - m)^2), for any m that is
-one number for each group. Nothing cancels, so an offset costs no precision.
+again once or twice. The kernel has the result in registers: it stores the mean of each channel over
+a tile's places, the squared deviations from that mean, and the number of places. A small kernel
+combines them: sum (y - m)^2 = sum over tiles of (deviations + count * (mean - m)^2), for any m that
+is one number for each group. Nothing cancels, so an offset costs no precision.
 """
 
 from __future__ import annotations
@@ -24,35 +24,41 @@ from cuagent.expert.products.expressions import EXPRESSIONS
 SUMS, MEANS, DEVIATIONS, COUNTS = (
     f"own partial {word} of {{0}}" for word in ("sums", "means", "deviations", "counts")
 )
-"""Operators of nodes with the shape (samples, channels, tiles), which a convolution's kernel
-computes."""
+"""Text in `Node.op` of the nodes of partial sums, with shape (samples, channels, tiles), which a
+convolution's kernel computes."""
 CALLS = (SUMS, MEANS, DEVIATIONS, COUNTS)
 CACHED_BYTES = 96 << 20
-"""Least total bytes of the rows that are normalised at a time for which a pass is worth saving;
-fewer bytes stay in the cache. On an H200 (50 MB) rows of 17 to 67 MB were as quickly read again,
-and the sums made kernels of 128 channels take 1.4 times as long; with 250 MB the norm took 0.17 and
-0.35 of its time."""
+"""Partial sums are used if at least so many bytes are normalised at the same time. Fewer bytes stay
+in the cache, where the next pass reads them fast.
+
+On an H200 (50 MB of L2), with 17 to 67 MB, a second read was as fast as partial sums, and the sums
+made kernels of 128 channels take 1.4 times as long. With 250 MB, partial sums reduced the time of
+the norm to 0.17 and 0.35.
+"""
 ROWS_PER_PROCESSOR = 2
-"""Rows that a processor normalises at a time."""
+"""Number of rows that one multiprocessor normalises at the same time."""
 LEAST_TILES = 8
-"""Fewest tiles of a sample. With fewer, the empty rows of its last tile would cost more than a pass
-over the result."""
+"""Least number of tiles per sample for partial sums. With fewer, the unused rows of the last tile
+would cost more than a pass over the result."""
 
 
 @dataclass(frozen=True)
 class _Match:
-    """A sum over all places of a value of a convolution, and over groups of its channels."""
+    """A sum over all places, and over groups of channels, of a value computed from a
+    convolution."""
 
     total: Node
     value: Node
-    """The value over (samples, channels, *places)."""
+    """The summed node, with shape (samples, channels, *places)."""
     groups: int
     centre: str = ""
-    """Node whose values, one for each group, are subtracted before squaring; "" for a plain sum."""
+    """Name of the node whose values, one for each group, are subtracted before squaring; "" for a
+    plain sum."""
 
 
 def tile_count(axes: Sequence[Axis], transposed: bool) -> int:
-    """Return the tiles of a sample: the tiles of the largest phase times the number of phases."""
+    """Return the number of tiles of a sample: the tiles of the largest phase times the number of
+    phases."""
     points = math.prod(max(p.points for p in axis_phases(a, transposed)) for a in axes)
     phases = math.prod(len(axis_phases(a, transposed)) for a in axes)
     if is_pair(axes, transposed):
@@ -61,14 +67,16 @@ def tile_count(axes: Sequence[Axis], transposed: bool) -> int:
 
 
 def is_pair(axes: Sequence[Axis], transposed: bool) -> bool:
-    """Return True if the kernel computes both phases of the last dimension together."""
+    """Return True if one program of the kernel computes both phases of the last dimension, of a
+    transposed convolution with stride 2."""
     return transposed and axes[-1].stride == 2 < axes[-1].outputs
 
 
 def partial_sums(graph: Graph, processors: int, skip: frozenset[str]) -> Graph:
-    """Replace sums over places by sums over tiles where that saves passes over memory.
+    """Return the graph with sums over places replaced by sums over tiles, where that saves passes
+    over memory.
 
-    Sums of the captured operators in `skip` stay as they are.
+    Sums whose origin is in `skip` are not replaced.
     """
     users = graph.users()
     convolutions = {
@@ -106,7 +114,8 @@ def partial_sums(graph: Graph, processors: int, skip: frozenset[str]) -> Graph:
 def _sum_of(
     graph: Graph, node: Node, users: dict[str, list[Node]], convolutions: dict[str, Node]
 ) -> _Match | None:
-    """Return the sum of a convolution's value over places that `node` computes, or None."""
+    """Return the sum over places of a convolution's value that `node` computes; None if it computes
+    none."""
     if node.kind is not Kind.REDUCE or node.op != "sum" or node.dtype != "float32":
         return None
     source, centre = graph.node(node.inputs[0]), ""
@@ -138,14 +147,15 @@ def _sum_of(
 
 
 def _is_long(match: _Match, processors: int) -> bool:
-    """Return True if no cache holds the rows of a norm between its passes."""
+    """Return True if the rows of a norm are too large to stay in the GPU's cache between its
+    passes."""
     rows = match.value.shape[0] * match.groups
     row = match.value.size * ITEM_BYTES[match.value.dtype] // rows
     return min(rows, ROWS_PER_PROCESSOR * processors) * row >= CACHED_BYTES
 
 
 def _only_summed(graph: Graph, value: Node, users: dict[str, list[Node]]) -> bool:
-    """Return True if only sums read a value, which then need not be in memory at all."""
+    """Return True if only sums read a value, so that the value need not be stored at all."""
     if value.name in graph.outputs:
         return False
     return all(
@@ -155,12 +165,13 @@ def _only_summed(graph: Graph, value: Node, users: dict[str, list[Node]]) -> boo
 
 
 def _over_places(source: Node, total: Node) -> bool:
-    """Return True for a sum over all dimensions but samples and groups."""
+    """Return True for a sum over all dimensions except samples and groups."""
     return len(source.shape) > 2 and total.dims == tuple(range(2, len(source.shape)))
 
 
 def _convolution_of(graph: Graph, value: Node, convolutions: dict[str, Node]) -> Node | None:
-    """Return the one convolution from which elementwise operations compute a value, or None."""
+    """Return the convolution from which elementwise operations compute a value; None if there are
+    none or several."""
     found: set[str] = set()
     stack, seen = [value.name], set()
     while stack:
@@ -178,7 +189,8 @@ def _convolution_of(graph: Graph, value: Node, convolutions: dict[str, Node]) ->
 
 
 def _nodes(match: _Match, count: int, squared: bool) -> Iterator[Node]:
-    """Yield the nodes of the partial values, and those that join them under the sum's name."""
+    """Yield the nodes of the partial sums, and the nodes that combine them, the last one under the
+    sum's name."""
     value, total = match.value, match.total
     samples, channels = value.shape[:2]
     shape = (samples, channels, count)
@@ -226,7 +238,7 @@ def _nodes(match: _Match, count: int, squared: bool) -> Iterator[Node]:
 def with_partials(steps: Sequence[Any], graph: Graph) -> tuple[tuple[Any, ...], frozenset[str]]:
     """Move the partial sums into the kernels of their convolutions.
 
-    Return the steps, and the captured operators whose sums no kernel can compute.
+    Return (steps, origins of the sums that no kernel can compute).
     """
     result = list(steps)
     for step in steps:
@@ -255,7 +267,7 @@ def with_partials(steps: Sequence[Any], graph: Graph) -> tuple[tuple[Any, ...], 
 
 
 def is_partial(graph: Graph, name: str) -> bool:
-    """Return True for partial sums, also through views."""
+    """Return True if the named node contains partial sums, or is a view of partial sums."""
     node = graph.node(name)
     while node.kind is Kind.VIEW:
         node = graph.node(node.inputs[0])
@@ -267,12 +279,12 @@ def _is_partial(step: Any) -> bool:
 
 
 def _fits(step: Convolution, graph: Graph) -> bool:
-    """Return True if the tiles of the kernel are those that the partial sums assume."""
+    """Return True if the kernel's tiles are those for which the partial sums were planned."""
     return tuple(step.axes) == tuple(convolution_axes(graph, step.node)[0])
 
 
 def _is_read(graph: Graph, name: str, step: Convolution) -> bool:
-    """Return True if a value is read, as it is or through views, outside of the kernel."""
+    """Return True if a node outside of the kernel reads a value, directly or through views."""
     if name in graph.outputs:
         return True
     readers = (user for user in graph.users()[name] if user.op not in CALLS)

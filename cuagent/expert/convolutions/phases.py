@@ -1,8 +1,8 @@
 """Split a convolution into phases, each a dense loop over output points and kernel taps.
 
-A plain convolution has one phase. A transposed one of stride s has s phases along each dimension:
-the outputs `o` with equal `(o + padding) % s` use the same taps, every s-th of the kernel. No
-multiplication by an inserted zero remains.
+A plain convolution has one phase. A transposed convolution of stride s has s phases along each
+dimension: the outputs `o` with equal `(o + padding) % s` use the same taps, every s-th one of the
+kernel. So no multiplication by an inserted zero remains.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import product
 
 @dataclass(frozen=True)
 class Axis:
-    """One spatial dimension of a convolution."""
+    """Sizes and settings of a convolution along one spatial dimension."""
 
     inputs: int
     outputs: int
@@ -27,11 +27,11 @@ class Axis:
 
 @dataclass(frozen=True)
 class Phase:
-    """The points and taps of one phase along one dimension.
+    """The output points and kernel taps of one phase along one dimension.
 
-    Point `t` in [0, points) is output `output_step * t + output_start`. Tap `j` in [0, taps) is
-    element `kernel_step * j + kernel_start` of the kernel, and reads input
-    `input_step * t + tap_step * j + input_start`.
+    Point `t` in [0, points) is the output `output_step * t + output_start`. Tap `j` in [0, taps) is
+    element `kernel_step * j + kernel_start` of the kernel, and multiplies the input `input_step * t
+    + tap_step * j + input_start`.
     """
 
     points: int
@@ -46,7 +46,7 @@ class Phase:
 
 
 def phases(axes: tuple[Axis, ...], transposed: bool) -> Iterator[tuple[Phase, ...]]:
-    """Yield the phases that have outputs, one `Phase` for each dimension.
+    """Yield the phases of a convolution that have outputs, each as one `Phase` per dimension.
 
     A phase without taps is yielded too: its outputs are the bias.
     """
@@ -54,7 +54,8 @@ def phases(axes: tuple[Axis, ...], transposed: bool) -> Iterator[tuple[Phase, ..
 
 
 def axis_phases(axis: Axis, transposed: bool) -> list[Phase]:
-    """Return the phases along one dimension."""
+    """Return the phases along one dimension: one, or as many as the stride if the convolution is
+    transposed."""
     return list(_transposed_phases(axis) if transposed else _only_phase(axis))
 
 
@@ -65,13 +66,14 @@ def _only_phase(axis: Axis) -> Iterator[Phase]:
 
 
 def _transposed_phases(axis: Axis) -> Iterator[Phase]:
-    """Solve o + padding = stride * i + dilation * k for each first output `o`."""
+    """Yield the phases of a transposed convolution, by solving o + padding = stride * i + dilation
+    * k for each first output `o`."""
     for first in range(min(axis.stride, axis.outputs)):
         yield transposed_phase(axis, first, len(range(first, axis.outputs, axis.stride)))
 
 
 def transposed_phase(axis: Axis, first: int, points: int) -> Phase:
-    """Return the phase of the outputs `stride * t + first`."""
+    """Return the phase with the `points` outputs `stride * t + first`."""
     common = math.gcd(axis.stride, axis.dilation)
     step, moved = axis.stride // common, axis.dilation // common
     remainder = (first + axis.padding) % axis.stride

@@ -1,7 +1,7 @@
-"""Put a pool behind a convolution into its kernel: the rows of a tile are whole windows.
+"""Compute a pool that follows a convolution in the convolution's kernel.
 
-The windows must not overlap, and have a power of two of elements. The convolution's result is then
-never stored.
+The rows of a tile are whole windows. The windows must not overlap, and their number of elements
+must be a power of two. The convolution's result is then never stored.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from cuagent.expert.streaming.group import Group
 from cuagent.expert.streaming.nest import NestError
 
 MOST_ELEMENTS = 16
-"""Largest number of elements of a window."""
+"""Largest number of elements of a pooling window."""
 OPERATIONS = ("max", "mean")
 
 
 def with_pools(steps: Sequence[Any], graph: Graph) -> tuple[Any, ...]:
-    """Move each pool whose argument is one convolution's only result into that kernel."""
+    """Return the steps with each pool moved into the kernel of the convolution that it reads, if it
+    is the only reader."""
     result = list(steps)
     for step in steps:
         if not isinstance(step, Convolution) or step.is_copy or len(step.outputs) > 1:
@@ -37,7 +38,8 @@ def with_pools(steps: Sequence[Any], graph: Graph) -> tuple[Any, ...]:
 
 
 def _reader(name: str, steps: Sequence[Any], graph: Graph) -> Group | None:
-    """Return the group of the pool that is the only reader of a tensor; None if there is none."""
+    """Return the fused group with the pool that is the only reader of tensor `name`; None if there
+    is none."""
     readers = {user.name for user in graph.users()[name]}
     for step in steps:
         if isinstance(step, Group) and step.family == "pooling" and readers <= set(step.places):
@@ -46,7 +48,8 @@ def _reader(name: str, steps: Sequence[Any], graph: Graph) -> Group | None:
 
 
 def _pooled(conv: Convolution, group: Group, graph: Graph) -> Convolution | None:
-    """Return the convolution with the pool; None if its kernel cannot compute it."""
+    """Return the convolution extended by the group's pool; None if the convolution's kernel cannot
+    compute the pool."""
     (anchor,) = (n for n in group.nodes if n.kind in (Kind.POOL, Kind.RESAMPLE))
     others = [n for n in group.nodes if n is not anchor]
     if any(n.kind is not Kind.POINTWISE or n.op not in EXPRESSIONS for n in others):
@@ -86,7 +89,8 @@ def _pooled(conv: Convolution, group: Group, graph: Graph) -> Convolution | None
 
 
 def _sizes(conv: Convolution, anchor: Node) -> tuple[int, ...]:
-    """Return the extents of a window along the places; () if the kernel cannot pool them."""
+    """Return the pool's window size along each spatial dimension; () if the kernel cannot compute
+    the pool."""
     one_phase = all(len(axis_phases(axis, conv.transposed)) == 1 for axis in conv.axes)
     given = conv.node.op == TRANSPOSED
     whole = given or len(conv.axes) == len(conv.node.shape) - 2
@@ -105,14 +109,14 @@ def _sizes(conv: Convolution, anchor: Node) -> tuple[int, ...]:
 
 
 def _is_plain(side: Window) -> bool:
-    """Return True for windows side by side, all of them inside of the argument."""
+    """Return True for adjacent windows without overlap that lie inside the argument."""
     inside = side.count * side.kernel <= side.extent
     side_by_side = side.stride == side.kernel and side.dilation == 1 and side.padding == 0
     return side_by_side and inside and not side.adaptive
 
 
 def _producers(anchor: Node, nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """Return the nodes on which the anchor depends, in order."""
+    """Return those of `nodes` on which `anchor` depends, in order."""
     needed = set(anchor.inputs)
     for node in reversed(nodes):
         if node.name in needed:

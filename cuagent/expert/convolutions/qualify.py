@@ -1,9 +1,9 @@
 """Decide which convolutions a generated kernel may compute faster than cuDNN.
 
-These are transposed and three-dimensional ones, pointwise ones, and others with a short sum (few
-input channels). On an H200 the library stood at 4 to 17 times the floor on the first two, and
-pointwise kernels took 0.55 to 0.95 of cuDNN's time; two-dimensional ones with long sums were
-slower.
+These are transposed, three-dimensional and pointwise ones, and others with a short sum (few input
+channels). On an H200 the library's time was 4 to 17 times the floor on transposed and
+three-dimensional ones, and pointwise kernels took 0.55 to 0.95 of cuDNN's time. Two-dimensional
+ones with long sums were slower than cuDNN's.
 """
 
 from __future__ import annotations
@@ -17,48 +17,59 @@ from cuagent.expert.streaming.nest import NestError
 
 CHANNELS_LAST = "{0}.movedim(1, -1).contiguous()"
 LEAST_CHANNELS = 16
-"""Fewest input channels of a pointwise convolution; with fewer, a tile would be mostly zeros."""
+"""Least number of input channels of a pointwise convolution; with fewer, a tile would be mostly
+zeros."""
 FEW_CHANNELS = 32
-"""With fewer input channels the sum runs over one index of taps and channels, so that its tiles are
-full, and the input is read without a copy."""
+"""Number of input channels below which taps and channels form one index of the sum. Its tiles are
+then full, and the input is read without a copy."""
 SHORT_SUM = 512
-"""Most terms (taps times input channels) of the sum of a convolution in one or two dimensions that
-is not pointwise, and whose input is not copied to float16. 11x11 windows of three channels in TF32
-took 0.48 of torch.compile's time on an H200. Scaled float16 took 0.4 of cuDNN's time in TF32 on 3x3
-layers of 64 to 512 channels."""
+"""Largest number of terms (taps times input channels) in the sum of a 1-D or 2-D convolution that
+qualifies, unless it is pointwise or its input is copied to float16.
+
+11x11 windows of three channels in TF32 took 0.48 of torch.compile's time on an H200. Scaled float16
+took 0.4 of cuDNN's time in TF32 on 3x3 layers of 64 to 512 channels.
+"""
 SHORT_EXACT_SUM = 96
-"""`SHORT_SUM` for a convolution that needs float32 precision although TF32 is admitted. 16 channels
-in 3x3 windows took 1.76 times the time of cuDNN, which computed them in TF32. 8 channels took 0.65
-of torch.compile's time, and 0.8 of cuDNN's in float32."""
+"""Like `SHORT_SUM`, for a convolution that needs float32 precision although TF32 is admitted.
+
+16 channels in 3x3 windows took 1.76 times the time of cuDNN, which computed them in TF32. 8
+channels took 0.65 of torch.compile's time, and 0.8 of cuDNN's in float32.
+"""
 SHORT_FLOAT32_SUM = 256
-"""`SHORT_SUM` for a float32 convolution if TF32 is not admitted."""
+"""Like `SHORT_SUM`, for a float32 convolution where TF32 is not admitted."""
 LONG_SUM = 0
-"""`SHORT_SUM` for a convolution with `FEW_CHANNELS` or more, whose input has to be copied."""
+"""Like `SHORT_SUM`, for a convolution with `FEW_CHANNELS` or more, whose input must be copied. 0:
+none qualifies."""
 GROUP_SUM = 512
-"""Most terms of the sum of a convolution with groups."""
+"""Largest number of terms in the sum of a convolution with groups that qualifies."""
 LARGE = 1 << 31
-"""Elements of a sample that are too many for 32-bit indices."""
+"""Number of elements of a sample from which 32-bit indices overflow."""
 LEAST_OPERATIONS = 1 << 26
-"""Fewest multiplications of a convolution; with fewer, kernel launches take most of the time."""
+"""Least number of multiplications of a convolution that qualifies; with fewer, kernel launches take
+most of the time."""
 LEAST_OCCUPIED, SPLIT_SUM = 0.5, 512
-"""A convolution in one or two dimensions stays with the library if fewer than this share of the
-processors has a tile, and its sum has more than `SPLIT_SUM` terms: the library splits such sums
-over processors. An estimate; the library's kernels in three dimensions are slower."""
+"""Bounds for 1-D and 2-D convolutions: one stays with the library if fewer than the share
+`LEAST_OCCUPIED` of the multiprocessors has a tile and its sum has more than `SPLIT_SUM` terms.
+
+The library splits such sums over multiprocessors. The bounds are an estimate; the library's kernels
+in three dimensions are slower.
+"""
 
 
 def runs_in_halves(graph: Graph, x: Node, target: Target) -> bool:
-    """Return True if a copy of the input of a TF32 convolution is scaled to float16."""
+    """Return True if the input of a TF32 convolution is copied to scaled float16."""
     own = x.dtype == "float32" and copy_call(graph, x) == COPY
     return own and x.shape[1] >= FEW_CHANNELS and runs_in_tf32(target, x.shape[1])
 
 
 def runs_in_tf32(target: Target, channels_in: int) -> bool:
-    """Return True if the kernel of a float32 convolution may read its operands in TF32."""
+    """Return True if the kernel of a float32 convolution may round its operands to TF32."""
     return target.tf32_convolutions and channels_in > target.exact_channels
 
 
 def copy_call(graph: Graph, x: Node) -> str:
-    """Return the call that copies an input: `COPY` if `volume_of` has its strides, else torch's."""
+    """Return the text of the call that copies an input to channels last: `COPY` if `volume_of`
+    knows its strides, else torch's call."""
     try:
         volume_of(graph, x.name, x.shape)
     except NestError:
@@ -67,9 +78,10 @@ def copy_call(graph: Graph, x: Node) -> str:
 
 
 def is_pointwise(node: Node, weight: Node) -> bool:
-    """Return True for a convolution that is one matrix product for each sample.
+    """Return True if a convolution is one matrix product for each sample: window 1, stride 1, no
+    padding.
 
-    Its input needs no copy: a row of the product's left operand is one place.
+    Its input needs no copy, because a row of the product's left operand is one place.
     """
     settings = settings_of(node)
     steps = set(settings["stride"]) == {1} and set(settings["padding"]) == {0}
@@ -78,7 +90,8 @@ def is_pointwise(node: Node, weight: Node) -> bool:
 
 
 def is_read_in_place(graph: Graph, x: Node) -> bool:
-    """Return True if places of the input are adjacent in memory."""
+    """Return True if adjacent places of the input are adjacent in memory, so that it needs no
+    copy."""
     try:
         return volume_of(graph, x.name, x.shape).place == 1
     except NestError:
@@ -86,7 +99,8 @@ def is_read_in_place(graph: Graph, x: Node) -> bool:
 
 
 def _adjacent_channels(graph: Graph, weight: Node) -> bool:
-    """Return True if the weight of a pointwise convolution is a matrix with adjacent channels."""
+    """Return True if a pointwise convolution's weight is a matrix whose input channels are adjacent
+    in memory."""
     try:
         found = volume_of(graph, weight.name, weight.shape)
     except NestError:
@@ -130,13 +144,14 @@ def qualifies(graph: Graph, node: Node, target: Target, every: bool) -> bool:
 
 
 def _few_of_group(graph: Graph, x: Node, weight: Node) -> bool:
-    """Return True for groups of several channels with a short sum, read without a copy."""
+    """Return True if a convolution with groups qualifies: several channels per group, a short sum,
+    and an input that needs no copy."""
     channels, taps = weight.shape[1], math.prod(weight.shape[2:])
     few = taps == 1 or (channels < FEW_CHANNELS and taps * channels <= GROUP_SUM)
     return channels > 1 and few and is_read_in_place(graph, x)
 
 
 def _is_occupied(node: Node, target: Target) -> bool:
-    """Return True if enough processors have a tile of 128 places and up to 128 channels."""
+    """Return True if enough multiprocessors have a tile of 128 places and up to 128 channels."""
     tiles = math.ceil(node.size // node.shape[1] / 128) * math.ceil(node.shape[1] / 128)
     return tiles >= LEAST_OCCUPIED * target.processors

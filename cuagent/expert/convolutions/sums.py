@@ -1,9 +1,10 @@
 """Sum the input of a convolution instead of its result: sum_p conv(x)_p = conv'(sums of x).
 
-A convolution is linear, and tap k of a dimension multiplies an interval of the inputs. If the
-result is summed over that dimension, the sum of the inputs in the interval is enough, and nothing
-is convolved along the dimension. Taps with the same interval share one sum, and their weights are
-added once. Exact in real arithmetic. A box is one interval for each summed dimension.
+A convolution is linear, and along one dimension tap k multiplies an interval of the inputs. If only
+the sum of the result over that dimension is needed, the sum of the inputs in each interval
+suffices, and no convolution along the dimension is computed. Taps with the same interval share one
+sum, and their weights are added once. The result is equal in exact arithmetic. A box is the product
+of one interval for each summed dimension.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from cuagent.expert.graph.graph import Graph, Kind, Node, contiguous_strides
 from cuagent.expert.rewrites import PREPARATIONS, prepared_names
 
 MOST_BOXES = 8
-"""Most boxes of the input of one convolution, each with a sum."""
+"""Largest number of boxes of one convolution's input for which the rewrite applies; each box needs
+a sum."""
 Interval = tuple[int, int]
-"""First index and end."""
+"""(first index, end) of a range of inputs along one dimension."""
 
 
 def sum_before_convolutions(graph: Graph) -> Graph:
-    """Replace each convolution that only a sum over places reads by one on sums of its input."""
+    """Return the graph with each convolution that is only read by a sum over places replaced by a
+    convolution of sums of its input."""
     users, prepared = graph.users(), prepared_names(graph)
     replaced: dict[str, list[Node]] = {}
     for node in graph.nodes:
@@ -45,7 +48,8 @@ def _is_convolution(node: Node) -> bool:
 
 
 def _summed(graph: Graph, total: Node, conv: Node) -> list[Node]:
-    """Return the nodes that compute `total`; none if the rewrite does not apply."""
+    """Return the new nodes that compute the sum `total`; an empty list if the rewrite does not
+    apply."""
     settings = settings_of(conv)
     dims = [d - 2 for d in total.dims]
     x = graph.node(str(conv.args[0]))
@@ -72,7 +76,8 @@ def _summed(graph: Graph, total: Node, conv: Node) -> list[Node]:
 def _interval(
     outputs: int, inputs: int, tap: int, transposed: bool, settings: dict[str, Any], d: int
 ) -> Interval:
-    """Return first index and end of the inputs that a tap multiplies for some output."""
+    """Return (first index, end) of the inputs along dimension `d` that the tap multiplies for some
+    output."""
     moved = settings["dilation"][d] * tap - settings["padding"][d]
     if not transposed:
         return max(0, moved), min(inputs, outputs + moved)
@@ -143,7 +148,7 @@ def _nodes(
 
 
 def _of_one(settings: dict[str, Any], dims: list[int]) -> dict[str, Any]:
-    """Return the settings with windows of one element along some dimensions."""
+    """Return the settings changed to a window of one element along the dimensions `dims`."""
     one = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1}
     return settings | {
         name: [value if d in dims else old for d, old in enumerate(settings[name])]
@@ -152,7 +157,8 @@ def _of_one(settings: dict[str, Any], dims: list[int]) -> dict[str, Any]:
 
 
 def _part(name: str, x: Node, dims: list[int], box: tuple[Interval, ...]) -> Node:
-    """Return the part of the input in a box; the input itself if the box covers it."""
+    """Return the node with the input's elements inside a box; the input itself if the box covers
+    all of it."""
     if all(ends == (0, x.shape[2 + d]) for d, ends in zip(dims, box, strict=True)):
         return x
     found = dict(zip(dims, box, strict=True))
@@ -172,9 +178,9 @@ def _part(name: str, x: Node, dims: list[int], box: tuple[Interval, ...]) -> Nod
 def _weight_call(
     boxes: list[list[tuple[int, ...]]], dims: list[int], transposed: bool, rest: list[int]
 ) -> str:
-    """Return the expression that adds the weights of each box's taps.
+    """Return the Python expression that adds the weights of all taps of each box.
 
-    The sums of the boxes are joined along the input channels.
+    The results for the boxes are concatenated along the input channels.
     """
     parts = []
     for taps in boxes:
@@ -193,7 +199,8 @@ def _weight_call(
 
 
 def _call(transposed: bool, rest: list[int], settings: dict[str, Any], bias: bool) -> str:
-    """Return the call along the dimensions that remain; a linear layer if none does."""
+    """Return the text of the convolution along the remaining dimensions `rest`; of a linear layer
+    if none remains."""
     third = ", bias={2}" if bias else ""
     if not rest:
         return f"F.linear({{0}}, {{1}}{third})"

@@ -1,4 +1,5 @@
-"""Choose the tiles of a convolution: the first of each list was the fastest most often (H200)."""
+"""Choose the tile sizes of a convolution's kernel, in the order of how often they were the fastest
+(H200)."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from cuagent.expert.convolutions.phases import axis_phases
 from cuagent.expert.products.tiles import Tile, ranked
 
 SHALLOW = Tile(128, 128, 64, 8, 2, 1.0)
-"""Tile of a pointwise convolution with at most 64 input channels: its sum has one step. On an H200
-it was 1.4 times as fast as 128 x 128 x 32 on 64 channels."""
+"""Tile of a pointwise convolution with at most 64 input channels, whose sum then has one step. On
+an H200 it was 1.4 times as fast as 128 x 128 x 32 on 64 channels."""
 SHAPES = {
     16: ((128, 4), (256, 8), (64, 4)),
     32: ((128, 4), (256, 8), (64, 4)),
@@ -19,15 +20,15 @@ SHAPES = {
     128: ((128, 4), (128, 8), (64, 4)),
     256: ((64, 8), (128, 8), (64, 4)),
 }
-"""Pairs of rows and warps of a tile, best first, by the tile's columns."""
+"""(rows, warps) of tiles, best first, by the number of columns of the tile."""
 
 
 PARTIAL_ROWS = 128
-"""Places of a tile, in a kernel that stores sums over them."""
+"""Number of places of a tile in a kernel that also stores partial sums over places."""
 
 
 def tiles(conv: Convolution, processors: int) -> tuple[Tile, ...]:
-    """Return the tiles of a convolution, the best by estimate first."""
+    """Return the possible tiles of a convolution's kernel, the best by estimate first."""
     found = _tiles(conv, processors)
     if conv.copy:
         # The scale test of the copy needs all channels of a place in one tile.
@@ -74,13 +75,15 @@ def _tiles(conv: Convolution, processors: int) -> tuple[Tile, ...]:
 
 
 def phase_count(conv: Convolution) -> int:
-    """Return the number of phases; a pair counts as one."""
+    """Return the number of phases of a convolution; two phases that are computed together are
+    counted as one."""
     counts = [len(axis_phases(axis, conv.transposed)) for axis in conv.axes]
     return math.prod(1 if d == conv.pair else count for d, count in enumerate(counts))
 
 
 def rows_of(conv: Convolution) -> int:
-    """Return the rows of the implicit product of one phase."""
+    """Return the number of rows (samples times output points) of the implicit matrix product of one
+    phase."""
     return conv.samples * math.prod(
         axis_phases(axis, conv.transposed)[0].points for axis in conv.axes
     )

@@ -1,1 +1,2 @@
-"""The intermediate representation, and the state of a lowering."""
+"""The expert's intermediate representation (`graph.py`), and the translation of captured operators
+into it (`lowering.py`)."""

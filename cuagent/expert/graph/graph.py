@@ -2,10 +2,10 @@
 
 A node is one operation on whole tensors. Kernels are generated for `pointwise`, `reduce`, `scan`,
 `scatter`, `pool`, `resample` and `depthwise` nodes; every `library` node stays a call of torch. All
-floating tensors count as contiguous; a node with another layout in torch is a library call followed
-by a copy. A kernel computes in float32: the dtype of a float16 or bfloat16 node says how its value
-is stored, not how it is computed.
-Invariant: a node's arguments come before it, and names are unique Python identifiers.
+floating-point tensors are treated as contiguous; a node with another layout in torch is a library
+call followed by a copy. A kernel computes in float32: the dtype of a float16 or bfloat16 node is
+the type in which its value is stored, not the type in which it is computed.
+Invariant: a node's arguments precede it in the list, and names are unique Python identifiers.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ from typing import Any
 FLOATS = frozenset({"float32", "float16", "bfloat16"})
 """dtypes whose values a kernel computes in float32."""
 INTEGERS = frozenset({"int64", "int32", "uint8"})
-"""dtypes of whole numbers that a kernel can load."""
+"""Integer dtypes that a generated kernel can load."""
 ITEM_BYTES = {
     "float32": 4, "float16": 2, "bfloat16": 2, "bool": 1, "int64": 8, "int32": 4, "uint8": 1,
 }  # fmt: skip
-"""dtypes that a kernel can load, with the bytes of one element."""
+"""Bytes of one element, for each dtype that a kernel can load."""
 
 Shape = tuple[int, ...]
 Operand = str | float | int
-"""The name of a node, or a literal number."""
+"""An argument of a node: the name of another node, or a literal number."""
 
 
 @dataclass(frozen=True)
 class Gather:
-    """Options of a gather. An index out of range gives NaN."""
+    """Options of a gather node. An index out of range gives NaN."""
 
     extent: int
-    """Slices from which the gather selects."""
+    """Number of slices of the source, among which the gather's indices select."""
     wraps: bool
-    """True if negative indices count from the end."""
+    """True if a negative index of the gather counts from the end, as in Python."""
 
 
 @dataclass(frozen=True)
 class Scatter:
-    """Options of a scatter. A source row with an index out of range is left out."""
+    """Options of a scatter node. A source row with an index out of range is ignored."""
 
     extent: int
-    """Destination rows."""
+    """Number of rows of the scatter's destination."""
     source: tuple[int, ...]
-    """Shape of the source, whose rows are added."""
+    """Shape of the source tensor, whose rows are added to rows of the destination."""
     wraps: bool
-    """True if negative indices count from the end."""
+    """True if a negative index of the scatter counts from the end, as in Python."""
 
 
 @dataclass(frozen=True)
 class Scan:
-    """Direction of a scan."""
+    """Options of a scan node: its direction."""
 
     reverse: bool = False
 
@@ -62,129 +62,140 @@ class Scan:
 class Window:
     """The windows of a pool along one dimension.
 
-    An adaptive window `k` covers the indices from `k * extent / count`, rounded down, to
-    `(k + 1) * extent / count`, rounded up.
+    Adaptive window `k` covers the indices from `k * extent / count`, rounded down, to `(k + 1) *
+    extent / count`, rounded up.
     """
 
     extent: int
-    """Elements of the argument along the dimension."""
+    """Number of elements of the pool's argument along the dimension."""
     count: int
-    """Windows along the dimension."""
+    """Number of windows along the dimension."""
     kernel: int = 0
     stride: int = 1
     padding: int = 0
     dilation: int = 1
     adaptive: bool = False
     include_padding: bool = True
-    """True if padding counts in the divisor of a mean."""
+    """True if padding is included in the divisor of a mean."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Positions in the argument of the elements of a resample's result, along one dimension."""
+    """Positions in a resample's argument at which its result is interpolated, along one
+    dimension."""
 
     extent: int
-    """Elements of the argument along the dimension."""
+    """Number of elements of the resized tensor along the dimension, before resizing."""
     count: int
-    """Elements of the result along the dimension."""
+    """Number of elements of the resized tensor along the dimension, after resizing."""
     factor: float
-    """Distance of adjacent positions, in elements of the argument."""
+    """Distance between the positions of adjacent results, in elements of the argument."""
     centred: bool
-    """True if element k is at `(k + 0.5) * factor - 0.5`, False if it is at `k * factor`."""
+    """True if result k is interpolated at position `(k + 0.5) * factor - 0.5`, False if at `k *
+    factor`."""
 
 
 @dataclass(frozen=True)
 class Depthwise:
-    """Windows and channels of a depthwise convolution."""
+    """Options of a depthwise convolution: its windows and its channel multiplier."""
 
     sides: tuple[Window, ...]
-    """One for each spatial dimension."""
+    """One `Window` for each spatial dimension of the convolution."""
     multiplier: int
-    """Output channels for each input channel."""
+    """Number of output channels for each input channel."""
 
 
 class Kind(StrEnum):
-    """Kinds of nodes; each defines the meaning of a node's other fields."""
+    """Kind of a node. The kind determines the meaning of the node's other fields."""
 
     INPUT = "input"
     PARAMETER = "parameter"
-    """A parameter or buffer; `op` is its state_dict name."""
+    """A parameter or buffer of the module; `op` is its name in the state dict."""
     CONSTANT = "constant"
-    """A tensor that the module creates; `op` is its Python expression."""
+    """A tensor that the module creates; `op` is the Python expression that creates it."""
     POINTWISE = "pointwise"
     REDUCE = "reduce"
     VIEW = "view"
-    """The same elements in the same order under another shape."""
+    """A tensor with the argument's elements in the same order under another shape."""
     STRIDED = "strided"
-    """A strided slice of a tensor. `op` is its Python expression over {0}; `strides` and `offset`
+    """A strided view of `args[0]`. `op` is its Python expression over {0}. `strides` and `offset`
     locate its elements in the contiguous argument."""
     WINDOW = "window"
-    """A tensor of zeros with `args[0]` at the indices `window` along `dims[0]`."""
+    """A tensor of zeros in which the indices `window` along `dims[0]` contain `args[0]`."""
     INSIDE = "inside"
-    """The predicate that the index along `dims[0]` is in `window`; it has no arguments."""
+    """A boolean tensor, True where the index along `dims[0]` is in the range `window`; without
+    arguments."""
     INDEX = "index"
-    """The index along `dims[0]`, as a number; it has no arguments."""
+    """The index of each element along `dims[0]`, as a number; without arguments."""
     GATHER = "gather"
-    """Slices of `args[0]` along `dims[0]` that `args[1]` selects; `spec` is a `Gather`. `op` is its
-    Python expression. Kernels read the slices in place."""
+    """Slices of `args[0]` along `dims[0]` that the indices `args[1]` select; `spec` is a `Gather`.
+    `op` is its Python expression. Kernels read the slices without copying them."""
     SCATTER = "scatter"
-    """`args[0]` with the rows of `args[2]` added to the rows that `args[1]` selects, or their
-    extremes; `spec` is a `Scatter`."""
+    """`args[0]` after rows of `args[2]` were added to (or combined by max or min with) the rows
+    that the indices `args[1]` select; `spec` is a `Scatter`."""
     SCAN = "scan"
     """A cumulative sum or product of `args[0]` along `dims[0]`; `spec` is a `Scan`."""
     POOL = "pool"
-    """Extremes or means of windows of `args[0]` over `dims`; `spec` is a tuple of `Window`."""
+    """Extremes or means of windows of `args[0]` along `dims`; `spec` has one `Window` for each
+    dimension."""
     RESAMPLE = "resample"
-    """Interpolated values of `args[0]` over `dims`; `spec` is a tuple of `Scale`."""
+    """Interpolated values of `args[0]` along `dims`; `spec` has one `Scale` for each dimension."""
     DEPTHWISE = "depthwise"
-    """A convolution of `args[0]` in which each channel has weights of its own, with the weight
-    `args[1]` and, if there is one, the bias `args[2]`; `spec` is a `Depthwise`."""
+    """A depthwise convolution of `args[0]` with the weight `args[1]` and, if given, the bias
+    `args[2]`; `spec` is a `Depthwise`."""
     RECURRENCE = "recurrence"
-    """All steps of the cell `op`; the value is h of each step. `spec` is a
-    `recurrences.cells.Recurrence`. The arguments are the projected inputs, the weights of the
-    state, their bias if there is one, and the first states. A node with the op `last` has the
-    last c of the lstm in `args[0]` instead."""
+    """All steps of a recurrent cell (`op`: gru, lstm, ...); the value is the state h after each
+    step.
+
+    `spec` is a `recurrences.cells.Recurrence`. The arguments are the projected inputs, the weights
+    of the state, their bias if there is one, and the initial states. A node with the op `last`
+    instead has as its value the last cell state c of the lstm node `args[0]`.
+    """
     LOOP = "loop"
-    """All steps of a loop over time; the value is the loop's first result. `spec` is a
-    `loops.spec.Loop`, and the arguments are its leaves. With the op `result` the value is result
-    number `spec` of the loop node `args[0]`. With PRODUCT it is a matrix product in a loop's body;
-    `spec` is True if the matrix is transposed."""
+    """All steps of a loop over time; the value is the loop's first result.
+
+    `spec` is a `loops.spec.Loop`, and the arguments are the tensors that the loop reads. With the
+    op `result`, the value is result number `spec` of the loop node `args[0]`. With the op
+    `PRODUCT`, it is a matrix product in a loop's body; `spec` is True if the matrix is transposed.
+    """
     TAKE = "take"
-    """Elements of `args[0]` as in `torch.take_along_dim`: `args[1]` has their indices along
-    `dims[0]`. `spec` is a `Gather`; `op` is its Python expression. Dimensions of one element are
-    broadcast. Kernels read the elements in place."""
+    """Single elements of `args[0]` as in `torch.take_along_dim`: `args[1]` has their indices along
+    `dims[0]`. `spec` is a `Gather`; `op` is its Python expression. Dimensions of size 1 are
+    broadcast. Kernels read the elements without copying them."""
     LIBRARY = "library"
-    """A call of torch. `op` is its Python expression with the operands as {0}, {1}, ..."""
+    """A call of torch. `op` is its Python expression, in which {0}, {1}, ... stand for the
+    arguments."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """One operation on whole tensors; shape and dtype are those of its result."""
+    """One operation on whole tensors. `shape` and `dtype` are those of its result."""
 
     name: str
     kind: Kind
     op: str
-    """Name of the operation, or a Python expression; see `Kind`."""
+    """Name of the operation, or its Python expression; see `Kind`."""
     args: tuple[Operand, ...]
     shape: Shape
     dtype: str = "float32"
     dims: tuple[int, ...] = ()
-    """Reduced dimensions of a reduce node's argument, ascending; for other kinds see `Kind`."""
+    """Reduced dimensions of a reduce node's argument, in ascending order; for other kinds see
+    `Kind`."""
     origin: str = ""
-    """Name of the captured operation that this node is a part of."""
+    """Name of the captured operator that was lowered to this node."""
     contiguous: bool = True
-    """False if torch returns the result of this library call with another layout."""
+    """False if torch returns the result of this library call in another memory layout."""
     strides: tuple[int, ...] = ()
     offset: int = 0
     window: tuple[int, int] = (0, 0)
-    """First index and end of a window or of a predicate; they may lie outside of the shape."""
+    """(first index, end) of a WINDOW or INSIDE node's range, which may extend beyond the shape."""
     constant: bool = False
-    """True for a library call that depends on parameters alone and is made once."""
+    """True for a library call that depends on parameters alone and is therefore computed once."""
     spec: Any = None
     """Options of the operation, such as a `Scan` or a `Gather`; see `Kind`."""
     order: tuple[int, ...] = ()
-    """Dimensions of an input or of a library call's result as memory has them, outermost first; ()
-    if it is contiguous. `graph.layouts` gives such a node the shape that memory has."""
+    """Dimensions of an input or of a library call's result in the order of memory, outermost first;
+    () if contiguous. `graph.layouts` changes the shape of such a node to the order of memory."""
 
     @property
     def size(self) -> int:
@@ -197,15 +208,17 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """A captured computation. `inputs` maps input nodes to expressions over forward's arguments."""
+    """A captured computation. `inputs` maps the names of input nodes to expressions over forward's
+    arguments."""
 
     nodes: tuple[Node, ...]
     outputs: tuple[str, ...]
     inputs: dict[str, str] = field(default_factory=dict)
     template: str = "{0}"
-    """Expression that forward returns, with the outputs as {0}, {1}, ..."""
+    """Python expression that forward returns, in which {0}, {1}, ... stand for the outputs."""
     orders: tuple[tuple[int, ...], ...] = ()
-    """Order of each output's dimensions in the reference's result; () if all are contiguous."""
+    """Memory order of the dimensions of each output in the reference's result; () if all outputs
+    are contiguous."""
 
     def node(self, name: str) -> Node:
         return self._index[name]
@@ -219,7 +232,8 @@ class Graph:
         return cached
 
     def users(self) -> dict[str, list[Node]]:
-        """Return the nodes that read each node, in order; graph outputs do not count."""
+        """Return the nodes that read each node, by the node's name, in order. The graph's outputs
+        are not readers."""
         found: dict[str, list[Node]] = {node.name: [] for node in self.nodes}
         for node in self.nodes:
             for name in dict.fromkeys(node.inputs):
@@ -234,7 +248,7 @@ class Graph:
         return node.name
 
     def live(self) -> Graph:
-        """Return the graph without nodes that no output needs; inputs stay."""
+        """Return the graph without nodes on which no output depends; input nodes are kept."""
         needed = set(self.outputs)
         for node in reversed(self.nodes):
             if node.name in needed:
@@ -244,7 +258,7 @@ class Graph:
 
 
 def contiguous_strides(shape: Shape) -> tuple[int, ...]:
-    """Return the element strides of a contiguous tensor."""
+    """Return the strides of a contiguous tensor of this shape, in elements."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
@@ -253,9 +267,10 @@ def contiguous_strides(shape: Shape) -> tuple[int, ...]:
 
 
 def reshaped(shape: Shape, place: tuple[int, ...], to: Shape) -> tuple[int, ...] | None:
-    """Return the strides of a tensor's view with the shape `to`; None if that needs a copy.
+    """Return the strides, in elements, of a view with shape `to` of a tensor; None if the view
+    needs a copy.
 
-    The tensor has the given shape, and `place` has its strides.
+    `shape`, `place`: shape and strides of the tensor.
     """
     old = [(n, s) for n, s in zip(shape, place, strict=True) if n > 1]
     blocks: list[list[int]] = []  # size, innermost stride

@@ -1,1 +1,2 @@
-"""Matrix products on the tensor cores of a GPU, with the elementwise operations behind them."""
+"""Matrix products that generated kernels compute on a GPU's tensor cores, with the elementwise
+operations that follow them."""

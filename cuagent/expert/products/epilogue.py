@@ -1,4 +1,4 @@
-"""Write the elementwise operations behind a product or a convolution in Triton's language."""
+"""Write the elementwise operations that follow a product or a convolution as Triton code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cuagent.expert.streaming.expressions import identifier
 
 
 class Read(Protocol):
-    """A tensor that an epilogue reads: its name in the kernel's text, and its dtype."""
+    """Protocol of a tensor that an epilogue reads: its name in the kernel's text, and its dtype."""
 
     @property
     def tensor(self) -> str: ...
@@ -32,11 +32,12 @@ def epilogue(
     address: Callable[[Place], str],
     reduction: Callable[[str, str], str] | None = None,
 ) -> list[str]:
-    """Return the lines that compute `nodes` from the sum `total` of the product.
+    """Return the lines of Triton code that compute `nodes` from the product, which the variable
+    `total` contains.
 
-    `reads` maps (reader, argument) to the tensor that is loaded. `address` returns the text of the
-    pointers to a tensor's tile. `reduction` takes an operator and the text of its operand, and
-    returns the text of a reduction over the columns.
+    `product`: name of the product's node. `reads`: tensor to load, by (reader, argument).
+    `address`: returns the text of the pointers to a tensor's tile. `reduction`: returns the text of
+    a reduction over the columns, given an operator and the text of its operand.
     """
     lines: list[str] = []
     loaded: dict[Place, str] = {}
@@ -71,17 +72,18 @@ def epilogue(
 
 
 def pointer(tensor: str) -> str:
-    """Return the name of the kernel's parameter for a tensor that it reads; no variable has it."""
+    """Return the name of the kernel parameter for a tensor that the kernel reads. No variable has
+    this name."""
     return f"{identifier(tensor)}_in"
 
 
 def variable(name: str) -> str:
-    """Return the name of the local variable with a node's value."""
+    """Return the name of the kernel's local variable for a node's value."""
     return f"{identifier(name)}_v"
 
 
 def times(stride: int) -> str:
-    """Return " * stride" as text; "" for a stride of 1."""
+    """Return the text " * stride" to multiply an index by its stride; "" for a stride of 1."""
     return f" * {stride}" if stride != 1 else ""
 
 

@@ -1,4 +1,4 @@
-"""Write elementwise operations in Triton's language."""
+"""Write single elementwise operations as Triton expressions."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ EXPRESSIONS = {
     "hardswish": f"{{0}} * tl.minimum(tl.maximum({{0}} + 3.0, 0.0, {ALL}), 6.0, {ALL}) / 6.0",
     "softsign": "{0} / (1.0 + tl.abs({0}))",
 }  # fmt: skip
-"""Triton expression of each operation that an epilogue may have. Operands are names or numbers."""
+"""Triton expression of each operation that an epilogue may contain. {0}, {1}, ... stand for
+operands."""
 
 OF_HALF = {"gelu": "gelu_of_half({0})"}
-"""Expressions with fewer instructions for operations whose result has half precision."""
+"""Shorter Triton expressions for operations whose result has half precision."""
 FUNCTIONS = {
     "gelu_of_element": '''
 @triton.jit
@@ -77,17 +78,17 @@ def gelu_tanh_of_element(x):
     return x / (1.0 + tl.exp(-2.0 * u))
 ''',
 }
-"""Texts of the functions that expressions call."""
+"""Texts of the Triton functions that expressions call, by name."""
 
 
 def expression(operator: str, dtype: str, operands: Sequence[str]) -> str:
-    """Return the text of an operation with a result of `dtype`."""
+    """Return the Triton expression of an operation whose result has type `dtype`."""
     is_half = dtype in ("float16", "bfloat16")
     text = OF_HALF.get(operator, "") if is_half else ""
     return (text or EXPRESSIONS[operator]).format(*operands)
 
 
 def functions_of(kernels: Sequence[str]) -> list[str]:
-    """Return the lines of the functions that the texts of some kernels call."""
+    """Return the lines of all functions in `FUNCTIONS` that the texts of the kernels call."""
     used = [text for name, text in FUNCTIONS.items() if any(f"{name}(" in k for k in kernels)]
     return [line for text in used for line in (*text.strip().splitlines(), "", "")]

@@ -1,7 +1,8 @@
-"""Linear layers of few rows read weights that were transposed once (CPU, float32).
+"""Transpose the weights of linear layers with few rows once, in advance (CPU, float32).
 
-The library multiplies few rows faster with weights whose outputs are adjacent: 8 rows of 192 to 384
-features took 15 us, and 8 with transposed weights; 16 rows of 256 to 1024 84 and 59.
+The library multiplies few rows faster if the weights of adjacent outputs are adjacent in memory: 8
+rows of 192 to 384 features took 15 us, and 8 us with transposed weights; 16 rows of 256 to 1024
+took 84 and 59 us.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from cuagent.expert.rewrites import PREPARATIONS, prepared_names
 
 MOST_ROWS = 16
 MOST_WEIGHTS = 1 << 20
-"""Largest number of weights that are held twice."""
+"""Largest number of elements of a weight that is transposed, because both forms stay in memory."""
 TRANSPOSED = "{0}.t().contiguous()"
 PREPARATIONS |= {TRANSPOSED}
 FORMS = {
@@ -25,7 +26,10 @@ FORMS = {
 
 
 def transpose_weights(graph: Graph, device: str, keep: frozenset[str]) -> Graph:
-    """Return the graph with products by transposed weights in place of such layers."""
+    """Return the graph with linear layers of few rows replaced by products with transposed weights.
+
+    `keep`: origins of nodes that are not replaced.
+    """
     if device != "cpu":
         return graph
     prepared = prepared_names(graph)
@@ -47,7 +51,8 @@ def _has_few_rows(graph: Graph, node: Node) -> bool:
 
 
 def _transposed(graph: Graph, node: Node, made: dict[str, str]) -> Iterator[Node]:
-    """Yield the product, after the transposed weight if `made` does not have it yet."""
+    """Yield the node of the product, preceded by that of the transposed weight if `made` does not
+    have it yet."""
     weight = graph.node(str(node.args[1]))
     if weight.name not in made:
         name = f"{weight.name}_transposed"

@@ -1,11 +1,11 @@
-"""Split float32 operands of a product into scaled float16 parts, and write the sum over them.
+"""Split float32 operands of a product into scaled float16 parts, and write the sum over the parts.
 
-A float16 number has 11 significant bits, as one of TF32 has, and tensor cores multiply it at twice
+A float16 number has 11 significant bits, like one of TF32, and tensor cores multiply it at twice
 the rate. Each row of an operand along K is scaled by a power of two, so that its largest element
-has exponent 14. An element is `(high + low / 2048) * scale` and has 22 bits. A product leaves out
-`low * low`, as three products of TF32 do. Elements 2^28 times smaller than the largest of their row
-would lose bits. Such a row, and one with infinity or NaN, gets the scale NaN. Tiles with such a row
-are computed again from the float32 operands, in TF32 parts.
+has exponent 14. An element is `(high + low / 2048) * scale` and has 22 bits. A product omits `low *
+low`, as three products of TF32 do. Elements 2^28 times smaller than the largest of their row would
+lose bits. Such a row, and one with infinity or NaN, gets the scale NaN. Tiles with such a row are
+computed again from the float32 operands, in TF32 parts.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ from cuagent.expert.products.tiles import Tile
 
 PARTS = ["left_high_in", "left_low_in", "left_scale_in"]
 PARTS += [part.replace("left", "right") for part in PARTS]
-"""Parameters of a kernel whose operands are split beforehand."""
+"""Names of the kernel parameters for the parts and scales of both operands, if these are split
+beforehand."""
 LEAST_IN_BLOCKS = 1 << 32
-"""Fewest multiplications of a product whose tiles are loaded as blocks (TMA)."""
+"""Least number of multiplications of a product whose tiles are loaded as blocks (TMA)."""
 STEP = 64
-"""The K of the parts is padded with zeros to a multiple of this."""
+"""Multiple to which K of the parts is padded with zeros."""
 SCALE = (
     "(lambda w, most: torch.where(((w == 0) | (w.abs() >= most[:, None] * 2.0**-28)).all(1)"
     " & (most < 2.0**63) & ((most >= 2.0**-63) | (most == 0)),"
     " torch.exp2(most.log2().floor().clamp(min=-63) - 14), torch.nan))({0}, {0}.abs().amax(1))"
 )
-"""Python expression of the scale of each row of a weight {0}; NaN for a row that does not fit."""
+"""Python expression of the scale of each row of a weight {0}; NaN for a row that cannot be
+split."""
 SCALED = "F.pad({0} / {1}[:, None].nan_to_num(1.0), (0, {2}))"
 HIGH = f"{SCALED}.to(torch.float16)"
 LOW = f"(({SCALED} - {HIGH}) * 2048).to(torch.float16)"
-"""Python expressions of both parts of a float64 weight {0} with scales {1}. Each row is padded with
-{2} zeros."""
+"""Python expression of the low part of a float64 weight {0} with scales {1}; `HIGH` is that of the
+high part. Each row is padded with {2} zeros."""
 PARTS_KERNEL = '''@triton.jit
 def {name}_parts(
     high_out, low_out, scale_out, given,
@@ -77,7 +79,7 @@ def {name}_parts(
 
 
 def padded(depth: int) -> int:
-    """Return the K of the parts: `depth` rounded up to a multiple of STEP."""
+    """Return K of the parts: `depth` rounded up to a multiple of STEP."""
     return -(-depth // STEP) * STEP
 
 
@@ -91,7 +93,8 @@ def in_blocks(product: Product) -> bool:
 
 
 def pointers(product: Product) -> list[str]:
-    """Return the lines that compute the addresses of the parts' tiles and load the scales."""
+    """Return the lines of Triton code that compute the addresses of the parts' tiles and load the
+    scales."""
     sides = (("left", product.left, "m[:, None]", product.rows, "k[None, :]"),
              ("right", product.right, "n[None, :]", product.columns, "k[:, None]"))  # fmt: skip
     lines = []
@@ -109,7 +112,8 @@ def pointers(product: Product) -> list[str]:
 
 
 def loop(product: Product, end: str) -> list[str]:
-    """Return the lines that compute `total` from the parts, or from float32 if a row does not fit.
+    """Return the lines of Triton code that compute `total` from the parts, or from float32 if a row
+    cannot be split.
 
     The products `high * high` of each step are added to `total` by a float32 addition, which
     rounds. Tensor cores would truncate the sum, so the compiler must not merge the addition into
@@ -151,7 +155,8 @@ def loop(product: Product, end: str) -> list[str]:
 
 
 def _strided(matrix: Matrix, index: str) -> str:
-    """Return the pointers to the first elements of the rows of an operand in float32."""
+    """Return the Triton expression of pointers to the first element of each row of a float32
+    operand."""
     text = pointer(matrix.tensor) + (f" + {matrix.offset}" if matrix.offset else "")
     text += f" + sample{times(matrix.sample)}" if matrix.sample else ""
     return f"{text} + {index}{times(matrix.row)}"
@@ -160,7 +165,8 @@ def _strided(matrix: Matrix, index: str) -> str:
 def launches(
     name: str, product: Product, tile: Tile, arguments: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """Return the lines that split the operands, and all arguments of the product's kernel."""
+    """Return (lines of Python that launch the splitting kernels, all arguments of the product's
+    kernel)."""
     tensors, depth = list(product.tensors), product.depth
     lines, parts = [], []
     for side, matrix, count in (

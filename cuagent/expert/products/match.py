@@ -28,39 +28,47 @@ SPLIT_CAPABILITIES = {(8, 0), (9, 0), (10, 0), (10, 3)}
 """Compute capabilities with tensor cores for TF32 that are at least six times as fast as float32
 arithmetic. Elsewhere three TF32 products are no faster than one of float32."""
 SPLIT_BEFORE = {(9, 0), (10, 0), (10, 3)}
-"""Compute capabilities for which operands may be split beforehand: their shared memory holds three
-stages of both parts of the operands."""
+"""Compute capabilities for which operands may be split before the product: shared memory has room
+for three pipeline stages of both parts of both operands."""
 LEAST_SPLIT_OPERATIONS = 1 << 30
-"""Fewest multiplications of a product whose operands are split: for fewer, the launches that split
-them cost too much. On an H200 1024 x 1024 x 1024 took 0.033 ms and cuBLAS 0.060, 512 x 512 x 2048
-took 0.034 and 0.036."""
+"""Least number of multiplications of a product whose operands are split before it; for fewer,
+launching the split costs too much.
+
+On an H200 1024 x 1024 x 1024 took 0.033 ms and cuBLAS 0.060, 512 x 512 x 2048 took 0.034 and 0.036.
+"""
 LEAST_SPLIT_REUSE, LEAST_SPLIT_DEPTH = 200, 256
-"""Least rows x columns / (rows + columns), and least K, from which split operands are faster: an
-estimate from the rates of both products and the bytes that a split moves."""
+"""Least rows x columns / (rows + columns), and least K, of a product whose operands are split
+before it.
+
+Both are estimates from the rates of both products and the bytes that a split moves.
+"""
 LEAST_OPERATIONS = 1 << 28
-"""Fewest multiplications of a product whose time the arithmetic decides, and not the launch."""
+"""Least number of multiplications of a product that a kernel computes; for fewer, the launch takes
+most of the time."""
 CALLS = ("F.linear(", "torch.matmul({0}, {1})", "torch.mm({0}, {1})", "torch.bmm({0}, {1})")
 TRIANGLE = re.compile(r"torch\.ops\.aten\.(tri[ul])\.default\(\{0\}(?:, (-?\d+))?\)")
 MOST_BATCH = 65535
-"""Largest second dimension of a grid."""
+"""Largest batch of a product: CUDA's limit of a grid's second dimension."""
 LONG_DEPTH, LEAST_OCCUPIED = 8192, 0.5
-"""From this K on, cuBLAS gains by splitting K if tiles occupy a smaller fraction of the processors
-than LEAST_OCCUPIED. On an H200 a split kernel of our own took 0.50 ms for 256 x 256 x 131072,
-cuBLAS 0.34."""
+"""A product with at least this K stays with cuBLAS if its tiles occupy a smaller fraction of the
+multiprocessors than `LEAST_OCCUPIED`: cuBLAS then gains by splitting K.
+
+On an H200 a generated kernel that splits K took 0.50 ms for 256 x 256 x 131072, cuBLAS 0.34.
+"""
 MOST_DEPTH = 4096
-"""Largest K of a half-precision product with an epilogue. Beyond it the library's faster product
-saves more than the epilogue does."""
+"""Largest K of a half-precision product for which a kernel with an epilogue is used. Beyond it, the
+library's faster product saves more time than the epilogue."""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """The position of a tensor's elements for the indices (batch, m, n) of a product.
+    """Strides of a tensor, in elements, over the indices (batch, m, n) of a product.
 
-    An element is at `offset + batch * sample + m * row + n * column`, counted in elements.
+    The element (batch, m, n) is at index `offset + batch * sample + m * row + n * column`.
     """
 
     tensor: str
-    """Node that owns the memory."""
+    """Name of the graph's node whose tensor has these strides."""
     dtype: str
     row: int
     column: int
@@ -70,7 +78,8 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Product:
-    """A product of M x K and N x K operands, with the group behind it as its epilogue.
+    """A product of an M x K and an N x K operand that one kernel computes, with the group of
+    fused nodes that follows as its epilogue.
 
     `rows`, `columns` and `depth` are M, N and K.
     """
@@ -80,26 +89,29 @@ class Product:
     columns: int
     depth: int
     left: Matrix
-    """Left operand: its strides along the rows of the result, and along K."""
+    """Left operand. `row` is its stride along the result's rows, `column` its stride along K."""
     right: Matrix
-    """Right operand: its strides along the columns of the result, and along K."""
+    """Right operand. `row` is its stride along the result's columns, `column` its stride along
+    K."""
     bias: Matrix | None
     epilogue: tuple[Node, ...]
-    """Elementwise nodes behind the product, in order."""
+    """Elementwise nodes computed after the product, in order."""
     reads: dict[tuple[str, str], Matrix]
-    """Tensors that the epilogue reads, by (reader, argument)."""
+    """Tensors that the epilogue reads, by (name of the reading node, name of its argument)."""
     outputs: tuple[str, ...]
     places: dict[str, tuple[int, ...]]
-    """Names of the computed nodes as keys, as in `Group.places`; the values are empty."""
+    """Mapping with the names of the computed nodes as keys, as in `Group.places`; the values are
+    empty."""
     batch: int = 1
-    """Number of products with operands of their own."""
+    """Number of matrix products in the batch."""
     split: bool = False
-    """True if both float32 operands are split into two float16 parts before the product."""
+    """True if both float32 operands are split into two float16 parts each before the product."""
     parts: tuple[str, ...] = ()
-    """Names of the right operand's two parts and scales, if they were computed once."""
+    """Names of the right operand's high part, low part and scales, if they are computed once in
+    advance; else ()."""
     triangle: Node | None = None
-    """The call of triu or tril, if it alone reads the product. Tiles without a kept element are not
-    computed."""
+    """The node of triu or tril that is the only reader of the product; None without one. Tiles
+    outside of the triangle are not computed."""
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -108,13 +120,13 @@ class Product:
 
     @property
     def kept(self) -> tuple[str, int]:
-        """The function ("triu" or "tril") and the diagonal of `triangle`; ("", 0) without one."""
+        """(function, diagonal) of `triangle`, such as ("triu", 1); ("", 0) without one."""
         match = TRIANGLE.fullmatch(self.triangle.op) if self.triangle else None
         return (match[1], int(match[2] or 0)) if match else ("", 0)
 
     @property
     def tensors(self) -> dict[str, str]:
-        """dtype of each tensor that is read, in order of first use."""
+        """dtype of each tensor that the kernel reads, by name, in order of first use."""
         bias = [self.bias] if self.bias is not None else []
         read = [self.left, self.right, *bias, *self.reads.values()]
         types = ("float16", "float16", "float32")
@@ -124,10 +136,11 @@ class Product:
 def with_products(
     steps: Sequence[Step], graph: Graph, target: Target, keep: frozenset[str], split: bool = True
 ) -> tuple[Step | Product, ...]:
-    """Replace each qualifying product, and its epilogue group, by one step.
+    """Return the steps with each qualifying product, and the fused group that becomes its epilogue,
+    replaced by one `Product`.
 
-    Products whose captured operator is in `keep` stay library calls. Operands of float32 products
-    are split beforehand only with `split`.
+    Products whose origin is in `keep` stay library calls. `split`: operands of float32 products may
+    be split before the product.
     """
     made = partial(_product, graph=graph, target=target if split else None)
     found: dict[str, Product] = {}
@@ -149,7 +162,8 @@ def with_products(
 
 
 def _with_triangle(product: Product, graph: Graph) -> Product:
-    """Return the product joined with a call of triu or tril, if that is its only reader."""
+    """Return the product with its reader added as `triangle`, if its only reader is a call of triu
+    or tril."""
     node = product.node
     readers = graph.users()[node.name]
     if node.name in graph.outputs or len(readers) != 1 or len(node.shape) > 2:
@@ -164,7 +178,8 @@ def _with_triangle(product: Product, graph: Graph) -> Product:
 def _placed(
     steps: Sequence[Step], found: dict[str, Product], absorbed: set[int]
 ) -> tuple[Step | Product, ...]:
-    """Return the steps with each product at its epilogue's position, where all operands exist."""
+    """Return the steps with each product at the position of its epilogue, where all operands have
+    been computed."""
     by_output = {name: product for product in found.values() for name in product.outputs}
     result: list[Step | Product] = []
     for step in steps:
@@ -197,7 +212,8 @@ def _may_gain(product: Product, target: Target) -> bool:
 def splits(
     rows: int, columns: int, depth: int, target: Target, batch: int = 1, *, prepared: bool = False
 ) -> bool:
-    """Return True if the operands of a float32 product are split into float16 parts beforehand.
+    """Return True if the operands of a float32 product are to be split into float16 parts before
+    the product.
 
     The parts of both operands must be written and read again, except those of a weight, which are
     computed once (`prepared`).
@@ -211,7 +227,8 @@ def splits(
 
 
 def is_large(rows: int, columns: int, depth: int, target: Target, batch: int = 1) -> bool:
-    """Return True if a float32 product has enough arithmetic and, with a long K, enough tiles."""
+    """Return True if a float32 product has enough multiplications for a generated kernel and, for a
+    long K, enough tiles."""
     if batch * rows * columns * depth < LEAST_OPERATIONS:
         return False
     part = occupied(rows, columns, "float32", target.processors, batch)
@@ -219,7 +236,8 @@ def is_large(rows: int, columns: int, depth: int, target: Target, batch: int = 1
 
 
 def only_reader(node: Node, steps: Sequence[Any], graph: Graph) -> Group | None:
-    """Return the elementwise group of `node`'s size that is its only reader; None if none is."""
+    """Return the fused group of elementwise nodes that is the only reader of `node` and has its
+    size; None if there is none."""
     if node.name in graph.outputs:
         return None
     readers = {user.name for user in graph.users()[node.name]}
@@ -234,11 +252,12 @@ def only_reader(node: Node, steps: Sequence[Any], graph: Graph) -> Group | None:
 def _product(
     node: Node, group: Group | None, graph: Graph, target: Target | None
 ) -> Product | None:
-    """Return the product with `group` as its epilogue; without one if `group` is None.
+    """Return the product with `group` as its epilogue (None: without one); None if the kernel
+    cannot be generated.
 
-    Its operands are split beforehand if that is faster on `target`.
-    Return None if Triton has no expression for an operator of the group, an output has another
-    shape, or a tensor has no single row and column stride.
+    It cannot if Triton has no expression for an operator of the group, an output has another shape,
+    or a tensor has no single row and column stride. The operands are split before the product if
+    that is faster on `target`.
     """
     nodes = group.nodes if group is not None else ()
     inner = {node.name, *(n.name for n in nodes)}
@@ -283,12 +302,14 @@ def _product(
 
 
 def parts_of(node: Node) -> tuple[str, str, str]:
-    """Return the names of both parts and the scales of the weight of a product."""
+    """Return the names of the nodes with the high part, the low part and the scales of a product's
+    weight."""
     return f"{node.name}_right_high", f"{node.name}_right_low", f"{node.name}_right_scale"
 
 
 def batch_of(graph: Graph, node: Node) -> int:
-    """Return the number of products in a call; 0 if batches broadcast or an operand is a vector."""
+    """Return the number of products in a call (1: no batch); 0 if batches broadcast or an operand
+    is a vector."""
     left, right = (graph.node(str(arg)) for arg in node.args[:2])
     if len(right.shape) == 2:
         return 1 if len(left.shape) >= 2 else 0
@@ -297,9 +318,10 @@ def batch_of(graph: Graph, node: Node) -> int:
 
 
 def _operands(graph: Graph, node: Node, batched: bool) -> tuple[Matrix, Matrix]:
-    """Return the left operand, and the right one with a row for each column of the result.
+    """Return (left operand, right operand); the right one has one row for each column of the
+    result.
 
-    Raises NestError for an operand without single strides.
+    Raises NestError for an operand whose rows or columns have no single stride.
     """
     left, right = (graph.node(str(arg)) for arg in node.args[:2])
     depth, columns = left.shape[-1], node.shape[-1]
@@ -311,11 +333,11 @@ def _operands(graph: Graph, node: Node, batched: bool) -> tuple[Matrix, Matrix]:
 
 
 def matrix_of(graph: Graph, name: str, shape: Shape, batched: bool = False) -> Matrix:
-    """Return the strides of a tensor, broadcast to `shape`, over rows and columns.
+    """Return the row and column strides of tensor `name`, broadcast to `shape`.
 
-    The last dimension is the columns; all before it are the rows. If `batched` is True, only the
-    last but one is the rows, and those before it are the batch. Raises NestError if dimensions that
-    are counted together have no common stride.
+    The last dimension is the columns; all dimensions before it together are the rows. `batched`:
+    only the last but one is the rows, and those before it are the batch. Raises NestError if
+    dimensions that form one index have no common stride.
     """
     node = graph.node(name)
     if node.kind in (Kind.WINDOW, Kind.INSIDE, Kind.GATHER):
@@ -332,7 +354,8 @@ def matrix_of(graph: Graph, name: str, shape: Shape, batched: bool = False) -> M
 
 
 def _common(name: str, strides: Shape, shape: Shape) -> int:
-    """Return the stride along the flattened dimensions. Raises NestError if there is none."""
+    """Return the single stride of a tensor along dimensions that are flattened to one index. Raises
+    NestError if there is none."""
     steps = contiguous_strides(shape)
     pairs = [(s, t) for s, t, n in zip(strides, steps, shape, strict=True) if n > 1]
     stride = pairs[-1][0] // pairs[-1][1] if pairs else 0

@@ -1,4 +1,4 @@
-"""Prepare the operands of a product: copies with adjacent elements along K, parts of weights.
+"""Prepare the operands of a product: copies with adjacent elements along K, and split weights.
 
 The tensor cores of sm_90 read TF32 operands from shared memory along K only. Triton's three TF32
 products reached 81 TFLOP/s with such operands on an H200, 55 with a row-major right operand, and
@@ -21,14 +21,16 @@ COPIED = "{0}.contiguous()"
 PREPARATIONS |= {TRANSPOSED, SCALE, SCALE.replace("{0}", "{0}.t()")}
 CALLS = ("torch.matmul({0}, {1})", "torch.mm({0}, {1})", "torch.bmm({0}, {1})")
 LEAST_REUSE = 256
-"""Fewest times that the product reads each operand element, for which a copy costs little."""
+"""Least number of times that the product must read each operand element for a copy to cost little
+in comparison."""
 
 
 def copy_operands(graph: Graph, target: Target, keep: frozenset[str], split: bool) -> Graph:
-    """Turn `matmul(a, b)` of a matrix b into a linear layer with the transpose of b.
+    """Return the graph with `matmul(a, b)`, for a matrix b, replaced by a linear layer with the
+    transpose of b.
 
-    A product whose operands are split needs no transpose: the split reads any strides. With
-    `split`, weights of such products are split once, in advance.
+    A product whose operands are split needs no transpose, because the split reads any strides.
+    `split`: weights of such products are split once, in advance.
     """
     if target.capability not in SPLIT_CAPABILITIES or target.tf32:
         return graph
@@ -50,7 +52,8 @@ def copy_operands(graph: Graph, target: Target, keep: frozenset[str], split: boo
 
 
 def _sizes(graph: Graph, node: Node) -> tuple[int, int, int] | None:
-    """Return (rows, columns, K) of a float32 product whose right operand is a matrix, else None."""
+    """Return (rows, columns, K) of a float32 product whose right operand is a matrix; None for
+    other nodes."""
     linear = node.op.startswith("F.linear(")
     if node.kind is not Kind.LIBRARY or not (linear or node.op in CALLS) or not node.contiguous:
         return None
@@ -63,7 +66,7 @@ def _sizes(graph: Graph, node: Node) -> tuple[int, int, int] | None:
 
 
 def _parts(node: Node, weight: Node, sizes: tuple[int, int, int]) -> list[Node]:
-    """Return the nodes that split a weight into scaled parts, once."""
+    """Return the nodes that split a weight into scaled float16 parts, computed once."""
     _, columns, depth = sizes
     w = "{0}" if node.op.startswith("F.linear(") else "{0}.t()"
     high, low, scale = parts_of(node)
@@ -79,10 +82,11 @@ def _parts(node: Node, weight: Node, sizes: tuple[int, int, int]) -> list[Node]:
 
 
 def as_reductions(graph: Graph, target: Target, keep: frozenset[str]) -> Graph:
-    """Turn matrix-vector products into elementwise products and row sums, which memory bounds.
+    """Return the graph with matrix-vector products, whose time is memory-bound, replaced by
+    elementwise products and row sums.
 
-    On a CPU only layers with one output feature: a kernel then computes their input and reads their
-    result.
+    On a CPU only linear layers with one output feature are replaced: a generated kernel can then
+    compute their input and read their result.
     """
     on_gpu = target.device == "cuda"
     nodes: list[Node] = []

@@ -1,6 +1,6 @@
-"""Choose the tiles of a matrix product by a cost model.
+"""Choose the tile size of a matrix product's kernel by a cost model.
 
-The model counts whole waves of tiles over the processors, and the part of each tile that lies
+The model counts whole waves of tiles over the multiprocessors, and the part of each tile that lies
 inside the matrix. The relative speeds of full tiles are estimates from published kernels (Triton on
 an H200), to be replaced by measurements.
 """
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Tile:
-    """Launch parameters of one product kernel.
+    """Tile size and launch options of a product's kernel.
 
-    `rows`, `columns` and `depth` are the elements of a tile along M, N and K. `speed` is relative
-    to the fastest full tile.
+    `rows`, `columns` and `depth` are the elements of a tile along M, N and K. `warps`, `stages`:
+    Triton's launch options. `speed`: speed of a full tile relative to the fastest one.
     """
 
     rows: int
@@ -36,14 +36,14 @@ FLOAT32 = (
     Tile(16, 64, 64, 4, 4, 0.3),
     Tile(64, 16, 64, 4, 4, 0.3),
 )
-"""Tiles of float32 products that are computed as three TF32 products: operands have 4 bytes, and
+"""Tiles for float32 products that are computed as three TF32 products: operands have 4 bytes, and
 are split in registers."""
 SPLIT = (
     Tile(128, 128, 64, 8, 3, 1.0),
     Tile(64, 64, 64, 4, 3, 0.95),
     Tile(64, 128, 64, 4, 3, 0.85),
 )
-"""Tiles of products whose operands were split into float16 parts beforehand. On an H200 a product
+"""Tiles for products whose operands were split into float16 parts beforehand. On an H200 a product
 of 4096 x 4096 x 4096 took 0.73, 0.76 and 0.85 ms with them (cuBLAS 2.7 to 3.0), and 1.09 ms with
 four stages of 64 x 64."""
 HALF = (
@@ -56,27 +56,30 @@ HALF = (
     Tile(16, 64, 128, 4, 5, 0.2),
 )
 GROUP = 8
-"""Rows of tiles that are visited together, so that their operands stay in the L2 cache."""
+"""Number of tile rows that are computed together, so that their operands stay in the L2 cache."""
 
 
 def ranked(
     rows: int, columns: int, dtype: str, processors: int, batch: int = 1, split: bool = False
 ) -> tuple[Tile, ...]:
-    """Return the tiles for products of `rows` x `columns`, the best by the model first."""
+    """Return the tiles for a product of `rows` x `columns`, the best by the model first.
+    `processors`: number of multiprocessors."""
     tiles: tuple[Tile, ...] = FLOAT32 if dtype == "float32" else HALF
     tiles = SPLIT if split else tiles
     return tuple(sorted(tiles, key=lambda t: -_score(t, rows, columns, processors, batch)))
 
 
 def occupied(rows: int, columns: int, dtype: str, processors: int, batch: int = 1) -> float:
-    """Return the fraction (0 to 1) of the processors that the best tiles keep busy."""
+    """Return the fraction (0 to 1) of the multiprocessors that have a tile, with the best tile
+    size."""
     tile = ranked(rows, columns, dtype, processors, batch)[0]
     count = batch * math.ceil(rows / tile.rows) * math.ceil(columns / tile.columns)
     return min(1.0, count / processors)
 
 
 def _score(tile: Tile, rows: int, columns: int, processors: int, batch: int) -> float:
-    """Return the useful work in each unit of time, relative to full waves of the fastest tile."""
+    """Return the predicted useful work per unit of time, relative to full waves of the fastest
+    tile."""
     count = batch * math.ceil(rows / tile.rows) * math.ceil(columns / tile.columns)
     waves = math.ceil(count / processors)
     useful = batch * rows * columns / (count * tile.rows * tile.columns)

@@ -25,13 +25,14 @@ ELEMENTS = {"float16": "tl.float16", "bfloat16": "tl.bfloat16", "float32": "tl.f
 
 
 def header(texts: Sequence[str]) -> list[str]:
-    """Return the import lines for the texts of some kernels and for their launches."""
+    """Return the import lines that the given texts of kernels and launches need."""
     blocks = ["from triton.tools.tensor_descriptor import TensorDescriptor"]
     return HEADER.splitlines() + (blocks if any("_in.load([" in text for text in texts) else [])
 
 
 def render(name: str, product: Product, dtype_of: Callable[[str], str]) -> str:
-    """Return the text of the kernel. `dtype_of` gives the stored dtype of an output."""
+    """Return the Triton text of the product's kernel. `dtype_of`: returns the dtype in which an
+    output is stored."""
     outputs = [f"{identifier(n)}_out" for n in product.outputs]
     tensors = [pointer(n) for n in product.tensors]
     tensors = [t for t in tensors if t not in map(pointer, product.parts)]
@@ -62,7 +63,7 @@ def render(name: str, product: Product, dtype_of: Callable[[str], str]) -> str:
 
 
 def _pointers(product: Product) -> list[str]:
-    """Return the lines that point to the first elements of both operands along K."""
+    """Return the lines that compute pointers to the first tile along K of both operands."""
     rows, columns = product.rows, product.columns
     return [
         f"    left = {_operand(product.left, 'm', rows)}[:, None] + k[None, :]"
@@ -73,7 +74,8 @@ def _pointers(product: Product) -> list[str]:
 
 
 def _triangle(product: Product) -> list[str]:
-    """Return the lines that set the end of K to 0 for a tile outside of the kept triangle."""
+    """Return the lines that skip the sum (by an end of K of 0) in a tile outside of the kept
+    triangle."""
     side, diagonal = product.kept
     if not side:
         return []
@@ -83,7 +85,7 @@ def _triangle(product: Product) -> list[str]:
 
 
 def _tile(product: Product) -> list[str]:
-    """Return the lines that find the rows and columns of a program."""
+    """Return the lines that compute the row and column indices of a program's tile."""
     rows, columns, depth = product.rows, product.columns, halves.padded(product.depth)
     wide = product.batch * max(rows * depth, columns * depth, rows * columns) >= 1 << 31
     lines = [
@@ -101,7 +103,7 @@ def _tile(product: Product) -> list[str]:
 
 
 def _end(product: Product, dtype_of: Callable[[str], str]) -> list[str]:
-    """Return the lines of the epilogue and of the stores."""
+    """Return the lines that compute the epilogue and store the outputs."""
     rows, columns = product.rows, product.columns
     lines = epilogue(
         product.node.name, product.bias, product.epilogue, product.reads, _address(product)
@@ -122,12 +124,14 @@ def _end(product: Product, dtype_of: Callable[[str], str]) -> list[str]:
 
 
 def _operand(matrix: Matrix, index: str, count: int) -> str:
-    """Return pointers to each row's first element on K; rows past the end wrap to a valid one."""
+    """Return the Triton expression of pointers to each row's first element along K. Rows past the
+    end are wrapped to valid ones."""
     return f"({_start(matrix)} + {index} % {count}{times(matrix.row)})"
 
 
 def _start(matrix: Matrix) -> str:
-    """Return the pointer to the first element of the sample's matrix."""
+    """Return the Triton expression of the pointer to the first element of a tensor, or of the
+    current batch index's matrix."""
     text = pointer(matrix.tensor)
     if matrix.offset:
         text += f" + {matrix.offset}"
@@ -147,7 +151,7 @@ def _step(product: Product) -> list[str]:
 
 
 def _address(product: Product) -> Callable[[Matrix], str]:
-    """Return the function that writes the pointers to a tile of a tensor."""
+    """Return the function that writes the Triton expression of pointers to a tensor's tile."""
 
     def address(matrix: Matrix) -> str:
         text = _start(matrix)
@@ -161,7 +165,8 @@ def _address(product: Product) -> Callable[[Matrix], str]:
 
 
 def launch(name: str, product: Product, tile: Tile, arguments: list[str]) -> list[str]:
-    """Return the lines of Python that launch the kernel."""
+    """Return the lines of Python that launch the kernel, preceded by the splitting kernels if the
+    operands are split."""
     count = math.ceil(product.rows / tile.rows) * math.ceil(product.columns / tile.columns)
     sizes = f"{tile.rows}, {tile.columns}, {tile.depth}"
     grid = f"{count}, {product.batch}" if product.batch > 1 else f"{count},"

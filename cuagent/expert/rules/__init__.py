@@ -1,4 +1,5 @@
-"""Lowering rules, one module for each family of operators, registered on import."""
+"""Lowering rules (see `graph/lowering.py`), one module for each family of operators, registered on
+import."""
 
 from cuagent.expert.rules import (  # noqa: F401
     attention,

@@ -1,4 +1,5 @@
-"""Lower an attention that a rewrite found to a call of torch with a contiguous result."""
+"""Lower the attention operators that `attention/rewrite.py` inserted to library calls with a
+contiguous result."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def attention(low: Lowering, fx: Any) -> str | None:
 
 @rule("scored_attention")
 def scored_attention(low: Lowering, fx: Any) -> str | None:
-    """Lower to calls of torch, which `attention.kernel` may replace by a generated kernel."""
+    """Lower `scored_attention` to calls of torch, which `attention.kernel` may replace by a
+    generated kernel."""
     args = tuple(str(operand(low, arg)) for arg in fx.args)
     groups = shape_of(fx.args[0])[1] // shape_of(fx.args[1])[1]
     key, value = "{1}", "{2}"

@@ -1,8 +1,9 @@
-"""Lower operators that are short formulas of others: functions, losses of pairs, differences.
+"""Lower operators that are short formulas of other operators: functions, losses of pairs,
+differences.
 
-Each formula is equal to the operator's definition, and accurate where the direct one would cancel
-or overflow. Not covered: exp2 and pow, whose error grows with the argument if they are written by
-exp and log.
+Each formula is equal to the operator's definition, and accurate where the direct formula would
+cancel or overflow.
+Not covered: exp2 and pow, whose error grows with the argument if they are written by exp and log.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from cuagent.expert.rules.reductions import variance
 from cuagent.expert.rules.views import narrowed
 
 LARGE = 1e9
-"""Smallest |x| with x * x + 1 equal to x * x in float32, rounded up."""
+"""Bound on |x| above which x * x + 1 equals x * x in float32."""
 EXP_ALONE = 20.0
-"""Smallest x whose exp(-x) is below the rounding of exp(x), rounded up."""
+"""Bound on x above which exp(-x) is below the rounding error of exp(x) in float32."""
 
 
 def _tensors(low: Lowering, fx: Any, count: int) -> list[str] | None:
-    """Return the nodes of the first `count` arguments; None unless all are floating tensors."""
+    """Return the node names of the operator's first `count` arguments; None unless all are
+    floating-point tensors."""
     names = [operand(low, arg) for arg in fx.args[:count]]
     fit = len(names) == count and floating(fx) and all(floating(arg) for arg in fx.args[:count])
     return names if fit and all(isinstance(name, str) for name in names) else None  # type: ignore[return-value]
@@ -30,7 +32,8 @@ def _tensors(low: Lowering, fx: Any, count: int) -> list[str] | None:
 
 @rule("sinh", "asinh", "atanh")
 def odd(low: Lowering, fx: Any) -> str | None:
-    """Lower sign(x) f(|x|), with f in terms of expm1 and log1p."""
+    """Lower odd functions (sinh, asinh, ...) as sign(x) f(|x|), with f in terms of expm1 and
+    log1p."""
     found = _tensors(low, fx, 1)
     if found is None:
         return None
@@ -114,7 +117,8 @@ def added(low: Lowering, fx: Any) -> str | None:
 
 @rule("lerp")
 def lerp(low: Lowering, fx: Any) -> str | None:
-    """Lower to a + w (b - a), or from 1/2 on to b - (1 - w) (b - a), as torch computes it."""
+    """Lower `torch.lerp` to a + w (b - a), or for w of at least 1/2 to b - (1 - w) (b - a), as
+    torch computes it."""
     found, weight = _tensors(low, fx, 2), operand(low, fx.args[2])
     if found is None or isinstance(weight, str) or weight is None:
         return None
@@ -155,7 +159,7 @@ def glu(low: Lowering, fx: Any) -> str | None:
 
 @rule("diff")
 def diff(low: Lowering, fx: Any) -> str | None:
-    """Lower the first difference, without values before or after."""
+    """Lower `torch.diff` of order 1 without the arguments `prepend` and `append`."""
     found, dim = _tensors(low, fx, 1), argument(fx, 2, "dim", -1)
     ends = (argument(fx, 3, "prepend"), argument(fx, 4, "append"))
     if found is None or argument(fx, 1, "n", 1) != 1 or ends != (None, None):
@@ -169,7 +173,8 @@ def diff(low: Lowering, fx: Any) -> str | None:
 
 @rule("var_mean", "aminmax")
 def pair(low: Lowering, fx: Any) -> str | None:
-    """Lower operators with two results along some dimensions."""
+    """Lower operators with two results (aminmax, var_mean): both are reductions of the same
+    tensor."""
     found, dims = _tensors_of_results(low, fx), argument(fx, 1, "dim")
     if operator_name(fx) == "aminmax":
         dims, keep = fx.kwargs.get("dim", dims), bool(fx.kwargs.get("keepdim", False))
@@ -203,7 +208,8 @@ def nansum(low: Lowering, fx: Any) -> str | None:
 
 @rule("hinge_embedding_loss", "soft_margin_loss")
 def sided(low: Lowering, fx: Any) -> str | None:
-    """Lower losses of a value and a target of 1 or -1, called `side`."""
+    """Lower losses of a value and a target of 1 or -1 (soft margin, hinge embedding). The code
+    calls the target `side`."""
     found = _tensors(low, fx, 2)
     if found is None:
         return None
@@ -223,7 +229,8 @@ def sided(low: Lowering, fx: Any) -> str | None:
 
 @rule("margin_ranking_loss")
 def margin_ranking(low: Lowering, fx: Any) -> str | None:
-    """Lower to max(0, margin - side * (x - y))."""
+    """Lower the margin ranking loss to max(0, margin - side * (x - y)), where `side` is the
+    target."""
     found = _tensors(low, fx, 3)
     if found is None:
         return None
@@ -236,7 +243,8 @@ def margin_ranking(low: Lowering, fx: Any) -> str | None:
 
 @rule("poisson_nll_loss")
 def poisson_nll(low: Lowering, fx: Any) -> str | None:
-    """Lower the loss of logarithmic rates without Stirling's term: exp(x) - y x."""
+    """Lower the Poisson loss of logarithmic rates x and targets y, without Stirling's term: exp(x)
+    - y x."""
     found = _tensors(low, fx, 2)
     if found is None or not argument(fx, 2, "log_input") or argument(fx, 3, "full"):
         return None
@@ -248,7 +256,8 @@ def poisson_nll(low: Lowering, fx: Any) -> str | None:
 
 @rule("binary_cross_entropy")
 def bce(low: Lowering, fx: Any) -> str | None:
-    """Lower to (y - 1) max(log(1 - x), -100) - y max(log x, -100), as torch limits it."""
+    """Lower the binary cross entropy to (y - 1) max(log(1 - x), -100) - y max(log x, -100), with
+    torch's limit of -100."""
     found = _tensors(low, fx, 2)
     if found is None or argument(fx, 2, "weight") is not None:
         return None
@@ -263,7 +272,7 @@ def bce(low: Lowering, fx: Any) -> str | None:
 
 @rule("pairwise_distance")
 def pairwise_distance(low: Lowering, fx: Any) -> str | None:
-    """Lower the norm of x - y + eps along the last dimension, for p = 2."""
+    """Lower `pairwise_distance` for p = 2: the norm of x - y + eps along the last dimension."""
     found = _tensors(low, fx, 2)
     if found is None or argument(fx, 2, "p", 2.0) != 2:
         return None

@@ -1,4 +1,5 @@
-"""Lower linear layers, convolutions and products to library calls in one form for the rewrites.
+"""Lower linear layers, convolutions and products to library calls whose text has a fixed form,
+which the rewrites match.
 
 A product with a diagonal matrix becomes a scaling of rows.
 """
@@ -25,7 +26,7 @@ from cuagent.expert.rules.views import layout, strided, viewed
 
 @rule("linear")
 def linear(low: Lowering, fx: Any) -> str | None:
-    """Lower to a library call in the form that rewrites match."""
+    """Lower a linear layer to a library call in the form that the rewrites match."""
     x, weight, bias = (operand(low, argument(fx, k, "")) for k in range(3))
     if not isinstance(x, str) or not isinstance(weight, str) or not floating(fx):
         return None
@@ -62,7 +63,8 @@ def transposed_convolution(low: Lowering, fx: Any) -> str | None:
 def contraction(
     low: Lowering, fx: Any, call: str, x: str, weight: str, bias: Operand | None
 ) -> str:
-    """Add the library call of a linear layer or a convolution, with its bias if it has one."""
+    """Add the library call of a linear layer or a convolution, with its bias if it has one; return
+    the node's name."""
     args: tuple[str, ...] = (x, weight)
     if isinstance(bias, str):
         args, call = (x, weight, bias), with_bias(call)
@@ -84,7 +86,8 @@ def contraction(
 
 @rule("matmul", "mm")
 def product(low: Lowering, fx: Any) -> str | None:
-    """Lower diag(a) @ B to a scaling of B's rows and x @ W.T to a linear layer; else None."""
+    """Lower diag(a) @ B to a scaling of B's rows, and x @ W.T to a linear layer; other products
+    return None."""
     left, right = fx.args
     if not floating(fx):
         return None
@@ -127,7 +130,7 @@ def einsum(low: Lowering, fx: Any) -> str | None:
 
 
 Labelled = tuple[str, str]
-"""The letters of an operand's dimensions, and its node."""
+"""An operand of an einsum: (letters of its dimensions, name of its node)."""
 
 
 def _sum_of_three(low: Lowering, fx: Any, given: Sequence[Labelled], result: str) -> str | None:
@@ -148,7 +151,8 @@ def _sum_of_three(low: Lowering, fx: Any, given: Sequence[Labelled], result: str
 def _sum_of_products(
     low: Lowering, fx: Any, left: Labelled, right: Labelled, result: str
 ) -> str | None:
-    """Lower an einsum of two operands to a matrix product, or to an elementwise one and its sum."""
+    """Lower an einsum of two operands to a matrix product, or to an elementwise product and its
+    sum."""
     (a, x), (b, y) = left, right
     sizes = dict(zip(a, low.shape(x), strict=True))
     equal = all(sizes.get(c, n) == n for c, n in zip(b, low.shape(y), strict=True))
@@ -178,10 +182,11 @@ def _sum_of_products(
 
 
 def _spread(low: Lowering, word: str, name: str, letters: str) -> str | None:
-    """Return a view of `name` with one dimension for each of `letters`; None if there is none.
+    """Return a view of node `name` with one dimension for each letter in `letters`; None if the
+    view needs a copy.
 
-    `word` has the letters of the dimensions of `name`. The view has extent 1 where `word` lacks a
-    letter.
+    `word`: letters of the dimensions of `name`. A letter that `word` lacks becomes a dimension of
+    size 1.
     """
     sizes = dict(zip(word, low.shape(name), strict=True))
     order = [word.index(c) for c in letters if c in word]
@@ -195,7 +200,7 @@ def _spread(low: Lowering, word: str, name: str, letters: str) -> str | None:
 
 
 def _transposed(low: Lowering, name: str) -> str:
-    """Add a view with the last two dimensions exchanged."""
+    """Add a view of a node with the last two dimensions exchanged; return its name."""
     node = low.by_name[name]
     *leading, n, m = node.shape
     steps = contiguous_strides(node.shape)
@@ -223,5 +228,5 @@ def _row_scaling(low: Lowering, fx: Any, left: Any, right: Any) -> str | None:
 
 
 def with_bias(call: str) -> str:
-    """Return the call of a linear layer or a convolution with a bias as {2}."""
+    """Return the text of a linear layer's or convolution's call with {2} added as its bias."""
     return call.replace("{1}", "{1}, bias={2}")

@@ -1,4 +1,4 @@
-"""Lower operators that act on single elements, and operators that only rename or reshape."""
+"""Lower operators on single elements, and operators that only copy, cast or select a result."""
 
 from __future__ import annotations
 
@@ -39,7 +39,11 @@ def unary(low: Lowering, fx: Any) -> str | None:
 
 @rule("round", "trunc", "fix")
 def to_integer(low: Lowering, fx: Any) -> str | None:
-    """Lower float32 only: a half type rounds the argument first, perhaps across an integer."""
+    """Lower rounding operators (round, trunc, ...), for float32 only.
+
+    In half precision a kernel would round the unrounded float32 value, which may lie on the other
+    side of an integer than the stored half-precision value.
+    """
     name = {"round": "round"}.get(str(fx.target).split(".")[1], "trunc")
     x = operand(low, fx.args[0])
     exact = dtype_of(fx) == "float32" and len(fx.args) == 1 and not fx.kwargs
@@ -71,7 +75,7 @@ BITWISE = {
 
 @rule(*BITWISE)
 def bitwise(low: Lowering, fx: Any) -> str | None:
-    """Lower bit operations on boolean tensors, which are logical operations."""
+    """Lower bitwise operators on boolean tensors to logical operators."""
     a, b = operand(low, fx.args[0]), operand(low, fx.args[1])
     masks = all(hasattr(arg, "meta") and dtype_of(arg) == "bool" for arg in fx.args[:2])
     if not masks or not isinstance(a, str) or not isinstance(b, str):
@@ -125,7 +129,7 @@ def gelu(low: Lowering, fx: Any) -> str | None:
 
 @rule("leaky_relu", "elu", "hardtanh", "clamp", "clamp_min", "clamp_max", "softplus", "hardtanh_")
 def parametric(low: Lowering, fx: Any) -> str | None:
-    """Lower activations whose parameters are numbers."""
+    """Lower activations that have numeric parameters, such as leaky ReLU."""
     x = operand(low, fx.args[0])
     name = str(fx.target).split(".")[1]
     if not isinstance(x, str) or not floating(fx) or any(hasattr(a, "meta") for a in fx.args[1:]):
@@ -154,7 +158,8 @@ def parametric(low: Lowering, fx: Any) -> str | None:
 
 @rule("prelu")
 def prelu(low: Lowering, fx: Any) -> str | None:
-    """Lower a leaky ReLU whose slopes are parameters, one for all or one for each channel."""
+    """Lower PReLU: a leaky ReLU with learned slopes, one for all channels or one for each
+    channel."""
     x, slope = operand(low, fx.args[0]), operand(low, fx.args[1])
     if not isinstance(x, str) or not isinstance(slope, str) or not floating(fx):
         return None
@@ -195,7 +200,8 @@ def masked_fill(low: Lowering, fx: Any) -> str | None:
     "type_as",
 )
 def identity(low: Lowering, fx: Any) -> str | None:
-    """Drop a copy; a copy with another floating dtype or another layout becomes a cast."""
+    """Lower copies: a plain copy becomes its argument; a copy with another floating-point dtype or
+    layout becomes a cast."""
     x = operand(low, fx.args[0])
     if operator_name(fx) in ("alias", "detach") and isinstance(x, str):
         return x
@@ -215,13 +221,13 @@ def identity(low: Lowering, fx: Any) -> str | None:
 
 
 NUMBERS = ("bool", "int64", "int32", "uint8")
-"""Types that are not floating and that a kernel can load."""
+"""dtypes of integers and booleans that a kernel can load."""
 
 
 def _number(low: Lowering, fx: Any, x: str) -> str | None:
-    """Lower the cast of a mask, or of integers to float32.
+    """Lower a cast of a boolean tensor to a floating-point dtype, or of integers to float32.
 
-    A large integer would be rounded twice on the way to a half type.
+    Casts of integers to a half type are not lowered: a large integer would be rounded twice.
     """
     if not fx.meta["val"].is_contiguous() or "dropout" in str(fx.target):
         return None
@@ -231,7 +237,8 @@ def _number(low: Lowering, fx: Any, x: str) -> str | None:
 
 
 def _keeps_layout(low: Lowering, fx: Any, x: str) -> bool:
-    """Return True if `fx` copies a library result and keeps its dtype and its permuted strides."""
+    """Return True if `fx` copies a library call's result without changing its dtype and its
+    permuted strides."""
     before, after = fx.args[0].meta["val"], fx.meta["val"]
     training = "dropout" in str(fx.target) and fx.args[2] is not False
     fresh = low.by_name[x].kind is Kind.LIBRARY and not before.is_contiguous()
@@ -241,7 +248,7 @@ def _keeps_layout(low: Lowering, fx: Any, x: str) -> bool:
 
 @rule("broadcast_tensors")
 def broadcast_tensors(low: Lowering, fx: Any) -> str | None:
-    """Lower a broadcast of equal shapes, which losses produce, to its arguments."""
+    """Lower `broadcast_tensors` of equal shapes, as losses call it, to its arguments."""
     names = [operand(low, arg) for arg in fx.args[0]]
     shapes = {shape_of(arg) for arg in fx.args[0]}
     if len(shapes) > 1 or not all(isinstance(name, str) for name in names):
@@ -252,7 +259,8 @@ def broadcast_tensors(low: Lowering, fx: Any) -> str | None:
 
 @rule("getitem")
 def getitem(low: Lowering, fx: Any) -> str | None:
-    """Return result `k` of a lowered operator; an eval-mode batch norm has only result 0."""
+    """Lower the selection of result `k` of an operator. A batch norm in eval mode has only result
+    0."""
     source, k = fx.args[0].name, fx.args[1]
     if source in low.multiple:
         return low.multiple[source][k]

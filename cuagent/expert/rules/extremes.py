@@ -1,7 +1,7 @@
 """Lower argmax, argmin, topk of small k, and maxima and minima with their indices.
 
-The index of an extreme is the smallest index at which the value equals the extreme or is NaN, so
-the first of equal values wins and NaN counts as the extreme, as in torch.
+The index of an extreme is the smallest index at which the value equals the extreme or is NaN. So
+the index of the first of equal values is returned, and NaN is the extreme if present, as in torch.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from cuagent.expert.graph.lowering import (
 from cuagent.expert.rules.views import within
 
 MAX_INDEX = 1 << 24
-"""Largest extent of a searched dimension: float32 represents all integers up to this exactly."""
+"""Largest size of a dimension that is searched: float32 represents all integers up to this value
+exactly."""
 MOST_TOP = 8
-"""Largest k of a topk in one kernel, which reads a row again for each of the k results."""
+"""Largest k of a topk that is lowered to one kernel, which reads a row again for each of the k
+results."""
 
 MOST_READS = {"cpu": 1 << 13, "cuda": 1 << 27}
-"""Largest product of k and the row length for which a topk is lowered, by device. torch selects in
-one pass over a row, this kernel in 2 k."""
+"""Largest product of k and the row length for which a topk is lowered, by device. torch's topk
+reads a row once, the generated kernel 2 k times."""
 
 
 @rule("argmax", "argmin")
@@ -45,7 +47,8 @@ def arg_extreme(low: Lowering, fx: Any) -> str | None:
 
 @rule("max", "min")
 def extreme(low: Lowering, fx: Any) -> str | None:
-    """Lower a maximum or minimum: of a tensor, of rows with indices, or of two tensors."""
+    """Lower torch's max or min in its three forms: of a whole tensor, along a dimension with
+    indices, or of two tensors."""
     x, (_, name, form) = operand(low, fx.args[0]), str(fx.target).split(".")
     if not isinstance(x, str) or not _comparable(low, fx.args[0], x):
         return None
@@ -63,7 +66,7 @@ def extreme(low: Lowering, fx: Any) -> str | None:
 
 @rule("topk")
 def topk(low: Lowering, fx: Any) -> str | None:
-    """Lower the k largest or smallest elements to k extremes, each of the remaining elements."""
+    """Lower topk to k extremes, each over the elements that remain after the extremes before."""
     x, k = operand(low, fx.args[0]), fx.args[1]
     if not isinstance(x, str) or not _comparable(low, fx.args[0], x):
         return None
@@ -101,7 +104,7 @@ def topk(low: Lowering, fx: Any) -> str | None:
 
 
 def _joined(low: Lowering, parts: list[str], dim: int, dtype: str, hint: str) -> str:
-    """Add the concatenation of parts with one element along `dim`."""
+    """Add the concatenation of nodes with one element along `dim`; return its name."""
     if len(parts) == 1:
         return low.pointwise("cast", parts[0], hint=hint, dtype=dtype)
     shape = list(low.shape(parts[0]))
@@ -115,16 +118,18 @@ def _joined(low: Lowering, parts: list[str], dim: int, dtype: str, hint: str) ->
 
 
 def _comparable(low: Lowering, fx: Any, x: str) -> bool:
-    """Return True if the kernel compares the same values as torch.
+    """Return True if a generated kernel compares the same values of `x` as torch.
 
-    Torch rounds a computed value of a half type before it compares.
+    Torch rounds a computed value of a half type before it compares; a kernel would compare the
+    unrounded value.
     """
     exact = dtype_of(fx) == "float32" or low.by_name[x].kind is not Kind.POINTWISE
     return floating(fx) and exact and bool(low.shape(x))
 
 
 def _extremes(low: Lowering, x: str, op: str, dim: int, keep: bool) -> tuple[str, str] | None:
-    """Add the extreme along `dim` and its index; None if the dimension is longer than MAX_INDEX."""
+    """Add the extreme of `x` along `dim` and its index; return both names, or None if the dimension
+    is longer than MAX_INDEX."""
     shape = low.shape(x)
     dim %= len(shape)
     if shape[dim] > MAX_INDEX:

@@ -1,4 +1,5 @@
-"""Lower embedding lookups and indexing along one dimension to reads through an index tensor."""
+"""Lower embedding lookups, indexing, gathers and small scatters to reads through an index
+tensor."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ from cuagent.expert.graph.lowering import (
 from cuagent.expert.rules.views import narrowed, viewed
 
 MAX_DEPTH = 12
-"""Largest number of elementwise operations that are computed after a gather of elements, for the
-chosen elements alone."""
+"""Largest number of elementwise operations that are moved from before a gather to after it, so that
+they are computed for the selected elements only."""
 CONSTANTS = (Kind.PARAMETER, Kind.CONSTANT)
 READERS = (Kind.POINTWISE, Kind.REDUCE, Kind.WINDOW, Kind.SCATTER)
-"""Kinds of nodes whose kernels read through an index tensor."""
+"""Kinds of nodes whose kernels can read an argument through an index tensor."""
 
 
 @rule("embedding")
@@ -41,7 +42,7 @@ def index_select(low: Lowering, fx: Any) -> str | None:
 
 @rule("index")
 def index(low: Lowering, fx: Any) -> str | None:
-    """Lower `x[:, index]` with one tensor of integers, or `x[:, i, j]` with two constant ones."""
+    """Lower `x[:, index]` with one integer tensor, or `x[:, i, j]` with two constant ones."""
     used = [(k, value) for k, value in enumerate(fx.args[1]) if value is not None]
     if len(used) == 2:
         return _two_indices(low, fx, used)
@@ -53,9 +54,10 @@ def index(low: Lowering, fx: Any) -> str | None:
 
 
 def _two_indices(low: Lowering, fx: Any, used: list[tuple[int, Any]]) -> str | None:
-    """Lower to a gather along both dimensions together; its indices are computed once.
+    """Lower indexing by two constant tensors to one gather along both dimensions, flattened. The
+    flat indices are computed once.
 
-    They are constant, such as the pairs of features of a DLRM. Negative ones count from the end.
+    The pairs of features of a DLRM are an example. Negative indices count from the end.
     """
     from cuagent.expert.rewrites import PREPARATIONS  # it imports this package
 
@@ -93,7 +95,8 @@ def _two_indices(low: Lowering, fx: Any, used: list[tuple[int, Any]]) -> str | N
 
 @rule("embedding_bag", "_embedding_bag")
 def embedding_bag(low: Lowering, fx: Any) -> str | None:
-    """Lower bags of equal size, given as a matrix of indices, to a reduction of the lookups."""
+    """Lower an embedding bag with bags of equal size, given as a matrix of indices, to a reduction
+    of the looked-up rows."""
     table, places, offsets = (operand(low, arg) for arg in fx.args[:3])
     mode, weights = argument(fx, 4, "mode", 0), argument(fx, 6, "per_sample_weights")
     last, padding = argument(fx, 7, "include_last_offset", False), argument(fx, 8, "padding_idx")
@@ -132,11 +135,12 @@ def embedding_bag(low: Lowering, fx: Any) -> str | None:
 
 
 BAGS = {0: "sum", 1: "mean"}
-"""Reduction of each mode of an embedding bag."""
+"""Reduction for each value of embedding_bag's argument `mode`."""
 
 
 def _bags(low: Lowering, places: Any, shape: tuple[int, int]) -> str | None:
-    """Return the matrix of `shape` that was flattened to `places`; None if there is none."""
+    """Return the node with the index matrix of `shape` that was flattened to `places`; None if it
+    cannot be found."""
     while target_of(places) in (
         "view",
         "reshape",
@@ -151,7 +155,8 @@ def _bags(low: Lowering, places: Any, shape: tuple[int, int]) -> str | None:
 
 
 def _bag_size(offsets: Any, indices: tuple[int, ...]) -> int:
-    """Return the size of each bag; 0 if the bags differ or their offsets are not constant."""
+    """Return the number of indices in each bag; 0 if the sizes differ or the offsets are not
+    constant."""
     if target_of(offsets) != "arange" or len(offsets.args) != 3 or len(indices) != 1:
         return 0
     start, end, step = offsets.args
@@ -186,7 +191,7 @@ def _gathered(
 
 
 def _kinds(low: Lowering, *names: str) -> set[Kind]:
-    """Return the kinds of these nodes, and of the nodes of which they are views."""
+    """Return the kinds of the named nodes and of the nodes of which they are views."""
     found = set()
     for name in names:
         node = low.by_name[name]
@@ -199,7 +204,7 @@ def _kinds(low: Lowering, *names: str) -> set[Kind]:
 
 @rule("gather")
 def gather(low: Lowering, fx: Any) -> str | None:
-    """Lower `torch.gather` to reads of single elements."""
+    """Lower `torch.gather` to reads of single elements by index."""
     x, places = operand(low, fx.args[0]), operand(low, fx.args[2])
     if not isinstance(x, str) or not isinstance(places, str) or not floating(fx):
         return None
@@ -211,15 +216,13 @@ def gather(low: Lowering, fx: Any) -> str | None:
 
 
 MAX_SCATTERED = 8
-"""Largest number of elements that a lowered scatter writes along its dimension."""
+"""Largest number of indices along the scattered dimension for which a scatter is lowered."""
 
 
 @rule("scatter")
 def scatter(low: Lowering, fx: Any) -> str | None:
-    """Lower a scatter of few elements along a dimension to one `where` by index for each of them.
-
-    Of equal indices the last one wins.
-    """
+    """Lower a scatter with few indices along its dimension to one `where` for each index. Of equal
+    indices the last one takes effect."""
     x, places = operand(low, fx.args[0]), operand(low, fx.args[2])
     source = operand(low, fx.args[3])
     if not isinstance(x, str) or not isinstance(places, str) or source is None or not floating(fx):
@@ -246,7 +249,7 @@ def scatter(low: Lowering, fx: Any) -> str | None:
 
 @rule("one_hot")
 def one_hot(low: Lowering, fx: Any) -> str | None:
-    """Lower to float32 zeros and ones, if only casts to float32 read the result."""
+    """Lower one_hot to zeros and ones in float32, if its result is only cast to float32."""
     labels = operand(low, fx.args[0])
     if not isinstance(labels, str) or not _only_as_numbers(fx):
         return None
@@ -263,7 +266,7 @@ MOVES = ("permute", "transpose", "view", "reshape", "unsqueeze", "squeeze", "sli
 
 
 def _only_as_numbers(fx: Any) -> bool:
-    """Return True if all readers, behind views, convert the integers to float32."""
+    """Return True if every reader of the result, possibly through views, casts it to float32."""
     readers = [user for user in fx.users if operator_name(user) != "_assert_tensor_metadata"]
     return bool(readers) and all(
         _only_as_numbers(user)
@@ -274,17 +277,18 @@ def _only_as_numbers(fx: Any) -> bool:
 
 
 def _along(low: Lowering, dim: int, shape: tuple[int, ...]) -> str:
-    """Add the index along a dimension, as a number."""
+    """Add a node with the index of each element along dimension `dim`; return its name."""
     extents = tuple(n if k == dim else 1 for k, n in enumerate(shape))
     name = low.unique_name("index")
     return low.add(Node(name, Kind.INDEX, "index", (), extents, dims=(dim,)))
 
 
 def taken(low: Lowering, x: str, places: str, dim: int) -> str:
-    """Add the elements of `x` at the indices `places` along `dim`, as `torch.gather` does.
+    """Add the elements of `x` at the indices `places` along `dim`, as in `torch.gather`; return the
+    node's name.
 
-    If `x` is the result of elementwise operations, they are computed for the chosen elements alone.
-    An index out of range gives NaN.
+    If elementwise operations compute `x`, they are computed for the selected elements only. An
+    index out of range gives NaN.
     """
     shape = low.shape(places)
     same = all(a == b for k, (a, b) in enumerate(zip(low.shape(x), shape, strict=True)) if k != dim)
@@ -306,10 +310,11 @@ def _taken(low: Lowering, x: str, places: str, dim: int) -> str:
 def _taken_before(
     low: Lowering, x: str, places: str, dim: int, known: dict[str, str]
 ) -> str | None:
-    """Add `x` at the chosen elements, computed from its operands; None if that is impossible.
+    """Add `x` at the indices `places`, computed from selected elements of its operands; None if
+    that is not possible.
 
-    It is possible for a short chain of elementwise operations on stored values. `known` maps nodes
-    that were already taken to their chosen elements.
+    It is possible for a short chain of elementwise operations on stored values. `known`: nodes
+    whose selected elements were added before.
     """
     node = low.by_name[x]
     if node.kind is not Kind.POINTWISE or node.dtype not in FLOATS or len(known) > MAX_DEPTH:
@@ -336,7 +341,7 @@ def _taken_before(
 
 
 def _is_stored(low: Lowering, name: str) -> bool:
-    """Return True if the value is in memory anyway, because no fused kernel computes it."""
+    """Return True if the value is in memory in any case: no generated kernel computes it."""
     node = low.by_name[name]
     while node.kind in (Kind.VIEW, Kind.STRIDED):
         node = low.by_name[node.inputs[0]]
@@ -344,7 +349,8 @@ def _is_stored(low: Lowering, name: str) -> bool:
 
 
 def settle_gathers(graph: Graph) -> Graph:
-    """Turn each gather whose result is needed outside of generated kernels into a call of torch."""
+    """Return the graph with each gather replaced by a call of torch if something other than a
+    generated kernel reads its result."""
     users = graph.users()
 
     def fused(name: str) -> bool:

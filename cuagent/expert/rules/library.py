@@ -1,4 +1,5 @@
-"""Write an operator that the expert does not decompose as the text of the same torch call."""
+"""Lower operators without a rule of their own to a library node: the text of the same torch
+call."""
 
 from __future__ import annotations
 
@@ -11,9 +12,11 @@ from cuagent.expert.graph.lowering import Lowering, dtype_of, operator_name, sha
 
 
 def library(low: Lowering, fx: Any, *, constant: bool = False) -> str:
-    """Add the operator as a call of torch; its result is one tensor or a tuple to index.
+    """Add the operator as a call of torch; return the node's name. Several results are a tuple to
+    index.
 
-    A constant is computed once, and stored as a contiguous tensor.
+    `constant`: the call depends on parameters alone; it is computed once and stored as a contiguous
+    tensor.
     """
     args: list[Operand] = []
 
@@ -63,12 +66,13 @@ TORCH = {
     "conv1d", "conv2d", "conv3d",
 }  # fmt: skip
 OTHER = {"linear": "torch.nn.functional.linear"}
-"""Calls of layers in another form than that of `rules.contractions`, which rewrites change."""
+"""Text of layer calls that must differ from the form of `rules.contractions`, which the rewrites
+match."""
 
 
 VIEWS = {"view", "_unsafe_view", "reshape", "flatten", "unflatten"}
-"""Operators that only change the shape. The layout of their argument may differ from the captured
-one, so `view` could fail."""
+"""Operators that only change the shape. They are written as `reshape`, because `view` could fail if
+the argument's layout differs from the captured one."""
 
 
 def _function(fx: Any) -> str:
@@ -87,7 +91,8 @@ def _readable(fx: Any) -> bool:
 
 
 def literal(value: Any) -> str:
-    """Return the Python expression of a plain value; Python has no names `inf` and `nan`."""
+    """Return the Python expression of a plain value; infinities and NaN are written as
+    `float('inf')`, `float('nan')`."""
     if isinstance(value, list | tuple):
         inner = "".join(f"{literal(item)}, " for item in value)
         return f"[{inner}]" if isinstance(value, list) else f"({inner})"
@@ -99,5 +104,5 @@ def literal(value: Any) -> str:
 
 
 def doubled(text: str) -> str:
-    """Return text for a template of `str.format`: braces of a string stay literal."""
+    """Return text with braces doubled, so that `str.format` leaves them unchanged."""
     return text.replace("{", "{{").replace("}", "}}")

@@ -1,4 +1,4 @@
-"""Lower a loop over time to one node for each of its results."""
+"""Lower a loop over time (see `expert/loops`) to one node for each of its results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def time_loop(low: Lowering, fx: Any) -> str | None:
 
 @rule("state_product")
 def state_product(low: Lowering, fx: Any) -> str | None:
-    """Lower a matrix product in the loop's body; `spec` is True if the matrix is transposed."""
+    """Lower a matrix product in a loop's body to a node; its `spec` is True if the matrix is
+    transposed."""
     args = tuple(str(operand(low, a)) for a in fx.args)
     node = Node(
         low.unique_name(""), Kind.LOOP, PRODUCT, args, shape_of(fx), dtype_of(fx),
@@ -40,7 +41,8 @@ def state_product(low: Lowering, fx: Any) -> str | None:
 
 
 def _panels(low: Lowering, weight: str, transposed: bool) -> str:
-    """Add a matrix in float32, reordered to (panels, depth, units); units past the end are 0."""
+    """Add a weight matrix in float32, reordered to (panels, depth, units) and padded with zeros;
+    return the node's name."""
     name = float32(low, weight)
     depth, columns = low.shape(name)[::-1] if transposed else low.shape(name)
     panels = -(-columns // UNITS)

@@ -1,4 +1,4 @@
-"""Lower losses to a pointwise term and a mean or sum over all elements."""
+"""Lower losses to a pointwise term for each element and its mean or sum."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NONE, MEAN, SUM = 0, 1, 2
 
 
 def reduced(low: Lowering, term: str, reduction: int) -> str:
-    """Apply a loss's reduction (none, mean or sum) to `term`."""
+    """Add a loss's reduction (none, mean or sum) of the node `term`; return the result's name."""
     dims = list(range(len(low.shape(term))))
     if reduction == NONE or not dims:
         return term
@@ -67,7 +67,8 @@ def huber(low: Lowering, fx: Any) -> str | None:
 
 @rule("kl_div")
 def kl_div(low: Lowering, fx: Any) -> str | None:
-    """Lower to target * (log target - input), which is 0 if the target is 0."""
+    """Lower the KL divergence loss to target * (log target - input), which is 0 where the target is
+    0."""
     pair = _pair(low, fx)
     if pair is None:
         return None
@@ -89,7 +90,7 @@ def kl_div(low: Lowering, fx: Any) -> str | None:
 
 @rule("binary_cross_entropy_with_logits")
 def bce_with_logits(low: Lowering, fx: Any) -> str | None:
-    """Lower to max(x, 0) - x * y + log(1 + exp(-|x|))."""
+    """Lower the binary cross entropy of logits to max(x, 0) - x * y + log(1 + exp(-|x|))."""
     pair = _pair(low, fx)
     if (
         pair is None
@@ -111,9 +112,9 @@ def bce_with_logits(low: Lowering, fx: Any) -> str | None:
 
 @rule("cross_entropy_loss")
 def cross_entropy(low: Lowering, fx: Any) -> str | None:
-    """Lower the loss of logits, for class labels or for class probabilities as targets.
+    """Lower the cross entropy of logits; the targets are class labels or class probabilities.
 
-    Positions with the ignored label count neither in the sum nor in the mean.
+    Positions with the ignored label are left out of the sum and of the mean's divisor.
     """
     x, target, weight = (operand(low, value) for value in (*fx.args[:2], argument(fx, 2, "weight")))
     if not isinstance(x, str) or not isinstance(target, str) or not floating(fx):
@@ -143,10 +144,8 @@ def cross_entropy(low: Lowering, fx: Any) -> str | None:
 
 
 def _weighted(low: Lowering, value: str, weight: str | None, rank: int) -> str:
-    """Multiply a value by the weight of its class; None for `weight` leaves it unchanged.
-
-    The value has `rank` dimensions, and the classes along dimension 1.
-    """
+    """Multiply a node by the weight of each class (along dimension 1 of `rank` dimensions). Without
+    a weight, return the node."""
     if weight is None:
         return value
     column = low.view(weight, (*low.shape(weight), *(1,) * (rank - 2)), "class_weight")
@@ -162,7 +161,7 @@ def _of_probabilities(
     smoothing: float,
     reduction: int,
 ) -> str:
-    """Return the reduced loss for targets that are probabilities of the classes."""
+    """Return the node of the reduced loss whose targets are class probabilities."""
     shape = low.shape(shifted)
     if smoothing:
         target = low.pointwise("mul", target, 1 - smoothing, hint="kept")
@@ -180,7 +179,7 @@ def _of_probabilities(
 
 @rule("nll_loss", "nll_loss_nd", "nll_loss2d")
 def nll_loss(low: Lowering, fx: Any) -> str | None:
-    """Lower the loss of log-probabilities for class labels as targets."""
+    """Lower the negative log-likelihood loss of log-probabilities, with class labels as targets."""
     x, target, weight = (operand(low, value) for value in (*fx.args[:2], argument(fx, 2, "weight")))
     if not isinstance(x, str) or not isinstance(target, str) or not floating(fx):
         return None
@@ -203,9 +202,10 @@ def _of_labels(
     smooth: tuple[str | None, float],
     target: str,
 ) -> str:
-    """Return the reduced loss of class labels: (1 - s) * loss + s * (mean loss over the classes).
+    """Return the node of a reduced loss of class labels with label smoothing s: (1 - s) * loss + s
+    * (mean loss over the classes).
 
-    `smooth` is that mean and s, or (None, 0). Class weights apply to both terms. The reduction
+    `smooth`: (node of that mean, s), or (None, 0). Class weights apply to both terms. The reduction
     "mean" divides by the sum of the weights of the labels that are not ignored.
     """
     ignore = argument(fx, 4, "ignore_index", -100)
@@ -232,7 +232,7 @@ def _of_labels(
 
 
 def _weight_of(low: Lowering, weight: str, labels: str) -> str:
-    """Return the class weight of each label."""
+    """Return the node with the class weight of each label."""
     shape = low.shape(labels)
     wide = low.view(weight, (1, *low.shape(weight), *(1,) * (len(shape) - 2)), "class_weight")
     return taken(low, wide, labels, 1)
@@ -240,7 +240,8 @@ def _weight_of(low: Lowering, weight: str, labels: str) -> str:
 
 @rule("cosine_embedding_loss")
 def cosine_embedding(low: Lowering, fx: Any) -> str | None:
-    """Lower to 1 - cos for the target 1, max(cos - margin, 0) for -1, and 0 for others."""
+    """Lower the cosine embedding loss: 1 - cos for the target 1, max(cos - margin, 0) for -1, and 0
+    for others."""
     a, b, target = (operand(low, arg) for arg in fx.args[:3])
     margin = float(argument(fx, 3, "margin", 0.0))
     if not (isinstance(a, str) and isinstance(b, str) and isinstance(target, str)):
@@ -267,7 +268,8 @@ def cosine_embedding(low: Lowering, fx: Any) -> str | None:
 
 @rule("triplet_margin_loss")
 def triplet_margin(low: Lowering, fx: Any) -> str | None:
-    """Lower to max(|a - p + eps| - |a - n + eps| + margin, 0), for p = 2 and swap=False."""
+    """Lower the triplet margin loss for p = 2 and swap=False: max(|a - p + eps| - |a - n + eps| +
+    margin, 0)."""
     names = [operand(low, arg) for arg in fx.args[:3]]
     margin, p = argument(fx, 3, "margin", 1.0), argument(fx, 4, "p", 2.0)
     eps, swap = argument(fx, 5, "eps", 1e-6), argument(fx, 6, "swap", False)

@@ -47,7 +47,8 @@ def logsumexp(low: Lowering, fx: Any) -> str | None:
 
 
 def normalised(low: Lowering, x: str, dims: list[int], eps: float) -> str:
-    """Add (x - mean) / sqrt(var + eps) over `dims`."""
+    """Add (x - mean) / sqrt(var + eps), with mean and variance over `dims`; return the node's
+    name."""
     centred = low.pointwise("sub", x, low.mean(x, dims, True), hint="centred")
     square = low.pointwise("mul", centred, centred, hint="square")
     variance = low.mean(square, dims, True, "var")
@@ -56,7 +57,7 @@ def normalised(low: Lowering, x: str, dims: list[int], eps: float) -> str:
 
 
 def affine(low: Lowering, x: str, weight: Any, bias: Any) -> str:
-    """Add x * weight + bias; None for weight or bias leaves it out."""
+    """Add x * weight + bias; return the node's name. A weight or bias of None is left out."""
     if weight is not None:
         x = low.pointwise("mul", x, weight, hint="weighted")
     return x if bias is None else low.pointwise("add", x, bias, hint="biased")
@@ -103,7 +104,8 @@ def instance_norm(low: Lowering, fx: Any) -> str | None:
 def _grouped(
     low: Lowering, fx: Any, x: str, groups: int, positions: tuple[int, int], eps: float
 ) -> str | None:
-    """Lower a norm over groups of channels; `positions` has the indices of weight and bias."""
+    """Lower a norm over groups of channels. `positions`: positions of weight and bias in the
+    operator's arguments."""
     shape = low.shape(x)
     if not fx.args[0].meta["val"].is_contiguous() and not low.layouts:
         return None
@@ -124,7 +126,8 @@ def _grouped(
 
 @rule("batch_norm", "_native_batch_norm_legit_no_training")
 def batch_norm(low: Lowering, fx: Any) -> str | None:
-    """Lower eval mode to one multiply and one add per channel, computed from parameters."""
+    """Lower a batch norm in eval mode to one multiplication and one addition per channel, with
+    factors computed from the parameters."""
     native = "native" in str(fx.target)
     x, weight, bias, mean, var = (operand(low, arg) for arg in fx.args[:5])
     if not native and fx.args[5]:

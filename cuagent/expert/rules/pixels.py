@@ -1,4 +1,4 @@
-"""Lower pixel shuffles, which exchange channels for pixels of an image."""
+"""Lower pixel shuffles, which move channels of an image to pixels, or pixels to channels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from cuagent.expert.rules.views import strided
 
 @rule("pixel_shuffle", "pixel_unshuffle")
 def pixel_shuffle(low: Lowering, fx: Any) -> str | None:
-    """Lower to a permuted copy, in which r x r pixels become r * r channels or the reverse."""
+    """Lower pixel_shuffle or pixel_unshuffle to a permuted copy: r * r channels become r x r
+    pixels, or the reverse."""
     x, r = operand(low, fx.args[0]), int(fx.args[1])
     if not isinstance(x, str) or low.by_name[x].kind is Kind.STRIDED:
         return None

@@ -1,6 +1,7 @@
-"""Lower pools and interpolation.
+"""Lower pooling and interpolation.
 
-A pool to one value for each channel stays a mean or an extreme, which the streaming kernels fuse.
+A pool with one result for each channel becomes a mean or an extreme, which the streaming kernels
+can fuse.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from cuagent.expert.graph.lowering import (
 )
 
 MAX_TAPS = 1 << 10
-"""Largest number of elements of a window; torch has better algorithms for larger ones."""
+"""Largest number of elements of a window that is lowered; torch has better algorithms for larger
+windows."""
 
 
 @rule("max_pool1d", "max_pool2d", "max_pool3d")
@@ -35,7 +37,7 @@ def max_pool(low: Lowering, fx: Any) -> str | None:
 
 @rule("max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices")
 def max_pool_of_pair(low: Lowering, fx: Any) -> str | None:
-    """Lower the maxima of a pool that also returns indices; None if the indices are used."""
+    """Lower a max pool that also returns indices; None if the indices are used."""
     if _reads_indices(fx):
         return None
     rank = int(re.sub(r"\D", "", target_of(fx)))
@@ -47,7 +49,7 @@ def max_pool_of_pair(low: Lowering, fx: Any) -> str | None:
 
 @rule("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
 def adaptive_max(low: Lowering, fx: Any) -> str | None:
-    """Lower the maxima of a pool that also returns indices; None if the indices are used."""
+    """Lower an adaptive max pool that also returns indices; None if the indices are used."""
     rank = int(target_of(fx)[-2])
     return None if _reads_indices(fx) else _pair(low, fx, _adaptive_sides(fx, rank))
 
@@ -57,7 +59,7 @@ def _reads_indices(fx: Any) -> bool:
 
 
 def _pair(low: Lowering, fx: Any, sides: tuple[Window, ...]) -> str | None:
-    """Lower the maxima, which are the first of two results."""
+    """Lower a max pool that has two results, of which the maxima are the first."""
     name = _pool(low, fx, "max", sides)
     if name is not None:
         low.multiple[fx.name] = (name,)
@@ -77,7 +79,8 @@ def average_pool(low: Lowering, fx: Any) -> str | None:
 
 @rule("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
 def adaptive_average(low: Lowering, fx: Any) -> str | None:
-    """Lower to a mean over whole dimensions, or to windows of equal or of different sizes."""
+    """Lower an adaptive average pool to a mean over whole dimensions, or to windows of equal or
+    different sizes."""
     x = operand(low, fx.args[0])
     rank = int(target_of(fx)[-2])
     if not isinstance(x, str) or not floating(fx):
@@ -88,7 +91,8 @@ def adaptive_average(low: Lowering, fx: Any) -> str | None:
 
 
 def _adaptive_sides(fx: Any, rank: int) -> tuple[Window, ...]:
-    """Return an adaptive pool's window per dimension, of constant size if it divides evenly."""
+    """Return one `Window` per dimension of an adaptive pool, with a constant size where the sizes
+    divide evenly."""
     given, made = shape_of(fx.args[0])[-rank:], shape_of(fx)[-rank:]
     return tuple(
         Window(n, m, n // m, n // m) if n % m == 0 else Window(n, m, adaptive=True)
@@ -97,7 +101,7 @@ def _adaptive_sides(fx: Any, rank: int) -> tuple[Window, ...]:
 
 
 def _several(value: Any, rank: int) -> list[int]:
-    """Return a list with one number for each of `rank` dimensions."""
+    """Return `value` as a list with one number for each of `rank` dimensions."""
     values = [value] if isinstance(value, int) else list(value)
     return values * rank if len(values) == 1 else values
 
@@ -155,7 +159,8 @@ def resample(low: Lowering, fx: Any) -> str | None:
 
 
 def _factor(given: int, made: int, factor: float | None, corners: bool) -> float:
-    """Return the elements of the argument for each element of the result, as torch computes it."""
+    """Return the distance of adjacent results in elements of the argument, as torch computes it.
+    `corners`: argument `align_corners`."""
     if corners:
         return (given - 1) / (made - 1) if made > 1 else 0.0
     return 1.0 / factor if factor else given / made

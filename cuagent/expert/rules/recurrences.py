@@ -1,6 +1,7 @@
-"""Lower cells, and all steps of one: the inputs as one product, and the steps in one kernel.
+"""Lower recurrent cells (GRU, LSTM) and whole recurrences: one product for the inputs of all steps,
+and one kernel for the steps.
 
-On a CPU the weights of the state are stored in panels of 16 units (`cpp`), and computed in float32.
+On a CPU the weights of the state are stored in float32, in panels of 16 units each.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from cuagent.expert.recurrences.cells import Recurrence
 from cuagent.expert.rules.views import narrowed
 
 UNITS = 16
-"""Units in one panel of weights."""
+"""Number of hidden units whose weights are stored together in one panel."""
 
 
 @rule("recurrence")
@@ -71,7 +72,8 @@ def float32(low: Lowering, name: Any) -> str:
 def _projected(
     low: Lowering, x: str, weight: str, spec: Recurrence, bias: Any, shape: tuple[int, ...]
 ) -> str:
-    """Add the product of all steps' inputs with the weights, in the inputs' order in memory."""
+    """Add the product of all steps' inputs with the input weights; return its name. The steps keep
+    their order in memory."""
     args, call = (x, weight), "F.linear({0}, {1})"
     if bias is not None:
         args = (x, weight, float32(low, operand(low, bias)))  # type: ignore[assignment]
@@ -82,7 +84,8 @@ def _projected(
 
 
 def _panels(low: Lowering, weight: str, spec: Recurrence) -> str:
-    """Add the weights, reordered to (panels, gates, hidden, units); units past the end are 0."""
+    """Add the state weights, reordered to (panels, gates, hidden, units) and padded with zeros;
+    return the node's name."""
     gates, hidden = spec.gates, spec.hidden
     panels = -(-hidden // UNITS)
     call = (
@@ -93,7 +96,8 @@ def _panels(low: Lowering, weight: str, spec: Recurrence) -> str:
 
 
 def _padded(low: Lowering, bias: str, spec: Recurrence) -> str:
-    """Add the bias, reordered to (panels, gates, units); units past the end are 0."""
+    """Add the bias, reordered to (panels, gates, units) and padded with zeros; return the node's
+    name."""
     gates, hidden = spec.gates, spec.hidden
     panels = -(-hidden // UNITS)
     call = (
@@ -117,9 +121,9 @@ def prepared(low: Lowering, call: str, arg: str, shape: tuple[int, ...], hint: s
 
 @rule("gru_cell", "lstm_cell", "rnn_tanh_cell", "rnn_relu_cell")
 def cell(low: Lowering, fx: Any) -> str | None:
-    """Lower one step of a cell on a CPU: two products, and the gates in one kernel.
+    """Lower one step of a recurrent cell on a CPU to two products, and one kernel for all gates.
 
-    torch computes each gate by operators of its own: a GRU cell of 8 rows and 128 units took 51 us.
+    torch computes each gate by separate operators: a GRU cell of 8 rows and 128 units took 51 us.
     """
     x, given, *parameters = fx.args
     states = [operand(low, s) for s in (given if isinstance(given, list | tuple) else [given])]
@@ -157,7 +161,7 @@ def _gru(low: Lowering, pairs: list[tuple[str, ...]], state: str) -> str:
 
 
 def _lstm(low: Lowering, sums: list[str], old: str, dtype: str) -> tuple[str, str]:
-    """Return the new state and the new cell."""
+    """Return the nodes of an LSTM's new state h and new cell state c."""
     into, forget, out = (low.pointwise("sigmoid", sums[k], hint="gate") for k in (0, 1, 3))
     new = low.pointwise("mul", into, low.pointwise("tanh", sums[2], hint="new"), hint="added")
     kept = low.pointwise("mul", forget, old, hint="kept")
@@ -172,7 +176,8 @@ def _product(low: Lowering, x: Any, weight: Any, hint: str) -> str:
 
 
 def _part(low: Lowering, whole: str, bias: Any, gate: int, units: int) -> str:
-    """Return the columns of one gate in a product, with their bias."""
+    """Return the node with the columns of one gate in the product `whole`, with their bias
+    added."""
     start, end = gate * units, (gate + 1) * units
     part = narrowed(low, whole, 1, start, end)
     if bias is None:

@@ -59,7 +59,7 @@ def norm(low: Lowering, fx: Any) -> str | None:
 
 @rule("cosine_similarity")
 def cosine_similarity(low: Lowering, fx: Any) -> str | None:
-    """Lower to sum(x y) / (max(|x|, eps) max(|y|, eps))."""
+    """Lower the cosine similarity to sum(x y) / (max(|x|, eps) max(|y|, eps))."""
     x, y = operand(low, fx.args[0]), operand(low, fx.args[1])
     dim, eps = argument(fx, 2, "dim", 1), argument(fx, 3, "eps", 1e-8)
     if not isinstance(x, str) or not isinstance(y, str) or low.shape(x) != low.shape(y):

@@ -1,6 +1,7 @@
 """Lower cumulative sums and products, and flips.
 
-A flip of a scan becomes a scan in the other direction, so that a reversed scan is one pass.
+A flip of a scan becomes a scan in the other direction, so that a reversed scan needs one pass over
+memory.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def flip(low: Lowering, fx: Any) -> str | None:
 
 
 def _flipped(low: Lowering, name: str, dim: int) -> str:
-    """Return `name` reversed along `dim`; elementwise nodes are computed from reversed operands."""
+    """Return a node with the elements of `name` reversed along `dim`. An elementwise node is
+    computed from reversed operands."""
     node = low.by_name[name]
     if dim < 0 or node.shape[dim] == 1:
         return name
@@ -80,7 +82,8 @@ def _flipped(low: Lowering, name: str, dim: int) -> str:
 
 @rule("zeros_like", "ones_like", "full_like")
 def filled_like(low: Lowering, fx: Any) -> str | None:
-    """Lower to a number for every element; kernels compute it where they need it."""
+    """Lower full_like, zeros_like and ones_like to a number, which kernels use without storing a
+    tensor."""
     if not floating(fx):
         return None
     value = (

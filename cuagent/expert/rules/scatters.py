@@ -1,7 +1,7 @@
 """Lower sums and extremes of rows by index: `index_add`, `scatter_add`, `scatter_reduce`.
 
-Covered on the CPU: one index for each row of the source, which is float32. New tensors of one
-number (`zeros`, `ones_like`) are read as that number.
+Only cases on the CPU are covered, with one index for each row of the source and float32 elements.
+New tensors filled with one number (`zeros`, `ones_like`) are replaced by that number.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FILLS = {"zeros": 0.0, "zeros_like": 0.0, "new_zeros": 0.0} | {
     "ones": 1.0, "ones_like": 1.0, "new_ones": 1.0
 }  # fmt: skip
 VALUES = {"full": 1, "full_like": 1, "new_full": 2}
-"""Position of the number with which an operator fills a new tensor."""
+"""Position of the fill value in the arguments of operators that create a filled tensor."""
 COPIES = ("clone", "expand", "view", "reshape", "unsqueeze", "_to_copy", "alias", "detach")
 
 
@@ -49,7 +49,7 @@ def scatter_reduce(low: Lowering, fx: Any) -> str | None:
 
 @rule("index_put")
 def index_put(low: Lowering, fx: Any) -> str | None:
-    """Lower `x[index] += source` with one index of one dimension."""
+    """Lower `x[index] += source` with one one-dimensional index tensor."""
     base, indices, source = fx.args[:3]
     if not argument(fx, 3, "accumulate", False) or len(indices) != 1 or indices[0] is None:
         return None
@@ -85,14 +85,14 @@ def _scatter(
 
 
 def _is_by_row(index: Node) -> bool:
-    """Return True if the index is the same for all elements of a row of the source."""
+    """Return True if all elements of a source row have the same index."""
     if math.prod(index.shape[1:]) == 1:
         return index.kind is not Kind.GATHER
     return index.kind is Kind.STRIDED and not any(index.strides[1:])
 
 
 def _fill(low: Lowering, fx: Any) -> Operand | None:
-    """Return the number that fills a new tensor, else its node."""
+    """Return the number that fills a newly created tensor; for other tensors the node's name."""
     new = fx
     while operator_name(new) in COPIES and hasattr(new.args[0], "meta"):
         new = new.args[0]

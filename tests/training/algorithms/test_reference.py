@@ -77,7 +77,7 @@ def gradient(model: Any) -> torch.Tensor:
 
 @pytest.fixture
 def doubles() -> Iterator[Callable[[], None]]:
-    """Give a function that makes fp64 the default type, until the end of the test."""
+    """Yield a function that makes fp64 the default dtype until the end of the test."""
     yield lambda: torch.set_default_dtype(torch.float64)
     torch.set_default_dtype(torch.float32)
 

@@ -30,7 +30,7 @@ CONTEXT = 64
 
 
 def own_logprobs(actor: Any, request: Request, ids: tuple[int, ...]) -> torch.Tensor:
-    """Compute the trainer's log-probabilities of the sampled tokens in one pass."""
+    """Return the trainer's log-probabilities of the sampled tokens, computed in one pass."""
     whole = torch.tensor([request.prompt + ids])
     with torch.no_grad():
         logps = torch.log_softmax(actor(whole).logits[0, :-1].float(), -1)
@@ -41,7 +41,8 @@ def own_logprobs(actor: Any, request: Request, ids: tuple[int, ...]) -> torch.Te
 def plain_kernel(
     query: Any, keys: Any, values: Any, cached: Pass, scale: float | None, window: int | None
 ) -> torch.Tensor:
-    """Compute the attention of torch's kernel from the same tensors, one conversation at a time."""
+    """Stand-in for torch's variable-length kernel: compute the attention of one conversation at a
+    time."""
     out = torch.zeros_like(query[0].transpose(0, 1))
     bounds = zip(cached.query_starts[:-1], cached.query_starts[1:], cached.key_starts, cached.key_lengths)  # noqa: B905, E501  # fmt: skip
     for first, end, start, length in ([int(x) for x in row] for row in bounds):
@@ -59,7 +60,7 @@ def plain_kernel(
 
 @pytest.fixture(params=["calls", "kernel"])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool | None:
-    """The value of `CachedEngine.flash`: None, or True with a stand-in for torch's kernel."""
+    """Value of `CachedEngine.flash`: None, or True with a stand-in for torch's kernel."""
     if request.param == "calls":
         return None
     monkeypatch.setattr("cuagent.training.policy.cached_attention.flash", plain_kernel)

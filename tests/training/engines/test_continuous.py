@@ -37,7 +37,7 @@ def _freeze_imported_objects() -> Iterator[None]:
 
 
 def own_logprobs(actor: Any, request: Request, ids: tuple[int, ...]) -> torch.Tensor:
-    """Compute the trainer's log-probabilities of the sampled tokens in one pass."""
+    """Return the trainer's log-probabilities of the sampled tokens, computed in one pass."""
     whole = torch.tensor([request.prompt + ids])
     with torch.no_grad():
         logps = torch.log_softmax(actor(whole).logits[0, :-1].float(), -1)
@@ -53,10 +53,8 @@ def test_concurrent_requests_follow_model_logprobs() -> None:
     def turns(request: Request) -> list[tuple[Request, Sampled]]:
         """Sample two turns of a conversation; the second prompt extends the first."""
         [first] = engine.sample([request])
-        run_further_rft = Request(
-            (*request.prompt, *first.ids, 5, 6), request.max_tokens, request.seed
-        )
-        return [(request, first), (run_further_rft, engine.sample([run_further_rft])[0])]
+        second = Request((*request.prompt, *first.ids, 5, 6), request.max_tokens, request.seed)
+        return [(request, first), (second, engine.sample([second])[0])]
 
     with engine.open(), ThreadPoolExecutor(8) as threads:
         found = [pair for pairs in threads.map(turns, requests) for pair in pairs]
@@ -148,7 +146,7 @@ def test_unsupported_model_is_reported() -> None:
 
 @dataclass(frozen=True)
 class OnGpu:
-    """The attributes of an actor that choose the attention."""
+    """Stand-in for an actor, with the attributes that decide whether flash attention is used."""
 
     dtype: torch.dtype
     device: torch.device

@@ -85,7 +85,8 @@ CASES = [
     for compute in (Dtype.FP32, Dtype.BF16)
     for quick in [family == "llama" or (kind == "cached" and compute is Dtype.BF16)]
 ]
-"""Outside the slow suite: all cases of one family; of the others, the case of training."""
+"""Parameters (model family, engine, dtype) of the test. Slow: for families other than Llama, all
+but the case that training uses."""
 
 
 @pytest.mark.parametrize(("family", "kind", "compute"), CASES)

@@ -35,7 +35,7 @@ def test_partial_last_judgement_is_dropped(tmp_path: Path) -> None:
 
 
 class _Payload:
-    """A pickle that writes a file when it is read."""
+    """An object whose unpickling writes a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

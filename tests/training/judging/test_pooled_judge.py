@@ -99,7 +99,7 @@ CALLS: dict[str, dict[str, object]] = {
     "baseline": {},
     "submit": {},
 }
-"""A valid call of every tool, in an order in which each works."""
+"""Arguments of a valid call of each tool. In this order every call succeeds."""
 
 
 def test_every_tool_works_in_an_episode(cpu_task: Task, any_pool: Pool, tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_tasks_and_their_episodes_are_split_alike() -> None:
 
 @pytest.fixture
 def tasks(tmp_path: Path) -> Path:
-    """Twelve tasks, some of them held out by half."""
+    """Return the folder of twelve tasks; a held-out share of one half selects some of them."""
     (tmp_path / "tasks").mkdir()
     for n in range(12):
         (tmp_path / "tasks" / f"t{n}.py").write_text(SOURCE + f"# {n}\n")
@@ -127,7 +127,8 @@ def tasks(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def policy(tmp_path: Path) -> Path:
-    """A policy whose tokenizer knows the words of the real prompt, which is long."""
+    """Return the folder of a policy whose tokenizer was trained on the real prompt, which is
+    long."""
     tools = json.dumps([[tool.spec.description, dict(tool.spec.schema)] for tool in TOOLS])
     chat = train_tokenizer([(files("cuagent.agent") / "system.md").read_text(), tools] * 3, 2000)
     config = small_config(len(chat.tokenizer), 1, 32, 2, 12000, chat.end, chat.pad)

@@ -90,7 +90,8 @@ def gradients(model: Any) -> torch.Tensor:
 
 
 def close(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Compare within the rounding of fp32, relative to the largest number."""
+    """Return True if two tensors agree within the rounding of fp32, relative to the largest
+    number."""
     return float((a - b).abs().max()) <= 5e-6 * max(1.0, float(b.abs().max()))
 
 

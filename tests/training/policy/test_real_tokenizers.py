@@ -45,8 +45,8 @@ def folder_of(package: str) -> Path:
 
 
 def qwen(family: str) -> Any:
-    """Build the tokenizer from its ranks: a pair merges if its parts are what lower ranks make of
-    the token."""
+    """Return the tokenizer built from Qwen's list of ranks. The list has no merges: the two parts
+    of a token are found from the tokens of lower rank."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
     from transformers.convert_slow_tokenizer import bytes_to_unicode

@@ -208,7 +208,7 @@ def test_interrupted_collection_resumes_only_with_same_policy(
 
 
 class Killed(BaseException):
-    """An exception that no code catches."""
+    """Stand-in for a kill signal: a BaseException, so that no `except Exception` catches it."""
 
 
 class Dying:
