@@ -78,7 +78,7 @@ class Described:
     accepts: Acceptance | None
     """Test if the reference accepts integers that get_inputs does not return.
 
-    None if there are no integers to vary, or if the test is not possible.
+    None if a task has no integers to vary, or if the test is not possible.
     """
     facts: TaskFacts
     """Facts that the oracle sends to the referee."""
