@@ -96,7 +96,7 @@ class Verdict:
     accepted: bool
     reason: Reason
     detail: str
-    """One line that says what was wrong and where.
+    """One line that names the fault and its place.
 
     It may contain an expected value; the draw of that value is never used again.
     """

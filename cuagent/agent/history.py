@@ -65,8 +65,7 @@ def restore(run: Run, n: int) -> Tried:
 
 
 def undo(run: Run) -> Undone | None:
-    """Undo the last step and its file changes; return what was removed, or None if no step was
-    made.
+    """Undo the last step and its file changes; return the removed messages, or None without a step.
 
     If the conversation was summarized after the last step, undo the summary instead; files do not
     change then. Raises RecordError.

@@ -99,7 +99,7 @@ MISSING = (
 
 @dataclass(frozen=True)
 class Check:
-    """Reports of all tools that ran on one attempt, and what they covered."""
+    """Reports of all tools that ran on one attempt, with their coverage."""
 
     reports: tuple[Report, ...]
     kernels: tuple[str, ...] = ()

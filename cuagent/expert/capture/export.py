@@ -1,9 +1,10 @@
-"""Capture a reference module as a flat operator graph: `torch.export` in eval mode, functional.
+"""Capture a reference module as a graph of torch operators: `torch.export` in eval mode,
+functional.
 
 Composite operators (linear, layer_norm, softmax, attention) stay whole; `lower` decides which ones
-to decompose. Shapes are static: the graph holds for inputs of the captured shapes only.
-Not covered: control flow on tensor values, modules that change their buffers, and everything else
-that torch.export refuses; each raises CaptureError with one line.
+to decompose. Shapes are static: the graph is valid for inputs of the captured shapes only. Not
+covered: control flow on tensor values, modules that change their buffers, and everything else that
+torch.export refuses; each raises CaptureError with one line.
 """
 
 from __future__ import annotations
@@ -21,29 +22,29 @@ if TYPE_CHECKING:
 
 
 class CaptureError(Exception):
-    """The module has no static operator graph that the expert can use. The message is one line."""
+    """The module cannot be captured as a static operator graph. The message is one line."""
 
 
 @dataclass(frozen=True)
 class Captured:
-    """A captured module: its graph, and the meaning of each placeholder and output."""
+    """A captured module: its torch.fx graph, and the meaning of each placeholder and output."""
 
     nodes: tuple[Any, ...]
     """torch.fx nodes, in order; `meta["val"]` has shape and dtype."""
     parameters: dict[str, str]
-    """state_dict (or attribute) name of each placeholder of a parameter or buffer."""
+    """State dict (or attribute) name, by the name of the parameter's or buffer's placeholder."""
     inputs: dict[str, str]
-    """Expression over the arguments of forward for each placeholder of an input."""
+    """Python expression over forward's arguments, by the name of the input's placeholder."""
     literals: dict[str, Any]
-    """Value at capture of each placeholder that stands for a number."""
+    """Value at capture time, by the name of a placeholder for a Python number."""
     constants: dict[str, torch.Tensor]
-    """Tensor of each placeholder of a constant."""
+    """Tensor, by the name of a constant's placeholder."""
     outputs: tuple[Any, ...]
     """fx nodes or plain values, flattened."""
     template: str
-    """Expression over the outputs `{0}`, `{1}`, ... for the value that forward returns."""
+    """Python expression that forward returns, in which `{0}`, `{1}`, ... stand for the outputs."""
     arguments: tuple[str, ...]
-    """Names of forward's arguments, one for each given input."""
+    """Names of forward's arguments, one for each captured input."""
 
 
 def capture(model: torch.nn.Module, inputs: Sequence[Any]) -> Captured:
@@ -107,7 +108,7 @@ def _argument_names(model: torch.nn.Module, count: int) -> tuple[str, ...]:
 
 
 def _key(entry: Any) -> Any:
-    """Return the dict key or the sequence index of a pytree key entry."""
+    """Return the dict key or the sequence index in an entry of a pytree path."""
     return getattr(entry, "key", getattr(entry, "idx", None))
 
 
@@ -116,7 +117,10 @@ def _path(path: Sequence[Any]) -> str:
 
 
 def _expression(structure: Any) -> str:
-    """Return Python text for nested lists, tuples and dicts of placeholders; braces are doubled."""
+    """Return the Python expression of nested lists, tuples and dicts of placeholders.
+
+    Braces of dicts are doubled, because the text becomes a format string.
+    """
     match structure:
         case str():
             return structure

@@ -77,7 +77,8 @@ def _interval(
     outputs: int, inputs: int, tap: int, transposed: bool, settings: dict[str, Any], d: int
 ) -> Interval:
     """Return (first index, end) of the inputs along dimension `d` that the tap multiplies for some
-    output."""
+    output.
+    """
     moved = settings["dilation"][d] * tap - settings["padding"][d]
     if not transposed:
         return max(0, moved), min(inputs, outputs + moved)

@@ -1,7 +1,7 @@
 """Write a convolution with its epilogue as a Triton kernel: an implicit matrix product.
 
 A row is one output point of one sample (`points`), a column one output channel, and the sum runs
-over taps and input channels (`taps`). `stores` writes the lines behind the sum.
+over taps and input channels (`taps`). `stores` writes the lines after the sum.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def render(name: str, conv: Convolution, dtype_of: Callable[[str], str], precisi
 
 
 def _group(conv: Convolution) -> list[str]:
-    """Return the lines that choose the group of a program, and its output channels.
+    """Return the Triton lines that find the channel group of a program, and its output channels.
 
     Columns past the end of a group multiply weights of the next one, and are not stored.
     """

@@ -107,7 +107,7 @@ class ColumnSchedules(CppText):
             self._loop(k)
 
     def _few_long_columns(self) -> bool:
-        """Return True if there are fewer tiles of rows than threads need."""
+        """Return True if the kernel only reduces, in few tiles of long rows."""
         group, plan = self.nest.group, self.plan
         tiles = group.rows // self.tile
         simple = plan.only_reduces and not plan.stages[0].row_nodes

@@ -54,7 +54,7 @@ class Access:
     """
 
     row: Row | None = None
-    """For a gather: the slice of the tensor that is read."""
+    """Slice of the tensor that is read, if the access belongs to a gather; else None."""
 
     @property
     def is_index(self) -> bool:
@@ -128,8 +128,8 @@ class _Placed:
     index: _Placed | None = None
     """Access to the index tensor of a gather."""
     gather: tuple[int, int, bool] = (0, 0, False)
-    """For a gather: (elements between two slices, number of slices, True if indices count from the
-    end).
+    """(elements between two slices, number of slices, True if negative indices count from the end)
+    of a gather.
     """
 
 

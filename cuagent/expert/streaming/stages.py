@@ -80,7 +80,9 @@ class Plan:
         return self.cost.get(str(self.source(arg)), load * (HALF_LOAD if halves else 1))
 
     def source(self, name: Operand) -> Operand:
-        """Return the value that `name` is a view of, inside the group; `name` if it is no view."""
+        """Return the value that `name` is a view of, inside the group; `name` itself for other
+        values.
+        """
         while isinstance(name, str) and name in self.nodes:
             node = self.nodes[name]
             if node.kind is not Kind.VIEW or node.inputs[0] not in self.nodes:

@@ -102,7 +102,7 @@ class KernelText:
         """
         self.declared_slices = 0
         self.starts: dict[str, tuple[str, str]] = {}
-        """For accesses with conditions that are constant in the innermost loop.
+        """Declared start of each access whose conditions are constant in the innermost loop.
 
         The value is (variable with the index of the first element, expression of the distance from
         it).
