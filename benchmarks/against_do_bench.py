@@ -173,7 +173,7 @@ def in_worker(referee: Referee, session: Any) -> tuple[Figures, dict[str, list[f
 
     The times are the claims of the worker's own clock.
     """
-    batch = referee.batch(INPUTS)
+    batch = referee.batches.create(INPUTS)
     found: Figures = {}
     places = {}
     conditions: dict[str, dict[str, Any]] = {
@@ -208,7 +208,7 @@ def in_worker(referee: Referee, session: Any) -> tuple[Figures, dict[str, list[f
         session.forget(batch.inputs)
         session.forget(batch.outputs)
     finally:
-        referee.discard(batch)
+        referee.batches.discard(batch)
     return found, places
 
 

@@ -172,7 +172,7 @@ class Repeats:
         candidate's fault, else "".
 
         """
-        self.referee.refill(self.batch, slots)
+        self.referee.batches.refill(self.batch, slots)
         outputs: dict[str, list[list[Tensor]]] = {}
         changed = ""
         for name in self.random.sample(list(self.timed_arms), len(self.timed_arms)):
@@ -209,7 +209,7 @@ class Repeats:
         self.random.shuffle(kinds)
         kind_of = dict(zip(slots, itertools.cycle(kinds), strict=False))
         for slot, kind in kind_of.items():
-            self.referee.refill(self.batch, [slot], kind)
+            self.referee.batches.refill(self.batch, [slot], kind)
         clock(self.timed_arms[CANDIDATE], self.batch, slots)
         if changed := self._changed(slots):
             return changed
@@ -226,7 +226,7 @@ class Repeats:
         self, slot: int, outputs: Sequence[Tensor], kind: Inputs = Inputs.OWN
     ) -> RuleResult:
         started = time.perf_counter()
-        result = self.referee.check(self.batch, slot, outputs, kind)
+        result = self.referee.batches.check(self.batch, slot, outputs, kind)
         self.judged_s += time.perf_counter() - started
         return result
 
