@@ -18,7 +18,7 @@ from cuagent.verify.inputs.repertoire import Repertoire, repertoire
 from cuagent.verify.inputs.sweeps import SweepCount
 from cuagent.verify.oracle.describe import describe
 from cuagent.verify.tally import ROUNDS
-from cuagent.verify.trace.selections import trace_reference
+from cuagent.verify.trace.reference_trace import trace_reference
 
 
 def suited(

@@ -49,7 +49,8 @@ from cuagent.verify.inputs.sweeps import (
 )
 from cuagent.verify.inputs.varied import Change, Fixed, accepted_changes
 from cuagent.verify.tensors import is_inexact
-from cuagent.verify.trace.selections import POOLS, SHIFTED, ReferenceTrace, Selection
+from cuagent.verify.trace.reference_trace import ReferenceTrace
+from cuagent.verify.trace.selections import POOLS, SHIFTED, Selection
 
 if TYPE_CHECKING:
     from torch import Tensor

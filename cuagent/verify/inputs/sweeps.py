@@ -10,7 +10,7 @@ from cuagent.verify.inputs.draws import LineView, axes, steps_of_every
 from cuagent.verify.inputs.kinds import MAX_SWEEP, MOST_VALUES, Inputs, boolean, brink_steps
 from cuagent.verify.inputs.ranges import Range
 from cuagent.verify.trace.halves import cases
-from cuagent.verify.trace.selections import ReferenceTrace
+from cuagent.verify.trace.reference_trace import ReferenceTrace
 
 if TYPE_CHECKING:
     from torch import Tensor
