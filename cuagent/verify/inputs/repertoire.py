@@ -13,21 +13,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from cuagent.verify.inputs.derive import FAINT_SIZE, boolean, derive
 from cuagent.verify.inputs.draws import (
     EXTREME_SIZE,
     FAR_EXTREME_SIZE,
     TAILS,
     LineView,
 )
-from cuagent.verify.inputs.kinds import (
-    FAINT_SIZE,
-    LENIENT,
-    PLACED,
-    SWEEPS,
-    Inputs,
-    boolean,
-    derive,
-)
+from cuagent.verify.inputs.kinds import LENIENT, PLACED, SWEEPS, Inputs
 from cuagent.verify.inputs.ranges import Ends, Range
 from cuagent.verify.inputs.reference_runs import (
     HUGE_MARGIN,
