@@ -10,9 +10,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cuagent.verify.inputs import draws
-from cuagent.verify.inputs.draws import LineView, axes
+from cuagent.verify.inputs import draws, lines
 from cuagent.verify.inputs.kinds import MOST_VALUES, SWEEPS, Inputs, sweep_seed
+from cuagent.verify.inputs.lines import LineView, axes
+from cuagent.verify.inputs.random_values import balanced, randn, seeded, uniform, with_values
 from cuagent.verify.inputs.ranges import Ends, Range
 from cuagent.verify.inputs.varied import Fixed
 from cuagent.verify.trace import halves
@@ -68,7 +69,7 @@ def derive(
     """
     if kind is Inputs.OWN:
         return list(own)
-    generator = draws.seeded(own, seed)
+    generator = seeded(own, seed)
     bounded = list(zip(own, ranges or [None] * len(own), strict=True))
     if kind is Inputs.TAILS:
         free = [not tensor_ends for tensor_ends in ends or [()] * len(own)]
@@ -85,7 +86,7 @@ def derive(
     if kind is Inputs.BRINK:
         return _on_the_brink(own, edges or (0.0,), step, generator)
     if kind in SWEEPS or kind is Inputs.SORTED:
-        order = draws.seeded(own, sweep_seed(seed, step))
+        order = seeded(own, sweep_seed(seed, step))
         sweep = SweepStep(kind, step, generator, order, extreme_size)
         return [
             sweep.drawn(tensor, bounds, known or axes(tensor))
@@ -93,16 +94,16 @@ def derive(
         ]
     match kind:
         case Inputs.EXTREMES:
-            return [draws.extreme(x, ends, generator) if ends else x for x, ends in bounded]
+            return [draws.extreme(x, of, generator) if of else x for x, of in bounded]
         case Inputs.ALIKE:
-            return [x.clone().fill_(ends[0]) if ends else x for x, ends in bounded]
+            return [x.clone().fill_(of[0]) if of else x for x, of in bounded]
         case Inputs.MASKS:
             return [draws.masked(x, generator) if boolean(x) else x for x in own]
         case Inputs.EMPTY:
             return [x & False if boolean(x) else x for x in own]
         case Inputs.ENDS:
             both = zip(own, ends or [()] * len(own), strict=True)
-            return [draws.with_values(x, of, generator, 1 / 2) if of else x for x, of in both]
+            return [with_values(x, of, generator, 1 / 2) if of else x for x, of in both]
     form = _Form(uniform_scale, infinities, fraction_bits)
     return _all_drawn(kind, own, generator, thresholds, form)
 
@@ -125,15 +126,15 @@ class SweepStep:
         line_view, step = line_views[self.step % len(line_views)], self.step // len(line_views)
         if self.kind is Inputs.EVERY:
             few = bounds is not None and bounds[1] - bounds[0] < MOST_VALUES
-            return draws.every(tensor, bounds, self.step, self.order) if bounds and few else tensor
+            return lines.every(tensor, bounds, self.step, self.order) if bounds and few else tensor
         if self.kind is Inputs.SINGLE:
-            return draws.single(tensor, line_view, step, self.order) if boolean(tensor) else tensor
+            return lines.single(tensor, line_view, step, self.order) if boolean(tensor) else tensor
         if not tensor.is_floating_point():
             return tensor
-        normal = draws.randn(tensor, self.noise)
+        normal = randn(tensor, self.noise)
         if self.kind is Inputs.SORTED:
-            return draws.sorted_lines(normal, line_views[0], self.order).to(tensor.dtype)
-        return draws.moving(normal, self.extreme_size, line_view, step, self.order).to(tensor.dtype)
+            return lines.sorted_lines(normal, line_views[0], self.order).to(tensor.dtype)
+        return lines.moving(normal, self.extreme_size, line_view, step, self.order).to(tensor.dtype)
 
 
 def boolean(tensor: Tensor) -> bool:
@@ -205,13 +206,13 @@ def _all_drawn(
         what = Inputs.INTEGER if kind in (Inputs.CANCELLATION, Inputs.FEW) and before else kind
         one = _drawn(what, tensor, generator, form)
         if kind is Inputs.TIES and thresholds:
-            one = draws.with_values(one, thresholds, generator)
+            one = with_values(one, thresholds, generator)
         drawn.append(one + OPPOSED_OFFSET * (-1) ** before if kind is Inputs.OPPOSED else one)
     return drawn
 
 
 def _drawn(kind: Inputs, tensor: Tensor, generator: Generator, form: _Form) -> Tensor:
-    normal = draws.randn(tensor, generator)
+    normal = randn(tensor, generator)
     match kind:
         case Inputs.LARGE if form.uniform_scale:
             drawn = normal * LARGE_SIZE
@@ -222,7 +223,7 @@ def _drawn(kind: Inputs, tensor: Tensor, generator: Generator, form: _Form) -> T
         case Inputs.FAINT:
             drawn = normal * FAINT_SIZE
         case Inputs.ONE_SIGNED:
-            drawn = draws.uniform(normal)
+            drawn = uniform(normal)
         case Inputs.MIXED:
             drawn = draws.mixed(normal, generator)
         case Inputs.OFFSET:
@@ -248,7 +249,7 @@ def _drawn(kind: Inputs, tensor: Tensor, generator: Generator, form: _Form) -> T
         case Inputs.OTHER_EDGES:
             drawn = draws.edges(normal, -draws.EXTREME_SIZE)
         case Inputs.FAR_EDGES:
-            first = float(draws.randn(normal.new_empty(1), generator)) > 0
+            first = float(randn(normal.new_empty(1), generator)) > 0
             drawn = draws.edges(
                 normal, draws.FAR_EXTREME_SIZE if first else -draws.FAR_EXTREME_SIZE
             )
@@ -257,7 +258,7 @@ def _drawn(kind: Inputs, tensor: Tensor, generator: Generator, form: _Form) -> T
         case Inputs.INTEGER:
             drawn = (normal * 1.2).round().clamp(-2, 2)
         case Inputs.CANCELLATION:
-            signs = draws.balanced(normal, generator)
+            signs = balanced(normal, generator)
             drawn = signs * (
                 1 + (normal * 3).round().clamp(-8, 8) / 2 ** min(16, form.fraction_bits)
             )

@@ -14,13 +14,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cuagent.verify.inputs.derive import FAINT_SIZE, boolean, derive
-from cuagent.verify.inputs.draws import (
-    EXTREME_SIZE,
-    FAR_EXTREME_SIZE,
-    TAILS,
-    LineView,
-)
+from cuagent.verify.inputs.draws import EXTREME_SIZE, FAR_EXTREME_SIZE, TAILS
 from cuagent.verify.inputs.kinds import LENIENT, PLACED, SWEEPS, Inputs
+from cuagent.verify.inputs.lines import LineView
 from cuagent.verify.inputs.ranges import Ends, Range
 from cuagent.verify.inputs.reference_runs import (
     HUGE_MARGIN,
