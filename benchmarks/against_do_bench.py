@@ -36,8 +36,8 @@ from cuagent.measure.statistics import quantile
 from cuagent.measure.timing.timer import Timer
 from cuagent.task import Task, load_task, open_reference, read_settings
 from cuagent.task.settings import arm_settings
+from cuagent.verify.calls import FLUSH
 from cuagent.verify.referee import Referee
-from cuagent.verify.run import FLUSH
 
 CALLS, INPUTS, BLOCKS = 100, 12, 12
 PRODUCT = """

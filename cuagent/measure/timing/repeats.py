@@ -28,9 +28,9 @@ from cuagent.measure.timing.timed_arm import GROUPS, BlockTime, TimedArm
 from cuagent.task import Device
 from cuagent.verdict import RuleResult
 from cuagent.verify.batch import Batch
+from cuagent.verify.calls import FLUSH
 from cuagent.verify.inputs.kinds import EXACT, Inputs
 from cuagent.verify.referee import Referee
-from cuagent.verify.run import FLUSH
 from cuagent.worker.memory.fingerprint import Fingerprint
 from cuagent.worker.session import Block
 
