@@ -34,12 +34,8 @@ from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.memory_plan import MemoryPlan
-from cuagent.verify.oracle.client import (
-    Oracle,
-    OracleLost,
-    PerturbationBudget,
-    SensitivityQuery,
-)
+from cuagent.verify.oracle.client import Oracle, PerturbationBudget, SensitivityQuery
+from cuagent.verify.oracle.process import OracleLost
 from cuagent.verify.pending import PendingVerdict
 from cuagent.verify.plan import plan
 from cuagent.verify.prefetch import OraclePrefetcher
