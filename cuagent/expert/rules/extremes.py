@@ -19,7 +19,7 @@ from cuagent.expert.graph.lowering import (
     rule,
     target_of,
 )
-from cuagent.expert.rules.views import within
+from cuagent.expert.rules.joins import within
 
 MAX_INDEX = 1 << 24
 """Largest extent of a searched dimension: float32 represents all integers up to this exactly."""
