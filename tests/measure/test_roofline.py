@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from cuagent.measure.roofline.ceilings import Ceilings
-from cuagent.measure.roofline.model import Roofline, Work, count_work, roofline
+from cuagent.measure.roofline.model import Roofline, Work
+from cuagent.measure.roofline.work import count_work, matrix_unit
 from cuagent.task.load import load_task
 from cuagent.task.reference import Reference, open_reference
 
@@ -29,6 +30,11 @@ class Model(nn.Module):
     path = folder / "task.py"
     path.write_text(source)
     return open_reference(load_task(path, inputs=inputs, device="cpu", precision=precision))
+
+
+def roofline(counted: Reference, ceilings: Ceilings) -> Roofline:
+    work = count_work(counted)
+    return Roofline(work, ceilings, matrix_unit(counted, work))
 
 
 @pytest.mark.parametrize(

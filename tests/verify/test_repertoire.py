@@ -10,15 +10,16 @@ import torch
 import torch.nn.functional as F
 
 from cuagent.task import load_task, open_reference
-from cuagent.verify.inputs.draws import EXTREME_SIZE, FAR_EXTREME_SIZE, LineView
+from cuagent.verify.inputs.draws import EXTREME_SIZE, FAR_EXTREME_SIZE
 from cuagent.verify.inputs.kinds import Inputs
+from cuagent.verify.inputs.lines import LineView
 from cuagent.verify.inputs.ranges import Range
 from cuagent.verify.inputs.reference_runs import ReferenceRuns
 from cuagent.verify.inputs.repertoire import Repertoire, repertoire
 from cuagent.verify.inputs.sweeps import SweepCount
 from cuagent.verify.oracle.describe import describe
 from cuagent.verify.tally import ROUNDS
-from cuagent.verify.trace.selections import trace_reference
+from cuagent.verify.trace.reference_trace import trace_reference
 
 
 def suited(

@@ -8,6 +8,7 @@ from cuagent.expert.rules import (  # noqa: F401
     elementwise,
     extremes,
     gathers,
+    joins,
     loops,
     losses,
     normalisations,

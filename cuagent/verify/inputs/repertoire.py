@@ -13,21 +13,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cuagent.verify.inputs.draws import (
-    EXTREME_SIZE,
-    FAR_EXTREME_SIZE,
-    TAILS,
-    LineView,
-)
-from cuagent.verify.inputs.kinds import (
-    FAINT_SIZE,
-    LENIENT,
-    PLACED,
-    SWEEPS,
-    Inputs,
-    boolean,
-    derive,
-)
+from cuagent.verify.inputs.derive import FAINT_SIZE, boolean, derive
+from cuagent.verify.inputs.draws import EXTREME_SIZE, FAR_EXTREME_SIZE, TAILS
+from cuagent.verify.inputs.kinds import LENIENT, PLACED, SWEEPS, Inputs
+from cuagent.verify.inputs.lines import LineView
 from cuagent.verify.inputs.ranges import Ends, Range
 from cuagent.verify.inputs.reference_runs import (
     HUGE_MARGIN,
@@ -49,7 +38,8 @@ from cuagent.verify.inputs.sweeps import (
 )
 from cuagent.verify.inputs.varied import Change, Fixed, accepted_changes
 from cuagent.verify.tensors import is_inexact
-from cuagent.verify.trace.selections import POOLS, SHIFTED, ReferenceTrace, Selection
+from cuagent.verify.trace.reference_trace import ReferenceTrace
+from cuagent.verify.trace.selections import POOLS, SHIFTED, Selection
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -43,7 +43,7 @@ from cuagent.verify.oracle.tie_orders import ORDERS, ordered
 from cuagent.verify.rules.bounds import reach, sequential
 from cuagent.verify.tally import OPPOSITES
 from cuagent.verify.tensors import FAILURES
-from cuagent.verify.trace.selections import ReferenceTrace
+from cuagent.verify.trace.reference_trace import ReferenceTrace
 from cuagent.worker.channel import receive_message, send_message
 from cuagent.worker.memory.arena import Arena, fill, settle
 from cuagent.worker.memory.heap import give_back
