@@ -90,13 +90,12 @@ class Judgement:
     def rank(self) -> tuple[int, bool, float]:
         """Return the rank, larger is better: the reward first, then the smallest lower limit.
 
-        An attempt that is certainly slower than eager ranks below one that is undecided, although
-        its interval may be narrower.
-
+        An attempt that is certainly slower than a baseline ranks below one that is undecided,
+        although its interval may be narrower.
         """
-        limits = [ratio.low for ratio in self.timing.ratios.values()] if self.timing else []
-        maybe = self.standing is not Standing.SLOWER
-        return self.score.reward, maybe, min(limits, default=0.0)
+        ratios = list(self.timing.ratios.values()) if self.timing else []
+        loses = any(ratio.standing is Standing.SLOWER for ratio in ratios)
+        return self.score.reward, not loses, min((ratio.low for ratio in ratios), default=0.0)
 
     @property
     def beats_best_rung(self) -> bool:

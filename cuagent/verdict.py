@@ -47,6 +47,15 @@ WHILE_TIMED = "while it was timed: "
 timed."""
 
 
+ADJECTIVES = ("own", "normal", "one-signed", "mixed magnitude", "integer")
+"""Kinds of draws whose name stands before "inputs"."""
+
+
+def on_inputs(kind: str) -> str:
+    """Return the words for inputs of a kind: `own inputs`, `inputs of the kind "flat rows"`."""
+    return f"{kind} inputs" if kind in ADJECTIVES else f'inputs of the kind "{kind}"'
+
+
 @dataclass(frozen=True)
 class Draw:
     """One set of inputs, and the candidate's error against the fp64 oracle on it.

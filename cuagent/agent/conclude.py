@@ -92,7 +92,10 @@ def _undecided_line(found: Ladder | None) -> str:
     if unsure is None or unsure.over_eager is None:
         return "no free option beats the module"
     name = NAMES.get(unsure.name, unsure.name)
-    return f"could not tell whether {name} is faster: {ratio_over('eager', unsure.over_eager)}"
+    over = ratio_over("eager", unsure.over_eager)
+    if unsure.over_eager.value < 1:
+        return f"no free option is surely faster; {name} is undecided: {over}"
+    return f"could not tell whether {name} is faster: {over}"
 
 
 def _attempt_line(run: Run) -> str:

@@ -78,7 +78,8 @@ def show(
     console = make_console(sys.stdout)
     width = console.width if console.width == UNCUT else min(console.width, 120)
     with readable(folder):
-        page(story(folder, records, width, glyphs_for(console.encoding)), console)
+        terminal = console if console.is_terminal else None
+        page(story(folder, records, width, glyphs_for(console.encoding), terminal), console)
 
 
 def _brief(folder: RunFolder, records: list[dict[str, Any]]) -> None:

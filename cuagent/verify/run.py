@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from cuagent.task import Device
-from cuagent.verdict import Reason
+from cuagent.verdict import Reason, on_inputs
 from cuagent.verify.context import VerifyContext
 from cuagent.verify.inputs.kinds import LENIENT, MAX_SWEEP, SWEEPS, Inputs
 from cuagent.verify.inputs.seeds import Seeds
@@ -432,7 +432,7 @@ class VerificationRun:
         context, drawn = self.context, self.prefetcher.slot(trial)
         if not context.lent.holds(context.inputs, slot, drawn):
             if context.lent.guards_like(context.inputs, slot, drawn):
-                what = f"a call changed its {trial.kind} inputs"
+                what = f"a call changed its {on_inputs(trial.kind)}"
                 raise Rejected(Reason.CHANGED_INPUT, what, self.session.output())
             raise Rejected(
                 Reason.WROTE_OUTSIDE, "wrote outside an input tensor", self.session.output()
