@@ -124,6 +124,13 @@ def attempt_in(records: list[dict[str, Any]], digest: str) -> Attempt:
     raise Refused(f"the log does not hold the text of attempt {digest[:16]}")
 
 
+MALFORMED = (
+    *(KeyError, TypeError, ValueError, AttributeError, IndexError),
+    *(RecursionError, ArithmeticError),
+)
+"""Errors of computing with a log whose values have other types or sizes than expected."""
+
+
 @contextmanager
 def readable(folder: RunFolder) -> Iterator[None]:
     """Convert errors in the body to RecordError: a log from elsewhere may be malformed.
@@ -134,7 +141,7 @@ def readable(folder: RunFolder) -> Iterator[None]:
 
     try:
         yield
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
+    except MALFORMED as error:
         if folder.is_made_here:
             raise
         what = f"{type(error).__name__}: {error}"
