@@ -30,6 +30,8 @@ from cuagent.synth.workers import Workers
 SHOWN = 5
 REFUSED = "refused by cuagent check"
 MEMORY = 4 << 30
+LONGEST_CODE = 200_000
+"""Largest number of characters of a task's source that is audited."""
 
 
 @dataclass
@@ -110,6 +112,9 @@ def audit(
 def _read(number: int, row: Mapping[str, Any], found: Audit, seen: _Seen) -> bool:
     """Audit the text of one row; return True if it can be run."""
     code, declared = str(row["code"]), operators_of(row)
+    if len(code) > LONGEST_CODE:
+        found.add(Reason.SOURCE.value, number, f"more than {LONGEST_CODE:,} characters")
+        return False
     found.counts[len(declared)] += 1
     found.sources[str(row.get("data_source") or "")] += 1
     if row.get("checksum") and row["checksum"] != checksum(code):
