@@ -13,7 +13,7 @@ from cuagent.arms import COMPILE, EAGER
 from cuagent.build import Build
 from cuagent.measure.rungs import Gain, Ladder
 from cuagent.score import Score
-from cuagent.timing import MARGIN, Ratio, Standing, Timing
+from cuagent.timing import MARGIN, Effort, Ratio, Standing, Timing
 from cuagent.verdict import Verdict
 from cuagent.verify.domain import Domain
 
@@ -134,7 +134,7 @@ def free_of(best: Judgement | None, found: Ladder | None) -> Ratio | None:
     """Return eager's time over the best rung's; None if eager is the best or the ladder is missing.
 
     The ratio is the one timed with the attempt if the ladder's has the same effort, else the
-    ladder's.
+    ladder's. Of two quick timings an inconclusive one does not replace a conclusive one.
     """
     rung = found.best if found is not None else None
     if rung is None or rung.name == EAGER:
@@ -143,4 +143,7 @@ def free_of(best: Judgement | None, found: Ladder | None) -> Ratio | None:
     timing = best.timing if best is not None else None
     if gain is None or timing is None or gain.rung != rung.name:
         return rung.over_eager
-    return gain.free if timing.effort is rung.effort else rung.over_eager
+    quick = timing.effort is Effort.QUICK
+    if timing.effort is not rung.effort or (quick and gain.free.standing is Standing.INCONCLUSIVE):
+        return rung.over_eager
+    return gain.free

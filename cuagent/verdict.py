@@ -52,8 +52,11 @@ ADJECTIVES = ("own", "normal", "one-signed", "mixed magnitude", "integer")
 
 
 def on_inputs(kind: str) -> str:
-    """Return the words for inputs of a kind: `own inputs`, `inputs of the kind "flat rows"`."""
-    return f"{kind} inputs" if kind in ADJECTIVES else f'inputs of the kind "{kind}"'
+    """Return the words for inputs of a kind, with the kind of weights if `kind` names one:
+    `own inputs`, `inputs of the kind "flat rows" with shaken weights`."""
+    name, _, weights = kind.partition(", ")
+    text = f"{name} inputs" if name in ADJECTIVES else f'inputs of the kind "{name}"'
+    return f"{text} with {weights}" if weights else text
 
 
 @dataclass(frozen=True)

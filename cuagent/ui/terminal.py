@@ -7,6 +7,7 @@ there is no live status: nothing is cut, and the figures are printed as a line f
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -163,6 +164,8 @@ class Terminal:
                 self._run = event
                 self._started = time.monotonic()  # the time until now was setup
                 self.say(self._header(event))
+            case Phase() if self._is_abandoned():
+                pass
             case Phase(text, passing):
                 self._set(activity=one_line(text))
                 # within a tool call only the live status shows a phase; else it is printed once
@@ -209,6 +212,12 @@ class Terminal:
                 pass  # a question after the end was answered
             case RunEnded():
                 self._show_end(event)
+
+    def _is_abandoned(self) -> bool:
+        """Return True for an event of work that the user has interrupted: it goes on in a thread of
+        its own while the run waits for the user."""
+        waits = self._paused_at is not None
+        return waits and threading.current_thread() is not threading.main_thread()
 
     def _is_known(self, summary: str) -> bool:
         """Return True if this summary was shown and no attempt was judged for the record since."""

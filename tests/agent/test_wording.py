@@ -14,7 +14,7 @@ from cuagent.record import judgement_of, plain_judgement
 from cuagent.score import Score
 from cuagent.timing import Arm, Effort, Floor, Ratio, Timing
 from cuagent.ui import table
-from cuagent.verdict import Draw, Reason, Verdict
+from cuagent.verdict import Draw, Reason, Verdict, on_inputs
 
 TIMING = Timing(
     (Arm("candidate", 12e-6, ()), Arm("eager", 30e-6, ())),
@@ -112,3 +112,10 @@ def test_rung_lines_mark_the_best_and_the_unmeasured() -> None:
         "torch settings: fp32 products",
     ]
     assert replace(found, later=()).best == rungs[1]
+
+
+def test_kinds_of_inputs_are_named_in_words() -> None:
+    assert on_inputs("own") == "own inputs"
+    assert on_inputs("flat rows") == 'inputs of the kind "flat rows"'
+    told = on_inputs("mixed magnitude, integer weights, weights swapped")
+    assert told == "mixed magnitude inputs with integer weights, weights swapped"

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 from collections.abc import Callable
 from fcntl import ioctl
 from pathlib import Path
@@ -19,7 +20,15 @@ import pytest
 from rich.console import Console
 from samples import LADDER, ON_TOP, a_run
 
-from cuagent.events import Phase, RunEnded, TextDelta, ToolFinished, ToolStarted, UserSaid
+from cuagent.events import (
+    Phase,
+    RunEnded,
+    StepStarted,
+    TextDelta,
+    ToolFinished,
+    ToolStarted,
+    UserSaid,
+)
 from cuagent.ui.flow import Flow
 from cuagent.ui.jsonl import JsonLines
 from cuagent.ui.region import Region
@@ -171,6 +180,19 @@ def test_a_queued_message_is_announced_for_the_users_turn() -> None:
     with Terminal(io.StringIO(), footer=True) as show:
         show.pause(queued=True)
         assert "your turn: Enter sends the queued message" in show.footer_lines(80)[-1]
+
+
+def test_interrupted_work_does_not_replace_the_users_turn() -> None:
+    """The judge that was interrupted goes on for some seconds, and says what it does."""
+    with Terminal(io.StringIO(), footer=True) as show:
+        show(StepStarted(1))
+        show.pause()
+        judge = threading.Thread(target=lambda: show(Phase("timing 3 models", passing=True)))
+        judge.start()
+        judge.join()
+        assert "your turn" in show.footer_lines(80)[-1]
+        show(Phase("summarizing the conversation"))
+        assert "summarizing" in show.footer_lines(80)[-1]
 
 
 def test_long_words_of_the_user_are_not_repeated_whole() -> None:
