@@ -47,6 +47,18 @@ WHILE_TIMED = "while it was timed: "
 timed."""
 
 
+ADJECTIVES = ("own", "normal", "one-signed", "mixed magnitude", "integer")
+"""Kinds of draws whose name stands before "inputs"."""
+
+
+def on_inputs(kind: str) -> str:
+    """Return the words for inputs of a kind, with the kind of weights if `kind` names one:
+    `own inputs`, `inputs of the kind "flat rows" with shaken weights`."""
+    name, _, weights = kind.partition(", ")
+    text = f"{name} inputs" if name in ADJECTIVES else f'inputs of the kind "{name}"'
+    return f"{text} with {weights}" if weights else text
+
+
 @dataclass(frozen=True)
 class Draw:
     """One set of inputs, and the candidate's error against the fp64 oracle on it.

@@ -188,7 +188,7 @@ def write_result(
     from cuagent.judgement import Result, free_of, result_of
     from cuagent.package import export_rung
     from cuagent.timing import Standing
-    from cuagent.ui.summary import full_name
+    from cuagent.ui.summary import full_name, undecided_rung
 
     result = result_of(best, found)
     if best is not None and (result is Result.KERNEL or found is None):
@@ -201,7 +201,7 @@ def write_result(
     if best is None and found is None:
         raise Refused(f"{out}: not made: no attempt was accepted, so there is nothing to export")
     other = "; to export an attempt anyway, use cuagent export --attempt N" if best else ""
-    unsure = found.undecided if found is not None else None
+    unsure = undecided_rung(found, best)
     if unsure is not None:
         raise Refused(
             f"{out}: not made: could not tell whether {full_name(unsure.name)} beats your module; "

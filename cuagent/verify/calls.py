@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cuagent.task import Device
-from cuagent.verdict import Reason
+from cuagent.verdict import Reason, on_inputs
 from cuagent.verify.context import VerifyContext
 from cuagent.verify.outputs import are_equal
 from cuagent.verify.prefetch import OraclePrefetcher
@@ -130,7 +130,7 @@ class Calls:
         context, drawn = self._context, self._prefetcher.slot(trial)
         if not context.lent.holds(context.inputs, slot, drawn):
             if context.lent.guards_like(context.inputs, slot, drawn):
-                what = f"a call changed its {trial.kind} inputs"
+                what = f"a call changed its {on_inputs(trial.kind)}"
                 raise Rejected(Reason.CHANGED_INPUT, what, self._session.output())
             raise Rejected(
                 Reason.WROTE_OUTSIDE, "wrote outside an input tensor", self._session.output()

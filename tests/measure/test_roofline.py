@@ -202,6 +202,7 @@ def test_compute_floor_states_its_other_operations(tmp_path: Path) -> None:
     line = roofline(reference(tmp_path, forward, "pass", "f32[100]", "match"), small).line()
     assert "compute" in line
     assert "500 FLOP of other kinds" in line
+    assert " 0 FLOP at" not in line, "it has no products"
 
 
 def test_uncounted_arithmetic_is_reported(tmp_path: Path) -> None:

@@ -128,13 +128,14 @@ class Roofline:
             return "no floor: nothing has to be moved or computed"
         rate = amount(self.ceilings.rate(self.unit))
         other = self.work.other_flops
-        others = (
-            f" and {amount(other)}FLOP of other kinds" if other and self.bound == "compute" else ""
-        )
+        products = self.work.matrix_flops
+        flops = [f"{amount(products)}FLOP at {rate}FLOP/s {self.unit}"]
+        if other and self.bound == "compute":
+            flops = [*(flops if products else []), f"{amount(other)}FLOP of other kinds"]
         text = (
             f"floor {seconds_text(self.floor)} ({self.bound}: "
             f"{amount(self.work.bytes)}B compulsory at {amount(self.ceilings.copy)}B/s, "
-            f"{amount(self.work.matrix_flops)}FLOP at {rate}FLOP/s {self.unit}{others})"
+            f"{' and '.join(flops)})"
         )
         if self.work.uncounted:
             text += f", arithmetic of {', '.join(self.work.uncounted)} not counted"

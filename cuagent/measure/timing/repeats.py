@@ -27,7 +27,7 @@ from cuagent.measure.statistics import steady
 from cuagent.measure.timing.agreement import Agreement
 from cuagent.measure.timing.timed_arm import GROUPS, BlockTime, TimedArm
 from cuagent.task import Device
-from cuagent.verdict import RuleResult
+from cuagent.verdict import RuleResult, on_inputs
 from cuagent.verify.batch import Batch
 from cuagent.verify.calls import FLUSH
 from cuagent.verify.inputs.kinds import EXACT, Inputs
@@ -224,7 +224,7 @@ class Repeats:
         for slot in self.random.sample(list(slots), min(JUDGED_CALLS, len(slots))):
             result = self._strict(slot, outputs[slot], kind_of[slot])
             if not result.passed:
-                return f"a call on {kind_of[slot]} inputs was wrong: {result.detail}"
+                return f"a call on {on_inputs(kind_of[slot])} was wrong: {result.detail}"
         return ""
 
     def _strict(

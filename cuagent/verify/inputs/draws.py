@@ -153,6 +153,19 @@ def flat(normal: Tensor, generator: Generator) -> Tensor:
     return torch.where(level == 0, torch.zeros_like(normal), torch.where(level == 1, value, normal))
 
 
+def flat_among(own: Tensor, flat_rows: Tensor) -> Tensor:
+    """Return `own` with the rows that are zero or flat in `flat_rows` set to zero, or to their own
+    first number."""
+    import torch
+
+    if not own.dim() or not own.numel():
+        return own
+    first = flat_rows[..., :1]
+    alike = (flat_rows == first).all(-1, keepdim=True)
+    repeated = torch.where(alike, own[..., :1], own)
+    return torch.where(alike & (first == 0), torch.zeros_like(own), repeated)
+
+
 def edges(normal: Tensor, extreme_size: float) -> Tensor:
     """Put extremes at both ends of every long axis, with signs that alternate between lines.
 

@@ -268,7 +268,7 @@ class _Oracle:
         is used instead. Draws of a sweep, which go through all values of one kind, share the other
         inputs.
         """
-        keeps_own = kind in AMONG_OWN or kind in self.description.repertoire.kept_domains
+        keeps_own = kind in AMONG_OWN or self.description.repertoire.keeps_own(kind)
         if not keeps_own and all(tensor.is_floating_point() for tensor in target):
             return target
         if kind in SWEEPS:
