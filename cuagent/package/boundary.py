@@ -85,11 +85,17 @@ class Boundary:
         return self._run(inputs, state, self._fits(tuple(inputs)))
 
     def _run(self, inputs: Sequence[Tensor], state: Sequence[Tensor], fits: bool) -> list[Tensor]:
-        run = self._kernel_for(state) if fits else None
-        out = None if run is None else run(self.nesting.arguments(inputs))
-        if out is None:
+        if not fits:
             return self.original.compute(inputs, state)
-        return self.outputs.normalised(out, inputs, state)
+        places = pointers(state)
+        known = self._known.get(places)
+        if known is not None and (owner := known()) is not None:
+            out = owner.run_in_graph(self.nesting.arguments(inputs))
+            if out is None:
+                return self.original.compute(inputs, state)
+        else:
+            out = self._foreign_kernel(state, places, "forward")(self.nesting.arguments(inputs))
+        return self.outputs.normalised(out, inputs, state, places)
 
     def _fits(self, inputs: tuple[Tensor, ...]) -> bool:
         if self._fitting.find(inputs):
@@ -99,13 +105,9 @@ class Boundary:
         self._fitting.add(inputs, True)
         return True
 
-    def _kernel_for(
-        self, state: Sequence[Tensor], run_in_graph: str = "run_in_graph", method: str = "forward"
-    ) -> Run | None:
-        places = pointers(state)
-        if (known := self._known.get(places)) is not None and (owner := known()) is not None:
-            found_run: Run = getattr(owner, run_in_graph)
-            return found_run
+    def _foreign_kernel(self, state: Sequence[Tensor], places: tuple[int, ...], method: str) -> Run:
+        """Return the kernel's function for parameters without a known module; `places` are their
+        addresses."""
         with self._lock:
             found = self._foreign.get(places)
             if found is None or any(
@@ -176,7 +178,14 @@ class Boundary:
         """
         assert self.own is not None
         saved = [*inputs, *state]
-        run = self._kernel_for(state, "run_backward_in_graph", "backward")
+        places = pointers(state)
+        known = self._known.get(places)
+        owner = None if known is None else known()
+        run = (
+            self._foreign_kernel(state, places, "backward")
+            if owner is None
+            else owner.run_backward_in_graph
+        )
         found = self.own_gradients(run, saved, len(inputs), gradients, state)
         if found is None:
             needed = [k in self.own.places for k in range(len(saved))]

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from .state import pointers
+
 
 class Outputs:
     """The outputs of the original for a verified call.
@@ -30,11 +32,16 @@ class Outputs:
         return pytree.tree_unflatten(list(flat), self._spec)
 
     def normalised(
-        self, out: Any, inputs: Sequence[Tensor], state: Sequence[Tensor]
+        self,
+        out: Any,
+        inputs: Sequence[Tensor],
+        state: Sequence[Tensor],
+        places: Sequence[int] | None = None,
     ) -> list[Tensor]:
         """Return the kernel's outputs as a flat list, with the original's strides.
 
-        An output that shares memory with an input or parameter is copied.
+        An output that shares memory with an input or parameter is copied. `places` are the
+        addresses of `state`, if they are known.
         """
         if out.__class__ is Tensor and len(self.forms) == 1:
             shape, stride, dtype = self.forms[0]
@@ -44,7 +51,10 @@ class Outputs:
                 storage = out.untyped_storage()
                 low = storage.data_ptr()
                 high = low + storage.nbytes()
-                for tensor in (*inputs, *state):
+                for place in pointers(state) if places is None else places:
+                    if low <= place < high:
+                        return [out.clone()]
+                for tensor in inputs:
                     if low <= _pointer(tensor) < high:
                         return [out.clone()]
                 return [out]

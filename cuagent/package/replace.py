@@ -124,7 +124,9 @@ def _replaced_class(original: Any) -> Any:
     def forward(self: Any, *args: Any, **named: Any) -> Any:
         replacement: Replacement = self.__dict__[KEY]
         given: tuple[Any, ...] | None = args
-        if named or replacement.call is not None:
+        if replacement.call is not None:
+            given = replacement.call.inputs(args, named)
+        elif named:
             given = replacement.package.inputs(args, named)
         if torch.compiler.is_compiling():
             at = -1

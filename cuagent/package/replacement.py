@@ -254,13 +254,17 @@ class Replacement:
 
         Raises RuntimeError if the module has changed since it was compiled.
         """
-        if self.reason():
+        if not self.watch.unchanged():
+            self.check()
+        if self.state:
             if self.structure:
                 raise RuntimeError(
                     f"{self.package.entry} changed after it was compiled ({self.structure}); "
                     "compile the model again"
                 )
             return None
+        if not torch.is_grad_enabled():
+            return self.run(args)
         return self.run_without_gradients(args)
 
     def run_with_gradients(self, args: tuple[Any, ...], boundary: Boundary) -> Any:
