@@ -196,7 +196,8 @@ def write_result(
         return _write_attempt(task, best, attempts[best.attempt], out, names, run)
     if result is Result.RUNG and found is not None and found.best is not None:
         rung = found.best
-        made = export_rung(rung, found, task, out, free=free_of(best, found))
+        captured = None if run is None else captured_of(task, run, "")
+        made = export_rung(rung, found, task, out, free=free_of(best, found), captured=captured)
         return f"the best option without a kernel, {full_name(rung.name)}, was exported to {made}"
     if best is None and found is None:
         raise Refused(f"{out}: not made: no attempt was accepted, so there is nothing to export")
