@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 EARLIER = "the answer to other inputs"
-"""Name of the trivial answer that repeats the answer to earlier inputs."""
+"""Name of the trivial answer that repeats the reference's output for the previous draw."""
 TRIALS = (
     (Weights.OWN, Inputs.OWN),
     (Weights.OWN, Inputs.OWN),
@@ -32,10 +32,12 @@ TRIALS = (
     (Weights.SHAKEN, Inputs.OWN),
     (Weights.SHAKEN, Inputs.NORMAL),
 )
-"""Draws on which trivial answers are tried."""
+"""(weights, inputs) kinds of the draws on which trivial answers are tested."""
 ONE_PAIR = 1
-"""Pairs of perturbations in the sensitivity query for a trivial answer. One is enough: a jump that
-excuses a trivial answer shows in any pair."""
+"""Number of perturbation pairs in the sensitivity query when a trivial answer is tested.
+
+One pair is enough: a jump of the reference that excuses a trivial answer shows in any pair.
+"""
 
 
 @dataclass(frozen=True)
@@ -47,31 +49,34 @@ class Admission:
     reasons: tuple[str, ...]
     """Reasons why a verdict on this task would mean nothing; empty if it can be certified."""
     notes: tuple[str, ...]
-    """Properties that a verdict cannot judge as tightly as usual."""
+    """Warnings for the user: properties of the task that make a verdict less strict than usual."""
     kinds: tuple[str, ...]
-    """Kinds of inputs that the reference accepts."""
+    """Kinds of inputs on which the reference gives usable outputs; a verdict draws only these."""
     longest_sum: int
     """Number of terms of the reference's longest sum."""
     fp64: bool
     """True if the reference runs in fp64, which the strict rule compares with."""
     settings: str = ""
-    """torch's settings of the reference and the baselines, as one line."""
+    """torch's settings (TF32, deterministic mode, ...) of the reference and the baselines, as one
+    line.
+    """
 
     @property
     def certifiable(self) -> bool:
-        """True if the task can be certified."""
+        """True if a verdict on this task is meaningful, which means that `reasons` is empty."""
         return not self.reasons
 
     @property
     def refusal(self) -> str:
-        """One line for a task that cannot be certified; "" for one that can."""
+        """One line that says why the task cannot be certified; "" if it can."""
         return f"not certifiable, because {'; '.join(self.reasons)}" if self.reasons else ""
 
 
 def admit(referee: Referee, give_way: Callable[[], None] = lambda: None) -> Admission:
-    """Examine a task before any work: reasons against a verdict, and notes. Raises OracleLost.
+    """Examine a task before any candidate is judged; return reasons against a verdict, and notes.
 
-    `give_way` is called while the device is idle, if a timing waits for it.
+    `give_way` is called whenever the device is idle; it releases the device lock if a timing waits
+    for the device. Raises OracleLost.
     """
     notes: list[str] = []
     try:
@@ -116,7 +121,11 @@ def _reasons(findings: dict[str, Any], referee: Referee) -> list[str]:
 
 
 def _hidden(findings: dict[str, Any]) -> str:
-    """Return the hidden state that the answer depends on, as a sentence; "" if there is none."""
+    """Return a sentence on hidden state or a clock that changes the reference's output; "" if none
+    does.
+
+    `findings` is the result of `fitness.hidden`.
+    """
     if findings["draws"]:
         return f"the reference draws random numbers ({', '.join(findings['draws'])})"
     changes = ", ".join(findings["changes"][:3])
@@ -179,23 +188,31 @@ def _notes(findings: dict[str, Any], referee: Referee) -> list[str]:
 
 
 def _constants(spec: dict[str, Any]) -> str:
-    """Return the Python numbers among the inputs as text, in order; "" if there are none."""
+    """Return the Python numbers in a spec of forward's arguments, joined by commas; "" if there are
+    none.
+    """
     if spec["kind"] == "const":
         return repr(spec["value"]) if isinstance(spec["value"], int | float) else ""
     return ", ".join(filter(None, map(_constants, spec.get("items", ()))))
 
 
 def _answer_faults(referee: Referee) -> list[str]:
-    """Return why the reference's answers cannot be judged: equal inputs give different answers, or
-    a trivial answer passes the strict rule."""
+    """Return reasons why the reference's outputs cannot serve as the right answer.
+
+    Either equal inputs give different outputs, or a trivial answer passes the strict rule.
+    """
     if kind := _nondeterministic_kind(referee):
         return [f"the reference's own answers to equal inputs differ too much to pass ({kind})"]
     return [f"a trivial answer would pass: {name}" for name in _passing(referee)]
 
 
 def _nondeterministic_kind(referee: Referee) -> str:
-    """Return the kind of inputs on which the reference's first answer fails the strict rule against
-    its second one; "" if there is none."""
+    """Call the reference twice on equal inputs; return the kind of inputs on which the outputs
+    differ.
+
+    The outputs differ if the first ones fail the strict rule against the second ones. Returns "" if
+    they agree on all kinds.
+    """
     seeds = Seeds()
     for kind in (Inputs.OWN, Inputs.NORMAL):
         if kind not in referee.facts.kinds:
@@ -210,7 +227,7 @@ def _nondeterministic_kind(referee: Referee) -> str:
 
 
 def _passing(referee: Referee) -> list[str]:
-    """Return the names of the trivial answers that the strict rule accepts on every draw."""
+    """Return the names of the trivial answers that pass the strict rule on every draw of TRIALS."""
     passing: list[str] | None = None
     previous: list[Tensor] | None = None
     seeds = Seeds()
@@ -237,9 +254,11 @@ def _passing(referee: Referee) -> list[str]:
 def _trivial_answers(
     right: Sequence[Tensor], inputs: Sequence[Tensor], previous: Sequence[Tensor] | None
 ) -> dict[str, list[Tensor]]:
-    """Return trivial answers by name, with the shapes of the right one.
+    """Return the outputs of candidates that do no work, by name: zeros, ones, an input, an old
+    answer.
 
-    `previous` is the answer to earlier inputs; None if there is none yet.
+    They have the shapes of `right`. `previous` is the reference's output on the previous draw; None
+    on the first draw.
     """
     answers = {
         # Expanded views: each takes the memory of one number.

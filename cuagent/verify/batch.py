@@ -1,7 +1,7 @@
 """Input sets for timed calls and the buffers for their outputs, in the referee's memory.
 
-This module decides who may see them: no candidate gets access to the oracle's draws and to the
-outputs of trusted arms. The referee draws inputs and judges outputs (`referee.py`).
+This module decides which process may map which arena: no candidate can read the oracle's draws or
+the outputs of trusted arms. The referee draws inputs and judges outputs (`referee.py`).
 """
 
 from __future__ import annotations
@@ -19,28 +19,33 @@ class Batch:
     """Input sets for timed calls and output buffers for them."""
 
     inputs: Arena
-    """Original inputs as the oracle drew them; no candidate ever gets access to them."""
+    """Original inputs as the oracle drew them; never mapped by a candidate."""
     lent: Arena
-    """Inputs that arms are called on, copied from the originals for each arm."""
+    """Copies of `inputs` on which the arms are called; refreshed before each arm."""
     outputs: Arena
-    """Outputs of trusted arms. They hold right values, so no candidate ever gets access to them."""
+    """Output buffers of the trusted arms.
+
+    They contain right answers, so no candidate ever maps them.
+    """
     untrusted: Arena
-    """Outputs of the candidate."""
+    """Output buffers of the candidate."""
     lean: bool = False
-    """True for a large task: one arm at a time holds memory beyond its weights."""
+    """True for a large task: only one arm at a time allocates memory beyond its weights."""
     seeds: dict[int, int] = field(default_factory=dict)
-    """Seed of the inputs in each slot."""
+    """Seed of the input draw, by slot number."""
 
     def outputs_of(self, arm: str) -> Arena:
-        """Return the output buffers for `arm`."""
+        """Return the output arena that `arm` writes to: `untrusted` for the candidate, else
+        `outputs`.
+        """
         return self.untrusted if arm == CANDIDATE else self.outputs
 
     def lay_out(self, arm: str, slots: Sequence[int], *, rotated: bool = False) -> None:
-        """Copy the original inputs to the lent slots and poison the outputs, before an arm is
-        called.
+        """Before `arm` is called: copy the original inputs to the lent slots, and poison its
+        outputs.
 
-        With `rotated` the rows of floating inputs are rotated, so that the inputs differ from those
-        that are timed next.
+        With `rotated` the rows of floating inputs are rotated, so that a warm-up call does not see
+        the inputs that are timed next.
         """
         outputs = self.outputs_of(arm)
         for slot in slots:
@@ -52,5 +57,5 @@ class Batch:
 
     @property
     def slots(self) -> list[tuple[int, int]]:
-        """(input slot, output slot) of each call, as `Session.block` takes them."""
+        """(input slot, output slot) of each call, in the form of `Session.block`'s argument."""
         return [(number, number) for number in range(self.inputs.count)]

@@ -1,11 +1,11 @@
-"""Give what an attempt compiles at its first call to all its later processes.
+"""Copy the files that an attempt compiles at its first call to all its later processes.
 
 Triton and torch.compile compile when a model is first called. That takes seconds in each of some
-ten processes: of the verdict, of compute-sanitizer, of each round of a timing. So one process makes
-a first call, whose result is not judged, and the files that its compilers left are copied to each
-later process of the attempt. These processes start with equal files, so none of them can tell a
-timing from a verdict by its files. Not covered: `kernels/`, which is compiled before, and
-`load_inline`, whose folders hold their own path.
+ten processes of a judgement: the verdict's, compute-sanitizer's, those of each timing round. So one
+process makes a first call, whose result is not judged. The files that its compilers wrote are then
+copied to each later process of the attempt. These processes start with equal files, so none of them
+can tell a timing from a verdict by its files. Not covered: `kernels/`, which is compiled before,
+and `load_inline`, whose folders contain their own path.
 
 Invariant: files pass only between processes of one attempt, from one that saw no secret of a
 verdict or a timing. They are read from stopped processes, without following links, and within
@@ -25,20 +25,23 @@ from pathlib import Path
 from cuagent.attempt import Attempt
 
 FOLDERS = ("triton", "inductor")
-"""Folders of compiled code in a candidate's folder (`sandbox.policy.environment`)."""
+"""Names of the compiler caches in a candidate's working folder (`sandbox.policy.environment`)."""
 WORDS = ("triton", "torch.compile", ".compile(", "_dynamo")
-"""Words in the Python files of an attempt that compiles when it is called."""
+"""Words whose presence in an attempt's Python files means that it compiles code at its first call.
+"""
 MOST_BYTES = 128 << 20
-"""Largest number of bytes that are kept of one attempt. If an attempt exceeds this or a limit
-below, none of its files are kept."""
+"""Largest total size in bytes of one attempt's compiled files.
+
+If an attempt exceeds this or a limit below, none of its files are stored.
+"""
 MOST_ENTRIES = 5_000
-"""Largest number of files and folders that are kept of one attempt."""
+"""Largest number of compiled files and folders of one attempt."""
 MOST_DEPTH = 8
-"""Largest number of nested folders."""
+"""Largest nesting depth of the folders of compiled files."""
 MOST_ATTEMPTS = 4
-"""Number of attempts that are kept: the best ones are judged again for the record."""
+"""Number of attempts whose files are stored; the best attempts are judged again for the record."""
 PLACE = b"\0folder of the process\0"
-"""Text that stands for the folder of a process in the files that name other files."""
+"""Placeholder for the working folder's path in stored files that list absolute paths."""
 NAMES_FILES = re.compile(r"__grp__.*\.json")
 """Names of Triton's files that list other files of its cache by their absolute paths."""
 _PLAIN = re.compile(r"[\w.+=-]{1,200}")
@@ -47,7 +50,9 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def compiles_when_called(attempt: Attempt) -> bool:
-    """Return True if an attempt's Python files seem to compile code at the first call."""
+    """Return True if the attempt's Python files contain one of WORDS, so its first call compiles
+    code.
+    """
     texts = (text for name, text in attempt.files if name.endswith(".py"))
     return any(word in text for text in texts for word in WORDS)
 
@@ -55,36 +60,39 @@ def compiles_when_called(attempt: Attempt) -> bool:
 @dataclass(frozen=True)
 class _File:
     path: str
-    """Relative to the folder of a process."""
+    """Path relative to the folder of the process that wrote the file."""
     content: bytes
     executable: bool
 
     def renamed(self, old: bytes, new: bytes) -> bytes:
-        """Return the content. In a file that lists paths, the folder `old` becomes `new`."""
+        """Return the content; if the file lists absolute paths, with `new` for the folder `old`."""
         is_list = NAMES_FILES.fullmatch(Path(self.path).name)
         return self.content.replace(old, new) if is_list else self.content
 
 
 class _TooMuch(Exception):
-    """The files exceed a limit."""
+    """Error: the compiled files of an attempt exceed MOST_BYTES, MOST_ENTRIES or MOST_DEPTH."""
 
 
 class CompiledCode:
-    """Files that the last attempts compiled, by the attempts' digests."""
+    """Store of the files that recent attempts compiled at their first call, by attempt digest."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, tuple[_File, ...]] = OrderedDict()
 
     def __contains__(self, attempt: Attempt) -> bool:
-        """Return True if the attempt's first call was made, even if nothing was kept of it."""
+        """Return True if the attempt's first call was already made, even if it left no files to
+        store.
+        """
         return attempt.digest in self._kept
 
     def has_files(self, attempt: Attempt) -> bool:
-        """Return True if compiled files of the attempt are kept."""
+        """Return True if at least one compiled file of the attempt is stored."""
         return bool(self._kept.get(attempt.digest))
 
     def keep(self, attempt: Attempt, folder: Path | None) -> None:
-        """Keep the compiled files in a process's `folder`; keep nothing if `folder` is None.
+        """Read the compiled files in a process's `folder` and store them; store none if `folder` is
+        None.
 
         The processes that write to `folder` must be stopped or have ended.
         """
@@ -103,9 +111,10 @@ class CompiledCode:
             self._kept.popitem(last=False)
 
     def copy_to(self, attempt: Attempt, folder: Path) -> None:
-        """Copy the attempt's compiled files to the folder of a process that has not run its code.
+        """Write the attempt's stored files to the `folder` of a new process that has not run its
+        code.
 
-        Files and folders get the owner of `folder`.
+        The files get the owner of `folder`.
         """
         owner, own = folder.stat().st_uid, str(folder).encode()
         for file in self._kept.get(attempt.digest, ()):
@@ -137,10 +146,11 @@ def _read(folder: Path) -> Iterator[_File]:
 
 
 def _below(parent: int, name: str, path: str, left: list[int], depth: int) -> Iterator[_File]:
-    """Yield the regular files below a folder. `left` holds the numbers of bytes and of entries that
-    may still be read; both are reduced.
+    """Yield the regular files in folder `name`, and in its subfolders, as `_File`.
 
-    Locks and other empty or special files are left out.
+    `parent` is an open descriptor of the folder above, `path` the path for `_File.path`. `left` is
+    [bytes, entries] that may still be read; both are reduced. Locks, empty files and special files
+    are skipped.
     """
     if depth == 0:
         raise _TooMuch
@@ -161,7 +171,10 @@ def _below(parent: int, name: str, path: str, left: list[int], depth: int) -> It
 
 
 def _content(folder: int, name: str, left: list[int]) -> tuple[bytes, bool] | None:
-    """Return the bytes of a regular file and if it is executable; None for any other file."""
+    """Return (bytes, is executable) of a regular file; None for any other kind of file.
+
+    `folder` is a directory descriptor. `left` is [bytes, entries] that may still be read.
+    """
     if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
         return None
     with os.fdopen(os.open(name, _FILE, dir_fd=folder), "rb") as file:

@@ -28,53 +28,59 @@ from cuagent.worker.fork_server import inherited_environment
 from cuagent.worker.supervised import Supervised
 
 LAUNCHES = 64
-"""Launches of an attempt's kernels that a tool checks. The limit lets a recurrence, which has many
-launches, end in time."""
+"""Number of kernel launches that compute-sanitizer checks in one call of an attempt.
+
+The limit keeps the check of a recurrence, which launches thousands of kernels, short.
+"""
 FOUND = 99
-"""Exit code that the tool returns if it found an error."""
+"""Exit code that compute-sanitizer returns if it found an error."""
 POLL_S = 0.05
-"""Seconds between two checks for the end of the tool."""
+"""Seconds between two checks if compute-sanitizer has ended."""
 MAX_LINES = 12
-"""Number of lines of a report that are shown."""
+"""Number of lines of compute-sanitizer's report that the user sees."""
 MAX_READ = 1 << 20
-"""Largest number of characters of a report that are read."""
+"""Largest number of characters of compute-sanitizer's report that are parsed."""
 PROGRAM = Path(__file__).parents[1] / "worker" / "single.py"
 TRAMPOLINE = "/usr/bin/env"
-"""Program that the tool starts and that starts Python. The tool first calls access() on its
-program. That would fail for a Python in a private home folder, although the sandbox allows
-executing it."""
+"""Program that compute-sanitizer starts, and that then starts Python.
+
+compute-sanitizer first calls access() on its program. That would fail for a Python in a private
+home folder, although the sandbox allows executing it.
+"""
 INVALID = "Invalid __"
-"""Text that reports an access that the driver would reject. It is a fault in any kernel, also in a
-library's."""
+"""Start of a report line on a memory access that the driver would reject.
+
+Such an access rejects an attempt in any kernel, also in a library's.
+"""
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
 
 
 class Outcome(StrEnum):
-    """Result of a tool."""
+    """Result of one compute-sanitizer tool."""
 
     CLEAN = "clean"
     FAULTY = "faulty"
-    """The report names a kernel that the attempt defines, or an access that is invalid in any
-    kernel."""
+    """The report names a kernel of the attempt, or an invalid memory access in any kernel."""
     ELSEWHERE = "found an error outside the attempt's own kernels"
     UNKNOWN = "could not run"
 
 
 @dataclass(frozen=True)
 class Report:
-    """Report of one tool."""
+    """Result of one compute-sanitizer tool (memcheck, racecheck, initcheck) on one call."""
 
     tool: str
     outcome: Outcome
     text: str = ""
-    """First findings in a few lines, or the reason why the tool could not run."""
+    """The first findings in a few lines; if the tool could not run, the reason."""
     reached: tuple[str, ...] = ()
-    """Functions of the attempt's libraries that the checked call ran."""
+    """C functions of the attempt's compiled libraries that were called."""
 
 
 def sanitizer() -> Path | None:
-    """Return the compute-sanitizer of the CUDA toolkit or of a PyPI package; None if there is
-    neither."""
+    """Return the path of compute-sanitizer, from the CUDA toolkit or a PyPI package; None without
+    it.
+    """
     if found := shutil.which("compute-sanitizer"):
         return Path(found).resolve()
     places = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin"]
@@ -87,7 +93,7 @@ def sanitizer() -> Path | None:
 
 @cache
 def name_filter(program: Path) -> str:
-    """Return the option that limits a tool to kernels by name; it was renamed in 2023."""
+    """Return the command-line option that limits the check to kernels by name (renamed in 2023)."""
     shown = subprocess.run([program, "--help"], capture_output=True, text=True, check=False)
     return "--kernel-name" if "--kernel-name " in shown.stdout else "--kernel-regex"
 
@@ -100,9 +106,11 @@ def sandboxed(
     tier: Tier,
     kernels: Collection[str] = (),
 ) -> list[str]:
-    """Return the command that runs `single.py` on a folder under a tool, confined like a worker.
+    """Return the command that runs `worker/single.py` on `folder` under compute-sanitizer,
+    sandboxed.
 
-    The tool instruments `kernels`, given by a part of their names; empty means all.
+    `tool` is memcheck, racecheck or initcheck. Only kernels whose name contains one of `kernels`
+    are instrumented; empty means all.
     """
     filters = (f"kns={name}" for name in sorted(kernels))
     command = [
@@ -129,13 +137,14 @@ def sandboxed(
 def run(
     command: list[str], folder: Path, limit_s: float, device_lock: DeviceLock = UNSHARED
 ) -> tuple[int | None, str]:
-    """Run a command and return its exit status and its printed text.
+    """Run a command in `folder`; return its exit status and its printed text.
 
-    The status is None after the time limit, or if its processes did not stop when they had to.
+    The status is None if the command exceeded `limit_s` seconds or could not be suspended.
 
-    The command shares the device. It is stopped while another process uses the device exclusively;
-    the time limit does not include this time. At the end all its processes are killed, also those
-    that left its process group: one that lived on could slow the baselines of the record timing.
+    The command uses the device in shared mode. It is suspended while another process uses the
+    device exclusively; suspended time does not count against `limit_s`. At the end all its
+    processes are killed, also those that left its process group, because they could slow a later
+    timing.
     """
     with (
         device_lock.shared() as give_way,
@@ -155,9 +164,9 @@ def run(
 
 
 def _give_way(process: Supervised, give_way: GiveWay) -> float:
-    """Stop a command while another process uses the device; return the seconds.
+    """Suspend `process` while another process uses the device exclusively; return the seconds.
 
-    Raises SuspendError if its processes do not stop.
+    Raises SuspendError if the process cannot be suspended.
     """
     begun = time.monotonic()
     outside = process.stop()
@@ -169,7 +178,10 @@ def _give_way(process: Supervised, give_way: GiveWay) -> float:
 
 
 def read(tool: str, status: int | None, text: str, own: Collection[str]) -> Report:
-    """Return the report for a tool's exit status (None after its time limit) and its text."""
+    """Return the `Report` for compute-sanitizer's exit status and printed text.
+
+    `status` is None after a timeout. `own` are the names of the attempt's kernels.
+    """
     if status is None:
         return Report(tool, Outcome.UNKNOWN, "exceeded its time limit")
     if status == FOUND:
@@ -184,7 +196,9 @@ def read(tool: str, status: int | None, text: str, own: Collection[str]) -> Repo
 
 
 def _shown(text: str) -> str:
-    """Return the findings without the tool's prefixes and title, or the last lines of the text."""
+    """Return the findings in the text without compute-sanitizer's line prefixes; else its last
+    lines.
+    """
     found = [line.removeprefix("=========").strip() for line in text.splitlines() if "====" in line]
     lines = [line for line in found if line and line != "COMPUTE-SANITIZER"]
     return "\n".join(lines[:MAX_LINES] or text.splitlines()[-MAX_LINES:])

@@ -1,7 +1,7 @@
-"""The memory and facts that a task is judged with, and the strict rule with its sensitivity query.
+"""Arenas and facts with which one task is judged, and the strict rule applied to a draw.
 
-The rule itself is in `rules/tolerance.py`. The oracle is asked for the sensitivity only if an
-answer would be rejected.
+The rule's formulas are in `rules/tolerance.py`. The oracle measures the sensitivity of an answer
+only if a candidate's output would otherwise be rejected.
 """
 
 from __future__ import annotations
@@ -32,43 +32,54 @@ if TYPE_CHECKING:
     from cuagent.verify.memory_plan import MemoryPlan
 
 SPREAD_S, LOGIC_SPREAD_S = 0.1, 0.02
-"""Approximate seconds of the oracle's perturbed runs for one draw: first for a draw that judges
-precision, then for a draw that judges logic, whose bounds are wide."""
+"""Approximate seconds in which the oracle measures the spread of one draw.
+
+The first applies to draws that judge precision, the second to draws that judge logic, whose bounds
+are wide.
+"""
 FEW_OPPOSITES = 2
-"""Pairs of opposite perturbations that search for ties, for each draw of a sweep."""
+"""Number of opposite perturbation pairs that search for near-ties in each draw of a sweep."""
 BLOCK_BYTES = 1 << 30
-"""Bytes of inputs and outputs for the draws of one block; a block has one call at least."""
+"""Largest size in bytes of the inputs and outputs of one block of calls; a block has at least one.
+"""
 BLOCK_DRAWS = 4
-"""Largest number of draws whose calls are made in one block."""
+"""Largest number of draws in one block of calls."""
 AHEAD_BYTES = {Device.CPU: 1 << 28, Device.CUDA: 1 << 29}
-"""Bytes that the oracle may fill before they are needed, for inputs, answers and weights each."""
+"""Bytes of inputs, of answers and of weights (each) that the oracle may compute ahead of need."""
 MAX_AHEAD = 40
-"""Largest number of slots that the oracle may fill before they are needed."""
+"""Largest number of slots that the oracle may fill ahead of need."""
 
 
 @dataclass(frozen=True)
 class VerifyContext:
-    """The referee's memory for a task and the oracle's facts about it."""
+    """Arenas of one task that the referee owns, and the oracle's facts about the task."""
 
     task: Task
     inputs: Arena
-    """Original inputs as the oracle drew them, more sets than one block needs; no worker borrows
-    these."""
+    """Original inputs as the oracle drew them, in more slots than a block needs; no worker maps
+    them.
+    """
     lent: Arena
-    """Copy of the inputs that the worker borrows."""
+    """Copy of the inputs that the candidate's worker maps."""
     outputs: Arena
     weights: Arena
-    """Copy of the weights that the worker borrows."""
+    """Copy of the weights that the candidate's worker maps."""
     prepared_weights: Arena
-    """Original weights as the oracle made them, with a slot for each round if memory allows."""
+    """Original weights as the oracle made them; one slot per round if memory allows."""
     answers: dict[str, Arena]
-    """Arenas by name. `declared`, `precise`, `spread` and `places` hold the answers to several
-    draws; `moved`, `tied` and `reordered` hold the results of one sensitivity query."""
+    """The oracle's results, by name.
+
+    `declared`, `precise`, `spread` and `places` contain the answers to several draws (`Expected`).
+    `moved`, `tied` and `reordered` contain the results of one sensitivity query (`Sensitivity`).
+    """
     facts: TaskFacts
 
     @staticmethod
     def open(task: Task, facts: TaskFacts, room: MemoryPlan) -> VerifyContext:
-        """Allocate the arenas for a task with these facts and this plan of its memory."""
+        """Allocate the arenas for `task`.
+
+        The sizes follow from the oracle's facts and the memory plan.
+        """
         device, layouts = task.device, facts.layouts
         calls = max(1, min(BLOCK_DRAWS, BLOCK_BYTES // max(1, layouts.bytes_per_call)))
         output, precise, places, state = (
@@ -110,23 +121,24 @@ class VerifyContext:
 
     @cached_property
     def gradients(self) -> int:
-        """Number of gradients among the outputs. They are the last outputs."""
+        """Number of outputs that are gradients (training steps only). They are the last outputs."""
         step = Step.of(self.task)
         return 0 if step is None else len(step.inputs) + len(step.parameters)
 
     @property
     def arenas(self) -> list[Arena]:
-        """All arenas."""
+        """All arenas of the context."""
         lent = (self.inputs, self.lent, self.outputs, self.weights, self.prepared_weights)
         return [*lent, *self.answers.values()]
 
     def close(self) -> None:
-        """Release all memory."""
+        """Release the memory of all arenas."""
         for arena in self.arenas:
             arena.close()
 
     def needs_spread(self, kind: Inputs) -> bool:
-        """Return True if a draw of `kind` needs the spread even where outputs pass without it.
+        """Return True if the spread of a draw of `kind` is needed even if the outputs pass without
+        it.
 
         Every bound grows with the spread, so outputs that pass without it also pass with it. But
         three uses need it: a zero-mean draw shows the precision that was used, coarser arithmetic
@@ -136,7 +148,10 @@ class VerifyContext:
         return kind is Inputs.NORMAL or discrete or self.task.precision not in OWN_ARITHMETIC
 
     def expected(self, slot: int = 0) -> Expected:
-        """Return the oracle's answer in a slot, as views. The next answer there overwrites them."""
+        """Return the oracle's answer in a slot, as views of the arenas.
+
+        The next answer that is written to the slot overwrites it.
+        """
         declared, precise, spread, chosen = (
             self.answers[name].tensors(slot) for name in ("declared", "precise", "spread", "places")
         )
@@ -154,11 +169,12 @@ class VerifyContext:
         *,
         explain: bool = True,
     ) -> Finding:
-        """Apply the strict rule. With `sensitivity`, an error rejects only after that query.
+        """Judge a candidate's `outputs` against `expected` by the strict rule.
 
-        Another choice among equal elements is not an error. Exact and integer outputs pass if the
-        reference gives them as a whole under some order of equal elements. With `explain` a refusal
-        describes the wrong elements.
+        With `sensitivity` an error rejects only if it exceeds the answer's sensitivity. If the
+        reference chooses among equal elements, another choice is not an error: exact and integer
+        outputs also pass if the reference gives all of them under another order of equal elements.
+        With `explain` the finding describes the wrong elements.
         """
         if kind in LENIENT and self.gradients:
             expected = self._without_gradients(expected)
@@ -183,10 +199,10 @@ class VerifyContext:
         return passed or finding
 
     def _without_gradients(self, expected: Expected) -> Expected:
-        """Return `expected` with NaN for all gradients, so that none of them is judged.
+        """Return `expected` with NaN for all gradients, so that the rule skips them.
 
-        Where an input is NaN or infinite, so is a product with zero: masks by multiplication and
-        `x > 0` give other gradients than torch's formulas, which differ among operators.
+        Where an input is NaN or infinite, a correct kernel may give other gradients than torch: a
+        product of zero and infinity is NaN, but a mask by selection gives zero.
         """
 
         def replaced(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -201,10 +217,11 @@ class VerifyContext:
     def _passes_by_choices(
         self, outputs: Sequence[Tensor], expected: Expected, kind: Inputs
     ) -> bool:
-        """Return True if outputs that passed would fail without the spread, on an exact draw.
+        """Return True if outputs on an exact draw pass only because the spread widened their
+        bounds.
 
-        There the spread comes from choices among equal elements. It widens the bounds also of
-        elements that do not depend on such choices.
+        On exact draws the spread comes from choices among equal elements. It also widens the bounds
+        of elements that do not depend on such choices.
         """
         if not self.chooses or kind not in EXACT:
             return False
@@ -214,13 +231,15 @@ class VerifyContext:
 
     @property
     def chooses(self) -> bool:
-        """True if operators choose among elements of which some may be equal."""
+        """True if the reference selects elements (max, sort, topk), so that ties matter."""
         return bool(self.answers["reordered"].layout.leaves)
 
     def _exact_outputs(self, expected: Expected, kind: Inputs) -> list[bool]:
-        """Return one boolean for each output: True if roundoff excuses no error.
+        """Return one boolean per output: True if a correct kernel must give it without any
+        roundoff.
 
-        These are outputs with exact values, and integers that are not traced indices.
+        True for outputs whose fp64 and declared values are equal on an exact draw, and for integers
+        that are not traced indices.
         """
         exact = is_exact_probe(kind, self.task.precision)
         both = zip(expected.declared, expected.precise, strict=True)
@@ -238,12 +257,12 @@ class VerifyContext:
 
 
 def _equal(first: Tensor, second: Tensor) -> bool:
-    """Return True if all elements are equal. Compares in blocks, because a cast takes memory."""
+    """Return True if all elements are equal. Compares block by block to save memory."""
     return all(bool((x == y).all()) for x, y in in_blocks(first, second))
 
 
 def _with_answer(expected: Expected, answer: Sequence[Tensor], where: Sequence[bool]) -> Expected:
-    """Return `expected` with `answer` in both precisions, for the outputs where `where` is True."""
+    """Return `expected` with `answer` as the right values of the outputs where `where` is True."""
 
     def replaced(tensors: Sequence[Tensor]) -> list[Tensor]:
         each = zip(tensors, answer, where, strict=True)
@@ -255,7 +274,8 @@ def _with_answer(expected: Expected, answer: Sequence[Tensor], where: Sequence[b
 
 
 def _slots_ahead(device: Device, *layouts: Layout) -> int:
-    """Return how many slots of these layouts the oracle may fill before they are needed; at least
-    1."""
+    """Return the number of slots (at least 1) of these layouts that the oracle may fill ahead of
+    need.
+    """
     size = max(1, sum(layout.size for layout in layouts))
     return max(1, min(MAX_AHEAD, AHEAD_BYTES[device] // size))

@@ -28,18 +28,19 @@ class TensorForm:
 
 @dataclass(frozen=True)
 class Domain:
-    """Form of the calls that were judged: eval mode, without gradients, on `device`."""
+    """Form of the calls that a verdict covers: eval mode, without gradients, on `device`."""
 
     device: str
     names: tuple[str, ...]
-    """Parameters of the reference's forward that a call can give by position."""
+    """Parameter names of the reference's forward that can be passed by position."""
     nesting: str
-    """JSON (`cuagent.task.Spec`) of the list of arguments. It is text because a log cannot hold
-    infinity."""
+    """JSON (`cuagent.task.Spec`) of the list of arguments, as text, because a log cannot store
+    infinity.
+    """
     tensors: tuple[TensorForm, ...]
     """The tensors in `nesting`, from left to right."""
     init: str
-    """JSON (`cuagent.task.Spec`) of [positional, named] arguments of the constructor."""
+    """JSON (`cuagent.task.Spec`) of the constructor's [positional, named] arguments."""
     settings: TorchSettings | None = None
     """torch's settings of the candidate's process; None in earlier records."""
 
@@ -50,7 +51,7 @@ def packed(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def domain_of(task: Task, facts: TaskFacts) -> Domain:
-    """Return the domain of every verdict on `task`, from its oracle's facts."""
+    """Return the call domain that every verdict on `task` covers."""
     return Domain(
         device=task.device.value,
         names=facts.names,

@@ -1,14 +1,14 @@
 """Plan how much memory a verdict and a timing take, before they start.
 
-Each stage of the work has a function here that states the bytes that all processes hold in it at
-the same time: the referee's arenas, the oracle's models and runs, the arms. The largest stage
-decides if a task fits. A large task takes the lean way (`TaskFacts.large`): one input set, the fp64
-reference in slices (`oracle.slices`), spread and changes in a narrow dtype, and memory that is
-released between the stages. Its plan is tested against the measured peak
-(tests/verify/test_large.py).
+Each stage of the work has a function here. It returns the bytes that all processes together have
+allocated in the stage: the referee's arenas, the oracle's models and runs, the arms. The largest
+stage decides if a task fits on the device. A large task (`TaskFacts.large`) is judged with less
+memory: one input set, the fp64 reference in slices (`oracle.slices`), spread and sensitivity in a
+narrow dtype, and memory that is released between the stages. Its plan is tested against the
+measured peak (tests/verify/test_large.py).
 
-Not covered: memory inside operators, such as the workspace of a convolution, the code and contexts
-of processes, and what a candidate holds beyond the reference's own intermediate results.
+Not covered: memory inside operators, such as the workspace of a convolution; the code and contexts
+of processes; what a candidate allocates beyond the reference's own intermediate results.
 """
 
 from __future__ import annotations
@@ -23,33 +23,41 @@ from cuagent.verify.tally import ROUNDS
 FP64_OVER_FP32 = 2
 """Size of fp64 divided by the size of fp32."""
 SLICE_RUNS = 3
-"""Sets of fp64 inputs, intermediates and outputs of a slice that are held at the same time: one
-run, its perturbed inputs and the tensors that a perturbation makes."""
+"""Number of fp64 copies of a slice's inputs, intermediates and outputs that exist at the same time.
+
+They belong to one run, its perturbed inputs and the temporaries of a perturbation.
+"""
 DRAW_TEMPORARIES = 4
-"""Copies of a tensor while it is drawn."""
+"""Number of copies of a tensor that exist while it is drawn."""
 
 
 class TooLarge(TaskError):
-    """The device has too little memory for the task. The message names the needed and the free
-    memory in one line."""
+    """Error: the device has too little memory for the task.
+
+    The message gives the needed and the free memory in one line.
+    """
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes of one call's tensors, and how the task is computed."""
+    """Sizes in bytes of one call's tensors, and the peak memory of each stage of a verdict or
+    timing.
+    """
 
     inputs: int
     outputs: int
     precise: int
-    """Bytes of the outputs in fp64."""
+    """Bytes of the fp64 outputs."""
     spread: int = 0
     """Bytes of the spread of the outputs."""
     state: int = 0
     """Bytes of the weights."""
     temporary: int = 0
-    """Largest number of bytes of intermediate results that the reference holds at the same time."""
+    """Peak bytes of the intermediate results of one call of the reference."""
     slices: int = 0
-    """Number of slices of the fp64 reference; 0 if it runs whole."""
+    """Number of slices in which the fp64 reference runs; 0 if it runs on the whole input at
+    once.
+    """
     widening: int = FP64_OVER_FP32
     """Size of fp64 divided by the size of the reference's numbers."""
     large: bool = False
@@ -59,7 +67,7 @@ class MemoryPlan:
 
     @staticmethod
     def of(facts: TaskFacts, device: Device, budget: int | None = None) -> MemoryPlan:
-        """Return the plan for a task that the oracle has described."""
+        """Return the memory plan of a task from the facts that the oracle reported."""
         layouts = facts.layouts
         inputs, outputs, state = layouts.inputs.size, layouts.output.size, layouts.state.size
         precise = layouts.precise.size
@@ -80,7 +88,7 @@ class MemoryPlan:
 
     @property
     def verdict(self) -> int:
-        """Bytes for a verdict."""
+        """Peak bytes of a verdict."""
         if self.large:
             return max(self.stages.values())
         # Inputs: the referee's, the worker's copy and the candidate's own. Outputs: the referee's,
@@ -90,7 +98,7 @@ class MemoryPlan:
 
     @property
     def stages(self) -> dict[str, int]:
-        """Bytes of each stage of a large task's verdict."""
+        """Peak bytes of a large task's verdict, by stage."""
         return {
             "describing": self.describing,
             "drawing": self.drawing,
@@ -101,53 +109,62 @@ class MemoryPlan:
 
     @property
     def describing(self) -> int:
-        """Bytes while the oracle describes the task: one set, its outputs and a further run."""
+        """Peak bytes while the oracle collects the facts: inputs, outputs, one run in each
+        precision.
+        """
         whole = self.inputs + 2 * self.outputs + self.temporary
         return self._models + whole + (self._precise_run if self.slices else self._whole_precise)
 
     @property
     def drawing(self) -> int:
-        """Bytes while inputs are drawn: an own set and the arena, or the temporaries of a slice."""
+        """Peak bytes while inputs are drawn."""
         drawn = self.inputs if self.slices else (1 + DRAW_TEMPORARIES) * self.inputs
         slice_ = DRAW_TEMPORARIES * self.inputs // max(1, self.slices)
         return self._held + drawn + slice_ + self._lent
 
     @property
     def calling(self) -> int:
-        """Bytes during the candidate's second call, if it takes as much as the reference; the
-        output of the first call is held."""
+        """Peak bytes during the candidate's second call, while the output of the first call still
+        exists.
+
+        It is assumed that the candidate allocates as much as the reference.
+        """
         lent = self.inputs + self.outputs
         return self._held + lent + self._worker + self.outputs
 
     @property
     def declaring(self) -> int:
-        """Bytes while the reference runs in its own precision: its run and the kept answer."""
+        """Peak bytes while the oracle runs the reference in its own precision."""
         run = self.outputs + self.temporary
         return self._held + self._lent + 2 * self.outputs + run
 
     @property
     def judging(self) -> int:
-        """Bytes while the fp64 answer and its spread are computed, and compared."""
+        """Peak bytes while the oracle computes the fp64 answer and its spread, and the referee
+        compares.
+        """
         answers = self.outputs + self.precise + self.spread
         run = self._precise_run if self.slices else self._whole_precise
         return self._held + self._lent + self.outputs + answers + run
 
     @property
     def beside_a_call(self) -> int:
-        """Bytes that the other processes need while a candidate computes."""
+        """Bytes that all processes except the candidate's need during a call of the candidate."""
         if not self.large:
             return self.verdict - self.inputs - self.outputs
         return self.calling - self._worker - self.state
 
     @property
     def beside_a_candidate(self) -> int:
-        """Bytes that the other processes need at most while a candidate's process is open."""
+        """Bytes that all other processes need at most while a candidate's process exists."""
         if not self.large:
             return self.beside_a_call
         return max(self.drawing, self.declaring, self.judging) - self.state
 
     def timing(self, arms: int) -> int:
-        """Return the bytes for a timing of `arms` models whose processes exist at the same time."""
+        """Return the peak bytes of a timing of `arms` models whose processes exist at the same
+        time.
+        """
         if not self.large:
             batch = 2 * (self.inputs + self.outputs)
             own = arms * (self.inputs + self.outputs + self.temporary)
@@ -163,52 +180,63 @@ class MemoryPlan:
 
     @property
     def _worker(self) -> int:
-        """Bytes that a called process allocates besides weights: inputs (on a GPU only), outputs
-        and intermediate results."""
+        """Bytes that a worker allocates in a call besides the weights.
+
+        They are the inputs (on a GPU only), the outputs and the intermediate results.
+        """
         own = self.inputs if self.on_gpu else 0
         return own + self.outputs + self.temporary
 
     @property
     def _models(self) -> int:
-        """Bytes of the oracle's models, in the reference's own precision and in fp64."""
+        """Bytes of the weights of the oracle's two models: in the reference's own precision and in
+        fp64.
+        """
         return (1 + self.widening) * self.state
 
     @property
     def _held(self) -> int:
-        """Bytes held throughout a verdict: the oracle's models, three sets of weights, an input
-        set."""
+        """Bytes allocated throughout a verdict: the oracle's models, three sets of weights, an
+        input set.
+        """
         return self._models + 3 * self.state + self.inputs
 
     @property
     def _lent(self) -> int:
-        """Bytes lent to the candidate that a GPU cannot release between its calls."""
+        """Bytes of the inputs and outputs that a candidate on a GPU keeps mapped between its
+        calls.
+        """
         return self.inputs + self.outputs if self.on_gpu else 0
 
     @property
     def _precise_run(self) -> int:
-        """Bytes of the fp64 runs of one slice."""
+        """Bytes of the fp64 runs on one slice."""
         whole = self.widening * (self.inputs + self.outputs + self.temporary)
         return SLICE_RUNS * whole // max(1, self.slices)
 
     @property
     def _whole_precise(self) -> int:
-        """Bytes of a whole run in fp64, perturbed, with the sum of squares."""
+        """Bytes of an fp64 run on the whole input, with perturbed inputs and the sum of squares."""
         run = self.widening * (2 * self.inputs + self.outputs + self.temporary)
         return run + self.precise
 
     @property
     def _answer(self) -> int:
-        """Bytes of an answer (declared, precise, spread), and of the inputs and outputs in fp64
-        while it is computed."""
+        """Bytes of an answer: the declared and fp64 outputs and the spread.
+
+        The inputs and outputs in fp64, which exist while it is computed, are included.
+        """
         return self.outputs + 2 * self.precise + FP64_OVER_FP32 * self.inputs + self.precise
 
     def available(self, device: str) -> int:
-        """Return the free bytes of the device, at most the budget."""
+        """Return the free bytes of the device, or the budget if that is less."""
         there = free(device)
         return there if self.budget is None else min(there, self.budget)
 
     def assure(self, task: Task, what: str, needed: int) -> None:
-        """Raise TooLarge if `what` needs more memory than is free."""
+        """Raise TooLarge if `needed` bytes exceed the free memory; `what` names the work in the
+        message.
+        """
         if needed > (available := self.available(task.device.value)):
             whole = (
                 ""

@@ -1,4 +1,4 @@
-"""Compare outputs of a candidate bit for bit, with one another and with the poison."""
+"""Compare outputs of a candidate bit for bit with earlier outputs and with the poison pattern."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KeptOutput:
-    """An earlier output, kept for comparison: its tensors, or for a large one its fingerprint."""
+    """An earlier output, stored to compare later outputs with.
+
+    `tensors` is the output itself. For a large output only its fingerprint is stored.
+    """
 
     tensors: Sequence[Tensor] = ()
     prints: Sequence[Sequence[int]] = ()
@@ -23,19 +26,21 @@ class KeptOutput:
 
     @staticmethod
     def of(output: Sequence[Tensor], key: Fingerprint | None) -> KeptOutput:
-        """Keep the fingerprint of `output` under `key`; without a key, `output` itself."""
+        """Store the fingerprint of `output` under `key`; without a key, store `output` itself."""
         return KeptOutput(output) if key is None else KeptOutput(prints=key.of_all(output), key=key)
 
     def equals(self, output: Sequence[Tensor]) -> bool:
-        """Return True if `output` is equal bit for bit."""
+        """Return True if `output` equals the stored output bit for bit."""
         if self.key is None:
             return are_equal(output, self.tensors)
         return self.key.of_all(output) == self.prints
 
 
 def are_equal(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
-    """Return True if all tensors are equal bit for bit. Elements that neither call wrote differ if
-    the poison of the calls differed."""
+    """Return True if all tensors are equal bit for bit.
+
+    Elements that neither of two calls wrote differ if the poison of the calls differed.
+    """
     return all(same_bytes(_words(a), _words(b)) for a, b in zip(first, second, strict=True))
 
 

@@ -31,9 +31,9 @@ def own_kernels(attempt: Attempt) -> frozenset[str]:
 
 
 def allocates(attempt: Attempt) -> bool:
-    """Return True if the attempt's text allocates memory of the GPU without torch.
+    """Return True if the attempt's source calls a GPU allocator other than torch's.
 
-    Uninitialised memory of torch is filled with two patterns in the verdict's calls.
+    Uninitialised memory of torch's allocator is filled with two patterns in the verdict's calls.
     """
     return any(_ALLOCATION.search(text) for _, text in attempt.files)
 

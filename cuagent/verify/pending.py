@@ -1,4 +1,4 @@
-"""A verdict between the freezing of the source and the end of its compilation."""
+"""A verdict that has begun while the attempt's libraries are still being compiled."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ from cuagent.worker import Session
 
 @dataclass
 class PendingVerdict:
-    """A verdict that waits for the attempt's libraries. Complete it, or close it."""
+    """A verdict that waits for the attempt's compiled libraries.
+
+    The owner passes it to `Referee.complete` or calls `close`.
+    """
 
     attempt: Attempt
     seeds: Seeds
     again: Verdict | None = None
-    """Earlier verdict that is repeated."""
+    """Earlier verdict whose seeds are used again; None for a new verdict."""
     seed: int = 0
     """Seed of the weights."""
     prefetcher: OraclePrefetcher | None = None
     session: Session | None = None
     failure: Exception | None = None
-    """Error that prevented the session; `Referee.complete` turns it into the verdict."""
+    """Error while the session was opened; `Referee.complete` turns it into a rejection."""
 
     def close(self) -> None:
         """Close the prefetcher and the session. Idempotent."""

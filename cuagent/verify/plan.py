@@ -18,17 +18,17 @@ from cuagent.verify.tally import Round, Trial, When, rounds_of
 
 @dataclass(frozen=True)
 class PlannedRound:
-    """One round with its draws in order."""
+    """One round of a verdict with the seeds of all its draws."""
 
     round: Round
     trials: tuple[Trial, ...]
     repeats: tuple[Trial, ...]
-    """Some of the trials a second time, in another order."""
+    """Copies of some of `trials`, in random order; they are called again after the others."""
     sweeps: tuple[tuple[Trial, ...], ...]
 
     @property
     def draws(self) -> Iterator[Trial]:
-        """All draws of the round, in order."""
+        """Yield all draws of the round in order: trials, repeats, sweeps."""
         yield from (*self.trials, *self.repeats)
         for sweep in self.sweeps:
             yield from sweep
@@ -43,11 +43,11 @@ def plan(
     grown: Collection[Weights] = (),
     large: bool = False,
 ) -> tuple[PlannedRound, ...]:
-    """Return the rounds that apply to the task.
+    """Return the rounds of a verdict on this task, with the seeds of all draws.
 
-    `kinds` and `sweep_counts` say which draws suit the task. `weights` are the names of the model's
-    weights; `grown` are the kinds of grown weights that change the model's outputs. A `large` task
-    gets fewer draws.
+    `kinds` are the kinds of inputs that the reference accepts, `sweep_counts` the numbers of draws
+    in sweeps. `weights` are the names of the model's weights; `grown` are the kinds of grown
+    weights that change the model's outputs. A `large` task gets fewer draws.
     """
     biased = any("bias" in name for name in weights)
     without = {Weights.GROWN, Weights.PAST} - set(grown)

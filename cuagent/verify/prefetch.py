@@ -1,12 +1,12 @@
-"""Request the oracle's work for one verdict before it is needed.
+"""Send a verdict's requests to the oracle before the referee needs the results.
 
 The seeds determine all inputs and their right answers, and they are drawn once the source is
 frozen. So the oracle works while a compiler builds the libraries and, on the CPU, while the
-candidate computes. On a GPU it pauses once there is a candidate, because the candidate's use of
-device memory is measured from outside.
+candidate computes. On a GPU no request is sent ahead while a candidate runs, because the
+candidate's use of device memory is measured from outside.
 
 Invariant: a prefetched request depends on nothing that a candidate does, and its results are in
-memory that no worker borrows.
+memory that no worker maps.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ from cuagent.verify.tally import Trial, When
 from cuagent.worker.memory.arena import settle
 
 MAX_OPEN_REQUESTS = 100
-"""Requests are sent ahead only while fewer than this are open (sent, and the answer not yet taken),
-so that requests and answers fit the socket's buffers."""
+"""Number of unanswered requests at which no further request is sent ahead.
+
+The limit ensures that requests and answers fit the socket's buffers.
+"""
 
 FIRST_DRAWS = 2
 """Number of draws at the start of a verdict that always need the spread, because a constant answer
@@ -43,16 +45,16 @@ may still pass on them."""
 
 @dataclass(frozen=True)
 class Step:
-    """One request: the inputs of a trial, or its right answer if `answer`."""
+    """One request to the oracle: the inputs of a trial or, if `answer`, its right answer."""
 
     trial: Trial
     answer: bool
 
 
 class OraclePrefetcher:
-    """Send the oracle's requests in the order of the plan, as far as memory allows.
+    """Sends a verdict's requests to the oracle in the order of the plan, as far as memory allows.
 
-    Close it after use. Raises TaskError, OracleLost.
+    The owner must call `close`. Methods raise TaskError, OracleLost.
     """
 
     def __init__(
@@ -64,8 +66,10 @@ class OraclePrefetcher:
         *,
         eager: bool,
     ) -> None:
-        """`seed` is the seed of the weights. With `eager` requests are sent before their results
-        are needed."""
+        """Create a prefetcher for the rounds in `planned`; `seed` is the seed of the weights.
+
+        With `eager` requests are sent before their results are needed.
+        """
         self.planned = planned
         self._context, self._oracle, self._seed = context, oracle, seed
         self._eager = eager
@@ -73,20 +77,20 @@ class OraclePrefetcher:
         self._rounds = {
             t: n for n, planned_round in enumerate(planned) for t in planned_round.draws
         }
-        """Number of the round of each trial."""
+        """Index of the round that each trial belongs to."""
         self._first_draws = planned[0].trials[:FIRST_DRAWS]
         self._sent: dict[Step, int] = {}
-        """Request number of each step that was sent."""
+        """Request number of each step that was sent and whose result was not yet used."""
         self._spread: dict[Trial, bool] = {}
-        """True for a trial whose answer was requested with its spread."""
+        """True for each trial whose answer was requested with its spread."""
         self._slots: dict[Trial, int] = {}
         self._answers: dict[Trial, int] = {}
         self._free = list(range(context.inputs.count))
         self._free_answers = list(range(context.answers["declared"].count))
         self._weight_requests: dict[int, int] = {}
-        """Request number for the weights of each round."""
+        """Number of the request for each round's weights."""
         self._rounds_loaded = 0
-        """Number of rounds whose weights the worker has received."""
+        """Number of rounds whose weights were copied to the worker's arena."""
         oracle.lend(
             context.inputs,
             context.prepared_weights,
@@ -95,13 +99,15 @@ class OraclePrefetcher:
         self._send_ahead()
 
     def suspend(self) -> None:
-        """Stop prefetching on a GPU, because a candidate runs from now on."""
+        """On a GPU: send no more requests ahead, and wait for the open ones, before a candidate
+        runs.
+        """
         if self._context.task.device is Device.CUDA:
             self._eager = False
             self._oracle.await_all()
 
     def load_weights(self, number: int) -> None:
-        """Write the weights of a round to the arena that the worker borrows."""
+        """Copy the weights of round `number` to the arena that the worker maps."""
         if number not in self._weight_requests:
             self._post_weights(number)
         self._oracle.wait(self._weight_requests[number])
@@ -112,7 +118,7 @@ class OraclePrefetcher:
         self._send_ahead()
 
     def inputs(self, trial: Trial) -> int:
-        """Return the slot with the inputs of a trial, after waiting for them."""
+        """Wait until the oracle has drawn a trial's inputs; return their slot."""
         step = Step(trial, False)
         if step not in self._sent:
             self._send_up_to(step)
@@ -120,14 +126,15 @@ class OraclePrefetcher:
         return self._slots[trial]
 
     def slot(self, trial: Trial) -> int:
-        """Return the slot of a trial's inputs, which have arrived already."""
+        """Return the slot of a trial's inputs, for which `inputs` has waited before."""
         return self._slots[trial]
 
     def answer(self, trial: Trial, *, spread: bool, count: int) -> tuple[AnswerInfo, int]:
-        """Return the oracle's reply for a trial and the slot of the right answer.
+        """Wait for the oracle's answer to a trial; return its reply and the slot with the right
+        outputs.
 
-        With `spread` the slot holds the spread too. `count` is the number of perturbations of an
-        earlier verdict, or 0 to let the time decide.
+        With `spread` the slot also contains the spread. `count` is the number of perturbations in
+        an earlier verdict that is repeated, or 0 to let a time limit decide.
         """
         step = Step(trial, True)
         if spread and not self._spread.get(trial, True):
@@ -140,14 +147,18 @@ class OraclePrefetcher:
         return AnswerInfo.from_json(reply), self._answers[trial]
 
     def sensitivity(self, trial: Trial, pairs: int) -> SensitivityQuery:
-        """Return the query that must run before an error in this trial rejects a candidate."""
+        """Return the sensitivity query for a trial, with `pairs` perturbation pairs; it is not sent
+        yet.
+
+        The referee runs it before an error in this trial rejects the candidate.
+        """
         context, slot = self._context, self._slots[trial]
         ready, target = partial(self._cancel_pending, trial), self._answers[trial]
         oracle, inputs, answers = self._oracle, context.inputs, context.answers
         return SensitivityQuery(oracle, inputs, slot, answers, trial.seed, pairs, ready, target)
 
     def done(self, trial: Trial) -> None:
-        """Free the memory of a trial."""
+        """Free the slots of a trial and send further requests."""
         self._free.append(self._slots.pop(trial))
         if trial in self._answers:
             self._free_answers.append(self._answers.pop(trial))
@@ -155,7 +166,7 @@ class OraclePrefetcher:
         self._send_ahead()
 
     def insert(self, trial: Trial, like: Trial) -> None:
-        """Put an unplanned trial next, with the weights of the trial `like`."""
+        """Add an unplanned trial as the next one; it uses the weights of the trial `like`."""
         self._rounds[trial] = self._rounds[like]
         self._cancel_pending(trial)
         self._steps.extendleft((Step(trial, True), Step(trial, False)))
@@ -169,7 +180,9 @@ class OraclePrefetcher:
         self._oracle.ignore_all()
 
     def _send_ahead(self) -> None:
-        """Send requests ahead of need, as far as memory allows."""
+        """If prefetching is on, send the next requests of the plan until the free slots are
+        used.
+        """
         while self._eager and self._steps and len(self._sent) < MAX_OPEN_REQUESTS:
             step = self._steps[0]
             if not self._fits(step):
@@ -178,15 +191,17 @@ class OraclePrefetcher:
             self._post(self._steps.popleft(), spread=spread, count=0)
 
     def _fits(self, step: Step) -> bool:
-        """Return True if there is a slot for the step. One slot for inputs and one for answers stay
-        free for unplanned trials."""
+        """Return True if a slot is free for the step's result.
+
+        One slot for inputs and one for answers stay reserved for unplanned trials.
+        """
         if not step.answer:
             return len(self._free) > 1
         room = self._rounds[step.trial] < self._rounds_loaded + self._context.prepared_weights.count
         return room and len(self._free_answers) > 1
 
     def _send_up_to(self, wanted: Step, *, spread: bool = False, count: int = 0) -> None:
-        """Send a step and all steps before it in the plan."""
+        """Send the request `wanted`, and before it all earlier requests of the plan."""
         while self._steps and wanted in self._steps:
             self._post(self._steps.popleft(), spread=spread, count=count)
         if wanted not in self._sent:
@@ -228,8 +243,10 @@ class OraclePrefetcher:
         )
 
     def _cancel_pending(self, trial: Trial) -> None:
-        """Put the requests that the oracle has not begun back into the plan. Then request the
-        weights of `trial` if the oracle has others."""
+        """Cancel the requests that the oracle has not begun, and put them back into the plan.
+
+        Then request the weights of `trial` if the oracle has other weights loaded.
+        """
         dropped = self._oracle.drop()
         cancelled = [step for step, request in self._sent.items() if request in dropped]
         for step in cancelled:
@@ -250,7 +267,10 @@ class OraclePrefetcher:
 
 
 def _steps(planned: Sequence[PlannedRound], block_size: int) -> list[Step]:
-    """Return the steps in the order of need: the inputs of a block, then their right answers."""
+    """Return the requests in the order in which the referee needs them.
+
+    For each block of calls: the inputs of all draws, then their right answers.
+    """
     steps: list[Step] = []
     for planned_round in planned:
         for trials in (planned_round.trials, planned_round.repeats, *planned_round.sweeps):
@@ -272,7 +292,7 @@ def _budget(trial: Trial, count: int, *, spread: bool) -> PerturbationBudget:
 
 
 def _perturbation_seconds(trial: Trial) -> float:
-    """Return the seconds that the oracle may spend on perturbations."""
+    """Return the seconds that the oracle may spend on measuring a trial's spread."""
     if trial.kind in SWEEPS:
         return 0.0
     thorough = trial.kind is Inputs.NORMAL and trial.when is not When.AGAIN

@@ -1,11 +1,11 @@
 """The processes of one task: fork server, oracle, and the sessions in which models run.
 
 Fork server and oracle outlive verdicts and timings, and `mend` replaces them if they died. A
-session runs one model. Not covered: the requests that these processes get (`referee.py`,
+session runs one model. Not covered: the requests that are sent to these processes (`referee.py`,
 `measure/`).
 
-Invariant: a candidate receives only a `ModelSpec`, which does not name the reference, and a copy of
-the weights.
+Invariant: a candidate's process receives only a `ModelSpec`, which does not name the reference, and
+a copy of the weights.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from cuagent.worker.vector_units import VARIABLE, all_passed
 class Processes:
     """The processes of `task`; `close` ends them. Raises TaskError, ForkServerError, OracleLost.
 
-    A given `fork_server` is shared and not closed. By default one is started; with `compiler` it
-    imports torch.compile while it is idle. `lock` is the path of the device's lock. While the task
-    is described, `give_way` releases that lock for a waiting timing. Call `load_timed_weights`
-    before the first timed session.
+    If a `fork_server` is passed, `close` leaves it running. Otherwise one is started; with
+    `compiler` it imports torch.compile while it is idle. `lock` is the path of the device's lock.
+    While the oracle describes the task, `give_way` is called to release that lock for a waiting
+    timing. Call `load_timed_weights` before the first timed session.
     """
 
     def __init__(
@@ -63,11 +63,13 @@ class Processes:
         self._compiler = compiler
         self._budget = budget
         self.room: MemoryPlan | None = None
-        """Plan of the task's memory, from which a candidate's limit follows."""
+        """Plan of the task's memory, which determines a candidate's memory limit; None before it is
+        made.
+        """
         self.tier = tier
         self.memory_bytes = memory_bound()
         self.compiled = CompiledCode()
-        """Files that attempts compiled at their first call."""
+        """Files that attempts compiled at their first call, for their later processes."""
         self._ending = ExitStack()
         self.fork_server = fork_server or self._start()
         try:
@@ -94,7 +96,7 @@ class Processes:
         return fork_server
 
     def mend(self) -> None:
-        """Replace processes that died; the arenas survive because this process owns them."""
+        """Restart the fork server and the oracle if they died; the arenas are not lost."""
         if not self.fork_server.alive:
             self.fork_server.close()
             self.fork_server = self._start()
@@ -106,16 +108,17 @@ class Processes:
             self.load_timed_weights()
 
     def load_timed_weights(self) -> None:
-        """Let the oracle load the weights that all timed arms share."""
+        """Let the oracle write the weights that all arms of a timing use."""
         if self.oracle.weights != (Weights.OWN, self._timed_seed):
             self.oracle.load_weights(Weights.OWN, self._timed_seed, self._timed_weights)
 
     def waiting(
         self, attempt: Attempt, seed: int | None = None, cores: Collection[int] = ()
     ) -> Session:
-        """Fork a process of the attempt that waits for its libraries.
+        """Fork a process for the attempt before its libraries are compiled.
 
-        `seed` is the seed of the weights; by default that of the timed weights.
+        `seed` is the seed of the weights; by default that of the timed weights. `cores` are the CPU
+        cores that the process may use.
         """
         return Session.begin(
             self.fork_server,
@@ -129,10 +132,10 @@ class Processes:
         )
 
     def _environment(self, attempt: Attempt) -> dict[str, str]:
-        """Return the variables of a candidate's process.
+        """Return the environment variables of a candidate's process.
 
-        A process that gets compiled code starts no compilers. Otherwise torch.compile would start a
-        Python with one process for each core, which imports torch for seconds.
+        A process that gets compiled files starts no compiler workers. Otherwise torch.compile would
+        start one Python process per core, each of which imports torch for seconds.
         """
         found = {VARIABLE: "1"} if self._skips_vector_tests() else {}
         return found | ({COMPILERS: "1"} if self.compiled.has_files(attempt) else {})
@@ -147,10 +150,10 @@ class Processes:
         cores: Collection[int] = (),
         waiting: Session | None = None,
     ) -> Session:
-        """Return a session of the attempt with the weights that all timed arms share. Raises
-        SessionEnded.
+        """Return a session of the attempt with the weights that all arms of a timing use.
 
-        `waiting` is a session that `waiting()` returned for this attempt.
+        `waiting` is a session from `waiting()`; without it a process is forked. Raises
+        SessionEnded.
         """
         session = waiting or self.waiting(attempt, cores=cores)
         session.import_model([library.path for library in build.libraries])
@@ -162,9 +165,10 @@ class Processes:
     def reference(
         self, mode: str, *, environment: dict[str, str] | None = None, cores: Collection[int] = ()
     ) -> Session:
-        """Return a session of the reference: "eager", "compile", or a mode of torch.compile.
+        """Return a session of the reference; `mode` is "eager", "compile" or a mode of
+        torch.compile.
 
-        `environment` names caches of compiled graphs, which a candidate must never share.
+        `environment` sets the caches of compiled graphs, which a candidate must never share.
         """
         session = self.begin_reference(mode, environment=environment, cores=cores)
         self.finish_reference(session)
@@ -173,18 +177,24 @@ class Processes:
     def begin_reference(
         self, mode: str, *, environment: dict[str, str] | None = None, cores: Collection[int] = ()
     ) -> Session:
-        """Fork the process of `reference`; `finish_reference` loads the model into it."""
+        """Fork a process for the reference without its model; `finish_reference` loads the
+        model.
+        """
         model_spec = self.model_spec(self._timed_seed, mode)
         return Session.begin(self.fork_server, model_spec, environment=environment, cores=cores)
 
     def finish_reference(self, session: Session, deadline_s: float = OPEN_S) -> None:
-        """Import the task's module and load its weights. Raises SessionEnded."""
+        """Import the task's module in a session from `begin_reference`, and load its weights.
+
+        Raises SessionEnded.
+        """
         session.import_model()
         session.load(self._timed_weights, deadline_s=deadline_s)
 
     def model_spec(self, seed: int, arm: str = CANDIDATE) -> ModelSpec:
-        """Return the spec of the model that a process runs. A candidate's spec does not hold the
-        task."""
+        """Return the spec of the model that the process of `arm` runs; a candidate's lacks the
+        task.
+        """
         own, precision = self.facts.settings, self.task.precision
         device_bytes, kept_bytes = self._device_limits() if arm == CANDIDATE else (None, None)
         return ModelSpec(
@@ -207,8 +217,10 @@ class Processes:
         )
 
     def _device_limits(self) -> tuple[int | None, int | None]:
-        """Return the bytes of GPU memory that a candidate may use in a call, and hold after one;
-        None on a CPU."""
+        """Return the bytes of GPU memory that a candidate may use (during a call, between calls).
+
+        (None, None) on a CPU.
+        """
         if self.task.device is not Device.CUDA or self.room is None:
             return None, None
         free, peak = self.room.available(self.task.device.value), self.facts.peak
@@ -218,7 +230,7 @@ class Processes:
         )
 
     def close(self) -> None:
-        """End every process and release the memory of the weights. Idempotent."""
+        """End all processes and release the memory of the weights. Idempotent."""
         self._ending.close()
         for arena in (self._timed_weights, self._lent_weights):
             arena.close()

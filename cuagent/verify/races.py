@@ -1,12 +1,12 @@
-"""Look for data races between the threads of an accepted CPU candidate, before a claim.
+"""Search an accepted CPU candidate for data races between its threads.
 
 The sources are compiled again with a runtime that waits before some writes and reports a value that
 another thread changes meanwhile (`build/races.h`). A separate process makes a few calls on the
-task's own inputs. It finds mistakes and no cheats, as compute-sanitizer does on a GPU.
+task's own inputs. The check finds mistakes and no cheats, like compute-sanitizer on a GPU.
 
 Not covered: a read that races with a write; compiled code outside the attempt's sources. The
-verdict's own calls, with interrupted threads, find many of those (`worker/jitter.py`).
-Invariant: only a reported race rejects an attempt. A build or a call that fails becomes a note.
+verdict's own calls, with interrupted threads, find many of those (`worker/jitter.py`). Invariant:
+only a reported race rejects an attempt. A build or a call that fails becomes a note.
 """
 
 from __future__ import annotations
@@ -29,18 +29,24 @@ from cuagent.worker import ForkServerError, Session, SessionEnded
 from cuagent.worker.memory.arena import POISONS
 
 DRAWS, CALLS = 2, 8
-"""Draws of inputs, and the largest number of calls on each; the worker repeats short calls too
-(`worker/jitter.py`)."""
+"""Number of input draws, and the largest number of calls on each draw.
+
+The worker repeats short calls in addition (`worker/jitter.py`).
+"""
 ENOUGH_S = 0.25
-"""Seconds of calls on one draw after which no further call starts."""
+"""Seconds of calls on one draw after which no further call is made."""
 LIMIT_S = 10.0
-"""Seconds that all calls may take together; the runtime makes a call some 20 times slower."""
+"""Time limit in seconds of all calls; the runtime makes a call some 20 times slower."""
 MARK = "cuagent: data race in "
-"""Start of the line that the runtime prints."""
+"""Text that the race runtime prints before the name of a source with a race."""
 
 
 def gated(referee: Referee, attempt: Attempt, verdict: Verdict) -> Verdict:
-    """Return the verdict, rejected if a race was seen; with a note if the check could not run."""
+    """Return `verdict`, changed to a rejection if a data race was found in the accepted CPU
+    attempt.
+
+    If the check could not run, a note says so. Other verdicts are returned unchanged.
+    """
     if referee.task.device is not Device.CPU or not verdict.accepted:
         return verdict
     if not may_use_threads(attempt) or not any(s.endswith(".cpp") for s in attempt.kernels):
@@ -61,7 +67,7 @@ def gated(referee: Referee, attempt: Attempt, verdict: Verdict) -> Verdict:
 
 
 def _found(referee: Referee, attempt: Attempt) -> tuple[str, str]:
-    """Return the source in which a race was seen, or "", and why the check ended early, or ""."""
+    """Return (source with a race or "", reason why the check could not finish or "")."""
     try:
         if not can_watch(toolchain("g++")):
             return "", "the compiler is not g++"
@@ -97,7 +103,8 @@ def _found(referee: Referee, attempt: Attempt) -> tuple[str, str]:
 
 
 def _printed(referee: Referee, session: Session) -> str:
-    """Make calls on the inputs of the last draw. Return all text that the process printed.
+    """Call the candidate repeatedly on the current inputs; return all text that its process
+    printed.
 
     Raises SessionEnded.
     """

@@ -1,4 +1,4 @@
-"""Turn an error that ended a verdict into a reason, a detail line and the output.
+"""Convert an error that ended a verdict into the reason, the detail and the output of a rejection.
 
 Invariant: the reason blames the candidate for every fault that a candidate can cause, and for no
 other fault.
@@ -19,9 +19,9 @@ from cuagent.worker import ForkServerError, SessionEnded, Status
 MACHINE = (ForkServerError, OracleLost, SandboxError, MemoryError, OSError, RuntimeError)
 FORESEEN = (Rejected, SessionEnded, TaskError, *MACHINE)
 MAX_MESSAGES = 5
-"""Number of compiler messages in a verdict."""
+"""Largest number of compiler messages in a verdict."""
 MAX_CHARACTERS = 300
-"""Largest number of characters of a machine fault's message."""
+"""Largest number of characters of the message about a fault of the machine."""
 REASONS = {
     Status.IMPORT_FAILED: Reason.IMPORT_FAILED,
     Status.CONSTRUCT_FAILED: Reason.CONSTRUCT_FAILED,
@@ -37,7 +37,7 @@ REASONS = {
 
 
 def explain(failure: BaseException) -> tuple[Reason, str, str]:
-    """Return reason, detail and the candidate's output for one of FORESEEN."""
+    """Return (reason, detail, candidate's output) for an error of one of the types FORESEEN."""
     match failure:
         case Rejected():
             return failure.reason, str(failure), failure.output
@@ -49,8 +49,7 @@ def explain(failure: BaseException) -> tuple[Reason, str, str]:
 
 
 def build_failure(build: Build) -> Rejected:
-    """Return the rejection with the first compiler message as detail and the first few as
-    output."""
+    """Return the rejection for a failed build: the first compiler message, then the first few."""
     shown = [
         f"{message.file}:{message.line}: {message.severity}: {message.message}"
         + (f"\n    {message.source_line.strip()}" if message.source_line.strip() else "")

@@ -1,9 +1,9 @@
-"""Check a candidate with NVIDIA's compute-sanitizer, if it is installed, before a claim.
+"""Check an accepted candidate with NVIDIA's compute-sanitizer, if it is installed.
 
 It finds faults that no output shows: accesses outside a buffer that the candidate allocated, races
 in shared memory, reads of uninitialised memory. It runs in the candidate's process, so it finds
-mistakes and not cheats, and a clean report is no proof. It makes one call on the task's own inputs
-per tool, with torch's caching allocator off, because the driver regards accesses inside the
+mistakes and not cheats, and a clean report is no proof. Each of its tools checks one call on the
+task's own inputs. torch's caching allocator is off, because the driver regards accesses inside the
 allocator's pool as legal.
 
 Only kernels that the attempt defines are instrumented, found by name: with those of cuDNN and
@@ -67,20 +67,26 @@ if TYPE_CHECKING:
 INITCHECK = "initcheck"
 TOOLS = ("memcheck", "racecheck", INITCHECK)
 LARGE_BYTES = 1 << 30
-"""Size in bytes of all inputs above which the tools get fewer rows, because each process reads the
-inputs from a file."""
+"""Size in bytes of all inputs above which the tools first run on fewer rows.
+
+Each tool's process reads the inputs from a file, which takes long for large inputs.
+"""
 WHOLE_BYTES = 8 << 30
-"""Size in bytes of all inputs up to which the tools get all rows after a call on fewer rows did not
-run the attempt's kernels."""
+"""Largest size in bytes of all inputs for which the tools also run on all rows.
+
+They do so only if the attempt's kernels did not run on fewer rows.
+"""
 CONTEXT_BYTES = 1 << 30
-"""GPU memory of a process under a tool, without its tensors."""
+"""Assumed GPU memory in bytes of a process under a tool, without its tensors."""
 TAIL = 64
-"""The number of rows is reduced by multiples of this, so that the remainder of rows in a kernel's
-last block stays the same."""
+"""Rows are removed in multiples of this number.
+
+The remainder of rows in a kernel's last block then stays the same.
+"""
 BUDGET_S = 15.0
-"""Seconds that all tools together may run."""
+"""Time limit in seconds for all tools together."""
 SHARED = "shared"
-"""Folder with the files that all tools read."""
+"""Name of the folder with the files that all tools read."""
 UNCONFIRMED = (
     "a kernel reads memory that none of the attempt's kernels wrote; the check if a library's "
     "kernel wrote it exceeded its time limit"
@@ -93,18 +99,18 @@ MISSING = (
 
 @dataclass(frozen=True)
 class Check:
-    """Reports of all tools that ran, and their coverage."""
+    """Reports of all tools that ran on one attempt, and what they covered."""
 
     reports: tuple[Report, ...]
     kernels: tuple[str, ...] = ()
     """Names of the kernels that were instrumented."""
     rows: tuple[int, int] | None = None
-    """Number of rows that the inputs were cut to, and their own number; None if they were whole."""
+    """(rows that the tools saw, all rows) of the inputs; None if the inputs were not cut."""
     seconds: float = 0.0
 
     @property
     def coverage(self) -> str:
-        """Return the note of a verdict on the kernels and inputs that were covered."""
+        """Note for the verdict: the kernels and inputs that compute-sanitizer covered."""
         if not self.kernels:
             return "compute-sanitizer did not run: the attempt defines no kernel of its own"
         inputs = "the task's own inputs"
@@ -125,11 +131,11 @@ def gated(
     verdict: Verdict,
     device_lock: DeviceLock = UNSHARED,
 ) -> Verdict:
-    """Return the verdict after the tools ran: rejected for a fault, else with a note for each
-    report.
+    """Run compute-sanitizer on an accepted attempt on a GPU; return the verdict with its result.
 
-    The tools share the device and stop while another judge times; the caller must not hold
-    `device_lock`. Raises OracleLost, TaskError.
+    A fault changes the verdict to a rejection; other reports become notes. Other verdicts are
+    returned unchanged. The tools share the device and stop while another judge times, so the caller
+    must not hold `device_lock`. Raises OracleLost, TaskError.
     """
     if referee.task.device is not Device.CUDA or not verdict.accepted:
         return verdict
@@ -156,10 +162,10 @@ def sanitize(
     budget_s: float = BUDGET_S,
     device_lock: DeviceLock = UNSHARED,
 ) -> Check:
-    """Return one report per tool.
+    """Run the tools on one call of the attempt; return one report per tool.
 
-    No reports for a CPU task, an attempt without own kernels, without the tool, or if the build
-    failed. Raises OracleLost, TaskError.
+    There are no reports for a CPU task, for an attempt without kernels of its own, without an
+    installed compute-sanitizer, or if the build failed. Raises OracleLost, TaskError.
     """
     program, kernels = sanitizer(), own_kernels(attempt) or built_kernels(build)
     if program is None or referee.task.device is not Device.CUDA or not build.ok or not kernels:
@@ -179,9 +185,10 @@ def check(
     budget_s: float,
     device_lock: DeviceLock = UNSHARED,
 ) -> Check:
-    """Run the tools of `program` on `kernels`, on each cut of the inputs until the kernels run.
+    """Run `tools` of compute-sanitizer (`program`) on the attempt; `kernels` are instrumented.
 
-    `_cuts` gives the cuts: fewer rows of large inputs first. Raises OracleLost, TaskError.
+    Large inputs are first cut to fewer rows (`_cuts`), then used whole if the kernels did not run.
+    Raises OracleLost, TaskError.
     """
     begun = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="sanitize-", dir=referee.folder))
@@ -220,9 +227,9 @@ def check(
 
 
 def _tool_folder(referee: Referee, attempt: Attempt, folder: Path, tool: str) -> Path:
-    """Return a new folder for a tool, with the shared files and what the attempt compiled.
+    """Create a folder for one tool, with the shared files and the attempt's compiled files.
 
-    Its name is new, because a folder of an earlier call may hold files that cannot be removed.
+    Its name is new, because the folder of an earlier call may contain files that cannot be removed.
     """
     own = Path(tempfile.mkdtemp(prefix=f"{tool}-", dir=folder))
     shutil.copytree(folder / SHARED, own, copy_function=os.link, dirs_exist_ok=True)
@@ -241,7 +248,7 @@ def _report(
     seconds: float,
     lock: DeviceLock,
 ) -> Report:
-    """Run one tool in its own folder and return its report."""
+    """Run one tool in the folder `own` for at most `seconds`; return its report."""
     begun = time.monotonic()
     command = sandboxed(program, tool, own, build, tier, kernels)
     report = read(tool, *run(command, own, max(seconds, 0.0), lock), kernels)
@@ -259,24 +266,28 @@ def _report(
 
 
 def _all_fit(referee: Referee, tools: int, rows: tuple[int, int] | None) -> bool:
-    """Return True if the device holds one process for each tool at the same time."""
+    """Return True if the GPU's free memory is enough for the processes of all tools at the same
+    time.
+    """
     share = 1.0 if rows is None else rows[0] / rows[1]
     each = CONTEXT_BYTES + referee.facts.layouts.state.size + share * referee.bytes_per_call
     return tools * each <= free(referee.task.device.value)
 
 
 def _missed(reports: Sequence[Report], build: Build) -> bool:
-    """Return True if a call on fewer rows may have taken another path: no tool saw it end well, or
-    it ran none of the attempt's libraries."""
+    """Return True if a call on fewer rows may have skipped the attempt's kernels.
+
+    That is so if no tool completed, or if the call ran none of the attempt's library functions.
+    """
     ended = [r for r in reports if r.outcome is not Outcome.UNKNOWN]
     return not ended or (bool(build.libraries) and not any(r.reached for r in ended))
 
 
 def _reached(folder: Path) -> tuple[str, ...]:
-    """Return the functions that the call ran, as the process wrote them.
+    """Return the names of the library functions that the call ran, from a file of its process.
 
     The attempt's code shares that process, so the list proves nothing, and the file may be a link,
-    a pipe or a deeply nested text.
+    a pipe or deeply nested JSON.
     """
     root = open_folder(folder)
     try:
@@ -289,16 +300,16 @@ def _reached(folder: Path) -> tuple[str, ...]:
 
 
 def _inputs(referee: Referee) -> list[Tensor]:
-    """Return one set of the task's own inputs, drawn for this check."""
+    """Return one draw of the task's own inputs."""
     seeds = Seeds()
     _, inputs = referee.ask(Weights.OWN, seeds.draw(), Inputs.OWN, seeds.draw())
     return inputs
 
 
 def _cuts(inputs: Sequence[Tensor], outputs: Sequence[Leaf]) -> Iterator[tuple[int, int] | None]:
-    """Yield how the inputs are cut, as (rows, all rows): fewer rows first, then None for all.
+    """Yield (rows to use, all rows) for cut inputs, then None for whole inputs.
 
-    Large inputs are cut if all inputs and outputs have the same number of rows.
+    Inputs are cut if they are large, and all inputs and outputs have the same number of rows.
     """
     size = sum(t.numel() * t.element_size() for t in inputs)
     counts = {shape[0] if shape else 0 for shape in [t.shape for t in inputs]}
@@ -323,8 +334,8 @@ def write_debug_folder(
 ) -> None:
     """Write the attempt, its model spec, and one set of weights and inputs to `folder / SHARED`.
 
-    `inputs` belong to the oracle's last draw, and are drawn if None. With `rows` each is cut to so
-    many rows.
+    The call can then be run in a process of its own. `inputs` belong to the oracle's last draw;
+    None draws new ones. With `rows` each input is cut to its first `rows` rows.
     """
     import torch
 

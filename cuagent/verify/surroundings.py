@@ -1,9 +1,9 @@
 """Find code by which an attempt may examine the process that runs it, for a note in its verdict.
 
 A verdict covers calls in the worker. Code that reads the environment, the clock, files or its
-caller can behave otherwise where it is installed, and no test in the worker shows that. This finds
-plain uses for a reader, and does not reject. Not covered: hidden ones (names built at run time,
-assembly, system calls by number, uninitialised memory, the number of calls).
+caller can behave otherwise where it is installed, and no test in the worker shows that. The search
+finds plain uses for a human reader, and rejects nothing. Not covered: hidden uses (names built at
+run time, assembly, system calls by number, uninitialised memory, the number of calls).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def surroundings(attempt: Attempt) -> tuple[str, ...]:
 
 
 def note(attempt: Attempt) -> str:
-    """Return the note for a verdict, or "" if there is nothing to name."""
+    """Return the note for a verdict; "" if the attempt uses nothing of this kind."""
     found = surroundings(attempt)
     if not found:
         return ""

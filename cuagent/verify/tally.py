@@ -1,4 +1,4 @@
-"""The rounds of a verdict, and the tally that turns their findings into a conclusion."""
+"""The rounds of a verdict, and the tally that turns the findings on all draws into a conclusion."""
 
 from __future__ import annotations
 
@@ -24,27 +24,31 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LAX_DRAWS = 5
-"""Number of draws of the lax rule, as in KernelBench and CUDA Agent."""
+"""Number of draws on which the lax rule is applied, as in KernelBench and CUDA Agent."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """Draws under the same weights."""
+    """Kinds of draws that a verdict makes with one kind of weights."""
 
     weights: Weights
     kinds: tuple[Inputs, ...]
     fresh: bool = True
-    """True if a model is constructed for the round; else the weights are loaded into the one in
-    use."""
+    """True if the round constructs a new model; False if it loads its weights into the previous
+    model.
+    """
     repeats: int = 0
-    """Number of draws that are repeated, in another order, after all others."""
+    """Number of draws whose inputs are used again, in another order, after all other draws."""
     sweeps: tuple[Inputs, ...] = ()
-    """Kinds of inputs that are drawn as a sweep. Each of its draws is called once, in a block."""
+    """Kinds of inputs that are drawn as sweeps; each draw is called once, in a block of calls."""
 
 
 FEW_DRAWS = 3
-"""Number of draws of `Inputs.FEW`. On one draw, a product of operands that keep 16 bits has only
-1.0 to 1.4 times the admitted error, and about one verdict in fifty accepted it."""
+"""Number of draws of `Inputs.FEW`.
+
+On one draw, a product of operands that keep 16 bits has only 1.0 to 1.4 times the admitted error,
+and about one verdict in fifty accepted it.
+"""
 ROUNDS = (
     Round(Weights.OWN, (*[Inputs.OWN] * LAX_DRAWS, Inputs.NORMAL)),
     Round(
@@ -93,20 +97,23 @@ ROUNDS = (
         sweeps=(Inputs.HALVES,),
     ),
 )
-"""All rounds of a verdict in their order."""
+"""All rounds of a verdict, in order."""
 
 
 FEW_OWN = 2
-"""Number of draws of the lax rule on a large task."""
+"""Number of draws on which the lax rule is applied for a large task."""
 OPPOSITES = {Inputs.EDGES: Inputs.OTHER_EDGES, Inputs.CORNERS: Inputs.OTHER_CORNERS}
-"""Pairs of kinds with the same rules and numbers of the same size. A large task is drawn slice by
-slice (`oracle.server`), so one of its draws holds both kinds of a pair, in alternate slices."""
+"""Pairs of kinds of inputs of which a large task draws one.
+
+A large task is drawn slice by slice (`oracle.server`), so one of its draws contains both kinds of a
+pair, in alternate slices.
+"""
 
 
 def rounds_of(*, large: bool, weights: bool) -> tuple[Round, ...]:
-    """Return the rounds of a task; `weights` is true if the model has any.
+    """Return the rounds of a verdict; `weights` is True if the model has weights.
 
-    A large task has fewer draws, because each holds as many numbers as many draws of a small task.
+    A `large` task has fewer draws, because each has as many numbers as many draws of a small task.
     """
     if not large:
         return ROUNDS
@@ -124,7 +131,7 @@ def rounds_of(*, large: bool, weights: bool) -> tuple[Round, ...]:
 
 
 def call_count(sweep_counts: Mapping[Inputs, SweepCount]) -> int:
-    """Return the number of calls of a verdict that uses every kind of draw."""
+    """Return the number of candidate calls in a verdict that uses every kind of draw."""
     swept = sum(
         sweep_counts[kind].made for entry in ROUNDS for kind in entry.sweeps if kind in sweep_counts
     )
@@ -132,22 +139,26 @@ def call_count(sweep_counts: Mapping[Inputs, SweepCount]) -> int:
 
 
 class When(StrEnum):
-    """Circumstances of a draw besides its inputs and weights."""
+    """How a draw is called: first time, repeated, in a block as timed, or on a model in use."""
 
     FIRST = ""
     AGAIN = "again"
-    """An earlier draw is repeated after others. Shows state that is kept between calls."""
+    """An earlier draw is repeated after other draws; shows state that the model keeps between
+    calls.
+    """
     TIMED = "as timed"
-    """Call in a block without poison, as in timing. Shows code that detects the timing."""
+    """A call in a block without poison, as in timing; shows code that detects the timing."""
     SWAPPED = "weights swapped"
-    """The weights were loaded into a model that was called before. Shows values that the model
-    derived from the old weights."""
+    """The weights were loaded into a model that was called before.
+
+    Shows values that the model derived from the old weights and did not update.
+    """
     IN_USE = "model in use"
-    """A model without weights was called before, in an earlier round."""
+    """The model has no weights and was called before, in an earlier round."""
 
 
 class Rejected(Exception):
-    """The attempt is rejected; no further draw is needed."""
+    """Exception that ends a verdict: the attempt is rejected, no further draw is needed."""
 
     def __init__(self, reason: Reason, detail: str, output: str = ""):
         super().__init__(detail)
@@ -157,18 +168,18 @@ class Rejected(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """One planned draw. Two trials with equal fields are still different trials."""
+    """One planned draw of a verdict. Two trials with equal fields are still different trials."""
 
     kind: Inputs
     weights: Weights
     seed: int
     when: When = When.FIRST
     step: int = 0
-    """Number of the draw within its sweep."""
+    """Index of the draw within its sweep; 0 outside of sweeps."""
 
     @property
     def name(self) -> str:
-        """Name of the draw in a verdict: kind, weights and circumstances."""
+        """Name of the draw in a verdict, from its kind of inputs, its weights and `when`."""
         parts = [self.kind.value]
         if self.weights is not Weights.OWN:
             parts.append(f"{self.weights} weights")
@@ -176,16 +187,21 @@ class Trial:
 
     @property
     def is_lax(self) -> bool:
-        """True for a draw of the lax rule: own inputs, own weights."""
+        """True if the lax rule is applied to the draw: the task's own inputs with the constructor's
+        weights.
+        """
         return self.kind is Inputs.OWN and self.weights is Weights.OWN
 
 
 class Tally:
-    """Findings of one verdict so far."""
+    """Accumulates the findings of one verdict and concludes from them."""
 
     def __init__(self, perturbations: Sequence[int] = ()) -> None:
-        """`perturbations`: number for each draw of an earlier verdict that is repeated; else
-        empty."""
+        """Create an empty tally.
+
+        `perturbations` are the numbers of perturbations per draw of an earlier verdict that is
+        repeated.
+        """
         self.perturbations: list[int] = []
         self.recorded_counts = iter(perturbations)
         self.draws: list[Draw] = []
@@ -194,12 +210,14 @@ class Tally:
         self._findings: list[tuple[Trial, Finding]] = []
         self._unwritten = False
         self.constant_passes = True
-        """True if the constant that fits the first draw would have passed on all draws so far."""
+        """True while an output that repeats one constant, chosen on the first draw, passes on all
+        draws.
+        """
         self.constants: list[float] | None = None
         self._nondeterministic: Trial | None = None
         self._remarks: list[str] = []
         self.errors: dict[str, float] = {}
-        """Relative error of reference and candidate on the first draw of the task's own inputs."""
+        """Relative errors against fp64, keys "reference" and "candidate", on the first lax draw."""
 
     def add(
         self,
@@ -209,9 +227,10 @@ class Tally:
         findings: Sequence[Finding],
         unwritten: bool,
     ) -> None:
-        """Add the findings on one draw's two calls, or one finding if their outputs are equal.
+        """Add the findings on the two calls of one draw.
 
-        `snapshots` are these outputs. `unwritten` is True if an output still holds poison.
+        There is one finding if the outputs of both calls are equal. `snapshots` are these outputs.
+        `unwritten` is True if an output still contains poison.
         """
         worst = max(findings, key=lambda finding: (not finding.passed, finding.ratio))
         if trial.is_lax:
@@ -241,19 +260,22 @@ class Tally:
 
     @property
     def failed(self) -> bool:
-        """True if any draw failed."""
+        """True if some draw failed the strict rule."""
         return not all(finding.passed for _, finding in self._findings)
 
     def worst_in_use(self) -> Trial | None:
-        """Return the worst failed draw if all failed draws used a model that was called before
-        (SWAPPED, IN_USE); else None."""
+        """Return the worst failed draw if only draws on a model called before (SWAPPED, IN_USE)
+        failed.
+
+        Return None if no draw or another draw failed.
+        """
         failed = [(t, f) for t, f in self._findings if not f.passed]
         if not failed or any(t.when not in (When.SWAPPED, When.IN_USE) for t, _ in failed):
             return None
         return max(failed, key=lambda pair: pair[1].ratio)[0]
 
     def conclusion(self) -> tuple[Reason, str]:
-        """Return the reason and a line of detail, after all draws."""
+        """Return (reason, one line of detail) of the verdict, after all draws."""
         failed = [(t, f) for t, f in self._findings if not f.passed]
         if not failed:
             if self._findings and self.constant_passes:
@@ -302,14 +324,14 @@ class Tally:
         return tuple(self._remarks)
 
     def lax_rule(self) -> RuleResult | None:
-        """Return the result of the lax rule; None if no such draw was made."""
+        """Return the result of the lax rule over its draws; None if there was none."""
         if not self._lax:
             return None
         worst = max(result.worst for result in self._lax)
         return RuleResult(worst <= 1, worst, f"{len(self._lax)} draws, allclose at 1e-2")
 
     def strict_rule(self) -> RuleResult | None:
-        """Return the result of the strict rule; None if no draw was made."""
+        """Return the result of the strict rule over all draws; None if there was none."""
         if not self._findings:
             return None
         passed = all(finding.passed for _, finding in self._findings)
@@ -320,7 +342,7 @@ class Tally:
         return any(trial.kind is Inputs.NORMAL for trial, _ in self._findings)
 
     def precision(self) -> Precision | None:
-        """Return the coarsest arithmetic that the errors show; None if they have no explanation.
+        """Return the coarsest arithmetic that the candidate's errors reveal; None if they fit none.
 
         Zero-mean draws decide, or the task's own inputs if there are none.
         """
@@ -335,16 +357,16 @@ class Tally:
         return max(finding.ratio for _, finding in self._findings)
 
     def add_note(self, line: str) -> None:
-        """Add a note that does not count against the candidate."""
+        """Add a note to the verdict that does not count against the candidate."""
         self._remarks.append(line)
 
     def add_seconds(self, part: str, seconds: float) -> None:
-        """Add seconds to a part of the verdict's time."""
+        """Add `seconds` to the time of the verdict's part named `part`."""
         self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
     @contextmanager
     def clock(self, part: str) -> Iterator[None]:
-        """Add the seconds of the context to a part of the verdict's time."""
+        """Context whose duration is added to the time of the verdict's part named `part`."""
         start = time.perf_counter()
         try:
             yield
@@ -353,8 +375,7 @@ class Tally:
 
 
 def _coarsest(findings: Sequence[Finding]) -> Precision | None:
-    """Return the coarsest arithmetic needed to explain all findings; None if one has no
-    explanation."""
+    """Return the coarsest `Finding.precision`; None if some finding has none."""
     explained = [finding.precision for finding in findings if finding.precision is not None]
     return (
         max(explained, key=UNITS.__getitem__)

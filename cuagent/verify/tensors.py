@@ -1,4 +1,4 @@
-"""Operations on tensors that inputs, traces, rules and the oracle share.
+"""Tensor operations that inputs, traces, rules and the oracle share.
 
 Large tensors are processed in blocks, so that an output of several GB needs no second copy.
 """
@@ -13,12 +13,11 @@ if TYPE_CHECKING:
     from torch import Tensor, dtype
 
 UNIT = 2.0**-24
-"""Unit roundoff u of fp32, in which products are summed. Inputs and weights of the oracle are
-perturbed by this relative size."""
+"""Unit roundoff u of fp32; inputs and weights of the oracle are perturbed by this relative size."""
 FAILURES = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
-"""Errors that a module may raise on altered inputs, for example on probabilities above one."""
+"""Exceptions that a module may raise on altered inputs, for example on probabilities above one."""
 BLOCK = {"cpu": 1 << 18, "cuda": 1 << 24}
-"""Elements processed at a time, by device type. On the CPU such a block fits in the caches."""
+"""Number of elements processed at a time, by device type. On the CPU a block fits in the caches."""
 
 
 def is_inexact(tensor: Tensor) -> bool:
@@ -46,7 +45,7 @@ def as_real(tensor: Tensor) -> Tensor:
 
 
 def in_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the same range of each flattened tensor, at most BLOCK elements at a time.
+    """Yield blocks of at most BLOCK elements: the same range of each flattened tensor.
 
     Complex numbers are viewed as pairs of real numbers. Blocks are on the first tensor's device;
     those of tensors on another device are copies.
@@ -59,9 +58,9 @@ def in_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def relative_error(outputs: Sequence[Tensor], right: Sequence[Tensor]) -> float:
-    """Return the largest norm(x - r) / norm(r) over pairs of an output x and its right answer r.
+    """Return the largest norm(x - r) / norm(r) over pairs (output x, right answer r).
 
-    Elements whose right answer is not finite do not count.
+    Elements whose right answer is not finite are skipped.
     """
     errors = [0.0]
     for pair in zip(outputs, right, strict=True):

@@ -1,4 +1,4 @@
-"""Record the versions that the last digits of a verdict may depend on."""
+"""Collect the software and hardware versions that can change the last digits of a verdict."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from cuagent.task import Device
 
 
 def versions(device: Device) -> dict[str, str]:
-    """Return the versions by name; "machine" is the GPU, or the CPU's capability and thread
-    count."""
+    """Return the versions by component name, for example "torch".
+
+    "machine" is the GPU, or the CPU's capability and thread count.
+    """
     import torch
 
     arithmetic = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"

@@ -39,7 +39,10 @@ class Environment:
     recording: bool = False
 
     def note(self, name: str, depth: int) -> None:
-        """Record a call of `name` if the caller, `depth` frames up, is one of the user's files."""
+        """Record a call of the function `name` if its caller is one of the user's files.
+
+        The caller is `depth` frames up the stack.
+        """
         if is_user_file(sys._getframe(depth + 1).f_code.co_filename, self.folder):
             self.read.add(name)
 
@@ -51,7 +54,10 @@ def is_user_file(file: str, folder: Path) -> bool:
 
 
 class _Replacement:
-    """Replacement of a builtin function. Like a builtin, it does not become a method in a class."""
+    """Callable object in place of a builtin function such as `time.time`.
+
+    Like a builtin, and unlike a Python function, it does not become a method as a class attribute.
+    """
 
     def __init__(self, environment: Environment, name: str, answer: Callable[..., Any]) -> None:
         self.environment, self.name, self.answer = environment, name, answer
@@ -63,7 +69,7 @@ class _Replacement:
 
 @contextmanager
 def shifted_environment(folder: Path) -> Iterator[Environment]:
-    """Replace clocks, process numbers and `open` until the block ends."""
+    """Context in which clocks, process numbers and `open` are replaced by recording versions."""
     environment = Environment(folder)
     with ExitStack() as stack:
         for owner, name, replacement in _replacements(environment):

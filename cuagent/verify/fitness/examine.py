@@ -17,22 +17,24 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 SEEDS = (1, 2)
-"""Seeds of the two draws."""
+"""Seeds of the two draws of inputs on which the reference is examined."""
 MORE_SEEDS = tuple(range(3, 11))
-"""Further seeds to try if the two draws are equal, which happens if a task chooses among a few
-recorded inputs."""
+"""Further seeds to try if the two draws are equal.
+
+They can be equal if a task chooses among a few recorded inputs.
+"""
 NOISE = 1e-3
-"""Relative difference between equal calls that summation order cannot explain."""
+"""Largest relative difference between equal calls that another order of summation explains."""
 _RANDOM = ("rand", "bernoulli", "dropout", "multinomial", "normal_", "uniform_", "exponential")
 
 Forward = Callable[[list["Tensor"]], "list[Tensor]"]
 
 
 def examine(model: nn.Module, forward: Forward, draw: Callable[[int], list[Tensor]]) -> Findings:
-    """Examine `model` with about six calls.
+    """Call the reference about six times; return its properties.
 
-    `forward` runs the model on the given tensors without a copy; `draw` returns own inputs for a
-    seed. Errors of the reference propagate.
+    `forward` runs `model` on the given tensors without copying them. `draw(seed)` returns inputs
+    from the task's get_inputs. Errors of the reference propagate.
     """
     import torch
 
@@ -67,7 +69,9 @@ def examine(model: nn.Module, forward: Forward, draw: Callable[[int], list[Tenso
 def _other_draw(
     first: Sequence[Tensor], draw: Callable[[int], list[Tensor]]
 ) -> list[Tensor] | None:
-    """Return own inputs that differ from the first ones; None if every seed gives the same."""
+    """Return a draw of the task's inputs that differs from `first`; None if every seed gives the
+    same.
+    """
     for seed in (SEEDS[1], *MORE_SEEDS):
         other = draw(seed)
         if any(_differ(a, b) for a, b in zip(first, other, strict=True)):
@@ -79,19 +83,19 @@ class Findings(TypedDict):
     """Properties of a reference, found by a few calls on two draws of its own inputs."""
 
     random: list[str]
-    """Names of random operators that ran."""
+    """Names of the random operators that a call ran."""
     changed_inputs: list[int]
-    """Indices of the inputs that a call changes."""
+    """Indices of the inputs that a call writes to."""
     changed_state: list[str]
-    """Names in the state dict that a call changes."""
+    """Names of the entries of the state dict that a call changes."""
     noise: float
-    """Largest difference between two equal calls, relative to the largest value."""
+    """Largest difference between the outputs of two equal calls, relative to the largest value."""
     fixed: bool
-    """True if all draws that were tried give the same inputs."""
+    """True if get_inputs returned the same inputs for every seed that was tried."""
     constant: bool
-    """True if other inputs give the same output."""
+    """True if different inputs give the same output."""
     level: float | None
-    """The value of every output element; None if they differ."""
+    """The number that all output elements equal; None if they are not all equal."""
     ignored: list[int]
     """Indices of the inputs that have no effect on the output."""
     not_finite: list[int]
@@ -125,7 +129,7 @@ def _ignored(
 
 
 def _with_random_operators(run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], set[str]]:
-    """Return the result of a call, and the random operators that ran in it."""
+    """Return the result of `run()`, and the names of the random operators that ran in it."""
     seen: set[str] = set()
 
     def watch(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:

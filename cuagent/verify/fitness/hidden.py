@@ -34,20 +34,25 @@ Sample = Callable[[list["Tensor"]], list["Tensor"]]
 SHIFT_S = 34_560_019
 """Shift of the clock in seconds: 400 days, plus some hours, minutes and seconds."""
 SHIFTS_S = (1, 61, 3_607, 86_413)
-"""Further shifts if a clock is read: they change parity, minute, hour and day."""
+"""Further clock shifts in seconds if the reference reads a clock.
+
+They change the parity of the second, the minute, the hour and the day.
+"""
 WATCH_S = 0.08
-"""Time limit of the repeated equal calls, in seconds."""
+"""Seconds after which no further equal call is made."""
 MOST_CALLS, FEWEST_CALLS = 200, 1
-"""Limits of the number of repeated equal calls."""
+"""Largest and least number of repeated equal calls."""
 COUNTER_VALUES = (100, 1_000, 10_000, 10_080)
-"""Values that counters are advanced to: common thresholds and multiples. They stay small, because
-a module may loop that often."""
+"""Values to which counters in the model are set, to see if the output changes.
+
+They are common thresholds and multiples. They stay small, because a module may loop that often.
+"""
 LIST_LENGTHS = (100, 1_000)
 """Lengths to which a growing list of the module is extended, to see if the answer changes."""
 ROUNDING = 4.0
-"""Admitted difference of equal calls, in eps of the dtype relative to the largest value."""
+"""Largest difference of equal calls, in eps of the dtype, relative to the largest value."""
 NOISES = 10.0
-"""Admitted difference of equal calls in units of the measured noise."""
+"""Largest difference of equal calls, in units of the noise that `examine` measured."""
 FAILURES = (
     ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError, TypeError,
     ValueError,
@@ -59,19 +64,22 @@ class Findings(TypedDict):
     """Hidden dependencies of a reference."""
 
     depends_on: str
-    """`construction`, `clock`, `calls`, `later` (a counter in later calls) or empty."""
+    """Hidden dependency that changes the output; empty if there is none.
+
+    `construction`, `clock`, `calls` (earlier calls), or `later` (a counter that later calls reach).
+    """
     read: list[str]
-    """Names of clock and process number functions that were called."""
+    """Names of the functions for clocks and process numbers that the user's files called."""
     changes: list[str]
-    """Names of the state that each call changes."""
+    """Names of the attributes and globals that each call changes."""
     later: str
     """Name of the counter that changes the output of later calls."""
     draws: list[str]
-    """Modules whose random generator is used."""
+    """Modules (`random`, `numpy.random`) from which a call draws random numbers."""
     opens: list[str]
     """Files that a call opens."""
     calls: int
-    """Number of calls that were compared."""
+    """Number of calls whose outputs were compared."""
 
 
 NO_FINDINGS: Findings = {
@@ -90,8 +98,8 @@ def hidden_dependencies(
 ) -> Findings:
     """Return the hidden dependencies of a reference.
 
-    `facts` are the findings of `examine`; if they suffice to refuse the task, nothing is run.
-    `sample` returns the part of the inputs on which the reference is run.
+    `facts` are the findings of `examine`; if they already suffice to refuse the task, the reference
+    is not called. `sample` reduces the inputs to the part on which the reference is called.
     """
     if facts["random"] or facts["changed_state"] or facts["noise"] > NOISE:
         return NO_FINDINGS
@@ -106,7 +114,7 @@ def hidden_dependencies(
 
 
 class _Model:
-    """Model of a freshly imported user module."""
+    """A model constructed from a fresh import of the user's module."""
 
     def __init__(self, reference: Reference, environment: Environment) -> None:
         _forget_imports(reference)
@@ -131,7 +139,7 @@ class _Model:
 
 
 class _Experiment:
-    """Calls of user models under varied conditions: repetition, clock, history."""
+    """Calls of freshly imported models: repeated, under a shifted clock, after other calls."""
 
     def __init__(
         self, reference: Reference, environment: Environment, noise: float, sample: Sample
@@ -165,7 +173,7 @@ class _Experiment:
         }
 
     def _agrees(self, model: _Model) -> bool:
-        """Return True if the model gives the first answer again, up to the noise of equal calls."""
+        """Call `model`; return True if its output equals that of the first call, up to noise."""
         self.calls += 1
         return self._same(model(self.inputs, self.spec))
 
@@ -180,7 +188,9 @@ class _Experiment:
     def _observed_call(
         self, model: _Model
     ) -> tuple[list[str], dict[str, ModuleState], dict[str, ModuleState]]:
-        """Run one call; return the random generators it uses and the state before and after."""
+        """Make one call; return the random generators that it used and the state before and after
+        it.
+        """
         import numpy
 
         def states() -> dict[str, str]:
@@ -196,7 +206,7 @@ class _Experiment:
         return [n for n, state in states().items() if state != drawn[n]], before, after
 
     def _dependence_on_calls(self, model: _Model) -> str:
-        """Return "calls" if equal calls stop giving the same answer, else ""."""
+        """Repeat the first call; return "calls" if its output changes, else ""."""
         start = time.monotonic()
         for number in range(MOST_CALLS):
             if number >= FEWEST_CALLS and time.monotonic() - start > WATCH_S:
@@ -212,7 +222,11 @@ class _Experiment:
         before: Mapping[str, ModuleState],
         after: Mapping[str, ModuleState],
     ) -> str:
-        """Return the first counter or growing list that changes the output; "" if there is none."""
+        """Return the name of the first counter or growing list that changes the output; "" if none
+        does.
+
+        `changes` are the names of the state that a call changed, `before` and `after` its values.
+        """
         for name in changes:
             if name in before and name in after:
                 now = model.module_state()[name]
@@ -231,7 +245,10 @@ class _Experiment:
     def _changes_when_advanced(
         self, model: _Model, now: ModuleState, before: Any, after: Any
     ) -> bool:
-        """Return True if the output changes when a counter reaches one of COUNTER_VALUES."""
+        """Return True if the output changes when a counter is set to one of COUNTER_VALUES.
+
+        `before` and `after` are the counter's values around one call.
+        """
         if now.setter is None or not isinstance(now.value, int | float):
             return False
         step = after - before
@@ -259,14 +276,16 @@ class _Experiment:
             return False
 
     def _fails_or_differs(self, model: _Model) -> bool:
-        """Return True if a call fails or differs. Conditions are unchanged, so a failure counts."""
+        """Repeat the first call; return True if it raises an error or its output differs."""
         try:
             return not self._agrees(model)
         except FAILURES:
             return True
 
     def _dependence_on_clock(self, model: _Model) -> str:
-        """Return "clock" if the answer differs, twice, under a shifted clock, else ""."""
+        """Return "clock" if the output of two calls in a row differs under a shifted clock, else
+        "".
+        """
         for offset_s in (SHIFT_S, *(SHIFTS_S if self.environment.read else ())):
             with self._clock_shifted(offset_s):
                 if not (self._agrees(model) or self._agrees(model)):
@@ -282,10 +301,10 @@ class _Experiment:
             self.environment.offset_s = 0
 
     def _dependence_on_history(self) -> str:
-        """Return why a fresh model differs at another time and after other calls; "" if it does
-        not.
+        """Compare a fresh model, under a shifted clock and after other calls, with the first model.
 
-        The reason is "construction", "calls" or "clock".
+        Returns the condition that changes the output: "construction", "calls" or "clock"; "" if
+        none does.
         """
         if self._fresh_model_agrees(SHIFT_S, called=True):
             return ""
@@ -333,7 +352,7 @@ def _forget_imports(reference: Reference) -> None:
 
 @contextmanager
 def _restored_imports(reference: Reference) -> Iterator[None]:
-    """Restore the modules imported from the user's folder when the context ends."""
+    """Context after which the modules imported from the user's folder are the same as before it."""
     modules = {name: m for name, m in sys.modules.items() if m is reference.module}
     modules |= _imported_user_modules(reference)
     try:

@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
 MAX_ITEMS = 64
-"""Largest number of items of a container that are read."""
+"""Number of items of each container that are fingerprinted."""
 MAX_DEPTH = 12
-"""Largest nesting depth that is read."""
+"""Largest depth of nested attributes and containers that is fingerprinted."""
 MAX_VALUES = 20_000
-"""Largest number of values that are read, to bound the time of a scan."""
+"""Largest number of values that one scan fingerprints, to limit its time."""
 LARGE_BYTES = 1 << 24
-"""Size in bytes above which only torch's version counter of a tensor is read, not its content."""
+"""Size in bytes above which a tensor's fingerprint is torch's version counter, not its content."""
 Setter = Callable[[Any], None]
 
 
 @dataclass(frozen=True)
 class ModuleState:
-    """One value that may change between calls, and how to replace it."""
+    """Fingerprint of one value that may change between calls, with a way to replace the value."""
 
     fingerprint: Hashable
     value: Any = None
@@ -49,8 +49,11 @@ class ModuleState:
 def module_state(
     model: nn.Module, modules: Iterable[ModuleType], folder: Path
 ) -> dict[str, ModuleState]:
-    """Return the state between calls by the name that the author would use: `self.n`, `Model.n` or
-    a global. `folder` is that of the user's files, `modules` are those imported from it."""
+    """Return the state outside the state dict by its name in the code: `self.n`, `Model.n` or a
+    global.
+
+    `folder` is the user's folder; `modules` are the modules imported from it.
+    """
     walk = _Walk(folder, {module.__name__ for module in modules})
     walk.visit("self", model, None, 0)
     classes = {base: None for part in model.modules() for base in type(part).__mro__}
@@ -63,7 +66,10 @@ def module_state(
 
 
 def changed(before: Mapping[str, ModuleState], after: Mapping[str, ModuleState]) -> list[str]:
-    """Return the names of changed state; a container stands for its items."""
+    """Return the names whose fingerprints differ between `before` and `after`.
+
+    If a container changed, its items are not named.
+    """
     names = sorted(
         name
         for name in before.keys() | after.keys()
@@ -92,7 +98,10 @@ class _Walk:
                 self.visit(f"{prefix}{name}", value, setter(name), depth)
 
     def visit(self, name: str, value: Any, setter: Setter | None, depth: int) -> None:
-        """Record one value and its items or attributes."""
+        """Store the fingerprint of `value` under `name`, then visit its items or attributes.
+
+        `setter` replaces the value; None if it cannot be replaced.
+        """
         import numpy
         import torch
 
@@ -163,11 +172,11 @@ class _Walk:
 
 
 def _nothing(key: str, value: Any) -> None:
-    """Setter for buffers, which are not treated as counters: it ignores the new value."""
+    """Ignore the new value: the setter of buffers, which are not treated as counters."""
 
 
 def _tensor(tensor: Tensor) -> Hashable:
-    """Return a fingerprint of the content, or the version of a large tensor."""
+    """Return a checksum of the tensor's content; for a large tensor, `_version`."""
     import torch
 
     form = (tuple(tensor.shape), tensor.dtype)
@@ -180,6 +189,6 @@ def _tensor(tensor: Tensor) -> Hashable:
 
 
 def _version(tensor: Tensor) -> Hashable:
-    """Return the address and version counter, which change with another tensor or a write."""
+    """Return (address, torch's version counter); a write or another tensor changes them."""
     version = None if tensor.is_inference() else tensor._version
     return tensor.data_ptr(), version

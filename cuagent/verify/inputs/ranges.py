@@ -1,4 +1,4 @@
-"""Ranges of a task's own input tensors, estimated from several of its own draws.
+"""Ranges of the values in a task's input tensors, estimated from several results of get_inputs.
 
 Not covered: bounds that no draw shows, for example of one tensor by another.
 """
@@ -15,18 +15,20 @@ Range = tuple[int, int]
 Ends = tuple[float, ...]
 
 NEAR_THE_END = 8
-"""Distance from the end of a table that chance explains, in units of the mean distance between the
-numbers. In one of 3,000 cases no number is nearer to the end than that."""
+"""Largest distance of an index tensor's extreme from the end of its table that chance explains.
+
+The unit is the mean distance between the drawn numbers. In one of 3,000 cases no number is nearer.
+"""
 
 
 def ranges_of(several: Sequence[Sequence[Tensor]], sizes: Sequence[int] = ()) -> list[Range | None]:
-    """Return the least and largest value of each integer tensor over several own draws.
+    """Return the (least, largest) value of each integer tensor; `several` are draws of get_inputs.
 
     `sizes` are the lengths of the tables that each tensor indexes, 0 for none. If the values come
     as near to an end of the table as chance explains, the range extends to that end.
 
-    The result is None for tensors without integers and for integers that are not independent:
-    sorted ones are offsets or segments, ones without duplicates a permutation.
+    The result is None for other tensors and for integers that cannot be drawn independently: sorted
+    ones are offsets or segments, ones without duplicates a permutation.
     """
     tables = sizes or [0] * len(several[0])
     both = zip(zip(*several, strict=True), tables, strict=True)
@@ -34,9 +36,9 @@ def ranges_of(several: Sequence[Sequence[Tensor]], sizes: Sequence[int] = ()) ->
 
 
 def ends_of(several: Sequence[Sequence[Tensor]]) -> list[Ends]:
-    """Return the ends of the domain of each floating tensor over several own draws.
+    """Return the ends of the domain of each floating tensor; `several` are draws of get_inputs.
 
-    They are (0,) if no number is negative, (-1, 1) if all are from -1 to 1, else empty.
+    (0,) if no number is negative, (-1, 1) if all are from -1 to 1, else ().
     """
     return [_ends_of(tensors) for tensors in zip(*several, strict=True)]
 
@@ -61,7 +63,9 @@ def _range_of(tensors: Sequence[Tensor], size: int) -> Range | None:
 
 
 def _is_sorted(tensor: Tensor) -> bool:
-    """Return True if the tensor rises along its last axis, or as a whole if that has length 1."""
+    """Return True if the elements never fall along the last axis (the flattened tensor if its
+    length is 1).
+    """
     lines = tensor if tensor.dim() and tensor.shape[-1] > 1 else tensor.reshape(-1)
     return bool((lines.diff(dim=-1) >= 0).all())
 

@@ -1,4 +1,4 @@
-"""Run a reference on drawn inputs, and judge if its results are fit to compare with."""
+"""Run a reference on drawn inputs, and test if its outputs are fit to judge a candidate by."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HUGE_MARGIN = 2.0**40
-"""Factor that enlarges huge numbers further when a reference is tested on them. A reference that
-squares numbers fails that test and gets no huge ones, because a correct kernel may square other
-numbers."""
+"""Factor on huge inputs when a reference is tested on them.
+
+A reference that squares its inputs overflows in this test and gets no huge inputs. So a correct
+kernel that squares other intermediate numbers does not overflow either.
+"""
 TINY_SHARE = 1 / 16
-"""Share of an output's rms on usual inputs. If its rms on tiny inputs is below that, the output
-counts as tiny."""
+"""An output counts as tiny if its rms is below this share of its rms on usual inputs."""
 FAR = 1e-3
-"""Error against fp64, relative to the largest value, above which an intermediate result must have
-overflowed."""
+"""Error against fp64, relative to the largest value, above which an intermediate must have
+overflowed.
+"""
 
 Forward = Callable[[list["Tensor"]], "list[Tensor]"]
 FillsHidden = Callable[[list["Tensor"]], bool]
@@ -36,11 +38,12 @@ class ReferenceRuns:
     forward_fp64: Forward
     """Run the reference in fp64."""
     discrete: bool
-    """True if the outputs contain integers or booleans."""
+    """True if some outputs are integers or booleans."""
     fits: Fits
-    """Return True if results are finite and intermediates fit the admitted dtype."""
+    """Return True if the outputs are finite and the intermediate results fit the admitted dtype."""
     fills_hidden: FillsHidden | None = None
-    """Return True if mask fills stay hidden; None without mask fills (`trace.mask_fills`)."""
+    """Return True if masked elements have no effect on the output; None if there are no mask fills.
+    """
 
 
 def scaled(tensors: Sequence[Tensor], factor: float) -> list[Tensor]:
@@ -48,10 +51,11 @@ def scaled(tensors: Sequence[Tensor], factor: float) -> list[Tensor]:
 
 
 def keeps_size(results: Sequence[Tensor], larger: Sequence[Tensor]) -> bool:
-    """Return True if some output keeps its size when the inputs become tiny.
+    """Return True if some output does not become tiny when the inputs become tiny.
 
-    `results` belong to tiny inputs, `larger` to the same inputs scaled to a usual size. If all
-    outputs become tiny, a correct `exp(x) - 1` in an ELU has an error as large as they are.
+    `results` are the outputs on tiny inputs, `larger` those on the same inputs scaled to a usual
+    size. Tiny outputs cannot judge a kernel: a correct `exp(x) - 1` in an ELU has an error as large
+    as they are.
     """
     return any(
         rms(small) > TINY_SHARE * rms(large)
@@ -66,7 +70,7 @@ def rms(tensor: Tensor) -> float:
 
 
 def agrees_with_fp64(results: Sequence[Tensor], exact: Sequence[Tensor]) -> bool:
-    """Return True if all outputs are near those in fp64: no intermediate result overflowed."""
+    """Return True if all outputs are near the fp64 ones: no intermediate result overflowed."""
     return all(
         bool(((r - y).abs().double() <= FAR * y.abs().double().max()).all())
         for r, y in zip(results, exact, strict=True)

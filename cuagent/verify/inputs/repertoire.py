@@ -45,52 +45,67 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOST_VARIED = 8
-"""Largest number of draws of changed fixed integers, unless there are more changes than this."""
+"""Largest number of draws with changed fixed integers; more only if there are more changes."""
 
 
 @dataclass(frozen=True)
 class Repertoire:
-    """Kinds of inputs for one task; `ranges` and `line_views` have an item per input tensor."""
+    """Kinds of inputs for one task, with the data from which inputs of each kind are drawn.
+
+    `ranges`, `line_views`, `ends` and `fixed` have one item per input tensor.
+    """
 
     ranges: tuple[Range | None, ...]
     line_views: tuple[tuple[LineView, ...], ...]
     kinds: tuple[Inputs, ...]
     sweep_counts: dict[Inputs, SweepCount]
     extreme_size: float = FAR_EXTREME_SIZE
-    """Size of the extremes that the draws of a sweep move along an axis."""
+    """Magnitude of the extreme element that a sweep moves along an axis."""
     thresholds: tuple[float, ...] = ()
-    """Numbers that the reference compares with."""
+    """Constants with which the reference compares numbers."""
     edges: tuple[float, ...] = ()
-    """Thresholds at which the reference's result jumps."""
+    """Thresholds at which the reference's output jumps."""
     ends: tuple[Ends, ...] = ()
-    """Ends of the domain of each tensor."""
+    """Ends of the domain of each input tensor (`ends_of`)."""
     mixed_tails: tuple[int, ...] = ()
-    """Steps of moderate tails whose mean has both signs. With one sign an output nearly vanishes,
-    and any kernel has a large relative error there."""
+    """Step numbers of Inputs.TAILS at which the mean has both signs instead of one.
+
+    With one sign an output nearly vanishes, and any kernel has a large relative error there.
+    """
     scales: tuple[float, ...] = ()
-    """Numbers by which the reference scales."""
+    """Constants by which the reference multiplies."""
     fixed: tuple[Fixed | None, ...] = ()
-    """Tensors that are the same in all own draws, with the changes that the reference accepts."""
+    """Integer tensors that are the same in every draw of get_inputs, with the changes that the
+    reference accepts; None for other tensors.
+    """
     infinities: bool = False
     """True if the reference tests its inputs for infinities."""
     uniform_scale: bool = False
-    """True if output integers are computed from indices. Large numbers then have one size
-    throughout: with sizes that differ from row to row, a sum in another order could absorb the
-    numbers that decide."""
+    """True if integer outputs are computed from indices; large inputs then have one magnitude
+    throughout.
+
+    With magnitudes that differ from row to row, a sum in another order could absorb the numbers
+    that decide an index.
+    """
     kept_domains: frozenset[Inputs] = frozenset()
-    """Kinds on which tensors with a limited domain keep their own numbers."""
+    """Kinds of inputs on which tensors with a limited domain (`ends`) keep the numbers of
+    get_inputs.
+    """
     flat_own: bool = False
     """True if flat rows of tensors with a limited domain are zero or repeat one of their own
     numbers, because the reference refuses other flat rows."""
     fraction_bits: int = 23
-    """Bits after the binary point that the reference's products keep."""
+    """Bits after the binary point in the factors of the reference's products (23 for fp32)."""
 
     def keeps_own(self, kind: Inputs) -> bool:
         """Return True if tensors with a limited domain keep numbers of their own in this kind."""
         return kind in self.kept_domains or (self.flat_own and kind is Inputs.FLAT)
 
     def drawn(self, kind: Inputs, own: Sequence[Tensor], seed: int, step: int = 0) -> list[Tensor]:
-        """Return inputs of `kind` with the shapes and dtypes of the task's own."""
+        """Return inputs of `kind` with the shapes and dtypes of `own`, inputs from get_inputs.
+
+        `step` is the number of the draw within a sweep.
+        """
         drawn = derive(
             kind,
             own,
@@ -121,12 +136,14 @@ SIZED = (
     *(Inputs.MIXED, Inputs.OFFSET, Inputs.BELOW, Inputs.LARGE, Inputs.LEVELS, Inputs.FLAT),
     *(Inputs.EDGES, Inputs.OTHER_EDGES, Inputs.FAR_EDGES, Inputs.CORNERS, Inputs.OTHER_CORNERS),
 )
-"""Kinds of numbers of unusual size or order. If a reference refuses one of them for all inputs,
-tensors with a limited domain (probabilities, positive numbers) keep their own numbers in it. Kinds
-that judge precision are not among them."""
+"""Kinds of inputs with numbers of unusual size or order; none of them judges precision.
+
+If a reference refuses such a kind, tensors with a limited domain (probabilities, positive numbers)
+keep the numbers of get_inputs in it.
+"""
 FLAT, NONE = Inputs.FLAT, frozenset[Inputs]()
 SQUARING = ("var", "std", "norm", "dist", "hypot", "complex abs")
-"""Parts of the names of operators whose formula squares."""
+"""Parts of the names of operators whose formula squares its input."""
 
 
 def repertoire(
@@ -138,10 +155,10 @@ def repertoire(
     ends: Sequence[Ends] = (),
     fraction_bits: int = 23,
 ) -> Repertoire:
-    """Return the kinds of inputs that suit a reference.
+    """Return the kinds of inputs on which a reference can judge candidates.
 
-    `trace` is a trace of one run, `call_s` the seconds of one call, `ends` from `ends_of`,
-    `fraction_bits` from `Terms`.
+    `own` are inputs from get_inputs, `trace` is a trace of one run, `call_s` the seconds of one
+    call, `ends` the result of `ends_of`, `fraction_bits` that of `Terms`.
     """
     selections = trace.selections
     line_views = tuple(_line_views(tensor, selections) for tensor in own)
@@ -192,7 +209,7 @@ def repertoire(
 def _vanishing_steps(
     runs: ReferenceRuns, available: Repertoire, own: Sequence[Tensor]
 ) -> tuple[int, ...]:
-    """Return the steps of moderate tails at which some output nearly vanishes."""
+    """Return the step numbers of Inputs.TAILS at which the rms of some output is nearly zero."""
     usual = runs.forward(list(own))
     shifts = [step for step, (mean, _) in enumerate(TAILS) if mean]
     found = []
@@ -211,10 +228,10 @@ def with_fixed(
     accepts: Callable[[list[Tensor]], bool] | None,
     call_s: float,
 ) -> Repertoire:
-    """Return the repertoire with draws that change the fixed integers and masks.
+    """Return the repertoire plus a sweep (Inputs.VARIED) that changes the fixed integers and masks.
 
-    Integers that other kinds change already are left out. `accepts` returns True if the reference
-    accepts inputs; if it is None, nothing changes.
+    Integers that other kinds change already are left out. `accepts(inputs)` is True if the
+    reference accepts these inputs; without it no sweep is added.
     """
     ranged = {Inputs.EXTREMES, Inputs.EVERY} & set(suited.kinds)
     found: list[Fixed | None] = []
@@ -260,7 +277,7 @@ def _applies(
     discrete: bool,
     selects: bool,
 ) -> bool:
-    """Return True if the kind changes these inputs in a way that can affect this reference."""
+    """Return True if inputs of `kind` differ from `own` in a way that can affect this reference."""
     match kind:
         case Inputs.OWN:
             return True
@@ -291,7 +308,9 @@ def _is_answered(
     *,
     selects: bool = False,
 ) -> bool:
-    """Return True if the reference's answer to inputs of `kind` is fit to judge candidates."""
+    """Run the reference on inputs of `kind`; return True if its outputs are fit to judge
+    candidates.
+    """
     given = available.drawn(kind, own, 0)
     if kind is Inputs.HUGE:
         given = scaled(given, HUGE_MARGIN)
@@ -319,7 +338,9 @@ def _is_answered(
 
 
 def _computes_with_indices(trace: ReferenceTrace) -> bool:
-    """Return True if output integers are computed from indices of chosen elements."""
+    """Return True if some integer output is computed from indices that an argmax, sort or topk
+    chose.
+    """
     outputs = zip(trace.outputs, trace.traced, strict=True)
     return any(chosen.indexed for chosen in trace.selections) and any(
         not is_inexact(output) and not boolean(output) and traced is None
@@ -328,9 +349,9 @@ def _computes_with_indices(trace: ReferenceTrace) -> bool:
 
 
 def _shifts_along_axes(selections: Iterable[Selection]) -> bool:
-    """Return True if the reference shifts by maxima along several axes of one shape.
+    """Return True if the reference subtracts maxima along different axes of tensors of one shape.
 
-    For example, a Sinkhorn normalisation does. An honest kernel may keep the sums of rows and
+    A Sinkhorn normalisation does, for example. An honest kernel may store the sums of rows and
     columns instead of the matrix. Among numbers of 1e6 such sums lose the logarithms of counts.
     """
     found: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
@@ -341,15 +362,14 @@ def _shifts_along_axes(selections: Iterable[Selection]) -> bool:
 
 
 def _squares(names: Iterable[str]) -> bool:
-    """Return True if an operator squares its input. It may do so in fp64, so that no overflow
-    shows it."""
+    """Return True if an operator among `names` squares its input, perhaps in fp64."""
     return any(word in name for name in names for word in SQUARING)
 
 
 def _line_views(tensor: Tensor, selections: Sequence[Selection]) -> tuple[LineView, ...]:
-    """Return the lines of this input among which the reference chooses; none if unknown.
+    """Return the axes of this input along which the reference chooses elements; empty if unknown.
 
-    An operand with as many elements as the input is assumed to derive from it elementwise.
+    An operand with as many elements as the input is assumed to be computed from it elementwise.
     """
     found: dict[LineView, None] = {}
     for chosen in selections:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from cuagent.verify.inputs.kinds import MAX_SWEEP
 
 BITS = 62
-"""Number of random bits in a seed."""
+"""Number of random bits of a seed."""
 
 
 class Seeds:
-    """Source of seeds: 62 bits from os.urandom each, or those of an earlier verdict."""
+    """Source of secret seeds: 62 bits from os.urandom each, or the seeds of an earlier verdict."""
 
     def __init__(self, replay: Sequence[int] = ()) -> None:
         self._replay = list(reversed(replay))

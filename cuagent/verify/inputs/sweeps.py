@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SWEEP_S = 0.4
-"""Approximate time limit of one sweep, in seconds."""
+"""Approximate time limit of one sweep in seconds; it limits the number of draws."""
 STEP_S, STEP_CALLS = 0.003, 8
-"""Cost of one draw of a sweep: seconds, plus calls of the reference."""
+"""Assumed time of one draw of a sweep: STEP_S seconds plus STEP_CALLS calls of the reference."""
 FEWEST_STEPS = 2
 """Least number of draws of a sweep, even if calls are slow."""
 FEW_TAILS, MOST_TAILS = 3, 6
-"""Draws of moderate tails on slow tasks, and on fast ones."""
+"""Least number of draws of Inputs.TAILS (slow tasks), and the largest (fast tasks)."""
 MOST_BRINKS = 24
-"""Largest number of draws of BRINK."""
+"""Largest number of draws of Inputs.BRINK."""
 FEW_HALVES, MOST_HALVES = 8, 24
-"""Draws of HALVES: the number on slow tasks, and the largest number on fast ones."""
+"""Number of draws of Inputs.HALVES on slow tasks, and the largest number on fast ones."""
 
 
 @dataclass(frozen=True)
 class SweepCount:
-    """Number of draws that a sweep makes, and that it would need to cover every place or case."""
+    """Number of draws that a sweep makes, and that would be needed to reach every place."""
 
     made: int
     needed: int
@@ -46,7 +46,11 @@ def sweep_count(
     trace: ReferenceTrace,
     call_s: float,
 ) -> SweepCount:
-    """Return the number of draws of `kind` in a sweep. `call_s` is the seconds of one call."""
+    """Return the number of draws in a sweep of `kind`.
+
+    `own` are inputs from get_inputs; `ranges` and `line_views` have one item per input; `call_s` is
+    the seconds of one call of the reference.
+    """
     most, selections = int(SWEEP_S / (STEP_S + STEP_CALLS * call_s)), trace.selections
     if kind is Inputs.TAILS:
         made = max(FEW_TAILS, min(MOST_TAILS, most))
@@ -74,7 +78,9 @@ def sweep_count(
 
 
 def values_of(bounds: Range | None) -> int:
-    """Return the number of values of an integer input that a sweep visits one by one."""
+    """Return how many values of an integer input with these bounds a sweep tries; 0 if there are
+    too many.
+    """
     if bounds is None or bounds[1] - bounds[0] >= MOST_VALUES:
         return 0
     return max(bounds[1] - max(bounds[0], 0) + 1, 0) + (bounds[0] < 0)

@@ -1,11 +1,12 @@
 """Variation of integer and boolean inputs that are the same in every draw of a task.
 
-Position ids, bag offsets, lengths, a causal mask and a decode position are the same in every own
-draw, so a kernel could ignore them. Each such tensor is replaced by one with the same apparent
-contract: order, distinct values, first and last value, range, rows that are not empty. If no such
-tensor exists, a weaker contract is tried. The reference must accept each replacement.
+Position ids, bag offsets, lengths, a causal mask and a decode position are the same in every result
+of get_inputs, so a kernel could ignore them. Each such tensor is replaced by one with the same
+apparent properties: order, distinct values, first and last value, range, rows that are not empty.
+If no such tensor exists, fewer properties are preserved. The reference must accept each
+replacement.
 
-Not covered: tensors that differ between own draws, and those that `kinds` varies already.
+Not covered: tensors that differ between draws, and those that `kinds` varies already.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 TRIALS = 3
-"""Samples of a change that the reference must accept before the change is used."""
+"""Number of changed tensors that the reference must accept before the change is used."""
 TOP_OF_SMALL = 8
-"""Exclusive upper limit of the values that `Change.SMALL_NUMBER` draws."""
+"""Exclusive upper limit of the integers that `Change.SMALL_NUMBER` draws."""
 FLIPPED = 0.3
-"""Share of a mask's elements that change."""
+"""Share of a boolean mask's elements that `Change.MASK` flips."""
 EMPTIED = 0.3
-"""Share of lengths that become zero."""
+"""Share of lengths that `Change.EMPTY` sets to zero."""
 
 MOST_ROWS = 64
-"""Number of rows that are changed separately if more rows than this are all equal."""
+"""Number of rows that are changed independently if a tensor has more, equal rows."""
 
 Accepts = Callable[["Tensor"], bool]
 
@@ -56,17 +57,20 @@ class Change(StrEnum):
 
 @dataclass(frozen=True)
 class Fixed:
-    """An input tensor that is the same in every own draw."""
+    """An integer or boolean input tensor that is the same in every draw of get_inputs."""
 
     own: Tensor
     table: int
-    """Length of the table that the tensor indexes, 0 if none is known."""
+    """Length of the table that the tensor indexes; 0 if none is known."""
     changes: tuple[Change, ...] = ()
-    """Changes that the reference accepts."""
+    """Changes of the tensor that the reference accepts."""
 
     def candidates(self) -> tuple[tuple[Change, ...], ...]:
-        """Return sets of changes in the order in which they are tried: first those that keep the
-        whole apparent contract, then those that keep less of it."""
+        """Return sets of changes to try, in order.
+
+        The first set preserves all apparent properties of the tensor (order, distinct values,
+        ends); later sets preserve fewer.
+        """
         import torch
 
         own = self.own
@@ -92,10 +96,11 @@ class Fixed:
         return strict, (Change.REPEATED,), (Change.SHUFFLED,)
 
     def empties(self) -> tuple[Change, ...]:
-        """Return changes that leave a bag, a segment or a sequence empty.
+        """Return changes that make a bag, a segment or a sequence empty.
 
-        A reference that stays finite on these defines the result of an empty one, so a kernel must
-        give the same. Offsets differ from position ids: they start with 0 and index no table.
+        If the reference's output on them is finite, it defines the result of an empty bag, so a
+        kernel must give the same. Offsets differ from position ids: they start with 0 and index no
+        table.
         """
         import torch
 
@@ -111,9 +116,9 @@ class Fixed:
         return (Change.REPEATED,) if self.table == 0 or not _distinct(rows) else ()
 
     def changed(self, change: Change, generator: Generator, step: int = 0) -> Tensor:
-        """Return the tensor with `change` applied, drawn from the generator.
+        """Return a copy of the tensor with `change` applied, random by `generator`.
 
-        `step` counts the draws of this change.
+        `step` is the number of earlier draws of this change.
         """
         own = self.own
         if change is Change.MASK:
@@ -148,7 +153,11 @@ class Fixed:
 
 
 def fixed_of(several: Sequence[Sequence[Tensor]], tables: Sequence[int]) -> list[Fixed | None]:
-    """Return the fixed integer and boolean tensors of several own draws, None for other tensors."""
+    """Return the integer and boolean tensors that are equal in all draws in `several`, as `Fixed`.
+
+    The item is None for other tensors. `tables` are the lengths of the tables that each tensor
+    indexes.
+    """
     import torch
 
     found: list[Fixed | None] = []
@@ -161,10 +170,10 @@ def fixed_of(several: Sequence[Sequence[Tensor]], tables: Sequence[int]) -> list
 
 
 def accepted_changes(fixed: Fixed, accepts: Accepts, seed: int) -> tuple[Change, ...]:
-    """Return the accepted changes of the first set in `candidates` that has any, and the accepted
-    changes of `empties`.
+    """Return the changes of `fixed` that the reference accepts.
 
-    A change counts if the reference accepts all of its samples.
+    They are those of the first set in `Fixed.candidates` with an accepted change, and those of
+    `Fixed.empties`. A change is accepted if the reference accepts all TRIALS samples of it.
     """
     strongest = (
         tuple(c for c in cs if _is_accepted(fixed, c, accepts, seed)) for cs in fixed.candidates()
@@ -177,7 +186,7 @@ def accepted_changes(fixed: Fixed, accepts: Accepts, seed: int) -> tuple[Change,
 
 
 def _is_accepted(fixed: Fixed, change: Change, accepts: Accepts, seed: int) -> bool:
-    """Return True if samples differ from the tensor and the reference accepts all of them."""
+    """Draw TRIALS samples of a change; return True if some differ and the reference accepts all."""
     import torch
 
     generator = seeded([fixed.own], seed)
@@ -187,7 +196,7 @@ def _is_accepted(fixed: Fixed, change: Change, accepts: Accepts, seed: int) -> b
 
 
 def _by_rows(own: Tensor, change: Change, low: int, high: int, generator: Generator) -> Tensor:
-    """Apply a change to each row; rows that fall are treated as rows that rise."""
+    """Apply a change to each row of `own`; descending rows are reversed before and after."""
     rows = _rows(own)
     if change is Change.SHUFFLED:
         order = randn(rows, generator).argsort(-1)
@@ -204,7 +213,7 @@ def _by_rows(own: Tensor, change: Change, low: int, high: int, generator: Genera
 
 
 def _spaced(rows: Tensor, generator: Generator) -> Tensor:
-    """Return distinct sorted numbers from the first to the last number of each row."""
+    """Draw for each row distinct ascending integers with the row's first and last number."""
     import torch
 
     def spaced(row: Tensor) -> Tensor:
@@ -217,7 +226,7 @@ def _spaced(rows: Tensor, generator: Generator) -> Tensor:
 
 
 def _subset(own: Tensor, low: int, high: int, generator: Generator) -> Tensor:
-    """Return distinct sorted numbers from `low` to `high` for each row of `own`."""
+    """Draw for each row of `own` distinct integers from `low` to `high`, sorted like the row."""
     import torch
 
     rows = _rows(own)
@@ -231,7 +240,7 @@ def _subset(own: Tensor, low: int, high: int, generator: Generator) -> Tensor:
 
 
 def _runs(rows: Tensor, generator: Generator) -> Tensor:
-    """Return the same values of each row in order, each repeated another number of times."""
+    """Draw for each row the same sorted values with other numbers of repetitions."""
     import torch
 
     def runs(row: Tensor) -> Tensor:
@@ -245,7 +254,7 @@ def _runs(rows: Tensor, generator: Generator) -> Tensor:
 
 
 def _repeated(rows: Tensor, low: int, high: int, generator: Generator) -> Tensor:
-    """Return sorted numbers, some equal, with the first and the last of each row unchanged."""
+    """Draw for each row ascending integers with repetitions and the row's first and last number."""
     drawn = _integers(rows, low, high + 1, generator).to(rows.dtype)
     drawn = drawn.maximum(rows[:, :1]).minimum(rows[:, -1:])
     drawn[:, :1], drawn[:, -1:] = rows[:, :1], rows[:, -1:]
@@ -253,7 +262,7 @@ def _repeated(rows: Tensor, low: int, high: int, generator: Generator) -> Tensor
 
 
 def _without_one(row: Tensor, generator: Generator) -> Tensor:
-    """Replace one value of a sorted row by the value before it, so that surely some are equal."""
+    """Replace one value of a sorted row by the value before it, so that two elements are equal."""
     import torch
 
     inner = row[(row > row[0]) & (row < row[-1])].unique()
@@ -264,7 +273,7 @@ def _without_one(row: Tensor, generator: Generator) -> Tensor:
 
 
 def _prefixes(own: Tensor, generator: Generator) -> Tensor:
-    """Return rows that start with at least one 1, followed by zeros."""
+    """Return rows of ones followed by zeros; the number of ones is random, at least 1."""
     import torch
 
     rows = _rows(own)
@@ -274,7 +283,7 @@ def _prefixes(own: Tensor, generator: Generator) -> Tensor:
 
 
 def _emptied(own: Tensor, generator: Generator) -> Tensor:
-    """Set some numbers to zero, at least one of them, and keep at least one."""
+    """Set a random share of the numbers to zero: at least one, but not all of them."""
     import torch
 
     noise = torch.rand(tuple(own.shape), generator=generator, device=own.device).view(-1)
@@ -284,7 +293,10 @@ def _emptied(own: Tensor, generator: Generator) -> Tensor:
 
 
 def _other_mask(own: Tensor, generator: Generator) -> Tensor:
-    """Flip some elements; a row keeps a set element if it had one, and a clear element likewise."""
+    """Flip a random share of a boolean mask.
+
+    A row that has a True keeps at least one, and so does a row that has a False.
+    """
     import torch
 
     rows = _rows(own)
@@ -300,7 +312,7 @@ def _other_mask(own: Tensor, generator: Generator) -> Tensor:
 
 
 def _integers(like: Tensor, low: int, high: int, generator: Generator) -> Tensor:
-    """Return random int64 from `low` to below `high`, of the shape of `like`."""
+    """Return random int64 in [low, high) with the shape of `like`."""
     import torch
 
     shape = tuple(like.shape)
@@ -308,7 +320,7 @@ def _integers(like: Tensor, low: int, high: int, generator: Generator) -> Tensor
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """Return the lines along the last axis; the whole tensor if its length is 1."""
+    """View the tensor as [rows, last axis]; as one row if the last axis has length 1."""
     if tensor.dim() and tensor.shape[-1] > 1:
         return tensor.reshape(-1, tensor.shape[-1])
     return tensor.reshape(1, -1)
@@ -324,7 +336,10 @@ def _distinct(rows: Tensor) -> bool:
 
 
 def _change_rows(rows: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply a change to every row; many equal rows share the results of the first MOST_ROWS."""
+    """Apply `change` to every row.
+
+    If many rows are equal, reuse the results of the first MOST_ROWS.
+    """
     import torch
 
     few = rows

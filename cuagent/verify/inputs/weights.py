@@ -16,32 +16,42 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 WHOLE = (2, -1, 1, 0, -2)
-"""Values of gains, slopes and biases in integer weights."""
+"""Values of gains, slopes and biases in Weights.INTEGER."""
 SMALL = 2.0**-8
-"""Factor of small weights."""
+"""Factor on the weights in Weights.SMALL."""
 SUNK = 1e4
-"""Amount subtracted from biases in sunk weights."""
+"""Number subtracted from biases in Weights.SUNK."""
 TINY_GAIN = 1e-3
-"""Rms below which a constant parameter (a layer's scale) counts as an initial value near zero."""
+"""Rms below which a parameter with one value throughout (a layer's scale) counts as nearly zero."""
 GROWTH = (5.0, -5.0, 2.0, -2.0, 1.0, -1.0, 0.5, -0.5)
-"""Amounts added to vectors in grown weights. The largest come first: a short vector gets only the
-first ones."""
+"""Numbers added to the elements of vectors in Weights.GROWN.
+
+The largest come first: a short vector gets only the first ones.
+"""
 PAST_CLAMPS = (24.0, -24.0, 8.0, -8.0)
-"""Amounts added to clamped vectors, so that both limits apply; the largest first, as in GROWTH."""
+"""Numbers added to clamped vectors in Weights.PAST, so that both clamp limits apply; largest first.
+"""
 LOWERED = 3.0
-"""Least amount subtracted from unclamped vectors in grown weights past clamps. Without it a bias of
--0.5 often kept one score above -1, the initial value of a wrong search."""
+"""Least number subtracted from unclamped vectors in Weights.PAST.
+
+Without it a bias of -0.5 often kept one score above -1, the initial value of a wrong search for the
+maximum.
+"""
 NUMBER, NUMBER_PAST = 5.0, 24.0
-"""Amounts added to a parameter of one or two numbers: usually, and if it is clamped."""
+"""Numbers added to a parameter of one or two elements in grown weights: usually, and if it is
+clamped.
+"""
 GROWN_SIZE = 2.0
-"""Rms of the amounts added to tables and other tensors of several axes."""
+"""Rms of the noise added to tensors of several axes in Weights.GROWN."""
 SMALL_VARIANCE = 2.0**-10
-"""Factor of every second running variance. The gain compensates it, so that a wrong epsilon
-shows."""
+"""Factor on every second running variance in Weights.SHAKEN; the gain compensates it.
+
+A kernel with a wrong epsilon then gives a visibly wrong output.
+"""
 
 
 class Weights(StrEnum):
-    """Kinds of weights. Logs contain their values."""
+    """Kinds of weights with which a verdict calls a model. Logs contain their values."""
 
     OWN = "own"
     """Weights as the constructor draws them."""
@@ -49,8 +59,10 @@ class Weights(StrEnum):
     """Weights with noise, which removes special initial values: a fresh BatchNorm or LayerNorm does
     not scale or shift."""
     SMALL = "small"
-    """All weights except gains are scaled by 2^-8, so that a norm after them divides mostly by its
-    epsilon. Clamped numbers are scaled too, so that a lower limit (of a temperature) applies."""
+    """All weights except gains times 2^-8, so that a following norm divides mostly by its epsilon.
+
+    Clamped numbers are scaled too, so that a lower limit (of a temperature) applies.
+    """
     SUNK = "sunk"
     """Shaken weights, with 1e4 subtracted from all biases except those of norms: products become
     very negative, and their mean is far larger than their variation."""
@@ -138,7 +150,7 @@ def _grown(
 
 
 def _of_product(name: str, state: dict[str, Tensor]) -> bool:
-    """Return True for a bias, unless the weight of the same layer is a vector, as in a norm."""
+    """Return True if parameter `name` is the bias of a linear or convolution layer."""
     weight = state.get(name.replace("bias", "weight"))
     return (
         "bias" in name
@@ -148,7 +160,10 @@ def _of_product(name: str, state: dict[str, Tensor]) -> bool:
 
 
 def _narrow(state: dict[str, Tensor]) -> None:
-    """Make every second running variance small, and its gain too, so that output sizes stay."""
+    """Multiply every second running variance by SMALL_VARIANCE, in place.
+
+    The gain gets its root as a factor, so that the outputs keep their size.
+    """
     for name in [name for name in state if name.endswith("running_var")]:
         gain = state.get(name.removesuffix("running_var") + "weight")
         if gain is not None and gain.shape == state[name].shape:

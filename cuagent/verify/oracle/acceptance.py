@@ -1,7 +1,7 @@
-"""Test if a reference accepts inputs that its task does not draw itself.
+"""Test if a reference accepts inputs that its task's get_inputs does not return.
 
-On CUDA an index outside its table is a device assert, which ends the oracle's context. So for a
-CUDA task a copy of the model on the CPU is asked, where the same index raises an exception. Runs in
+On CUDA an index outside its table is a device assert, which ends the oracle's context. So a CUDA
+task is tested on a copy of the model on the CPU, where the same index raises an exception. Runs in
 the oracle's process. Not covered: how well the answer measures candidates.
 """
 
@@ -22,27 +22,35 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 SLOWEST_CALL_S = 0.02
-"""Longest call on the GPU, in seconds, for which a CPU copy is made; a slower reference would take
-seconds on the CPU."""
+"""Longest call on the GPU in seconds for which a CPU copy is made.
+
+A slower reference would take seconds on the CPU.
+"""
 SLOWEST_COPY_S = 0.5
 """Longest call of the copy on the CPU, in seconds."""
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Test if a model accepts other inputs; `own_outputs` are its outputs on the task's own."""
+    """Test if a model accepts given inputs; `own_outputs` are its outputs on inputs from
+    get_inputs.
+    """
 
     run: Callable[[list[Tensor]], list[Tensor]]
     own_outputs: list[Tensor]
     device: str
     own_wrap: bool
-    """True if an index is negative (counts from the end of a table) on the task's own inputs."""
+    """True if the task's own inputs contain negative indices, which count from the end of a
+    table.
+    """
 
     def __call__(self, inputs: Sequence[Tensor]) -> bool:
-        """Return True if the outputs have the usual shapes and no new non-finite elements.
+        """Return True if the model's outputs on `inputs` have the usual shapes and no new NaN or
+        Inf.
 
         A length of zero that makes the reference read index -1, the last row, is a fault that torch
-        does not report; no kernel needs to repeat it.
+        does not report; no kernel needs to repeat it. So inputs with new negative indices are not
+        accepted.
         """
         given, results = [tensor.to(self.device) for tensor in inputs], []
         try:
@@ -63,7 +71,11 @@ class Acceptance:
 def acceptance(
     reference: TwoPrecisions, model: nn.Module, inputs: Sequence[Tensor], call_s: float
 ) -> Acceptance | None:
-    """Return the test; None if it would take too long, or the model does not run on the CPU."""
+    """Return the acceptance test of a reference.
+
+    None if a call would take too long (`call_s` are the seconds of one call), or if the model does
+    not run on the CPU.
+    """
     if reference.task.device is Device.CPU:
         return _acceptance(reference.forward, list(inputs))
     if call_s > SLOWEST_CALL_S:

@@ -1,8 +1,9 @@
 """Collect the facts about a task that a verdict needs: layouts, sums, kinds of inputs.
 
-The reference runs on the task's own inputs: observed, in fp64, traced, with larger mask fills,
-timed; and on each kind of inputs. Runs in the oracle's process. Not covered: if the reference is
-fit to judge by (`fitness.examine`, `fitness.hidden`), which is a separate request.
+The reference runs on the task's own inputs: plainly, in fp64, with its operators traced, with
+larger mask fills, and timed. It also runs on each kind of inputs. Runs in the oracle's process. Not
+covered: the tests if the reference is fit to judge by (`fitness.examine`, `fitness.hidden`), which
+are a separate request.
 """
 
 from __future__ import annotations
@@ -51,18 +52,21 @@ if TYPE_CHECKING:
     from torch import Tensor, dtype, nn
 
 MIN_RANGE_DRAWS, MAX_RANGE_DRAWS = 8, 256
-"""Least and largest number of own draws from which the range of inputs is taken; small inputs get
-more draws."""
+"""Least and largest number of get_inputs calls from which the ranges of the inputs are estimated.
+
+Small inputs get more calls.
+"""
 MAX_RANGE_ELEMENTS = 1 << 18
-"""Number of elements in all these draws, unless the least number of draws has more."""
+"""Number of elements that these calls return together, unless MIN_RANGE_DRAWS calls return more."""
 TIMED_CALLS, TIMED_CALLS_S = 5, 0.5
-"""Number of timed calls, of which the fastest counts, and seconds after which no further call
-starts."""
+"""Number of timed calls, of which the fastest counts, and seconds after which none starts any
+more.
+"""
 
 
 @dataclass(frozen=True)
 class Described:
-    """A task whose reference has run, with all that the oracle needs to answer."""
+    """A task with its models and all data that the oracle needs to answer requests."""
 
     reference: TwoPrecisions
     """The reference in both precisions; its weights are still those of seed 0."""
@@ -70,19 +74,24 @@ class Described:
     """Unit roundoff of the coarsest honest arithmetic (`bounds.coarsest`)."""
     repertoire: Repertoire
     roles: Roles
-    """Roles of its parameters and buffers."""
+    """Roles of the reference's parameters and buffers."""
     accepts: Acceptance | None
-    """Test for other integers than the task draws; None if it is not needed or not possible."""
+    """Test if the reference accepts integers that get_inputs does not return.
+
+    None if there are no integers to vary, or if the test is not possible.
+    """
     facts: TaskFacts
-    """Facts that the referee gets."""
+    """Facts that the oracle sends to the referee."""
 
     def own_sample(self, seed: int) -> list[Tensor]:
-        """Return own inputs on which the reference is examined: the first slice of large ones."""
+        """Return inputs from get_inputs on which the reference is examined; for a large task a
+        slice of them.
+        """
         return sample_of(self.reference, self.reference.own_inputs(seed))
 
 
 def sample_of(reference: TwoPrecisions, inputs: list[Tensor]) -> list[Tensor]:
-    """Return copies of the first slice of large inputs; other inputs unchanged."""
+    """Return copies of the first slice of large inputs; return other inputs unchanged."""
     if reference.slicing is None:
         return inputs
     first = next(reference.slicing.ranges())
@@ -96,10 +105,10 @@ class _FirstRun:
     inputs: list[Tensor]
     outputs: list[Tensor]
     nested: tuple[Any, Any]
-    """Specs of inputs and outputs."""
+    """Specs of the inputs and of the outputs."""
     terms: Terms
     peak: int
-    """Bytes that the reference needs for its weights, inputs, intermediate results and outputs."""
+    """Peak bytes of one call: weights, inputs, intermediate results and outputs."""
     writes_inputs: bool
     """True if the reference writes to its inputs."""
 
@@ -107,7 +116,7 @@ class _FirstRun:
 def describe(
     opened: Reference, budget: int | None = None, before_call: Callable[[], None] | None = None
 ) -> Described:
-    """Run the reference and return the facts about it. Raises TaskError if it does not run.
+    """Run the reference and return the facts about the task. Raises TaskError if it does not run.
 
     `budget` limits the bytes of the device's memory. `before_call` is called before each run of the
     reference.
@@ -220,14 +229,14 @@ def _first_run(
 
 
 def _peak(device: Device) -> int:
-    """Return the peak of the allocated GPU memory so far, in bytes."""
+    """Return the peak of the allocated GPU memory so far in bytes; 0 on a CPU."""
     import torch
 
     return torch.cuda.max_memory_allocated() if device is Device.CUDA else 0
 
 
 def _parameters(model: nn.Module) -> list[str]:
-    """Return the names of forward's parameters that a call can give by position."""
+    """Return the names of forward's parameters that can be passed by position."""
     try:
         parameters = inspect.signature(model.forward).parameters.values()
     except (TypeError, ValueError):  # a builtin: its arguments have no names
@@ -255,10 +264,10 @@ def _layouts(
     *,
     lean: bool,
 ) -> Layouts:
-    """Return the layouts of the arenas that the referee lends.
+    """Return the layouts of the arenas that the referee shares with the oracle.
 
-    If `lean`, changes of an answer are computed in fp64 and stored in a narrower dtype: the spread,
-    of which a rule takes the size, in bf16; the change of an element, which is subtracted, in fp32.
+    With `lean` the spread is stored in bf16 and the sensitivity in fp32, although both are computed
+    in fp64: rules use only the magnitude of the spread, but subtract the sensitivity.
     """
     import torch
 
@@ -282,8 +291,10 @@ def _layouts(
 
 
 def _without_memory(tensor: Tensor, dtype: dtype) -> Tensor:
-    """Return a tensor of this shape that has no memory: of `dtype` if it is real, complex64 if it
-    is complex, of its own dtype if it is neither."""
+    """Return a meta tensor with the shape of `tensor`, for a layout.
+
+    Its dtype is `dtype` for a real tensor, complex64 for a complex one, unchanged for integers.
+    """
     import torch
 
     if not is_inexact(tensor):
@@ -294,10 +305,10 @@ def _without_memory(tensor: Tensor, dtype: dtype) -> Tensor:
 
 
 def _seconds(reference: TwoPrecisions, inputs: list[Tensor]) -> float:
-    """Return the seconds of the fastest of a few calls.
+    """Return the seconds of the fastest of TIMED_CALLS calls.
 
-    The number of draws depends on it, and one call on a busy machine may take a hundred times as
-    long as the next.
+    The number of draws depends on this time, and one call on a busy machine may take a hundred
+    times as long as the next.
     """
     device = reference.task.device.value
     times: list[float] = []
@@ -311,16 +322,20 @@ def _seconds(reference: TwoPrecisions, inputs: list[Tensor]) -> float:
 
 
 def _grown(roles: Roles, state: dict[str, Tensor], *, chooses: bool) -> list[Weights]:
-    """Return the kinds of grown weights that give other values than the kinds before them.
+    """Return the kinds of grown weights that this model needs: GROWN, PAST, both or none.
 
-    `chooses`: the reference selects elements, and added scores below zero may decide which.
+    `chooses` is True if the reference selects elements; added scores below zero may then decide
+    which.
     """
     past = bool(roles.clamped) or roles.has_few_numbers(state) or (chooses and bool(roles.added))
     return [Weights.GROWN] * roles.grows + [Weights.PAST] * past
 
 
 def _unvaried(chosen: Repertoire, samples: Sequence[Sequence[Tensor]]) -> list[int]:
-    """Return the numbers of the inputs that are equal in every draw of every kind."""
+    """Return the indices of the inputs that are equal in every draw of every kind.
+
+    `samples` are several results of get_inputs.
+    """
     import torch
 
     kinds = set(chosen.kinds)
@@ -347,11 +362,10 @@ def _unvaried(chosen: Repertoire, samples: Sequence[Sequence[Tensor]]) -> list[i
 def _own_samples(
     reference: TwoPrecisions, inputs: Sequence[Tensor], *, is_large: bool
 ) -> list[list[Tensor]]:
-    """Return own draws that show the ranges of the inputs.
+    """Return results of get_inputs from which the ranges of the inputs are estimated.
 
-    If all inputs are floating and have no ends of a domain (`ends_of`), one or two are enough. Of a
-    large task it is one draw, with the integers of a second. One large draw shows the ends of the
-    domain, and memory has no room for eight.
+    If all inputs are floating and unbounded (`ends_of`), one or two are enough. For a large task it
+    is one, plus the integers of a second, because memory has no room for more.
     """
     if is_large:
         if all(map(is_inexact, inputs)):

@@ -14,45 +14,51 @@ from cuagent.verify.trace.reductions import Terms
 from cuagent.worker import Layout
 
 BUDGET = "budget.json"
-"""File in the oracle's folder: bytes that limit the device's memory, or null."""
+"""Name of a file in the oracle's folder: bytes that limit the device's memory, or null."""
 LOCK = "lock.json"
-"""File in the oracle's folder: path of the device's lock, or null."""
+"""Name of a file in the oracle's folder: path of the device's lock, or null."""
 PAUSING = "pausing"
-"""Key of a message that precedes an answer: the device is idle, and the oracle goes on when it gets
-a message."""
+"""Key of a message that the oracle sends while the device is idle, before its answer.
+
+The oracle continues when it receives a message.
+"""
 
 
 @dataclass(frozen=True)
 class Layouts:
-    """Layouts of the arenas that the referee lends for one call."""
+    """Layouts (shapes, dtypes, offsets) of the arenas that the referee shares for one call."""
 
     inputs: Layout
     output: Layout
-    """The outputs in their own precision."""
+    """The outputs in the reference's own precision."""
     precise: Layout
     """The outputs in fp64."""
     spread: Layout
     """The spread of the outputs: in fp64, or in bf16 for a large task."""
     moved: Layout
-    """The largest change of each output element: in fp64, or in fp32 for a large task."""
+    """The sensitivity: largest change of each output element; in fp64, or in fp32 for a large
+    task.
+    """
     places: Layout
-    """The elements from which the indices in outputs were chosen (`rules.ties.Places`)."""
+    """The elements from which the reference chose the indices in its outputs
+    (`rules.ties.Places`).
+    """
     tied: Layout
-    """Layout of `moved` if operators choose among elements, else empty."""
+    """Same as `moved` if the reference selects elements (max, sort), else empty."""
     reordered: Layout
-    """The outputs in their own precision if operators choose among elements, else empty."""
+    """Same as `output` if the reference selects elements, else empty."""
     state: Layout
     """The state dict."""
 
     @property
     def bytes_per_call(self) -> int:
-        """Bytes of one input set and its outputs, each twice."""
+        """Bytes of two input sets and two sets of outputs."""
         return 2 * (self.inputs.size + self.output.size)
 
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """Properties of a task's reference that do not change between verdicts."""
+    """Properties of a task's reference that the oracle determines once; all verdicts use them."""
 
     inputs: Spec
     """Spec of the positional arguments of forward."""
@@ -61,39 +67,44 @@ class TaskFacts:
     init: Spec
     """Spec of [positional, named] arguments of the constructor."""
     names: tuple[str, ...]
-    """Parameters of forward that a call can give by position."""
+    """Names of forward's parameters that can be passed by position."""
     training: str
-    """Note on parts that act differently in training mode; "" if there are none."""
+    """Note on modules that compute something else in training mode (dropout, BatchNorm); "" without
+    any.
+    """
     traced: tuple[int, ...]
-    """Numbers of the outputs whose indices can be traced to the elements that they were chosen
-    from."""
+    """Indices of the outputs that contain indices chosen by a max, sort or topk of known
+    elements.
+    """
     terms: Terms
-    """Lengths of the longest sums in the reference."""
+    """Numbers of terms of the longest sums in the reference."""
     peak: int
-    """Bytes that the reference needs: weights, inputs, intermediate results, outputs."""
+    """Peak bytes of one call: weights, inputs, intermediate results, outputs."""
     fp64: bool
     """True if the reference runs in fp64."""
     call_s: float
-    """Approximate seconds of one call."""
+    """Approximate seconds of one call of the reference."""
     large: bool
-    """True if inputs and outputs take a large share of the device's memory."""
+    """True for a large task: inputs and outputs take a large share of the device's memory."""
     kinds: tuple[Inputs, ...]
-    """Kinds of inputs that the reference accepts."""
+    """Kinds of inputs on which the reference gives usable outputs."""
     unvaried: tuple[int, ...]
-    """Numbers of the inputs that are equal in every draw."""
+    """Indices of the inputs that are equal in every draw."""
     unvaried_buffers: tuple[str, ...]
     """Names of the buffers that no kind of weights changes."""
     grown: tuple[Weights, ...]
-    """Kinds of grown weights that change the model's behaviour."""
+    """Kinds of grown weights (`Weights.GROWN`, `Weights.PAST`) that change the model's outputs."""
     sweep_counts: dict[Inputs, SweepCount]
-    """Number of draws of each sweep."""
+    """Number of draws in the sweep of each kind."""
     state: tuple[str, ...]
-    """Names in the state dict."""
+    """Names of the entries of the state dict, in the order of its layout."""
     layouts: Layouts
     settings: TorchSettings
-    """torch's settings of the process in which the reference ran, as the task's file left them."""
+    """torch's settings in the reference's process, after the task's file was imported."""
     slices: int = 0
-    """Number of slices in which the reference runs in fp64; 0 if it runs whole."""
+    """Number of slices in which the fp64 reference runs; 0 if it runs on the whole input at
+    once.
+    """
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as JSON, for another process."""

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 TINY = 1e-30
-"""Number that replaces zeros, far below usual values."""
+"""Number that replaces zeros, so that a relative perturbation changes them."""
 LARGEST_EXACT_INTEGER = 2.0**24
-"""Largest number up to which fp32 holds all whole numbers."""
+"""Largest number up to which fp32 represents all integers exactly."""
 
 
 def perturbed(
@@ -37,7 +37,7 @@ def perturbed(
 def perturb(tensor: Tensor, generator: Generator, scale: float, *, steady: bool = False) -> None:
     """Multiply each element of a floating or complex tensor in place by 1 + scale N(0, 1).
 
-    With `steady` whole numbers do not change.
+    With `steady`, elements that are whole numbers do not change.
     """
     import torch
 
@@ -58,8 +58,10 @@ def perturb(tensor: Tensor, generator: Generator, scale: float, *, steady: bool 
 
 
 def clamped_to_range(perturbed_inputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Clamp perturbed inputs to the range of the given ones, so that for example probabilities stay
-    at most one."""
+    """Clamp each perturbed input to the least and largest value of the unperturbed one.
+
+    Probabilities, for example, then stay at most one.
+    """
     return [
         moved.clamp(tensor.min().to(moved.dtype), tensor.max().to(moved.dtype))
         if tensor.is_floating_point() and tensor.numel()
@@ -71,7 +73,10 @@ def clamped_to_range(perturbed_inputs: Sequence[Tensor], inputs: Sequence[Tensor
 def antithetic(
     tensors: Sequence[Tensor], generator: Generator, scale: float, *, wide: bool = False
 ) -> Iterator[list[Tensor]]:
-    """Yield a perturbation of all tensors, then its opposite, so that each tie breaks both ways."""
+    """Yield randomly perturbed copies of all tensors, then copies with the opposite perturbation.
+
+    Two equal elements are then ordered once each way.
+    """
     state = generator.get_state()
     for sign in (1, -1):
         generator.set_state(state)
@@ -92,13 +97,15 @@ def tilted(tensor: Tensor, scale: float) -> Tensor:
 
 
 def without_zeros(tensor: Tensor) -> Tensor:
-    """Return the tensor with zeros, which no factor changes, replaced by tiny numbers."""
+    """Return the tensor with TINY in place of zeros, because a factor does not change a zero."""
     return tensor.masked_fill(tensor == 0, TINY) if is_inexact(tensor) else tensor
 
 
 def integer_distance(these: Tensor, those: Tensor) -> Tensor:
-    """Return the int64 distance of integers or booleans, clamped to the largest value of their
-    dtype."""
+    """Return |these - those| of integer or boolean tensors, as int64.
+
+    The distance is clamped to the largest value of their dtype.
+    """
     import torch
 
     dtype = these.dtype

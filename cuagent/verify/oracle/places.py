@@ -1,6 +1,6 @@
-"""Find the elements that the indices in the reference's output were chosen from, for the tie rule.
+"""Find the elements from which the reference chose the indices in its output, for the tie rule.
 
-Runs in the oracle's process. If a selection sees other shapes than in the first run, its elements
+Runs in the oracle's process. If an operator gets other shapes than in the first run, its elements
 are unknown, and then only the reference's own index passes.
 """
 
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 TRACED_DIVISOR = 3
-"""Divisor of the number of perturbation pairs if all indices are traced, because the tied elements
-are then known."""
+"""Divisor of the number of perturbation pairs if all output indices are traced to their elements.
+
+Fewer runs are enough then, because the elements themselves show which are tied.
+"""
 
 
 _SATURATING = """
@@ -40,41 +42,50 @@ sigmoid tanh _softmax _log_softmax erf erfc exp exp2 expm1 softplus log_sigmoid_
 mish elu celu selu
 """
 SATURATING = frozenset(_SATURATING.split())
-"""Operators that give equal results for different large numbers, in each precision. A correct
-kernel may leave them out before a maximum, because they keep the order."""
+"""Operators (sigmoid, tanh, ...) that give equal results for different large numbers.
+
+They preserve order, so a correct kernel may omit one before a maximum, and then sees no tie.
+"""
 
 
 TAKING = frozenset(("argmax", "argmin", "max", "min", "topk"))
-"""Operators that take the index of the largest or the least numbers of a line."""
+"""Operators that return the index of the largest or least elements of a line."""
 ROUNDOFF = 8.0
-"""Distance at which roundoff may exchange two numbers, in units of the error in their line."""
+"""Two numbers may be exchanged by roundoff if they differ by less than this times their line's
+error.
+"""
 BESIDE = 16.0
-"""Divisor of the chosen number's size. Larger numbers of its line determine the roundoff there."""
+"""Roundoff in a line is measured on elements larger than the chosen one divided by this."""
 
 
 @dataclass(frozen=True)
 class NearTies:
-    """Search for near-ties, at which a correct kernel may decide differently from the reference."""
+    """Search for near-ties, at which a correct kernel may choose another element than the
+    reference.
+    """
 
     longest_sum: int
     admitted: Precision
     pairs: int
-    """Pairs of opposite perturbations that search for ties."""
+    """Number of opposite perturbation pairs with which ties are searched."""
     unit: float = UNIT
     """Unit roundoff of the reference's own products (`Terms.unit`)."""
 
     @property
     def reach(self) -> float:
-        """Largest relative error of a correct kernel's sum. Values closer than this count as ties,
-        because roundoff alone may order them."""
+        """Largest relative error of a correct kernel's sum.
+
+        Two elements that are closer than this count as tied, because roundoff alone may order them.
+        """
         return bounds.reach(self.longest_sum, self.unit)
 
     def perturbed(
         self, inputs: Sequence[Tensor], generator: Generator, run: ReferenceTrace
     ) -> Iterator[list[Tensor]]:
-        """Yield perturbed inputs, each followed by its opposite, so that each tie breaks both ways.
+        """Yield perturbed inputs, each followed by the opposite perturbation.
 
-        If integers of the output could not be traced, inputs tilted by ramps follow (`tilted`).
+        `run` is a trace of the reference. If some integers of its output could not be traced,
+        inputs tilted by ramps follow (`tilted`).
         """
         untraced = any(
             traced is None and not is_inexact(output)
@@ -98,9 +109,11 @@ class NearTies:
     ) -> list[Places]:
         """Return the elements from which each traced index was chosen.
 
-        For every other integer output, write its largest change over the runs to `spread`. The
-        change is 0 if two things hold: the numbers that decide the output are equal in both
-        precisions, so they are exact; and each chosen index is surely the first of equal elements.
+        `exact` and `declared` are traces in fp64 and in the reference's own precision, `runs`
+        traces on perturbed inputs. For each integer output that is not traced, write its largest
+        change over `runs` to `spread`. The change is 0 if two things are true: the numbers that
+        decide the output are equal in both precisions, so they are exact; and each chosen index is
+        surely the first of equal elements.
         """
         import torch
 
@@ -127,9 +140,11 @@ class NearTies:
 def traces_decide_equally(
     exact: ReferenceTrace, declared: ReferenceTrace, *, kinks: bool = False
 ) -> bool:
-    """Return True if two runs, in two precisions, made all their decisions by equal numbers.
+    """Return True if all decisions of the reference depend on numbers that are equal in both
+    precisions.
 
-    With `kinks` the decisions at the kinks of a backward pass count too.
+    Decisions are comparisons, roundings and choices. With `kinks` those at the kinks of a backward
+    pass (relu, abs) are included.
     """
     import torch
 
@@ -144,8 +159,11 @@ def traces_decide_equally(
 
 
 def keeps_first(exact: ReferenceTrace, declared: ReferenceTrace) -> bool:
-    """Return True if two runs, in two precisions, chose indices by equal numbers, and each operator
-    that chose one guarantees the first of equal elements."""
+    """Return True if a kernel must choose the same indices as the reference, also among equal
+    elements.
+
+    The elements are equal in both precisions, and each operator guarantees the first of equal ones.
+    """
     chosen = [selection for selection in exact.selections if selection.indexed]
     guaranteed = all(selection.first_wins for selection in chosen)
     if not chosen or not guaranteed or _saturates(exact):
@@ -154,12 +172,12 @@ def keeps_first(exact: ReferenceTrace, declared: ReferenceTrace) -> bool:
 
 
 def roundoff_chooses(exact: ReferenceTrace, declared: ReferenceTrace) -> bool:
-    """Return True if an operator chose an index although the next number is within roundoff.
+    """Return True if an operator chose an index although the next element is within roundoff of it.
 
-    Numbers that are equal in fp64 do not count: they have an order (`tie_orders`). Roundoff is the
-    declared run's own error in the line, among numbers not much smaller than the chosen one; a
-    number that underflows has an error of its size. Only operators that take the largest or the
-    least numbers of a line are examined.
+    Elements that are equal in fp64 do not count: torch has an order for them (`tie_orders`).
+    Roundoff is the declared run's own error in the line, among elements not much smaller than the
+    chosen one; an element that underflows has an error of its size. Only operators in TAKING are
+    examined.
     """
     both = zip(exact.selections, declared.selections, strict=False)
     return any(_near_ties(wide, own) for wide, own in both if wide.name in TAKING)
@@ -194,9 +212,9 @@ def find_places(
     gate: float = 1.0,
     one_signed: float = 0.0,
 ) -> list[Places]:
-    """Return for each traced output the elements that its indices were chosen from.
+    """Return for each traced output the elements from which its indices were chosen.
 
-    `runs` are those under perturbation. `gate` and `one_signed` are the factors of rms(m) and
+    `runs` are traces on perturbed inputs. `gate` and `one_signed` are the factors of rms(m) and
     rms(z) in the slack (`rules.ties`).
     """
     import torch
@@ -237,10 +255,10 @@ def find_places(
 
 
 def write_places(places: Sequence[Places], target: Sequence[Tensor]) -> None:
-    """Write the places to an arena.
+    """Copy `places` to the arena tensors `target`.
 
-    If the reference took another path than in the first run, the shapes differ. Then only the
-    reference's own index passes.
+    The shapes differ if the reference ran other operators than in the first run. Then a negative
+    slack is written, so that only the reference's own index passes.
     """
     tensors = [tensor for each in places for tensor in each.tensors]
     if [x.shape for x in tensors] == [x.shape for x in target]:
@@ -254,9 +272,10 @@ def write_places(places: Sequence[Places], target: Sequence[Tensor]) -> None:
 
 
 def _chooses_first(selection: Selection, values: Tensor) -> Tensor:
-    """Return bool [lines]: True if the operator guarantees, and chose, the first of equal elements.
+    """Return bool [lines]: True if the operator chose the first of the equal elements in a line.
 
-    The documentation alone does not count: the operator must choose the first on this device.
+    False for operators whose documentation does not guarantee that. A documented guarantee is
+    checked by a call on this device.
     """
     import torch
 
@@ -272,8 +291,10 @@ def _chooses_first(selection: Selection, values: Tensor) -> Tensor:
 
 
 def _is_wider(exact: Selection, declared: ReferenceTrace, traced: TracedIndices) -> bool:
-    """Return True if the operand must be exact when both runs have equal ones: their dtypes differ,
-    or the operand holds integers."""
+    """Return True if equal elements in both runs prove that the elements are exact.
+
+    That is so if the two runs' dtypes differ, or if the elements are integers.
+    """
     other = declared.selections[traced.selection].operand
     return exact.operand.dtype is not other.dtype or not is_inexact(exact.operand)
 
@@ -309,13 +330,15 @@ def _places(
 
 
 def _lines(selection: Selection) -> Tensor:
-    """Return the operand as fp64 [lines, places]."""
+    """Return the operator's operand as fp64 [lines, places]; a line contains the compared
+    elements.
+    """
     last = selection.operand.movedim(selection.dims, tuple(range(-len(selection.dims), 0)))
     return last.reshape(-1, selection.places).double()
 
 
 def _line_numbers(selection: Selection, shape: tuple[int, ...]) -> Tensor:
-    """Return the line of each index, int64 of `shape`, the shape of the operator's indices."""
+    """Return the number of the line from which each index was chosen, int64 of shape `shape`."""
     import torch
 
     numbers = torch.arange(selection.lines, device=selection.operand.device)
@@ -328,9 +351,10 @@ def _line_numbers(selection: Selection, shape: tuple[int, ...]) -> Tensor:
 
 
 def _windows(selection: Selection) -> tuple[Tensor, Tensor]:
-    """Return the first and the last coordinates that an index may have, int64 S + [d] each.
+    """Return the first and the last coordinates that a pooling's index may have, int64 S + [d]
+    each.
 
-    They come from the operator itself: the maximum of a ramp is at the end of its window.
+    They are measured: the operator's maximum of a ramp is at the end of its window.
     """
     import torch
 
@@ -350,8 +374,7 @@ def _windows(selection: Selection) -> tuple[Tensor, Tensor]:
 
 
 def _distance(values: Tensor, run: ReferenceTrace, traced: TracedIndices) -> Tensor:
-    """Return the distance of each element from the same element in another run; zero if the runs
-    differ in shape."""
+    """Return |element - same element in another run|; zeros if the runs differ in shape."""
     import torch
 
     if traced.selection >= len(run.selections):
@@ -363,6 +386,6 @@ def _distance(values: Tensor, run: ReferenceTrace, traced: TracedIndices) -> Ten
 
 
 def _rms(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the rms of the elements `mask` of each line, without infinities."""
+    """Return the rms of each line over the elements where `mask` is True, infinities as zero."""
     squares = values.nan_to_num(posinf=0.0, neginf=0.0).square().where(mask, 0)
     return (squares.sum(-1) / mask.sum(-1).clamp(min=1)).sqrt()

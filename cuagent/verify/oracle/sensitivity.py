@@ -1,10 +1,10 @@
-"""Measure how much an answer changes when roundoff changes inputs, weights and every operation.
+"""Measure how much an answer changes if roundoff changes inputs, weights and every operation.
 
-Asked only if a candidate's output would otherwise be rejected (`bounds` gives the reason). The
-reference runs in fp64 while its operators' results are perturbed: Monte Carlo arithmetic (Parker,
-UCLA CSD-970002, 1997). It also runs, in either precision, while its operators choose in other
-orders among equal elements (`tie_orders`). Runs in the oracle's process. Integers and booleans are
-not perturbed.
+This is measured only if a candidate's output would otherwise be rejected (`bounds` explains why).
+The reference runs in fp64 while its operators' results are perturbed: Monte Carlo arithmetic
+(Parker, UCLA CSD-970002, 1997). It also runs, in either precision, while its operators choose in
+other orders among equal elements (`tie_orders`). Runs in the oracle's process. Integers and
+booleans are not perturbed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PerturbedReference:
-    """The reference and all values that are perturbed."""
+    """Functions that run the reference, and the inputs and weights that are perturbed."""
 
     run: Callable[[list[Tensor]], Answers]
     """Run the reference in fp64 on other inputs, with the weights in `state`."""
@@ -40,25 +40,26 @@ class PerturbedReference:
     declared: Callable[[], Answers]
     """Run the reference in its own precision on the unperturbed inputs."""
     answer: Answers | None = None
-    """Result of `exact`, if it is known."""
+    """Output of `exact()` if it was computed before, else None."""
     to_fp64: bool = False
-    """True if inputs are converted to fp64 when they are perturbed."""
+    """True if perturbed inputs are fp64."""
     declared_on: Callable[[list[Tensor]], Answers] | None = None
     """Run the reference in its own precision on other inputs; for `sliced_answers` only."""
 
     def exact(self) -> Answers:
-        """Run the reference in fp64 on the unperturbed inputs."""
+        """Return the fp64 output on the unperturbed inputs."""
         return self.run(list(self.inputs))
 
 
 def measure_change(
     reference: PerturbedReference, reach: float, step: float, count: int, moved: Sequence[Tensor]
 ) -> None:
-    """Write to `moved` the largest change of each element of the answer within roundoff.
+    """Write to `moved` the largest change of each output element under perturbations of roundoff
+    size.
 
-    Inputs and weights are multiplied by 1 +- `reach` N(0,1), the result of each operator by 1 +-
-    `step` N(0,1), in `count` runs and as many opposite ones. Weights are restored. A change that is
-    not finite counts as none, and so does a run that fails.
+    Inputs and weights are multiplied by 1 + `reach` N(0,1), the result of each operator by 1 +
+    `step` N(0,1), in `count` runs and as many with the opposite perturbation. Weights are restored.
+    A change that is not finite counts as zero, and so does a run that fails.
     """
     write_largest_changes(reference, perturbed_answers(reference, reach, step, count), moved)
 
@@ -66,11 +67,10 @@ def measure_change(
 def measure_tie_change(
     reference: PerturbedReference, step: float, count: int, tied: Sequence[Tensor]
 ) -> None:
-    """Write to `tied` the largest change of each element if equal elements are chosen in other
-    orders.
+    """Write to `tied` the largest change of each output element under other tie-breaks.
 
-    Uses at most `count` orders, of elements that are equal in the reference's own precision, and of
-    elements within `step` of each other in fp64.
+    At most `count` orders are tried. Elements count as equal if they are equal in the reference's
+    own precision, or within `step` of each other in fp64.
     """
     kinds = ((reference.declared, 0.0), (reference.exact, step))
     runs = (
@@ -82,7 +82,9 @@ def measure_tie_change(
 def write_largest_changes(
     reference: PerturbedReference, runs: Iterable[Answers | None], views: Sequence[Tensor]
 ) -> None:
-    """Write to `views` the largest change of each element of the answer over all runs."""
+    """Write to `views` the largest |change| of each output element over all `runs` (None: a failed
+    run).
+    """
     import torch
 
     base = reference.answer or reference.exact()
@@ -114,8 +116,10 @@ def carried(reference: PerturbedReference, runs: int) -> list[float]:
 def perturbed_answers(
     reference: PerturbedReference, reach: float, step: float, count: int
 ) -> Iterator[Answers | None]:
-    """Yield the answers under `count` perturbations and their opposites, so that ties fall either
-    way."""
+    """Yield the outputs under `count` random perturbations, each followed by its opposite.
+
+    None for a run that fails. Each tie is then broken once each way.
+    """
     generator, state = reference.generator, reference.state
     originals = [tensor.clone() for tensor in state.values()]
     tensors = [*originals, *reference.inputs]
@@ -139,8 +143,7 @@ def perturbed_answers(
 
 
 def run_or_none(run: Callable[[], Answers], context: AbstractContextManager[Any]) -> Answers | None:
-    """Run in a context; None if the run fails, because the reference may not accept altered
-    inputs."""
+    """Return `run()` inside `context`; None if it raises, because altered inputs may be refused."""
     try:
         with context:
             return run()
@@ -149,7 +152,7 @@ def run_or_none(run: Callable[[], Answers], context: AbstractContextManager[Any]
 
 
 def rounded(step: float, generator: Generator) -> AbstractContextManager[Any]:
-    """Return a context in which operators' results are multiplied by 1 + step N(0,1).
+    """Return a context in which each operator's result is multiplied by 1 + step N(0,1).
 
     Whole numbers do not change: no implementation errs in a floor. A position computed in floating
     point (`x.floor().long()`) would otherwise be one too low half of the time.

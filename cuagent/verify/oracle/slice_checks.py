@@ -1,7 +1,7 @@
-"""Decide if a large reference can run in slices, and check this again in each draw.
+"""Test if a large reference can run in slices, and repeat the test in each draw.
 
-The runs on slices must agree with the whole run. In each draw this is tested on the slices that
-differ most from the whole run.
+The runs on slices must agree with the run on the whole input. In each draw this is tested on the
+slices that differ most from that run.
 """
 
 from __future__ import annotations
@@ -22,17 +22,20 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 OWN_TIMES, ROUNDOFFS = 10.0, 8.0
-"""Largest admitted error of a whole run: the first times the error of the run on the slice, plus
-the second times roundoff. A slice may be summed in another order than the whole."""
+"""Largest error of a whole run: OWN_TIMES times the error of the run on the slice, plus ROUNDOFFS
+times roundoff.
+
+A slice may be summed in another order than the whole.
+"""
 
 
 def find_slicing(
     reference: TwoPrecisions, inputs: list[Tensor], results: list[Tensor], budget: int
 ) -> bool:
-    """Find slices of a large reference, let it use them, and determine its properties on one.
+    """Find a slicing of a large reference and set it on `reference`; return False if there is none.
 
-    `results` are its outputs on `inputs` in its own precision, `budget` the bytes of the device's
-    memory. Returns False if the reference has no slices.
+    `results` are the outputs on `inputs` in the reference's own precision, `budget` the bytes of
+    the device's memory. The properties that `reference.inspect` finds are determined on one slice.
     """
     for found in candidates(inputs, results, budget):
         sample = found.of_inputs(inputs, 0, min(found.extent, max(ROWS, found.step)))
@@ -52,7 +55,7 @@ def find_slicing(
 def _holds_at_full_size(
     reference: TwoPrecisions, found: Slicing, inputs: list[Tensor], results: list[Tensor]
 ) -> bool:
-    """Return True if the run on all inputs agrees with the runs on slices of them."""
+    """Return True if the run on all inputs agrees with the runs on all slices."""
     if not found.joins:
         exact = [y.new_zeros(y.shape, dtype=wide_dtype(y)) for y in results]
         summed = [y.new_zeros(y.shape) for y in exact]
@@ -84,11 +87,11 @@ def is_consistent(
     precise: Sequence[Tensor],
     generator: Generator,
 ) -> bool:
-    """Return True if the whole run of this draw agrees with the runs on slices.
+    """Return True if the run on this draw's whole inputs agrees with the runs on slices.
 
-    `declared` is the whole run and `precise` the answer in slices. Where they differ by more than
-    roundoff, the reference runs again in its own precision: on the slice that differs most and on
-    a random one, or on all of them if the answers add up.
+    `declared` is the output of the whole run, `precise` the fp64 output in slices. If they differ
+    by more than roundoff, the reference runs again in its own precision: on the slice that differs
+    most and on a random one, or on all slices if their outputs are added.
     """
     import torch
 
@@ -129,7 +132,9 @@ def is_consistent(
 
 
 def _excess(whole: Sequence[Tensor], exact: Sequence[Tensor], roundoff: float) -> float:
-    """Return the largest error of a whole run on one slice, in units of the admitted roundoff."""
+    """Return the largest error of a whole run on one slice, as a multiple of the admitted
+    roundoff.
+    """
     found = [0.0]
     for r, y in zip(whole, exact, strict=True):
         _, of_whole, size = _errors(y, r, y)
@@ -141,17 +146,18 @@ def _excess(whole: Sequence[Tensor], exact: Sequence[Tensor], roundoff: float) -
 def errors_agree(
     sliced: Sequence[Tensor], whole: Sequence[Tensor], exact: Sequence[Tensor], roundoff: float
 ) -> bool:
-    """Return True if two runs in the reference's own precision have errors of similar size.
+    """Return True if the errors of a run in slices and of a whole run against fp64 are of similar
+    size.
 
-    `sliced` is the run in slices, `whole` the whole run, `exact` the fp64 answer. `roundoff` is the
-    relative error of honest arithmetic.
+    `sliced` and `whole` are their outputs in the reference's own precision, `exact` the fp64
+    output. `roundoff` is the relative error of honest arithmetic.
     """
     each = zip(sliced, whole, exact, strict=True)
     return all(_near(x, r, y, roundoff) for x, r, y in each if r.numel())
 
 
 def _near(sliced: Tensor, whole: Tensor, exact: Tensor, roundoff: float) -> bool:
-    """Return True if the errors of both runs are of similar size."""
+    """Return True if the whole run's error is at most OWN_TIMES that in slices, plus roundoff."""
     of_slice, of_whole, size = _errors(sliced, whole, exact)
     return of_whole <= OWN_TIMES * of_slice + ROUNDOFFS * max(roundoff, UNIT) * size
 

@@ -1,8 +1,8 @@
-"""Measure spread and sensitivity of a large answer slice by slice.
+"""Measure spread and sensitivity of a large task's answer slice by slice.
 
-Where slices are joined, each slice is a small task of its own, and `spread` and `sensitivity` are
-applied to it. Where they add up, each perturbed run goes over all slices, and the sum is rounded
-like the result of an operator.
+If the slices' outputs are joined, each slice is a small task of its own, and `spread` and
+`sensitivity` are applied to it. If they are added, each perturbed run goes over all slices, and the
+sum is rounded like the result of an operator.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 def joined_parts(
     slicing: Slicing, reference: PerturbedReference, target: Sequence[Tensor]
 ) -> Iterator[tuple[PerturbedReference, list[Tensor]]]:
-    """Yield, for each slice, the reference restricted to it and the target's slice."""
+    """Yield for each slice the reference restricted to it, and the views of `target` for its
+    outputs.
+    """
     assert reference.declared_on is not None
     for begin, end in slicing.ranges():
         inputs = slicing.of_inputs(reference.inputs, begin, end)
@@ -43,17 +45,18 @@ def joined_parts(
 
 
 def _own(views: Sequence[Tensor], device: device) -> list[Tensor]:
-    """Return tensors of the same shapes in fp64 on `device`.
+    """Return fp64 tensors on `device` with the shapes of `views`, filled with zeros.
 
-    A slice of an arena need not be contiguous, and the arenas may be in host memory.
+    The views cannot be computed in directly: a slice of an arena need not be contiguous, and the
+    arena may be in host memory.
     """
     return [view.new_zeros(view.shape, dtype=wide_dtype(view), device=device) for view in views]
 
 
 def _copy(tensors: Sequence[Tensor], views: Sequence[Tensor]) -> None:
-    """Copy to views of another precision, which may be in host memory.
+    """Copy `tensors` to `views` of another dtype, which may be in host memory.
 
-    The device converts: a copy to the host would move the wide numbers and convert them there.
+    The dtype is converted on the tensors' device, so that fewer bytes are transferred.
     """
     for view, tensor in zip(views, tensors, strict=True):
         view.copy_(tensor.to(view.dtype))
@@ -67,7 +70,9 @@ def measure_change(
     count: int,
     moved: Sequence[Tensor],
 ) -> None:
-    """Write `sensitivity.measure_change` of the whole answer to `moved`."""
+    """Write the sensitivity of the whole answer to `moved`, as `sensitivity.measure_change`
+    does.
+    """
     if slicing.joins:
         for part, views in joined_parts(slicing, reference, moved):
             own = _own(views, part.inputs[0].device)
@@ -82,7 +87,9 @@ def measure_change(
 def measure_tie_change(
     slicing: Slicing, reference: PerturbedReference, step: float, count: int, tied: Sequence[Tensor]
 ) -> None:
-    """Write `sensitivity.measure_tie_change` of the whole answer to `tied`."""
+    """Write the change under other tie-breaks to `tied`, as `sensitivity.measure_tie_change`
+    does.
+    """
     if slicing.joins:
         for part, views in joined_parts(slicing, reference, tied):
             own = _own(views, part.inputs[0].device)
@@ -100,7 +107,9 @@ def measure_tie_change(
 
 
 def carried(slicing: Slicing, reference: PerturbedReference, runs: int) -> list[float]:
-    """Return `sensitivity.carried` of the whole answer."""
+    """Return for each whole output the rms change under roundoff in every operator, in units of
+    u.
+    """
     assert reference.answer is not None
     squares = [0.0] * len(reference.answer)
     if slicing.joins:
@@ -140,7 +149,7 @@ def measure_spread(
     """Write to `spread` the rms change of each element of `exact` over `count` perturbations.
 
     `run` returns None if it fails; that counts as no change. `load(n)` loads the weights of
-    perturbation number n.
+    perturbation number n. With `wide` the perturbed inputs are fp64.
     """
     if slicing.joins:
         for begin, end in slicing.ranges():
@@ -200,8 +209,11 @@ def _write_rms(squares: Sequence[Tensor], count: int, spread: Sequence[Tensor]) 
 def _perturbed_sums(
     slicing: Slicing, reference: PerturbedReference, reach: float, step: float, count: int
 ) -> Iterator[Answers | None]:
-    """Yield the sum of the answers to all slices under `count` perturbations and their
-    opposites."""
+    """Yield the sum of all slices' outputs for `count` perturbations, each followed by its
+    opposite.
+
+    None for a run that fails.
+    """
     generator, state = reference.generator, reference.state
     originals = [tensor.clone() for tensor in state.values()]
     try:
@@ -232,7 +244,10 @@ def _sum_or_none(
     context: AbstractContextManager[Any],
     step: float = 0.0,
 ) -> Answers | None:
-    """Return the sum of the answers to all slices, perturbed by `step`; None if a run fails."""
+    """Return the sum of all slices' outputs, rounded randomly by `step`; None if a run fails.
+
+    `run` is called on each slice inside `context`.
+    """
     assert reference.answer is not None
     total = [y.new_zeros(y.shape) for y in reference.answer]
 

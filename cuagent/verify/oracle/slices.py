@@ -1,13 +1,13 @@
 """Find a dimension along which a large reference can be computed in slices.
 
-The fp64 reference and its perturbations take several times the memory of the inputs. If the answer
-to a slice of the inputs is that slice of the answer, or if the answers to all slices add up to it,
-one slice at a time is enough. Tests on the reference itself decide this: in fp64 on few rows, with
-the other rows replaced by NaN and by large numbers, and in its own precision at the full size, on
-every slice (`slice_checks.py`).
+The fp64 reference and its perturbations take several times the memory of the inputs. One slice at a
+time is enough in two cases: the output for a slice of the inputs is that slice of the output, or
+the outputs for all slices add up to the output. Tests on the reference itself decide this: in fp64
+on few rows, with the other rows replaced by NaN and by large numbers, and in its own precision at
+the full size, on every slice (`slice_checks.py`).
 
-Not covered: integer outputs, whose indices are traced through the whole run, and outputs of which
-some join and others add up. Such references are computed whole.
+Not covered: integer outputs, whose indices are traced through the whole run, and references with
+some outputs that are joined and others that are added. Such references are computed whole.
 """
 
 from __future__ import annotations
@@ -29,43 +29,45 @@ if TYPE_CHECKING:
 SHARE = 1 / 128
 """Largest share of the device's memory for the inputs and outputs of one slice."""
 FEWEST = 8
-"""Least number of slices; with fewer, a slice needs nearly as much memory as the whole."""
+"""Least number of slices; fewer slices save little memory."""
 ROWS = 3
-"""Least number of indices along the sliced dimension in the fp64 tests."""
+"""Least length of the sliced dimension in the fp64 tests."""
 EQUAL = 1e-9
-"""Largest difference of equal answers in fp64, relative to the largest value."""
+"""Largest difference, relative to the largest value, up to which two fp64 outputs count as
+equal.
+"""
 LARGE = 2.0**16
-"""Factor on the other rows. It leaves squares finite in fp32."""
+"""Factor on the rows outside the tested part. Their squares stay finite in fp32."""
 
 
 class Combine(StrEnum):
-    """Relation of the answers to the slices and the whole answer."""
+    """How the outputs for all slices form the output for the whole input."""
 
     JOIN = "join"
-    """Each partial result is a slice of the answer."""
+    """The outputs for the slices are concatenated."""
     MEAN = "mean"
-    """Their mean, weighted by the lengths of the slices, is the answer."""
+    """The output is the mean over the slices, weighted by their lengths."""
     SUM = "sum"
-    """Their sum is the answer."""
+    """The output is the sum over the slices."""
 
 
 @dataclass(frozen=True)
 class Slicing:
-    """Slices of the inputs and outputs along dimensions of one length."""
+    """A division of inputs and outputs into slices along one dimension of each."""
 
     inputs: tuple[int | None, ...]
-    """Dimension of each input; None for an input that every slice needs as a whole."""
+    """Sliced dimension of each input; None for an input that every slice needs as a whole."""
     outputs: tuple[int, ...]
-    """Dimension of each output; empty unless slices of the answer are joined."""
+    """Sliced dimension of each output; empty unless the outputs are concatenated."""
     combine: Combine
     extent: int
-    """Length of the dimension."""
+    """Length of the sliced dimension, the same in all tensors."""
     step: int
     """Length of a slice; the last one may be shorter."""
 
     @property
     def joins(self) -> bool:
-        """True if each slice gives a slice of the answer."""
+        """True if the outputs for the slices are concatenated."""
         return self.combine is Combine.JOIN
 
     def ranges(self) -> Iterator[tuple[int, int]]:
@@ -79,14 +81,17 @@ class Slicing:
             yield (at := min(begin, self.extent - self.step)), at + self.step
 
     def of_inputs(self, tensors: Sequence[Tensor], begin: int, end: int) -> list[Tensor]:
-        """Return views of a range of the inputs."""
+        """Return views of the inputs, restricted to [begin, end) of the sliced dimension."""
         return [
             x if dim is None else x.narrow(dim, begin, end - begin)
             for x, dim in zip(tensors, self.inputs, strict=True)
         ]
 
     def of_outputs(self, tensors: Sequence[Tensor], begin: int, end: int) -> list[Tensor]:
-        """Return views of a range of the outputs; the outputs themselves if slices add up."""
+        """Return views of the outputs, restricted to [begin, end) of the sliced dimension.
+
+        If the slices' outputs are added, return the whole outputs.
+        """
         if not self.joins:
             return list(tensors)
         return [
@@ -94,14 +99,15 @@ class Slicing:
         ]
 
     def share(self, begin: int, end: int) -> float:
-        """Return the weight of one slice in the whole answer: its share of the length for a
-        mean."""
+        """Return the weight of slice [begin, end) in the sum: its share of the length for a mean,
+        else 1.
+        """
         return (end - begin) / self.extent if self.combine is Combine.MEAN else 1.0
 
     def run(self, run: Run, inputs: Sequence[Tensor], target: Sequence[Tensor]) -> None:
-        """Write to `target` the answer that `run` gives in slices.
+        """Call `run` on each slice of `inputs` and write the combined output to `target`.
 
-        Raises TaskError if an answer has another shape than usual.
+        Raises TaskError if an output has another shape than expected.
         """
         for view in target if not self.joins else ():
             view.zero_()
@@ -121,9 +127,9 @@ class Slicing:
 def candidates(
     inputs: Sequence[Tensor], outputs: Sequence[Tensor], budget: int
 ) -> Iterator[Slicing]:
-    """Yield the slicings that the shapes allow, slices of the first dimensions first.
+    """Yield the slicings that the shapes allow, those of the first dimensions first.
 
-    `budget` are the bytes of the device's memory.
+    `budget` is the device's memory in bytes.
     """
     largest = max(inputs, key=lambda tensor: tensor.nbytes, default=None)
     if largest is None or not all(map(is_inexact, outputs)):
@@ -146,12 +152,12 @@ def candidates(
 
 
 def _dim_of(tensor: Tensor, dim: int, extent: int) -> int | None:
-    """Return `dim` if the tensor has this extent there, else None."""
+    """Return `dim` if `tensor.shape[dim] == extent`, else None."""
     return dim if tensor.dim() > dim and tensor.shape[dim] == extent else None
 
 
 def _other_dims(outputs: Sequence[Tensor], dim: int, extent: int) -> list[int]:
-    """Return further dimensions at which every output has this extent."""
+    """Return the dimensions other than `dim` in which every output has the length `extent`."""
     shapes = [tuple(y.shape) for y in outputs]
     return [
         at
@@ -161,11 +167,11 @@ def _other_dims(outputs: Sequence[Tensor], dim: int, extent: int) -> list[int]:
 
 
 def separates(slicing: Slicing, run: Run, inputs: Sequence[Tensor], equal: float) -> bool:
-    """Return True if few rows of the inputs give the same answer together and in two parts.
+    """Return True if the reference gives the same output on a few rows and on two parts of them.
 
-    The rows of each part are also replaced by NaN and by large numbers, which must not change the
-    answer to the other part where slices are joined. `equal` is the largest difference relative to
-    the largest value.
+    The rows of each part are also replaced by NaN and by large numbers. If outputs are
+    concatenated, that must not change the output for the other part. `equal` is the largest
+    difference relative to the largest value.
     """
     length = min(slicing.extent, max(ROWS, slicing.step))
     cut = max(1, length // ROWS)
@@ -211,7 +217,11 @@ def _enlarged(rows: Tensor) -> None:
 def _outside(
     few: Slicing, rows: Sequence[Tensor], part: tuple[int, int], change: Callable[[Tensor], None]
 ) -> list[Tensor]:
-    """Return the rows with all sliced floating tensors changed outside of `part`."""
+    """Return copies of `rows` in which `change` was applied to all rows outside [begin, end) =
+    `part`.
+
+    Only floating tensors that are sliced are changed.
+    """
     changed = []
     for tensor, dim in zip(rows, few.inputs, strict=True):
         if dim is None or not is_inexact(tensor):
@@ -226,7 +236,7 @@ def _outside(
 
 
 def _same(these: Sequence[Tensor], those: Sequence[Tensor], equal: float) -> bool:
-    """Return True if answers are equal up to `equal` of their largest value."""
+    """Return True if two outputs differ by at most `equal` times their largest value."""
     import torch
 
     if len(these) != len(those) or any(

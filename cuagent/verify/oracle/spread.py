@@ -26,13 +26,14 @@ STORED_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class Spread:
-    """Measurement of the spread of a reference. `seed` determines the perturbed weights."""
+    """Measures the spread of a reference's answers; `seed` determines the perturbed weights."""
 
     reference: TwoPrecisions
     seed: int
     stored_weights: list[dict[str, Tensor]] = field(default_factory=list)
-    """Perturbed weights, one set per perturbation while memory allows, because drawing noise takes
-    time."""
+    """Perturbed weights by perturbation number, stored up to STORED_BYTES to save the time of
+    drawing.
+    """
 
     def measure(
         self,
@@ -116,7 +117,10 @@ class Spread:
             _load(model, originals)
 
     def _weights(self, number: int, originals: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the perturbed weights number `number`. They are the same for every draw."""
+        """Return the weights of perturbation number `number`; they are the same for every draw.
+
+        `originals` are the unperturbed weights.
+        """
         if number < len(self.stored_weights):
             return self.stored_weights[number]
         generator = self.reference.generator(self.seed + number)

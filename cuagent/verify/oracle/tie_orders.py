@@ -27,16 +27,18 @@ COUNT_DEPENDENT = ("mode", "nanmedian")
 
 @dataclass(frozen=True)
 class TieOrder:
-    """Order that decides which of several equal elements counts as the largest."""
+    """Order of positions that decides which of several equal elements counts as the largest."""
 
     start: float
-    """Position in a line where the order begins, as a fraction of the line's length."""
+    """Preferred position in a line, as a fraction of the line's length."""
     sign: int
-    """1 if later positions come next, -1 if earlier ones do."""
+    """Direction in which the preference falls from `start`, with wrap-around: 1 upwards, -1
+    downwards.
+    """
 
 
 ORDERS = tuple(TieOrder(start / 8, sign) for start in range(8) for sign in (1, -1))
-"""Orders to try: first and last of equal elements, and the same from other start positions."""
+"""Tie orders to try: upwards and downwards from eight start positions."""
 
 
 def ordered(order: TieOrder, slack: float = 0.0) -> AbstractContextManager[Any]:
@@ -60,7 +62,7 @@ def ordered(order: TieOrder, slack: float = 0.0) -> AbstractContextManager[Any]:
 
 
 def _keys(chosen: Selection, order: TieOrder, slack: float) -> Tensor:
-    """Return fp64 numbers that order the elements of each line as the operand, with ties broken."""
+    """Return fp64 numbers that sort like the operand, except that equal elements follow `order`."""
     import torch
 
     operand, count = chosen.operand, chosen.places
@@ -75,7 +77,7 @@ def _keys(chosen: Selection, order: TieOrder, slack: float) -> Tensor:
 
 
 def _sizes(chosen: Selection, operand64: Tensor) -> Tensor:
-    """Return for each element the largest absolute value in its line, mask fills left out."""
+    """Return for each element the largest absolute value in its line, without mask fills."""
     import torch
 
     last = tuple(range(-len(chosen.dims), 0))
@@ -89,7 +91,7 @@ def _sizes(chosen: Selection, operand64: Tensor) -> Tensor:
 
 
 def _elements_at(chosen: Selection, index: Tensor) -> Tensor:
-    """Return the elements at the indices."""
+    """Return the operand's elements at `index`, in the form that the operator returns them."""
     operand = chosen.operand
     if chosen.name in POOLS:
         first = -len(chosen.dims)

@@ -37,51 +37,61 @@ if TYPE_CHECKING:
     from cuagent.verify.trace.reductions import Terms
 
 OWN_ERROR = 3.0
-"""Largest admitted ratio of a candidate's error to the reference's own error."""
+"""Largest ratio of a candidate's error to the reference's own error that is accepted."""
 PRECISION_GATE = 8.0
 """Largest rms error of honest fp32, in units of sqrt(K) rms(s) (docs/calibration.json)."""
 LOCAL = 5.0
-"""Ratio of the bound on one element to the bound on the rms."""
+"""Ratio of the bound on one element's error to the bound on the rms error."""
 MAX_SEQUENTIAL = 1e-4
 """Largest relative error of a sum of one sign, at any length."""
 MAX_BIASED = 1e-3
-"""`MAX_SEQUENTIAL` on kinds of inputs whose rounding errors add up (`BIASED`)."""
+"""Replacement of `MAX_SEQUENTIAL` on kinds of inputs whose rounding errors add up (`BIASED`)."""
 LANES = 4
 """Divisor of the worst case u K of a biased sum: it assumes at least this many partial sums, or
 halves of a rounding. 94,000 nearly equal terms in one lane of 16 erred by 1.8e-3; u K is 5.6e-3."""
 COARSE_GATE = 2.5
-"""Gate of TF32, fp16 or bf16 in units of rms(s) scaled to that roundoff. Rounding the factors of
-products errs by 0.7, truncating by about 2, the next coarser type by 6. It omits sqrt(K), since
-the perturbation models this rounding itself."""
+"""Bound on the rms error of TF32, fp16 or bf16, in units of the spread scaled to that roundoff.
+
+Rounding the factors of products errs by 0.7, truncating by about 2, the next coarser type by 6. The
+bound omits sqrt(K), since the perturbation models this rounding itself.
+"""
 UNEVEN = 30.0
-"""Ratio of largest to rms error above which the error counts as a wrong element, not as
-roundoff."""
+"""Ratio of largest to rms error above which an error is a wrong element, not roundoff."""
 LOGIC_FACTOR = 12.5
-"""Factor of the gate on draws that judge logic, relative to draws that judge precision."""
+"""Factor on the gate for draws that judge logic; draws that judge precision have 1."""
 USUAL = (Inputs.OWN, Inputs.ONE_SIGNED, Inputs.TAILS)
 USUAL_FACTOR = 1.5
-"""`LOGIC_FACTOR` for kinds like the task's own inputs, on which 136 honest candidates reach 0.6 of
-the narrow gate. It refuses coarse factors that only work for numbers of one sign."""
+"""`LOGIC_FACTOR` for kinds like the task's own inputs.
+
+On these, 136 honest candidates reach 0.6 of the narrow gate. The factor still refuses coarse
+arithmetic that only works for numbers of one sign.
+"""
 FORGIVEN = 0.05
-"""Largest share of the output's standard deviation to which `LOGIC_FACTOR` and `USUAL_FACTOR` may
-widen the gate."""
+"""Largest gate after `LOGIC_FACTOR` or `USUAL_FACTOR`, as a share of the output's standard
+deviation.
+"""
 STEEPEST = 64
-"""Spread, in units of the observed roundoff, above which the perturbed reference has jumped."""
+"""Ratio of spread to observed roundoff above which the perturbed reference must have jumped."""
 DOUBLE = 2.0**-16
-"""Factor of the gates where the reference computes in fp64 throughout. Roundoff of fp64 needs
-2^-29, and fp32 on the way reached 0.2 of the usual gates; 2^-16 is far from both."""
+"""Factor on the gates if the reference computes in fp64 throughout.
+
+Roundoff of fp64 needs 2^-29, and fp32 on the way reached 0.2 of the usual gates; 2^-16 is far from
+both.
+"""
 QUARTER = 0.25
 """Largest absolute bound on an element of an exact draw. Its results are integers or sums of them,
 so a wrong one is off by more."""
 FEW_TERMS = 32
-"""Longest sum assumed on draws in which nearly all terms are zero."""
+"""Upper limit of K on exact draws in which nearly all terms of a sum are zero."""
 NO_LUCK = 16
-"""Least number of output elements with which `FEW_TERMS` is assumed. On fewer the
-reference may be exact by chance although its sum is long."""
+"""Least number of output elements for which `FEW_TERMS` is used.
+
+On fewer elements the reference may be exact by chance although its sum is long.
+"""
 LEAST = 2.0**-114
 """Absolute error that is always admitted: 4,096 times the smallest normal fp32."""
 OWN_ARITHMETIC = (Precision.MATCH, Precision.FP32)
-"""Precisions that admit no coarser arithmetic than the reference's own."""
+"""Admitted precisions under which a candidate may use no coarser arithmetic than the reference."""
 UNITS = {
     Precision.MATCH: UNIT,
     Precision.FP32: UNIT,
@@ -93,11 +103,16 @@ UNITS = {
 
 
 class Sums:
-    """Sums of squares and largest values of one output that the bounds need, added block by
-    block."""
+    """Running sums of squares and maxima of one output's error, own error, value and spread.
+
+    They are added block by block; the bounds are computed from them.
+    """
 
     def __init__(self, carried: float = 0.0) -> None:
-        """Create empty sums. `carried`: rms change under roundoff in operators, in units of u."""
+        """Create empty sums.
+
+        `carried` is the output's rms change under roundoff in operators, in units of u.
+        """
         self.carried = carried
         self.count = 0
         self.squares = {"error": 0.0, "own": 0.0, "value": 0.0, "spread": 0.0}
@@ -106,7 +121,7 @@ class Sums:
 
     @classmethod
     def of(cls, blocks: Iterable[tuple[Tensor, ...]], carried: float = 0.0) -> Sums:
-        """Return the sums of blocks of x, r, y and s."""
+        """Return the sums over blocks (x, r, y, s)."""
         sums = cls(carried)
         for block in blocks:
             sums.add(*block)
@@ -124,14 +139,14 @@ class Sums:
                 self.largest[name] = max(self.largest[name], number(tensor.abs().max()))
 
     def rms(self, name: str) -> float:
-        """Return the rms of `error`, `own`, `value` or `spread`."""
+        """Return the rms of one quantity: `error`, `own`, `value` or `spread`."""
         return math.sqrt(self.squares[name] / self.count)
 
     def bound_spread(self) -> None:
         """Limit spread and `carried` to STEEPEST times the observed roundoff.
 
-        This applies to draws that admit no jump. There honest arithmetic moves no number across a
-        tie, but the oracle's perturbations may.
+        Used on draws whose inputs admit no jump. Honest arithmetic moves no number across a tie
+        there, but the oracle's perturbations may.
         """
         roundoff = self.rms("own") + UNIT * self.rms("value")
         limit = self.count * (STEEPEST * roundoff) ** 2
@@ -139,33 +154,34 @@ class Sums:
         self.carried = min(self.carried, STEEPEST * roundoff / UNIT)
 
     def exact(self, kind: Inputs) -> bool:
-        """Return True if the draw is of an exact kind and the reference itself makes no error on
-        it."""
+        """Return True if `kind` is an exact kind and the reference made no error on this draw."""
         return kind in EXACT and self.largest["own"] == 0
 
     @property
     def variation(self) -> float:
-        """Standard deviation of y: rms(y - mean y)."""
+        """Standard deviation of the fp64 answer y: rms(y - mean y)."""
         mean = self._total / self.count
         return math.sqrt(max(0.0, self.squares["value"] / self.count - mean * mean))
 
 
 @dataclass(frozen=True)
 class Gates:
-    """Bounds on the error e of one output: rms(e) <= `rms`, and for each element |e_i| <=
-    max(`local` + `relative` |y_i|, `own`)."""
+    """Bounds on the error e of one output: rms(e) <= `rms`, and each |e_i| <= max(`local` +
+    `relative`
+    |y_i|, `own`).
+    """
 
     rms: float
     local: float
     """Absolute bound on one element."""
     own: float
-    """Absolute bound from the reference's own largest error."""
+    """Absolute bound on one element, from the reference's own largest error."""
     relative: float
     """Bound on one element relative to its size."""
 
 
 def gates(sums: Sums, dtype: torch.dtype, kind: Inputs, terms: Terms, unit: float) -> Gates:
-    """Return the bounds on one tensor of `dtype`, on a draw of `kind`.
+    """Return the bounds on the error of one output of `dtype`, on a draw of `kind`.
 
     `unit` is the unit roundoff of the coarsest arithmetic that the task admits. `tolerance` states
     the formulas.
@@ -194,15 +210,16 @@ def gates(sums: Sums, dtype: torch.dtype, kind: Inputs, terms: Terms, unit: floa
 
 
 def is_double(dtype: torch.dtype, terms: Terms, unit: float) -> bool:
-    """Return True if a candidate must compute an output of `dtype` in fp64, as the reference
-    does."""
+    """Return True if a candidate must compute an output of `dtype` in fp64 because the reference
+    does.
+    """
     import torch
 
     return terms.double and unit <= UNIT and torch.finfo(dtype).eps <= torch.finfo(torch.double).eps
 
 
 def coarsest(outputs: Iterable[Tensor], admitted: Precision, own: float = UNIT) -> float:
-    """Return the unit roundoff of the coarsest honest arithmetic.
+    """Return the unit roundoff of the coarsest arithmetic that a correct kernel may use.
 
     It is the largest of three: that of the admitted precision, of the reference's own products
     (`own`, from `Terms.unit`) and of the outputs' dtypes. A kernel may round intermediates to the
@@ -215,27 +232,35 @@ def coarsest(outputs: Iterable[Tensor], admitted: Precision, own: float = UNIT) 
 
 
 def may_jump(sums: Sums, kind: Inputs, admitted: Precision) -> bool:
-    """Return True if honest arithmetic may end on the other side of a jump than the oracle."""
+    """Return True if a correct kernel's result may be on the other side of a jump than the
+    oracle's.
+    """
     return not (sums.exact(kind) and is_exact_probe(kind, admitted))
 
 
 def is_exact_probe(kind: Inputs, admitted: Precision) -> bool:
-    """Return True if honest arithmetic makes no error where the reference makes none.
+    """Return True if a correct kernel makes no error on draws of `kind` where the reference makes
+    none.
 
-    That holds for small integers in any precision. For the other exact kinds it holds in the
+    That is true for small integers in any precision. For the other exact kinds it is true in the
     reference's own precision, whose number of bits they fit (`Terms.fraction_bits`).
     """
     return kind in EXACT and (admitted in OWN_ARITHMETIC or kind is Inputs.INTEGER)
 
 
 def reach(signed: int, unit: float) -> float:
-    """Return the largest error of an honest sum of `signed` terms, relative to a term: 8 sqrt(K) u,
-    more if `unit` is coarser than fp32."""
+    """Return the largest error of a correct sum of K = `signed` terms, relative to a term: 8
+    sqrt(K) u.
+
+    More if `unit` is coarser than fp32's u.
+    """
     return PRECISION_GATE * math.sqrt(signed) * UNIT + coarse(unit)
 
 
 def sequential(longest: int, kind: Inputs = Inputs.NORMAL) -> float:
-    """Return the largest relative error of a sequential sum of `longest` terms of one sign."""
+    """Return the largest relative error of a sequential sum of `longest` terms that have one
+    sign.
+    """
     evenly = min(UNIT * math.sqrt(longest), MAX_SEQUENTIAL)
     if kind not in BIASED:
         return evenly
@@ -243,11 +268,11 @@ def sequential(longest: int, kind: Inputs = Inputs.NORMAL) -> float:
 
 
 def without_jumps(x: Tensor, y: Tensor, s: Tensor, moved: Tensor, limit: JumpLimit) -> Tensor:
-    """Return `x` with its error reduced by the sensitivity `moved` where that is a jump, not
-    roundoff.
+    """Return `x` with errors reduced by the sensitivity `moved` at elements where the answer jumps.
 
-    A jump exceeds `limit.gate` and is not proportional to s: above five times the change that s
-    predicts, or below half of it (then perturbations by u had crossed the jump already).
+    An element jumps if `moved` exceeds `limit.gate` and is not proportional to s: above five times
+    the change that s predicts, or below half of it (then perturbations by u had crossed the jump
+    already).
     """
     import torch
 
@@ -257,50 +282,55 @@ def without_jumps(x: Tensor, y: Tensor, s: Tensor, moved: Tensor, limit: JumpLim
 
 
 def reduced(x: Tensor, y: Tensor, by: Tensor) -> Tensor:
-    """Return `x` with its distance from `y` reduced by `by`, at most to zero."""
+    """Return `x` moved towards `y` by `by`, but not beyond `y`."""
     error = x - y
     return y + (error.abs() - by).clamp(min=0).copysign(error)
 
 
 @dataclass(frozen=True)
 class JumpLimit:
-    """Largest change of an element that is not a jump."""
+    """Criterion that separates a jump of an output element from roundoff."""
 
     gate: float
-    """Largest absolute change that does not count as a jump, under perturbation by `reach`."""
+    """Largest absolute change under perturbation by `reach` that does not count as a jump."""
     reach: float
     """Relative size of the perturbations of inputs and weights."""
 
 
 def jump_limit_of(sums: Sums, kind: Inputs, terms: Terms, unit: float) -> JumpLimit:
-    """Return the largest change of an element of this tensor that is not a jump."""
+    """Return the jump criterion for one output on a draw of `kind`."""
     limit = LOCAL * _narrow(sums, terms, unit, kind)
     gate = min(limit, QUARTER) if sums.exact(kind) else limit
     return JumpLimit(gate, reach(terms.signed, unit))
 
 
 def _narrow(sums: Sums, terms: Terms, unit: float, kind: Inputs) -> float:
-    """Return the gate of zero-mean draws, widened to the arithmetic that the task admits
-    (`unit`)."""
+    """Return the bound on the rms error for zero-mean draws, for arithmetic of unit roundoff
+    `unit`.
+    """
     return _honest(sums, terms, kind) + coarse(unit) * sums.rms("spread") / UNIT
 
 
 def coarse(unit: float) -> float:
-    """Return c such that products of this unit roundoff add c rms(s) / 2^-24 to the gate; 0 for
-    fp32."""
+    """Return c such that products of this unit roundoff add c rms(s) / 2^-24 to the gate.
+
+    c is 0 for fp32.
+    """
     return COARSE_GATE * unit if unit > UNIT else 0.0
 
 
 def _honest(sums: Sums, terms: Terms, kind: Inputs = Inputs.NORMAL) -> float:
-    """Return the largest rms error of honest fp32 sums."""
+    """Return the largest rms error of a correct kernel that computes in fp32."""
     root = math.sqrt(terms.signed)
     one_signed = sequential(terms.longest, kind) * max(sums.rms("value"), sums.carried)
     return PRECISION_GATE * root * sums.rms("spread") + one_signed
 
 
 def explains(sums: Sums, terms: Terms, bound: float, admitted: Precision) -> Precision | None:
-    """Return the finest arithmetic whose roundoff explains errors of this size and evenness; None
-    if none does. `bound` is the bound on their rms."""
+    """Return the finest arithmetic whose roundoff explains an output's error; None if none does.
+
+    `bound` is the bound on the rms error. An error that few elements dominate is not roundoff.
+    """
     error, spread = sums.rms("error"), sums.rms("spread")
     if error <= bound and admitted in OWN_ARITHMETIC:
         return Precision.MATCH
@@ -316,5 +346,5 @@ def explains(sums: Sums, terms: Terms, bound: float, admitted: Precision) -> Pre
 
 
 def number(tensor: Tensor) -> float:
-    """Return the value of a tensor of one element; waits for the GPU."""
+    """Return the value of a one-element tensor as a Python float; waits for the GPU."""
     return float(tensor.item())

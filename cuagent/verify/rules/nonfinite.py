@@ -1,18 +1,18 @@
 """Rules for NaN and infinities: which elements the strict rule judges.
 
-Honest kernels treat NaN differently on draws that contain it. `fmaxf` drops a NaN that torch.relu
-propagates. A convolution by Fourier transform spreads one over the whole image, and a one-hot
-product over all segments. An insertion sort leaves numbers in other places, so a reference that
-chooses among elements gets no draw with NaN. No reference states a contract for these cases. On
-such draws an element therefore counts against a candidate only if it is finite in the reference, in
-either precision, and in the candidate's output. Integers and booleans, which depend on comparisons
-with NaN, do not count. Other differences are reported.
+Correct kernels treat NaN in inputs differently. `fmaxf` drops a NaN that torch.relu propagates. A
+convolution by Fourier transform spreads one over the whole image, and a one-hot product over all
+segments. An insertion sort puts numbers in other places, so a reference that chooses among elements
+gets no draw with NaN. No reference states a contract for these cases. On draws with NaN an element
+is therefore judged only if it is finite in the reference, in either precision, and in the
+candidate's output. Integers and booleans, which depend on comparisons with NaN, are not judged.
+Other differences are reported.
 
 Symbols: x is the candidate's output, r the reference in its own precision, y the fp64 answer, s its
-spread. A block has the same range of elements of each.
+spread. A block contains the same range of elements of each.
 
-Not covered: inputs that a task may draw. If its own inputs, or its own range of integers and
-booleans, lead to NaN or Inf, the candidate must have them where the reference has (`tolerance`).
+Not covered: inputs that a task may draw itself. If get_inputs, or integers and booleans in its
+range, lead to NaN or Inf, the candidate must have them where the reference has (`tolerance`).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NonfiniteDifferences:
-    """Counts of elements at which outputs and reference differ in NaN or Inf."""
+    """Numbers of elements at which outputs and reference differ in NaN or Inf."""
 
     lost: int
-    """Finite numbers where the reference has NaN or Inf."""
+    """Number of elements that are finite in the output, but NaN or Inf in the reference."""
     gained: int
-    """NaN or Inf where the reference has finite numbers."""
+    """Number of elements that are NaN or Inf in the output, but finite in the reference."""
     other: int
-    """NaN for Inf, Inf for NaN, or integers that are not equal."""
+    """Number of NaN for Inf, Inf for NaN, and unequal integers."""
     total: int
 
     def __bool__(self) -> bool:
@@ -53,7 +53,7 @@ class NonfiniteDifferences:
 
 
 def numbers_only(block: Sequence[Tensor], *, paired: bool) -> tuple[Tensor, ...]:
-    """Return x, r, y, s and further tensors of a block in fp64, where x, r and y are all finite.
+    """Return x, r, y, s and further tensors in fp64, only at elements where x, r and y are finite.
 
     With `paired`, two neighbouring elements are one complex number. NaN or Inf in s becomes 0.
     """
@@ -67,8 +67,7 @@ def numbers_only(block: Sequence[Tensor], *, paired: bool) -> tuple[Tensor, ...]
 
 
 def finite_only(block: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return all tensors of a block in fp64, reduced to the elements at which x, r and y are
-    finite."""
+    """Return all tensors of a block in fp64, only at elements where x, r and y are finite."""
     wide = tuple(_representable(block))
     x, r, y, *_ = wide
     if _plain(x, r, y):
@@ -78,7 +77,7 @@ def finite_only(block: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _representable(block: Sequence[Tensor]) -> list[Tensor]:
-    """Return the block in fp64, with y replaced by r where y is finite but too large for r's dtype.
+    """Return the block in fp64; where y exceeds the largest number of r's dtype, r replaces it.
 
     `nan_to_num` replaces an infinity by the largest number of the dtype, so the fp64 answer is not
     the right one there.
@@ -96,7 +95,8 @@ def _representable(block: Sequence[Tensor]) -> list[Tensor]:
 def misplaced(block: Sequence[Tensor]) -> Tensor | None:
     """Return a mask of the elements of x with a wrong NaN or Inf; None if there are none.
 
-    They are not finite and agree with neither r nor y, or finite where neither r nor y is.
+    Such an element of x is NaN or Inf and equals neither r nor y, or it is finite and both r and y
+    are not.
     """
     x, r, y = (tensor.double() for tensor in block[:3])
     if _plain(x, r, y):
@@ -110,8 +110,9 @@ def misplaced(block: Sequence[Tensor]) -> Tensor | None:
 
 
 def all_misplaced(blocks: Iterable[Sequence[Tensor]], output: Tensor) -> Tensor:
-    """Return a mask of the elements with a wrong NaN or Inf (`misplaced`), for the flattened
-    output."""
+    """Return a mask over the flattened output: True where x has a wrong NaN or Inf
+    (`misplaced`).
+    """
     import torch
 
     masks = []
@@ -123,13 +124,15 @@ def all_misplaced(blocks: Iterable[Sequence[Tensor]], output: Tensor) -> Tensor:
 
 
 def _plain(*tensors: Tensor) -> bool:
-    """Return True if all sums are finite, which proves all elements finite in 1/16 of the time of
-    `isfinite`. False proves nothing."""
+    """Return True if the sum of each tensor is finite, so that all elements are finite.
+
+    This takes 1/16 of the time of `isfinite`. False proves nothing, because a sum may overflow.
+    """
     return all(bool(tensor.sum().isfinite()) for tensor in tensors)
 
 
 def nonfinite_differences(outputs: Sequence[Tensor], expected: Expected) -> NonfiniteDifferences:
-    """Count the elements that `numbers_only` leaves out and that differ, and unequal integers."""
+    """Count the elements at which NaN or Inf differ between outputs and reference, by kind."""
     lost = gained = other = 0
     for x, r, y in zip(outputs, expected.declared, expected.precise, strict=True):
         if not is_inexact(x):

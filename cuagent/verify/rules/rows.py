@@ -39,21 +39,20 @@ if TYPE_CHECKING:
     from cuagent.verify.trace.reductions import Terms
 
 SHORTEST = 64
-"""Least length of a line that gets its own bounds; the rms of fewer errors is too noisy."""
+"""Least length of a line that is judged by its own bounds; shorter lines have a noisy rms."""
 CHANCE = 2.0
-"""Factor for chance differences between lines."""
+"""Factor on the bounds for chance differences between the lines of a tensor."""
 WITH_SENSITIVITY = 5
-"""Number of tensors used once the sensitivity is known: x, r, y, s and m."""
+"""Number of tensors in the rule once the sensitivity is known: x, r, y, s and m."""
 
 
 def worst_line(
     tensors: Sequence[Tensor], kind: Inputs, terms: Terms, unit: float
 ) -> tuple[float, int]:
-    """Return the largest ratio of a line's error to its bound, and that line's number; (0, 0) if no
-    line has its own bound.
+    """Return (largest ratio of a line's rms error to its bound, number of that line).
 
-    `tensors` are x, r, y, s and, once the sensitivity is known, m. `unit` is the unit roundoff of
-    the coarsest honest arithmetic.
+    (0, 0) if the rule does not apply to this output. `tensors` are x, r, y, s and, once the
+    sensitivity is known, m. `unit` is the unit roundoff of the coarsest honest arithmetic.
     """
     import torch
 
@@ -86,7 +85,9 @@ def worst_line(
 
 
 def _lines(tensors: Sequence[Tensor], axis: int) -> Iterator[list[Tensor]]:
-    """Yield the tensors as [lines, places], as many lines at a time as fit in about one BLOCK."""
+    """Yield views of the tensors as [lines, length of `axis`], in groups of about BLOCK
+    elements.
+    """
     length = tensors[0].shape[axis]
     flat = [tensor.movedim(axis, -1).reshape(-1, length) for tensor in tensors[:WITH_SENSITIVITY]]
     count = max(1, BLOCK[tensors[0].device.type] // length)

@@ -31,51 +31,56 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Places:
-    """Elements that the indices of one output tensor of shape S were chosen from."""
+    """For the indices in one output tensor of shape S: the elements from which they were chosen."""
 
     values: Tensor
-    """Elements by line: [lines, places], fp64."""
+    """fp64 [lines, places]: the elements; each index names a place in one line."""
     slack: Tensor
-    """[lines, 2], fp64: distance at which two elements count as equal, first for two usual
-    elements, then for pairs with a mask fill. Negative if only the reference's own index is
-    right."""
+    """fp64 [lines, 2]: largest difference of two elements that count as equal.
+
+    [:, 0] applies to two ordinary elements, [:, 1] to pairs with a mask fill. Negative if only the
+    reference's own index is right.
+    """
     fill_sizes: Tensor
-    """[lines], fp64: smallest magnitude of a mask fill in a line, inf without one
-    (`magnitude_gaps`)."""
+    """fp64 [lines]: smallest magnitude of a mask fill in a line; inf if it has none."""
     line: Tensor
-    """int64 S: the line to which each index belongs."""
+    """int64 S: number of the line that each index refers to."""
     sizes: Tensor
     """int64 [d]: lengths of the d axes that a line spans."""
     low: Tensor
-    """int64 S + [d]: first admissible coordinates of each index within its line; an empty tensor if
-    the whole line is admissible."""
+    """int64 S + [d]: first valid coordinates of each index within its line.
+
+    An empty tensor if the whole line is valid.
+    """
     high: Tensor
-    """int64 S + [d]: last admissible coordinates; empty as `low`."""
+    """int64 S + [d]: last valid coordinates of each index; an empty tensor if the whole line is
+    valid.
+    """
     distinct: Tensor
     """bool [1]: True if the indices of a line must be distinct."""
     first: Tensor
-    """bool [lines]: True if of equal elements only the first is right."""
+    """bool [lines]: True if only the first of equal elements is right."""
 
     @property
     def tensors(self) -> list[Tensor]:
         return [getattr(self, field.name) for field in fields(self)]
 
     def copied(self) -> Places:
-        """Return a copy of all tensors."""
+        """Return a copy with its own memory."""
         return Places(*(tensor.clone() for tensor in self.tensors))
 
 
 def places_of(several: Sequence[Tensor]) -> list[Places]:
-    """Return the Places whose `tensors` lists are concatenated in `several`."""
+    """Return the Places whose `tensors` lists were concatenated to `several`."""
     size = len(fields(Places))
     return [Places(*several[at : at + size]) for at in range(0, len(several), size)]
 
 
 def wrong_places(output: Tensor, declared: Tensor, precise: Tensor, places: Places) -> Tensor:
-    """Return a mask of the wrong indices: their element is not tied with the reference's element,
-    or they break another rule of `places`.
+    """Return a mask of the wrong indices in `output`, the candidate's.
 
-    `output` holds the candidate's indices, `declared` and `precise` the reference's.
+    An index is wrong if its element is not tied with the element that the reference's index names,
+    or if it breaks another rule of `places`. `declared` and `precise` are the reference's indices.
     """
     import torch
 

@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOST = 4096
-"""Largest number of wrong elements whose values are compared."""
+"""Largest number of wrong elements whose values are compared with the right ones."""
 STRETCH = 1 << 20
-"""Elements searched at a time."""
+"""Number of elements that are searched at a time."""
 FEWEST = 64
-"""Least number of wrong elements in a sample. If there are fewer, all elements are searched."""
+"""Least number of wrong elements in a sample; if there are fewer, all elements are searched."""
 ALIKE = 0.9
-"""Smallest share of the wrong elements that must show a relation (sign, factor) to report it."""
+"""Least share of the wrong elements for which a relation (sign, factor) must be true."""
 CLOSE = 1e-3
-"""Relative distance at which two numbers count as equal in a description."""
+"""Relative difference up to which two numbers count as equal in a description."""
 NEARLY_ALL = 0.99
-"""Smallest share of wrong elements that is described as nearly every element."""
+"""Share of wrong elements from which on no pattern of positions is described."""
 STEPS = (2, 4, 8, 16, 32)
-"""Strides of vectors, unrolled loops and warps."""
+"""Strides at which a pattern of wrong elements is sought: of vectors, unrolled loops, warps."""
 HINTS = {
     "zero": "they are 0: look for missing work (a short grid or loop, an early return).",
     "sign": "their sign is flipped: look at the order of a subtraction, or a missing minus.",
@@ -54,12 +54,12 @@ HINTS = {
     "some": "they are scattered: look for a race, a branch on values (large, tied, negative), or "
     "an edge.",
 }
-"""Hints by pattern: relations of the values first, then positions."""
+"""Hint at the likely cause by pattern: relations of the values first, then positions."""
 
 
 @dataclass(frozen=True)
 class Wrong:
-    """Description of the wrong elements of one output."""
+    """Description of the wrong elements of one output, for the user."""
 
     note: str
     hint: str
@@ -101,14 +101,14 @@ def describe(
 
 
 def _hint(relation: str, kind: str) -> str:
-    """Return the hint for a relation and a pattern of positions, keys of HINTS; "" for none."""
+    """Return the hint for a relation of values and a pattern of positions (keys of HINTS or "")."""
     if relation and kind in ("tail", "head", "one", "step"):
         return f"{HINTS[relation].partition(':')[0]}; {HINTS[kind]}"
     return HINTS[relation or kind] if relation or kind else ""
 
 
 def first(wrong: Tensor) -> int:
-    """Return the position of the first wrong element in the flattened output."""
+    """Return the flat index of the first wrong element."""
     offset = 0
     for part in wrong.reshape(-1).split(STRETCH):
         if bool(part.any()):
@@ -118,7 +118,7 @@ def first(wrong: Tensor) -> int:
 
 
 def _places(wrong: Tensor, shape: Sequence[int], count: int) -> tuple[str, str]:
-    """Return a description of the positions of the wrong elements, and its key in HINTS."""
+    """Describe where the wrong elements are; return (description, key in HINTS)."""
     if count >= NEARLY_ALL * wrong.numel():
         return "", "all"
     found: list[tuple[float, str, str]] = []
@@ -136,9 +136,9 @@ def _places(wrong: Tensor, shape: Sequence[int], count: int) -> tuple[str, str]:
 
 
 def _along(at: Sequence[int], size: int, dim: int) -> tuple[str, str] | None:
-    """Describe the pattern of the wrong indices `at` along a dimension of length `size`.
+    """Describe the pattern of the wrong indices `at` along dimension `dim` of length `size`.
 
-    Returns the description and its key in HINTS; None without a pattern.
+    Returns (description, key in HINTS); None if there is no pattern.
     """
     first, last, many = at[0], at[-1], len(at)
     if many == 1:
@@ -157,7 +157,9 @@ def _along(at: Sequence[int], size: int, dim: int) -> tuple[str, str] | None:
 
 
 def _relation(got: Tensor, expected: Tensor, wrong: Tensor) -> str:
-    """Return how the wrong values relate to the right ones: a key of HINTS, or ""."""
+    """Return the key in HINTS for how the wrong values relate to the right ones; "" for no
+    relation.
+    """
     import torch
 
     at = _some(wrong)
@@ -193,7 +195,7 @@ def _relation(got: Tensor, expected: Tensor, wrong: Tensor) -> str:
 
 
 def _some(wrong: Tensor) -> Tensor:
-    """Return at most `MOST` positions of wrong elements; large outputs are sampled."""
+    """Return flat indices of at most `MOST` wrong elements; large outputs are sampled."""
     step = max(1, wrong.numel() // (16 * MOST))
     at = wrong[::step].nonzero().reshape(-1) * step
     if step > 1 and at.numel() < FEWEST:
@@ -202,8 +204,9 @@ def _some(wrong: Tensor) -> Tensor:
 
 
 def _plain(tensor: Tensor) -> Tensor | None:
-    """Return the tensor in fp64; None for a complex or boolean tensor, for which no relation is
-    sought."""
+    """Return the tensor in fp64; None for a complex or boolean tensor, which has no such
+    relations.
+    """
     import torch
 
     if tensor.is_complex() or tensor.dtype is torch.bool:
@@ -228,7 +231,7 @@ def _tuple(numbers: Sequence[int]) -> str:
 
 
 def _number(value: complex | float | bool, other: complex | float | bool) -> str:
-    """Format a value with enough digits to distinguish it from the other."""
+    """Format `value` with enough digits to distinguish it from `other`."""
     if isinstance(value, float) and isinstance(other, float) and math.isfinite(value):
         return next(
             (text for d in (4, 6, 9) if (text := f"{value:.{d}g}") != f"{other:.{d}g}"),
@@ -238,7 +241,7 @@ def _number(value: complex | float | bool, other: complex | float | bool) -> str
 
 
 def _share(count: int, total: int) -> str:
-    """Format a share as a percentage; 0 % and 100 % appear only if exact."""
+    """Format count / total as a percentage; "0 %" and "100 %" appear only if exact."""
     percent = 100 * count / total
     if count == total:
         return "100 %"

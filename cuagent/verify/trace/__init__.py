@@ -1,1 +1,1 @@
-"""Facts read from the operators that one forward of the reference runs."""
+"""Facts about the reference that are read from the operators in one run of its forward."""

@@ -1,8 +1,8 @@
 """Draw numbers on which rounding modes differ: half up, half to even, half away from zero.
 
 A reference may scale numbers before it rounds them. The drawn numbers make that scaling exact. If
-it had roundoff, honest kernels would differ. Not covered: scales that are neither whole nor a power
-of two.
+it had roundoff, correct kernels would differ. Not covered: scales that are neither whole nor a
+power of two.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 HALVES, PLANTED = 5, 3
-"""Number of cases of `halves`, and the first case that puts the scale among the numbers."""
+"""Number of cases of `halves`, and the first case that puts the scale itself among the numbers."""
 FARTHEST_HALF, MANY_ROWS = 8, 4
-"""Largest absolute value drawn, and fewest rows with which the scale is put into columns too."""
+"""Largest absolute value drawn, and the number of rows from which on columns contain the scale
+too.
+"""
 
 
 def cases(scales: Sequence[float]) -> list[tuple[float, int]]:
-    """Return the pairs (scale, case) with which `halves` is called, one per step of the sweep.
+    """Return the (scale, case) arguments of `halves` for the steps of the sweep.
 
-    `scales` are the numbers by which the reference scales. The first pair is (1, 0).
+    `scales` are the constants by which the reference multiplies. The first pair is (1, 0).
     """
     found = [(1.0, 0)]
     for scale in scales:
@@ -36,13 +38,16 @@ def cases(scales: Sequence[float]) -> list[tuple[float, int]]:
 
 
 def halves(tensor: Tensor, scale: float, case: int, generator: Generator) -> Tensor:
-    """Return multiples of a half, most of them odd, so that a rounding has ties.
+    """Draw multiples of a half with the shape of `tensor`, most of them odd multiples.
 
-    There are HALVES cases. 0: unchanged. 1 and 2: times and divided by `scale`, a power of two.
-    3: `scale` is the largest size of each row, of the tensor and, with enough rows, of its columns,
-    so that a division by the largest size, times `scale`, is exact. 4: `scale` is the distance
-    between the least and the largest. Cases 3 and 4 use only numbers that a division and a product
-    by `scale` leave unchanged.
+    `scale` is a constant by which the reference may multiply. Its effect by case:
+    - 0: none
+    - 1, 2: the numbers are multiplied (1) or divided (2) by `scale`, a power of two
+    - 3: the largest magnitude of each row, of the tensor and, with enough rows, of its columns is
+      `scale`, so that a division by the largest magnitude, times `scale`, is exact
+    - 4: the difference between the least and the largest number is `scale`
+
+    Cases 3 and 4 use only numbers that a division and a product by `scale` leave unchanged.
     """
     import torch
 
@@ -63,8 +68,9 @@ def halves(tensor: Tensor, scale: float, case: int, generator: Generator) -> Ten
 
 
 def _planted_scale(drawn: Tensor, scale: float, generator: Generator, *, ranged: bool) -> Tensor:
-    """Put `scale` into each row: as one number, or with `ranged` as the distance between the least
-    and the largest number."""
+    """Put `scale` into each row: as one number or, with `ranged`, as the difference of its
+    extremes.
+    """
     import torch
 
     lines = drawn.reshape(-1, drawn.shape[-1]) if drawn.shape[-1] > 1 else drawn.reshape(1, -1)

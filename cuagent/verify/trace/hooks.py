@@ -14,11 +14,11 @@ from typing import Any
 def intercept_operators(
     call: Callable[[Any, Any, dict[str, Any]], Any],
 ) -> AbstractContextManager[Any]:
-    """Return a context in which `call(operator, args, kwargs)` runs each operator.
+    """Return a context in which `call(operator, args, kwargs)` replaces each torch operator.
 
-    `call` returns the operator's result. torch's own modes import torch._dynamo at their first
-    operator, so that their frames are not compiled. That would add more than a second to every
-    verdict, and is not needed: without torch._dynamo nothing is compiled.
+    `call` runs the operator and returns its result. The context avoids torch's own modes, which
+    import torch._dynamo at their first operator to keep their frames from being compiled. That
+    would add more than a second to every verdict, and without torch._dynamo nothing is compiled.
     """
     from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -1,7 +1,7 @@
-"""Measure how many bytes of results a run holds at the same time.
+"""Measure the peak memory of the tensors that a run creates.
 
-It counts the memory of the tensors that operators return, from their creation until they are freed.
-Not covered: memory that an operator uses inside, such as the workspace of a convolution.
+The size of each operator's result counts from its creation until it is freed. Not covered: memory
+that an operator uses inside, such as the workspace of a convolution.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 class LiveBytes:
-    """Bytes of the results that are alive, and their peak."""
+    """Bytes of the operators' results that are alive, and the peak of that number."""
 
     def __init__(self) -> None:
         self.peak = 0
         self._now = 0
         self._tensors_at: Counter[int] = Counter()
-        """Number of living results by the storage that has their memory."""
+        """Number of living tensors per storage, by the storage's address."""
 
     def measure(self, run: Callable[[], Any]) -> Any:
-        """Return the result of `run` and measure its operators."""
+        """Call `run`, track its operators' results, and return its result."""
         import torch
 
         def call(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -1,9 +1,8 @@
-"""Find mask fills, such as -1e9 for hidden elements, by their distance in magnitude from the
-others.
+"""Find mask fills, such as -1e9 for masked elements, by the gap to the other magnitudes.
 
-A line is the elements among which an operator chooses once. The distance at which numbers count as
-equal is relative to the magnitude of their line. A mask fill must not widen it for the other
-numbers: within roundoff of 1e9 all of them would be equal.
+A line contains the elements among which an operator chooses one. Two numbers of a line count as
+equal if they differ by less than roundoff of the line's largest magnitude. A mask fill must not be
+that magnitude: within roundoff of 1e9 all other numbers would be equal.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 GAP = 1e3
-"""Least factor between the magnitude of a mask fill and the next smaller one in its line."""
+"""Least ratio of a mask fill's magnitude to the next smaller magnitude in its line."""
 
 
 def least_fill_sizes(lines: Tensor) -> Tensor:
-    """Return the smallest magnitude of a mask fill in each line; inf without a mask fill.
+    """Return the smallest magnitude of a mask fill in each line; inf for a line without one.
 
     `lines` is [lines, places]; the result is [lines].
     """

@@ -1,9 +1,9 @@
 """Detect mask fills: constants such as -1e9 that stand for minus infinity in a reference.
 
-On inputs near such a constant the masked elements matter again. The reference then counts what it
-means to hide, while a kernel that skips masked elements does not, and neither is intended. So the
-reference is run with enlarged fills, and a draw on which that changes the answer is not used. A
-constant that changes the answer to the task's own inputs is an ordinary number, not a fill.
+On inputs near such a constant, masked elements affect the reference's output, while a kernel that
+skips masked elements ignores them. Neither is intended. So the reference is run with enlarged
+fills, and a draw on which that changes the answer is not used. A constant that changes the answer
+to the task's own inputs is an ordinary number, not a fill.
 
 Not covered: clamps and comparisons, which a kernel must match; numbers in parameters.
 """
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 LEAST, MOST = 1e3, 1e30
 """Range of the absolute values of mask fills."""
 ENLARGED = 2.0**60
-"""Factor that enlarges mask fills."""
+"""Factor by which mask fills are enlarged in the test."""
 WRITTEN = frozenset(
     ("masked_fill", "index_fill", "fill", "full", "full_like", "new_full", "scalar_tensor",
      "constant_pad_nd", "scatter", "add", "sub", "mul")
 )  # fmt: skip
 """Operators that take a mask fill as an argument."""
 SAME = 1e-6
-"""Relative tolerance of equal answers; the absolute one is relative to the largest value."""
+"""Relative difference up to which two outputs count as equal."""
 
 Answers = list["Tensor"]
 
 
 def has_mask_fills(run: Callable[[], Answers], model: nn.Module) -> bool:
-    """Return True if the reference has mask fills; `run` calls it on the task's own inputs."""
+    """Return True if the reference contains mask fills; `run` calls it on the task's own inputs."""
     try:
         with enlarged_fills(model) as found:
             moved = run()
@@ -48,9 +48,10 @@ def has_mask_fills(run: Callable[[], Answers], model: nn.Module) -> bool:
 
 @contextmanager
 def enlarged_fills(model: nn.Module) -> Iterator[list[float]]:
-    """Multiply mask fills by ENLARGED inside the context: arguments of operators, and buffers.
+    """Context in which mask fills in operator arguments and buffers are multiplied by ENLARGED.
 
-    Yields a list of enlarged constants. It grows as operators run; empty means that none was found.
+    Yields a list of the enlarged constants. It grows as operators run; empty means that none was
+    found.
     """
     found: list[float] = []
 
@@ -77,7 +78,9 @@ def enlarged_fills(model: nn.Module) -> Iterator[list[float]]:
 
 
 def equal_up_to_roundoff(these: Sequence[Tensor], those: Sequence[Tensor]) -> bool:
-    """Return True if two answers are equal up to roundoff; integers and NaN must be equal."""
+    """Return True if two outputs are equal up to roundoff; integers, and NaN positions, must be
+    equal.
+    """
     import torch
 
     return all(
@@ -89,7 +92,9 @@ def equal_up_to_roundoff(these: Sequence[Tensor], those: Sequence[Tensor]) -> bo
 
 
 def _is_integral(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Return True if the operator computes integers (an index, a hash), which have no fills."""
+    """Return True if all tensors among the arguments are integers (an index, a hash): no mask
+    fills.
+    """
     import torch
 
     if (dtype := kwargs.get("dtype")) is not None:

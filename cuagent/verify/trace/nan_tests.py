@@ -1,6 +1,6 @@
-"""Find the operators by which a reference asks for NaN or infinities in its inputs.
+"""Find the operators by which a reference tests its inputs for NaN or infinities.
 
-An operator counts only if what it tests is an input, moved or changed element by element. A sum, a
+A test counts only if its argument is an input, moved or changed element by element. A sum, a
 softmax or a product spreads one NaN over a whole row, so that the reference can no longer tell
 which number was NaN. `nan_to_num(softmax(x))`, for example, fills rows whose elements are all
 masked, and says nothing about NaN in `x`.
@@ -15,17 +15,17 @@ from typing import Any
 NAN_AWARE = frozenset(
     ("isnan", "isinf", "isfinite", "nan_to_num", "nansum", "nanmean", "nanmedian", "fmax", "fmin")
 )
-"""Operators made for inputs that hold NaN or infinities."""
+"""Operators that handle NaN or infinities in their argument specially."""
 INFINITY_AWARE = frozenset(("isinf", "isfinite"))
 EQUALITY = frozenset(("eq", "ne"))
 MOVING = frozenset(
     ("clone", "_to_copy", "cat", "stack", "constant_pad_nd", "flip", "roll", "index", "gather")
 )
-"""Operators that copy elements unchanged, and are neither views nor pointwise."""
+"""Operators that copy elements unchanged, but are neither views nor pointwise."""
 
 
 class NanTests:
-    """Record of one run of the reference; call `see` after each operator."""
+    """Observer of one run of the reference; its `see` must be called after each operator."""
 
     def __init__(self) -> None:
         self.nan = False
@@ -33,11 +33,13 @@ class NanTests:
         self.infinity = False
         """True if it also tests for infinities."""
         self._spread: dict[int, Any] = {}
-        """Results in which one NaN may have spread to other elements, by id. They are held so that
-        their ids are not reused."""
+        """Results, by id, in which one NaN may have spread to other elements.
+
+        They are referenced here so that their ids are not reused.
+        """
 
     def see(self, function: Any, args: Sequence[Any], result: Any) -> None:
-        """Take in one operator with its arguments and its result."""
+        """Update the findings with one operator, its arguments and its result."""
         name = function.overloadpacket.__name__.rstrip("_")
         spread = any(id(tensor) in self._spread for tensor in _tensors(args))
         itself = name in EQUALITY and len(args) > 1 and args[0] is args[1]

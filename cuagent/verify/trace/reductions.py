@@ -1,10 +1,10 @@
 """Count K, the terms of the longest sum, from the operators in one forward of the reference.
 
 Rounding errors of a sum of K terms grow like sqrt(K) (Ipsen and Zhou, arXiv 1906.10465), so both
-gates of the strict rule carry that factor. Operators that compute elementwise, are views or move
-elements count as 1. Operators whose sums are not known here (a fused LSTM or attention, a Fourier
-transform, a solver) count by the longest axis of their arguments. Too large a K loosens the gates
-by its square root only, and errors of coarser arithmetic remain 90 times those of fp32.
+gates of the strict rule have that factor. Operators that compute elementwise, are views or move
+elements count as 1 term. Operators whose sums are not known here (a fused LSTM or attention, a
+Fourier transform, a solver) count as the longest axis of their arguments. Too large a K loosens the
+gates by its square root only, and errors of coarser arithmetic remain 90 times those of fp32.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cuagent.verify.trace.hooks import intercept_operators
 from cuagent.verify.trace.selections import SHIFTED
 
 _PRODUCTS = {"mm": 0, "bmm": 0, "dot": 0, "vdot": 0, "mv": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
-"""Operators with the position of the argument whose last axis is summed."""
+"""Product operators, with the index of the argument whose last axis is summed."""
 _MATMULS = (*_PRODUCTS, "addbmm", "linear", "matmul", "_trilinear")
 _SUMS = (
     "sum", "nansum", "mean", "nanmean", "var", "std", "var_mean", "std_mean", "prod", "logsumexp",
@@ -28,7 +28,7 @@ _SUMS = (
 _SUMS_BY_NAME = ("loss", "avg_pool", "cross_entropy")
 _PREFIX = ("cumsum", "logcumsumexp")
 _NORMS = {"native_layer_norm": 1, "_fused_rms_norm": 1}
-"""Operators with the position of the shape that is normalised over."""
+"""Norm operators, with the index of the argument that is the normalised shape."""
 _MOVES = """
 empty empty_like empty_strided new_empty zeros zeros_like new_zeros ones ones_like new_ones full
 full_like new_full fill zero arange scalar_tensor lift_fresh lift_fresh_copy detach clone copy
@@ -43,7 +43,7 @@ upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_bilinear2d ups
 upsample_bicubic2d upsample_trilinear3d grid_sampler_2d im2col unfold rot90 diag diag_embed
 diagonal_copy cummax cummin _cummax_helper _cummin_helper
 """
-"""Operators that move, choose or create elements: no roundoff, or that of a short sum."""
+"""Operators that move, choose or create elements, without roundoff or with that of a short sum."""
 _MOVING = frozenset(_MOVES.split())
 _POINTWISE = (
     "hardswish", "log_sigmoid_forward", "_prelu_kernel", "prelu", "glu", "rrelu_with_noise",
@@ -53,16 +53,18 @@ _POINTWISE = (
 
 
 def is_exact_operator(function: Any) -> bool:
-    """Return True if an operator is a view, or moves, chooses or creates elements: no roundoff."""
+    """Return True if an operator makes no roundoff: a view, or one that moves or creates
+    elements.
+    """
     return function.is_view or function.overloadpacket.__name__.rstrip("_") in _MOVING
 
 
 @dataclass(frozen=True)
 class Terms:
-    """Number of terms of the longest sums in one forward."""
+    """Numbers of terms of the longest sums in one forward of the reference."""
 
     longest: int
-    """K: terms of the longest sum."""
+    """K: number of terms of the longest sum."""
     signed: int
     """K without the sums inside a softmax. Exponentials have one sign, so the error of their sum is
     proportional to the sum, not to the softmax's input."""
@@ -78,11 +80,11 @@ class Terms:
 
     @classmethod
     def of(cls, longest: int) -> Terms:
-        """Return the terms of a sum that may cancel."""
+        """Return `Terms` for one sum of `longest` terms of both signs."""
         return cls(longest, longest)
 
     def at_most(self, count: int) -> Terms:
-        """Return these terms limited to `count`."""
+        """Return a copy with `longest` and `signed` limited to `count`."""
         return replace(self, longest=min(self.longest, count), signed=min(self.signed, count))
 
     @property
@@ -93,7 +95,7 @@ class Terms:
 
 
 def terms(run: Callable[[], Any], unit_of: Callable[[str, Any], float] | None = None) -> Terms:
-    """Call `run` and count the terms of its longest sums.
+    """Call `run` and return the numbers of terms of its longest sums.
 
     `unit_of` returns the unit roundoff of products of a kind (`product_kind`) and dtype.
     """
@@ -127,8 +129,10 @@ def terms(run: Callable[[], Any], unit_of: Callable[[str, Any], float] | None = 
 
 
 def product_kind(name: str) -> str:
-    """Return `conv`, `rnn` or `matmul` if torch's settings decide an operator's arithmetic, else
-    ""."""
+    """Return the setting that decides a product operator's arithmetic: `conv`, `rnn` or `matmul`.
+
+    "" for operators that torch's settings do not affect.
+    """
     if "convolution" in name:
         return "conv"
     if any(word in name for word in ("rnn", "lstm", "gru")):
@@ -152,7 +156,7 @@ def largest_intermediate(run: Callable[[], Any]) -> float:
 
 
 def largest_magnitude(tensor: Any) -> float:
-    """Return the largest finite magnitude of a tensor; 0 for integers."""
+    """Return the largest finite absolute value of a floating tensor; 0 for other tensors."""
     if not (tensor.is_floating_point() and tensor.numel()):
         return 0.0
     return float(tensor.detach().abs().nan_to_num(0.0, 0.0).amax())

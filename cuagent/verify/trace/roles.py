@@ -23,12 +23,12 @@ FACTORS = {
     "mm": (0, 1), "bmm": (0, 1), "mv": (0, 1), "dot": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2),
     "addmv": (1, 2), "convolution": (0, 1),
 }  # fmt: skip
-"""Product operators with the positions of their factors among the arguments."""
+"""Product operators, with the indices of the arguments that are multiplied."""
 RECURRENT = ("rnn", "lstm", "gru")
-"""Parts of the names of recurrent operators, which contain products."""
+"""Parts of the names of recurrent operators; their matrices are factors of products too."""
 BOUNDING = frozenset(("clamp", "clamp_min", "clamp_max", "hardtanh"))
 FEW_NUMBERS = 2
-"""Largest number of elements of a parameter that counts as a single number."""
+"""Largest number of elements of a parameter that is treated as a single number."""
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 NOISE = 0.3
 """Relative size of the random changes to floating buffers."""
@@ -36,40 +36,43 @@ NOISE = 0.3
 
 @dataclass(frozen=True)
 class Roles:
-    """Names in the state dict, by role."""
+    """Names of parameters and buffers in the state dict, by their role in the reference."""
 
     added: frozenset[str] = frozenset()
-    """Floating parameters, except factors of products."""
+    """Floating parameters that are not a factor of a product: biases, gains, added scores."""
     clamped: frozenset[str] = frozenset()
-    """Names in `added` whose parameter, or a tensor computed from it, is clamped."""
+    """Names in `added` whose parameter, or a tensor computed from it, goes through a clamp."""
     buffers: frozenset[str] = frozenset()
-    """Buffers whose changed values the reference accepts, with another output."""
+    """Buffers that can be given other values: the reference accepts them and its output changes."""
     unvaried: tuple[str, ...] = ()
-    """Buffers that are never changed: outside the state dict, or with no other accepted value."""
+    """Buffers that are never changed: outside the state dict, or the reference accepts no other
+    values.
+    """
 
     @property
     def without_buffers(self) -> Roles:
-        """Return these roles with no buffer that may change."""
+        """A copy of these roles in which no buffer may change."""
         return replace(self, buffers=frozenset())
 
     @property
     def grows(self) -> bool:
-        """True if grown weights change some parameter or buffer."""
+        """True if Weights.GROWN changes some parameter or buffer."""
         return bool(self.added or self.buffers)
 
     def has_few_numbers(self, state: dict[str, Tensor]) -> bool:
         """Return True if a parameter in `added` has at most FEW_NUMBERS elements.
 
-        Then both kinds of grown weights matter: GROWN adds a constant to such a parameter, and PAST
-        subtracts it.
+        Both kinds of grown weights are needed then: Weights.GROWN adds a constant to such a
+        parameter, and Weights.PAST subtracts it.
         """
         return any(state[name].numel() <= FEW_NUMBERS for name in self.added)
 
 
 def roles_of(model: nn.Module, run: Callable[[], list[Tensor]]) -> Roles:
-    """Return the roles in `model`; `run` calls it on the task's own inputs.
+    """Return the roles of the parameters and buffers of `model`.
 
-    Integer buffers on a GPU are not changed: an index out of range there ends the process.
+    `run` calls it on the task's own inputs. Integer buffers on a GPU are not changed: an index out
+    of range there ends the process.
     """
     named = dict(model.named_parameters(remove_duplicate=False))
     factors, clamped = _used(named, run)
@@ -87,10 +90,10 @@ def roles_of(model: nn.Module, run: Callable[[], list[Tensor]]) -> Roles:
 
 
 def changed_buffer(buffer: Tensor, generator: Generator) -> Tensor:
-    """Return other values for a buffer, in the same range and order.
+    """Return random other values for a buffer, in the same range and order.
 
     A buffer of two values changes like a mask. Integers and booleans change like fixed inputs, by
-    the strictest contract that changes them (`inputs.varied`).
+    the first change that differs (`inputs.varied`).
     """
     import torch
 
@@ -114,15 +117,17 @@ def changed_buffer(buffer: Tensor, generator: Generator) -> Tensor:
 
 
 def _holds_no_index(buffer: Tensor) -> bool:
-    """Return True unless the buffer holds integers, which may be indices."""
+    """Return True if the buffer cannot contain indices: it is floating, complex or boolean."""
     import torch
 
     return is_inexact(buffer) or buffer.dtype is torch.bool
 
 
 def _influence(buffer: Tensor, run: Callable[[], list[Tensor]]) -> bool | None:
-    """Return True if other values of a buffer change the answer; None if the reference accepts no
-    other values."""
+    """Return True if other values of `buffer` change the output, False if they do not.
+
+    None if the reference accepts no other values.
+    """
     import torch
 
     usual, original = run(), buffer.clone()
@@ -152,8 +157,7 @@ def _influence(buffer: Tensor, run: Callable[[], list[Tensor]]) -> bool | None:
 def _used(
     named: Mapping[str, Tensor], run: Callable[[], list[Tensor]]
 ) -> tuple[set[str], set[str]]:
-    """Return the names of the parameters that are factors of products, and of those that are
-    clamped.
+    """Return the names of the parameters that are (factors of products, arguments of clamps).
 
     `named` are all parameters by name. A clamped tensor that is no parameter counts for the
     parameter with the same number of elements.
@@ -198,13 +202,17 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _rising(buffer: Tensor) -> bool:
-    """Return True if all lines along the last axis rise, or all fall."""
+    """Return True if the elements strictly rise in all lines along the last axis, or fall in
+    all.
+    """
     steps = buffer.diff(dim=-1) if buffer.dim() and buffer.shape[-1] > 1 else buffer.new_zeros(1)
     return bool((steps > 0).all() or (steps < 0).all())
 
 
 def _respaced(buffer: Tensor, generator: Generator) -> Tensor:
-    """Change the steps along each line and keep its first and last value."""
+    """Change the steps between neighbours randomly; preserve the first and last value of each
+    line.
+    """
     import torch
 
     steps = buffer.double().diff(dim=-1)

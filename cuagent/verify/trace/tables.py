@@ -1,8 +1,8 @@
-"""Find the lengths of tables that integer inputs index.
+"""Find the lengths of the tables that a reference indexes with its integer inputs.
 
-A task's own few indices may not include the last row of a table, where kernels often err. An input
-is recognized by its values, through any views and casts. Not covered: indices that are computed (a
-sum, a hash), whose range no single input determines.
+The task's own few indices may not include the last row of a table, where kernels often err. An
+input is recognized by its values, through any views and casts. Not covered: indices that are
+computed (a sum, a hash), whose range no single input determines.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ _ALONG = """
 gather index_select scatter scatter_add scatter_reduce index_add index_copy index_fill index_reduce
 """
 ALONG = frozenset(_ALONG.split())
-"""Operators with arguments (self, dim, index, ...)."""
+"""Indexing operators with arguments (self, dim, index, ...)."""
 ROWS = frozenset(("embedding", "_embedding_bag", "_embedding_bag_forward_only"))
-"""Operators with arguments (weight, indices, ...)."""
+"""Indexing operators with arguments (weight, indices, ...)."""
 CLASSES = frozenset(("nll_loss_forward", "nll_loss2d_forward"))
-"""Operators with arguments (self, target, ...)."""
+"""Loss operators with arguments (self, target, ...); `target` indexes classes."""
 
 
 def tables(run: Callable[[], object], inputs: Sequence[Tensor]) -> list[int]:
-    """Return one number for each input: the length of the shortest table that it indexes in this
-    run; 0 if it indexes none."""
+    """Call `run`; return for each input the length of the shortest table that it indexes, or 0."""
     import torch
 
     sizes = [0] * len(inputs)
@@ -50,7 +49,7 @@ def tables(run: Callable[[], object], inputs: Sequence[Tensor]) -> list[int]:
 
 
 def wraps(run: Callable[[], object]) -> bool:
-    """Return True if a negative index counts from the end of a table in this run."""
+    """Call `run`; return True if an operator gets a negative index, which counts from the end."""
     found = False
 
     def call(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -65,7 +64,9 @@ def wraps(run: Callable[[], object]) -> bool:
 
 
 def _indexed(name: str, args: Sequence[Any]) -> Iterator[tuple[Tensor, int]]:
-    """Yield each index argument of an operator with the length of the axis that it indexes."""
+    """Yield (index tensor, length of the axis that it indexes) for each index argument of an
+    operator.
+    """
     import torch
 
     if name in ALONG and args[0].dim():
