@@ -111,17 +111,17 @@ def _calls(steps: Any) -> Counter[str]:
 @contextmanager
 def _observed(found: list[Any]) -> Iterator[None]:
     """Append each plan that the expert makes in this context to `found`."""
-    planned: Callable[..., Any] = candidates._planned
+    planned: Callable[..., Any] = candidates.plan_method
 
     def record(*args: Any) -> Any:
         found.append(planned(*args))
         return found[-1]
 
-    candidates._planned = record
+    candidates.plan_method = record
     try:
         yield
     finally:
-        candidates._planned = planned
+        candidates.plan_method = planned
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from cuagent.expert.kernel import KernelCall
 from cuagent.expert.method import Call, Steps
 from cuagent.expert.sharing import shared, text_without_names
 from cuagent.expert.streaming.expressions import TYPES, identifier
-from cuagent.expert.streaming.fuse import Group
+from cuagent.expert.streaming.group import Group
 from cuagent.expert.streaming.text import Writer
 
 MOST_BYTES = 1 << 19

@@ -1,8 +1,8 @@
 """List the families of kernels, each with its generator for the CPU and for CUDA.
 
 A new family is a folder with `cpp.generate` and `cuda.generate`, a kind of node in `graph.graph`, a
-module of lowering rules that `rules/__init__.py` imports, and its lines here. Products and
-convolutions are Triton kernels: `candidate.make_candidate` chooses them.
+module of lowering rules that `rules/__init__.py` imports, and its lines here. Products,
+convolutions and attentions are Triton kernels: `calls.triton_call` generates them.
 """
 
 from __future__ import annotations

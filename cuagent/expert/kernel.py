@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cuagent.expert.graph.graph import Graph
-from cuagent.expert.streaming.fuse import Group
+from cuagent.expert.streaming.group import Group
 
 
 @dataclass(frozen=True)

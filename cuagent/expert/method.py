@@ -10,7 +10,7 @@ from cuagent.expert.convolutions.convolution import Convolution
 from cuagent.expert.graph.graph import Graph
 from cuagent.expert.kernel import KernelCall
 from cuagent.expert.products.match import Product
-from cuagent.expert.streaming.fuse import Group, Step
+from cuagent.expert.streaming.group import Group, Step
 
 FILL = "torch.ops.aten.masked_fill.Scalar("
 """Prefix of the library call masked_fill, which overwrites the elements that a mask selects."""
@@ -43,9 +43,9 @@ class TritonCall:
 
 
 Call = KernelCall | TritonCall
+Computed = Group | Product | Convolution | AttentionStep
+"""A step that a generated kernel computes. Steps of type `Node` are left to torch."""
 Steps = Sequence[Step | Product | Convolution | AttentionStep]
-COMPUTED = Group | Product | Convolution | AttentionStep
-"""Types of the steps that a generated kernel computes. Steps of type `Node` are left to torch."""
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from cuagent.expert.graph.graph import ITEM_BYTES, Kind, Node
 from cuagent.expert.graph.layouts import inverse, permuted
 from cuagent.expert.kernel import KernelCall
-from cuagent.expert.method import COMPUTED, FILL, FRESH, Method, TritonCall
+from cuagent.expert.method import FILL, FRESH, Computed, Method, TritonCall
 from cuagent.expert.prepared import Prepared
 from cuagent.expert.products.expressions import functions_of
 from cuagent.expert.products.triton import header
-from cuagent.expert.streaming.fuse import Group
+from cuagent.expert.streaming.group import Group
 from cuagent.expert.values import view_text
 
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")
@@ -182,7 +182,7 @@ class _Module(Prepared):
             return []
         call = node.op.format(*(self._value(a) for a in node.inputs))
         read_by_kernel = any(
-            isinstance(s, COMPUTED) and node.name in self._tensors(k)
+            isinstance(s, Computed) and node.name in self._tensors(k)
             for k, s in enumerate(self.steps)
         )
         if not node.contiguous and read_by_kernel:

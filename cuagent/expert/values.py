@@ -6,7 +6,7 @@ import builtins
 import keyword
 
 from cuagent.expert.graph.graph import Kind, Node, contiguous_strides
-from cuagent.expert.method import COMPUTED, Method
+from cuagent.expert.method import Computed, Method
 
 GLOBALS = frozenset(dir(builtins)) | {
     *("torch", "load", "self", "F", "triton", "tl", "sources", "known", "unchanged", "watch")
@@ -65,10 +65,10 @@ class Values:
         return self._name(name)
 
     def _is_output(self, name: str) -> bool:
-        return any(isinstance(s, COMPUTED) and name in s.outputs for s in self.steps)
+        return any(isinstance(s, Computed) and name in s.outputs for s in self.steps)
 
     def _in_group(self, name: str) -> bool:
-        return any(isinstance(s, COMPUTED) and name in s.places for s in self.steps)
+        return any(isinstance(s, Computed) and name in s.places for s in self.steps)
 
     def _tensors(self, position: int) -> list[str]:
         return list(self.kernels[position].tensors_read)
@@ -102,7 +102,7 @@ class Values:
         """Return the prepared values that steps read or the method returns, but no parameters."""
         read: list[str] = []
         for position, step in enumerate(self.steps):
-            if isinstance(step, COMPUTED):
+            if isinstance(step, Computed):
                 read += self._tensors(position)
             else:
                 read += step.inputs

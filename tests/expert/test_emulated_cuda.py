@@ -23,7 +23,7 @@ from cuagent import kernels
 from cuagent.expert.candidate import Options, make_candidate
 from cuagent.expert.capture.subject import Target, open_subject
 from cuagent.expert.loops import cuda_layout
-from cuagent.expert.streaming import cuda as streaming_cuda
+from cuagent.expert.streaming import cuda_map, cuda_staged
 from cuagent.task import load_task
 
 pytestmark = pytest.mark.slow
@@ -84,7 +84,7 @@ FAR_ROWS = {
 
 @pytest.mark.parametrize("name", FAR_ROWS)
 def test_emulated_rows_are_read_through_shared_memory(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(streaming_cuda, "L1_BYTES", 0)
+    monkeypatch.setattr(cuda_staged, "L1_BYTES", 0)
     body, shape = FAR_ROWS[name]
     text = reductions.text_of(f"return {body}", shape)
     candidate = check(tmp_path, monkeypatch, text, Options())
@@ -100,8 +100,8 @@ def test_emulated_loss_reads_rows_in_vectors_beside_the_picked_element(tmp_path,
 
 @pytest.mark.parametrize("row", [8, 1 << 20], ids=["a row for each block", "flat"])
 def test_emulated_elements_without_vectors_are_loaded_ahead(tmp_path, monkeypatch, row):
-    monkeypatch.setattr(streaming_cuda, "AHEAD_SIZE", 0)
-    monkeypatch.setattr(streaming_cuda, "AHEAD_ROW", row)
+    monkeypatch.setattr(cuda_map, "AHEAD_SIZE", 0)
+    monkeypatch.setattr(cuda_map, "AHEAD_ROW", row)
     text = reductions.text_of("return x * 2 + torch.sigmoid(y[:, :1, :1]), y - x", "3, 41, 1031")
     candidate = check(tmp_path, monkeypatch, text, Options())
     (kernel,) = (t for f, t in candidate.files.items() if f.endswith(".cu"))

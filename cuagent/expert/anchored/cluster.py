@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cuagent.expert.graph.graph import FLOATS, Graph, Kind, Node
-from cuagent.expert.streaming.fuse import MAX_LEAVES, Group, leaves_and_returns
+from cuagent.expert.streaming.group import MAX_LEAVES, Group, leaves_and_returns
 from cuagent.expert.streaming.stages import COST
 
 MAX_REPEATED_COST = 8

@@ -20,7 +20,7 @@ from cuagent.expert.streaming.expressions import (
     number,
     widened,
 )
-from cuagent.expert.streaming.fuse import Group
+from cuagent.expert.streaming.group import Group
 from cuagent.expert.streaming.nest import NestError, storage
 from cuagent.expert.streaming.text import Writer
 

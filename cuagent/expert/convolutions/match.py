@@ -23,7 +23,7 @@ from cuagent.expert.convolutions.qualify import CHANNELS_LAST, is_pointwise
 from cuagent.expert.graph.graph import Graph, Kind, Node
 from cuagent.expert.products.expressions import EXPRESSIONS
 from cuagent.expert.products.match import only_reader
-from cuagent.expert.streaming.fuse import Group, Step
+from cuagent.expert.streaming.group import Group, Step
 from cuagent.expert.streaming.nest import NestError, storage
 
 MOST_CHANNELS = 256

@@ -14,7 +14,7 @@ from cuagent.expert.convolutions.convolution import TRANSPOSED, Convolution, Poo
 from cuagent.expert.convolutions.phases import Axis, axis_phases
 from cuagent.expert.graph.graph import Graph, Kind, Node, Window
 from cuagent.expert.products.expressions import EXPRESSIONS
-from cuagent.expert.streaming.fuse import Group
+from cuagent.expert.streaming.group import Group
 from cuagent.expert.streaming.nest import NestError
 
 MOST_ELEMENTS = 16

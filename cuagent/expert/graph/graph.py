@@ -226,6 +226,13 @@ class Graph:
                 found[name].append(node)
         return found
 
+    def owner(self, name: str) -> str:
+        """Return the value whose memory a view, a slice or a window reads; `name` if it is none."""
+        node = self.node(name)
+        while node.kind in (Kind.VIEW, Kind.STRIDED, Kind.WINDOW):
+            node = self.node(node.inputs[0])
+        return node.name
+
     def live(self) -> Graph:
         """Return the graph without nodes that no output needs; inputs stay."""
         needed = set(self.outputs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cuagent.expert.graph.graph import Graph, Kind
 from cuagent.expert.loops.spec import RESULT
-from cuagent.expert.streaming.fuse import Group
+from cuagent.expert.streaming.group import Group
 
 
 def loop_groups(graph: Graph) -> tuple[Group, ...]:

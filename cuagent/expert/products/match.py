@@ -21,7 +21,7 @@ from cuagent.expert.capture.subject import Target
 from cuagent.expert.graph.graph import Graph, Kind, Node, Shape, contiguous_strides
 from cuagent.expert.products.expressions import EXPRESSIONS
 from cuagent.expert.products.tiles import occupied
-from cuagent.expert.streaming.fuse import Group, Step
+from cuagent.expert.streaming.group import Group, Step
 from cuagent.expert.streaming.nest import NestError, storage
 
 SPLIT_CAPABILITIES = {(8, 0), (9, 0), (10, 0), (10, 3)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cuagent.expert.graph.graph import Graph, Kind
-from cuagent.expert.streaming.fuse import Group
+from cuagent.expert.streaming.group import Group
 
 LAST = "last"
 """Operator (`Node.op`) of the node with the last c of an lstm."""

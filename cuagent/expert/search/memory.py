@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from cuagent.expert.candidate import Options
+from cuagent.expert.options import Options
 
 LARGEST_OPTION = 1 << 16
 """Largest value of a numeric option."""

@@ -13,8 +13,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from cuagent.expert.candidate import Candidate, Options, make_candidate
+from cuagent.expert.candidate import Candidate, make_candidate
 from cuagent.expert.capture.subject import Subject
+from cuagent.expert.options import Options
 from cuagent.expert.search.memory import Memory
 from cuagent.timing import Ratio
 

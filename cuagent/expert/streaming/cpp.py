@@ -17,7 +17,7 @@ from cuagent.expert.streaming.cpp_columns import ColumnSchedules
 from cuagent.expert.streaming.cpp_map import MapSchedule
 from cuagent.expert.streaming.cpp_rows import RowSchedules
 from cuagent.expert.streaming.expressions import TYPES, identifier
-from cuagent.expert.streaming.fuse import LONG_ROW
+from cuagent.expert.streaming.group import FEW_ROWS, LONG_ROW
 from cuagent.expert.streaming.nest import Access, Nest, nest_of
 from cuagent.expert.streaming.text import without_unused
 
@@ -27,7 +27,7 @@ def generate(request: Request) -> KernelCall:
     nest, offsets = nest_of(request.group, request.graph), dict[str, int]()
     if request.rebased:
         nest, offsets = _rebased(nest)
-    kernel = _Kernel(request.name, nest, request.title, request.tile, parallel=True)
+    kernel = _Kernel(request.name, nest, request.title, request.tile)
     text = kernel.text()
     return KernelCall(
         request.name,
@@ -56,11 +56,6 @@ def _rebased(nest: Nest) -> tuple[Nest, dict[str, int]]:
     return replace(nest, reads={key: moved(a) for key, a in nest.reads.items()}), first
 
 
-def render(name: str, nest: Nest, title: str, *, tile: int = 64, parallel: bool = True) -> str:
-    """Return the source of one kernel file."""
-    return _Kernel(name, nest, title, tile, parallel).text()
-
-
 class _Kernel(MapSchedule, RowSchedules, ColumnSchedules):
     """One kernel, and the choice of its schedule."""
 
@@ -75,7 +70,7 @@ class _Kernel(MapSchedule, RowSchedules, ColumnSchedules):
             self._column_blocks()
         elif self.columns_schedule:
             self._columns()
-        elif self.nest.group.rows < 64 and self.nest.group.columns >= LONG_ROW:
+        elif self.nest.group.rows < FEW_ROWS and self.nest.group.columns >= LONG_ROW:
             self._blocks()
         elif self._has_short_rows():
             self._row_tiles()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cuagent.expert.streaming.cpp_text import CppText, joined, tile_width
 from cuagent.expert.streaming.expressions import IDENTITY, computed_type, identifier
-from cuagent.expert.streaming.fuse import LONG_ROW
+from cuagent.expert.streaming.group import LONG_ROW
 from cuagent.expert.streaming.nest import Access
 from cuagent.expert.streaming.stages import Stage
 

@@ -43,7 +43,7 @@ over."""
 class CppText(KernelText):
     """A C++ kernel that is being written, and the parts that its schedules share."""
 
-    def __init__(self, name: str, nest: Nest, title: str, tile: int, parallel: bool) -> None:
+    def __init__(self, name: str, nest: Nest, title: str, tile: int) -> None:
         self.tile = min(tile, nest.dimensions[-1].extent)
         across = _reads_across(nest)
         self.columns_schedule = bool(nest.group.reduced) and (
@@ -60,7 +60,7 @@ class CppText(KernelText):
         plan = Plan(nest, may_save=may_save, expensive=EXPENSIVE, load=1)
         super().__init__(name, nest, title, plan)
         self.row_suffix = "[k]" if self.columns_schedule else ""
-        self.parallel = parallel and plan.operations > PARALLEL_WORK
+        self.parallel = plan.operations > PARALLEL_WORK
         self.constants = 0
         self.overlaps = False
         """True if an element may be computed twice, so that no output may be written in place."""

@@ -1,6 +1,6 @@
 """Write the C++ of CUDA kernels: signatures, launches, and blocks of adjacent elements.
 
-The schedules in `cuda.py` decide which threads and loops run these texts.
+The schedules (`cuda_map`, `cuda_rows` and others) decide which threads and loops run these texts.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from cuagent.expert.streaming.expressions import TYPES, computed_type, identifier
-from cuagent.expert.streaming.fuse import Group
+from cuagent.expert.streaming.group import Group
 from cuagent.expert.streaming.nest import Nest
 from cuagent.expert.streaming.stages import Plan, Stage
 from cuagent.expert.streaming.text import KernelText
@@ -39,6 +39,12 @@ class CudaText(KernelText):
         """True if adjacent threads have adjacent rows."""
         self.integer = "int"
         """C++ type of indices."""
+        self.threads = 0
+        """Threads per row."""
+        self.items = 0
+        """Vectors of each thread in its row."""
+        self.workspace = 0
+        """float32 elements of scratch memory that the launcher takes."""
         self.cached: dict[str, tuple[int, str]] = {}
         """First pass and register array of each element that stays in registers."""
 
@@ -168,6 +174,11 @@ class CudaText(KernelText):
                 self.defined[key] = word
                 if cached:
                     w(f"{cached[1]}[item][0] = {word};")
+
+    def _identities(self, stage: Stage) -> None:
+        """Write the variables of the stage's reductions, with their values for no elements."""
+        for node in stage.reduces:
+            self.w(f"float {identifier(node.name)} = {JOIN[node.op]}::identity();")
 
     def _row_values(self, stage: Stage) -> None:
         for node in stage.row_nodes:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from cuagent.expert.graph.graph import Graph, Kind, Node, Shape, contiguous_strides
-from cuagent.expert.streaming.fuse import Group, levels_of, merged_spans, overlapping
+from cuagent.expert.streaming.group import Group, levels_of
+from cuagent.expert.streaming.places import merged_spans, overlapping
 
 
 class NestError(Exception):

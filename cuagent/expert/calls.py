@@ -1,0 +1,81 @@
+"""Generate the kernel of one step for a target, with the schedule that the options name."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from cuagent.expert.attention import triton as fused_attention
+from cuagent.expert.attention.kernel import AttentionStep, blocks
+from cuagent.expert.capture.subject import Target
+from cuagent.expert.convolutions import triton as convolution
+from cuagent.expert.convolutions.convolution import Convolution
+from cuagent.expert.convolutions.qualify import runs_in_tf32
+from cuagent.expert.convolutions.tiles import tiles as convolution_tiles
+from cuagent.expert.families import generate
+from cuagent.expert.graph.graph import Graph
+from cuagent.expert.kernel import KernelCall, Request
+from cuagent.expert.method import TritonCall
+from cuagent.expert.naming import title
+from cuagent.expert.options import Options
+from cuagent.expert.products import triton as matrix_product
+from cuagent.expert.products.match import Product
+from cuagent.expert.products.tiles import ranked
+from cuagent.expert.streaming.group import Group
+
+
+def group_call(
+    name: str, group: Group, graph: Graph, target: Target, options: Options
+) -> KernelCall:
+    """Return the C++ or CUDA kernel of a group. Raises NestError if its family has none for it."""
+    request = Request(
+        name, group, graph, title(group), options.tile, options.threads, options.vector
+    )
+    return generate(target.device, request)
+
+
+def rebased_call(group: Group, graph: Graph, options: Options) -> KernelCall:
+    """Return the CPU kernel of a group whose pointers start at the first elements that it reads."""
+    request = Request("kernel", group, graph, title(group), options.tile, rebased=True)
+    return generate("cpu", request)
+
+
+def triton_call(
+    name: str,
+    step: Product | Convolution | AttentionStep,
+    graph: Graph,
+    target: Target,
+    options: Options,
+) -> TritonCall:
+    """Return the Triton kernel of a step."""
+    if isinstance(step, AttentionStep):
+        return _attention_call(name, step, target, options)
+    if isinstance(step, Product):
+        return _product_call(name, step, graph, target, options)
+    return _convolution_call(name, step, graph, target, options)
+
+
+def _attention_call(name: str, step: AttentionStep, target: Target, options: Options) -> TritonCall:
+    block = blocks(step, target, options.tiles)
+    text = fused_attention.render(name, step, block.splits)
+    return TritonCall(name, text, step, partial(fused_attention.launch, step=step, tile=block))
+
+
+def _product_call(
+    name: str, step: Product, graph: Graph, target: Target, options: Options
+) -> TritonCall:
+    text = matrix_product.render(name, step, lambda output: graph.node(output).dtype)
+    sizes = (step.rows, step.columns, step.node.dtype, target.processors, step.batch)
+    tiles = ranked(*sizes, step.split)
+    tile = tiles[min(options.tiles, len(tiles) - 1)]
+    return TritonCall(name, text, step, partial(matrix_product.launch, product=step, tile=tile))
+
+
+def _convolution_call(
+    name: str, step: Convolution, graph: Graph, target: Target, options: Options
+) -> TritonCall:
+    tiles = convolution_tiles(step, target.processors)
+    tile = tiles[min(options.tiles, len(tiles) - 1)]
+    channels = step.channels_out if step.is_copy else step.channels_in
+    precision = "tf32" if runs_in_tf32(target, channels) else "tf32x3"
+    text = convolution.render(name, step, lambda output: graph.node(output).dtype, precision)
+    return TritonCall(name, text, step, partial(convolution.launches, conv=step, tile=tile))

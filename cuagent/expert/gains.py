@@ -1,0 +1,84 @@
+"""Decide which groups get a kernel: those that torch does not compute as fast by one of its own."""
+
+from __future__ import annotations
+
+from cuagent.expert.convolutions.partials import is_partial
+from cuagent.expert.graph.graph import Graph, Kind, Node
+from cuagent.expert.method import FRESH, Steps
+from cuagent.expert.naming import origins_of
+from cuagent.expert.streaming.group import Group
+
+SMALL = 1 << 15
+"""Most elements of one operation for which the time of the call counts on a CPU. For 8 x 192
+elements, `torch.cat` takes 14 us, and a kernel that does the same 5."""
+
+
+def may_gain(group: Group, steps: Steps, graph: Graph, device: str) -> bool:
+    """Return False for one simple operation, for which torch already has a kernel.
+
+    On the CPU such an operation still gains if it can work in place on a library call's result:
+    memory that was just written is in the cache and needs no new pages.
+    """
+    work = [n for n in group.nodes if n.kind is not Kind.VIEW]
+    origins = {n.origin for n in work}
+    shared = any(
+        origins & origins_of(step)
+        for step in steps
+        if isinstance(step, Group) and step is not group
+    )
+    # A matrix product in a group was lowered to a scaling (diag(a) @ B), which is cheaper.
+    algebra = any(origin.startswith(("matmul", "mm")) for origin in origins)
+    users = graph.users()
+    in_place = device == "cpu" and any(
+        graph.node(a).op.startswith(FRESH)
+        and len(users[a]) == 1
+        and a not in graph.outputs
+        and graph.node(a).size == group.size == n.size
+        and not graph.node(a).constant
+        for n in work
+        for a in n.inputs
+    )
+    partial = any(is_partial(graph, a) for n in group.nodes for a in n.inputs)
+    gathers = any(graph.node(a).kind in (Kind.GATHER, Kind.TAKE) for n in work for a in n.inputs)
+    # torch writes one-hot integers and converts them in another pass.
+    gathers |= any(n.op == "eq" and graph.node(n.inputs[-1]).kind is Kind.INDEX for n in work)
+    widening = origins == {""}
+    reduction = any(n.kind is Kind.REDUCE for n in work) and _is_alone(group, steps)
+    reduction |= device == "cpu" and any(_is_slow_extreme(n, graph) for n in work)
+    several = len(origins) > 1 or len(work) > 3 or group.family != "streaming"
+    if device == "cpu" and group.size <= SMALL:
+        reduction |= any(o.startswith(("cat", "stack")) for o in origins)
+        reduction |= any(_touch(group, s, graph) for s in steps if isinstance(s, Group))
+    return several or shared or algebra or in_place or widening or reduction or gathers or partial
+
+
+def _touch(group: Group, other: Group, graph: Graph) -> bool:
+    """Return True if one of two groups reads the other's results, perhaps through views.
+
+    On a CPU both are then launched by one call, for which a call of torch between them would stop.
+    """
+    if group is other:
+        return False
+    pairs = ((group, other), (other, group))
+    return any(
+        graph.owner(a) in first.places for first, second in pairs for n in second.nodes
+        for a in n.inputs if a not in second.places
+    )  # fmt: skip
+
+
+def _is_slow_extreme(node: Node, graph: Graph) -> bool:
+    """Return True for an extreme of rows that torch finds together with its index.
+
+    That took 577 us instead of 60 for 1,024 rows of 512 elements.
+    """
+    some = node.kind is Kind.REDUCE and node.size > 1
+    return some and node.op in ("amax", "amin") and node.origin.startswith(("max", "min"))
+
+
+def _is_alone(group: Group, steps: Steps) -> bool:
+    """Return True if no other step is a kernel or a library call.
+
+    A timing of the module with and without this kernel then decides.
+    """
+    others = (step for step in steps if step is not group)
+    return not any(not isinstance(s, Node) or s.kind is Kind.LIBRARY for s in others)

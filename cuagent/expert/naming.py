@@ -1,0 +1,42 @@
+"""Derive the name, the title and the captured operators of a kernel from its step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from cuagent.expert.convolutions.convolution import Convolution
+from cuagent.expert.method import Computed
+
+MOST_WORDS = 16
+"""Largest number of operators that the title of a kernel names."""
+
+
+def origins_of(step: Computed) -> frozenset[str]:
+    """Return the captured operators that a step computes."""
+    return frozenset(n.origin for n in step.nodes if n.origin)
+
+
+def kernel_name(step: Computed, taken: Collection[str]) -> str:
+    """Return a name from at most four captured operators, such as `linear_gelu_kernel`.
+
+    A number is appended to a name in `taken`.
+    """
+    origins = [n.origin for n in step.nodes if n.origin] or ["cast"]
+    words = list(dict.fromkeys(re.sub(r"_\d+$", "", origin) for origin in origins))
+    words += ["copy"] if isinstance(step, Convolution) and step.is_copy else []
+    base = "_".join(words[:2] + words[-2:] if len(words) > 4 else words) + "_kernel"
+    name, k = base, 2
+    while name in taken:
+        name, k = f"{base}{k}", k + 1
+    return name
+
+
+def title(step: Computed) -> str:
+    """Return a sentence about what a kernel computes, such as `linear -> gelu in one kernel.`"""
+    words = list(dict.fromkeys(n.origin for n in step.nodes if n.origin)) or ["cast"]
+    if isinstance(step, Convolution) and step.is_copy:
+        return f"Input of {words[0]} in channels-last layout."
+    if len(words) > MOST_WORDS:
+        words = [*words[:4], f"{len(words) - 8} operators", *words[-4:]]
+    return f"{' -> '.join(words)} in one kernel."

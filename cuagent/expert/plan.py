@@ -1,0 +1,232 @@
+"""Plan a method: rewrite a captured graph, cut it into steps, and generate the steps' kernels.
+
+A step whose kernel cannot be generated, or would gain nothing, stays with torch. Its operators are
+then kept as calls of torch and the graph is planned again, because torch needs other operands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from cuagent.expert.anchored.cluster import clusters
+from cuagent.expert.attention.kernel import AttentionStep, with_kernels
+from cuagent.expert.attention.rewrite import Own, with_attention
+from cuagent.expert.calls import group_call, rebased_call, triton_call
+from cuagent.expert.capture.constants import constant_values
+from cuagent.expert.capture.export import Captured
+from cuagent.expert.capture.subject import Subject
+from cuagent.expert.chains import with_chains
+from cuagent.expert.convolutions import library as library_convolutions
+from cuagent.expert.convolutions.convolution import Convolution
+from cuagent.expert.convolutions.copies import with_copies
+from cuagent.expert.convolutions.linears import linears_to_channels
+from cuagent.expert.convolutions.match import with_convolutions
+from cuagent.expert.convolutions.operands import copy_operands
+from cuagent.expert.convolutions.partials import partial_sums, with_partials
+from cuagent.expert.convolutions.pools import with_pools
+from cuagent.expert.convolutions.sums import sum_before_convolutions
+from cuagent.expert.depthwise.match import with_depthwise
+from cuagent.expert.families import ANCHORS
+from cuagent.expert.gains import may_gain
+from cuagent.expert.graph.graph import Graph, Kind
+from cuagent.expert.graph.layouts import with_layouts
+from cuagent.expert.kernel import KernelCall
+from cuagent.expert.loops.groups import loop_groups
+from cuagent.expert.loops.match import with_loops
+from cuagent.expert.lower import lower
+from cuagent.expert.method import Call, Steps, TritonCall
+from cuagent.expert.naming import kernel_name, origins_of
+from cuagent.expert.options import Options
+from cuagent.expert.products import operands as products
+from cuagent.expert.products.few_rows import transpose_weights
+from cuagent.expert.products.match import Product, with_products
+from cuagent.expert.recurrences.groups import recurrence_groups
+from cuagent.expert.recurrences.match import with_layers, with_recurrences
+from cuagent.expert.rewrites import prepared_names, rewrite, share_equal
+from cuagent.expert.rules.gathers import settle_gathers
+from cuagent.expert.sharing import shared, shared_triton
+from cuagent.expert.streaming.fuse import fuse
+from cuagent.expert.streaming.group import Group
+from cuagent.expert.streaming.nest import NestError
+from cuagent.expert.widening import widen_products, widens
+
+
+@dataclass(frozen=True)
+class MethodPlan:
+    """A captured graph after all rewrites, its steps, and the calls that compute them."""
+
+    subject: Subject
+    graph: Graph
+    prepared: frozenset[str]
+    """Names of the nodes that depend on parameters alone, and are computed once."""
+    steps: Steps
+    calls: dict[int, Call]
+    """The kernel at each position in `steps` that has one."""
+    rewritten: tuple[str, ...]
+    """Captured operators that rewrites merged into others."""
+    library: dict[str, tuple[str, ...]]
+    """Descriptions of fused calls, with the captured operators that each replaces."""
+
+    @property
+    def gains(self) -> bool:
+        """True if the method computes anything differently from the reference."""
+        # A constant without inputs, such as zeros, is made again as quickly: storing it gains
+        # nothing.
+        saved = any(n.constant and n.inputs for n in self.graph.nodes)
+        return bool(self.calls or self.rewritten or self.library or saved)
+
+    @property
+    def computed_once(self) -> tuple[str, ...]:
+        """Captured operators that depend on parameters alone and that others read."""
+        graph, users = self.graph, self.graph.users()
+        return tuple(
+            n.origin
+            for n in graph.nodes
+            if n.constant
+            and (n.name in graph.outputs or any(not u.constant for u in users[n.name]))
+        )
+
+
+def plan_method(subject: Subject, options: Options, taken: set[str]) -> MethodPlan:
+    """Return the plan of the subject's captured graph. No kernel gets a name in `taken`."""
+    kept, whole = options.keep, frozenset[str]()
+    while True:
+        captured, library = _with_library_calls(subject, options, kept)
+        constants = constant_values(captured) if options.constants else frozenset()
+        lowered = share_equal(lower(captured, kept, constants))
+        graph = _rewritten(lowered, subject, options, kept, whole)
+        steps, unjoined = _steps(graph, subject, options, kept)
+        if unjoined:
+            whole |= unjoined
+            continue
+        calls, rejected = _calls(steps, graph, subject, options, taken)
+        if rejected <= kept:
+            break
+        kept |= rejected
+    if subject.device == "cpu" and options.chains:
+        rebased = partial(rebased_call, graph=graph, options=options)
+        steps, calls = with_chains(steps, calls, graph, rebased, taken)
+    prepared = prepared_names(graph)
+    return MethodPlan(subject, graph, prepared, steps, calls, _changed(lowered, graph), library)
+
+
+def _with_library_calls(
+    subject: Subject, options: Options, keep: frozenset[str]
+) -> tuple[Captured, dict[str, tuple[str, ...]]]:
+    """Return the captured graph with fused calls for attentions, recurrences and loops.
+
+    Also return a dict from the description of a call to the captured operators that it replaces.
+    """
+    captured = subject.captured
+    found: dict[str, tuple[str, ...]] = {}
+    if options.attention:
+        own = Own.ALWAYS if options.own_attention else Own.NEEDED
+        own = own if options.products else Own.NEVER
+        captured, names = with_attention(captured, subject.target, own)
+        found |= {"one fused call for each attention": names} if names else {}
+    if options.recurrences:
+        captured, names = with_recurrences(captured, subject.device)
+        found |= {"all steps of a recurrence in one call": names} if names else {}
+        captured, names = with_loops(captured, subject.device, keep)
+        found |= {"all steps of a loop in one kernel": names} if names else {}
+        if options.own_recurrences and subject.device == "cuda":
+            captured, names = with_layers(captured, subject.target)
+            found |= {"a kernel for all steps of each layer": names} if names else {}
+    return captured, found
+
+
+def _rewritten(
+    graph: Graph,
+    subject: Subject,
+    options: Options,
+    kept: frozenset[str],
+    whole: frozenset[str],
+) -> Graph:
+    """Return the graph after all rewrites.
+
+    `kept` names the captured operators that remain calls of torch, `whole` those whose sums over
+    places are not split into partial sums.
+    """
+    target = subject.target
+    graph = rewrite(graph, fold=options.fold, merge=options.merge)
+    graph = sum_before_convolutions(graph) if options.fold else graph
+    graph = with_depthwise(graph, target.device, kept)
+    if widens(target.device) if options.widen is None else options.widen:
+        graph = widen_products(graph)
+    graph = settle_gathers(graph)
+    if options.products:
+        graph = products.as_reductions(graph, target, kept)
+        graph = products.copy_operands(graph, target, kept, options.split)
+        graph = linears_to_channels(graph, target, kept)
+    if options.products and options.convolutions in ("own", "every"):
+        graph = copy_operands(graph, target, kept, options.convolutions == "every")
+        if options.partial_sums:
+            graph = partial_sums(graph, target.processors, whole)
+    channels_last = options.convolutions == "channels_last"
+    graph = library_convolutions.arrange(graph, target.device, kept, channels_last)
+    graph = transpose_weights(graph, target.device, kept)
+    return with_layouts(graph)
+
+
+def _steps(
+    graph: Graph, subject: Subject, options: Options, kept: frozenset[str]
+) -> tuple[Steps, frozenset[str]]:
+    """Return the steps that compute a graph, and the operators whose partial sums fit no kernel.
+
+    The graph must be rewritten again without partial sums of these operators.
+    """
+    prepared = prepared_names(graph)
+    own = (*recurrence_groups(graph), *loop_groups(graph))
+    claimed = (*clusters(graph, ANCHORS, prepared), *own)
+    on_gpu = subject.device == "cuda"
+    fused = fuse(graph, outside=prepared, claimed=claimed, slices_count=on_gpu)
+    if not options.products:
+        return fused, frozenset()
+    found = with_products(fused, graph, subject.target, kept, options.split)
+    found, unjoined = with_partials(with_convolutions(found, graph), graph)
+    if unjoined:
+        return found, unjoined
+    found = with_pools(found, graph)
+    found = with_copies(found, graph) if options.copies else found
+    return with_kernels(found, graph, kept), frozenset()
+
+
+def _calls(
+    steps: Steps, graph: Graph, subject: Subject, options: Options, taken: set[str]
+) -> tuple[dict[int, Call], frozenset[str]]:
+    """Return the kernels by the positions of their steps, and the operators to leave to torch."""
+    calls: dict[int, Call] = {}
+    known: dict[str, KernelCall] = {}
+    known_triton: dict[str, TritonCall] = {}
+    rejected: set[str] = set()
+    target = subject.target
+    for position, step in enumerate(steps):
+        names = {*taken, *(call.name for call in calls.values())}
+        if isinstance(step, Product | Convolution | AttentionStep):
+            made = triton_call(kernel_name(step, names), step, graph, target, options)
+            calls[position] = shared_triton(made, known_triton)
+        if not isinstance(step, Group):
+            continue
+        try:
+            if not may_gain(step, steps, graph, target.device):
+                raise NestError("torch has a kernel for this operation")
+            call = group_call(kernel_name(step, names), step, graph, target, options)
+            calls[position] = shared(call, known)
+        except NestError:
+            work = {n.origin for n in step.nodes if n.origin and n.kind is not Kind.VIEW}
+            rejected |= work or origins_of(step)
+    return calls, frozenset(rejected)
+
+
+def _changed(before: Graph, after: Graph) -> tuple[str, ...]:
+    """Return the operators that rewrites removed, except arithmetic on parameters alone."""
+    names = {n.name for n in after.nodes}
+    prepared = prepared_names(before)
+    changed = [n for n in before.nodes if n.name not in names and n.name not in prepared]
+    changed += [
+        n
+        for n in before.nodes
+        if n.kind is Kind.POINTWISE and n.name in names and after.node(n.name).kind is Kind.LIBRARY
+    ]
+    return tuple(dict.fromkeys(n.origin for n in changed if n.origin))

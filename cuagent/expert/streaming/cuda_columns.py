@@ -1,0 +1,47 @@
+"""Write the CUDA schedule of reductions that are not innermost: `columns`."""
+
+from __future__ import annotations
+
+import math
+
+from cuagent.expert.streaming.cuda_text import JOIN, CudaText
+from cuagent.expert.streaming.expressions import identifier
+
+
+class ColumnSchedule(CudaText):
+    """The schedule `columns`: a block computes 32 adjacent rows."""
+
+    def _columns(self) -> None:
+        """Write the schedule with 32 adjacent rows per block and LANES threads per row."""
+        w, group = self.w, self.nest.group
+        max_lanes = 8 if group.rows >= 1 << 17 else 32
+        lanes = max(1, min(max_lanes, 1 << max(0, (group.columns // 4).bit_length() - 1)))
+        items = math.ceil(group.columns / lanes)
+        self._open_kernel(threads=32 * lanes)
+        self._constexpr(COLUMNS=group.columns, LANES=lanes, VECTOR=1)
+        w(f"const {self.integer} flat_row = blockIdx.x * 32 + threadIdx.x;")
+        # Threads past the end compute the last row too, because all threads must reach barriers.
+        w(f"const {self.integer} row = flat_row < {group.rows} ? flat_row : {group.rows - 1};")
+        self._decode("row", self.row_dims)
+        for stage in self.plan.stages:
+            self._row_values(stage)
+            if not stage.loops:
+                continue
+            self._identities(stage)
+            w.pragma("unroll" if items <= 16 else "unroll 4")
+            w.open("for (int column = threadIdx.y; column < COLUMNS; column += LANES)")
+            self._decode("column", self.column_dims)
+            self._element_block(stage, {})
+            w.close()
+            for node in stage.reduces:
+                word = identifier(node.name)
+                w(f"{word} = reduce_lanes<{JOIN[node.op]}, LANES>({word});")
+        row_outputs = self._row_outputs()
+        if row_outputs:
+            w.open(f"if (threadIdx.y == 0 && flat_row < {group.rows})")
+            for name in row_outputs:
+                self._store(name)
+            w.close()
+        w.close()
+        grid = math.ceil(group.rows / 32)
+        self._launcher([self._launch(str(grid), f"dim3(32, {lanes})")])
