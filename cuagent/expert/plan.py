@@ -13,6 +13,7 @@ from cuagent.expert.anchored.cluster import clusters
 from cuagent.expert.attention.kernel import AttentionStep, with_kernels
 from cuagent.expert.attention.rewrite import Own, with_attention
 from cuagent.expert.calls import group_call, rebased_call, triton_call
+from cuagent.expert.capture.complex_pairs import with_pairs
 from cuagent.expert.capture.constants import constant_values
 from cuagent.expert.capture.export import Captured
 from cuagent.expert.capture.subject import Subject
@@ -124,7 +125,7 @@ def _with_library_calls(
 
     Also return a dict from the description of a call to the captured operators that it replaces.
     """
-    captured = subject.captured
+    captured = with_pairs(subject.captured)
     found: dict[str, tuple[str, ...]] = {}
     if options.attention:
         own = Own.ALWAYS if options.own_attention else Own.NEEDED
