@@ -14,9 +14,11 @@ from cuagent.expert.rules import (  # noqa: F401
     normalisations,
     pixels,
     pooling,
+    rearranged,
     recurrences,
     reductions,
     scans,
     scatters,
+    special,
     views,
 )

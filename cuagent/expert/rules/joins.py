@@ -1,4 +1,4 @@
-"""Lower concatenations, stacks, padding and rolls.
+"""Lower concatenations, stacks and rolls.
 
 A concatenation becomes a choice by index among its parts, each read through a window; the
 elementwise producers of a part move into the choice.
@@ -45,7 +45,7 @@ def cat(low: Lowering, fx: Any) -> str | None:
     if any(len(low.shape(part)) != len(shape) for part in names):
         return None  # torch ignores empty tensors of one dimension
     stored = [_is_stored(low, *pair) for pair in zip(fx.args[0], names, strict=True)]
-    return _joined(low, names, dim, shape, stored)
+    return joined(low, names, dim, shape, stored)
 
 
 def _raised(low: Lowering, name: str, dim: int) -> str:
@@ -93,8 +93,12 @@ def _cost(low: Lowering, name: str) -> int:
     return COST.get(node.op, 1) + (max(costs, default=0) if node.op == "where" else sum(costs))
 
 
-def _joined(
-    low: Lowering, parts: Sequence[str], dim: int, shape: Shape, stored: Sequence[bool]
+def joined(
+    low: Lowering,
+    parts: Sequence[str],
+    dim: int,
+    shape: Shape,
+    stored: Sequence[bool] | None = None,
 ) -> str:
     """Add nodes that choose the part by its index along `dim`.
 
@@ -106,7 +110,9 @@ def _joined(
     starts = [0, *ends[:-1]]
     moved = [
         (_window if in_memory else windowed)(low, part, dim, start, shape[dim])
-        for part, start, in_memory in zip(parts, starts, stored, strict=True)
+        for part, start, in_memory in zip(
+            parts, starts, stored or [False] * len(parts), strict=True
+        )
     ]
     value = moved[-1]
     for k in reversed(range(len(parts) - 1)):
@@ -176,29 +182,6 @@ def _window(low: Lowering, name: str, dim: int, start: int, extent: int) -> str:
             window=(start, start + node.shape[dim]),
         )
     )
-
-
-@rule("constant_pad_nd", "pad")
-def pad(low: Lowering, fx: Any) -> str | None:
-    x, pads = operand(low, fx.args[0]), argument(fx, 1, "pad")
-    mode, constant = argument(fx, 2, "mode", "constant"), argument(fx, 3, "value")
-    if "constant" in str(fx.target):
-        mode, constant = "constant", argument(fx, 2, "value", 0)
-    known = floating(fx) or dtype_of(fx) == "bool"
-    if not isinstance(x, str) or not known or mode != "constant" or min(pads) < 0:
-        return None
-    shape, value = shape_of(fx), x
-    sides = [(len(shape) - 1 - k, pads[2 * k]) for k in range(len(pads) // 2)]
-    changed = [(dim, before) for dim, before in sides if low.shape(x)[dim] != shape[dim]]
-    for dim, before in changed:
-        value = windowed(low, value, dim, before, shape[dim])
-    for k, (dim, before) in enumerate(changed):
-        inside = within(low, dim, before, before + low.shape(x)[dim], shape)
-        hint = "" if k == len(changed) - 1 else "padded"
-        outside = float(constant or 0) if floating(fx) else int(bool(constant))
-        dtype = "float32" if floating(fx) else "bool"
-        value = low.pointwise("where", inside, value, outside, hint=hint, dtype=dtype)
-    return value
 
 
 @rule("roll")
