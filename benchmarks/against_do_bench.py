@@ -36,8 +36,8 @@ from cuagent.measure.statistics import quantile
 from cuagent.measure.timing.timer import Timer
 from cuagent.task import Task, load_task, open_reference, read_settings
 from cuagent.task.settings import arm_settings
+from cuagent.verify.calls import FLUSH
 from cuagent.verify.referee import Referee
-from cuagent.verify.run import FLUSH
 
 CALLS, INPUTS, BLOCKS = 100, 12, 12
 PRODUCT = """
@@ -177,7 +177,7 @@ def in_worker(referee: Referee, session: Any) -> tuple[Figures, dict[str, list[f
     Return (median and spread in seconds by condition, medians in microseconds by the call's
     position in its block). The times are those of the worker's own clock.
     """
-    batch = referee.batch(INPUTS)
+    batch = referee.batches.create(INPUTS)
     found: Figures = {}
     places = {}
     conditions: dict[str, dict[str, Any]] = {
@@ -212,7 +212,7 @@ def in_worker(referee: Referee, session: Any) -> tuple[Figures, dict[str, list[f
         session.forget(batch.inputs)
         session.forget(batch.outputs)
     finally:
-        referee.discard(batch)
+        referee.batches.discard(batch)
     return found, places
 
 

@@ -267,12 +267,16 @@ def _read(path: Path) -> dict[str, Any]:
 
     try:
         table = tomllib.loads(_text(path))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not TOML ({error}); correct it") from error
     except OSError as error:
         why = error.strerror or error
         raise ConfigError(f"{path}: {why}; make it readable or remove it") from error
-    return table.get("tool", {}).get("cuagent", {}) if path.name == "pyproject.toml" else table
+    for name in ("tool", "cuagent") if path.name == "pyproject.toml" else ():
+        table = table.get(name, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"{path}: {name} is no table; correct it")
+    return table
 
 
 def _project_file(cwd: Path) -> Path | None:

@@ -1,8 +1,8 @@
 """Judge attempts on one task: build, verify, time and score one after another.
 
 Costly resources stay open between attempts: the referee's processes, the oracle, baselines that
-torch.compile took seconds to prepare. Once the ladder is measured, attempts are timed against its
-best rung too.
+torch.compile took seconds to prepare. Once the ladder (`measure/task_ladder.py`) is measured,
+attempts are timed against its best rung too.
 
 Invariant: an attempt is timed after it is accepted. The exception is an attempt that must be faster
 than an earlier one: it is timed first, and such a timing can only refuse it. A clock that
@@ -13,14 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import (
-    AbstractContextManager,
-    contextmanager,
-    nullcontext,
-)
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
-from cuagent.arms import CANDIDATE, COMPILE, EAGER
+from cuagent.arms import CANDIDATE
 from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.build import build as build_sources
@@ -28,15 +24,14 @@ from cuagent.device_lock import DeviceLock, GiveWay
 from cuagent.durations import Stage
 from cuagent.events import Emit, Phase, ignore
 from cuagent.judgement import Judgement
-from cuagent.measure.ladder import first_rungs, join_rungs, measure_ladder, time_rungs
 from cuagent.measure.profile.prewarmed import Profiles
 from cuagent.measure.profile.profile import Profile
-from cuagent.measure.roofline.ceilings import describe
 from cuagent.measure.rung_compiler import RungCompiler
-from cuagent.measure.rungs import Ladder, gain_of, with_earlier, with_record_timing
+from cuagent.measure.rungs import Ladder, gain_of
+from cuagent.measure.task_ladder import TaskLadder
 from cuagent.measure.timing.timer import BASELINES, Timer
 from cuagent.overlap import Overlap, Prewarm
-from cuagent.score import Score, milestone
+from cuagent.score import score_of
 from cuagent.task import Device, Task
 from cuagent.timing import Effort, Timing
 from cuagent.verdict import WHILE_TIMED, Reason, Verdict
@@ -47,11 +42,6 @@ from cuagent.verify.pending import PendingVerdict
 from cuagent.verify.referee import Isolation, Referee
 from cuagent.verify.sanitize import gated
 from cuagent.worker import ForkServer
-
-JOINED_RUNGS = 4
-"""Largest number of rungs that a record timing may time for the first time. If there are more, the
-whole ladder is timed again before the record timing. Slow rungs leave a record timing after two
-rounds."""
 
 
 class LocalJudge:
@@ -94,40 +84,36 @@ class LocalJudge:
                 lock=self.device_lock.lock,
                 give_way=give_way,
             )
-        shared = self.device_lock.lock is not None
         self.overlap = Overlap.on(
             task.device,
-            shared=shared,
+            shared=self.device_lock.lock is not None,
             large=self.referee.large,
             bytes_per_call=self.referee.bytes_per_call,
         )
-        self._fresh = fresh
-        self.ladder: Ladder | None = None
-        """Ladder that attempts are compared with, once it is measured."""
-        self._default_baselines = tuple(baselines)
+        server, large = self.referee.fork_server, self.referee.large
         self._timer = Timer(self.referee, baselines, emit, device_lock=self.device_lock)
-        self._unopened: tuple[str, ...] = ()
-        """Rungs that only a record timing needs and that have not begun to open in the background.
-        """
-        self._compiler = RungCompiler(
-            task, self.referee.fork_server, self.device_lock, large=self.referee.large
+        self._profiles = Profiles(task, server, self.device_lock)
+        self._ladder = TaskLadder(
+            self._timer,
+            RungCompiler(task, server, self.device_lock, large=large),
+            baselines=baselines,
+            fresh=fresh,
+            before_timing=self._profiles.await_opened,
         )
-        self._compiles_later = False
-        """True if the rungs that only a record timing needs compile in the background once an
-        attempt may be the result. False for a judge of rollouts, which makes no record timings."""
         self._verified_ahead: tuple[Build, Verdict] | None = None
         """Verdict at record effort on an attempt that is not yet timed at that effort."""
-        self._profiles = Profiles(task, self.referee.fork_server, self.device_lock)
 
     def admission(self) -> Admission:
         """Check if the task can be certified; call it before any other work."""
         with self.durations.of(Stage.OPENING), self.device_lock.shared() as give_way:
             return admit(self.referee, give_way)
 
+    # -- the ladder that attempts are compared with
+
     def start_ladder(self) -> None:
         """Begin to open the compile rung and the reference's profile in the background, before
         other work."""
-        self._timer.open_ahead([COMPILE])
+        self._ladder.start()
         if self.overlap.prewarm_profile:
             # A run usually profiles the reference first.
             self._profiles.prewarm(with_candidate=False)
@@ -138,95 +124,40 @@ class LocalJudge:
         With `wait_s`, rungs that still compile in the background after that many seconds are left
         out. The others may be opened but not timed: the record timing that follows times them.
         """
-        self._open_later_rungs()
-        later = self.ladder.later if self.ladder is not None and whole else ()
-        is_hurried = wait_s is not None
-        if later and wait_s is not None:
-            late = self._timer.still_opening(later, wait_s)
-            later = tuple(name for name in later if name not in late)
-        if later and self.device_lock.lock is not None:
-            later = self._compiler.compiled(later)
-        if self.ladder is None or later:
-            self._profiles.await_opened()
-            try:
-                if self.ladder is not None and len(later) <= JOINED_RUNGS and is_hurried:
-                    found = join_rungs(self._timer, self.ladder, later)
-                else:
-                    found = measure_ladder(
-                        self._timer, whole=whole, wait_s=wait_s, fresh=self._fresh
-                    )
-                found = with_earlier(found, self.ladder)
-                self._use_ladder(found)
-            finally:
-                self._timer.release(self._baselines())
-            self._fresh = self._fresh and bool(found.later)
-            self._timer.open_ahead(found.baselines)
-            self._unopened = found.later
-        assert self.ladder is not None
-        return self.ladder
+        return self._ladder.measure(whole=whole, wait_s=wait_s)
 
     def start_from(self, found: Ladder) -> bool:
         """Use an earlier ladder; return False if it is of another task or device."""
-        differs = (found.task, found.device) != (self.task.digest, describe(self.task.device))
-        if differs or self._fresh:
-            return False
-        self._use_ladder(found)
-        self._timer.open_ahead(found.baselines)
-        return True
-
-    def _open_later_rungs(self) -> None:
-        """Begin to open the rungs that the record timing adds, in the background.
-
-        They open after the profile that follows the ladder, because autotuning keeps the device
-        busy and the profile would wait for it.
-        """
-        self._timer.open_ahead(self._unopened)
-        self._unopened = ()
+        return self._ladder.start_from(found)
 
     def drop_ladder(self) -> None:
         """Time later attempts against the default baselines alone."""
-        self.ladder = None
-        self._timer.keep(())
+        self._ladder.drop()
         with self.device_lock.shared():
-            self._timer.release(self._baselines())
-
-    def _use_ladder(self, found: Ladder) -> None:
-        self.ladder = found
-        self._timer.keep(found.proposed)
+            self._ladder.release()
 
     def confirm_rung(self) -> Ladder:
         """Time the rungs that may be the best again, at record effort."""
-        names, record = self.measure_ladder().proposed, Effort.RECORD
-        try:
-            self.ladder = time_rungs(self.referee, effort=record, only=names, timer=self._timer)
-        finally:
-            self._timer.release(self._baselines())
-        return self.ladder
+        return self._ladder.confirm()
 
     def open(self) -> None:
         """Open the baselines that take long to prepare, before the first attempt."""
         with self._timer.opening():
-            self._timer.prewarm(None, self._baselines())()
+            self._timer.prewarm(None, self._ladder.baselines())()
 
     def prepare_ladder(self) -> None:
         """Compile and open the rungs that the ladder begins with.
 
         Does nothing on a device that no other judge shares: there `measure_ladder` compiles them.
         """
-        if self.ladder is None and self.device_lock.lock is not None:
+        if self._ladder.found is None and self.device_lock.lock is not None:
             self.emit(Phase("compiling the rungs"))
-            with self._timer.opening():  # counting the task's work calls the reference once
-                names = first_rungs(self.referee)
-            self._compiler.compile(names)
-            self._compiles_later = True
+            names = self._ladder.compile_first_rungs()
             self.emit(Phase("opening the rungs"))
             with self._timer.opening():
                 self._timer.prewarm(None, names)()
 
-    @property
-    def _recorded_later(self) -> tuple[str, ...]:
-        """Rungs that only a record timing needs and that can be compiled now; () if none."""
-        return self.ladder.later if self.ladder is not None and self._compiles_later else ()
+    # -- judgements
 
     def build(self, attempt: Attempt) -> Build:
         """Compile the attempt's sources; unchanged sources come from the cache."""
@@ -245,7 +176,7 @@ class LocalJudge:
         if than is not None and effort is not None:
             build, timing = self._timed_first(attempt, effort)
             if (verdict := self._too_slow(attempt, timing, than)) is not None:
-                return Judgement(attempt.digest, build, verdict, timing, _score(verdict, timing))
+                return Judgement(attempt.digest, build, verdict, timing, score_of(verdict, timing))
         ahead, self._verified_ahead = self._verified_ahead, None
         if ahead is not None and effort is Effort.RECORD and ahead[1].attempt == attempt.digest:
             build, verdict = ahead
@@ -273,10 +204,10 @@ class LocalJudge:
         self, attempt: Attempt, effort: Effort | None, build: Build | None
     ) -> tuple[Build, Verdict]:
         """Build the attempt if `build` is None, and verify it."""
-        self._open_later_rungs()
+        self._ladder.open_later_rungs()
         paused: AbstractContextManager[None] = nullcontext()
         if not self.overlap.open_while_verifying:
-            paused = self._timer.opening_paused(self._baselines(effort))
+            paused = self._timer.opening_paused(self._ladder.baselines(effort))
         begins_early = self.overlap.begin_while_building and not compiles_when_called(attempt)
         if build is None and not begins_early:
             build = self._built(attempt)
@@ -287,7 +218,7 @@ class LocalJudge:
             if verdict.reason is Reason.INFRASTRUCTURE:
                 self._timer.close()  # its processes may hold the memory that was missing
             elif not verdict.accepted:
-                self._timer.release(self._baselines())
+                self._ladder.release()
         return build, verdict
 
     def _judgement(
@@ -299,12 +230,12 @@ class LocalJudge:
         gain = domain = None
         if accepted:
             domain = self.referee.domain
-            if timing is not None and self.ladder is not None:
-                gain = gain_of(timing, self.ladder)
-        score = _score(verdict, timing)
+            if timing is not None and self._ladder.found is not None:
+                gain = gain_of(timing, self._ladder.found)
+        score = score_of(verdict, timing)
         judgement = Judgement(attempt.digest, build, verdict, timing, score, gain, domain)
         if timing is not None and accepted and not judgement.loses_to:
-            self._compiler.begin(self._recorded_later)
+            self._ladder.compile_later_rungs()
         return judgement
 
     def _timed_first(self, attempt: Attempt, effort: Effort) -> tuple[Build, Timing | None]:
@@ -333,13 +264,6 @@ class LocalJudge:
         )
         tier = self.referee.stamp()
         return Verdict(False, Reason.TOO_SLOW, detail, self.task.digest, attempt.digest, tier=tier)
-
-    def _baselines(self, effort: Effort | None = None) -> tuple[str, ...]:
-        """Return the names of the arms that attempts are timed against. A record timing may have
-        more."""
-        if self.ladder is None:
-            return self._default_baselines
-        return self.ladder.proposed if effort is Effort.RECORD else self.ladder.baselines
 
     def _built(self, attempt: Attempt) -> Build:
         self.emit(Phase("building", passing=True))
@@ -383,7 +307,7 @@ class LocalJudge:
             building = executor.submit(self.build, attempt)
             open_processes = None
             if prewarmed is not None:  # before the verification makes the oracle busy
-                open_processes = self._timer.prewarm(attempt, self._baselines(prewarmed))
+                open_processes = self._timer.prewarm(attempt, self._ladder.baselines(prewarmed))
             pending = self.referee.begin(attempt)
             try:
                 if open_processes is not None:
@@ -414,18 +338,17 @@ class LocalJudge:
         """
         timing = known or self._timing(attempt, build, effort)
         verdict = _after_timing(verdict, timing)
-        if self.ladder is not None and verdict.accepted:
-            # A record timing decides which rung is the best, and so the kernel's gain.
-            self.ladder = with_record_timing(self.ladder, timing)
+        if verdict.accepted:
+            self._ladder.add_record_timing(timing)
         return timing, verdict
 
     def _timing(self, attempt: Attempt, build: Build, effort: Effort) -> Timing:
         """Time an attempt, each sample while no other judge uses the device."""
         self._profiles.await_opened()
         try:
-            return self._timer.time(attempt, build, effort, self._baselines(effort))
+            return self._timer.time(attempt, build, effort, self._ladder.baselines(effort))
         finally:
-            self._timer.release(self._baselines())
+            self._ladder.release()
 
     def profile(self, attempt: Attempt | None = None, *, counters: bool = False) -> Profile:
         """Profile the reference or an attempt. Raises ProfileError."""
@@ -438,7 +361,7 @@ class LocalJudge:
                 alone=self._alone,
                 compiled=self.referee.processes.compiled,
             )
-        self._open_later_rungs()
+        self._ladder.open_later_rungs()
         if attempt is not None and self.overlap.prewarm_profile:
             self._profiles.prewarm(with_candidate=True)
         return found
@@ -476,12 +399,3 @@ def _after_timing(verdict: Verdict, timing: Timing) -> Verdict:
             detail=f"{WHILE_TIMED}{arm.failed}",
         )
     return verdict
-
-
-def _score(verdict: Verdict, timing: Timing | None) -> Score:
-    """Return the score; the reward uses the ratios' lower limits, so uncertain gains get none."""
-    if timing is None or not verdict.accepted or timing.suspect:
-        return milestone(verdict.accepted)
-    values = [r.value if r else None for r in map(timing.ratios.get, (EAGER, COMPILE))]
-    limits = [r.low if r else None for r in map(timing.ratios.get, (EAGER, COMPILE))]
-    return Score(milestone(True, *limits).reward, *values)

@@ -13,7 +13,7 @@ from cuagent.arms import COMPILE, EAGER
 from cuagent.build import Build
 from cuagent.measure.rungs import Gain, Ladder
 from cuagent.score import Score
-from cuagent.timing import MARGIN, Ratio, Standing, Timing
+from cuagent.timing import MARGIN, Effort, Ratio, Standing, Timing
 from cuagent.verdict import Verdict
 from cuagent.verify.domain import Domain
 
@@ -95,12 +95,12 @@ class Judgement:
     def rank(self) -> tuple[int, bool, float]:
         """Sort key of attempts, larger is better: the reward first, then the smallest lower limit.
 
-        An attempt that is certainly slower than eager ranks below one that is undecided, although
-        its interval may be narrower.
+        An attempt that is certainly slower than a baseline ranks below one that is undecided,
+        although its interval may be narrower.
         """
-        limits = [ratio.low for ratio in self.timing.ratios.values()] if self.timing else []
-        maybe = self.standing is not Standing.SLOWER
-        return self.score.reward, maybe, min(limits, default=0.0)
+        ratios = list(self.timing.ratios.values()) if self.timing else []
+        loses = any(ratio.standing is Standing.SLOWER for ratio in ratios)
+        return self.score.reward, not loses, min((ratio.low for ratio in ratios), default=0.0)
 
     @property
     def beats_best_rung(self) -> bool:
@@ -143,7 +143,7 @@ def free_of(best: Judgement | None, found: Ladder | None) -> Ratio | None:
     measured.
 
     The ratio from the best attempt's timing is used if it has the effort of the ladder's, else the
-    ladder's ratio.
+    ladder's ratio. Of two quick timings an inconclusive one does not replace a conclusive one.
     """
     rung = found.best if found is not None else None
     if rung is None or rung.name == EAGER:
@@ -152,4 +152,7 @@ def free_of(best: Judgement | None, found: Ladder | None) -> Ratio | None:
     timing = best.timing if best is not None else None
     if gain is None or timing is None or gain.rung != rung.name:
         return rung.over_eager
-    return gain.free if timing.effort is rung.effort else rung.over_eager
+    quick = timing.effort is Effort.QUICK
+    if timing.effort is not rung.effort or (quick and gain.free.standing is Standing.INCONCLUSIVE):
+        return rung.over_eager
+    return gain.free

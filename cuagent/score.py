@@ -2,13 +2,17 @@
 
 With `b(t, t0) = (t0 - t) / t0 > 5 %`: -1 for a wrong attempt, 1 for a right one, 2 if b is true
 against eager, 3 if it is true against eager and torch.compile. Beating torch.compile alone stays at
-1, as in the paper. This module does not decide if a ratio is significant: pass the lower confidence
-limits to be strict.
+1, as in the paper. `milestone` does not decide if a ratio is significant; `score_of` passes the lower
+confidence limits.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from cuagent.arms import COMPILE, EAGER
+from cuagent.timing import Timing
+from cuagent.verdict import Verdict
 
 MARGIN = 0.05
 """Share of the baseline's time that an attempt must save to reach a milestone (the paper's 5 %)."""
@@ -44,3 +48,12 @@ def milestone(
 def _clearly_faster(ratio: float | None) -> bool:
     # (t0 - t) / t0 > 0.05  <=>  1 - 1/ratio > 0.05
     return ratio is not None and ratio > 0 and 1 - 1 / ratio > MARGIN
+
+
+def score_of(verdict: Verdict, timing: Timing | None) -> Score:
+    """Return the score; the reward uses the ratios' lower limits, so uncertain gains get none."""
+    if timing is None or not verdict.accepted or timing.suspect:
+        return milestone(verdict.accepted)
+    values = [r.value if r else None for r in map(timing.ratios.get, (EAGER, COMPILE))]
+    limits = [r.low if r else None for r in map(timing.ratios.get, (EAGER, COMPILE))]
+    return Score(milestone(True, *limits).reward, *values)

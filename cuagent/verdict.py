@@ -50,6 +50,18 @@ WHILE_TIMED = "while it was timed: "
 """Prefix of `Verdict.detail` if the attempt was accepted first, and rejected while it was timed."""
 
 
+ADJECTIVES = ("own", "normal", "one-signed", "mixed magnitude", "integer")
+"""Kinds of draws whose name stands before "inputs"."""
+
+
+def on_inputs(kind: str) -> str:
+    """Return the words for inputs of a kind, with the kind of weights if `kind` names one:
+    `own inputs`, `inputs of the kind "flat rows" with shaken weights`."""
+    name, _, weights = kind.partition(", ")
+    text = f"{name} inputs" if name in ADJECTIVES else f'inputs of the kind "{name}"'
+    return f"{text} with {weights}" if weights else text
+
+
 @dataclass(frozen=True)
 class Draw:
     """Result of one draw: its seed, and the candidate's error against the fp64 answer.

@@ -207,3 +207,19 @@ def test_misspelled_variable_is_refused(tmp_path: Path) -> None:
 )
 def test_time_may_have_a_unit(tmp_path: Path, text: str, seconds: float) -> None:
     assert resolve({"max_time": text}, environ={}, cwd=tmp_path).max_time == seconds
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (".cuagent.toml", "a = " + "[" * 100_000, "not TOML"),
+        ("pyproject.toml", 'tool = 5\n[x]\ny = "[tool.cuagent]"', "tool is no table"),
+        ("pyproject.toml", '[tool]\ncuagent = 3\ny = "[tool.cuagent]"', "cuagent is no table"),
+    ],
+)
+def test_malformed_project_file_is_named(
+    tmp_path: Path, name: str, text: str, message: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        resolve(environ={"HOME": str(tmp_path / "home")}, cwd=tmp_path)

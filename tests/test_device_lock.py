@@ -131,6 +131,7 @@ def test_judges_verify_together_and_hold_no_lock_when_the_timer_takes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from cuagent import judge as module
+    from cuagent.measure.task_ladder import TaskLadder
     from cuagent.verdict import Reason
 
     log: list[str] = []
@@ -139,6 +140,7 @@ def test_judges_verify_together_and_hold_no_lock_when_the_timer_takes_it(
     class Timer:
         def __init__(self, device_lock: DeviceLock) -> None:
             self.device_lock = device_lock
+            self.referee = SimpleNamespace(task=None)
 
         def time(self, *_: Any) -> Any:
             with self.device_lock.exclusive():  # waits forever if the judge still holds the device
@@ -153,13 +155,17 @@ def test_judges_verify_together_and_hold_no_lock_when_the_timer_takes_it(
 
     class Judge(module.LocalJudge):
         def __init__(self, device_lock: DeviceLock) -> None:
-            self.device_lock, self.ladder, self._verified_ahead = device_lock, None, None
-            self._default_baselines, self._unopened = (), ()
+            self.device_lock, self._verified_ahead = device_lock, None
             self._profiles: Any = SimpleNamespace(await_opened=lambda: None)
-            self._compiler: Any = SimpleNamespace(begin=lambda _: None)
-            self._compiles_later = False
             self.task: Any = SimpleNamespace(device=Device.CPU)
             self._timer: Any = Timer(device_lock)
+            self._ladder = TaskLadder(
+                self._timer,
+                SimpleNamespace(begin=lambda _: None),  # type: ignore[arg-type]
+                baselines=(),
+                fresh=False,
+                before_timing=lambda: None,
+            )
             self.durations = device_lock.durations
             self.referee: Any = SimpleNamespace(domain=None)
             self.overlap: Any = SimpleNamespace(
@@ -179,7 +185,7 @@ def test_judges_verify_together_and_hold_no_lock_when_the_timer_takes_it(
         accepted, reason = True, Reason.ACCEPTED
 
     monkeypatch.setattr(module, "_after_timing", lambda verdict, timing: verdict)
-    monkeypatch.setattr(module, "_score", lambda verdict, timing: None)
+    monkeypatch.setattr(module, "score_of", lambda verdict, timing: None)
     attempt: Any = type("A", (), {"digest": "d"})()
     judges = [Judge(DeviceLock(tmp_path / "gpu-0")) for _ in range(2)]
     with ThreadPoolExecutor(2) as threads:
@@ -228,6 +234,7 @@ def test_judge_opens_shared_and_profiles_exclusively(
     class Timer:
         def __init__(self, *_: Any, device_lock: DeviceLock) -> None:
             self.device_lock = device_lock
+            self.referee = SimpleNamespace(task=None)
 
         @contextmanager
         def opening(self) -> Iterator[None]:

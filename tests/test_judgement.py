@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from cuagent.arms import COMPILE, EAGER
-from cuagent.judgement import Judgement
+from cuagent.judgement import Judgement, Result, free_of, result_of
+from cuagent.measure.rungs import Gain, Ladder, Rung
 from cuagent.timing import Effort, Ratio, Timing
 
 ANY: Any = None
@@ -55,3 +56,21 @@ def test_undecided_attempt_ranks_above_one_that_is_surely_slower() -> None:
 def test_a_baseline_that_surely_is_faster_is_named_first() -> None:
     likely, sure = Ratio(0.62, 0.35, 1.10), Ratio(0.5, 0.4, 0.6)
     assert judged(likely, sure).loses_to == COMPILE
+
+
+def test_undecided_quick_timing_does_not_replace_the_ladders() -> None:
+    """A busy moment made "nothing beats your module" of a rung that was surely faster."""
+    sure, unsure = Ratio(7.5, 4.6, 12.3), Ratio(3.3, 0.2, 55.0)
+    eager, compiled = (
+        Rung(name, seconds, over, 1e-7, True, 1.0, None, True)
+        for name, seconds, over in ((EAGER, 1e-2, Ratio(1.0, 1.0, 1.0)), (COMPILE, 1.4e-3, sure))
+    )
+    found = Ladder("t", "match", "cpu", {}, (eager, compiled), 1.0)
+    accepted: Any = type("Accepted", (), {"accepted": True})()
+    right: Any = type("Right", (), {"reward": 1})()
+    timing = Timing((), {EAGER: unsure, COMPILE: unsure}, Effort.QUICK, "cpu", 1.0)
+    gain = Gain(COMPILE, free=unsure, kernel=unsure, end_to_end=unsure, over_compile=unsure)
+    attempt = Judgement("digest", ANY, accepted, timing, right, gain)
+    assert found.best is compiled
+    assert free_of(attempt, found) == sure
+    assert result_of(attempt, found) is Result.RUNG

@@ -24,6 +24,7 @@ OPENING = 2
 """Number of messages at the start of every run: the system prompt and the task."""
 FEWEST = 6
 """Number of messages after the opening that a conversation must exceed to be compacted."""
+BY_USER = "The user asks you to shorten the conversation."
 SHORT = 600
 """Number of characters at each end of a tool result that the model sees when it summarizes.
 
@@ -74,7 +75,8 @@ def _summary(run: Run, model: Model, focus: str) -> Reply:
     The request extends the conversation unchanged, so the provider's prompt cache applies.
     """
     request = importlib.resources.files(__package__).joinpath("compaction.md")
-    wanted = request.read_text(encoding="utf-8").strip()
+    why = "The conversation is nearly as long as your context." if is_due(run, model) else BY_USER
+    wanted = f"{why} {request.read_text(encoding='utf-8').strip()}"
     if focus:
         wanted += f"\n\nAbove all keep: {focus}"
     try:
@@ -101,8 +103,8 @@ def _shortened(message: Message) -> Message:
 
 def _summary_message(run: Run, summary: str) -> str:
     parts = [
-        "The conversation became too long and was replaced by your own summary of it. Read files "
-        "again before you change them.",
+        "The conversation was replaced by your own summary of it. Read files again before you "
+        "change them.",
         summary,
     ]
     if run.ladder is not None:

@@ -93,8 +93,10 @@ def _free_line(run: Run) -> str:
     found = run.ladder
     free = free_of(result_judgement(run), found)
     rung = found.best if found is not None else None
-    if rung is None or free is None or free.standing is not Standing.FASTER:
+    if rung is None or free is None:
         return _undecided_line(found)
+    if free.standing is not Standing.FASTER:
+        return f"{NAMES.get(rung.name, rung.name)} is undecided: {ratio_over('eager', free)}"
     how = "" if rung.effort is Effort.RECORD else " (quick timing)"
     return f"{NAMES.get(rung.name, rung.name)} is {ratio_over('eager', free)}{how}"
 
@@ -104,7 +106,10 @@ def _undecided_line(found: Ladder | None) -> str:
     if unsure is None or unsure.over_eager is None:
         return "no free option beats the module"
     name = NAMES.get(unsure.name, unsure.name)
-    return f"could not tell whether {name} is faster: {ratio_over('eager', unsure.over_eager)}"
+    over = ratio_over("eager", unsure.over_eager)
+    if unsure.over_eager.value < 1:
+        return f"no free option is surely faster; {name} is undecided: {over}"
+    return f"could not tell whether {name} is faster: {over}"
 
 
 def _attempt_line(run: Run) -> str:

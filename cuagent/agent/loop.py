@@ -107,9 +107,9 @@ def step(run: Run, model: Model, tools: Sequence[Tool], hooks: Sequence[Hook], e
             case str() as note:
                 run.add(Message("user", note, data={"from": "cuagent"}))
                 emit(Notice(note))
-    run.steps += 1
-    emit(StepStarted(run.steps))
+    emit(StepStarted(run.steps + 1))
     reply = query(run, model, emit)
+    run.steps += 1  # as in the log, a call without a reply is no step
     for call in reply.message.tool_calls:
         if run.stop is not None:
             break
@@ -208,7 +208,7 @@ def with_unique_ids(message: Message, run: Run) -> Message:
     for n, call in enumerate(message.tool_calls, 1):
         id = call.id
         if not id or id in used:
-            id = f"call_{run.steps}_{n}"
+            id = f"call_{run.steps + 1}_{n}"
         while id in used:
             id += "x"
         used.add(id)

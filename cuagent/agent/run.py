@@ -395,7 +395,7 @@ def tokens_of(messages: Sequence[Message]) -> int:
 def _fatal_judge_errors() -> tuple[type[Exception], ...]:
     """Return the errors after which the judge cannot work any more."""
     from cuagent.sandbox import SandboxError
-    from cuagent.verify.oracle.client import OracleLost
+    from cuagent.verify.oracle.process import OracleLost
     from cuagent.worker import ForkServerError
     from cuagent.worker.memory.cuda_ipc import CudaMemoryError
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from cuagent.build.result import Build, Diagnostic
 from cuagent.timing import Standing
-from cuagent.verdict import Draw, Reason, Verdict
+from cuagent.verdict import Draw, Reason, Verdict, on_inputs
 
 if TYPE_CHECKING:
     from cuagent.agent.run import Run, Tried
@@ -199,7 +199,8 @@ def _rejected(n: int, verdict: Verdict, build: Build | None) -> Iterator[str]:
     for draw in _worst_by_kind(verdict.draws)[:4]:
         note = f" ({more})" if (more := verdict.extra_note(draw)) else ""
         error = f"largest error {draw.max_error:.3g}, {draw.ratio:.3g} times the limit"
-        yield f"{draw.kind} inputs: {error}{note}"
+        error = error if math.isfinite(draw.ratio) else "the error is not finite"
+        yield f"{on_inputs(draw.kind)}: {error}{note}"
     if verdict.output.strip():
         lines = verdict.output.strip().splitlines()[-LONGEST_OUTPUT:]
         yield "output of the candidate:"

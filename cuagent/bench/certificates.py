@@ -21,7 +21,7 @@ from typing import Any
 
 from cuagent.task import Task, TaskError
 from cuagent.task.plain import task_to_json
-from cuagent.verify.oracle.client import ONE_QUEUE
+from cuagent.verify.oracle.process import ONE_QUEUE
 from cuagent.worker import ForkServer
 from cuagent.worker.channel import receive_message, send_message
 

@@ -93,7 +93,7 @@ def prepare(order: Order) -> Path | None:
     Returns None for the CPU, where problems share no cores and need no lock.
     """
     from cuagent.bench.held_lock import lock_file
-    from cuagent.verify.oracle.client import ONE_QUEUE
+    from cuagent.verify.oracle.process import ONE_QUEUE
 
     if order.cores:
         import torch

@@ -11,11 +11,12 @@ can resume.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from cuagent.task.source import parse_python
 
 CUAGENT_FOLDER = ".cuagent"
 LEVELS = (1, 2, 3)
@@ -117,8 +118,8 @@ def _is_task(file: Path, folder: Path) -> bool:
     if any(part.startswith((".", "_")) for part in file.relative_to(folder).parts):
         return False
     try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        tree = parse_python(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError):
         return False
     names = {getattr(node, "name", "") for node in tree.body}
     return {"Model", "get_inputs"} <= names

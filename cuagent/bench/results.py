@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from cuagent.bench.problems import TASK_FOLDER, BenchError, refuse_links
+from cuagent.bench.record_form import is_record
 from cuagent.record.origin import MAC, has_valid_mac, with_mac
 
 Record = dict[str, Any]
@@ -38,20 +39,8 @@ then ignored, and their problems run again."""
 RESULTS, LOCK, LOGS, RUNS, PAGE = "results.jsonl", ".lock", "logs", "runs", "report.html"
 """Names of the files and folders in an output folder."""
 NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-TEXTS = ("problem", "key", "title", "group", "status", "reason", "cuagent", "time")
-"""Fields that every record has as a string."""
-TABLES = (
-    "certification",
-    "ratios",
-    "times",
-    "seconds",
-    "stages",
-    "versions",
-    "lax",
-    "strict",
-    "parts",
-)
-"""Optional fields of a record; the value of each is a dict or None."""
+LARGEST_FILE = 512 << 20
+"""Largest number of bytes of a file of results."""
 SOURCES = ("*.py", "*.md", "*.cu", "*.cpp", "*.h")
 """Glob patterns of the files in cuagent's package that can change a result."""
 
@@ -157,27 +146,20 @@ def _records(file: Path) -> Iterator[Record]:
     for line in _content(file).split(b"\n"):
         with suppress(ValueError, RecursionError):
             record = json.loads(line)
-            if isinstance(record, dict) and record.get("format") == FORMAT and _is_whole(record):
+            if isinstance(record, dict) and record.get("format") == FORMAT and is_record(record):
                 yield record
 
 
 def _content(file: Path) -> bytes:
-    """Return the content of a regular file; b"" if there is none."""
+    """Return the content of a regular file; b"" if there is none. Raises BenchError."""
     try:
         with os.fdopen(os.open(file, os.O_RDONLY | NO_LINK), "rb") as opened:
-            return opened.read() if stat.S_ISREG(os.fstat(opened.fileno()).st_mode) else b""
+            found = os.fstat(opened.fileno())
+            if found.st_size > LARGEST_FILE:
+                raise BenchError(f"{file}: larger than {LARGEST_FILE >> 20} MiB")
+            return opened.read() if stat.S_ISREG(found.st_mode) else b""
     except OSError:
         return b""
-
-
-def _is_whole(record: Record) -> bool:
-    """Return True if a record has all fields that readers of records use, with the right types."""
-    tables = [record.get(name) for name in TABLES]
-    return (
-        all(isinstance(record.get(name), str) for name in TEXTS)
-        and isinstance(record.get("settings"), dict)
-        and all(table is None or isinstance(table, dict) for table in tables)
-    )
 
 
 def _plain(record: Record) -> Record:

@@ -34,7 +34,7 @@ from cuagent.record import RecordError
 from cuagent.sandbox import SandboxError, Tier, probe
 from cuagent.task import Task, TaskError, load_task
 from cuagent.task.packages import installed_imports
-from cuagent.verify.oracle.client import OracleLost
+from cuagent.verify.oracle.process import OracleLost
 from cuagent.worker import ForkServer, ForkServerError
 from cuagent.worker.memory.cuda_ipc import CudaMemoryError
 

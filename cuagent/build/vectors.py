@@ -41,6 +41,7 @@ REASONS = (
     ("relevant stmt not supported", "an operation in it has no vector form"),
     ("op not supported", "an operation in it has no vector form"),
     ("statement clobbers memory", "it calls a function that is not inlined"),
+    ("unsupported data-type", "no vector size suits it: a sum needs `#pragma omp simd reduction`"),
     ("unsupported use in stmt", "each iteration needs the previous one: use several accumulators"),
     ("complicated access pattern", "it does not access consecutive memory"),
     ("not suitable for gather", "it reads at computed indices"),
@@ -51,6 +52,7 @@ REASONS = (
 )
 """Explanations of g++'s most frequent reasons: pairs (beginning of g++'s text, explanation). Other
 reasons are shown in g++'s words."""
+_CALL = re.compile(r"statement clobbers memory: (?:\w+ = )?(?:__builtin_)?(\w+) \(")
 SHORTEST_TEXT = 16
 """Number of characters below which a loop's source text is omitted, because it would say too
 little."""
@@ -151,6 +153,11 @@ def parse_report(text: str, source: str, code: str) -> tuple[Loop, ...]:
     pending: int | None = None
     for match in filter(None, map(_LINE.match, text.splitlines())):
         line, message = int(match["line"]), match["text"].strip()
+        if pending is not None and (call := _CALL.match(message)):
+            # the call may stand in a header
+            scalar[pending].append(f"it calls {call[1]}, which has no vector form")
+            pending = None
+            continue
         if Path(match["file"]).name != Path(source).name or not 0 < line <= len(lines):
             continue
         if width := _BYTES.match(message):

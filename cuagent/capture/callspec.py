@@ -29,6 +29,18 @@ def call_spec(call: Call) -> dict[str, Any] | None:
         return None
 
 
+def objects_of(call: Call) -> list[str]:
+    """Return the arguments that hold other objects, by name or as `argument N`."""
+    found = []
+    numbered = [(f"argument {number}", text) for number, text in enumerate(call.positional)]
+    for name, text in [*numbered, *call.named.items()]:
+        try:
+            _spec(text)
+        except (ValueError, SyntaxError):
+            found.append(name)
+    return found
+
+
 def _spec(text: str) -> dict[str, Any]:
     return _node(
         ast.parse(PLACES.sub(lambda found: INPUT.format(found[1]), text), mode="eval").body

@@ -155,7 +155,8 @@ def reference(value: Any) -> str:
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is not value:
-        if module == "builtins":  # generators, coroutines: Python has no name for the class
+        if module == "builtins" or not hasattr(sys.modules.get(module or ""), "__file__"):
+            # Generators and locks: Python's own code has the class, and no name for it.
             raise Unsupported(f"a {name}, which cannot be recorded")
         where = "defined inside a function" if "<locals>" in name else "not found in its module"
         raise Unsupported(f"{name or value!r}, which is {where}: move it to the file's top level")

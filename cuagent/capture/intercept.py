@@ -1,7 +1,7 @@
 """Intercept the calls of modules in a running script, by a patch of `nn.Module`.
 
-Calls in forked processes (workers of a DataLoader) and in other threads of the script are not
-intercepted.
+Forked processes (workers of a DataLoader) and other threads of the script call the original; calls
+in other threads are counted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ def intercept(names: Names, around: Around) -> None:
 
     @functools.wraps(original)
     def intercepted(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if os.getpid() != pid or threading.get_ident() != thread:
+        if os.getpid() != pid:
+            return original(module, *args, **kwargs)
+        if threading.get_ident() != thread:
+            names.elsewhere += 1
             return original(module, *args, **kwargs)
         return around(functools.partial(original, module), module, args, kwargs)
 

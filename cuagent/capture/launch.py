@@ -68,6 +68,7 @@ def main(order_file: str) -> int:
         recorder.names.refresh()
         answer["known"] = sorted(set(recorder.names.known()))
         answer["called"] = recorder.module
+        answer["elsewhere"] = recorder.names.elsewhere
     else:
         answer |= _written(recorder, order, answer)
     temporary = Path(order["answer"] + ".part")

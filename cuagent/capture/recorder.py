@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cuagent.capture.calls import Call, autocast_of, describe_call, plain_output, tensors_of
 from cuagent.capture.encode import Encoder, Unsupported
 from cuagent.capture.intercept import intercept
-from cuagent.capture.names import Names, matches
+from cuagent.capture.names import Names, is_wrapper
 from cuagent.capture.samples import Input, Quota, TooLarge, copy, new_input
 from cuagent.capture.sources import Sources, is_library
 from cuagent.capture.structure import Structure, describe_module
@@ -134,8 +134,11 @@ class Recorder:
     ) -> Any:
         with self._own_time():
             root, path = self.names.of(module)
-            is_target = self.target is not None and matches(self.target, root, path)
-            entry = self._entry(module, root, path, args) if is_target or not self.target else None
+            is_target = self.target is not None and self.names.is_target(
+                self.target, module, outermost=self._depth == 0
+            )
+            is_listed = is_target or (self.target is None and not is_wrapper(module))
+            entry = self._entry(module, root, path, args) if is_listed else None
             shape = self._before(module, args, kwargs) if is_target else None
             if is_target:
                 self.module = f"{root}.{path}" if path else root

@@ -66,7 +66,9 @@ def check(folder: Path) -> dict[str, Any]:
     if manifest["checked_training"] and _is_random(model):
         return {"difference": None, "note": "dropout in training mode: not compared"}
     hooks = manifest["hooks"]
-    why = f" (hooks are not part of a task: {', '.join(hooks[:3])})" if hooks else ""
+    why = ""
+    if hooks:
+        why = f" (its hooks are not part of a task: {', '.join(hooks[:3])}); remove them first"
     return {"error": f"the rebuilt module does not give the recorded result{why}"}
 
 

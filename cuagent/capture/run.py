@@ -80,7 +80,7 @@ def run_script(order: Order) -> dict[str, Any]:
                 raise CaptureRefused(f"{order.script}: interrupted before anything was recorded")
             raise CaptureRefused(
                 f"{order.script}: its process ended ({_ended(code)}) before anything could be "
-                "written; see its output above"
+                f"written{'; does it call os._exit?' if code == 0 else ''}; see its output above"
             )
         found: dict[str, Any] = json.loads(answer.read_text())
         return found
@@ -108,7 +108,10 @@ def require_capture(order: Order, answer: dict[str, Any]) -> None:
     hint = f"; did you mean {', '.join(near)}?" if near else "; see the names with --list"
     there = any(order.module in (name, name.partition(".")[2]) for name in answer["known"])
     what = "exists, but was never called" if there else "was never called"
-    raise CaptureRefused(f"{order.module} {what} in {order.script.name}{'' if there else hint}")
+    hint = "" if there else hint
+    if threads := answer["elsewhere"]:
+        hint = f"; {threads} module calls ran in other threads, which are not recorded"
+    raise CaptureRefused(f"{order.module} {what} in {order.script.name}{hint}")
 
 
 def check_folder(folder: Path, python: Sequence[str]) -> dict[str, Any]:
@@ -136,10 +139,9 @@ def notes(manifest: dict[str, Any]) -> list[str]:
     lines = []
     first = manifest["shapes"][0]
     if manifest["failure"]:
-        lines.append(
-            f"the script failed ({manifest['failure']}); the {manifest['calls']} calls until then "
-            "are kept"
-        )
+        count = manifest["calls"]
+        kept = f"the {count} calls until then are kept" if count > 1 else "its one call is kept"
+        lines.append(f"the script failed ({manifest['failure']}); {kept}")
     if manifest["compiled"]:
         lines.append("the script uses torch.compile; it ran without it while it was recorded")
     if any(shape["training"] for shape in manifest["shapes"]):
@@ -148,6 +150,11 @@ def notes(manifest: dict[str, Any]) -> list[str]:
         lines.append(
             f"{wanted} of {manifest['calls']} calls want gradients: a package runs your module "
             "there, unless it is made with --backward"
+        )
+    if objects := manifest.get("objects"):
+        lines.append(
+            f"a package could not replace your module, because objects other than tensors and "
+            f"constants are in its calls: {_some(objects)}; name a module inside"
         )
     if manifest["hooks"]:
         lines.append(f"hooks are not part of the task: {_some(manifest['hooks'])}")

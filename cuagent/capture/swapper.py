@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuagent.capture.intercept import intercept
-from cuagent.capture.names import Names, matches
+from cuagent.capture.names import Names
 
 if TYPE_CHECKING:
     from torch import nn
@@ -84,7 +84,7 @@ class Swapper:
         must run."""
         import torch
 
-        if not matches(self.target, *self.names.of(module)):
+        if not self.names.is_target(self.target, module, outermost=self._depth == 1):
             return None, []
         self.calls += 1
         if self.candidate is None or self.problem or torch.is_grad_enabled():

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.capture import template
 from cuagent.capture.calls import PLACE, Call
-from cuagent.capture.callspec import call_spec
+from cuagent.capture.callspec import call_spec, objects_of
 from cuagent.capture.encode import reference
 from cuagent.capture.recorder import Recorder, Shape, Snapshot
 
@@ -333,7 +333,8 @@ def _positions(shape: Shape) -> dict[str, Any]:
     """Return manifest entries about the arguments of a shape's calls.
 
     `positional` and `named` have True for each argument that is a tensor. `swappable` is True if no
-    tensor is nested in an argument and the output is plain.
+    tensor is nested in an argument and the output is plain. `objects` names the parts of a call
+    that a package cannot serve.
     """
     call = shape.call
     places = [PLACE.format(number) for number in range(len(call.names))]
@@ -344,6 +345,7 @@ def _positions(shape: Shape) -> dict[str, Any]:
         "named": {name: text in places for name, text in call.named.items()},
         "swappable": alone == places and shape.output_is_plain,
         "call": call_spec(call) if shape.output_is_plain else None,
+        "objects": [*objects_of(call), *([] if shape.output_is_plain else ["its result"])],
         "autocast": shape.autocast,
     }
 

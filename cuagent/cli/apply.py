@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -120,8 +121,11 @@ def _install(files: Mapping[str, str], place: Path, run: str, *, force: bool) ->
     if resolve().approval == "ask" and not _agreed(files, place):
         raise Refused("nothing was written")
     _put(files, place)
-    for name in files:
-        say(str(place / name))
+    folders = Counter(name.split("/")[0] for name in files if "/" in name)
+    for name in (name for name in files if "/" not in name):
+        say(f"wrote {place / name}")
+    for folder, count in folders.items():
+        say(f"wrote {place / folder}/ ({count} files)")
 
 
 def refuse_slower(judgement: Judgement, *, force: bool) -> None:

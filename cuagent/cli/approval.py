@@ -30,7 +30,7 @@ ASKED = ("bash",)
 YES = ("y", "yes")
 ALWAYS = ("a", "always")
 KIND = ("k", "kind")
-KEYS = "allow this command? y: yes, a: always this command{kind}, n or why not: no"
+KEYS = "allow this command? y: yes, a: always this command{kind}, n or a reason: no"
 ALWAYS_KIND = ", k: always {programs}"
 HARMLESS = re.compile(r"(?<![^\s])(?:2>&1|[12&]?>{1,2}\s*/dev/null)(?=$|[\s;|&])")
 """Pattern of redirections that write no file, such as `2>&1` and `> /dev/null`."""

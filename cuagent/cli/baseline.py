@@ -22,15 +22,9 @@ WIDTH = 100
 """Width in characters of the table in a file or a pipe."""
 LEFT = (0, 2)
 """Indices of the left-aligned columns (names and ratios); the others are right-aligned."""
-
-
 HEAD = ("rung", "time", "over eager", "roof", "error", "start", "memory")
 BELOW = ("", "", "over eager", "of the roofline", "error", "to start", "of memory")
-"""Label of each column, printed after a figure that is moved below its row for lack of width."""
-ABOVE = (
-    "over 100% of the roofline: the machine was busy when its limits were measured, or less "
-    "arithmetic suffices"
-)
+"""Label of each column, written after a figure that is printed below its row for lack of width."""
 
 
 def baseline(
@@ -111,6 +105,8 @@ def lines(found: Ladder, width: int = WIDTH) -> list[str]:
 
     Empty columns are left out; figures of columns that do not fit are printed below their row.
     """
+    from cuagent.ui.attempts import ABOVE
+
     rows = [_row(rung, found.floor) for rung in found.rungs]
     shown = [at for at in range(len(HEAD)) if any(row[at] for row in rows)]
     wide = {at: max(len(row[at]) for row in (HEAD, *rows)) for at in shown}
@@ -127,8 +123,7 @@ def lines(found: Ladder, width: int = WIDTH) -> list[str]:
         rest = ", ".join(f"{row[at]} {BELOW[at]}" for at in below if row[at] not in ("", "1"))
         text += [across(row), *(f"  {line}" for line in (rest, _note(rung)) if line)]
     text += ["", _best(found)]
-    if found.floor is not None and any(found.floor.share(r.seconds) > 1 for r in found.rungs):
-        text.append(ABOVE)
+    text += [ABOVE] if found.beats_floor else []
     text += [found.contract] if found.contract else []
     text += [f"{found.device}; torch {found.versions.get('torch', '?')}", *found.notes]
     if age := found.age():

@@ -188,7 +188,7 @@ def write_result(
     from cuagent.judgement import Result, free_of, result_of
     from cuagent.package import export_rung
     from cuagent.timing import Standing
-    from cuagent.ui.summary import full_name
+    from cuagent.ui.summary import full_name, undecided_rung
 
     result = result_of(best, found)
     if best is not None and (result is Result.KERNEL or found is None):
@@ -196,12 +196,13 @@ def write_result(
         return _write_attempt(task, best, attempts[best.attempt], out, names, run)
     if result is Result.RUNG and found is not None and found.best is not None:
         rung = found.best
-        made = export_rung(rung, found, task, out, free=free_of(best, found))
+        captured = None if run is None else captured_of(task, run, "")
+        made = export_rung(rung, found, task, out, free=free_of(best, found), captured=captured)
         return f"the best option without a kernel, {full_name(rung.name)}, was exported to {made}"
     if best is None and found is None:
         raise Refused(f"{out}: not made: no attempt was accepted, so there is nothing to export")
     other = "; to export an attempt anyway, use cuagent export --attempt N" if best else ""
-    unsure = found.undecided if found is not None else None
+    unsure = undecided_rung(found, best)
     if unsure is not None:
         raise Refused(
             f"{out}: not made: could not tell whether {full_name(unsure.name)} beats your module; "

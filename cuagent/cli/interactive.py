@@ -101,11 +101,16 @@ def converse(session: Session, *, resumed: bool = False) -> Stop:
                 _user_command(session, line)
                 continue
             if line.startswith("/"):
+                waiting = run.inbox.qsize()
                 if not run_command(session, line):
                     break
+                if run.inbox.qsize() > waiting:  # typed while the command ran
+                    _work(session)
                 continue
-            if line or run.stop is Stop.ANSWERED:
-                run.inbox.put(line or CONTINUE)
+            if line:
+                run.inbox.put(line)
+            elif run.stop is Stop.ANSWERED and run.inbox.empty():
+                run.inbox.put(CONTINUE)
             if is_finished(run):
                 session.say("it is finished; type what to try next, or /quit")
                 continue
@@ -194,7 +199,7 @@ def _work(session: Session) -> None:
     while stop in FINISHED and not is_finished(run):  # a message arrived meanwhile
         stop = _stopped(session)
     session.view(run.spent())
-    session.view.pause(finished=is_finished(run))
+    session.view.pause(finished=is_finished(run), queued=not run.inbox.empty())
     if time.monotonic() - started >= LONG:
         _notify(session.settings, f"cuagent: {run.task.name}: {stop}")
     if stop in LIMITS:

@@ -78,7 +78,8 @@ def show(
     console = make_console(sys.stdout)
     width = console.width if console.width == UNCUT else min(console.width, 120)
     with readable(folder):
-        page(story(folder, records, width, glyphs_for(console.encoding)), console)
+        terminal = console if console.is_terminal else None
+        page(story(folder, records, width, glyphs_for(console.encoding), terminal), console)
 
 
 def _brief(folder: RunFolder, records: list[dict[str, Any]]) -> None:
@@ -124,6 +125,13 @@ def attempt_in(records: list[dict[str, Any]], digest: str) -> Attempt:
     raise Refused(f"the log does not hold the text of attempt {digest[:16]}")
 
 
+MALFORMED = (
+    *(KeyError, TypeError, ValueError, AttributeError, IndexError),
+    *(RecursionError, ArithmeticError),
+)
+"""Errors of computing with a log whose values have other types or sizes than expected."""
+
+
 @contextmanager
 def readable(folder: RunFolder) -> Iterator[None]:
     """Convert any error in the block to RecordError, because a log from elsewhere may be
@@ -132,7 +140,7 @@ def readable(folder: RunFolder) -> Iterator[None]:
 
     try:
         yield
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
+    except MALFORMED as error:
         if folder.is_made_here:
             raise
         what = f"{type(error).__name__}: {error}"

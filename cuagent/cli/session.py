@@ -170,7 +170,7 @@ def opened(plan: Plan, emit: Emit) -> Iterator[Run]:
 
     task, settings, resumed = plan.task, plan.settings, plan.resumed
     if (greet := getattr(plan.model, "greet", None)) is not None:
-        emit(Phase(f"greeting {plan.model.name}"))
+        emit(Phase(f"connecting to {plan.model.name}"))
         greet()
     emit(Phase(f"opening {task.name} on {task.device}"))
     with (

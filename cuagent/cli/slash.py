@@ -173,7 +173,8 @@ def _compact(session: Session, words: list[str]) -> None:
     except (Interrupted, KeyboardInterrupt):
         session.say("interrupted: the conversation is unchanged")
     finally:
-        session.view.pause(finished=is_finished(session.run))
+        run = session.run
+        session.view.pause(finished=is_finished(run), queued=not run.inbox.empty())
 
 
 def _cost(session: Session, words: list[str]) -> None:

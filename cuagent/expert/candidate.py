@@ -150,6 +150,8 @@ def _method(
         notes.insert(0, f"merged into other operators: {', '.join(plan.rewritten)}")
     if once := plan.computed_once:
         notes.insert(0, f"computed once, because no input changes them: {', '.join(once)}")
+    if products := plan.by_onednn:
+        notes.insert(0, f"computed by oneDNN: {', '.join(products)}")
     notes[:0] = [f"{call}, in place of {', '.join(names)}" for call, names in plan.library.items()]
     if is_second:
         notes = [f"{BACKWARD}{note}" for note in notes]

@@ -21,6 +21,8 @@ FRESH = (
     "torch.mm(",
     "torch.bmm(",
     "torch.addmm(",
+    "torch.baddbmm(",
+    "torch.ops.mkldnn._linear_pointwise(",
     "torch.permute(F.conv",
 )
 """Starts of the texts of library calls that return new memory."""

@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Sequence
 
 from cuagent.expert.graph.graph import ITEM_BYTES, Kind, Node
-from cuagent.expert.graph.layouts import inverse, permuted
+from cuagent.expert.graph.orders import inverse, permuted
 from cuagent.expert.kernel import KernelCall
 from cuagent.expert.method import FILL, FRESH, Computed, Method, TritonCall
 from cuagent.expert.prepared import Prepared

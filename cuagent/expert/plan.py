@@ -13,6 +13,7 @@ from cuagent.expert.anchored.cluster import clusters
 from cuagent.expert.attention.kernel import AttentionStep, with_kernels
 from cuagent.expert.attention.rewrite import Own, with_attention
 from cuagent.expert.calls import group_call, rebased_call, triton_call
+from cuagent.expert.capture.complex_pairs import with_pairs
 from cuagent.expert.capture.constants import constant_values
 from cuagent.expert.capture.export import Captured
 from cuagent.expert.capture.subject import Subject
@@ -41,6 +42,7 @@ from cuagent.expert.options import Options
 from cuagent.expert.products import operands as products
 from cuagent.expert.products.few_rows import transpose_weights
 from cuagent.expert.products.match import Product, with_products
+from cuagent.expert.products.onednn import by_onednn, origins_by_onednn
 from cuagent.expert.recurrences.groups import recurrence_groups
 from cuagent.expert.recurrences.match import with_layers, with_recurrences
 from cuagent.expert.rewrites import prepared_names, rewrite, share_equal
@@ -69,12 +71,17 @@ class MethodPlan:
     """Names of the captured operators that a fused call replaces, by the call's description."""
 
     @property
+    def by_onednn(self) -> tuple[str, ...]:
+        """Captured products that oneDNN computes in place of torch's call."""
+        return origins_by_onednn(self.graph)
+
+    @property
     def gains(self) -> bool:
         """True if the method computes something differently from the reference."""
         # A constant without inputs, such as zeros, is made again as quickly: storing it gains
         # nothing.
         saved = any(n.constant and n.inputs for n in self.graph.nodes)
-        return bool(self.calls or self.rewritten or self.library or saved)
+        return bool(self.calls or self.rewritten or self.library or saved or self.by_onednn)
 
     @property
     def computed_once(self) -> tuple[str, ...]:
@@ -120,7 +127,7 @@ def _with_library_calls(
 
     Also return the names of the captured operators that each call replaces, by its description.
     """
-    captured = subject.captured
+    captured = with_pairs(subject.captured)
     found: dict[str, tuple[str, ...]] = {}
     if options.attention:
         own = Own.ALWAYS if options.own_attention else Own.NEEDED
@@ -168,6 +175,8 @@ def _rewritten(
     channels_last = options.convolutions == "channels_last"
     graph = library_convolutions.arrange(graph, target.device, kept, channels_last)
     graph = transpose_weights(graph, target.device, kept)
+    # torch.compile does not take these calls with weights that are not packed.
+    graph = graph if options.compile else by_onednn(graph, target.device, kept)
     return with_layouts(graph)
 
 

@@ -6,7 +6,7 @@ The method computes them at first use, and again if a parameter has changed.
 from __future__ import annotations
 
 from cuagent.expert.graph.graph import FLOATS, Kind, Node
-from cuagent.expert.graph.layouts import inverse
+from cuagent.expert.graph.orders import inverse
 from cuagent.expert.method import FILL, Method
 from cuagent.expert.rules.library import literal
 from cuagent.expert.streaming.expressions import PYTHON_REDUCTIONS, on_parameters

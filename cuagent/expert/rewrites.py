@@ -17,6 +17,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from cuagent.expert.exponentials import bound_exponentials
 from cuagent.expert.graph.graph import (
     FLOATS,
     Graph,
@@ -160,24 +161,6 @@ def _broadcast(shapes: Sequence[Shape]) -> Shape:
     rank = max(map(len, shapes), default=0)
     padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
     return tuple(max(extents) for extents in zip(*padded, strict=True))
-
-
-def bound_exponentials(graph: Graph) -> Graph:
-    """Replace exp(x - max x), with the maximum over the row, by `exp_nonpositive`."""
-
-    def bounded(node: Node) -> bool:
-        if node.kind is not Kind.POINTWISE or node.op != "exp":
-            return False
-        gap = graph.node(node.inputs[0])
-        if gap.op != "sub" or len(gap.inputs) != 2:
-            return False
-        value, top = gap.inputs
-        largest = graph.node(top)
-        extreme = largest.kind is Kind.REDUCE and largest.op in ("max", "amax")
-        return extreme and largest.inputs == (value,)
-
-    nodes = tuple(replace(n, op="exp_nonpositive") if bounded(n) else n for n in graph.nodes)
-    return replace(graph, nodes=nodes)
 
 
 def share_equal(graph: Graph) -> Graph:

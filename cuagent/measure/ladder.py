@@ -332,7 +332,7 @@ def _errors_of(timer: Timer, timed_arms: dict[str, TimedArm]) -> dict[str, tuple
     referee, batch, slot = timer.referee, timer.batch, 0
     found = {}
     with timer.opening() as give_way:
-        referee.refill(batch, [slot])
+        referee.batches.refill(batch, [slot])
         for name, timed_arm in timed_arms.items():
             give_way()
             batch.lay_out(name, [slot])
@@ -340,7 +340,7 @@ def _errors_of(timer: Timer, timed_arms: dict[str, TimedArm]) -> dict[str, tuple
                 timed_arm.session.block(batch.lent, batch.outputs, [(slot, slot)], deadline_s=120.0)
             except SessionEnded:
                 continue
-            passed = referee.check(batch, slot).passed
+            passed = referee.batches.check(batch, slot).passed
             right = referee.context.expected().precise
             found[name] = relative_error(batch.outputs.tensors(slot), right), passed
     return found

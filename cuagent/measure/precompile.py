@@ -31,7 +31,7 @@ from cuagent.measure.tuning_lock import tune_exclusively
 from cuagent.task import Task, TaskError, open_reference
 from cuagent.task.plain import task_from_json, task_to_json
 from cuagent.task.settings import arm_settings, read_settings
-from cuagent.verify.oracle.client import ONE_QUEUE
+from cuagent.verify.oracle.process import ONE_QUEUE
 from cuagent.worker import ForkServer
 from cuagent.worker.channel import receive_message, send_message
 

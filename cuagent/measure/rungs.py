@@ -157,6 +157,12 @@ class Ladder:
         return min(found, key=lambda rung: rung.seconds, default=None)
 
     @property
+    def beats_floor(self) -> bool:
+        """Return True if a rung took less time than the roofline allows."""
+        floor = self.floor.seconds if self.floor is not None else 0.0
+        return any(0 < rung.seconds < floor for rung in self.rungs)
+
+    @property
     def certain_floor(self) -> float:
         """Return the seconds that every correct implementation takes at least; 0 if no bound is
         certain."""

@@ -45,6 +45,7 @@ from .machine import slower_here
 from .modes import unverified_mode
 from .original import linked
 from .seen import Seen
+from .state import called
 from .verified import (
     by_position,
     kernel_class,
@@ -96,7 +97,7 @@ class Guarded(nn.Module):
         attributes.update({name: kernel.__dict__[name] for name in SHARED})
         attributes.update(_kernel=kernel, _arguments=(args, named), _changed={})
         attributes.update(_original=None, _checked_state=None, _ties={}, _seen=Seen())
-        attributes.update(_dtype=dtype, _flags=flags)
+        attributes.update(_dtype=dtype, _flags=flags, _run=called(kernel))
         attributes["_constructed_forms"] = {name: form_of(tensor) for name, tensor in self._state()}
         inner = dict(kernel.named_modules())
         attributes["_constructed_modules"] = {p: module_form(m) for p, m in inner.items() if p}
@@ -131,9 +132,6 @@ class Guarded(nn.Module):
     def forward(self, *args: Any, **named: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():  # a kernel cannot be part of a graph
             return _call_outside_graph(self, args, named)
-        return self._call(args, named)
-
-    def _call(self, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         if named:
             args, named = self._by_position(args, named)
         if not named and self._fits(args):
@@ -142,19 +140,19 @@ class Guarded(nn.Module):
 
     def _run_kernel(self, args: tuple[Any, ...]) -> Any:
         """Run the kernel under the flags that it was verified under."""
-        verified = self._facts()
+        verified = self._verified or self._facts()
         same, changes = verified["same_flags"], verified["changes"]
+        if not changes and not self._flags and same():
+            return self._run(*args)
         if changes == "all" or self._flags:
             with flags_kept():
                 set_flags(verified["flags"] | self._flags)
-                return self._kernel(*args)
+                return self._run(*args)
         if not same():
             with flags_set(verified["flags"]):
-                return self._kernel(*args)
-        if not changes:
-            return self._kernel(*args)
+                return self._run(*args)
         try:
-            return self._kernel(*args)
+            return self._run(*args)
         finally:
             if not same():
                 set_flags(verified["flags"])
@@ -166,12 +164,12 @@ class Guarded(nn.Module):
 
     def _fits(self, args: tuple[Any, ...]) -> bool:
         """Return True for a verified call; takes microseconds. `_why` explains a False."""
-        verified = self._facts()
-        device = self._device(verified)
+        verified = self._verified or self._facts()
         if self.training or self._construction or self._changed:
             return False
         if unverified_mode(verified["device"]):
             return False
+        device = self._device(verified)
         if self._seen.find(args) is not device:
             forms = verified["forms"]
             if len(args) != len(forms) or not all(map(matches, args, forms, repeat(device))):
@@ -186,9 +184,10 @@ class Guarded(nn.Module):
 
         Equal devices are the same object, so that callers can compare with `is`.
         """
-        if verified["device"] == "cuda" and torch.cuda.is_initialized():
+        kind = verified["device"]
+        if kind == "cuda" and torch.cuda.is_initialized():
             return _device("cuda", torch._C._cuda_getDevice())
-        return _device(verified["device"])
+        return _device(kind)
 
     def _wants_gradients(self, args: tuple[Any, ...]) -> bool:
         tensors = [*tensors_in(args), *(tensor for _, tensor in self._state())]
@@ -232,23 +231,21 @@ class Guarded(nn.Module):
     def _state_difference(self, device: torch.device) -> str:
         """Return how parameters, buffers and submodules differ from the verified ones, or "".
 
-        The full check runs only if a tensor or module was replaced, or memory moved, since the last
-        one.
+        The full check runs only if a tensor or module was replaced, or memory or strides changed,
+        since the last one.
         """
         checked = self._checked_state
-        if checked is not None and checked[0] == device:
-            for owner, key, tensor, pointer in checked[1]:
-                if owner.get(key) is not tensor or tensor.data_ptr() != pointer:
-                    break
-            else:
-                for owner, key, module, form in checked[2]:
-                    if owner.get(key) is not module or module.training:
-                        break
-                    if module_form(module) != form:
-                        break
-                else:
-                    return ""
-        return self._check_state(device)
+        if checked is None or checked[0] is not device:
+            return self._check_state(device)
+        for owner, key, tensor, pointer, packed in checked[1]:
+            if owner.get(key) is not tensor or _pointer(tensor) != pointer:
+                return self._check_state(device)
+            if packed is not None and _is_packed(tensor) is not packed:
+                return self._check_state(device)
+        for owner, key, module, form in checked[2]:
+            if owner.get(key) is not module or module.training or module_form(module) != form:
+                return self._check_state(device)
+        return ""
 
     def _check_state(self, device: torch.device) -> str:
         self.__dict__["_checked_state"] = None
@@ -269,7 +266,9 @@ class Guarded(nn.Module):
                 if form_of(tensor) != self._constructed_forms.get(name):
                     return f"{name} is {value_text(tensor)}, unlike when it was constructed"
                 owner = module._parameters if key in module._parameters else module._buffers
-                tensors.append((owner, key, tensor, tensor.data_ptr()))
+                # With the same address, only tensors of several dimensions can have other strides.
+                packed = tensor.is_contiguous() if tensor.ndim > 1 else None
+                tensors.append((owner, key, tensor, tensor.data_ptr(), packed))
             for key, inner in module._modules.items():
                 if inner is not None:
                     modules.append((module._modules, key, inner, module_form(inner)))
@@ -330,7 +329,12 @@ class Guarded(nn.Module):
             self._changed[name] = value
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_original": None, "_checked_state": None, "_seen": Seen()}
+        forgotten = {"_original": None, "_checked_state": None, "_seen": Seen(), "_run": None}
+        return {**self.__dict__, **forgotten}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__["_run"] = called(self._kernel)
 
     def extra_repr(self) -> str:
         return f"kernel for {verified_text(self._facts())}; the original for other calls"
@@ -358,15 +362,17 @@ class Guarded(nn.Module):
         if why not in self._warned:
             self._warned.add(why)
             text = f"{type(self).__name__}: the original module runs, not the kernel: {why}"
-            warnings.warn(text, RuntimeWarning, stacklevel=7)
+            warnings.warn(text, RuntimeWarning, stacklevel=6)
 
 
 _device = cache(torch.device)
+_pointer = Tensor.data_ptr
+_is_packed = Tensor.is_contiguous
 
 
 @_disable_dynamo
 def _call_outside_graph(module: Guarded, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    return module._call(args, named)
+    return module.forward(*args, **named)
 
 
 def _changed(before: dict[str, Any]) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .boundary import state_names
 from .reads import Reads, reads
+from .state import state_names
 
 KEY = "_cuagent_replacement"
 """Attribute of an optimized module that holds its `Replacement` (`replacement.py`)."""

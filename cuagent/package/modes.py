@@ -5,6 +5,8 @@ Travels with an exported or applied kernel, next to `guard.py`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.autograd import forward_ad
 
@@ -21,13 +23,15 @@ def unverified_mode(device: str, autocast: str | None = None) -> str:
             return f"autocast is not to {autocast}"
     elif autocast is not None:
         return f"the call is not under autocast to {autocast}, as the recorded ones were"
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if _transforms() is not None:
         return "a transform of torch.func is active"
     if forward_ad._current_level >= 0:
         return "forward-mode differentiation is active"
-    return "the call is traced" if torch._C._get_tracing_state() is not None else ""
+    return "the call is traced" if _tracing() is not None else ""
 
 
+_transforms: Any = torch._C._functorch.peek_interpreter_stack
+_tracing: Any = torch._C._get_tracing_state
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 """Test if autocast is enabled on any device; takes a quarter of the time of a test for one device.
 """

@@ -14,6 +14,7 @@ import json
 import re
 
 from cuagent.package.folder import ExportError
+from cuagent.task.source import parse_python
 
 BEGIN, END = "# cuagent: begin", "# cuagent: end"
 MANIFEST = "applied.json"
@@ -32,7 +33,10 @@ def class_text(source: str, entry: str) -> str:
     Raises ExportError if `source` is not valid Python.
     """
     found = _class(source, entry)
-    return "" if found is None else ast.unparse(found)
+    try:
+        return "" if found is None else ast.unparse(found)
+    except RecursionError as error:
+        raise ExportError(f"its class {entry} is nested too deeply") from error
 
 
 def patched(source: str, entry: str, folder: str, *, in_package: bool) -> str:
@@ -85,7 +89,7 @@ def unchanged(listed: str, name: str, content: bytes) -> bool:
 
 def _class(source: str, entry: str) -> ast.ClassDef | None:
     try:
-        body = ast.parse(source).body
+        body = parse_python(source).body
     except SyntaxError as error:
         raise ExportError(f"it is not valid Python ({error.msg}, line {error.lineno})") from error
     classes = (node for node in body if isinstance(node, ast.ClassDef))

@@ -15,7 +15,7 @@ from cuagent.score import Score
 from cuagent.task import Spec, Task
 from cuagent.task.step import forward_task
 from cuagent.timing import Effort, Timing
-from cuagent.verdict import Verdict
+from cuagent.verdict import Verdict, on_inputs
 from cuagent.verify.domain import Domain, TensorForm, packed
 
 
@@ -250,7 +250,7 @@ def _correctness(task: Task, verdict: Verdict | None, contract: str) -> list[str
         largest = max(verdict.draws, key=lambda draw: draw.max_error)
         lines.append(
             f"- largest absolute error against fp64 in {len(verdict.draws)} draws: "
-            f"{largest.max_error:.3g} ({largest.kind} inputs)"
+            f"{largest.max_error:.3g} ({on_inputs(largest.kind)})"
         )
     return lines
 

@@ -22,11 +22,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from .boundary import Boundary, Unsuitable
+from .boundary import Boundary
+from .exported import Package
 from .graphs import shape_in_graph, wants_gradients_in_graph
 from .likeness import ADDED, KEY, ORIGINAL, original_of
 from .machine import slower_here
-from .replacement import Package, Replacement
+from .replacement import Replacement
+from .state import Unsuitable
 
 
 def optimize_(
@@ -122,7 +124,9 @@ def _replaced_class(original: Any) -> Any:
     def forward(self: Any, *args: Any, **named: Any) -> Any:
         replacement: Replacement = self.__dict__[KEY]
         given: tuple[Any, ...] | None = args
-        if named or replacement.call is not None:
+        if replacement.call is not None:
+            given = replacement.call.inputs(args, named)
+        elif named:
             given = replacement.package.inputs(args, named)
         if torch.compiler.is_compiling():
             at = -1
@@ -175,7 +179,8 @@ def _call_operator(
         for part in path:
             owner = getattr(owner, part)
         state.append(getattr(owner, key))
-    return boundary.result(boundary.call(boundary.tensors(args), state))
+    flat = boundary.call(boundary.nesting.tensors(args), state)
+    return boundary.outputs.result(flat)
 
 
 def _twin(module: nn.Module) -> nn.Module:

@@ -10,140 +10,29 @@ run the kernel.
 
 from __future__ import annotations
 
-import threading
-import warnings
 from collections.abc import Callable
 from itertools import repeat
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.compiler import assume_constant_result
 
-from .boundary import Boundary, Recomputed, Unsuitable, called, state_names
-from .callform import CallForm
+from .boundary import Boundary
+from .exported import Package
 from .flags import flags_kept, flags_set, set_flags
 from .forms import PLAIN, Form, form_of, is_strided, matches, required_text, tensors_in
 from .forms import value_text as shown
-from .graphs import static_form
 from .likeness import difference
 from .modes import unverified_mode
-from .reads import ALL, Reads, reads
+from .reads import reads
+from .recomputed import Recomputed
 from .seen import Seen
-from .verified import by_position, kernel_class, original_class, read_verified
+from .state import Unsuitable, bind, called, places, state_names
 from .watch import Watch
 
 FAKE = (torch._subclasses.FakeTensor, torch._subclasses.functional_tensor.FunctionalTensor)
 """Tensor classes without memory that torch.compile uses to trace."""
-
-
-class Package:
-    """One exported kernel: its files, the verified calls and the operators.
-
-    A process has one object for each export.
-    """
-
-    def __init__(self, folder: Path, reference: Path) -> None:
-        self.folder, self.reference = folder, reference
-        self.facts = read_verified(folder / "verified.json")
-        self.entry: str = self.facts.get("class") or self.facts["entry"]
-        """Name of the class of the user's modules."""
-        self.shapes: list[Any] = [tuple(forms) for forms in self.facts["shapes"]]
-        """Arguments of each verified shape, with a `Form` for each tensor."""
-        self.static = tuple(tuple(map(static_form, forms)) for forms in self.shapes)
-        self.device: str = self.facts["device"]
-        self.autocast: str | None = self.facts.get("autocast")
-        self.backward: dict[str, Any] | None = self.facts.get("backward")
-        """Entry `backward` of `verified.json`; None if no own backward was verified."""
-        self.call: CallForm | None = None
-        self.mode_matters = True
-        """False if no verified call of the original reads `training`."""
-        self.read: Reads | None = None
-        self.kind: Any = None
-        """The verified class of the user's modules; None until the original was imported."""
-        self.warned: set[str] = set()
-        self._boundaries: list[Boundary] = []
-
-    def __deepcopy__(self, memo: object) -> Package:
-        return self
-
-    def warn(self, why: str, result: str = "the original module runs, not the kernel") -> None:
-        """Warn once for each reason."""
-        if why not in self.warned:
-            self.warned.add(why)
-            warnings.warn(f"{self.entry}: {result}: {why}", RuntimeWarning, stacklevel=5)
-
-    def make_kernel(self) -> nn.Module:
-        """Construct the kernel's module. Raises Unsuitable if it cannot be compiled or loaded."""
-        try:
-            with flags_kept():
-                set_flags(self.facts["flags"])
-                made = self._made(kernel_class(self.folder))
-        except Exception as error:  # code of the kernel's author, which may raise any type
-            line = str(error).strip().partition("\n")[0] or type(error).__name__
-            raise Unsuitable(f"the kernel cannot be loaded ({line})") from error
-        if not isinstance(made, nn.Module) or isinstance(made, torch.jit.ScriptModule):
-            raise Unsuitable("its ModelNew is not a plain torch.nn.Module")
-        return made.eval()
-
-    def boundaries(self, device: torch.device) -> list[Boundary]:
-        """Return the operators for each verified shape; the first call registers them.
-
-        Raises Unsuitable if the original cannot be imported or the calls pass other objects.
-        """
-        if self._boundaries:
-            return self._boundaries
-        if self.facts.get("class") and self.facts["call"] is None:
-            raise Unsuitable(
-                "its recorded calls pass or return objects other than tensors and constants"
-            )
-        try:
-            made = original_class(self.folder, self.reference, self.facts)
-        except RuntimeError as error:
-            raise Unsuitable(str(error)) from error
-        self.kind = made.__bases__[0] if self.facts.get("class") else made
-        if self.facts.get("class"):
-            self.call = CallForm(self.facts["call"], self.kind.forward)
-        original, lock = self._made(made).to(device), threading.RLock()
-        found = [
-            # Gradients were verified for the first shape only, that of the task.
-            Boundary(
-                *(self.folder, forms, original, self.make_kernel, lock),
-                backward=None if number else self.backward,
-                flags=self.facts["flags"],
-            )
-            for number, forms in enumerate(self.shapes)
-        ]
-        known = [boundary.read for boundary in found if boundary.read is not None]
-        if len(known) == len(found):
-            self.read = set().union(*known)
-        read = self.read
-        self.mode_matters = read is None or any(n in ("training", ALL) for _, n in read)
-        self._boundaries = found
-        return found
-
-    def inputs(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...] | None:
-        """Return the kernel's inputs by position for a call; None if the call has another form."""
-        if self.call is not None:
-            return self.call.inputs(args, named)
-        args, named = by_position(self.facts["names"], args, named)
-        return None if named else args
-
-    def _made(self, make: Any) -> Any:
-        """Call `make` with the verified constructor arguments and default dtype.
-
-        The random state of the process does not change.
-        """
-        args, named = self.facts["init"]
-        dtype = torch.get_default_dtype()
-        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-        with torch.random.fork_rng(devices=devices):
-            torch.set_default_dtype(getattr(torch, self.facts["default_dtype"]))
-            try:
-                return make(*args, **named)
-            finally:
-                torch.set_default_dtype(dtype)
 
 
 class Replacement:
@@ -180,7 +69,7 @@ class Replacement:
         """Runs the kernel under the flags that it was verified under."""
         self._by_shape = _by_first_shape(package.shapes, self._checks)
         self._seen = Seen(by_shape=len(package.shapes) > 1)
-        self.places = _places(module)
+        self.places = places(module)
         self.structure = ""
         """Message on the module's current difference from the verified original, or ""."""
         self.state = ""
@@ -211,7 +100,7 @@ class Replacement:
         package = self.package
         return difference(
             self.module,
-            self.boundary.original,
+            self.boundary.original.module,
             kind=package.kind,
             any_class=self._any_class,
             read=package.read,
@@ -224,8 +113,8 @@ class Replacement:
                 return f"{path or 'the module'} is in training mode; call eval() to use the kernel"
         if not self.watch.plain:
             return "its parameters have no plain memory"
-        expected = self.boundary.forms
-        for name, at in self.boundary.names.items():
+        expected = self.boundary.original.forms
+        for name, at in self.boundary.original.names.items():
             tensor = self.watch.tensors[at]
             if not is_strided(tensor) or tensor.device.type != self.package.device:
                 return f"{name} is {shown(tensor)}; verified was on {self.package.device}"
@@ -365,21 +254,25 @@ class Replacement:
 
         Raises RuntimeError if the module has changed since it was compiled.
         """
-        if self.reason():
+        if not self.watch.unchanged():
+            self.check()
+        if self.state:
             if self.structure:
                 raise RuntimeError(
                     f"{self.package.entry} changed after it was compiled ({self.structure}); "
                     "compile the model again"
                 )
             return None
+        if not torch.is_grad_enabled():
+            return self.run(args)
         return self.run_without_gradients(args)
 
     def run_with_gradients(self, args: tuple[Any, ...], boundary: Boundary) -> Any:
         """Run the kernel and record a backward pass: its own if verified, else the original's."""
-        inputs, state = boundary.tensors(args), self.watch.tensors
+        inputs, state = boundary.nesting.tensors(args), self.watch.tensors
         own = None if boundary.own is None else self._backward_of(state)
         flat = Recomputed.apply(boundary, self.run, own, args, len(inputs), *inputs, *state)
-        return boundary.result(flat)
+        return boundary.outputs.result(flat)
 
     def _backward_of(self, state: list[Tensor]) -> Callable[[tuple[Any, ...]], Any]:
         """Return a function that runs the kernel's own backward for a call with these parameters.
@@ -429,29 +322,3 @@ def _check_of(form: Any) -> Any:
     if form.__class__ is Form:
         return form.fits
     return lambda value, device: matches(value, form, device)
-
-
-def _places(module: nn.Module) -> list[tuple[list[str], str]]:
-    """Return (path of the owning submodule, key) of each parameter and buffer; tied ones once."""
-    names, unique = state_names(module)
-    first: list[str] = [""] * len(unique)
-    for name, at in names.items():
-        first[at] = first[at] or name
-    return [(name.split(".")[:-1], name.split(".")[-1]) for name in first]
-
-
-def bind(kernel: nn.Module, module: nn.Module) -> None:
-    """Let `kernel` use the parameters and buffers of `module`. Raises Unsuitable."""
-    theirs = dict(module.named_modules(remove_duplicate=False))
-    ours = dict(kernel.named_modules(remove_duplicate=False))
-    if sorted(state_names(kernel)[0]) != sorted(state_names(module)[0]):
-        raise Unsuitable("the kernel's module has other parameters or buffers")
-    for path, own in ours.items():
-        other = theirs.get(path)
-        for name in ("_parameters", "_buffers"):
-            held = {k for k, t in own.__dict__[name].items() if t is not None}
-            given = getattr(other, name, {})
-            if held != {k for k, t in given.items() if t is not None}:
-                raise Unsuitable(f"the kernel's module stores {path or 'its state'} in another way")
-            if other is not None:
-                own.__dict__[name] = given

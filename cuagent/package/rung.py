@@ -1,7 +1,8 @@
 """Export the best rung of the ladder as a self-contained folder, if no kernel is faster than it.
 
-The folder holds one function that applies the rung to the user's module, a check against the
-original module, and the figures. Not covered: anything that needs more than torch.
+The folder holds a function that applies the rung to a module, `optimize_` and `restore_` for the
+modules of the user's class in a model, a check against the original module, and the figures.
+Not covered: anything that needs more than torch.
 Invariant: the function does exactly what was timed under the rung's name (`cuagent.worker.arms`),
 with the same flags of torch, and leaves no flag changed after a call.
 """
@@ -24,10 +25,12 @@ from cuagent.package.folder import (
     write_original,
     write_project,
 )
+from cuagent.package.guarded import Captured
 from cuagent.package.names import quoted_name
 from cuagent.package.readme import time_text, versions_text
 from cuagent.task import TorchSettings, flags
 from cuagent.task.settings import arm_settings, recorded_settings
+from cuagent.task.step import Step, forward_task
 from cuagent.task.task import Task
 from cuagent.timing import Effort, Ratio
 
@@ -43,41 +46,43 @@ def export_rung(
     *,
     free: Ratio | None = None,
     measured: date | None = None,
+    captured: Captured | None = None,
 ) -> Path:
     """Write the package to `out` and return `out`.
 
-    `free` is the rung's speedup over eager from a later timing with an attempt; None uses the
-    ladder's.
+    `captured` names the module of a user's script that the task was captured from. `free` is the
+    rung's speedup over eager from a later timing with an attempt; None uses the ladder's.
     `measured` is the date in the README; None stands for today. Raises ExportError if `out` is not
     empty.
     """
     with atomic_folder(out) as folder:
-        name = package_name(task)
+        name, kind = package_name(forward_task(task)), forward_task(task).entry
+        kind = kind if captured is None else captured.kind
         own = recorded_settings(ladder.own_settings, task.precision)
-        (folder / MODULE).write_text(module_text(rung.name, task, own))
+        (folder / MODULE).write_text(module_text(rung.name, task, own, kind))
         shutil.copy(flags.__file__, folder / "flags.py")
         if GRAPH in rung.name.split("+"):
             source = importlib.resources.files("cuagent.worker") / "cuda_graph.py"
             (folder / "cuda_graph.py").write_text(source.read_text("utf-8"))
         (folder / "__init__.py").write_text(
-            f'"""{task.entry} of {quoted_name(task.path)}, with the fastest measured settings."""'
-            "\n\n"
-            f'from .{MODULE.removesuffix(".py")} import {ENTRY}\n\n__all__ = ["{ENTRY}"]\n'
+            f'"""{kind} of {quoted_name(task.path)}, with the fastest measured settings."""\n\n'
+            f"from .{MODULE.removesuffix('.py')} import {ENTRY}, optimize_, restore_\n\n"
+            f'__all__ = ["{ENTRY}", "optimize_", "restore_"]\n'
         )
         shutil.copy(check.__file__, folder / "check.py")
         facts = {"name": name, "entry": task.entry, "device": task.device, "task": task.digest}
         (folder / "task.json").write_text(json.dumps(facts | {"rung": rung.name}, indent=2) + "\n")
         write_original(task, folder)
         write_project(name, folder)
-        text = "\n".join(_readme(name, rung, ladder, task, free or rung.over_eager, measured))
+        text = "\n".join(_readme(name, kind, rung, ladder, task, free or rung.over_eager, measured))
         (folder / "README.md").write_text(text)
     return out
 
 
-def module_text(name: str, task: Task, own: TorchSettings) -> str:
-    """Return Python text with a function that applies the rung `name`.
+def module_text(name: str, task: Task, own: TorchSettings, kind: str = "Model") -> str:
+    """Return Python text with functions that apply the rung `name`.
 
-    `own` are the torch settings of the user's process.
+    `own` are the torch settings of the user's process, `kind` is the name of the module's class.
     """
     mode, *options = name.split("+")
     used = arm_settings(own, task.precision, options)
@@ -92,6 +97,7 @@ def module_text(name: str, task: Task, own: TorchSettings) -> str:
         'and restored, so the settings of your process stay as they are."""',
         "",
         "import types",
+        "import warnings",
         "",
         "import torch",
         "",
@@ -107,10 +113,16 @@ def module_text(name: str, task: Task, own: TorchSettings) -> str:
         .replace("false", "False"),
         "",
         "",
+        f"KIND = {kind!r}",
+        'FORWARDS = ("forward", "_forward_in_float32", "_forward_without_flags")',
+        '"""Attributes that replace forward in a module."""',
+        "",
+        "",
         f"def {ENTRY}(module: torch.nn.Module) -> torch.nn.Module:",
         f'    """Apply the fastest measured settings on {task.device} and return `module`."""',
         *(f"    {line}" if line else "" for line in _statements(mode, options)),
         "    return module",
+        *_OF_MODELS.format(entry=ENTRY, kind=kind).splitlines(),
         "",
         "",
         *(_CAST.format(device=task.device).splitlines() if cast else []),
@@ -119,6 +131,34 @@ def module_text(name: str, task: Task, own: TorchSettings) -> str:
     return "\n".join(lines) + "\n"
 
 
+_OF_MODELS = """
+
+def optimize_(model, original=None):
+    \"""Apply `{entry}` to the {kind} modules in `model`, in place; return `model`.
+
+    `original` names the class, if it is not {kind}.
+    \"""
+    found = False
+    for module in list(model.modules()):
+        if type(module) is original if original else type(module).__name__ == KIND:
+            found = True
+            if not module.__dict__.get("_is_faster"):
+                {entry}(module)
+                module.__dict__["_is_faster"] = True
+    if not found:
+        name = original.__name__ if original else KIND
+        text = f"nothing was optimized: the model has no module of class {{name}}"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+    return model
+
+
+def restore_(model):
+    \"""Undo `optimize_`, except for the memory format of weights; return `model`.\"""
+    for module in model.modules():
+        if module.__dict__.pop("_is_faster", False):
+            for name in ("_compiled_call_impl", *FORWARDS):
+                module.__dict__.pop(name, None)
+    return model"""
 _CAST = """\
 def _to_float32(x):
     return x.float() if x.dtype is torch.bfloat16 else x
@@ -178,6 +218,7 @@ def _settings(name: str) -> str:
 
 def _readme(
     name: str,
+    kind: str,
     rung: Rung,
     ladder: Ladder,
     task: Task,
@@ -188,16 +229,21 @@ def _readme(
     yield f"# {name}"
     yield ""
     yield (
-        f"`{ENTRY}(module)` makes `{task.entry}` of `{quoted_name(task.path)}` run with the "
-        f"fastest settings measured on {task.device} without a kernel: {_settings(rung.name)}. "
-        f"Measured with cuagent on {day}."
+        f"This package makes `{kind}` of `{quoted_name(task.path)}` run with the fastest settings "
+        f"measured on {task.device} without a kernel: {_settings(rung.name)}. Measured with "
+        f"cuagent on {day}."
     )
     yield from ["", "## Use", "", "```"]
-    yield f"pip install .     # then: from {name} import {ENTRY}; module = {ENTRY}(module)"
+    yield "pip install ."
     yield f"python check.py {quoted_name(task.path)}   # compares it with the original module"
+    yield from ["```", "", "```python", f"import {name}", ""]
+    yield f"{name}.optimize_(model)  # every module of class {kind}"
+    yield f"{name}.restore_(model)  # back, except for the memory format of weights"
+    yield f"module = {name}.{ENTRY}(module)  # one module"
     yield from ["```", ""]
     yield "Without an argument `check.py` uses `reference.py`, the original module."
-    yield "Measured under `torch.no_grad()`."
+    step = Step.of(task) is not None
+    yield f"Measured {'in training steps' if step else 'under `torch.no_grad()`'}."
     yield from ["", "## Speed", ""]
     yield "| settings | time | speedup over eager | 95 % interval | error against fp64 |"
     yield "|---|---|---|---|---|"

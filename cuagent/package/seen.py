@@ -32,7 +32,8 @@ class Seen:
     def __init__(self, *, by_shape: bool = False) -> None:
         """Group the guards by the shape of the first tensor if `by_shape`, for a faster search."""
         self._by_shape = by_shape
-        self._found: dict[Any, list[tuple[Callable[..., bool], Any]]] = {}
+        self._found: dict[Any, list[tuple[int, Callable[..., bool], Any]]] = {}
+        """(number of tensors, guard, stored value) for each key."""
 
     def forget(self) -> None:
         """Forget all calls; needed when the module that they were checked for has changed."""
@@ -42,11 +43,10 @@ class Seen:
         """Return the value that was added for an equal call; None if there is none."""
         if not args:
             return None
-        key: Any = len(args)
-        if self._by_shape and args[0].__class__ in PLAIN:
-            key = (key, args[0].shape)
-        for check, runs in self._found.get(key, ()):
-            if check(*args):
+        count = len(args)
+        key: Any = args[0].shape if self._by_shape and args[0].__class__ in PLAIN else count
+        for known, check, runs in self._found.get(key, ()):
+            if known == count and check(*args):  # torch's guard raises for another number
                 for tensor in args:
                     if _pointer(tensor) & _MASK:
                         return None
@@ -58,7 +58,7 @@ class Seen:
         it."""
         if _guards is None or not args or any(value.__class__ not in PLAIN for value in args):
             return
-        key: Any = (len(args), args[0].shape) if self._by_shape else len(args)
+        key: Any = args[0].shape if self._by_shape else len(args)
         kept = self._found.setdefault(key, [])
         if len(kept) >= LARGEST:
             return
@@ -69,7 +69,7 @@ class Seen:
                 dynamic_dims_strides=[list(value.stride()) for value in args],
             )
             if guards.check(*args):  # False if one tensor was given twice
-                kept.append((guards.check, runs))
+                kept.append((len(args), guards.check, runs))
         except (RuntimeError, TypeError, ValueError):  # another version of torch
             return
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .boundary import state_names
 from .forms import PLAIN
+from .state import state_names
 
 HELD = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")

@@ -31,6 +31,8 @@ from cuagent.synth.workers import Workers
 SHOWN = 5
 REFUSED = "refused by cuagent check"
 MEMORY = 4 << 30
+LONGEST_CODE = 200_000
+"""Largest number of characters of a task's source that is audited."""
 
 
 @dataclass
@@ -115,6 +117,9 @@ def _read(number: int, row: Mapping[str, Any], found: Audit, seen: _Seen) -> boo
     """Audit the text of one row and add its faults to `found`; return True if the row can be
     run."""
     code, declared = str(row["code"]), operators_of(row)
+    if len(code) > LONGEST_CODE:
+        found.add(Reason.SOURCE.value, number, f"more than {LONGEST_CODE:,} characters")
+        return False
     found.counts[len(declared)] += 1
     found.sources[str(row.get("data_source") or "")] += 1
     if row.get("checksum") and row["checksum"] != checksum(code):

@@ -117,14 +117,19 @@ def read_set(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a task set, or of any parquet file with a column `code`. Raises
     SynthError."""
     pa, parquet = parquet_library(path)
+    if not path.is_file():  # a pipe would block
+        raise SynthError(f"{path}: is no file")
     try:
         file = parquet.ParquetFile(path)
         if "code" not in file.schema_arrow.names:
             raise SynthError(
                 f"{path}: no column `code`; it has {', '.join(file.schema_arrow.names)}"
             )
-        for batch in file.iter_batches(GROUP):
-            yield from batch.to_pylist()
+        rows = (row for batch in file.iter_batches(GROUP) for row in batch.to_pylist())
+        for number, row in enumerate(rows):
+            if not isinstance(row["code"], str):
+                raise SynthError(f"{path}: the `code` of row {number} is no text")
+            yield row
     except (OSError, pa.ArrowException) as error:
         raise SynthError(f"{path}: cannot be read as parquet ({error})") from error
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cuagent.synth.draft import Draft
+from cuagent.task.source import parse_python
 from cuagent.worker.operators import names_in
 
 BINARY = {
@@ -82,8 +83,8 @@ def parse(code: str) -> Parsed:
     """Return the parts of a task's source text. Raises ValueError if it has no class Model or no
     forward."""
     try:
-        tree = ast.parse(code)
-    except (SyntaxError, RecursionError) as error:
+        tree = parse_python(code)
+    except SyntaxError as error:
         raise ValueError(f"not Python: {error}") from error
     model = next((n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Model"), None)
     if model is None:

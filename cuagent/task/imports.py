@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from cuagent.task.source import read_source
+from cuagent.task.source import parse_python, read_source
 
 DISTRIBUTIONS = {
     "PIL": "pillow",
@@ -117,8 +117,8 @@ def _imports(path: Path, root: Path) -> Iterator[Path]:
     """Yield the files under `root` that the file `path` imports, and the __init__.py of their
     packages."""
     try:
-        tree = ast.parse(_text(path))
-    except (SyntaxError, ValueError):  # importing it will raise the error
+        tree = parse_python(_text(path))
+    except SyntaxError:  # importing it will raise the error
         return
     for node in ast.walk(tree):
         match node:

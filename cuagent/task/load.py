@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from cuagent.task.imports import imported_digest
 from cuagent.task.settings import overrides
-from cuagent.task.source import read_source
+from cuagent.task.source import parse_python, read_source
 from cuagent.task.spec import parse_init, parse_inputs
 from cuagent.task.task import CONTRACT, Device, Precision, Task, TaskError
 
@@ -173,12 +173,10 @@ def _read(path: Path) -> str:
 
 def _names(source: str, path: Path) -> _Names:
     try:
-        return _Names(ast.parse(source, filename=str(path)))
+        return _Names(parse_python(source, str(path)))
     except SyntaxError as error:
         where = path if error.lineno is None else f"{path}:{error.lineno}"
         raise TaskError(f"{where}: syntax error: {error.msg}") from error
-    except (ValueError, RecursionError) as error:
-        raise TaskError(f"{path}: not a Python file ({error})") from error
 
 
 def _missing(path: Path, named: str | None, names: _Names) -> str:

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cuagent.library_folders import library_folders
+from cuagent.task.source import parse_python
 
 IMPORTED = frozenset({"torch", "numpy", "cuagent"})
 """Packages that the fork server always imports."""
@@ -27,8 +28,8 @@ def installed_imports(source: str) -> tuple[str, ...]:
     A text that cannot be parsed gives ().
     """
     try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
+        tree = parse_python(source)
+    except SyntaxError:
         return ()
     found: dict[str, None] = {}
     for node in tree.body:

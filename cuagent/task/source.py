@@ -1,7 +1,8 @@
-"""Read a source file. Only regular files of limited size are read, so that no read blocks."""
+"""Read and parse source files that may come from anyone: no read blocks, no depth overflows."""
 
 from __future__ import annotations
 
+import ast
 import os
 import stat
 from pathlib import Path
@@ -23,3 +24,13 @@ def read_source(path: Path) -> bytes:
     if len(content) > LARGEST_FILE:
         raise OSError(f"larger than {LARGEST_FILE >> 20} MiB; move data to another file")
     return content
+
+
+def parse_python(text: str, path: str = "<unknown>") -> ast.Module:
+    """Return the syntax tree of a text that may come from anyone. Raises SyntaxError only."""
+    try:
+        return ast.parse(text, filename=path)
+    except (RecursionError, MemoryError) as error:  # the parser's own limits of depth
+        raise SyntaxError("nested too deeply") from error
+    except ValueError as error:
+        raise SyntaxError(str(error)) from error

@@ -19,6 +19,8 @@ from typing import Any
 
 from cuagent.task.task import TaskError
 
+TOO_DEEP = (SyntaxError, ValueError, RecursionError, MemoryError)
+"""Errors of Python's parser for a text that is no expression, or one nested too deeply."""
 DTYPES = {
     "f64": "float64",
     "f32": "float32",
@@ -77,7 +79,7 @@ def parse_init(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
             raise ValueError("not a list of arguments")
         args = tuple(ast.literal_eval(arg) for arg in call.args)
         named = {str(key.arg): ast.literal_eval(key.value) for key in call.keywords if key.arg}
-    except (SyntaxError, ValueError) as error:
+    except TOO_DEEP as error:
         raise TaskError(f'--init "{text}" is not a list of literals; {hint}') from error
     if len(named) != len(call.keywords):
         raise TaskError(f'--init "{text}": ** is not supported; {hint}')
@@ -109,7 +111,7 @@ def _entry(part: str, text: str) -> Any:
         # `f32[]`, a tensor without dimensions, is not valid Python.
         tree = ast.parse(re.sub(r"(\w)\[\s*\]", r"\1[()]", part), mode="eval")
         return _value(tree.body, part)
-    except SyntaxError as error:
+    except TOO_DEEP as error:
         raise TaskError(
             f'--inputs "{text}": cannot read "{part}"; write for instance f32[8,512] or 0.5'
         ) from error

@@ -33,6 +33,10 @@ EAGER, COMPILE = "eager", "compile"
 RECORD_TITLE = "record timing, in fresh processes"
 """Title of the table if its attempts were timed at record effort."""
 ALL_TITLE = "all attempts, each by its latest timing"
+ABOVE = (
+    "over 100% of the roofline: the machine was busy when its limits were measured, or less "
+    "arithmetic suffices"
+)
 MOST_ROWS = 12
 """Largest number of attempts in the table at the end of a run."""
 MOST_BARS = 40
@@ -56,6 +60,8 @@ class Row:
     precision: str = ""
     note: str = ""
     """Text that replaces the figures, such as the reason of a rejection."""
+    rank: tuple[int, bool, float] = (-1, False, 0.0)
+    """Rank of an attempt (`Judgement.rank`)."""
 
 
 @dataclass
@@ -101,11 +107,10 @@ class AttemptTable:
 
     @property
     def best(self) -> Ratio | None:
-        """Largest speedup of an attempt over its best baseline, by the latest timings; None without
-        any."""
+        """Speedup over its best baseline of the attempt with the highest rank."""
         timed = [row for row in self.attempts.values() if row.ratios and not row.note]
-        gains = [min(row.ratios.values(), key=lambda r: r.value) for row in timed]
-        return max(gains, key=lambda r: r.value, default=None)
+        best = max(timed, key=lambda row: row.rank, default=None)
+        return min(best.ratios.values(), key=lambda r: r.value) if best is not None else None
 
     @property
     def title(self) -> str:
@@ -138,7 +143,7 @@ class AttemptTable:
 
     def ladder_lines(self, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
         """Return the titles of the columns and the rows of the baselines."""
-        return [head_line(width), *(row_line(row, width, glyphs) for row in self.baselines)]
+        return ladder_table(self.baselines, width, glyphs)
 
     def all_lines(self, width: int, glyphs: Glyphs = UNICODE, fewest: int = 1) -> list[Text]:
         """Return the table of all attempts and the trend of the best speedup.
@@ -168,7 +173,7 @@ def attempt_row(number: int, judgement: Judgement) -> Row:
         return Row(name, "yes", note="correct, not timed")
     sign = "unsure" if timing.suspect else "yes"
     precision = str(verdict.precision or "")
-    return Row(name, sign, arm.median, timing.ratios, timing.share, precision)
+    return Row(name, sign, arm.median, timing.ratios, timing.share, precision, rank=judgement.rank)
 
 
 def baseline_rows(timing: Timing | None) -> list[Row]:
@@ -208,9 +213,11 @@ def ladder_rows(found: Ladder) -> list[Row]:
 
 
 def settings_lines(found: Ladder, width: int) -> list[Text]:
-    """Return lines with the torch settings of a ladder; [] for an old record without settings."""
-    text = f"torch settings: {found.settings}" if found.settings else ""
-    return [Text(f"  {piece}", "dim") for piece in wrap(text, max(width - 2, 8)) if text]
+    """Return the lines below a ladder: its torch settings, which old records do not have, and a
+    remark on times below the roofline."""
+    texts = [f"torch settings: {found.settings}"] if found.settings else []
+    texts += [ABOVE] if found.beats_floor else []
+    return [Text(f"  {piece}", "dim") for text in texts for piece in wrap(text, max(width - 2, 8))]
 
 
 def updated_baselines(rows: Sequence[Row], timing: Timing) -> list[Row]:
@@ -240,6 +247,11 @@ class Column(NamedTuple):
     over: str = ""
 
 
+OVER_EAGER = Column("over eager", 18, over=EAGER)
+NARROW_LADDER = 44
+"""Least width in columns at which a table of rungs shows the intervals over eager."""
+
+
 def columns_for(width: int, rung: str = "") -> list[Column]:
     """Return the columns that fit into `width` characters, at least name, time and two ratios.
 
@@ -247,11 +259,9 @@ def columns_for(width: int, rung: str = "") -> list[Column]:
     """
     first = [Column("", 34 if width == UNCUT else 15), Column("time", 7, right=True)]
     last = [Column("roof", 4, right=True), Column("math", 5)]
-    eager, compile = (
-        Column("over eager", 18, over=EAGER),
-        Column("over torch.compile", 18, over=COMPILE),
-    )
-    short = [Column("eager", 7, True, EAGER), Column("comp.", 7, True, COMPILE)]
+    eager, compile = OVER_EAGER, Column("over torch.compile", 18, over=COMPILE)
+    named = "over eager" if 56 <= width < 66 and not rung else "eager"
+    short = [Column(named, max(len(named), 7), True, EAGER), Column("comp.", 7, True, COMPILE)]
     best = Column("over best rung", 18, over=rung)
     if width < 52:
         lean = Column("best", 7, True, rung) if rung else short[1]
@@ -264,6 +274,16 @@ def columns_for(width: int, rung: str = "") -> list[Column]:
     return [*first, *columns, *(last if width >= 80 else [])]
 
 
+def ladder_table(rows: Sequence[Row], width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
+    """Return the header and the rows of a table of rungs only: ratios over eager alone."""
+    columns = [c for c in columns_for(width) if c.over in ("", EAGER)]
+    if width >= NARROW_LADDER:  # the room of the missing column is enough for the interval
+        columns = [OVER_EAGER if c.over else c for c in columns]
+    head = Text(_join([(c.title, c) for c in columns]), "dim")
+    head.truncate(width)
+    return [head, *(_cells_line(row, columns, width, glyphs) for row in rows)]
+
+
 def head_line(width: int, rung: str = "") -> Text:
     """Return the line with the titles of the columns."""
     line = Text(_join([(c.title, c) for c in columns_for(width, rung)]), "dim")
@@ -273,7 +293,10 @@ def head_line(width: int, rung: str = "") -> Text:
 
 def row_line(row: Row, width: int, glyphs: Glyphs = UNICODE, rung: str = "") -> Text:
     """Return one row as a line of at most `width` characters."""
-    columns = columns_for(width, rung)
+    return _cells_line(row, columns_for(width, rung), width, glyphs)
+
+
+def _cells_line(row: Row, columns: Sequence[Column], width: int, glyphs: Glyphs) -> Text:
     sign = getattr(glyphs, row.sign) if row.sign else " "
     colour = {"yes": "green", "no": "red", "unsure": "yellow"}.get(row.sign, "dim")
     room = columns[0].width - 2

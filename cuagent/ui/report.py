@@ -17,6 +17,7 @@ from cuagent.record.revive import task_of
 from cuagent.task.step import forward_task
 from cuagent.ui.recorded import best_of
 from cuagent.ui.report_charts import attempts_chart, ladder_chart, parts_chart, roofline_chart
+from cuagent.verdict import on_inputs
 
 if TYPE_CHECKING:
     from cuagent.attempt import Attempt
@@ -233,7 +234,7 @@ def _precision(task: Task, ladder: Ladder | None, best: Judgement | None) -> str
             largest = max(verdict.draws, key=lambda draw: draw.max_error)
             lines.append(
                 f"Largest absolute error against fp64 in {len(verdict.draws)} secret draws: "
-                f"{largest.max_error:.3g} ({largest.kind} inputs)."
+                f"{largest.max_error:.3g} ({on_inputs(largest.kind)})."
             )
     elif ladder is not None and ladder.contract:
         lines.append(f"{ladder.contract[0].upper()}{ladder.contract[1:]}.")

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from difflib import unified_diff
 from time import gmtime, strftime
 
+from rich.console import Console
 from rich.text import Text
 
 from cuagent.events import (
@@ -26,9 +27,10 @@ from cuagent.events import (
     UserSaid,
 )
 from cuagent.record import RunFolder, ladder_of
-from cuagent.ui.attempts import AttemptTable, head_line, ladder_rows, row_line, settings_lines
+from cuagent.ui.attempts import AttemptTable, ladder_rows, ladder_table, settings_lines
 from cuagent.ui.code import written
 from cuagent.ui.console import UNCUT
+from cuagent.ui.markdown import Blocks, rendered
 from cuagent.ui.recorded import Records, best_of, events_of
 from cuagent.ui.summary import summary_lines
 from cuagent.ui.table import judgement_lines
@@ -38,16 +40,24 @@ HEAD, TAIL = 60, 20
 """Numbers of first and last lines shown of a tool's output."""
 WIDEST = 120
 """Largest width in characters of a horizontal rule."""
+MARKDOWN = 50_000
+"""Largest number of characters of a message that is rendered; a longer one is shown as text."""
 CODE = 400
 """Largest number of lines shown of a file that was written."""
 _DIFF = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def story(
-    folder: RunFolder, records: Records, width: int, glyphs: Glyphs = UNICODE
+    folder: RunFolder,
+    records: Records,
+    width: int,
+    glyphs: Glyphs = UNICODE,
+    console: Console | None = None,
 ) -> Iterator[Text]:
-    """Yield the lines about a run for `width` characters; if that is `UNCUT`, no output is
-    shortened."""
+    """Yield the lines on a run for `width` columns; with `UNCUT` no output is shortened.
+
+    `console`: the terminal for which the model's Markdown is rendered; None keeps it as text.
+    """
     session = records[0]
     task = session["task"]
     when = strftime("%Y-%m-%d %H:%M:%S UTC", gmtime(session["time"]))
@@ -81,8 +91,18 @@ def story(
             case RunEnded():
                 yield Text()
                 yield Text(one_line(f"ended: {event.stop}: {event.summary}"), "bold")
+            case TextDelta(text, "text") if console is not None and len(text) <= MARKDOWN:
+                yield from _said(clean(text), width, console)
             case _:
                 yield from _other(event, width, glyphs)
+
+
+def _said(text: str, width: int, console: Console) -> Iterator[Text]:
+    """Yield the model's Markdown as on the live screen, block by block."""
+    blocks = Blocks()
+    for number, block in enumerate([*blocks.feed(text), *blocks.end()]):
+        yield from ([Text()] if number else [])
+        yield from rendered(block, console, min(width, WIDEST))
 
 
 def _result(folder: RunFolder, records: Records, width: int, glyphs: Glyphs) -> Iterator[Text]:
@@ -164,8 +184,7 @@ def _other(event: Event, width: int, glyphs: Glyphs) -> Iterator[Text]:
                 yield Text(f"> {line}", "bold cyan")
         case LadderMeasured(found, True):
             yield Text("  the ladder", "bold")
-            yield head_line(width)
-            yield from (row_line(row, width, glyphs) for row in ladder_rows(found))
+            yield from ladder_table(ladder_rows(found), width, glyphs)
             yield from settings_lines(found, width)
         case ToolFinished():
             if event.output.strip():

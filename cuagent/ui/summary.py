@@ -18,7 +18,7 @@ from cuagent.ui.text import UNICODE, Glyphs, one_line, ratio, times, wrap
 
 if TYPE_CHECKING:
     from cuagent.judgement import Judgement
-    from cuagent.measure.rungs import Ladder
+    from cuagent.measure.rungs import Ladder, Rung
 
 EAGER, COMPILE = "eager", "compile"
 KERNEL_LABEL = "kernel vs. best free option"
@@ -106,7 +106,7 @@ def _rung_head(ended: RunEnded, found: Ladder, tried: int) -> str:
 
 def _module_head(ended: RunEnded, found: Ladder, tried: int) -> str:
     """Return the headline if the result is the unchanged module, with the reason."""
-    unsure = found.undecided
+    unsure = undecided_rung(found, ended.best)
     kernel = "" if tried else f"no kernel tried{_early_end(ended)}; "
     if unsure is not None:
         return f"{kernel}could not tell whether {full_name(unsure.name)} beats your module"
@@ -125,6 +125,14 @@ def _early_end(ended: RunEnded) -> str:
 def _may_beat(best: Judgement | None) -> bool:
     """Return True if it is inconclusive whether the attempt is faster than eager."""
     return best is not None and best.standing is Standing.INCONCLUSIVE
+
+
+def undecided_rung(found: Ladder | None, best: Judgement | None) -> Rung | None:
+    """Return the rung that may beat the module; None if a kernel is the likelier one to do so."""
+    unsure = found.undecided if found is not None else None
+    if unsure is None or unsure.over_eager is None:
+        return None
+    return None if unsure.over_eager.value < 1 and _may_beat(best) else unsure
 
 
 def _unsure_rows(found: Ladder) -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ Colour only repeats the words, so the lines lose nothing on paper or in a pipe.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -132,12 +133,14 @@ def _verdict_details(verdict: Verdict, width: int, glyphs: Glyphs, tier: str) ->
     lines = _paragraph(verdict.detail, width) if verdict.detail else []
     for draw in _worst_of_each_kind(verdict.draws):
         note = f", {more}" if (more := verdict.extra_note(draw)) else ""
-        text = f"{draw.kind}: error {draw.max_error:.3g}, {times(draw.ratio)} the bound{note}"
+        error = f"error {draw.max_error:.3g}, {times(draw.ratio)} the bound"
+        error = error if math.isfinite(draw.ratio) else "the error is not finite"
+        text = f"{draw.kind}: {error}{note}"
         lines += _paragraph(text, width, "red")
     if verdict.hint:
         lines += _paragraph(verdict.hint, width, "dim")
     facts = [
-        f"{name} {'passed' if rule.passed else 'failed'} at {rule.worst:.3g} of its bound"
+        f"{name} {'passed' if rule.passed else 'failed'}{_worst(rule.worst)}"
         for name, rule in (("strict", verdict.strict), ("lax", verdict.lax))
         if rule is not None
     ]
@@ -146,6 +149,11 @@ def _verdict_details(verdict: Verdict, width: int, glyphs: Glyphs, tier: str) ->
     if verdict.tier != tier:
         facts.append(f"isolation {verdict.tier}")
     return lines + (_facts(facts, width, glyphs) if facts else [])
+
+
+def _worst(ratio: float) -> str:
+    """Return the largest error over its bound as text; "" if it is not finite."""
+    return f" at {ratio:.3g} of its bound" if math.isfinite(ratio) else ""
 
 
 def _worst_of_each_kind(draws: Sequence[Draw]) -> list[Draw]:

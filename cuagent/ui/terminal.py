@@ -7,12 +7,14 @@ there is no live status: nothing is cut, and the figures are printed as a line f
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
+from rich.cells import cell_len
 from rich.text import Text
 
 from cuagent.events import (
@@ -143,15 +145,17 @@ class Terminal:
                 self.attempt_table.add(number, judgement)
             self._improve()
 
-    def pause(self, *, finished: bool = False) -> None:
+    def pause(self, *, finished: bool = False, queued: bool = False) -> None:
         """Stop the clock until the next step, and show that the run waits for the user.
 
-        `finished`: the run continues only if the user sends a message.
+        `finished`: the run continues only if the user sends a message. `queued`: the user has
+        typed a message that the model has not read.
         """
         with self._transcript.lock:
             self._paused_at = self._paused_at or time.monotonic()
             self._recent_output = []
             does = "type what to try next" if finished else "Enter continues"
+            does = "Enter sends the queued message" if queued else does
             self._set(activity=f"your turn: {does}, /help")
 
     def show_table(self) -> None:
@@ -164,6 +168,8 @@ class Terminal:
                 self._run = event
                 self._started = time.monotonic()  # the time until now was setup
                 self.say(self._header(event))
+            case Phase() if self._is_abandoned():
+                pass
             case Phase(text, passing):
                 self._set(activity=one_line(text))
                 # within a tool call only the live status shows a phase; else it is printed once
@@ -206,8 +212,20 @@ class Terminal:
                 self.say([Text(f"! {piece}", _NOTICE[level]) for piece in pieces])
             case RunEnded(stop, _, summary) if self._footer and str(stop) in PAUSES:
                 self._show_pause(str(stop), one_line(summary))
+            case RunEnded(_, _, summary) if self._recorded and self._is_known(summary):
+                pass  # a question after the end was answered
             case RunEnded():
                 self._show_end(event)
+
+    def _is_abandoned(self) -> bool:
+        """Return True for an event of work that the user has interrupted: it goes on in a thread of
+        its own while the run waits for the user."""
+        waits = self._paused_at is not None
+        return waits and threading.current_thread() is not threading.main_thread()
+
+    def _is_known(self, summary: str) -> bool:
+        """Return True if this summary was shown and no attempt was judged for the record since."""
+        return bool(self._summary) and one_line(summary) == self._summary and not self._table_due
 
     def _show_end(self, event: RunEnded) -> None:
         self._summary = one_line(event.summary)
@@ -269,7 +287,7 @@ class Terminal:
             lines.append(self._line(f"  {self.glyphs.result} {summary}", "dim"))
         self._last_call = ""
         lines += self._result(event, started)
-        if event.seconds >= 1:
+        if event.seconds >= 1 and event.name != "compile":  # compile's own text has its time
             lines.append(Text(f"  {duration(event.seconds)}", "dim"))
         self.say(lines)
 
@@ -297,6 +315,8 @@ class Terminal:
         folded = fold(
             event.output, UNCUT if self._transcript.is_uncut else head, tail, self.glyphs.more
         )
+        if event.is_error or event.name == "profile":
+            return [Text(row, style) for line in folded for row in self._wrapped(line)]
         return [self._line(f"  {line}", style) for line in folded]
 
     def _show_judged(self, event: Judged) -> None:
@@ -325,6 +345,16 @@ class Terminal:
 
     def _line(self, text: str, style: str) -> Text:
         return Text(clip(text, self.width, self.glyphs.more), style)
+
+    def _wrapped(self, line: str) -> list[str]:
+        """Return a line of a tool's output, indented; prose is wrapped, aligned columns are cut."""
+        room = self.width - 2
+        if cell_len(line) <= room:
+            return [f"  {line}"]
+        if line.startswith(" ") or "  " in line:
+            return [f"  {clip(line, room, self.glyphs.more)}"]
+        first, *rest = wrap(line, room)
+        return [f"  {first}", *(f"    {row}" for row in wrap(" ".join(rest), room - 2) if row)]
 
     def _set(self, **changes: object) -> None:
         with self._transcript.lock:

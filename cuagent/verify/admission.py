@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cuagent.task import TaskError
+from cuagent.verdict import on_inputs
 from cuagent.verify.fitness.examine import NOISE
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.seeds import Seeds
@@ -221,7 +222,7 @@ def _nondeterministic_kind(referee: Referee) -> str:
         previous = [tensor.clone() for tensor in earlier.declared]
         expected, _ = referee.ask(Weights.OWN, seed, kind, draw)
         if not referee.judged(previous, expected, kind, draw).passed:
-            return f"{kind} inputs"
+            return on_inputs(kind)
     return ""
 
 

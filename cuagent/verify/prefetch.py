@@ -24,10 +24,10 @@ from cuagent.verify.oracle.client import (
     TIE_PAIRS,
     AnswerInfo,
     Oracle,
-    OracleLost,
     PerturbationBudget,
     SensitivityQuery,
 )
+from cuagent.verify.oracle.process import OracleLost
 from cuagent.verify.plan import PlannedRound
 from cuagent.verify.tally import Trial, When
 from cuagent.worker.memory.arena import settle

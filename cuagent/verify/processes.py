@@ -100,7 +100,7 @@ class Processes:
         if not self.fork_server.alive:
             self.fork_server.close()
             self.fork_server = self._start()
-            self.oracle.lost = True
+            self.oracle.close()
         if not self.oracle.alive:
             self.oracle.close()
             self.oracle = Oracle(self.fork_server, self.task, self._budget, self._lock)

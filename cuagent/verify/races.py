@@ -23,7 +23,7 @@ from cuagent.verdict import Reason, Verdict
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.inputs.weights import Weights
-from cuagent.verify.oracle.client import OracleLost
+from cuagent.verify.oracle.process import OracleLost
 from cuagent.verify.referee import Referee
 from cuagent.worker import ForkServerError, Session, SessionEnded
 from cuagent.worker.memory.arena import POISONS

@@ -12,9 +12,8 @@ Not thread-safe: use it from one thread at a time.
 from __future__ import annotations
 
 import os
-import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,23 +24,18 @@ from cuagent.build import Build
 from cuagent.sandbox import Policy, Tier, harden, probe_forked, stamp
 from cuagent.task import Device, Precision, Task, TaskError
 from cuagent.task.settings import baseline_settings
-from cuagent.verdict import Reason, RuleResult, Verdict
+from cuagent.verdict import Reason, Verdict
 from cuagent.verify import surroundings
 from cuagent.verify.batch import Batch
 from cuagent.verify.compiled_code import compiles_when_called
-from cuagent.verify.context import LOGIC_SPREAD_S, VerifyContext
+from cuagent.verify.context import VerifyContext
 from cuagent.verify.domain import Domain, domain_of
-from cuagent.verify.inputs.kinds import MAX_SWEEP, SWEEPS, Inputs
+from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.memory_plan import MemoryPlan
-from cuagent.verify.oracle.client import (
-    AnswerInfo,
-    Oracle,
-    OracleLost,
-    PerturbationBudget,
-    SensitivityQuery,
-)
+from cuagent.verify.oracle.client import Oracle, PerturbationBudget, SensitivityQuery
+from cuagent.verify.oracle.process import OracleLost
 from cuagent.verify.pending import PendingVerdict
 from cuagent.verify.plan import plan
 from cuagent.verify.prefetch import OraclePrefetcher
@@ -50,9 +44,9 @@ from cuagent.verify.report import FORESEEN, build_failure, explain
 from cuagent.verify.rules.types import Expected, Finding
 from cuagent.verify.run import VerificationRun
 from cuagent.verify.tally import Tally, call_count
+from cuagent.verify.timed_batches import FEW_PAIRS, TimedBatches
 from cuagent.verify.versions import versions
-from cuagent.worker import Arena, ForkServer, ForkServerError
-from cuagent.worker.memory.arena import POISONS
+from cuagent.worker import ForkServer, ForkServerError
 from cuagent.worker.memory.heap import give_back
 from cuagent.worker.open_timeout import FIRST_CALL_S
 
@@ -68,8 +62,6 @@ VERDICT_S = 60.0
 the reference's time. They cover compilation at the first call and a slow first draft."""
 SLOWER = 10.0
 """Factor by which a candidate may be slower than the reference."""
-FEW_PAIRS = 8
-"""Pairs of perturbations in a sensitivity query outside of a verdict."""
 
 
 class Referee:
@@ -118,9 +110,8 @@ class Referee:
         self.room = MemoryPlan.of(self.facts, self.task.device, self.budget)
         self.room.assure(self.task, "a verdict", self.room.verdict)
         self.context = VerifyContext.open(self.task, self.facts, self.room)
-        self._last_check: tuple[int, bool, AnswerInfo] | None = None
-        """The last answer for `check`: seed of the draw, True if its spread was measured, and the
-        oracle's reply. The context's arenas hold the answer itself. None if they do not."""
+        self.batches = TimedBatches(self.processes, self.context)
+        """Inputs and outputs of timed calls."""
         self.processes.room = self.room
         self.processes.load_timed_weights()
 
@@ -177,7 +168,7 @@ class Referee:
         if build.ok:
             with suppress(*FORESEEN):
                 self.processes.mend()
-                self._compile_in(attempt, build, self.batch(1))
+                self._compile_in(attempt, build, self.batches.create(1))
 
     def _compile_in(self, attempt: Attempt, build: Build, batch: Batch) -> None:
         """Make one call of an attempt on inputs of `batch`, and keep its compiled code."""
@@ -191,7 +182,7 @@ class Referee:
                 session.block(batch.lent, outputs, [(0, 0)], deadline_s=FIRST_CALL_S)
                 self.processes.compiled.keep(attempt, session.folder)
         finally:
-            self.discard(batch)
+            self.batches.discard(batch)
 
     def verify(
         self,
@@ -218,7 +209,7 @@ class Referee:
         """
         if self._closed:
             raise ForkServerError("the referee was closed")
-        self._last_check = None
+        self.batches.forget_answer()
         pending = PendingVerdict(attempt, Seeds(again.seeds if again else ()), again)
         pending.seed = pending.seeds.draw()
         try:
@@ -268,7 +259,7 @@ class Referee:
             reason, detail, output = explain(failure)
         finally:
             pending.close()
-            self._last_check = None
+            self.batches.forget_answer()
             self.make_room()
         tally.add_seconds("total", time.perf_counter() - since)
         return Verdict(
@@ -316,7 +307,7 @@ class Referee:
         Raises TaskError, OracleLost.
         """
         context = self.context
-        self._last_check = None
+        self.batches.forget_answer()
         self.oracle.load_weights(weights, seed, context.weights)
         self.oracle.draw(kind, draw, context.inputs)
         self.oracle.answer(context.inputs, 0, context.answers, draw, PerturbationBudget(0.0))
@@ -348,7 +339,7 @@ class Referee:
         """Release the memory of a large task until the next verdict."""
         if not self.large:
             return
-        self._last_check = None
+        self.batches.forget_answer()
         for arena in self.context.arenas:
             if self.oracle.alive:
                 with suppress(OracleLost, TaskError):  # the next request raises it again
@@ -375,84 +366,6 @@ class Referee:
                 self.context, pending.prefetcher, session, tally, call_s, pending.seeds, give_way
             ).run()
             return session.output()
-
-    # -- batches, for timing
-
-    def batch(self, count: int, *, filled: bool = True) -> Batch:
-        """Allocate `count` secret input sets and their outputs; close the batch with `discard`.
-
-        With `filled` the inputs are drawn with `refill`.
-        """
-        device = self.task.device.value
-        inputs, output = self.facts.layouts.inputs, self.facts.layouts.output
-        batch = Batch(
-            Arena.create(inputs, count, device),
-            Arena.create(inputs, count, device),
-            Arena.create(output, count, device),
-            Arena.create(output, count, device),
-            lean=self.large,
-        )
-        if filled:
-            self.refill(batch, range(count))
-        return batch
-
-    def refill(self, batch: Batch, slots: Iterable[int], kind: Inputs = Inputs.OWN) -> None:
-        """Draw slots of a batch anew, from secret seeds. Releases a large task's last answer."""
-        if self.large:
-            self._last_check = None
-            self.oracle.release(self.context.answers)
-        for slot in slots:
-            batch.seeds[slot] = Seeds().draw()
-            step = secrets.randbelow(MAX_SWEEP) if kind in SWEEPS else 0
-            self.oracle.draw(kind, batch.seeds[slot], batch.inputs, slot, step)
-            # As in a verdict: the guard bytes around an input must not identify it.
-            batch.inputs.mend_guards(slot, secrets.choice(POISONS))
-            batch.lay_out(CANDIDATE, [slot])
-            batch.outputs.poison(POISONS[0], slot)
-
-    def check(
-        self,
-        batch: Batch,
-        slot: int = 0,
-        outputs: Sequence[Tensor] | None = None,
-        kind: Inputs = Inputs.OWN,
-    ) -> RuleResult:
-        """Apply the strict rule to `outputs` for one slot with inputs of `kind`.
-
-        By default `outputs` are those of the trusted arm that ran last on this slot. Outputs that
-        pass without the spread of the answer pass with it too, so it is measured only for others.
-        """
-        self.processes.load_timed_weights()
-        given = batch.outputs.tensors(slot) if outputs is None else outputs
-        if not self.context.needs_spread(kind):
-            result = self._checked(batch, slot, given, kind, spread=False)
-            if result.passed:
-                return result
-        return self._checked(batch, slot, given, kind, spread=True)
-
-    def _checked(
-        self, batch: Batch, slot: int, given: Sequence[Tensor], kind: Inputs, *, spread: bool
-    ) -> RuleResult:
-        """Apply the strict rule with or without the spread of the oracle's answer."""
-        seed, answers = batch.seeds[slot], self.context.answers
-        if self._last_check is None or self._last_check[:2] != (seed, spread):
-            seconds = LOGIC_SPREAD_S if spread else None
-            budget = PerturbationBudget(seconds)
-            reply = self.oracle.answer(batch.inputs, slot, answers, seed, budget)
-            self._last_check = seed, spread, reply
-        if not self._last_check[2].is_decisive(kind):
-            return RuleResult(True, 0.0, "the reference has no finite answer on these inputs")
-        sensitivity = SensitivityQuery(self.oracle, batch.inputs, slot, answers, seed, FEW_PAIRS)
-        finding = self.context.judged(
-            given, self.context.expected(), kind, sensitivity if spread else None
-        )
-        return RuleResult(finding.passed, finding.ratio, finding.note)
-
-    def discard(self, batch: Batch) -> None:
-        """Release the memory of a batch. Close all sessions that borrowed it first."""
-        self.oracle.forget(batch.inputs)
-        for arena in (batch.inputs, batch.lent, batch.outputs, batch.untrusted):
-            arena.close()
 
     def stamp(self) -> str:
         """Return the isolation of a candidate's process, as a verdict states it."""

@@ -10,7 +10,7 @@ from cuagent.build import Build
 from cuagent.sandbox import SandboxError
 from cuagent.task import TaskError
 from cuagent.verdict import Reason
-from cuagent.verify.oracle.client import OracleLost
+from cuagent.verify.oracle.process import OracleLost
 from cuagent.verify.tally import Rejected
 from cuagent.worker import ForkServerError, SessionEnded, Status
 

@@ -1,11 +1,9 @@
 """Run one verification: rounds of draws, two calls per draw, and the referee's checks.
 
-Inputs come from the oracle, and the worker gets a copy. Outputs are in the referee's memory, which
-is poisoned before a call and copied immediately after it; only then is the oracle asked for the
-right answer. One of the two calls is single, with poison in all memory that the candidate
-allocates. The other is in a block with the calls of other draws, in the form in which calls are
-timed. Which of the two comes first alternates from block to block. The referee opens and closes all
-objects used here.
+Inputs come from the oracle. Only after the calls (`calls.py`) is it asked for the right answer. One
+of the two calls is single, with poison in all memory that the candidate allocates. The other is in
+a block with the calls of other draws, in the form in which calls are timed. Which of the two comes
+first alternates from block to block. The referee opens and closes all objects used here.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from cuagent.task import Device
 from cuagent.verdict import Reason
+from cuagent.verify.calls import Calls
 from cuagent.verify.context import VerifyContext
 from cuagent.verify.inputs.kinds import LENIENT, MAX_SWEEP, SWEEPS, Inputs
 from cuagent.verify.inputs.seeds import Seeds
@@ -39,9 +38,6 @@ if TYPE_CHECKING:
 PAIRS_PER_PERTURBATION = 3
 """Pairs of perturbed runs in a sensitivity query, for each perturbed run that measured the spread:
 24 pairs for a quick reference."""
-FLUSH = 256 << 20
-"""Bytes to overwrite before a call. They exceed the L2 cache of every GPU so far. Overwriting also
-takes long enough to hide the launch latency; otherwise a kernel of 10 us measures as 12 us."""
 FEW_ELEMENTS = 1 << 22
 """Number of output elements below which comparisons on the CPU use one thread.
 
@@ -106,7 +102,7 @@ class VerificationRun:
         """True during `_make_extra_draws`: a failure of its draws is final."""
         self.session = session
         self.tally = tally
-        self.call_s = call_s
+        self.calls = Calls(context, prefetcher, session, tally, call_s)
         self._poisons = itertools.cycle(POISONS)
         self._block_first = itertools.cycle((False, True))
         device = context.task.device.value
@@ -160,9 +156,9 @@ class VerificationRun:
         """Run the draws of a sweep until one fails."""
         for group in self._groups(trials):
             for trial in group:
-                self.context.inputs.mend_guards(self._input_slot(trial), next(self._poisons))
-            block = self._block(group)
-            self._clear_lent()
+                self.context.inputs.mend_guards(self.calls.input_slot(trial), next(self._poisons))
+            block = self.calls.block(group)
+            self.calls.clear_lent()
             for slot, output in enumerate(block):
                 self._compare(group[slot], [output], POISONS[0])
             if self.tally.failed:
@@ -190,22 +186,22 @@ class VerificationRun:
         for trial, poison in zip(trials, poisons, strict=True):
             # Poison in the guards shows reads past the end of an input, even if a kernel multiplies
             # them by zero.
-            self.context.inputs.mend_guards(self._input_slot(trial), poison)
+            self.context.inputs.mend_guards(self.calls.input_slot(trial), poison)
         # The first pass goes up from slot 0 and the second one down to it. So effects of one call
         # on the next one show. Each group starts at the address where the last group ended, with
         # other contents, so a candidate that recognizes inputs by their address fails.
-        block = self._block(trials, upward=True) if next(self._block_first) else None
+        block = self.calls.block(trials, upward=True) if next(self._block_first) else None
         order = range(len(trials)) if block is None else reversed(range(len(trials)))
         calls = {
-            slot: self._single_call(
+            slot: self.calls.single(
                 trials[slot], slot, poisons[slot], block[slot] if block else None
             )
             for slot in order
         }
         single = [calls[slot] for slot in range(len(trials))]
         del calls
-        block = block or self._block(trials, single)
-        self._clear_lent()
+        block = block or self.calls.block(trials, single)
+        self.calls.clear_lent()
         # Outputs are nearly always equal; judging and storing them once halves the work.
         distinct = [[a] if are_equal(a, b) else [a, b] for a, b in zip(single, block, strict=True)]
         del block
@@ -218,98 +214,14 @@ class VerificationRun:
         """Repeat earlier draws whose outputs were `before`. An output that equals the earlier one
         is not judged again."""
         for trial in trials:
-            self._input_slot(trial)
-        block = self._block(trials)
-        self._clear_lent()
+            self.calls.input_slot(trial)
+        block = self.calls.block(trials)
+        self.calls.clear_lent()
         for slot, output in enumerate(block):
             if before[slot].equals(output):
                 self.prefetcher.done(trials[slot])
             else:
                 self._compare(trials[slot], [output], POISONS[0])
-
-    def _input_slot(self, trial: Trial) -> int:
-        """Return the slot that holds the inputs of a trial, after waiting for them."""
-        with self.tally.clock("oracle"):
-            return self.prefetcher.inputs(trial)
-
-    def _single_call(
-        self, trial: Trial, slot: int, poison: int, other: list[Tensor] | None = None
-    ) -> list[Tensor]:
-        """Return the output of a single call; `poison` fills all memory that the candidate
-        allocates.
-
-        `other` is the output of another call on these inputs. A large task returns it instead of
-        an equal copy.
-        """
-        context = self.context
-        if context.facts.large:
-            context.outputs.mend_guards(slot)
-        context.lent.lay(context.inputs, slot, self.prefetcher.slot(trial))
-        context.outputs.poison(poison, slot)
-        with self.tally.clock("candidate"):
-            self.session.run(
-                context.lent,
-                context.outputs,
-                [(slot, slot)],
-                deadline_s=self.call_s,
-                poison=poison,
-                lean=context.facts.large,
-            )
-            snapshot = self._taken(slot, other)
-        self._check_memory(trial, slot)
-        return snapshot
-
-    def _taken(self, slot: int, other: list[Tensor] | None) -> list[Tensor]:
-        """Return a private copy of the output in a slot. A large task returns `other` if that is
-        equal, to save memory."""
-        outputs = self.context.outputs
-        if (
-            self.context.facts.large
-            and other is not None
-            and are_equal(outputs.tensors(slot), other)
-        ):
-            return other
-        return outputs.snapshot(slot)
-
-    def _clear_lent(self) -> None:
-        """Release the memory lent to the worker, between the calls of a large task."""
-        if self.context.facts.large:
-            self.context.lent.clear()
-            self.context.outputs.clear()
-
-    def _block(
-        self,
-        trials: Sequence[Trial],
-        others: Sequence[list[Tensor]] | None = None,
-        *,
-        upward: bool = False,
-    ) -> list[list[Tensor]]:
-        """Return the outputs of a block of calls, made in the form in which calls are timed.
-
-        The calls go down from the last slot; with `upward`, up from the first. `others` are the
-        outputs of other calls on these inputs; see `_taken`.
-        """
-        context, slots = self.context, range(len(trials))
-        for slot, trial in enumerate(trials):
-            context.lent.lay(context.inputs, slot, self.prefetcher.slot(trial))
-            if context.facts.large:
-                context.outputs.mend_guards(slot)
-            context.outputs.poison(POISONS[0], slot)
-        with self.tally.clock("candidate"):
-            self.session.block(
-                context.lent,
-                context.outputs,
-                [(slot, slot) for slot in (slots if upward else reversed(slots))],
-                deadline_s=self.call_s * len(trials),
-                flush=FLUSH if context.task.device is Device.CUDA else 0,
-                lean=context.facts.large,
-                # The last output but one exists during a call anyway, so it takes no more memory.
-                keep=1 if context.facts.large else len(trials),
-            )
-            snapshots = [self._taken(slot, others[slot] if others else None) for slot in slots]
-        for slot, trial in enumerate(trials):
-            self._check_memory(trial, slot)
-        return snapshots
 
     def _compare(
         self,
@@ -426,21 +338,6 @@ class VerificationRun:
             yield
         finally:
             torch.set_num_threads(before)
-
-    def _check_memory(self, trial: Trial, slot: int) -> None:
-        """Raise Rejected if a call changed its inputs, or bytes outside of inputs and outputs."""
-        context, drawn = self.context, self.prefetcher.slot(trial)
-        if not context.lent.holds(context.inputs, slot, drawn):
-            if context.lent.guards_like(context.inputs, slot, drawn):
-                what = f"a call changed its {trial.kind} inputs"
-                raise Rejected(Reason.CHANGED_INPUT, what, self.session.output())
-            raise Rejected(
-                Reason.WROTE_OUTSIDE, "wrote outside an input tensor", self.session.output()
-            )
-        if not self.context.outputs.guards_hold():
-            raise Rejected(
-                Reason.WROTE_OUTSIDE, "wrote outside an output tensor", self.session.output()
-            )
 
 
 def _wrong_in_block(findings: Sequence[Finding]) -> bool:

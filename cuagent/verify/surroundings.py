@@ -12,6 +12,7 @@ import ast
 import re
 
 from cuagent.attempt import Attempt
+from cuagent.task.source import parse_python
 
 NOTE = "its text reads its surroundings"
 """First words of the note in a verdict."""
@@ -52,8 +53,8 @@ def note(attempt: Attempt) -> str:
 
 def _python(text: str) -> set[str]:
     try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
+        tree = parse_python(text)
+    except SyntaxError:
         return set()
     found: set[str] = set()
     for node in ast.walk(tree):

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from cuagent.task import Precision
-from cuagent.verdict import Draw, Reason, RuleResult
+from cuagent.verdict import Draw, Reason, RuleResult, on_inputs
 from cuagent.verify.inputs.kinds import EXACT, SWEEPS, Inputs
 from cuagent.verify.inputs.sweeps import SweepCount
 from cuagent.verify.inputs.weights import Weights
@@ -291,11 +291,11 @@ class Tally:
         if self._nondeterministic is not None:
             return (
                 Reason.NOT_DETERMINISTIC,
-                f"right and wrong on the same {self._nondeterministic.kind} inputs",
+                f"right and wrong on the same {on_inputs(self._nondeterministic.kind)}",
             )
         trial, finding = max(failed, key=lambda pair: pair[1].ratio)
         times = f", {finding.ratio:.2g} times the bound" if math.isfinite(finding.ratio) else ""
-        where = f"on {trial.kind} inputs: {finding.note}{times}"
+        where = f"on {on_inputs(trial.kind)}: {finding.note}{times}"
         if all(t.when is When.AGAIN for t, _ in failed):
             symptom = "right at first, wrong when the same inputs were repeated after others"
             return Reason.NOT_DETERMINISTIC, f"{symptom}; {where}"

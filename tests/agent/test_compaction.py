@@ -123,7 +123,9 @@ def test_focus_of_the_user_is_in_the_request(run: Run) -> None:
     fill(run, 3)
     model = ScriptedModel([{"text": "summary"}])
     assert compact(run, model, "the tile sizes")
-    assert model.asked[0][-1].content.endswith("keep: the tile sizes")
+    request = model.asked[0][-1].content
+    assert request.endswith("keep: the tile sizes")
+    assert request.startswith("The user asks you to shorten"), "the context is not nearly full"
     notices = [r for r in read_records(run.folder) if r["type"] == "notice"]
     assert [r["level"] for r in notices] == ["info"]
 

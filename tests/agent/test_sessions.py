@@ -30,7 +30,7 @@ from cuagent.agent import (
 )
 from cuagent.agent.begin import _worked
 from cuagent.agent.prompt import opening, skill
-from cuagent.events import Event, Notice, RunEnded, RunStarted, UserSaid
+from cuagent.events import Event, Notice, RunEnded, RunStarted, StepStarted, UserSaid
 from cuagent.message import Message
 from cuagent.models.model import ContextOverflow, OnText, ToolSpec
 from cuagent.models.scripted import ScriptedModel
@@ -96,6 +96,15 @@ def test_interrupted_run_continues_with_the_user_message(run: Run) -> None:
     end = end_record(records)
     assert end is not None
     assert end["stop"] == "no gain"
+
+
+def test_a_call_without_a_reply_is_no_step(run: Run, events: list[Event]) -> None:
+    threading.Timer(0.5, run.cancel).start()
+    assert run_agent(run, Slow([]), emit=events.append) is Stop.INTERRUPTED
+    assert run.steps == 0
+    assert run_agent(run, ScriptedModel([SUBMIT]), emit=events.append) is Stop.NO_GAIN
+    assert [e.step for e in events if isinstance(e, StepStarted)] == [1, 1]
+    assert run.steps == resumed(run).steps == 1
 
 
 def test_interrupt_ends_a_command_and_keeps_its_output(run: Run) -> None:

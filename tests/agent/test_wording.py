@@ -14,7 +14,7 @@ from cuagent.record import judgement_of, plain_judgement
 from cuagent.score import Score
 from cuagent.timing import Arm, Effort, Floor, Ratio, Timing
 from cuagent.ui import table
-from cuagent.verdict import Draw, Reason, Verdict
+from cuagent.verdict import Draw, Reason, Verdict, on_inputs
 
 TIMING = Timing(
     (Arm("candidate", 12e-6, ()), Arm("eager", 30e-6, ())),
@@ -56,7 +56,8 @@ def test_wrong_value_is_shown_once_with_its_hint() -> None:
     tried = Tried(2, Attempt((("model_new.py", ""),)), "", replace(JUDGED, verdict=verdict))
     lines = list(judgement_lines(tried, best=False))
     assert "\n".join(lines).count(note) == 1
-    assert "few inputs: largest error 1, 2 times the limit" in lines, "the note must not repeat"
+    few = 'inputs of the kind "few": largest error 1, 2 times the limit'
+    assert few in lines, "the note must not repeat"
     assert lines[-1] == "next: their sign is flipped: look there."
     assert "normal inputs: largest error 1, 3 times the limit (output 0, element (4,))" in lines
 
@@ -111,3 +112,10 @@ def test_rung_lines_mark_the_best_and_the_unmeasured() -> None:
         "torch settings: fp32 products",
     ]
     assert replace(found, later=()).best == rungs[1]
+
+
+def test_kinds_of_inputs_are_named_in_words() -> None:
+    assert on_inputs("own") == "own inputs"
+    assert on_inputs("flat rows") == 'inputs of the kind "flat rows"'
+    told = on_inputs("mixed magnitude, integer weights, weights swapped")
+    assert told == "mixed magnitude inputs with integer weights, weights swapped"

@@ -9,7 +9,14 @@ import pytest
 from records import solved, unsolved
 
 from cuagent.bench.problems import BenchError
-from cuagent.bench.results import RESULTS, key_of, latest, opened_for_writing, read_results
+from cuagent.bench.results import (
+    LARGEST_FILE,
+    RESULTS,
+    key_of,
+    latest,
+    opened_for_writing,
+    read_results,
+)
 
 
 def test_records_are_read_back_in_order(tmp_path: Path) -> None:
@@ -117,6 +124,16 @@ def test_linked_cuagent_folder_is_refused(tmp_path: Path) -> None:
         solved("a", times=[1]),
         unsolved("a") | {"reason": {}},
         solved("a") | {"problem": 3},
+        solved("a", ratios={"eager": {"value": "2", "low": 1.0, "high": 3.0}}),
+        solved("a", ratios={"eager": {"value": 0, "low": 0, "high": 0}}),
+        solved("a", ratios={"eager": {"value": 1.0, "low": float("nan"), "high": 3.0}}),
+        solved("a", times={"candidate": {"median_s": 1e-3, "low_s": None, "high_s": 2e-3}}),
+        solved("a", times={"candidate": {"median_s": 10**400, "low_s": 1.0, "high_s": 1.0}}),
+        solved("a", seconds=None),
+        solved("a", times=None),
+        solved("a", certification={"certificates": ["constant"]}),
+        solved("a", parts={"kernel": []}),
+        {name: value for name, value in solved("a").items() if name != "bound"},
     ],
 )
 def test_incomplete_records_are_left_out(tmp_path: Path, broken: dict[str, object]) -> None:
@@ -132,3 +149,10 @@ def test_a_problem_that_failed_by_an_internal_error_runs_again(tmp_path: Path) -
         assert results.finished("a", "key of a") is None
         results.append(solved("a"))
         assert results.finished("a", "key of a") == solved("a")
+
+
+def test_a_file_of_results_beyond_the_limit_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / RESULTS).open("wb") as file:
+        file.truncate(LARGEST_FILE + 1)
+    with pytest.raises(BenchError, match="larger than 512 MiB"):
+        read_results(tmp_path)

@@ -94,3 +94,17 @@ def test_parse_report_ignores_other_files_and_missing_lines() -> None:
     )
     (loop,) = parse_report(text, "kernels/act.cpp", SOURCE)
     assert (loop.line, loop.vector_bytes) == (3, 32)
+
+
+def test_a_call_without_a_vector_form_is_named_although_it_stands_in_a_header() -> None:
+    report = (
+        "k.cpp:3:22: missed: couldn't vectorize loop\n"
+        "/usr/include/c++/12/cmath:223:26: missed: statement clobbers memory: "
+        "_263 = __builtin_expf (_93);\n"
+        "k.cpp:9:24: missed: couldn't vectorize loop\n"
+        "k.cpp:9:24: missed: not vectorized: unsupported data-type float\n"
+        "k.cpp:8:17: missed: statement clobbers memory: __builtin_GOMP_parallel (f, 0);\n"
+    )
+    call, total = parse_report(report, "kernels/k.cpp", CODE)
+    assert call.reason == "it calls expf, which has no vector form"
+    assert "a sum needs" in total.reason

@@ -372,7 +372,7 @@ def test_an_interrupt_keeps_what_was_recorded(tmp_path: Path) -> None:
     process.terminate()
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 1
-    assert "the script failed (interrupted); the 1 calls until then are kept" in output
+    assert "the script failed (interrupted); its one call is kept" in output
     manifest = json.loads((tmp_path / "task" / "manifest.json").read_text())
     assert manifest["calls"] == 1
 
@@ -438,6 +438,7 @@ def test_inputs_beyond_the_quota(capture: Run) -> None:
         ("lambda y: y", "argument extra is a lambda; use a function of the file's top level"),
         ("open(__file__)", "argument extra is a TextIOWrapper, which cannot be pickled"),
         ("(i for i in range(3))", "argument extra is a generator, which cannot be recorded"),
+        ("__import__('threading').Lock()", "argument extra is a lock, which cannot be recorded"),
         ("torch.ones(2, 2).to_sparse()", "argument extra is a tensor of another kind"),
     ],
 )
@@ -452,6 +453,98 @@ def test_unsupported_arguments(capture: Run, argument: str, named: str) -> None:
         net(torch.ones(2), {argument})
         """
     assert named in refused(capture, script, "net")
+
+
+WRAPPED = """
+import torch
+from torch import nn
+
+class Part(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return torch.relu(self.fc(x))
+
+class Wrapper(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.module = Part()
+
+    def forward(self, x):
+        return self.module(x) + 1
+
+def main():
+    local = Part()
+    for _ in range(3):
+        local(torch.ones(2, 8))
+
+net, own = Part(), Wrapper()
+model = nn.DataParallel(net)
+inner = net.fc
+for _ in range(4):
+    model(torch.ones(2, 8))
+own(torch.ones(2, 8))
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "calls"),
+    [
+        ("model", "Part", 4),
+        ("net", "Part", 4),
+        ("net.fc", "Linear", 4),
+        ("inner", "Linear", 4),
+        ("own", "Wrapper", 1),
+        ("own.module", "Part", 1),
+        ("local", "Part", 3),
+        ("local.fc", "Linear", 3),
+    ],
+)
+def test_a_variable_names_the_module_that_it_holds(
+    name: str, kind: str, calls: int, capture: Run
+) -> None:
+    done = capture(WRAPPED, name)
+    assert done.manifest["class"].rpartition(".")[2] == kind
+    assert done.manifest["calls"] == calls
+
+
+def test_a_wrapper_is_not_listed(tmp_path: Path, python: list[str], monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    counts = {row["name"]: row["calls"] for row in rows(listed(WRAPPED, python))}
+    assert counts == {"model": 4, "model.fc": 4, "own": 1, "own.module": 1, "own.module.fc": 1} | {
+        "Part": 3,
+        "Part.fc": 3,
+    }
+
+
+def test_calls_in_other_threads_are_counted(capture: Run) -> None:
+    script = SMALL + "import threading\n"
+    script += "t = threading.Thread(target=net, args=(torch.ones(2, 8),))\nt.start()\nt.join()\n"
+    line = refused(capture, script, "net")
+    assert "module calls ran in other threads, which are not recorded" in line
+
+
+def test_a_call_that_a_package_cannot_replace_says_so(capture: Run) -> None:
+    script = """
+        from dataclasses import dataclass
+        import torch
+
+        @dataclass
+        class Out:
+            y: torch.Tensor
+
+        class Net(torch.nn.Module):
+            def forward(self, x, cache):
+                return Out(x + cache.y)
+
+        net = Net()
+        net(torch.ones(2, 8), cache=Out(torch.ones(2, 8)))
+        """
+    done = capture(script, "net")
+    assert "calls: cache, its result; name a module inside" in done.text
 
 
 def test_a_class_defined_in_a_function(capture: Run) -> None:
@@ -475,8 +568,8 @@ def test_hooks_are_named_and_a_result_they_change_is_refused(capture: Run) -> No
     changed = SMALL + "net.part.register_forward_hook(lambda m, i, o: o + 1)\n"
     done = capture(changed + "net(torch.ones(2, 8))\n", "net.part", out="b")
     assert done.checked == {
-        "error": "the rebuilt module does not give the recorded result (hooks are not part of a "
-        "task: the module (1))"
+        "error": "the rebuilt module does not give the recorded result (its hooks are not part of "
+        "a task: the module (1)); remove them first"
     }
     assert "cuagent optimize" not in done.text
 
@@ -521,7 +614,7 @@ def test_ctrl_c_on_a_terminal_arrives_twice_and_keeps_what_was_recorded(tmp_path
     os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 1
-    assert "the script failed (interrupted); the 1 calls until then are kept" in output
+    assert "the script failed (interrupted); its one call is kept" in output
     assert (tmp_path / "task" / "task.py").is_file()
 
 

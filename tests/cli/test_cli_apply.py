@@ -72,6 +72,9 @@ def test_the_best_attempt_is_put_beside_the_module(cuagent: Cuagent, project: Pa
     assert (project / VERIFIED / "model_new.py").read_text() == "class ModelNew: ...\n"
     assert (project / VERIFIED / "reference.py").read_text() == "class Model: ...\n"
     assert "guard.Guarded" in (project / "model_new.py").read_text()
+    assert f"wrote {project / 'model_new.py'}\n" in done.stdout
+    assert f"wrote {project / VERIFIED}/ (" in done.stdout
+    assert len(done.stdout.splitlines()) == 3, "a folder is one line"
     assert (project / "task.py").read_text() == "class Model: ...\n"
     assert {path.name for path in project.iterdir()} == {
         ".cuagent",

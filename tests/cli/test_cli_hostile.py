@@ -213,6 +213,21 @@ def test_a_log_of_nonsense_is_named_in_one_line(
             assert "defect" not in done.stderr
 
 
+def test_numbers_beyond_a_float_in_a_log_are_named_in_one_line(
+    cuagent: Callable[..., Done], tmp_path: Path
+) -> None:
+    folder = foreign_run(tmp_path)
+    records = [json.loads(line) for line in folder.log.read_text().splitlines()]
+    timing = next(r for r in records if r["type"] == "judgement")["timing"]
+    timing["arms"][0]["median"] = 10**400
+    folder.log.write_text("".join(json.dumps(record) + "\n" for record in records))
+    for arguments in (["show"], ["report"], ["replay"], ["apply", "--trust"]):
+        done = cuagent(*arguments)
+        assert done.returncode == 2, done.stderr
+        assert "damaged or forged" in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
 def test_a_foreign_run_that_goes_on_runs_nothing_of_its_history(
     fresh_cuagent: Cuagent, tmp_path: Path, ladder_known: None
 ) -> None:

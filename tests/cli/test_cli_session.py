@@ -7,6 +7,7 @@ import threading
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -307,7 +308,7 @@ def test_always_may_be_for_every_command_of_the_same_programs() -> None:
     guarded = Guarded(["k"])
     assert guarded("cd kernels && g++ -O3 'a b.cpp' 2>&1 | head -5") == "ran"
     kind = "k: always `cd` and `g++` and `head`"
-    assert f"y: yes, a: always this command, {kind}, n or why not: no" in guarded.asked[0]
+    assert f"y: yes, a: always this command, {kind}, n or a reason: no" in guarded.asked[0]
     assert guarded.notices == [
         "commands that only call `cd` and `g++` and `head` are allowed for the rest of this session"
     ]
@@ -373,7 +374,7 @@ class FakeView(list[Any]):
     def __call__(self, event: object) -> None:
         self.append(event)
 
-    def pause(self, *, finished: bool = False) -> None:
+    def pause(self, *, finished: bool = False, queued: bool = False) -> None:
         self.append("pause")
 
 
@@ -381,7 +382,7 @@ def test_compaction_says_what_it_does_until_it_ends(monkeypatch: pytest.MonkeyPa
     view = FakeView()
     monkeypatch.setattr(slash, "compact", lambda *_: view.append("compacted") or True)
     monkeypatch.setattr(slash, "is_finished", lambda _: False)
-    run = SimpleNamespace(cancelled=threading.Event(), emit=None, cancel=None)
+    run = SimpleNamespace(cancelled=threading.Event(), emit=None, cancel=None, inbox=SimpleQueue())
     prompt = SimpleNamespace(working=lambda _: nullcontext())
     session: Any = SimpleNamespace(
         run=run, view=view, prompt=prompt, model=None, say=lambda *_: None

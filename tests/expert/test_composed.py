@@ -50,6 +50,19 @@ FUNCTIONS = {
         "torch.fmax(x, y) - torch.fmin(x, z)",
         "torch.logaddexp(4 * x, y)",
     ]),
+    "arcs and powers": (NORMAL, [
+        "torch.atan(3 * x), torch.atan2(x, y)",
+        "torch.asin(x.clamp(-1, 1)), torch.acos(y.clamp(-1, 1))",
+        "torch.exp2(4 * x), torch.pow(2.0, y), torch.pow(10.0, y)",
+        "x**4, y**-2 * 1e-3, x.abs() ** 1.7, (y.abs() + 0.1) ** x, x**7",
+    ]),
+    "functions with limits": (NORMAL, [
+        "x.clamp(y, y + 1), torch.clamp(x, min=y), x.clamp_max(z), F.hardtanh(x, -0.3, 0.7)",
+        "F.softplus(x, beta=2.0), F.threshold(x, 0.1, 2.0), F.selu(x) + F.elu(y, 0.3)",
+        "torch.lerp(x, y, z), torch.hypot(x, y), torch.xlogy(x, y.abs())",
+        "torch.remainder(9 * x, 2.0), (5 * y) // 0.5, (x * 3) % 1",
+        "torch.nan_to_num(x / 0, posinf=3.0, neginf=-2.0), torch.isfinite(x / (y > 0)).float()",
+    ]),
     "functions from 0 to 1": (UNIT, [
         "torch.atanh(x * 0.99)",
         "torch.log2(x) + torch.log10(y)",
@@ -64,6 +77,14 @@ FUNCTIONS = {
         "torch.aminmax(x, dim=1, keepdim=True)",
         "torch.nansum(torch.sqrt(x), dim=-1)",
         "F.pairwise_distance(x, y, keepdim=True)",
+        "torch.std_mean(x, -1)",
+        "x.norm(p=3, dim=-1), x.norm(p=float('inf'), dim=-1)",
+        "(x > 0).all(-1).float(), (x > 2).any(-1).float(), (x > 0).sum(-1).float()",
+        "x.view(64, 24, 4).prod(-1).sum(-1)",
+    ]),
+    "operators that torch composes": (NORMAL, [
+        "torch.cat((torch.isclose(x, y).float(), torch.linalg.norm(x, dim=-1, keepdim=True)), 1)",
+        "torch.outer(x[:, 0], y[0]) + x, x.tile(2, 1)",
     ]),
     "a reduction of all": (
         NORMAL, ["torch.var_mean(x, dim=(0, 1), correction=0, keepdim=True)[0]"]
@@ -111,6 +132,21 @@ EDGED = [
     "torch.fmin(x, y)",
     "torch.nansum(x, dim=0)",
     "torch.sgn(x)",
+    "torch.hypot(x, y)",
+    "torch.xlogy(x, y.abs())",
+    "torch.isnan(x).float()",
+    "torch.isinf(x).float()",
+    "torch.isfinite(x).float()",
+    "torch.nan_to_num(x, nan=2.0)",
+    "torch.pow(x, y)",
+    "torch.pow(x, 4)",
+    "torch.pow(x, -3)",
+    "torch.exp2(x)",
+    "torch.atan2(x, y)",
+    "torch.clamp(x, min=y)",
+    "F.threshold(x, 0.5, 3.0)",
+    "torch.remainder(x, 2.0)",
+    "x.norm(p=float('inf'), dim=0)",
     "F.celu(x)",
 ]
 

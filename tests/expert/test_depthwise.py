@@ -177,3 +177,11 @@ def test_half_precision_candidate_agrees_with_reference(make, name, dtype):
 @pytest.mark.parametrize("name", LAYERS)
 def test_cuda_candidate_agrees_with_reference(make, name, dtype, options):
     assert_agrees(make(text_of(name, dtype), "Model", options, "cuda"), "cuda")
+
+
+def test_reflected_borders_have_a_kernel_of_their_own(make):
+    layer = "nn.Conv2d(3, 3, (1, 9), groups=3)"
+    padded = "self.c(F.pad(x, (4, 4, 4, 4), mode='reflect'))"
+    made = make(text_of(layer, "2, 3, 20, 24", padded), "Model")
+    assert_agrees(made)
+    assert len(made.candidate.kernels) == 2

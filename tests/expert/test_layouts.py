@@ -7,7 +7,7 @@ import torch
 from agreement import assert_agrees  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options
-from cuagent.expert.graph.layouts import inverse, order_of
+from cuagent.expert.graph.orders import inverse, order_of
 
 LAST = "torch.randn(3, 10, 7, 9).to(memory_format=torch.channels_last)"
 VOLUME = "torch.randn(2, 6, 5, 4, 7).to(memory_format=torch.channels_last_3d)"

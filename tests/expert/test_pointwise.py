@@ -24,9 +24,17 @@ CASES = {
     "log_sigmoid": (F.logsigmoid, -40, 87, 4),
     "sine": (torch.sin, -1e7, 1e7, 2),
     "cosine": (torch.cos, -1e7, 1e7, 2),
+    "arc_tangent": (torch.atan, -40, 40, 3),
+    "arc_sine": (torch.asin, -1, 1, 3),
+    "arc_cosine": (torch.acos, -1, 0.99, 3),
+    "exponential_of_two": (torch.exp2, -125, 127, 2),
     "round_to_even": (torch.round, -40, 40, 0),
     "round_to_zero": (torch.trunc, -40, 40, 0),
 }
+
+OF_TWO = {"power": torch.pow, "arc_tangent_of_point": torch.atan2}
+LIMITS = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 3.0, -3.0, 1e30, -1e30, 1e-40, 150.0]
+LIMITS += [float("inf"), -float("inf"), float("nan")]
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +45,12 @@ def kernels(tmp_path_factory):
     )
     (folder / "pointwise.h").write_text(header)
     source = '#include "pointwise.h"\n'
+    for name in OF_TWO:
+        source += (
+            f'extern "C" void apply_{name}(float* z, const float* x, const float* y, long n) {{\n'
+            "#pragma omp simd\n"
+            f"  for (long i = 0; i < n; ++i) z[i] = {name}(x[i], y[i]);\n}}\n"
+        )
     for name in (*CASES, "gelu_half"):
         source += (
             f'extern "C" void apply_{name}(float* y, const float* x, long n) {{\n'
@@ -96,10 +110,35 @@ def test_larger_angles_give_a_number_within_one(kernels, name):
     assert (y.abs() <= 1).all()
 
 
+@pytest.mark.parametrize("name", OF_TWO)
+def test_functions_of_two_have_the_limits_of_torch(kernels, name):
+    x, y = (t.flatten() for t in torch.meshgrid(*[torch.tensor(LIMITS)] * 2, indexing="ij"))
+    x, y = x.contiguous(), y.contiguous()
+    z = torch.empty_like(x)
+    getattr(kernels, f"apply_{name}")(z, x, y, x.numel())
+    right = OF_TWO[name](x, y)
+    torch.testing.assert_close(z, right, equal_nan=True, rtol=1e-6, atol=1e-38)
+    assert torch.equal(torch.signbit(z[right == 0]), torch.signbit(right[right == 0]))
+
+
+@pytest.mark.parametrize("name", OF_TWO)
+def test_error_of_functions_of_two_is_within_few_ulp(kernels, name):
+    torch.manual_seed(0)
+    x, y = torch.rand(100_000) * 20 + 0.05, (torch.randn(100_000) * 9).clamp(-28, 28)
+    x = x if name == "power" else x - 10
+    z = torch.empty_like(x)
+    getattr(kernels, f"apply_{name}")(z, x, y, x.numel())
+    right = OF_TWO[name](x.double(), y.double())
+    ulp = torch.finfo(torch.float32).eps * right.abs().clamp_min(1.2e-38)
+    assert ((z.double() - right).abs() / ulp).max() <= 3
+
+
 CHAINS = {
     "log of a clamped value": "logarithm(minimum(maximum(x[i], 1e-6f), 0.5f))",
     "clamped log": "relu6(logarithm(x[i]))",
     "log of one plus a clamped value": "logarithm_one_plus(relu6(x[i]))",
+    "power of a size": "power(absolute(x[i]), 1.7f)",
+    "angle": "arc_tangent_of_point(x[i], 0.3f)",
     "log of a softplus": "logarithm(softplus(x[i]) + 1e-3f)",
 }
 

@@ -39,6 +39,22 @@ BODIES = {
     ),
     "a roll": "return torch.roll(x, 3, 1).exp() * 2",
     "a roll of two dimensions": "return torch.roll(x, (2, -3), (1, 2)).tanh() + x",
+    "a reversed dimension": "return x.flip(-1).exp() * y + x.flip(0, 1)",
+    "overlapping windows": "return (x.unfold(-1, 8, 4) * 2).tanh().sum(-1) + 1",
+    "diagonals": "return x.diagonal(1, 1, 2).exp() * 2 + y.diagonal(-1, 1, 2)[:, :1]",
+    "repeated blocks": "return x.repeat(2, 1, 2).tanh() * 2",
+    "repeated elements": "return x.repeat_interleave(3, 1).tanh() * 2",
+    "reflection": "return F.pad(x, (3, 2), mode='reflect').exp() * 2",
+    "reflection of two dimensions": "return F.pad(x, (3, 2, 1, 4), mode='reflect').exp() * 2",
+    "reflection of a computed value": (
+        "return F.pad((x * y).tanh(), (3, 2, 0, 1), mode='reflect') * 2 + 1"
+    ),
+    "repeated borders": "return F.pad(x * 2, (3, 2, 1, 0), mode='replicate').tanh() + 1",
+    "wrapped borders": "return F.pad(x, (5, 2, 2, 3), mode='circular').tanh() + 1",
+    "reflection of a concatenation": (
+        "return F.pad(torch.cat((x, y), 1), (1, 1, 2, 2), mode='reflect').tanh() + 1"
+    ),
+    "a row sum over a reflection": "return F.pad(x, (7, 7), mode='reflect').exp().sum(-1) + 1",
     "padding in a concatenation": (
         "return torch.cat([F.pad(x, (0, 2)), F.pad(y, (2, 0))], 1) * 2 + 1"
     ),

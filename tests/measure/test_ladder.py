@@ -409,11 +409,11 @@ def test_autotuning_is_a_rung_on_a_cpu_only_for_products(
 
 
 def test_check_accepts_right_outputs_and_refuses_wrong_ones(referee: Referee) -> None:
-    batch = referee.batch(1)
+    batch = referee.batches.create(1)
     try:
         right = batch.inputs.tensors(0)[0].tanh()
-        assert referee.check(batch, 0, [right]).passed
-        assert not referee.check(batch, 0, [right * 1.001]).passed
-        assert referee.check(batch, 0, [right]).passed, "a refusal leaves no trace"
+        assert referee.batches.check(batch, 0, [right]).passed
+        assert not referee.batches.check(batch, 0, [right * 1.001]).passed
+        assert referee.batches.check(batch, 0, [right]).passed, "a refusal leaves no trace"
     finally:
-        referee.discard(batch)
+        referee.batches.discard(batch)

@@ -74,7 +74,7 @@ def test_threads_and_processes_of_a_candidate_stay_bound_and_suspended(
 ) -> None:
     core = {min(PROCESSORS)}
     attempt = Attempt((("model_new.py", STARTS_MORE),))
-    batch = referee.batch(1)
+    batch = referee.batches.create(1)
     with referee.processes.candidate(attempt, build(attempt, Device.CPU), core) as session:
         for _ in range(4):
             session.block(batch.lent, batch.outputs_of("candidate"), [(0, 0)], deadline_s=20)
@@ -90,7 +90,7 @@ def test_threads_and_processes_of_a_candidate_stay_bound_and_suspended(
         if len(PROCESSORS) > 1:
             os.sched_setaffinity(threads[-1], PROCESSORS)
             assert system_load.threads_outside(session.pid, core) == 1
-    referee.discard(batch)
+    referee.batches.discard(batch)
 
 
 @pytest.mark.slow

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from cuagent.measure.roofline.ceilings import Ceilings
-from cuagent.measure.roofline.model import Roofline, Work, count_work, roofline
+from cuagent.measure.roofline.model import Roofline, Work
+from cuagent.measure.roofline.work import count_work, matrix_unit
 from cuagent.task.load import load_task
 from cuagent.task.reference import Reference, open_reference
 
@@ -29,6 +30,11 @@ class Model(nn.Module):
     path = folder / "task.py"
     path.write_text(source)
     return open_reference(load_task(path, inputs=inputs, device="cpu", precision=precision))
+
+
+def roofline(counted: Reference, ceilings: Ceilings) -> Roofline:
+    work = count_work(counted)
+    return Roofline(work, ceilings, matrix_unit(counted, work))
 
 
 @pytest.mark.parametrize(
@@ -196,6 +202,7 @@ def test_compute_floor_states_its_other_operations(tmp_path: Path) -> None:
     line = roofline(reference(tmp_path, forward, "pass", "f32[100]", "match"), small).line()
     assert "compute" in line
     assert "500 FLOP of other kinds" in line
+    assert " 0 FLOP at" not in line, "it has no products"
 
 
 def test_uncounted_arithmetic_is_reported(tmp_path: Path) -> None:

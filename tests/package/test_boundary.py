@@ -173,6 +173,27 @@ def test_kernel_with_other_strides_than_the_original_gets_the_originals_in_a_gra
     close(out, original(X))
 
 
+@pytest.mark.parametrize("memory", ["input", "part of an input", "parameter"])
+def test_kernel_that_returns_memory_of_another_tensor_gets_a_copy_in_a_graph(
+    memory: str, model: Any, original: Any
+) -> None:
+    replacement = model[0].__dict__[REPLACEMENT]
+    weight = original.fc.weight
+    state = next(n for n, t in enumerate(replacement.watch.tensors) if t.shape == weight.shape)
+    forwards = {
+        "input": lambda x: x,
+        "part of an input": lambda x: x.as_strided((4, 8), (8, 1), 4),
+        "parameter": lambda x: replacement.watch.tensors[state][:4],
+    }
+    replacement.forward = forwards[memory]
+    tensors = [torch.randn(8, 8)[:4], *replacement.watch.tensors]
+    with torch.no_grad():
+        (out,) = replacement.boundary.call(tensors[:1], tensors[1:])
+        torch.testing.assert_close(out, forwards[memory](tensors[0]), rtol=0, atol=0)
+    found = out.untyped_storage().data_ptr()
+    assert found not in [t.untyped_storage().data_ptr() for t in tensors]
+
+
 def test_two_packages_of_one_kernel_live_in_one_process(
     parent: Path,
     package: ModuleType,

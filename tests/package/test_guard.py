@@ -210,6 +210,17 @@ def test_parameter_with_other_strides_runs_original(model: Any, original: Any) -
     assert ran(model) == 1
 
 
+def test_transposed_parameter_in_the_same_memory_runs_original(model: Any, original: Any) -> None:
+    x = torch.randn(4, 8)
+    with torch.no_grad():
+        model(x)
+        for each in (model, original):
+            each.fc.weight.data = each.fc.weight.data.t()
+        assert "fc.weight" in model.why_original(x)
+        torch.testing.assert_close(model(x), original(x))
+    assert ran(model) == 1
+
+
 def test_unverified_arguments_run_original(model: Any, original: Any, module: ModuleType) -> None:
     x = torch.randn(4, 8)
     other = module.ModelNew(8, eps=0.5).eval()

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from cuagent.measure.rungs import Ladder, Rung
-from cuagent.package import ExportError, export_rung
+from cuagent.package import Captured, ExportError, export_rung
 from cuagent.package.rung import module_text
 from cuagent.task import TorchSettings
 from cuagent.task.task import Device, Precision, Task
@@ -83,6 +83,40 @@ def test_exported_function_returns_the_given_module(tmp_path: Path) -> None:
     module = torch.nn.Conv2d(3, 4, 3)
     assert imported(folder).faster(module) is module
     assert module.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("name", ["compile", "eager+bf16"])
+def test_modules_of_the_class_are_changed_in_place_and_restored(name: str, tmp_path: Path) -> None:
+    package = imported(exported(name, tmp_path / f"in_place_{name.replace('+', '_')}"))
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ x / 3
+
+    model = torch.nn.Sequential(Model(), torch.nn.ReLU())
+    x = torch.randn(8, 8)
+    before, attributes = model(x), [dict(vars(module)) for module in model]
+    assert package.optimize_(package.optimize_(model)) is model, "twice changes nothing more"
+    changed = [vars(module) != old for module, old in zip(model, attributes, strict=True)]
+    assert changed == [True, False]
+    assert package.restore_(model) is model
+    assert [dict(vars(module)) for module in model] == attributes
+    assert torch.equal(model(x), before)
+    with pytest.warns(RuntimeWarning, match="has no module of class Model"):
+        package.optimize_(torch.nn.ReLU())
+    with pytest.warns(RuntimeWarning, match="has no module of class Conv2d"):
+        package.optimize_(model, original=torch.nn.Conv2d)
+
+
+def test_package_of_a_captured_module_names_the_users_class(tmp_path: Path) -> None:
+    found = ladder("eager+channels_last")
+    assert found.best is not None
+    captured = Captured("net.stem", "Conv2d", None)
+    folder = export_rung(found.best, found, TASK, tmp_path / "of_class", captured=captured)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3))
+    imported(folder).optimize_(model)
+    assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert "every module of class Conv2d" in (folder / "README.md").read_text()
 
 
 def imported(folder: Path) -> ModuleType:

@@ -16,7 +16,8 @@ import pytest
 from synth_tasks import task
 
 from cuagent.bench.problems import parquet
-from cuagent.bench.results import FORMAT, TEXTS, opened_for_writing
+from cuagent.bench.record_form import TEXTS
+from cuagent.bench.results import FORMAT, opened_for_writing
 from cuagent.cli.main import run as command
 from cuagent.synth.audit import audit
 from cuagent.synth.dataset import (
@@ -218,10 +219,11 @@ def test_bench_results_change_the_grade(tmp_path: Path, made: Path) -> None:
     rows = list(read_set(made / "tasks.parquet"))
     file = tmp_path / "tasks.parquet"
     write_set(rows, file, about_of(made / "tasks.parquet"))
-    ratios = {"eager": {"value": 6.0}, "best_rung": {"value": 4.0}}
+    gains = {"eager": 6.0, "best_rung": 4.0}
+    ratios = {name: dict.fromkeys(("value", "low", "high"), gain) for name, gain in gains.items()}
     record = dict.fromkeys(TEXTS, "") | {"format": FORMAT, "problem": "row 0", "settings": {}}
     with opened_for_writing(tmp_path) as results:
-        results.append(record | {"status": "kernel", "ratios": ratios})
+        results.append(record | {"status": "kernel", "ratios": ratios, "best_rung": "compile"})
     assert command(["synth", "grade", str(file), "--bench", str(tmp_path)]) == 0
     graded = list(read_set(file))
     assert graded[0]["expert_gain"] == 4.0
@@ -235,6 +237,24 @@ def test_records_of_all_shards_are_read_in_order(tmp_path: Path) -> None:
         shards.append({"index": index})
     assert [record["index"] for record in shards.read()] == [1, 2, 700, 1500, 2500]
     assert len(list(shards.folder.iterdir())) == 3
+
+
+@pytest.mark.parametrize("code", [[1], [None], [b"x"], [["a"]], [{"a": 1}]])
+def test_code_that_is_no_text_is_refused(tmp_path: Path, code: list[object]) -> None:
+    file = tmp_path / "odd.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"code": code}), file)
+    with pytest.raises(SynthError, match="the `code` of row 0 is no text"):
+        task_files(file, "train")
+
+
+def test_audit_of_hostile_texts_ends_soon_without_an_error(tmp_path: Path) -> None:
+    deep = "x = " + "-" * 100_000 + "1"
+    code = [deep, "(" * 5_000, "a\0b", "x = 1\n" * 1_000_000, "class Model:\n  x = y" + ".z" * 900]
+    file = tmp_path / "hostile.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"code": code}), file)
+    start = time.monotonic()
+    assert command(["synth", "read", str(file)]) == 1
+    assert time.monotonic() - start < 20
 
 
 def test_parquet_without_code_is_refused(tmp_path: Path) -> None:

@@ -112,6 +112,13 @@ def test_binary_file_is_rejected(file: Path) -> None:
     assert "None" not in fails(file)
 
 
+@pytest.mark.parametrize("deep", ["-" * 100_000 + "1", "(" * 5_000, "y" + ".z" * 50_000])
+def test_text_beyond_the_parsers_depth_is_a_syntax_error(tmp_path: Path, deep: str) -> None:
+    file = tmp_path / "deep.py"
+    file.write_text(f"x = {deep}\n")
+    assert "syntax error" in fails(file)
+
+
 def test_missing_class_error_suggests_a_similar_name(file: Path) -> None:
     file.write_text(PLAIN)
     assert "no class Gaet; did you mean Gate?" in fails(f"{file}:Gaet", inputs="f32[2]")

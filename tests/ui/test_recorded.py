@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from samples import BROKEN, GAIN, REJECTED, SLOWER
 
 from cuagent import events
 from cuagent.judgement import Judgement
 from cuagent.message import Message, ToolCall, Usage
 from cuagent.record import RunFolder, RunLog, new_run, plain, read_records, revive
+from cuagent.ui.console import UNCUT
 from cuagent.ui.recorded import best_of, events_of
+from cuagent.ui.story import story
 
 
 @pytest.mark.parametrize("judgement", [GAIN, REJECTED, BROKEN, SLOWER])
@@ -87,3 +91,19 @@ def test_the_best_of_a_run_that_was_cut_off_is_its_best_accepted_attempt(
     assert best is not None
     assert best.score == GAIN.score
     assert best_of(cut_off[:3]) is None
+
+
+def test_a_recorded_story_renders_markdown_for_a_terminal_only(tmp_path: Path) -> None:
+    folder = new_run("softmax", tmp_path)
+    with RunLog(folder) as log:
+        log.write("session", task={"name": "softmax", "device": "cpu"}, model="m")
+        call = log.write("call", usage=Usage(input=7, output=3), cost=0.5)
+        log.message(Message("assistant", "**Plan**\n\n| a | b |\n|---|---|\n| 1 | 2 |\n"), call)
+    records = read_records(folder)
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    shown = "\n".join(line.plain for line in story(folder, records, 80, console=console))
+    assert "Plan" in shown
+    assert "**" not in shown
+    assert "|---" not in shown
+    plain = "\n".join(line.plain for line in story(folder, records, UNCUT))
+    assert "**Plan**" in plain, "a file gets the text as it is"

@@ -123,6 +123,12 @@ def test_undecided_kernel_is_told_alike_by_summary_and_export(tmp_path: Path) ->
     assert said(unsure, eager).startswith(f"? {told}\n")
     with pytest.raises(Refused, match=told):
         write_result(None, unsure, eager, {}, tmp_path / "out")  # type: ignore[arg-type]
+    compiled = replace(LADDER.rungs[1], over_eager=Ratio(0.78, 0.25, 2.1))
+    slow = replace(eager, rungs=(*eager.rungs, compiled))
+    assert slow.undecided is compiled
+    assert said(unsure, slow).startswith(f"? {told}\n"), "torch.compile measured slower"
+    with pytest.raises(Refused, match=told):
+        write_result(None, unsure, slow, {}, tmp_path / "out")  # type: ignore[arg-type]
     with pytest.raises(Refused, match="nothing beats your module"):
         write_result(None, SLOWER, eager, {}, tmp_path / "out")  # type: ignore[arg-type]
 

@@ -11,15 +11,24 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 from collections.abc import Callable
 from fcntl import ioctl
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from samples import a_run
+from samples import LADDER, ON_TOP, a_run
 
-from cuagent.events import Phase, RunEnded, TextDelta, UserSaid
+from cuagent.events import (
+    Phase,
+    RunEnded,
+    StepStarted,
+    TextDelta,
+    ToolFinished,
+    ToolStarted,
+    UserSaid,
+)
 from cuagent.ui.flow import Flow
 from cuagent.ui.jsonl import JsonLines
 from cuagent.ui.region import Region
@@ -27,6 +36,7 @@ from cuagent.ui.status import Status
 from cuagent.ui.terminal import Terminal
 
 HERE = Path(__file__).parent
+ANSI = re.compile(r"\x1b\[[0-9;]*[a-zA-Z]")
 SHOW = """
 import sys, time
 from rich.console import Console
@@ -133,6 +143,56 @@ def test_a_terminal_is_only_appended_to(slowly: str) -> None:
 def test_the_live_line_is_there_and_says_where_the_run_stands(slowly: str) -> None:
     states = re.findall(r"step 2 · \d:\d\d · best 1\.25x · 44\.3k tokens", slowly)
     assert states
+
+
+def test_prose_of_a_tool_is_wrapped_and_its_tables_are_cut() -> None:
+    table = "aten::convolution   2   5.9 ms   57%  340 MB/s 1%, 8.97 GFLOP/s 3%"
+    note = "- the operators add up to 10.3 ms, 3.3x the call: their shares are rough"
+    error = "Error: no tool 'search'; the tools are bash, read, write and a dozen of others"
+    lines = shown_at(50, ("profile", f"{note}\n{table}", False), ("search", error, True))
+    said = " ".join(" ".join(line.split()) for line in lines)
+    assert note in said
+    assert error in said
+    assert table not in said
+    assert all(len(line) <= 50 for line in lines)
+
+
+def shown_at(width: int, *results: tuple[str, str, bool]) -> list[str]:
+    """Return the lines that a terminal of `width` columns shows of the results of tools."""
+    stream = io.StringIO()
+    with Terminal(stream, footer=True) as show:
+        show.console.width = width
+        for number, (name, output, is_error) in enumerate(results):
+            show(ToolStarted(str(number), name, ""))
+            show(ToolFinished(str(number), name, output, is_error, 0.0))
+    return ANSI.sub("", stream.getvalue()).split("\n")
+
+
+def test_a_replayed_question_does_not_repeat_the_result() -> None:
+    stream = io.StringIO()
+    with Terminal(stream, recorded=True) as show:
+        for summary in ("one kernel", "one kernel", "a better kernel"):
+            show(RunEnded("submitted", ON_TOP, summary, LADDER))
+    assert stream.getvalue().count("stopped") == 2
+
+
+def test_a_queued_message_is_announced_for_the_users_turn() -> None:
+    with Terminal(io.StringIO(), footer=True) as show:
+        show.pause(queued=True)
+        assert "your turn: Enter sends the queued message" in show.footer_lines(80)[-1]
+
+
+def test_interrupted_work_does_not_replace_the_users_turn() -> None:
+    """The judge that was interrupted goes on for some seconds, and says what it does."""
+    with Terminal(io.StringIO(), footer=True) as show:
+        show(StepStarted(1))
+        show.pause()
+        judge = threading.Thread(target=lambda: show(Phase("timing 3 models", passing=True)))
+        judge.start()
+        judge.join()
+        assert "your turn" in show.footer_lines(80)[-1]
+        show(Phase("summarizing the conversation"))
+        assert "summarizing" in show.footer_lines(80)[-1]
 
 
 def test_long_words_of_the_user_are_not_repeated_whole() -> None:

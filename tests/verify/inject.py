@@ -114,7 +114,7 @@ def _strike(referee: Referee, fault: Fault, after_s: float) -> None:
 
 
 def _victim(referee: Referee, name: str) -> int:
-    fork_server, oracle = referee.fork_server._process.pid, referee.oracle._child.pid
+    fork_server, oracle = referee.fork_server._process.pid, referee.oracle.pid
     if name == "worker":
         children = Path(f"/proc/{fork_server}/task/{fork_server}/children").read_text().split()
         others = [int(pid) for pid in children if int(pid) != oracle]

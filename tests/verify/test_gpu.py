@@ -221,15 +221,15 @@ def test_candidate_that_fills_gpu_memory_is_at_fault(referee: Referee) -> None:
 
 def test_memory_is_shared_from_a_new_thread(referee: Referee) -> None:
     with ThreadPoolExecutor(1) as thread:
-        batch = thread.submit(referee.batch, 2).result()
+        batch = thread.submit(referee.batches.create, 2).result()
     assert all(tensor.is_cuda for slot in (0, 1) for tensor in batch.inputs.tensors(slot))
-    referee.discard(batch)
+    referee.batches.discard(batch)
 
 
 def test_all_arms_run_on_shared_buffers(task: Task, referee: Referee) -> None:
-    batch = referee.batch(4)
+    batch = referee.batches.create(4)
     with referee.processes.reference("eager") as session:
         block = session.block(batch.inputs, batch.outputs, batch.slots, deadline_s=60)
         assert sum(block.claimed_s) <= block.wall_s
-        assert all(referee.check(batch, slot).passed for slot in range(4))
-    referee.discard(batch)
+        assert all(referee.batches.check(batch, slot).passed for slot in range(4))
+    referee.batches.discard(batch)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cuagent.verify.inputs.draws import LineView
-from cuagent.verify.inputs.kinds import MAX_SWEEP, Inputs, brink_steps, derive
+from cuagent.verify.inputs.derive import brink_steps, derive
+from cuagent.verify.inputs.kinds import MAX_SWEEP, Inputs
+from cuagent.verify.inputs.lines import LineView
 from cuagent.verify.inputs.ranges import ends_of, ranges_of
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.inputs.weights import Weights, derive_weights

@@ -9,7 +9,7 @@ import torch
 from regimes import Regime
 
 from cuagent.verify import Verdict
-from cuagent.verify.trace.selections import trace_reference
+from cuagent.verify.trace.reference_trace import trace_reference
 
 REGIMES = {
     "mean without NaN": Regime(

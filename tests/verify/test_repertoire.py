@@ -10,15 +10,16 @@ import torch
 import torch.nn.functional as F
 
 from cuagent.task import load_task, open_reference
-from cuagent.verify.inputs.draws import EXTREME_SIZE, FAR_EXTREME_SIZE, LineView
+from cuagent.verify.inputs.draws import EXTREME_SIZE, FAR_EXTREME_SIZE
 from cuagent.verify.inputs.kinds import Inputs
+from cuagent.verify.inputs.lines import LineView
 from cuagent.verify.inputs.ranges import Range
 from cuagent.verify.inputs.reference_runs import ReferenceRuns
 from cuagent.verify.inputs.repertoire import Repertoire, repertoire
 from cuagent.verify.inputs.sweeps import SweepCount
 from cuagent.verify.oracle.describe import describe
 from cuagent.verify.tally import ROUNDS
-from cuagent.verify.trace.selections import trace_reference
+from cuagent.verify.trace.reference_trace import trace_reference
 
 
 def suited(
@@ -182,3 +183,37 @@ def test_references_that_shift_along_two_axes_get_no_numbers_past_a_million() ->
     x = torch.randn(2, 8, 8)
     assert {Inputs.LARGE, Inputs.HUGE}.isdisjoint(suited(steps, x).kinds)
     assert Inputs.LARGE in suited(lambda x: x.softmax(2), x).kinds
+
+
+def test_flat_rows_of_counts_are_zero_or_repeat_a_count(tmp_path: Path) -> None:
+    """A reference that is undefined for negative numbers gets whole rows of zeros all the same."""
+    path = tmp_path / "task.py"
+    path.write_text(COUNTS)
+    found = describe(open_reference(load_task(str(path), device="cpu"))).repertoire
+    assert Inputs.FLAT in found.kinds
+    own = [torch.poisson(torch.full((24, 30), 0.7))]
+    (drawn,) = found.drawn(Inputs.FLAT, own, 3)
+    assert bool((drawn == 0).all(1).any())
+    assert bool((drawn >= 0).all())
+    assert torch.equal(drawn, drawn.round()), "each number is a count"
+    changed = (drawn != own[0]).any(1)
+    assert bool((drawn[changed] == drawn[changed][:, :1]).all())
+    path.write_text(COUNTS.replace(".clamp(min=1)", ""))
+    strict = describe(open_reference(load_task(str(path), device="cpu"))).repertoire
+    assert Inputs.FLAT not in strict.kinds, "the reference divides by zero"
+
+
+COUNTS = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, counts):
+        share = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
+        return torch.xlogy(share, share).sum(dim=1)
+
+def get_inputs():
+    return [torch.poisson(torch.full((24, 30), 0.7))]
+
+def get_init_inputs():
+    return []
+"""

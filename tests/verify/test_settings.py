@@ -14,7 +14,8 @@ from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.task import Device, Precision, TorchSettings, load_task
 from cuagent.verify import Reason, Referee, Verdict
-from cuagent.verify.inputs.kinds import Inputs, derive
+from cuagent.verify.inputs.derive import derive
+from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.oracle.places import NearTies
 from cuagent.verify.rules.bounds import UNITS
 from cuagent.verify.rules.tolerance import strict

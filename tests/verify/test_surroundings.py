@@ -58,3 +58,9 @@ def test_verdict_has_the_note(judged: Callable[[str], Verdict]) -> None:
     assert aware.accepted
     assert [note for note in plain.notes if NOTE in note] == []
     assert [note for note in aware.notes if NOTE in note and "sys" in note] != []
+
+
+def test_text_beyond_the_parsers_depth_names_nothing() -> None:
+    """`verify` ended with an internal error instead of a rejection."""
+    for deep in ("x = " + "-" * 100_000 + "1", "(" * 5_000, "a\0b"):
+        assert surroundings(Attempt((("model_new.py", deep),))) == ()

@@ -17,7 +17,7 @@ from cuagent.verify.rules.ties import Places, places_of, wrong_places
 from cuagent.verify.rules.tolerance import strict
 from cuagent.verify.rules.types import Expected
 from cuagent.verify.trace.reductions import Terms
-from cuagent.verify.trace.selections import trace_reference
+from cuagent.verify.trace.reference_trace import trace_reference
 
 Run = Callable[[torch.Tensor], torch.Tensor]
 TIED = torch.tensor([[1.0, 3.0, 0.0, 3.0, 3.0], [2.0, 2.0, 5.0, 1.0, 2.0]])

@@ -12,7 +12,8 @@ from cuagent.attempt import Attempt
 from cuagent.build import build
 from cuagent.task import Task, TaskError, load_task
 from cuagent.verify import Reason, Referee
-from cuagent.verify.oracle.client import Oracle, OracleLost
+from cuagent.verify.oracle.client import Oracle
+from cuagent.verify.oracle.process import OracleLost
 from cuagent.worker import ForkServer
 
 MODULE = """
@@ -58,7 +59,7 @@ def test_module_that_ends_its_process_is_named(
 def test_killed_oracle_is_not_the_tasks_fault(fork_server: ForkServer, tmp_path: Path) -> None:
     oracle = Oracle(fork_server, reference(tmp_path))
     oracle.describe()
-    os.kill(oracle._child.pid, signal.SIGKILL)
+    os.kill(oracle.pid, signal.SIGKILL)
     with pytest.raises(OracleLost, match="killed from outside"):
         oracle.describe()
     assert not oracle.alive

@@ -217,7 +217,7 @@ class JudgeCache:
         """Open a judge for a task and return it; None if that failed. The next judgement then tries
         again and reports the error."""
         from cuagent.judge import LocalJudge
-        from cuagent.verify.oracle.client import OracleLost
+        from cuagent.verify.oracle.process import OracleLost
 
         judge = None
         try:
@@ -307,7 +307,7 @@ def serve(
         # thousand processes.
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     from cuagent.measure.profile.profile import ProfileError
-    from cuagent.verify.oracle.client import OracleLost
+    from cuagent.verify.oracle.process import OracleLost
 
     cache = JudgeCache(isolation, device_lock, None if visible is None else judges_per_gpu)
     answer: object

@@ -21,6 +21,11 @@ The unit is an addition (`streaming.stages.COST`). The limit applies to anchors 
 several times: a pool does so in each window that contains it.
 """
 
+COST_OF_CHOICE = 2
+"""Cost of a choice by the index of an element, in the argument of a depthwise convolution, which is
+copied element by element. Reflected borders in two dimensions have eight choices; in a kernel of
+their own the choices are constant along its loops."""
+
 
 def clusters(
     graph: Graph, family_of: Mapping[Kind, str], outside: frozenset[str]
@@ -99,7 +104,10 @@ class _Cluster:
         node = self.graph.node(name)
         if node.kind is not Kind.POINTWISE:
             return 0
-        return COST.get(node.op, 1) + sum(self._cost(a) for a in node.inputs)
+        by_place = any(self.graph.node(a).kind is Kind.INSIDE for a in node.inputs)
+        copied = self.anchor.kind is Kind.DEPTHWISE
+        own = COST_OF_CHOICE if by_place and copied else COST.get(node.op, 1)
+        return own + sum(self._cost(a) for a in node.inputs)
 
     def _add_consumer(self, node: Node) -> bool:
         same = node.shape == self.anchor.shape and node.dtype in (*FLOATS, "bool")

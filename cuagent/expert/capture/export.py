@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cuagent.expert.capture.composites import composites
+
 if TYPE_CHECKING:
     import torch
 
@@ -60,6 +62,8 @@ def capture(model: torch.nn.Module, inputs: Sequence[Any]) -> Captured:
             warnings.simplefilter("ignore")
             exported = torch.export.export(model, tuple(inputs), strict=False)
             exported = exported.run_decompositions({})
+            if definitions := composites(exported.graph.nodes):
+                exported = exported.run_decompositions(definitions)
     except Exception as error:  # torch.export raises errors of many unrelated types
         raise CaptureError(f"torch.export: {_first_line(error)}") from error
     arguments = _argument_names(model, len(inputs))

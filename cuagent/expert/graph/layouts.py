@@ -10,7 +10,6 @@ overlaps, which stay library calls.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -25,53 +24,21 @@ from cuagent.expert.graph.graph import (
     contiguous_strides,
     reshaped,
 )
+from cuagent.expert.graph.orders import (
+    Order,
+    by_stride,
+    inverse,
+    moved_slice,
+    order_of,
+    order_of_value,
+    permuted,
+)
 
-Order = tuple[int, ...]
-"""Dimensions of a value, outermost in memory first."""
 READ_IN_PLACE = (Kind.WINDOW, Kind.GATHER, Kind.TAKE)
 """Kinds of nodes without memory of their own (kernels read their argument). A view cannot reshape
 them."""
 FOLLOWING = (Kind.SCAN, Kind.POOL, Kind.RESAMPLE)
 """Kinds of nodes whose result takes the order of their only argument; `dims` are renumbered."""
-
-
-def order_of(shape: Sequence[int], strides: Sequence[int]) -> Order | None:
-    """Return the order of a dense tensor's dimensions, () if it is contiguous; None if not dense.
-
-    Strides of dimensions with one element are ignored.
-    """
-    rank = len(shape)
-    whole = tuple(range(rank))
-    for order in (whole, (0, *whole[2:], 1)[:rank], _by_stride(shape, strides)):
-        step, dense = 1, len(order) == rank
-        for d in reversed(order):
-            dense = dense and (shape[d] == 1 or strides[d] == step)
-            step *= shape[d]
-        if dense:
-            return () if order == whole else order
-    return None
-
-
-def _by_stride(shape: Sequence[int], strides: Sequence[int]) -> Order:
-    """Return the dimensions of one element, then the others, outermost in memory first."""
-    return tuple(sorted(range(len(shape)), key=lambda d: (shape[d] > 1, -strides[d], d)))
-
-
-def order_of_value(value: Any) -> Order:
-    """Return the order of a traced tensor; () also for any value that is not a dense tensor."""
-    if not hasattr(value, "stride") or value.numel() == 0:
-        return ()
-    return order_of(tuple(map(int, value.shape)), value.stride()) or ()
-
-
-def permuted(values: Sequence[int], order: Order) -> tuple[int, ...]:
-    """Return `values` (one for each dimension) in the given order; () leaves them as they are."""
-    return tuple(values[d] for d in order) if order else tuple(values)
-
-
-def inverse(order: Order) -> Order:
-    """Return the permutation that undoes `order`."""
-    return tuple(order.index(d) for d in range(len(order)))
 
 
 def has_layouts(nodes: Sequence[Any]) -> bool:
@@ -361,7 +328,7 @@ class _Layouts:
     def _slice(self, node: Node) -> tuple[str, Order]:
         found, order = self.known[node.inputs[0]]
         given, base = self.graph.node(node.inputs[0]).shape, self.by_name[found]
-        moved = _moved(node, given, permuted(contiguous_strides(base.shape), inverse(order)))
+        moved = moved_slice(node, given, permuted(contiguous_strides(base.shape), inverse(order)))
         if base.kind is Kind.STRIDED or moved is None:
             source = self.by_name[self._copied(node.inputs[0], node.origin)]
             return self._add(replace(node, args=(source.name,))), ()
@@ -376,7 +343,7 @@ class _Layouts:
         back = f".permute({list(inverse(order))})" if order else ""
         op = node.op.replace("{0}", "{0}" + back).replace(".view(", ".reshape(")
         # Kernels that read the slice go through memory in its order, as torch's kernels do.
-        inside = _by_stride(node.shape, strides)
+        inside = by_stride(node.shape, strides)
         repeats = any(n > 1 and s == 0 for n, s in zip(node.shape, strides, strict=True))
         if inside == tuple(range(len(inside))) or repeats:
             return self._add(
@@ -412,34 +379,3 @@ def _with_ordered_weights(nodes: Sequence[Node]) -> tuple[Node, ...]:
         else n
         for n in nodes
     )
-
-
-def _moved(node: Node, given: Shape, place: Sequence[int]) -> tuple[tuple[int, ...], int] | None:
-    """Return strides and offset of the slice `node` if its argument has the strides `place`.
-
-    The node's own strides hold for a contiguous argument of the shape `given`. Returns None if one
-    of them crosses the border of a dimension.
-    """
-    steps = contiguous_strides(given)
-    reach = [0] * len(given)
-
-    def coordinates(distance: int) -> list[int]:
-        found = []
-        for step, extent in zip(steps, given, strict=True):
-            found.append(distance // step if extent > 1 else 0)
-            distance -= found[-1] * step
-        return found
-
-    def weighted(index: list[int]) -> int:
-        return sum(i * p for i, p in zip(index, place, strict=True))
-
-    strides = []
-    for extent, stride in zip(node.shape, node.strides, strict=True):
-        index = coordinates(stride) if extent > 1 else [0] * len(given)
-        reach = [r + i * (extent - 1) for r, i in zip(reach, index, strict=True)]
-        strides.append(weighted(index))
-    first = coordinates(node.offset)
-    inside = all(f + r < n for f, r, n in zip(first, reach, given, strict=True))
-    nonnegative = node.offset >= 0 and min(node.strides, default=0) >= 0
-    whole = math.prod(given) > 0
-    return (tuple(strides), weighted(first)) if inside and nonnegative and whole else None

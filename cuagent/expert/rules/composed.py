@@ -3,7 +3,6 @@ differences.
 
 Each formula is equal to the operator's definition, and accurate where the direct formula would
 cancel or overflow.
-Not covered: exp2 and pow, whose error grows with the argument if they are written by exp and log.
 """
 
 from __future__ import annotations
@@ -120,10 +119,16 @@ def lerp(low: Lowering, fx: Any) -> str | None:
     """Lower `torch.lerp` to a + w (b - a), or for w of at least 1/2 to b - (1 - w) (b - a), as
     torch computes it."""
     found, weight = _tensors(low, fx, 2), operand(low, fx.args[2])
-    if found is None or isinstance(weight, str) or weight is None:
+    if found is None or weight is None:
         return None
     start, end = found
-    gap = low.pointwise("sub", end, start, hint="gap")
+    p = low.pointwise
+    gap = p("sub", end, start, hint="gap")
+    if isinstance(weight, str):
+        near = p("add", start, p("mul", gap, weight), hint="near")
+        far = p("sub", end, p("mul", gap, p("sub", 1.0, weight)), hint="far")
+        small = p("lt", p("abs", weight), 0.5, dtype="bool")
+        return p("where", small, near, far, hint="")
     if abs(weight) < 0.5:
         return low.pointwise("add", start, low.pointwise("mul", gap, weight), hint="")
     return low.pointwise("sub", end, low.pointwise("mul", gap, 1 - weight), hint="")
@@ -171,7 +176,7 @@ def diff(low: Lowering, fx: Any) -> str | None:
     return low.pointwise("sub", later, sooner, hint="")
 
 
-@rule("var_mean", "aminmax")
+@rule("var_mean", "std_mean", "aminmax")
 def pair(low: Lowering, fx: Any) -> str | None:
     """Lower operators with two results (aminmax, var_mean): both are reductions of the same
     tensor."""

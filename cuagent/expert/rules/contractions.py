@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from cuagent.expert.graph.graph import Kind, Node, Operand, contiguous_strides
-from cuagent.expert.graph.layouts import order_of_value
 from cuagent.expert.graph.lowering import (
     Lowering,
     argument,
@@ -21,6 +20,7 @@ from cuagent.expert.graph.lowering import (
     shape_of,
     target_of,
 )
+from cuagent.expert.graph.orders import order_of_value
 from cuagent.expert.rules.views import layout, strided, viewed
 
 

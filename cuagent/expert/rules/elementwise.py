@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cuagent.expert.graph.graph import Kind
+from cuagent.expert.graph.graph import Kind, Operand
 from cuagent.expert.graph.lowering import (
     Lowering,
     argument,
@@ -19,12 +19,14 @@ from cuagent.expert.graph.lowering import (
 UNARY = {
     "neg", "abs", "exp", "log", "log1p", "expm1", "sqrt", "rsqrt", "reciprocal", "relu", "sigmoid",
     "tanh", "erf", "silu", "mish", "hardswish", "hardsigmoid", "sin", "cos", "floor", "ceil",
-    "sign", "logical_not", "selu", "relu6", "softsign", "log_sigmoid",
+    "sign", "logical_not", "selu", "relu6", "softsign", "log_sigmoid", "asin", "acos", "atan",
+    "exp2",
 }  # fmt: skip
 BINARY = {
     "add": "add", "sub": "sub", "mul": "mul", "div": "div", "maximum": "maximum",
     "minimum": "minimum", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge", "eq": "eq", "ne": "ne",
-    "logical_and": "logical_and", "logical_or": "logical_or",
+    "logical_and": "logical_and", "logical_or": "logical_or", "true_divide": "div",
+    "divide": "div", "multiply": "mul", "subtract": "sub", "atan2": "atan2",
 }  # fmt: skip
 
 
@@ -99,17 +101,39 @@ def rsub(low: Lowering, fx: Any) -> str | None:
     return low.pointwise("sub", b, a, hint="")
 
 
+MOST_FACTORS = 8
+"""Largest whole exponent for which a power is a product."""
+
+
 @rule("pow")
 def power(low: Lowering, fx: Any) -> str | None:
-    x, exponent = operand(low, fx.args[0]), fx.args[1]
-    if not isinstance(x, str) or not floating(fx):
+    x, exponent = operand(low, fx.args[0]), operand(low, fx.args[1])
+    if x is None or exponent is None or not floating(fx):
         return None
-    if exponent == 2:
-        return low.pointwise("mul", x, x, hint="")
-    if exponent == 3:
-        return low.pointwise("mul", low.pointwise("mul", x, x, hint="square"), x, hint="")
+    if isinstance(exponent, str) or not isinstance(x, str):
+        return low.pointwise(
+            "exp2" if x == 2 else "pow", *((exponent,) if x == 2 else (x, exponent)), hint=""
+        )
     named = {0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
-    return low.pointwise(named[exponent], x, hint="") if exponent in named else None
+    if exponent in named:
+        return low.pointwise(named[exponent], x, hint="")
+    whole = float(exponent).is_integer() and 2 <= abs(exponent) <= MOST_FACTORS
+    if not whole:
+        return low.pointwise("pow", x, float(exponent), hint="")
+    if exponent < 0:
+        return low.pointwise("reciprocal", _product(low, x, -int(exponent), "factors"), hint="")
+    return _product(low, x, int(exponent), "")
+
+
+def _product(low: Lowering, x: str, count: int, hint: str) -> str:
+    """Add the product of `count` equal factors, by squares."""
+    if count == 1:
+        return x
+    half = _product(low, x, count // 2, "square" if count < 4 else "power")
+    if count % 2 == 0:
+        return low.pointwise("mul", half, half, hint=hint)
+    square = low.pointwise("mul", half, half, hint="square")
+    return low.pointwise("mul", square, x, hint=hint)
 
 
 @rule("square")
@@ -127,30 +151,52 @@ def gelu(low: Lowering, fx: Any) -> str | None:
     )
 
 
-@rule("leaky_relu", "elu", "hardtanh", "clamp", "clamp_min", "clamp_max", "softplus", "hardtanh_")
+@rule("leaky_relu", "elu", "hardtanh", "softplus", "hardtanh_", "threshold")
 def parametric(low: Lowering, fx: Any) -> str | None:
     """Lower activations that have numeric parameters, such as leaky ReLU."""
     x = operand(low, fx.args[0])
     name = str(fx.target).split(".")[1]
     if not isinstance(x, str) or not floating(fx) or any(hasattr(a, "meta") for a in fx.args[1:]):
         return None
+    p = low.pointwise
     match name:
         case "leaky_relu":
-            return low.pointwise("leaky_relu", x, argument(fx, 1, "negative_slope", 0.01), hint="")
+            return p("leaky_relu", x, argument(fx, 1, "negative_slope", 0.01), hint="")
         case "elu":
-            if (argument(fx, 2, "scale", 1), argument(fx, 3, "input_scale", 1)) != (1, 1):
+            alpha, scale = argument(fx, 1, "alpha", 1.0), argument(fx, 2, "scale", 1)
+            if argument(fx, 3, "input_scale", 1) != 1:
                 return None
-            return low.pointwise("elu", x, argument(fx, 1, "alpha", 1.0), hint="")
+            value = p("elu", x, alpha, hint="" if scale == 1 else "elu")
+            return value if scale == 1 else p("mul", value, scale, hint="")
         case "softplus":
-            if (argument(fx, 1, "beta", 1), argument(fx, 2, "threshold", 20)) != (1, 20):
+            beta, limit = argument(fx, 1, "beta", 1), argument(fx, 2, "threshold", 20)
+            # Beyond 20 the function differs from its argument by less than rounding.
+            if limit < 20 or beta <= 0:
                 return None
-            return low.pointwise("softplus", x, hint="")
-    if name == "clamp_max":
-        lower, upper = None, argument(fx, 1, "max")
-    elif name == "hardtanh":
-        lower, upper = argument(fx, 1, "min_val", -1.0), argument(fx, 2, "max_val", 1.0)
-    else:
-        lower, upper = argument(fx, 1, "min"), argument(fx, 2, "max")
+            if beta == 1:
+                return p("softplus", x, hint="")
+            return p("mul", p("softplus", p("mul", x, beta, hint="scaled")), 1 / beta, hint="")
+        case "threshold":
+            below = p("le", x, fx.args[1], hint="below", dtype="bool")
+            return p("where", below, fx.args[2], x, hint="")
+    return _clamped(low, x, argument(fx, 1, "min_val", -1.0), argument(fx, 2, "max_val", 1.0))
+
+
+@rule("clamp", "clamp_min", "clamp_max", "clip")
+def clamp(low: Lowering, fx: Any) -> str | None:
+    """Lower limits that are numbers or tensors."""
+    name = operator_name(fx)
+    lower = None if name == "clamp_max" else argument(fx, 1, "min")
+    upper = argument(fx, 1 if name == "clamp_max" else 2, "max")
+    x, *limits = (None if v is None else operand(low, v) for v in (fx.args[0], lower, upper))
+    known = all((v is None) == (w is None) for v, w in zip((lower, upper), limits, strict=True))
+    tensors = [v for v in (lower, upper) if hasattr(v, "meta")]
+    if not isinstance(x, str) or not known or not all(map(floating, (fx, fx.args[0], *tensors))):
+        return None
+    return _clamped(low, x, *limits)
+
+
+def _clamped(low: Lowering, x: str, lower: Operand | None, upper: Operand | None) -> str:
     if lower is not None:
         x = low.pointwise("maximum", x, lower, hint="" if upper is None else "floor")
     return x if upper is None else low.pointwise("minimum", x, upper, hint="")

@@ -19,7 +19,7 @@ from cuagent.expert.graph.lowering import (
     rule,
     target_of,
 )
-from cuagent.expert.rules.views import within
+from cuagent.expert.rules.joins import within
 
 MAX_INDEX = 1 << 24
 """Largest size of a dimension that is searched: float32 represents all integers up to this value

@@ -7,8 +7,8 @@ import math
 from typing import Any
 
 from cuagent.expert.graph.graph import Kind, Node, Operand
-from cuagent.expert.graph.layouts import order_of_value
 from cuagent.expert.graph.lowering import Lowering, dtype_of, operator_name, shape_of
+from cuagent.expert.graph.orders import order_of_value
 
 
 def library(low: Lowering, fx: Any, *, constant: bool = False) -> str:

@@ -8,16 +8,23 @@ from typing import Any
 from cuagent.expert.graph.lowering import (
     Lowering,
     argument,
+    dtype_of,
     floating,
     operand,
+    operator_name,
     rule,
 )
+from cuagent.expert.rules.views import narrowed, viewed
 
 
 @rule("sum", "mean", "amax", "amin")
 def reduction(low: Lowering, fx: Any) -> str | None:
     x = operand(low, fx.args[0])
-    if not isinstance(x, str) or not floating(fx.args[0]) or not floating(fx) or not low.shape(x):
+    if not isinstance(x, str) or not low.shape(x):
+        return None
+    if dtype_of(fx.args[0]) == "bool" and operator_name(fx) == "sum":
+        return _count(low, fx, x)
+    if not floating(fx.args[0]) or not floating(fx):
         return None
     dims = argument(fx, 1, "dim", None) or list(range(len(low.shape(x))))
     keep = bool(argument(fx, 2, "keepdim", False))
@@ -46,15 +53,77 @@ def variance(low: Lowering, fx: Any) -> str | None:
 
 @rule("norm", "linalg_vector_norm")
 def norm(low: Lowering, fx: Any) -> str | None:
-    x, p = operand(low, fx.args[0]), argument(fx, 1, "p", 2)
-    if not isinstance(x, str) or not floating(fx) or p not in (1, 2, None):
+    x, p = operand(low, fx.args[0]), argument(fx, 1, "p", argument(fx, 1, "ord", 2))
+    p = 2 if p is None else p
+    if not isinstance(x, str) or not floating(fx) or not isinstance(p, int | float) or p == 0:
         return None
-    dims = argument(fx, 2, "dim", None) or list(range(len(low.shape(x))))
+    dims = argument(fx, 2, "dim", None)
+    dims = [dims] if isinstance(dims, int) else dims or list(range(len(low.shape(x))))
     keep = bool(argument(fx, 3, "keepdim", False))
+    if math.isinf(p):
+        return low.reduce("amax" if p > 0 else "amin", low.pointwise("abs", x), dims, keep)
     if p == 1:
         return low.reduce("sum", low.pointwise("abs", x), dims, keep)
-    total = low.reduce("sum", low.pointwise("mul", x, x, hint="square"), dims, keep)
-    return low.pointwise("sqrt", total, hint="")
+    if p == 2:
+        total = low.reduce("sum", low.pointwise("mul", x, x, hint="square"), dims, keep)
+        return low.pointwise("sqrt", total, hint="")
+    power = low.pointwise("pow", low.pointwise("abs", x), float(p), hint="power")
+    return low.pointwise("pow", low.reduce("sum", power, dims, keep), 1 / p, hint="")
+
+
+MOST_FACTORS = 8
+"""Largest number of slices whose product is computed without a loop."""
+
+
+@rule("prod")
+def product(low: Lowering, fx: Any) -> str | None:
+    """Lower the product along a short dimension."""
+    x, dim = operand(low, fx.args[0]), argument(fx, 1, "dim")
+    if not isinstance(x, str) or not isinstance(dim, int) or not floating(fx):
+        return None
+    if not floating(fx.args[0]) or not low.shape(x) or low.shape(x)[dim] > MOST_FACTORS:
+        return None
+    value = narrowed(low, x, dim, 0, 1)
+    for k in range(1, low.shape(x)[dim]):
+        value = low.pointwise("mul", value, narrowed(low, x, dim, k, k + 1), hint="factors")
+    if bool(argument(fx, 2, "keepdim", False)):
+        return value
+    shape = list(low.shape(value))
+    del shape[dim]
+    return viewed(low, value, tuple(shape))
+
+
+@rule("all", "any")
+def quantified(low: Lowering, fx: Any) -> str | None:
+    """Lower to the least or the largest of ones and zeros."""
+    x, dims = operand(low, fx.args[0]), argument(fx, 1, "dim")
+    if not isinstance(x, str) or not low.shape(x):
+        return None
+    dims = list(range(len(low.shape(x)))) if dims is None else dims
+    dims = [dims] if isinstance(dims, int) else list(dims)
+    keep = bool(argument(fx, 2, "keepdim", False))
+    if dtype_of(fx.args[0]) != "bool":
+        x = low.pointwise("ne", x, 0, hint="nonzero", dtype="bool")
+    ones = low.pointwise("where", x, 1.0, 0.0, hint="ones")
+    name = {"all": "min", "any": "max"}[operator_name(fx)]
+    return low.pointwise("gt", low.reduce(name, ones, dims, keep), 0.5, hint="", dtype="bool")
+
+
+MOST_COUNTED = 1 << 24
+"""Largest count that float32 holds exactly."""
+
+
+def _count(low: Lowering, fx: Any, x: str) -> str | None:
+    """Return the number of true elements, as integers or as floats."""
+    dims = argument(fx, 1, "dim", None) or list(range(len(low.shape(x))))
+    dims = [dims] if isinstance(dims, int) else list(dims)
+    whole = dtype_of(fx) == "int64"
+    if not (whole or floating(fx)) or math.prod(low.shape(x)[d] for d in dims) > MOST_COUNTED:
+        return None
+    keep = bool(argument(fx, 2, "keepdim", False))
+    ones = low.pointwise("where", x, 1.0, 0.0, hint="ones")
+    total = low.reduce("sum", ones, dims, keep, "count" if whole else "")
+    return low.pointwise("cast", total, hint="", dtype="int64") if whole else total
 
 
 @rule("cosine_similarity")

@@ -23,7 +23,9 @@ FUNCTIONS = {
     "log1p": "logarithm_one_plus", "tanh": "hyperbolic_tangent", "erf": "error_function",
     "abs": "absolute", "sqrt": "square_root", "floor": "round_down", "ceil": "round_up",
     "round": "round_to_even", "trunc": "round_to_zero",
-    "sin": "sine", "cos": "cosine",
+    "sin": "sine", "cos": "cosine", "asin": "arc_sine", "acos": "arc_cosine",
+    "atan": "arc_tangent", "atan2": "arc_tangent_of_point", "pow": "power",
+    "exp2": "exponential_of_two",
 }  # fmt: skip
 OF_HALF = ("gelu",)
 """Operations with a faster C++ function for results in half precision."""
@@ -45,7 +47,8 @@ RESERVED = {
     "relu6", "hardswish", "hardsigmoid", "softsign", "log_sigmoid", "sign", "rsqrt", "reciprocal",
     "maximum", "minimum", "xlogx", "exp", "log", "abs", "tanh", "sqrt", "floor", "ceil", "sin",
     "round", "trunc",
-    "cos", "erf", "pow", "div", "float", "int", "long", "double", "bool", "void", "char", "const",
+    "cos", "asin", "acos", "atan", "atan2", "exp2", "power", "erf", "pow", "div", "float",
+    "int", "long", "double", "bool", "void", "char", "const",
     "for", "if", "else", "while", "do", "return", "static", "new", "delete", "this", "class",
     "struct", "union", "enum", "template", "auto", "switch", "case", "default", "break",
     "continue", "register", "signed", "unsigned", "short", "and", "or", "not", "xor", "min", "max",

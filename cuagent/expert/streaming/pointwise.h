@@ -308,3 +308,111 @@ POINTWISE float sine_after(float x, double turn) {
 }
 POINTWISE float sine(float x) { return x == 0.f ? x : sine_after(x, 0.0); }
 POINTWISE float cosine(float x) { return sine_after(x, 1.0); }
+
+// atan t for t in [0, 1]. 1 ulp.
+POINTWISE float arc_tangent_of_fraction(float t) {
+  const float s = t * t;
+  float p = -0.00182720331f;
+  p = __builtin_fmaf(p, s, 0.0110643972f);
+  p = __builtin_fmaf(p, s, -0.0314556211f);
+  p = __builtin_fmaf(p, s, 0.0582344718f);
+  p = __builtin_fmaf(p, s, -0.0841945484f);
+  p = __builtin_fmaf(p, s, 0.109575748f);
+  p = __builtin_fmaf(p, s, -0.142652452f);
+  p = __builtin_fmaf(p, s, 0.199986383f);
+  p = __builtin_fmaf(p, s, -0.333333015f);
+  return __builtin_fmaf(p * s, t, t);
+}
+// atan x = pi/2 - atan(1 / x) for x > 1. 2 ulp.
+POINTWISE float arc_tangent(float x) {
+  const float t = absolute(x), inverse = 1.f / t;
+  const float p = arc_tangent_of_fraction(t > 1.f ? inverse : t);
+  return __builtin_copysignf(t > 1.f ? 1.57079633f - p : p, x);
+}
+// The angle of the point (x, y).
+POINTWISE float arc_tangent_of_point(float y, float x) {
+  const float a = absolute(x), b = absolute(y);
+  const float far = maximum(a, b), near = minimum(a, b), quotient = near / far;
+  const float ratio = near == far ? (far == 0.f ? 0.f : 1.f) : quotient;
+  const float p = arc_tangent_of_fraction(ratio);
+  const float within = b > a ? 1.57079633f - p : p;
+  return __builtin_copysignf(as_bits(x) < 0 ? 3.14159265f - within : within, y);
+}
+// asin t for t in [0, 1/2], where s = t^2. 1 ulp.
+POINTWISE float arc_sine_of_half(float t, float s) {
+  float p = 0.0375652052f;
+  p = __builtin_fmaf(p, s, 0.0144026028f);
+  p = __builtin_fmaf(p, s, 0.0318176113f);
+  p = __builtin_fmaf(p, s, 0.0445157215f);
+  p = __builtin_fmaf(p, s, 0.0750051066f);
+  p = __builtin_fmaf(p, s, 0.166666597f);
+  return __builtin_fmaf(p * s, t, t);
+}
+// Above 1/2, asin t = pi/2 - 2 asin sqrt((1 - t) / 2). 2 ulp.
+POINTWISE float arc_sine(float x) {
+  const float t = absolute(x);
+  const float s = t > 0.5f ? 0.5f * (1.f - t) : t * t, root = __builtin_sqrtf(s);
+  const float p = arc_sine_of_half(t > 0.5f ? root : t, s);
+  return __builtin_copysignf(t > 0.5f ? 1.57079633f - 2.f * p : p, x);
+}
+POINTWISE float arc_cosine(float x) {
+  const float t = absolute(x);
+  const float s = t > 0.5f ? 0.5f * (1.f - t) : t * t, root = __builtin_sqrtf(s);
+  const float p = arc_sine_of_half(t > 0.5f ? root : t, s);
+  const float far = x > 0.f ? 2.f * p : 3.14159265f - 2.f * p;
+  return t > 0.5f ? far : 1.57079633f - __builtin_copysignf(p, x);
+}
+
+// 2^r for |r| <= 1/2. 1 ulp.
+POINTWISE float power_of_two_of_rest(float r) {
+  float p = 1.53100809e-05f;
+  p = __builtin_fmaf(p, r, 0.000154614478f);
+  p = __builtin_fmaf(p, r, 0.00133334543f);
+  p = __builtin_fmaf(p, r, 0.00961805694f);
+  p = __builtin_fmaf(p, r, 0.0555041097f);
+  p = __builtin_fmaf(p, r, 0.240226507f);
+  p = __builtin_fmaf(p, r, 0.693147182f);
+  return __builtin_fmaf(p, r, 1.f);
+}
+POINTWISE float exponential_of_two(float x) {
+  x = x < -152.f ? -152.f : x;
+  x = x > 129.f ? 129.f : x;
+  const float shifted = x + 12582912.f;
+  const int32_t n = as_bits(shifted) - 0x4B400000, half = n >> 1;
+  const float y = power_of_two_of_rest(x - (shifted - 12582912.f));
+  return y * power_of_two(half) * power_of_two(n - half);
+}
+// |x|^y = 2^(y log2 |x|) with the exponent in double. 2 ulp. The limits at 0, 1 and infinities are
+// those of C's pow.
+POINTWISE float power(float x, float y) {
+  const float t = absolute(x);
+  const bool subnormal = t < 1.17549435e-38f;
+  const int32_t bits = as_bits(subnormal ? t * 8388608.f : t) - 0x3F3504F3;
+  const double m = as_float((bits & 0x007FFFFF) + 0x3F3504F3);
+  const double exponent = (bits >> 23) - (subnormal ? 23 : 0);
+  // log m = 2 artanh(s).
+  const double s = (m - 1.0) / (m + 1.0), square = s * s;
+  double p = 2.0 / 13.0;
+  p = p * square + 2.0 / 11.0;
+  p = p * square + 2.0 / 9.0;
+  p = p * square + 2.0 / 7.0;
+  p = p * square + 2.0 / 5.0;
+  p = p * square + 2.0 / 3.0;
+  p = p * square + 2.0;
+  double logarithm = p * s * 1.4426950408889634 + exponent;
+  logarithm = t == 0.f ? -__builtin_inf() : logarithm;
+  logarithm = t == __builtin_inff() ? __builtin_inf() : logarithm;
+  double z = t == 1.f ? 0.0 : y * logarithm;
+  z = z < -160.0 ? -160.0 : z;
+  z = z > 160.0 ? 160.0 : z;
+  const double n = (z + 6755399441055744.0) - 6755399441055744.0;
+  const int32_t whole = static_cast<int32_t>(n), half = whole >> 1;
+  const float rest = power_of_two_of_rest(static_cast<float>(z - n));
+  const float size = rest * power_of_two(half) * power_of_two(whole - half);
+  const float down = __builtin_floorf(y);
+  const bool odd = y - 2.f * __builtin_floorf(0.5f * y) == 1.f;
+  const bool real = (x >= 0.f) | (down == y) | (t == __builtin_inff());
+  const float value = (as_bits(x) < 0) & odd ? -size : size;
+  const bool unknown = (x != x) | (y != y) | !real;
+  return (x == 1.f) | (y == 0.f) ? 1.f : (unknown ? __builtin_nanf("") : value);
+}

@@ -43,6 +43,12 @@ POINTWISE float round_to_zero(float x) { return truncf(x); }
 POINTWISE float round_up(float x) { return ceilf(x); }
 POINTWISE float sine(float x) { return sinf(x); }
 POINTWISE float cosine(float x) { return cosf(x); }
+POINTWISE float arc_sine(float x) { return asinf(x); }
+POINTWISE float arc_cosine(float x) { return acosf(x); }
+POINTWISE float arc_tangent(float x) { return atanf(x); }
+POINTWISE float arc_tangent_of_point(float y, float x) { return atan2f(y, x); }
+POINTWISE float power(float x, float y) { return powf(x, y); }
+POINTWISE float exponential_of_two(float x) { return exp2f(x); }
 POINTWISE float exponential(float x) { return expf(x); }
 POINTWISE float exponential_of_nonpositive(float x) { return expf(x); }
 POINTWISE float exponential_minus_one(float x) { return expm1f(x); }

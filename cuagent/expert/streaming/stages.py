@@ -18,7 +18,7 @@ COST = {
     "log1p": 16, "tanh": 18, "erf": 22, "sigmoid": 14,
     "silu": 14, "gelu": 24, "gelu_tanh": 20, "softplus": 30, "mish": 20, "elu": 16, "selu": 16,
     "log_sigmoid": 30, "xlogx": 16, "sin": 30, "cos": 30, "div": 4, "sqrt": 4, "rsqrt": 6,
-    "reciprocal": 4,
+    "reciprocal": 4, "asin": 20, "acos": 20, "atan": 24, "atan2": 30, "exp2": 12, "pow": 60,
 }  # fmt: skip
 """Approximate cost of an operation on one element, in additions; 1 for operations not listed."""
 HALVES = ("bfloat16", "float16")

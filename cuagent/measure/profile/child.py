@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.arms import CANDIDATE
 from cuagent.kernels.calls import Launcher
-from cuagent.measure.roofline.model import Work, count_calls
+from cuagent.measure.roofline.model import Work
+from cuagent.measure.roofline.work import count_calls
 from cuagent.sandbox import Tier, enter
 from cuagent.sandbox.policy import policy_from_json
 from cuagent.task import Device, TaskError, flatten, open_reference, read_settings

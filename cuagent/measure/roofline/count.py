@@ -16,7 +16,8 @@ import socket
 import tempfile
 from pathlib import Path
 
-from cuagent.measure.roofline.model import Work, count_work, matrix_unit
+from cuagent.measure.roofline.model import Work
+from cuagent.measure.roofline.work import count_work, matrix_unit
 from cuagent.task import Task, TaskError, check_runs, open_reference
 from cuagent.task.plain import task_from_json, task_to_json
 from cuagent.worker import ForkServer

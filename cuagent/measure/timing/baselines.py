@@ -170,9 +170,9 @@ class Baselines:
         They are drawn after the attempt was frozen.
         """
         if self._batch is None:
-            self._batch = self.referee.batch(1 + slots_for(self.referee), filled=False)
+            self._batch = self.referee.batches.create(1 + slots_for(self.referee), filled=False)
         begun = time.perf_counter()
-        self.referee.refill(self._batch, [self._batch.inputs.count - 1])
+        self.referee.batches.refill(self._batch, [self._batch.inputs.count - 1])
         self.draw_s = time.perf_counter() - begun
         return self._batch
 
@@ -236,7 +236,7 @@ class Baselines:
             timed_arm.session.close()
         self.were_opened = False
         if self._batch is not None:
-            self.referee.discard(self._batch)
+            self.referee.batches.discard(self._batch)
             self._batch = None
 
     def _open_and_warm(self, name: str, batch: Batch) -> TimedArm | None:

@@ -9,7 +9,7 @@ from cuagent.build import Build
 from cuagent.measure.timing.baselines import FRESH_IF_OPENED_IN_S, Baselines
 from cuagent.task import Device
 from cuagent.timing import Effort
-from cuagent.verify.oracle.client import OracleLost
+from cuagent.verify.oracle.process import OracleLost
 from cuagent.verify.referee import Referee
 from cuagent.worker import ForkServerError, Session
 

@@ -27,11 +27,11 @@ from cuagent.measure.statistics import steady
 from cuagent.measure.timing.agreement import Agreement
 from cuagent.measure.timing.timed_arm import GROUPS, BlockTime, TimedArm
 from cuagent.task import Device
-from cuagent.verdict import RuleResult
+from cuagent.verdict import RuleResult, on_inputs
 from cuagent.verify.batch import Batch
+from cuagent.verify.calls import FLUSH
 from cuagent.verify.inputs.kinds import EXACT, Inputs
 from cuagent.verify.referee import Referee
-from cuagent.verify.run import FLUSH
 from cuagent.worker.memory.fingerprint import Fingerprint
 from cuagent.worker.session import Block
 
@@ -176,7 +176,7 @@ class Repeats:
         The strict rule judges `sample` of the candidate's outputs in any case. Returns a message if
         the candidate did something wrong, else "".
         """
-        self.referee.refill(self.batch, slots)
+        self.referee.batches.refill(self.batch, slots)
         outputs: dict[str, list[list[Tensor]]] = {}
         changed = ""
         for name in self.random.sample(list(self.timed_arms), len(self.timed_arms)):
@@ -214,7 +214,7 @@ class Repeats:
         self.random.shuffle(kinds)
         kind_of = dict(zip(slots, itertools.cycle(kinds), strict=False))
         for slot, kind in kind_of.items():
-            self.referee.refill(self.batch, [slot], kind)
+            self.referee.batches.refill(self.batch, [slot], kind)
         clock(self.timed_arms[CANDIDATE], self.batch, slots)
         if changed := self._changed(slots):
             return changed
@@ -224,14 +224,14 @@ class Repeats:
         for slot in self.random.sample(list(slots), min(JUDGED_CALLS, len(slots))):
             result = self._strict(slot, outputs[slot], kind_of[slot])
             if not result.passed:
-                return f"a call on {kind_of[slot]} inputs was wrong: {result.detail}"
+                return f"a call on {on_inputs(kind_of[slot])} was wrong: {result.detail}"
         return ""
 
     def _strict(
         self, slot: int, outputs: Sequence[Tensor], kind: Inputs = Inputs.OWN
     ) -> RuleResult:
         started = time.perf_counter()
-        result = self.referee.check(self.batch, slot, outputs, kind)
+        result = self.referee.batches.check(self.batch, slot, outputs, kind)
         self.judged_s += time.perf_counter() - started
         return result
 

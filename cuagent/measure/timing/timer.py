@@ -44,7 +44,7 @@ from cuagent.measure.timing.task_floor import TaskFloor
 from cuagent.measure.timing.timed_arm import TimedArm
 from cuagent.timing import Effort, Ratio, Timing
 from cuagent.verify.batch import Batch
-from cuagent.verify.oracle.client import OracleLost
+from cuagent.verify.oracle.process import OracleLost
 from cuagent.verify.referee import Referee
 from cuagent.worker import SessionEnded
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from cuagent.verify.inputs.kinds import Inputs, derive
+from cuagent.verify.inputs.derive import derive
+from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.trace.hooks import intercept_operators
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from cuagent.task.reference import root_folder
 from cuagent.verify.fitness.environment import Environment, is_user_file, shifted_environment
 from cuagent.verify.fitness.examine import NOISE, SEEDS, distance
 from cuagent.verify.fitness.module_state import ModuleState, changed, module_state
-from cuagent.verify.inputs.kinds import Inputs, derive
+from cuagent.verify.inputs.derive import derive
+from cuagent.verify.inputs.kinds import Inputs
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -1,19 +1,23 @@
-"""Draw one tensor of a kind; `kinds.derive` puts it in the place of the task's own.
+"""Draw one tensor of a kind; `derive` puts it in the place of the task's own.
 
-A row is all elements along the last axis. Values differ between rows, so that a kernel that mixes
-up rows is found. A level is the variant of a row in a kind, such as its scale, its sign or the
-value that fills it. A block is all rows with the same index along the first axis longer than 1. A
-task may normalise over more than a row (a group of channels, a sample), so in half of the blocks
-all rows have the same level, and in the other half each row has its own. Levels are assigned in a
-random order, not drawn independently, so each occurs if there are enough rows.
+Values differ between rows, so that a kernel that mixes up rows is found. A level is the variant of
+a row in a kind, such as its scale, its sign or the value that fills it. `random_values.row_values`
+assigns levels to rows and to whole blocks of rows.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from cuagent.verify.inputs.lines import SHORTEST_AXIS
+from cuagent.verify.inputs.random_values import (
+    first_of_rows,
+    randn,
+    row_values,
+    uniform,
+)
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -31,66 +35,20 @@ FLAT_LEVELS = 3
 """Number of variants of a row in a flat draw: all zeros, one constant, or unchanged."""
 FEW_IN_A_LINE = 8
 """Expected number of nonzero elements in a line of `few`."""
-LIKELY_MARKS = 4
-"""Number of values at either end of a range that most often mark padding."""
-ROW_STEPS = 4
-"""Largest number of sweep steps in which each row has one number throughout."""
-STRETCH = 1 << 22
-"""Elements processed at a time where intermediate results need memory."""
-SHORTEST_AXIS = 8
-"""Least length of an axis that gets extremes; shorter ones have them at the ends by chance."""
 LONGEST = 1 << 20
 """Largest number of elements of a tensor whose corners have their full size."""
 EXTREME_SIZE, FAR_EXTREME_SIZE = 8.0, 200.0
 """Sizes of extremes. The largest of a million normal numbers is about 5, and exp(89) overflows."""
 
 
-@dataclass(frozen=True)
-class LineView:
-    """View of a tensor as lines: reshaped to `shape`, each line spans the axes `dims`."""
-
-    shape: tuple[int, ...]
-    dims: tuple[int, ...]
-
-    @property
-    def places(self) -> int:
-        """Number of elements of a line."""
-        return math.prod(self.shape[dim] for dim in self.dims)
-
-    @property
-    def steps(self) -> int:
-        """Number of sweep steps after which an element of each line has been in every place."""
-        lines = math.prod(self.shape) // max(1, self.places)
-        return math.ceil(self.places / max(1, lines))
-
-    def lines(self, tensor: Tensor) -> Tensor:
-        """Return the lines of a tensor, as [lines, places]."""
-        last = tuple(range(-len(self.dims), 0))
-        return tensor.reshape(self.shape).movedim(self.dims, last).reshape(-1, self.places)
-
-    def back(self, lines: Tensor, like: Tensor) -> Tensor:
-        """Return the tensor of the shape of `like` that has these lines."""
-        others = [side for dim, side in enumerate(self.shape) if dim not in self.dims]
-        wide = lines.reshape([*others, *(self.shape[dim] for dim in self.dims)])
-        last = tuple(range(-len(self.dims), 0))
-        return wide.movedim(last, self.dims).reshape(like.shape)
-
-
-def axes(tensor: Tensor) -> list[LineView]:
-    """Return views along each long axis, the last axis first; along the last if none is long."""
-    shape = tuple(tensor.shape) or (1,)
-    long = [dim for dim, size in enumerate(shape) if size >= SHORTEST_AXIS]
-    return [LineView(shape, (dim,)) for dim in reversed(long or [len(shape) - 1])]
-
-
 def mixed(normal: Tensor, generator: Generator) -> Tensor:
     """Scale rows and whole blocks by powers of two."""
-    return normal * _row_values(EXPONENTS, normal, generator).exp2()
+    return normal * row_values(EXPONENTS, normal, generator).exp2()
 
 
 def tiny(normal: Tensor, generator: Generator) -> Tensor:
     """Scale rows and whole blocks to tiny numbers. With enough rows, some stay unchanged."""
-    return normal * _row_values((*TINY_EXPONENTS, 0), normal, generator).exp2()
+    return normal * row_values((*TINY_EXPONENTS, 0), normal, generator).exp2()
 
 
 def brink(tensor: Tensor, edges: Sequence[float], case: int, generator: Generator) -> Tensor:
@@ -104,7 +62,7 @@ def brink(tensor: Tensor, edges: Sequence[float], case: int, generator: Generato
     edge = edges[case % len(edges)]
     around = (0.0, edge - 1, edge + 1)[case // len(edges) % BRINKS]
     width = tensor.shape[-1] if tensor.dim() else 1
-    first = _first_of_rows(tensor)
+    first = first_of_rows(tensor)
     place = (torch.special.ndtr(randn(first, generator)) * width).long()
     places = torch.arange(width, device=tensor.device).view(tensor.shape[-1:])
     return torch.where(places == place, edge, around).to(tensor.dtype)
@@ -144,7 +102,7 @@ def missing(normal: Tensor, generator: Generator, *, infinities: bool = False) -
     """
     import torch
 
-    level = _row_values(range(4), normal, generator)
+    level = row_values(range(4), normal, generator)
     one = planted(normal, (math.nan,), generator).isnan()
     some = randn(normal, generator) > 0
     lost = (level == 3) | ((level == 2) & some) | ((level == 0) & one)
@@ -156,14 +114,14 @@ def missing(normal: Tensor, generator: Generator, *, infinities: bool = False) -
 
 def levels(normal: Tensor, offset: float, generator: Generator) -> Tensor:
     """Shift rows and whole blocks by plus or minus `offset`."""
-    return normal + offset * _row_values(SIGNS, normal, generator)
+    return normal + offset * row_values(SIGNS, normal, generator)
 
 
 def large(normal: Tensor, size: float, generator: Generator) -> Tensor:
     """Make rows and whole blocks all below -`size`, of that size, or leave them unchanged."""
     import torch
 
-    level = _row_values(range(3), normal, generator)
+    level = row_values(range(3), normal, generator)
     below = -size * (1 + normal.abs())
     return torch.where(level == 0, below, torch.where(level == 1, size * normal, normal))
 
@@ -173,10 +131,10 @@ def planted(normal: Tensor, values: Sequence[float], generator: Generator) -> Te
     the row unchanged."""
     import torch
 
-    level = _row_values(range(len(values)), normal, generator).long()
+    level = row_values(range(len(values)), normal, generator).long()
     width = normal.shape[-1] if normal.dim() else 1
     places = torch.arange(width, device=normal.device).view(normal.shape[-1:])
-    place = (torch.special.ndtr(randn(_first_of_rows(normal), generator)) * width).long()
+    place = (torch.special.ndtr(randn(first_of_rows(normal), generator)) * width).long()
     value = torch.tensor(list(values), dtype=normal.dtype, device=normal.device)[level]
     return torch.where((places == place) & (value != 0), value, normal)
 
@@ -189,10 +147,23 @@ def flat(normal: Tensor, generator: Generator) -> Tensor:
     """
     import torch
 
-    level = _row_values(range(FLAT_LEVELS), normal, generator)
-    like = _first_of_rows(normal)
+    level = row_values(range(FLAT_LEVELS), normal, generator)
+    like = first_of_rows(normal)
     value = randn(like, generator).round().clamp(-2, 2).exp2() * randn(like, generator).sign()
     return torch.where(level == 0, torch.zeros_like(normal), torch.where(level == 1, value, normal))
+
+
+def flat_among(own: Tensor, flat_rows: Tensor) -> Tensor:
+    """Return `own` with the rows that are zero or flat in `flat_rows` set to zero, or to their own
+    first number."""
+    import torch
+
+    if not own.dim() or not own.numel():
+        return own
+    first = flat_rows[..., :1]
+    alike = (flat_rows == first).all(-1, keepdim=True)
+    repeated = torch.where(alike, own[..., :1], own)
+    return torch.where(alike & (first == 0), torch.zeros_like(own), repeated)
 
 
 def edges(normal: Tensor, extreme_size: float) -> Tensor:
@@ -229,88 +200,6 @@ def corners(normal: Tensor, sign: int) -> Tensor:
     return normal
 
 
-def moving(
-    normal: Tensor, extreme_size: float, line_view: LineView, step: int, order: Generator
-) -> Tensor:
-    """Move the largest and the least element of each line to new places.
-
-    Over ceil(places / lines) steps with the same `order` both visit every place, and over twice as
-    many the rest of the line is once below zero and once above.
-    """
-    lines = line_view.lines(normal)
-    at, opposite, sign = (column[:, None] for column in _places_of_step(lines, step, order))
-    lines = sign * lines.abs()
-    high = lines.gather(1, at).abs() + extreme_size
-    lines = lines.scatter(1, opposite, -high).scatter(1, at, high)
-    return line_view.back(lines, normal)
-
-
-def single(tensor: Tensor, line_view: LineView, step: int, order: Generator) -> Tensor:
-    """Return lines of booleans in which a single one is set, or a single one is clear."""
-    import torch
-
-    lines = line_view.lines(tensor)
-    at, _, sign = (column[:, None] for column in _places_of_step(lines, step, order))
-    alone = torch.zeros_like(lines).scatter(1, at, torch.ones_like(lines[:, :1]))
-    return line_view.back(alone ^ (sign > 0), tensor)
-
-
-def sorted_lines(normal: Tensor, line_view: LineView, generator: Generator) -> Tensor:
-    """Sort lines upward or downward: each element is the largest so far, or the least."""
-    import torch
-
-    lines = line_view.lines(normal).sort(-1).values
-    falls = _permutation(lines.shape[0], lines, generator)[:, None] % 2 == 0
-    return line_view.back(torch.where(falls, lines.flip(-1), lines), normal)
-
-
-def every(tensor: Tensor, bounds: tuple[int, int], step: int, order: Generator) -> Tensor:
-    """Return the integers of one step; over all steps of a sweep each integer of the range occurs.
-
-    Of negative integers only the least occurs, which may mark padding. In the last steps each row
-    has one integer throughout, because any integer may mark padding.
-    """
-    import torch
-
-    low, high = bounds
-    first = max(low, 0)
-    values = torch.arange(first, max(high + 1, first), dtype=tensor.dtype, device=tensor.device)
-    if low < 0:
-        values = torch.cat([values, values.new_tensor([low])])
-    plain, alike = steps_of_every(tensor, values.numel())
-    row_sweep = alike > 0 and step >= plain
-    like = _first_of_rows(tensor) if row_sweep else tensor
-    offset = (step - plain if row_sweep else step) * like.numel()
-    number = torch.arange(like.numel(), device=tensor.device) + offset
-    dealing = _permutation(values.numel(), tensor, order)
-    if row_sweep:  # values at either end most often mark padding, so they come first
-        likely = (dealing < LIKELY_MARKS) | (dealing >= values.numel() - LIKELY_MARKS)
-        dealing = torch.cat([dealing[likely], dealing[~likely]])
-    chosen = dealing[number % values.numel()]
-    return values[chosen].view(like.shape).expand(tensor.shape)
-
-
-def steps_of_every(tensor: Tensor, values: int) -> tuple[int, int]:
-    """Return the number of steps until each of `values` values has occurred, and the number of
-    further steps in which each row has one value throughout."""
-    plain = math.ceil(values / max(1, tensor.numel()))
-    if tensor.dim() < 2 or tensor.shape[-1] < 2:
-        return plain, 0
-    return plain, min(math.ceil(values * tensor.shape[-1] / max(1, tensor.numel())), ROW_STEPS)
-
-
-def _places_of_step(lines: Tensor, step: int, order: Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Return for each line the places of its largest and its least element in this step, and the
-    sign of its other elements: int64 [lines] each."""
-    import torch
-
-    count, places = lines.shape
-    number = torch.arange(count, device=lines.device) + step * count
-    order_of_places = _permutation(places, lines, order)
-    sign = 1 - 2 * ((number % places + number // places) % 2)
-    return order_of_places[number % places], order_of_places[(number + places // 2) % places], sign
-
-
 def few(normal: Tensor, generator: Generator, bits: int = 17) -> Tensor:
     """Return zeros with about FEW_IN_A_LINE numbers 1 + m / 2^17 per row, m odd, 2^8 < m < 2^9.
 
@@ -326,18 +215,9 @@ def few(normal: Tensor, generator: Generator, bits: int = 17) -> Tensor:
     return m.div_(2**bits).add_(1).masked_fill_(others, 0)
 
 
-def uniform(normal: Tensor) -> Tensor:
-    """Replace normal numbers in place by numbers uniform in [0, 1), and return the tensor."""
-    import torch
-
-    for part in normal.view(-1).split(STRETCH):
-        part.copy_(torch.special.ndtr(part))
-    return normal
-
-
 def masked(tensor: Tensor, generator: Generator) -> Tensor:
     """Set or clear rows and whole blocks of a boolean tensor; others stay unchanged."""
-    level = _row_values(range(3), tensor, generator)
+    level = row_values(range(3), tensor, generator)
     return (tensor & (level != 0)) | (level == 1)
 
 
@@ -353,74 +233,3 @@ def extreme(tensor: Tensor, bounds: tuple[int, int], generator: Generator) -> Te
     third.view(-1)[:1], third.view(-1)[-1:] = 1 / 2, 0
     low, high = (torch.full_like(tensor, bound) for bound in bounds)
     return torch.where(third < 1 / 3, low, torch.where(third < 2 / 3, high, tensor))
-
-
-def balanced(tensor: Tensor, generator: Generator) -> Tensor:
-    """Return as many +1 as -1 along the last axis, in random order."""
-    width = tensor.shape[-1] if tensor.dim() else 1
-    return (_permutation(width, tensor, generator) % 2 * 2 - 1).to(tensor.dtype)
-
-
-def shuffled_values(values: Sequence[float], tensor: Tensor, generator: Generator) -> Tensor:
-    """Return a tensor of the shape of `tensor` with each of `values` equally often, in random
-    order; the first value for a single element."""
-    import torch
-
-    table = torch.tensor(list(values), device=tensor.device)
-    return table[_permutation(tensor.numel(), tensor, generator) % len(values)].view(tensor.shape)
-
-
-def with_values(
-    tensor: Tensor, values: Sequence[float], generator: Generator, share: float = 1 / 4
-) -> Tensor:
-    """Replace a share of the elements by `values`."""
-    import torch
-
-    these = shuffled_values(values, tensor, generator).to(tensor.dtype)
-    chosen = torch.rand(tuple(tensor.shape), generator=generator, device=tensor.device)
-    return torch.where(chosen < share, these, tensor)
-
-
-def randn(tensor: Tensor, generator: Generator) -> Tensor:
-    """Return standard normal numbers of the tensor's shape, in fp32 or, for fp64, in fp64."""
-    import torch
-
-    dtype = torch.float64 if tensor.dtype is torch.float64 else torch.float32
-    shape = tuple(tensor.shape)
-    return torch.randn(shape, generator=generator, dtype=dtype, device=tensor.device)
-
-
-def _row_values(values: Sequence[float], tensor: Tensor, generator: Generator) -> Tensor:
-    """Return one of `values` for every row, as [..., 1]; the first if there is one row.
-
-    In half of the leading blocks all rows get the same value.
-    """
-    import torch
-
-    rows = _first_of_rows(tensor)
-    ranks = _permutation(rows.numel(), tensor, generator).view(rows.shape)
-    blocks = next((axis for axis, size in enumerate(rows.shape) if size > 1), 0)
-    if any(size > 1 for size in rows.shape[blocks + 1 :]):
-        shape = [size if axis == blocks else 1 for axis, size in enumerate(rows.shape)]
-        order = _permutation(rows.shape[blocks], tensor, generator).view(shape)
-        ranks = torch.where(order % 2 == 0, order // 2, ranks)
-    table = torch.tensor(list(values), device=tensor.device, dtype=torch.float32)
-    return table[ranks % len(values)]
-
-
-def _first_of_rows(tensor: Tensor) -> Tensor:
-    return tensor[..., :1] if tensor.dim() else tensor
-
-
-def _permutation(count: int, tensor: Tensor, generator: Generator) -> Tensor:
-    import torch
-
-    return torch.randperm(count, generator=generator, device=tensor.device)
-
-
-def seeded(tensors: Sequence[Tensor], seed: int) -> Generator:
-    """Return a generator on the device of the tensors; on the CPU if there are none."""
-    import torch
-
-    device = tensors[0].device if tensors else torch.device("cpu")
-    return torch.Generator(device=device).manual_seed(seed)

@@ -13,21 +13,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cuagent.verify.inputs.draws import (
-    EXTREME_SIZE,
-    FAR_EXTREME_SIZE,
-    TAILS,
-    LineView,
-)
-from cuagent.verify.inputs.kinds import (
-    FAINT_SIZE,
-    LENIENT,
-    PLACED,
-    SWEEPS,
-    Inputs,
-    boolean,
-    derive,
-)
+from cuagent.verify.inputs.derive import FAINT_SIZE, boolean, derive
+from cuagent.verify.inputs.draws import EXTREME_SIZE, FAR_EXTREME_SIZE, TAILS, flat_among
+from cuagent.verify.inputs.kinds import LENIENT, PLACED, SWEEPS, Inputs
+from cuagent.verify.inputs.lines import LineView
 from cuagent.verify.inputs.ranges import Ends, Range
 from cuagent.verify.inputs.reference_runs import (
     HUGE_MARGIN,
@@ -49,7 +38,8 @@ from cuagent.verify.inputs.sweeps import (
 )
 from cuagent.verify.inputs.varied import Change, Fixed, accepted_changes
 from cuagent.verify.tensors import is_inexact
-from cuagent.verify.trace.selections import POOLS, SHIFTED, ReferenceTrace, Selection
+from cuagent.verify.trace.reference_trace import ReferenceTrace
+from cuagent.verify.trace.selections import POOLS, SHIFTED, Selection
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,8 +91,15 @@ class Repertoire:
     """Kinds of inputs on which tensors with a limited domain (`ends`) keep the numbers of
     get_inputs.
     """
+    flat_own: bool = False
+    """True if flat rows of tensors with a limited domain are zero or repeat one of their own
+    numbers, because the reference refuses other flat rows."""
     fraction_bits: int = 23
     """Bits after the binary point in the factors of the reference's products (23 for fp32)."""
+
+    def keeps_own(self, kind: Inputs) -> bool:
+        """Return True if tensors with a limited domain keep numbers of their own in this kind."""
+        return kind in self.kept_domains or (self.flat_own and kind is Inputs.FLAT)
 
     def drawn(self, kind: Inputs, own: Sequence[Tensor], seed: int, step: int = 0) -> list[Tensor]:
         """Return inputs of `kind` with the shapes and dtypes of `own`, inputs from get_inputs.
@@ -127,6 +124,9 @@ class Repertoire:
             uniform_scale=self.uniform_scale,
             fraction_bits=self.fraction_bits,
         )
+        if kind is Inputs.FLAT and self.flat_own:
+            both = zip(own, drawn, self.ends, strict=True)
+            return [flat_among(x, y) if of else y for x, y, of in both]
         if kind not in self.kept_domains:
             return drawn
         return [x if of else y for x, y, of in zip(own, drawn, self.ends, strict=True)]
@@ -141,6 +141,7 @@ SIZED = (
 If a reference refuses such a kind, tensors with a limited domain (probabilities, positive numbers)
 keep the numbers of get_inputs in it.
 """
+FLAT, NONE = Inputs.FLAT, frozenset[Inputs]()
 SQUARING = ("var", "std", "norm", "dist", "hypot", "complex abs")
 """Parts of the names of operators whose formula squares its input."""
 
@@ -179,6 +180,9 @@ def repertoire(
         refused = [kind for kind in SIZED if not _is_answered(runs, all_kinds, kind, own)]
         kept_domains = frozenset(kind for kind in refused if _is_answered(runs, kept, kind, own))
         all_kinds = replace(all_kinds, kept_domains=kept_domains)
+    if any(ends) and not _is_answered(runs, replace(all_kinds, kept_domains=NONE), FLAT, own):
+        within = replace(all_kinds, flat_own=True)
+        all_kinds = within if _is_answered(runs, within, FLAT, own) else all_kinds
     if not _is_answered(runs, all_kinds, Inputs.MOVING, own):
         all_kinds = replace(all_kinds, extreme_size=EXTREME_SIZE)
     discrete = runs.discrete or bool(trace.thresholds)

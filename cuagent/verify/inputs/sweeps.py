@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cuagent.verify.inputs.draws import LineView, axes, steps_of_every
-from cuagent.verify.inputs.kinds import MAX_SWEEP, MOST_VALUES, Inputs, boolean, brink_steps
+from cuagent.verify.inputs.derive import boolean, brink_steps
+from cuagent.verify.inputs.kinds import MAX_SWEEP, MOST_VALUES, Inputs
+from cuagent.verify.inputs.lines import LineView, axes, steps_of_every
 from cuagent.verify.inputs.ranges import Range
 from cuagent.verify.trace.halves import cases
-from cuagent.verify.trace.selections import ReferenceTrace
+from cuagent.verify.trace.reference_trace import ReferenceTrace
 
 if TYPE_CHECKING:
     from torch import Tensor

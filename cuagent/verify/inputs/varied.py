@@ -17,7 +17,7 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cuagent.verify.inputs import draws
+from cuagent.verify.inputs.random_values import randn, seeded
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -189,7 +189,7 @@ def _is_accepted(fixed: Fixed, change: Change, accepts: Accepts, seed: int) -> b
     """Draw TRIALS samples of a change; return True if some differ and the reference accepts all."""
     import torch
 
-    generator = draws.seeded([fixed.own], seed)
+    generator = seeded([fixed.own], seed)
     samples = [fixed.changed(change, generator) for _ in range(TRIALS)]
     differs = any(not torch.equal(sample, fixed.own) for sample in samples)
     return differs and all(accepts(sample) for sample in samples)
@@ -199,7 +199,7 @@ def _by_rows(own: Tensor, change: Change, low: int, high: int, generator: Genera
     """Apply a change to each row of `own`; descending rows are reversed before and after."""
     rows = _rows(own)
     if change is Change.SHUFFLED:
-        order = draws.randn(rows, generator).argsort(-1)
+        order = randn(rows, generator).argsort(-1)
         return rows.gather(1, order).view(own.shape)
     falls = not _ascends(rows)
     rows = rows.flip(-1) if falls else rows

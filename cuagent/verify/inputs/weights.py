@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from cuagent.verify.inputs import draws
+from cuagent.verify.inputs.random_values import randn, seeded, shuffled_values
 from cuagent.verify.trace.roles import FEW_NUMBERS, Roles, changed_buffer
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def derive_weights(
     """
     if kind is Weights.OWN:
         return state
-    generator = draws.seeded(list(state.values()), seed)
+    generator = seeded(list(state.values()), seed)
     if kind in (Weights.GROWN, Weights.PAST):
         shaken = derive_weights(Weights.SHAKEN, state, parameters, seed)
         return _grown(kind, shaken, roles or Roles(), generator, positive=positive)
@@ -107,7 +107,7 @@ def derive_weights(
             elif learned:
                 changed[name] = _weighted(kind, name, tensor, generator)
             elif kind is Weights.SHAKEN and name.endswith("running_var"):
-                changed[name] = tensor * (0.3 * draws.randn(tensor, generator)).exp()
+                changed[name] = tensor * (0.3 * randn(tensor, generator)).exp()
     if kind is Weights.SHAKEN:
         _narrow(changed)
     if kind is Weights.SUNK:
@@ -118,9 +118,9 @@ def derive_weights(
 def _weighted(kind: Weights, name: str, tensor: Tensor, generator: Generator) -> Tensor:
     match kind:
         case Weights.INTEGER if tensor.dim() < 2:
-            return draws.shuffled_values(WHOLE, tensor, generator).to(tensor.dtype)
+            return shuffled_values(WHOLE, tensor, generator).to(tensor.dtype)
         case Weights.INTEGER:
-            return draws.randn(tensor, generator).round().clamp(-1, 1).to(tensor.dtype)
+            return randn(tensor, generator).round().clamp(-1, 1).to(tensor.dtype)
         case Weights.SMALL:
             gain = tensor.dim() < 2 and "bias" not in name
             return tensor if gain else tensor * SMALL
@@ -138,11 +138,11 @@ def _grown(
             step = NUMBER_PAST if name in roles.clamped else NUMBER
             by = tensor.new_full(tensor.shape, step if kind is Weights.GROWN else -step)
         elif tensor.dim() < 2 or tensor.numel() == max(tensor.shape):
-            by = draws.shuffled_values(PAST_CLAMPS if clamped else GROWTH, tensor, generator)
+            by = shuffled_values(PAST_CLAMPS if clamped else GROWTH, tensor, generator)
             if kind is Weights.PAST and not clamped:
                 by = -by.abs() - LOWERED
         else:
-            by = GROWN_SIZE * draws.randn(tensor, generator)
+            by = GROWN_SIZE * randn(tensor, generator)
         changed[name] = (tensor + (by.abs() if positive else by)).to(tensor.dtype)
     for name in sorted(roles.buffers):
         changed[name] = changed_buffer(state[name], generator)
@@ -176,7 +176,7 @@ def _narrow(state: dict[str, Tensor]) -> None:
 def _noisy(tensor: Tensor, generator: Generator) -> Tensor:
     import torch
 
-    noise, wide = draws.randn(tensor, generator), tensor.float()
+    noise, wide = randn(tensor, generator), tensor.float()
     rms = wide.square().mean().sqrt() if tensor.numel() else wide.sum()
     learned_scale = tensor.numel() < 2 or rms >= TINY_GAIN or bool((wide != wide.view(-1)[0]).any())
     scale = torch.where((rms > 0) & learned_scale, rms, torch.ones_like(rms))

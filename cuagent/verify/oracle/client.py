@@ -5,15 +5,7 @@ It shares only arenas of inputs and weights with a worker; the referee lends the
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import json
-import os
-import select
-import shutil
-import signal
-import tempfile
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -21,35 +13,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cuagent.task import Task, TaskError
-from cuagent.task.plain import task_to_json
 from cuagent.verify.inputs.kinds import LENIENT, PLACED, Inputs
 from cuagent.verify.inputs.weights import Weights
-from cuagent.verify.oracle.facts import BUDGET, LOCK, PAUSING, TaskFacts
+from cuagent.verify.oracle.facts import TaskFacts
+from cuagent.verify.oracle.process import OracleLost, OracleProcess
 from cuagent.verify.oracle.tie_orders import ORDERS
 from cuagent.verify.rules.types import Sensitivity
-from cuagent.worker import Arena, ForkServer, ForkServerError
-from cuagent.worker.channel import receive_message, send_message
-from cuagent.worker.fork_server_main import DEFECT
+from cuagent.worker import Arena, ForkServer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-ANSWER_S = 600.0
-"""Seconds that the oracle may take to answer one request."""
-ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-"""Environment of trusted processes in which no speed is measured. A machine with 40 open contexts
-creates 1.0 a second with eight queues to the GPU, and 7 with one
-(docs/measurements/contexts-h200-2.json)."""
 TIE_PAIRS = 6
 """Pairs of opposite perturbations that search for ties."""
 ANSWER_ARENAS = ("declared", "precise", "spread", "places")
 """Names of the arenas that every answer fills."""
-FAULT_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
-"""Signals that a process raises by its own fault; other signals come from outside."""
-
-
-class OracleLost(Exception):
-    """The oracle died, does not answer or lacks memory: a fault of the machine."""
 
 
 class AnswerInfo(NamedTuple):
@@ -139,36 +117,29 @@ class Oracle:
         lock: Path | None = None,
     ) -> None:
         """`budget` limits the bytes of the device's memory. `lock` is the device's lock."""
-        self._fork_server = fork_server
-        self._path = task.path
-        self._folder = Path(tempfile.mkdtemp(prefix="oracle-", dir=fork_server.folder))
-        (self._folder / "task.json").write_text(json.dumps(task_to_json(task)))
-        (self._folder / BUDGET).write_text(json.dumps(budget))
-        (self._folder / LOCK).write_text(json.dumps(lock and str(lock.resolve())))
-        self._give_way: Callable[[], None] = lambda: None
+        self._process = OracleProcess(fork_server, task, budget, lock)
         self._arena_ids = itertools.count()
         self._lent: dict[Arena, int] = {}
-        self._child = fork_server.fork("cuagent.verify.oracle.server", self._folder, ONE_QUEUE)
-        self.lost = False
         self.lean = False
         """True for a large task: answers are computed in two requests and released after use."""
         self.weights: tuple[Weights, int] | None = None
         """Kind and seed of the weights in use once all requests are done; None if unknown."""
         self._weight_requests: set[int] = set()
-        self._request_ids = itertools.count()
-        self._outstanding: deque[int] = deque()
-        """Numbers of the requests without an answer; answers come in the same order."""
-        self._answers: dict[int, dict[str, Any]] = {}
+
+    @property
+    def pid(self) -> int:
+        """Id of the oracle's process."""
+        return self._process.pid
 
     @property
     def alive(self) -> bool:
         """True if the oracle can take requests."""
-        return not self.lost and self._child.alive
+        return self._process.alive
 
     @property
     def is_idle(self) -> bool:
         """True if no request is open."""
-        return not self._outstanding
+        return self._process.is_idle
 
     def describe(self, give_way: Callable[[], None] = lambda: None) -> TaskFacts:
         """Return the facts about the task.
@@ -176,7 +147,7 @@ class Oracle:
         `give_way` is called between two runs of the reference, while the device is idle, if a
         timing waits for the device's lock.
         """
-        self._give_way = give_way
+        self._process.give_way = give_way
         facts = TaskFacts.from_json(self._ask({"do": "describe"}))
         self.lean = facts.large
         return facts
@@ -184,7 +155,7 @@ class Oracle:
     def examine(self, give_way: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Return the findings on the reference (`cuagent.verify.fitness`). `give_way` is as in
         `describe`."""
-        self._give_way = give_way
+        self._process.give_way = give_way
         return self._ask({"do": "examine"})
 
     def load_weights(self, kind: Weights, seed: int, arena: Arena) -> None:
@@ -216,7 +187,7 @@ class Oracle:
     def post_weights(self, kind: Weights, seed: int, arena: Arena, slot: int = 0) -> int:
         """Request `load_weights` into a slot and return the request's number."""
         message = {"kind": kind, "seed": seed, "arena": self._lent[arena], "slot": slot}
-        request = self._post({"do": "weights"} | message)
+        request = self._process.post({"do": "weights"} | message)
         self._weight_requests.add(request)
         self.weights = kind, seed
         return request
@@ -224,7 +195,7 @@ class Oracle:
     def post_draw(self, kind: Inputs, seed: int, arena: Arena, slot: int, step: int = 0) -> int:
         """Request `draw` and return the request's number."""
         message = {"kind": kind, "seed": seed, "arena": self._lent[arena], "slot": slot}
-        return self._post({"do": "draw", "step": step} | message)
+        return self._process.post({"do": "draw", "step": step} | message)
 
     def post_answer(
         self,
@@ -248,7 +219,7 @@ class Oracle:
             self.lend(*(answers[name] for name in ANSWER_ARENAS))
         lent = {name: self._lent[answers[name]] for name in ANSWER_ARENAS}
         message = {"inputs": self._lent[inputs], "slot": slot, "target": target, "seed": seed}
-        return self._post({"do": "answer"} | message | lent | asdict(budget))
+        return self._process.post({"do": "answer"} | message | lent | asdict(budget))
 
     def answer_arenas(self, answers: dict[str, Arena]) -> list[Arena]:
         """Return the arenas of answers to lend before requests: none for a large task, whose
@@ -261,38 +232,29 @@ class Oracle:
             self.forget(arena)
             arena.give_back()
 
+    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Send a request and return its answer."""
+        return self.wait(self._process.post(message))
+
     def wait(self, request: int) -> dict[str, Any]:
         """Wait for the answer to a request and return it. Raises TaskError, OracleLost."""
-        while request not in self._answers:
-            self._receive()
         self._weight_requests.discard(request)
-        answer = self._answers.pop(request)
-        if "memory" in answer or "error" in answer:
+        try:
+            return self._process.wait(request)
+        except (TaskError, OracleLost):
             self.weights = None
-        if "memory" in answer:
-            raise OracleLost(
-                f"{answer['memory']}; use a smaller task, or end other processes and verify again"
-            )
-        if "error" in answer:
-            raise TaskError(answer["error"])
-        return answer
+            raise
 
     def await_all(self) -> None:
         """Wait until no request is open. Raises OracleLost."""
-        while self._outstanding:
-            self._receive()
+        self._process.await_all()
 
     def drop(self) -> set[int]:
         """Cancel the requests that the oracle has not begun and return their numbers.
 
         Waits for the request that the oracle works on.
         """
-        if not self._outstanding:
-            return set()
-        self.wait(self._post({"do": "drop"}))
-        dropped = {number for number, answer in self._answers.items() if "dropped" in answer}
-        for number in dropped:
-            del self._answers[number]
+        dropped = self._process.drop()
         if dropped & self._weight_requests:
             self.weights = None
         self._weight_requests -= dropped
@@ -300,7 +262,7 @@ class Oracle:
 
     def ignore_all(self) -> None:
         """Discard the answers to all requests so far."""
-        self._answers.clear()
+        self._process.ignore_all()
         self._weight_requests.clear()
 
     def sensitivity(
@@ -346,10 +308,7 @@ class Oracle:
 
     def close(self) -> None:
         """End the process. Idempotent."""
-        self.lost = True
-        with contextlib.suppress(ForkServerError):  # then the process is gone with its parent
-            self._fork_server.end(self._child)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._process.close()
 
     def lend(self, *arenas: Arena) -> None:
         """Attach the arenas that the oracle does not have yet."""
@@ -358,73 +317,5 @@ class Oracle:
                 number = next(self._arena_ids)
                 description, descriptors = arena.describe()
                 message = {"do": "attach", "arena": number, "description": description}
-                self.wait(self._post(message, descriptors))
+                self.wait(self._process.post(message, descriptors))
                 self._lent[arena] = number
-
-    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        return self.wait(self._post(message))
-
-    def _post(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> int:
-        self._check_alive()
-        try:
-            send_message(self._child.channel, message, descriptors)
-        except OSError as error:
-            raise self._lost_error(silent=False) from error
-        number = next(self._request_ids)
-        self._outstanding.append(number)
-        return number
-
-    def _receive(self) -> None:
-        """Receive the next answer, or a request to give way."""
-        self._check_alive()
-        channel = self._child.channel
-        try:
-            readable, _, _ = select.select([channel], [], [], ANSWER_S)
-            received = receive_message(channel) if readable else None
-            if received is not None and PAUSING in received[0]:
-                self._give_way()
-                send_message(channel, {})
-                return
-        except OSError as error:
-            raise self._lost_error(silent=False) from error
-        if received is None:
-            raise self._lost_error(silent=not readable)
-        self._answers[self._outstanding.popleft()] = received[0]
-
-    def _check_alive(self) -> None:
-        if self.lost:
-            raise OracleLost("the reference's process died; verify again")
-
-    def _lost_error(self, *, silent: bool) -> TaskError | OracleLost:
-        """Return the error for a missing answer: a fault of the user's module, or of the
-        machine."""
-        self.lost = True
-        if silent:
-            return OracleLost(
-                f"the reference's process did not answer within {ANSWER_S:g} s; give smaller "
-                "inputs (--inputs), or try again when the machine is quiet"
-            )
-        if self._child.pidfd is not None:
-            # The channel closes shortly before the process ends; wait for its exit status.
-            select.select([self._child.pidfd], [], [], 1.0)
-        try:
-            status = self._fork_server.end(self._child)
-        except ForkServerError as error:
-            return OracleLost(f"the reference's process died with the fork server ({error})")
-        fault = None if status is None else _own_fault(status)
-        if fault is None:
-            return OracleLost("the reference's process was killed from outside; verify again")
-        return TaskError(
-            f"{self._path}: the module ended its own process ({fault}); remove the call that exits "
-            "or crashes"
-        )
-
-
-def _own_fault(status: int) -> str | None:
-    """Return how a process ended by its own fault; None if it was killed, or failed by a defect of
-    ours."""
-    if os.WIFEXITED(status):
-        code = os.WEXITSTATUS(status)
-        return None if code == DEFECT else f"exit code {code}"
-    number = os.WTERMSIG(status)
-    return signal.Signals(number).name if number in FAULT_SIGNALS else None

@@ -41,8 +41,8 @@ from cuagent.verify.rules.bounds import coarsest, reach
 from cuagent.verify.tensors import UNIT, is_inexact
 from cuagent.verify.trace.live_bytes import LiveBytes
 from cuagent.verify.trace.reductions import Terms, terms
+from cuagent.verify.trace.reference_trace import ReferenceTrace, trace_reference
 from cuagent.verify.trace.roles import Roles, roles_of
-from cuagent.verify.trace.selections import ReferenceTrace, trace_reference
 from cuagent.verify.trace.tables import tables
 from cuagent.worker.memory.arena import layout_of, settle
 from cuagent.worker.memory.fingerprint import Fingerprint

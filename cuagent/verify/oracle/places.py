@@ -18,10 +18,10 @@ from cuagent.verify.rules.bounds import LOCAL, OWN_ERROR, UNITS
 from cuagent.verify.rules.ties import Places, places_of
 from cuagent.verify.tensors import UNIT, is_inexact
 from cuagent.verify.trace.magnitude_gaps import least_fill_sizes
+from cuagent.verify.trace.reference_trace import ReferenceTrace
 from cuagent.verify.trace.selections import (
     BOUNDED,
     DISTINCT,
-    ReferenceTrace,
     Selection,
     TracedIndices,
     index_of,

@@ -43,7 +43,7 @@ from cuagent.verify.oracle.tie_orders import ORDERS, ordered
 from cuagent.verify.rules.bounds import reach, sequential
 from cuagent.verify.tally import OPPOSITES
 from cuagent.verify.tensors import FAILURES
-from cuagent.verify.trace.selections import ReferenceTrace
+from cuagent.verify.trace.reference_trace import ReferenceTrace
 from cuagent.worker.channel import receive_message, send_message
 from cuagent.worker.memory.arena import Arena, fill, settle
 from cuagent.worker.memory.heap import give_back
@@ -268,7 +268,7 @@ class _Oracle:
         is used instead. Draws of a sweep, which go through all values of one kind, share the other
         inputs.
         """
-        keeps_own = kind in AMONG_OWN or kind in self.description.repertoire.kept_domains
+        keeps_own = kind in AMONG_OWN or self.description.repertoire.keeps_own(kind)
         if not keeps_own and all(tensor.is_floating_point() for tensor in target):
             return target
         if kind in SWEEPS:

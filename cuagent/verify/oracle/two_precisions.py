@@ -24,7 +24,7 @@ from cuagent.verify.tensors import FAILURES, is_inexact, to_fp64
 from cuagent.verify.trace import mask_fills
 from cuagent.verify.trace.hooks import intercept_operators
 from cuagent.verify.trace.reductions import largest_intermediate, largest_magnitude
-from cuagent.verify.trace.selections import ReferenceTrace, trace_reference
+from cuagent.verify.trace.reference_trace import ReferenceTrace, trace_reference
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn

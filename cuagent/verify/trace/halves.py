@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cuagent.verify.inputs import draws
+from cuagent.verify.inputs.random_values import balanced, randn
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -58,7 +58,7 @@ def halves(tensor: Tensor, scale: float, case: int, generator: Generator) -> Ten
     numbers = numbers[safe] if case in (PLANTED, PLANTED + 1) else numbers
     odd = numbers[numbers % 1 != 0]
     table = torch.cat([odd, odd, numbers]).to(tensor.device)
-    place = torch.special.ndtr(draws.randn(tensor, generator)).mul(table.numel()).long()
+    place = torch.special.ndtr(randn(tensor, generator)).mul(table.numel()).long()
     drawn = table[place.clamp(max=table.numel() - 1)]
     if case in (1, 2):
         return (drawn * scale ** (1 if case == 1 else -1)).to(tensor.dtype)
@@ -75,11 +75,7 @@ def _planted_scale(drawn: Tensor, scale: float, generator: Generator, *, ranged:
 
     lines = drawn.reshape(-1, drawn.shape[-1]) if drawn.shape[-1] > 1 else drawn.reshape(1, -1)
     width = lines.shape[1]
-    first = (
-        (torch.special.ndtr(draws.randn(lines[:, :1], generator)) * width)
-        .long()
-        .clamp(max=width - 1)
-    )
+    first = (torch.special.ndtr(randn(lines[:, :1], generator)) * width).long().clamp(max=width - 1)
     if ranged:
         low = -float(int(scale) // 2)
         lines = lines.clamp(low, low + scale)
@@ -87,6 +83,9 @@ def _planted_scale(drawn: Tensor, scale: float, generator: Generator, *, ranged:
         return lines.view(drawn.shape)
     if lines.shape[0] >= MANY_ROWS:
         lines = torch.cat(
-            [torch.full_like(lines[:1], scale) * draws.balanced(lines[:1], generator), lines[1:]]
+            [
+                torch.full_like(lines[:1], scale) * balanced(lines[:1], generator),
+                lines[1:],
+            ]
         )
     return lines.scatter(1, first, scale).view(drawn.shape)

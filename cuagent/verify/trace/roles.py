@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from cuagent.verify.inputs import draws
+from cuagent.verify.inputs.random_values import randn, seeded
 from cuagent.verify.inputs.varied import Fixed
 from cuagent.verify.tensors import is_inexact
 from cuagent.verify.trace.hooks import intercept_operators
@@ -111,8 +111,8 @@ def changed_buffer(buffer: Tensor, generator: Generator) -> Tensor:
     if _rising(buffer) and buffer.numel() > 2 and bool(buffer.isfinite().all()):
         return _respaced(buffer, generator)
     if not bool(buffer.any()):
-        return NOISE * draws.randn(buffer, generator).to(buffer.dtype)
-    moved = buffer * (1 + NOISE * draws.randn(buffer, generator).clamp(-2, 2)).to(buffer.dtype)
+        return NOISE * randn(buffer, generator).to(buffer.dtype)
+    moved = buffer * (1 + NOISE * randn(buffer, generator).clamp(-2, 2)).to(buffer.dtype)
     return moved.clamp(values[0], values[-1]) if values.numel() > 1 else moved
 
 
@@ -147,7 +147,7 @@ def _influence(buffer: Tensor, run: Callable[[], list[Tensor]]) -> bool | None:
             for x, y in zip(results, usual, strict=True)
         )
 
-    generator = draws.seeded([buffer], 1)
+    generator = seeded([buffer], 1)
     samples = [changed_buffer(original, generator) for _ in range(2)]
     if all(torch.equal(sample, original) for sample in samples) or not all(map(accepts, samples)):
         return None
@@ -216,7 +216,7 @@ def _respaced(buffer: Tensor, generator: Generator) -> Tensor:
     import torch
 
     steps = buffer.double().diff(dim=-1)
-    noise = draws.randn(buffer, generator)[..., 1:].double()
+    noise = randn(buffer, generator)[..., 1:].double()
     steps = steps * (NOISE * noise).exp()
     length = (buffer[..., -1:] - buffer[..., :1]).double()
     inner = buffer[..., :1].double() + steps.cumsum(-1) * length / steps.sum(-1, keepdim=True)

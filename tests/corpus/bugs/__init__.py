@@ -1,7 +1,8 @@
 """Collect the seeded bugs: honest candidates with one piece of their text replaced, as data.
 
 Each bug names its mistake. A change that is equivalent to the original states why; it must be
-accepted. Each module holds one class of mistakes; `cuda` holds bugs of GPU kernels.
+accepted. Each module holds one class of mistakes, or the bugs of one family of operators
+(FAMILIES); `cuda` holds bugs of GPU kernels.
 """
 
 from __future__ import annotations
@@ -9,15 +10,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from . import (
+    convolutions,
     cuda,
-    families,
+    elementwise,
+    indices,
     inputs,
     memory,
     missing,
+    norms,
     parameters,
     places,
+    products,
+    recurrences,
     semantics,
     shortcuts,
+    softmax,
     sums,
     tails,
     ties,
@@ -26,8 +33,10 @@ from .bug import Bug
 
 __all__ = ["BUGS", "Bug"]
 
+FAMILIES = (products, softmax, norms, convolutions, recurrences, indices, elementwise)
+"""Modules with the bugs of one family of operators each."""
 TOPICS: dict[str, tuple[Bug, ...]] = {
-    "families of operators": families.BUGS,
+    "families of operators": tuple(bug for family in FAMILIES for bug in family.BUGS),
     "inputs that never vary": inputs.BUGS + places.BUGS,
     "moderate tails": tails.BUGS,
     "parameters as constructed": parameters.BUGS,

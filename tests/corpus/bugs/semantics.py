@@ -89,7 +89,6 @@ BUGS: tuple[Bug, ...] = (
         "total < 1 ? 1.0f : total",
         "total",
         "rows without counts divide by zero",
-        open="no draw has a row that is wholly at an end of its domain",
     ),
     Bug(
         "lower_median_kernel",

@@ -1,0 +1,84 @@
+"""Orders of a tensor's dimensions in memory, and slices of memory in another order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from cuagent.expert.graph.graph import Node, Shape, contiguous_strides
+
+Order = tuple[int, ...]
+"""Dimensions of a value, outermost in memory first."""
+
+
+def order_of(shape: Sequence[int], strides: Sequence[int]) -> Order | None:
+    """Return the order of a dense tensor's dimensions, () if it is contiguous; None if not dense.
+
+    Strides of dimensions with one element are ignored.
+    """
+    rank = len(shape)
+    whole = tuple(range(rank))
+    for order in (whole, (0, *whole[2:], 1)[:rank], by_stride(shape, strides)):
+        step, dense = 1, len(order) == rank
+        for d in reversed(order):
+            dense = dense and (shape[d] == 1 or strides[d] == step)
+            step *= shape[d]
+        if dense:
+            return () if order == whole else order
+    return None
+
+
+def by_stride(shape: Sequence[int], strides: Sequence[int]) -> Order:
+    """Return the dimensions of one element, then the others, outermost in memory first."""
+    return tuple(sorted(range(len(shape)), key=lambda d: (shape[d] > 1, -strides[d], d)))
+
+
+def order_of_value(value: Any) -> Order:
+    """Return the order of a traced tensor; () also for any value that is not a dense tensor."""
+    if not hasattr(value, "stride") or value.numel() == 0:
+        return ()
+    return order_of(tuple(map(int, value.shape)), value.stride()) or ()
+
+
+def permuted(values: Sequence[int], order: Order) -> tuple[int, ...]:
+    """Return `values` (one for each dimension) in the given order; () leaves them as they are."""
+    return tuple(values[d] for d in order) if order else tuple(values)
+
+
+def inverse(order: Order) -> Order:
+    """Return the permutation that undoes `order`."""
+    return tuple(order.index(d) for d in range(len(order)))
+
+
+def moved_slice(
+    node: Node, given: Shape, place: Sequence[int]
+) -> tuple[tuple[int, ...], int] | None:
+    """Return strides and offset of the slice `node` if its argument has the strides `place`.
+
+    The node's own strides hold for a contiguous argument of the shape `given`. Returns None if one
+    of them crosses the border of a dimension.
+    """
+    steps = contiguous_strides(given)
+    reach = [0] * len(given)
+
+    def coordinates(distance: int) -> list[int]:
+        found = []
+        for step, extent in zip(steps, given, strict=True):
+            found.append(distance // step if extent > 1 else 0)
+            distance -= found[-1] * step
+        return found
+
+    def weighted(index: list[int]) -> int:
+        return sum(i * p for i, p in zip(index, place, strict=True))
+
+    strides = []
+    for extent, stride in zip(node.shape, node.strides, strict=True):
+        index = coordinates(stride) if extent > 1 else [0] * len(given)
+        reach = [r + i * (extent - 1) for r, i in zip(reach, index, strict=True)]
+        strides.append(weighted(index))
+    first = coordinates(node.offset)
+    inside = all(f + r < n for f, r, n in zip(first, reach, given, strict=True))
+    nonnegative = node.offset >= 0 and min(node.strides, default=0) >= 0
+    whole = math.prod(given) > 0
+    return (tuple(strides), weighted(first)) if inside and nonnegative and whole else None

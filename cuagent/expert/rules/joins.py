@@ -1,0 +1,219 @@
+"""Lower concatenations, stacks and rolls.
+
+A concatenation becomes a choice by index among its parts, each read through a window; the
+elementwise producers of a part move into the choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from cuagent.expert.graph.graph import Kind, Node, Operand, Shape
+from cuagent.expert.graph.lowering import (
+    Lowering,
+    argument,
+    dtype_of,
+    floating,
+    operand,
+    operator_name,
+    rule,
+    shape_of,
+)
+from cuagent.expert.rules.views import narrowed, viewed
+from cuagent.expert.streaming.stages import COST, EXPENSIVE
+
+MAX_PARTS = 8
+"""Largest number of parts of a concatenation in one kernel."""
+PRODUCTS = {"linear", "matmul", "mm", "bmm", "addmm", "conv1d", "conv2d", "conv3d", "convolution"}
+"""Operators that read their arguments from memory."""
+
+
+@rule("cat", "stack")
+def cat(low: Lowering, fx: Any) -> str | None:
+    parts = [operand(low, part) for part in fx.args[0]]
+    names = [part for part in parts if isinstance(part, str)]
+    if not floating(fx) or len(names) != len(parts) or not 2 <= len(parts) <= MAX_PARTS:
+        return None
+    if any(dtype_of(part) != dtype_of(fx) for part in fx.args[0]):
+        return None
+    shape = shape_of(fx)
+    dim = argument(fx, 1, "dim", 0) % len(shape)
+    if "stack" in str(fx.target):
+        names = [_raised(low, part, dim) for part in names]
+    if any(len(low.shape(part)) != len(shape) for part in names):
+        return None  # torch ignores empty tensors of one dimension
+    stored = [_is_stored(low, *pair) for pair in zip(fx.args[0], names, strict=True)]
+    return joined(low, names, dim, shape, stored)
+
+
+def _raised(low: Lowering, name: str, dim: int) -> str:
+    """Add a value with a new dimension of one element at `dim`.
+
+    A choice between numbers, such as padding, is computed again from raised operands, so that it
+    need not be stored.
+    """
+    node = low.by_name[name]
+    shape = (*node.shape[:dim], 1, *node.shape[dim:])
+    chosen = node.kind is Kind.POINTWISE and (node.op == "where" or not node.inputs)
+    chosen = chosen and node.dtype != "bool"
+    if not chosen and node.kind not in (Kind.INSIDE, Kind.INDEX, Kind.WINDOW):
+        return viewed(low, name, shape) or low.view(name, shape, "part")
+    args: list[Operand] = []
+    for arg in node.args:
+        place = dim - len(node.shape) + len(low.shape(arg))
+        args.append(_raised(low, arg, place) if isinstance(arg, str) and place >= 0 else arg)
+    raised = replace(
+        node,
+        name=low.unique_name("raised"),
+        args=tuple(args),
+        shape=shape,
+        dims=tuple(d + (d >= dim) for d in node.dims),
+        origin=low.origin,
+    )
+    return low.add(raised)
+
+
+def _is_stored(low: Lowering, part: Any, name: str) -> bool:
+    """Return True for an expensive part that a product or convolution reads too.
+
+    It is then stored anyway, and need not be computed twice.
+    """
+    others = {operator_name(user) for user in part.users}
+    return bool(others & PRODUCTS) and _cost(low, name) >= EXPENSIVE
+
+
+def _cost(low: Lowering, name: str) -> int:
+    """Return the cost of an element computed from stored tensors; for `where`, the dearest case."""
+    node = low.by_name[name]
+    if node.kind is not Kind.POINTWISE:
+        return 0
+    costs = [_cost(low, arg) for arg in node.inputs]
+    return COST.get(node.op, 1) + (max(costs, default=0) if node.op == "where" else sum(costs))
+
+
+def joined(
+    low: Lowering,
+    parts: Sequence[str],
+    dim: int,
+    shape: Shape,
+    stored: Sequence[bool] | None = None,
+) -> str:
+    """Add nodes that choose the part by its index along `dim`.
+
+    `stored` is True for the parts that are in memory anyway; they are read there.
+    """
+    ends: list[int] = []
+    for part in parts:
+        ends.append((ends[-1] if ends else 0) + low.shape(part)[dim])
+    starts = [0, *ends[:-1]]
+    moved = [
+        (_window if in_memory else windowed)(low, part, dim, start, shape[dim])
+        for part, start, in_memory in zip(
+            parts, starts, stored or [False] * len(parts), strict=True
+        )
+    ]
+    value = moved[-1]
+    for k in reversed(range(len(parts) - 1)):
+        inside = within(low, dim, starts[k], ends[k], shape)
+        value = low.pointwise("where", inside, moved[k], value, hint="" if k == 0 else "joined")
+    return value
+
+
+def within(low: Lowering, dim: int, start: int, stop: int, shape: Shape) -> str:
+    """Add the predicate that the index along `dim` is in [start, stop)."""
+    extents = tuple(n if k == dim else 1 for k, n in enumerate(shape))
+    name = low.unique_name("inside")
+    return low.add(
+        Node(
+            name,
+            Kind.INSIDE,
+            "inside",
+            (),
+            extents,
+            "bool",
+            dims=(dim,),
+            origin=low.origin,
+            window=(start, stop),
+        )
+    )
+
+
+def windowed(low: Lowering, name: str, dim: int, start: int, extent: int) -> str:
+    """Add `name` as a part of a longer tensor: moved by `start` along `dim`, zero elsewhere.
+
+    An elementwise node is computed again from its moved operands, so that nothing is stored.
+    """
+    node = low.by_name[name]
+    if node.shape[dim] == extent:
+        return name
+    shape = (*node.shape[:dim], extent, *node.shape[dim + 1 :])
+    if node.kind is Kind.INSIDE:
+        first, end = node.window
+        return within(low, dim, first + start, end + start, shape)
+    if node.kind is Kind.POINTWISE:
+        args = []
+        for arg in node.args:
+            axis = dim - len(node.shape) + len(low.shape(arg))
+            spans = isinstance(arg, str) and axis >= 0 and low.shape(arg)[axis] > 1
+            args.append(windowed(low, str(arg), axis, start, extent) if spans else arg)
+        moved = replace(
+            node, name=low.unique_name("moved"), args=tuple(args), shape=shape, origin=low.origin
+        )
+        return low.add(moved)
+    return _window(low, name, dim, start, extent)
+
+
+def _window(low: Lowering, name: str, dim: int, start: int, extent: int) -> str:
+    """Add `name` as a range of a longer tensor, read directly from its memory."""
+    node = low.by_name[name]
+    shape = (*node.shape[:dim], extent, *node.shape[dim + 1 :])
+    return low.add(
+        Node(
+            low.unique_name("window"),
+            Kind.WINDOW,
+            "window",
+            (name,),
+            shape,
+            node.dtype,
+            dims=(dim,),
+            origin=low.origin,
+            window=(start, start + node.shape[dim]),
+        )
+    )
+
+
+@rule("roll")
+def roll(low: Lowering, fx: Any) -> str | None:
+    x, shifts, dims = operand(low, fx.args[0]), fx.args[1], argument(fx, 2, "dims", [])
+    if not isinstance(x, str) or not floating(fx) or not dims:
+        return None
+    shape = low.shape(x)
+    moves = [(d % len(shape), s % shape[d]) for s, d in zip(shifts, dims, strict=True)]
+    return _rolled(low, x, [(d, s) for d, s in moves if s], shape)
+
+
+def _rolled(
+    low: Lowering,
+    x: str,
+    moves: Sequence[tuple[int, int]],
+    shape: Shape,
+    pieces: tuple[tuple[int, int, int, int], ...] = (),
+) -> str:
+    """Add nested choices among the two pieces into which each rolled dimension is cut.
+
+    `moves` has (dimension, shift) of the dimensions that are left. `pieces` has the dimension,
+    start, end and new start of each piece that was chosen so far.
+    """
+    if not moves:
+        for dim, start, end, _ in pieces:
+            x = narrowed(low, x, dim, start, end)
+        for dim, _, _, place in pieces:
+            x = windowed(low, x, dim, place, shape[dim])
+        return x
+    (dim, shift), *rest = moves
+    cut = shape[dim] - shift
+    first = _rolled(low, x, rest, shape, (*pieces, (dim, cut, shape[dim], 0)))
+    second = _rolled(low, x, rest, shape, (*pieces, (dim, 0, cut, shift)))
+    return low.pointwise("where", within(low, dim, 0, shift, shape), first, second, hint="rolled")

@@ -1,0 +1,163 @@
+"""Hold the ladder of one task while attempts are judged: measure, extend and open its rungs.
+
+Rungs that open in seconds are measured first. Those that need autotuning compile or open in the
+background, and join the ladder before a record timing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from cuagent.arms import COMPILE
+from cuagent.measure.ladder import first_rungs, join_rungs, measure_ladder, time_rungs
+from cuagent.measure.roofline.ceilings import describe
+from cuagent.measure.rung_compiler import RungCompiler
+from cuagent.measure.rungs import Ladder, with_earlier, with_record_timing
+from cuagent.measure.timing.timer import Timer
+from cuagent.timing import Effort, Timing
+
+JOINED_RUNGS = 4
+"""Largest number of rungs that a record timing may time for the first time. If there are more, the
+whole ladder is timed again before the record timing. Slow rungs leave a record timing after two
+rounds."""
+
+
+class TaskLadder:
+    """The ladder of one task, and the names of the rungs that attempts are timed against.
+
+    `fresh` measures the ladder even if it is cached. Attempts are timed against `baselines` until
+    the ladder is measured. `before_timing` is called before rungs are timed.
+    """
+
+    def __init__(
+        self,
+        timer: Timer,
+        compiler: RungCompiler,
+        *,
+        baselines: Sequence[str],
+        fresh: bool,
+        before_timing: Callable[[], None],
+    ) -> None:
+        self.found: Ladder | None = None
+        """The ladder, once it is measured."""
+        self._timer, self._compiler = timer, compiler
+        self._task = timer.referee.task
+        self._default_baselines = tuple(baselines)
+        self._fresh = fresh
+        self._before_timing = before_timing
+        self._unopened: tuple[str, ...] = ()
+        """Rungs that only a record timing needs and that have not begun to open in the background.
+        """
+        self._compiles_later = False
+        """True if the rungs that only a record timing needs compile in the background once an
+        attempt may be the result. False for a judge of rollouts, which makes no record timings."""
+
+    def baselines(self, effort: Effort | None = None) -> tuple[str, ...]:
+        """Return the names of the arms that attempts are timed against. A record timing may have
+        more."""
+        if self.found is None:
+            return self._default_baselines
+        return self.found.proposed if effort is Effort.RECORD else self.found.baselines
+
+    def start(self) -> None:
+        """Begin to open the compile rung in the background."""
+        self._timer.open_ahead([COMPILE])
+
+    def measure(self, *, whole: bool = False, wait_s: float | None = None) -> Ladder:
+        """Return the ladder: the rungs that open quickly, or all admitted rungs if `whole`.
+
+        With `wait_s`, rungs that still compile in the background after that many seconds are left
+        out. The others may be opened but not timed: the record timing that follows times them.
+        """
+        self.open_later_rungs()
+        later = self._missing(wait_s) if whole else ()
+        if self.found is None or later:
+            self._before_timing()
+            try:
+                if self.found is not None and len(later) <= JOINED_RUNGS and wait_s is not None:
+                    found = join_rungs(self._timer, self.found, later)
+                else:
+                    found = measure_ladder(
+                        self._timer, whole=whole, wait_s=wait_s, fresh=self._fresh
+                    )
+                found = with_earlier(found, self.found)
+                self._use(found)
+            finally:
+                self.release()
+            self._fresh = self._fresh and bool(found.later)
+            self._timer.open_ahead(found.baselines)
+            self._unopened = found.later
+        assert self.found is not None
+        return self.found
+
+    def _missing(self, wait_s: float | None) -> tuple[str, ...]:
+        """Return the rungs to add to the ladder that is measured; see `measure`."""
+        later = self.found.later if self.found is not None else ()
+        if later and wait_s is not None:
+            late = self._timer.still_opening(later, wait_s)
+            later = tuple(name for name in later if name not in late)
+        if later and self._timer.shared_device:
+            later = self._compiler.compiled(later)
+        return later
+
+    def start_from(self, found: Ladder) -> bool:
+        """Use an earlier ladder; return False if it is of another task or device."""
+        differs = (found.task, found.device) != (self._task.digest, describe(self._task.device))
+        if differs or self._fresh:
+            return False
+        self._use(found)
+        self._timer.open_ahead(found.baselines)
+        return True
+
+    def _use(self, found: Ladder) -> None:
+        self.found = found
+        self._timer.keep(found.proposed)
+
+    def open_later_rungs(self) -> None:
+        """Begin to open the rungs that the record timing adds, in the background.
+
+        They open after the profile that follows the ladder, because autotuning keeps the device
+        busy and the profile would wait for it.
+        """
+        self._timer.open_ahead(self._unopened)
+        self._unopened = ()
+
+    def compile_later_rungs(self) -> None:
+        """Begin to compile the rungs that the record timing adds, if another judge uses the device.
+
+        On a device with one judge they open in the background instead.
+        """
+        if self.found is not None and self._compiles_later:
+            self._compiler.begin(self.found.later)
+
+    def compile_first_rungs(self) -> tuple[str, ...]:
+        """Compile the rungs that the ladder begins with; return their names."""
+        with self._timer.opening():  # counting the task's work calls the reference once
+            names = first_rungs(self._timer.referee)
+        self._compiler.compile(names)
+        self._compiles_later = True
+        return names
+
+    def confirm(self) -> Ladder:
+        """Time the rungs that may be the best again, at record effort."""
+        names, referee = self.measure().proposed, self._timer.referee
+        try:
+            self.found = time_rungs(referee, effort=Effort.RECORD, only=names, timer=self._timer)
+        finally:
+            self.release()
+        return self.found
+
+    def add_record_timing(self, timing: Timing) -> None:
+        """Let a record timing of an accepted attempt decide which rung is the best, and so the
+        kernel's gain."""
+        if self.found is not None:
+            self.found = with_record_timing(self.found, timing)
+
+    def drop(self) -> None:
+        """Forget the ladder, so that later attempts are timed against the default baselines."""
+        self.found = None
+        self._timer.keep(())
+
+    def release(self) -> None:
+        """End the processes that the next quick timing does not need."""
+        self._timer.release(self.baselines())

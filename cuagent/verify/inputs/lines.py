@@ -1,0 +1,142 @@
+"""Draw tensors line by line: a line is the elements among which an operator may choose.
+
+In the steps of a sweep the values of a line move, until each place has been tested.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cuagent.verify.inputs.random_values import first_of_rows, permutation
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+LIKELY_MARKS = 4
+"""Number of values at either end of a range that most often mark padding."""
+ROW_STEPS = 4
+"""Largest number of sweep steps in which each row has one number throughout."""
+SHORTEST_AXIS = 8
+"""Least length of an axis that gets extremes; shorter ones have them at the ends by chance."""
+
+
+@dataclass(frozen=True)
+class LineView:
+    """View of a tensor as lines: reshaped to `shape`, each line spans the axes `dims`."""
+
+    shape: tuple[int, ...]
+    dims: tuple[int, ...]
+
+    @property
+    def places(self) -> int:
+        """Number of elements of a line."""
+        return math.prod(self.shape[dim] for dim in self.dims)
+
+    @property
+    def steps(self) -> int:
+        """Number of sweep steps after which an element of each line has been in every place."""
+        lines = math.prod(self.shape) // max(1, self.places)
+        return math.ceil(self.places / max(1, lines))
+
+    def lines(self, tensor: Tensor) -> Tensor:
+        """Return the lines of a tensor, as [lines, places]."""
+        last = tuple(range(-len(self.dims), 0))
+        return tensor.reshape(self.shape).movedim(self.dims, last).reshape(-1, self.places)
+
+    def back(self, lines: Tensor, like: Tensor) -> Tensor:
+        """Return the tensor of the shape of `like` that has these lines."""
+        others = [side for dim, side in enumerate(self.shape) if dim not in self.dims]
+        wide = lines.reshape([*others, *(self.shape[dim] for dim in self.dims)])
+        last = tuple(range(-len(self.dims), 0))
+        return wide.movedim(last, self.dims).reshape(like.shape)
+
+
+def axes(tensor: Tensor) -> list[LineView]:
+    """Return views along each long axis, the last axis first; along the last if none is long."""
+    shape = tuple(tensor.shape) or (1,)
+    long = [dim for dim, size in enumerate(shape) if size >= SHORTEST_AXIS]
+    return [LineView(shape, (dim,)) for dim in reversed(long or [len(shape) - 1])]
+
+
+def moving(
+    normal: Tensor, extreme_size: float, line_view: LineView, step: int, order: Generator
+) -> Tensor:
+    """Move the largest and the least element of each line to new places.
+
+    Over ceil(places / lines) steps with the same `order` both visit every place, and over twice as
+    many the rest of the line is once below zero and once above.
+    """
+    lines = line_view.lines(normal)
+    at, opposite, sign = (column[:, None] for column in _places_of_step(lines, step, order))
+    lines = sign * lines.abs()
+    high = lines.gather(1, at).abs() + extreme_size
+    lines = lines.scatter(1, opposite, -high).scatter(1, at, high)
+    return line_view.back(lines, normal)
+
+
+def single(tensor: Tensor, line_view: LineView, step: int, order: Generator) -> Tensor:
+    """Return lines of booleans in which a single one is set, or a single one is clear."""
+    import torch
+
+    lines = line_view.lines(tensor)
+    at, _, sign = (column[:, None] for column in _places_of_step(lines, step, order))
+    alone = torch.zeros_like(lines).scatter(1, at, torch.ones_like(lines[:, :1]))
+    return line_view.back(alone ^ (sign > 0), tensor)
+
+
+def sorted_lines(normal: Tensor, line_view: LineView, generator: Generator) -> Tensor:
+    """Sort lines upward or downward: each element is the largest so far, or the least."""
+    import torch
+
+    lines = line_view.lines(normal).sort(-1).values
+    falls = permutation(lines.shape[0], lines, generator)[:, None] % 2 == 0
+    return line_view.back(torch.where(falls, lines.flip(-1), lines), normal)
+
+
+def every(tensor: Tensor, bounds: tuple[int, int], step: int, order: Generator) -> Tensor:
+    """Return the integers of one step; over all steps of a sweep each integer of the range occurs.
+
+    Of negative integers only the least occurs, which may mark padding. In the last steps each row
+    has one integer throughout, because any integer may mark padding.
+    """
+    import torch
+
+    low, high = bounds
+    first = max(low, 0)
+    values = torch.arange(first, max(high + 1, first), dtype=tensor.dtype, device=tensor.device)
+    if low < 0:
+        values = torch.cat([values, values.new_tensor([low])])
+    plain, alike = steps_of_every(tensor, values.numel())
+    row_sweep = alike > 0 and step >= plain
+    like = first_of_rows(tensor) if row_sweep else tensor
+    offset = (step - plain if row_sweep else step) * like.numel()
+    number = torch.arange(like.numel(), device=tensor.device) + offset
+    dealing = permutation(values.numel(), tensor, order)
+    if row_sweep:  # values at either end most often mark padding, so they come first
+        likely = (dealing < LIKELY_MARKS) | (dealing >= values.numel() - LIKELY_MARKS)
+        dealing = torch.cat([dealing[likely], dealing[~likely]])
+    chosen = dealing[number % values.numel()]
+    return values[chosen].view(like.shape).expand(tensor.shape)
+
+
+def steps_of_every(tensor: Tensor, values: int) -> tuple[int, int]:
+    """Return the number of steps until each of `values` values has occurred, and the number of
+    further steps in which each row has one value throughout."""
+    plain = math.ceil(values / max(1, tensor.numel()))
+    if tensor.dim() < 2 or tensor.shape[-1] < 2:
+        return plain, 0
+    return plain, min(math.ceil(values * tensor.shape[-1] / max(1, tensor.numel())), ROW_STEPS)
+
+
+def _places_of_step(lines: Tensor, step: int, order: Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Return for each line the places of its largest and its least element in this step, and the
+    sign of its other elements: int64 [lines] each."""
+    import torch
+
+    count, places = lines.shape
+    number = torch.arange(count, device=lines.device) + step * count
+    order_of_places = permutation(places, lines, order)
+    sign = 1 - 2 * ((number % places + number // places) % 2)
+    return order_of_places[number % places], order_of_places[(number + places // 2) % places], sign
