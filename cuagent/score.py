@@ -2,8 +2,8 @@
 
 With `b(t, t0) = (t0 - t) / t0 > 5 %`: -1 for a wrong attempt, 1 for a right one, 2 if b is true
 against eager, 3 if it is true against eager and torch.compile. Beating torch.compile alone stays at
-1, as in the paper. `milestone` does not decide if a ratio is significant; `score_of` passes the lower
-confidence limits.
+1, as in the paper. `milestone` does not decide if a ratio is significant; `score_of` passes the
+lower confidence limits.
 """
 
 from __future__ import annotations
