@@ -20,8 +20,7 @@ from cuagent.expert.graph.graph import Graph, Kind, Node, contiguous_strides
 from cuagent.expert.rewrites import PREPARATIONS, prepared_names
 
 MOST_BOXES = 8
-"""Largest number of boxes of one convolution's input for which the rewrite applies; each box needs
-a sum."""
+"""Largest number of input boxes for which a convolution is rewritten; each box needs a sum."""
 Interval = tuple[int, int]
 """(first index, end) of a range of inputs along one dimension."""
 

@@ -225,8 +225,9 @@ class _Depthwise(DepthwiseText):
         return "j2"
 
     def _vectors(self, places: dict[int, str], tests: list[str]) -> str:
-        """Write the loads of aligned vectors; return the C++ expression of tap j2's column for
-        result j3.
+        """Write the loads of aligned vectors; return the C++ expression of a tap's window column.
+
+        `j2` is the tap, `j3` the result within the thread's vector.
         """
         w, k = self.w, self.inner
         side = self.sides[k]

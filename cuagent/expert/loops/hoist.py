@@ -13,7 +13,7 @@ HOISTED = {"linear", "matmul", "mm", "addmm"}
 
 
 class AllSteps:
-    """Outer nodes with the values of all steps of some of a loop's operators."""
+    """Adds nodes outside of a loop that compute the values of its operators for all steps."""
 
     def __init__(self, loop: Rolled, edit: Edit) -> None:
         self.loop, self.edit, self.count = loop, edit, len(loop.steps)

@@ -152,7 +152,7 @@ HEAVY = re.compile(
 )
 """Matches names of torch's kernels for products and convolutions, except depthwise ones."""
 TF32 = re.compile(r"tf32|s1688|tensorop_s", re.IGNORECASE)
-"""Matches names of those kernels that read their operands in TF32."""
+"""Matches names of torch's kernels that read the operands of a product in TF32."""
 
 
 def runs_in_tf32(profile: Any) -> bool:

@@ -42,7 +42,7 @@ class Access:
     """A read or write of a tensor, with one stride (in elements) per dimension of the nest."""
 
     tensor: str
-    """Name of the node that owns the memory."""
+    """Name of the node whose memory is read or written."""
     dtype: str
     strides: tuple[int, ...]
     offset: int = 0
@@ -255,7 +255,9 @@ class _Source:
     strides: tuple[int, ...]
     offset: int
     windows: tuple[tuple[int, int, int], ...] = ()
-    """(dimension, first index, end) of each window."""
+    """(dimension, first index, end) of each range outside of which the value's elements are
+    zero.
+    """
     index: _Source | None = None
     gather: tuple[int, int, bool] = (0, 0, False)
 

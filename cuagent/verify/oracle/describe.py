@@ -57,7 +57,10 @@ MIN_RANGE_DRAWS, MAX_RANGE_DRAWS = 8, 256
 Small inputs get more calls.
 """
 MAX_RANGE_ELEMENTS = 1 << 18
-"""Number of elements that these calls return together, unless MIN_RANGE_DRAWS calls return more."""
+"""Largest number of elements that all get_inputs calls for the ranges return together.
+
+MIN_RANGE_DRAWS calls may return more.
+"""
 TIMED_CALLS, TIMED_CALLS_S = 5, 0.5
 """Number of timed calls, of which the fastest counts, and seconds after which none starts any
 more.
