@@ -17,7 +17,7 @@ from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schem
 CONTEXT_LINES = 3
 """Number of lines shown before and after a change."""
 MOST_SHOWN = 40
-"""Largest number of lines shown of one region."""
+"""Largest number of lines shown of one region of a file."""
 LONGEST_SEARCH = 4000
 """Number of lines from the start of a file in which a similar region is searched."""
 SEARCH_SECONDS = 2.0

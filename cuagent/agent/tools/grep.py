@@ -21,7 +21,7 @@ from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schem
 MOST = 200
 """Largest number of matching lines shown."""
 LONGEST_LINE = 240
-"""Largest number of characters shown of one line."""
+"""Largest number of characters shown of one matching line."""
 SEARCH_SECONDS = 20.0
 """Time limit of the search in seconds."""
 

@@ -30,7 +30,9 @@ from cuagent.sandbox import Policy, SandboxError, probe, wrap
 TAG = "CUAGENT_COMMAND"
 """Name of the environment variable that contains the random tag of a command."""
 KILL_ROUNDS = 40
-"""Largest number of passes over all processes to kill a command's; a fork bomb needs several."""
+"""Largest number of passes over all processes to kill those of a command; a fork bomb needs
+several.
+"""
 FOREGROUND = f"""\
 _state=$1 _command=$2 _mark=${TAG}
 set --

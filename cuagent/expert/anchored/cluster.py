@@ -22,9 +22,12 @@ several times: a pool does so in each window that contains it.
 """
 
 COST_OF_CHOICE = 2
-"""Cost of a choice by the index of an element, in the argument of a depthwise convolution, which is
-copied element by element. Reflected borders in two dimensions have eight choices; in a kernel of
-their own the choices are constant along its loops."""
+"""Cost, in additions, of a `where` by the index of an element in a depthwise convolution's
+argument.
+
+The argument is copied element by element. Reflected borders in two dimensions have eight such
+choices; in a separate kernel their conditions are constant along its loops.
+"""
 
 
 def clusters(

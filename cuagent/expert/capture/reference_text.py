@@ -48,7 +48,7 @@ def needed_definitions(source: str, entry: str) -> str:
 
 
 USUAL = {"torch": "torch", "F": "torch.nn.functional", "triton": "triton", "tl": "triton.language"}
-"""Module that each name means which a candidate imports itself."""
+"""Names that every candidate imports, with the module that each stands for."""
 
 
 def rebound(text: str) -> set[str]:

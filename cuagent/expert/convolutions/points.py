@@ -176,13 +176,11 @@ def output_places(conv: Convolution) -> list[str]:
 
 
 def over_axes(pattern: str, rank: int) -> str:
-    """Return the product of `pattern` filled with each dimension number, as text."""
+    """Return a product over the dimensions as text: over_axes("n{}", 2) == "n0 * n1"."""
     return " * ".join(pattern.format(d) for d in range(rank))
 
 
 def flat_index(pattern: str, sizes: tuple[int, ...]) -> str:
-    """Return the flat index over `sizes` as text; `pattern` is filled with each dimension
-    number.
-    """
+    """Return the flat index over `sizes` as text: flat_index("i{}", (4, 5)) == "i0 * 5 + i1"."""
     strides = enumerate(contiguous_strides(sizes))
     return " + ".join(f"{pattern.format(d)}{times(s)}" for d, s in strides)

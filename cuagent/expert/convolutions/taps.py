@@ -56,8 +56,9 @@ def _sum_of_halves(conv: Convolution, again: tuple[Volume, str], precision: str)
 
 
 def _given(conv: Convolution, precision: str) -> list[str]:
-    """Return the Triton lines that load `total` instead: a result of the library, or an input to
-    copy.
+    """Return the Triton lines that load `total` in a kernel without a product.
+
+    It is a result of the library, or an input to copy.
     """
     left = f"{pointer(conv.left.tensor)}{f' + {conv.left.offset}' if conv.left.offset else ''}"
     left += f" + first[:, None] + n[None, :]{times(conv.left.channel)}"

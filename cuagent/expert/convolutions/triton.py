@@ -34,7 +34,9 @@ from cuagent.expert.streaming.expressions import identifier
 
 
 def render(name: str, conv: Convolution, dtype_of: Callable[[str], str], precision: str) -> str:
-    """Return the text of the kernel. `precision` is that of `tl.dot` for float32 operands."""
+    """Return the text of the Triton kernel; `precision` is that of `tl.dot` for float32
+    operands.
+    """
     outputs = [f"{identifier(n)}_out" for n in conv.outputs]
     arguments = ", ".join([*outputs, *(pointer(n) for n in conv.tensors)])
     lines = [
@@ -84,7 +86,7 @@ def _group(conv: Convolution) -> list[str]:
 
 
 def launches(name: str, conv: Convolution, tile: Tile, arguments: list[str]) -> list[str]:
-    """Return the lines of Python that launch the kernel."""
+    """Return the Python lines that launch the kernel."""
     across = math.ceil(conv.columns / tile.columns) * conv.groups
     points = points_of_phase(conv)
     if conv.pool:

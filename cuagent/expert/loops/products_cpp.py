@@ -17,7 +17,9 @@ from cuagent.expert.streaming.nest import NestError
 
 
 class ProductsKernel(RowsKernel):
-    """Writer of such a kernel; a block of channels is one whole row."""
+    """Writer of the C++ kernel of a loop with products of states; a block of channels is one whole
+    row.
+    """
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)

@@ -43,7 +43,7 @@ class Progress:
     failures: int = 0
     """Number of calls since the last outcome that failed through no fault of the candidate."""
     failure: str = ""
-    """First line of the last such failure."""
+    """First line of the latest failure that is not the candidate's fault; "" without one."""
     refused: set[int] = field(default_factory=set)
     """Numbers of the attempts that the tool `submit` refused."""
     empty_submit: bool = False

@@ -24,7 +24,9 @@ take 15.
 COLUMN_BLOCK = 1 << 15
 """Number of elements of a tile in one block, if the reduced dimension is divided into blocks."""
 MAX_PARTS = 256
-"""Largest number of these blocks; each has one partial result per row on the stack."""
+"""Largest number of blocks of a reduced dimension; each has one partial result per row on the
+stack.
+"""
 
 
 class ColumnSchedules(CppText):

@@ -13,12 +13,12 @@ from cuagent.expert.streaming.stages import COST, Stage
 MAX_SEGMENTS = 10
 """Largest number of borders at which the loop over a concatenated dimension is divided."""
 INTERLEAVED = (2, 3, 4)
-"""Lengths of the innermost loop for which vectors run over the dimension around it.
+"""Lengths of an innermost loop for which vectors run over the dimension around it.
 
 Compilers can interleave groups of this many values in vectors.
 """
 FEWEST_INTERLEAVED = 16
-"""Least length of the dimension around it for that."""
+"""Least length of the dimension around a short innermost loop for which vectors run over it."""
 SHORT_LOOP = 256
 """Length of an innermost loop below which the elements after its last whole vector cost much
 time.

@@ -28,7 +28,7 @@ PARTS = (4, 2)
 Each part has its own partial result. With a single result, each addition waits for the one before.
 """
 PART_ELEMENTS = 64
-"""Least number of elements of such a part."""
+"""Least number of elements of a part into which a row is divided."""
 SHORT_ROW = 128
 """Longest row, in elements, for which expensive row values are vectorized over several rows."""
 MANY_TURNS = 16
