@@ -88,19 +88,21 @@ if TYPE_CHECKING:
 LAX = 1e-2
 """Absolute and relative tolerance of the lax rule, as in KernelBench and CUDA Agent."""
 NO_JUMPS = JumpLimit(math.inf, 0.0)
-"""No change of an element counts as a jump."""
+"""Limit above which a change counts as a jump if no jumps are admitted: infinity."""
 NEGLIGIBLE = 1e-3
-"""Share of an output's rms. An element that changes by less counts as independent of a choice."""
+"""Change of an element, in units of the output's rms, below which it counts as unaffected by a
+choice.
+"""
 WITH_SENSITIVITY = 5
-"""Least number of tensors that the rule gets once the sensitivity is known: x, r, y, s and m."""
+"""Number of tensors that the rule gets at least once the sensitivity is known: x, r, y, s and m."""
 
 
 UNEXPLAINED = Finding(False, math.inf, math.inf, math.inf, None)
-"""Refusal of an error that has no bound, without a description of the wrong elements."""
+"""Finding for an error that has no bound, if no description of the wrong elements is wanted."""
 
 
 def lax(outputs: Sequence[Tensor], declared: Sequence[Tensor]) -> RuleResult:
-    """Apply the lax rule: allclose at 1e-2, with the tolerance scaled by the reference."""
+    """Return the result of the lax rule: allclose at 1e-2, relative to the reference."""
     import torch
 
     worst = 0.0
@@ -125,10 +127,10 @@ def strict(
     *,
     explain: bool = True,
 ) -> Finding:
-    """Apply the strict rule to the candidate's `outputs` for one draw of `kind`.
+    """Judge the candidate's `outputs` on one draw of `kind` by the strict rule.
 
-    `terms` are the longest sums of the reference, `admitted` the precision that the task admits.
-    With `explain` a refusal describes the wrong elements.
+    `terms` are the lengths of the reference's longest sums, `admitted` is the precision that the
+    task admits. With `explain` a refusal describes the wrong elements.
     """
     places = expected.places or [None] * len(outputs)
     parts = [outputs, expected.declared, expected.precise, expected.spread]
@@ -167,7 +169,7 @@ def strict(
 
 
 def constants(expected: Expected) -> list[float]:
-    """Return the best constant answer to one draw for each output: its mean."""
+    """Return one number per output: its mean, which is the best constant answer to the draw."""
     return [_mean(y) if y.numel() else 0.0 for y in expected.declared]
 
 
@@ -179,7 +181,10 @@ def _mean(tensor: Tensor) -> float:
 def _discrete(
     index: int, tensors: Sequence[Tensor], draw: _DrawFacts, places: Places | None
 ) -> Finding:
-    """Apply the strict rule to integers or booleans."""
+    """Judge an output of integers or booleans by the strict rule.
+
+    `tensors` are x, r, y and s. `places` are the elements that traced indices were chosen from.
+    """
     import torch
 
     output, declared, precise, spread = tensors[:4]
@@ -194,7 +199,7 @@ def _discrete(
 
 @dataclass(frozen=True)
 class _DrawFacts:
-    """Facts of a draw that determine the bounds."""
+    """Properties of a draw that determine the bounds."""
 
     kind: Inputs
     terms: Terms
@@ -202,35 +207,37 @@ class _DrawFacts:
     unit: float
     """Unit roundoff with which the sensitivity was measured (`bounds.coarsest`)."""
     line_unit: float
-    """Unit roundoff as in `unit`, but without the reference's own products: their error is part of
-    a line's bound."""
+    """Unit roundoff for bounds on a line: `unit` without the reference's own products.
+
+    Their error is part of a line's bound.
+    """
     undecided: bool
-    """See `Sensitivity`."""
+    """True if roundoff decides some comparison or choice (`Sensitivity.undecided`)."""
     certain: bool
-    """See `Expected`."""
+    """True if roundoff decides no comparison or choice on this draw (`Expected.certain`)."""
     explain: bool
     """True if a refusal describes the wrong elements."""
 
     @property
     def decides_truth(self) -> bool:
-        """True if a boolean must be right even at a near-tie."""
+        """True if a boolean output must be right even at a near-tie."""
         sure = self.certain or self.kind not in (Inputs.BRINK, Inputs.HALVES)
         return self.kind in EXACT and sure
 
     @property
     def decides_exactly(self) -> bool:
-        """True if honest arithmetic decides every comparison as the reference does."""
+        """True if a correct kernel decides every comparison as the reference does."""
         return self.certain and self.kind in ROUND and self.admitted in OWN_ARITHMETIC
 
     def jumps(self, sums: Sums) -> bool:
-        """Return True if rounding may put an honest result on the other side of a jump."""
+        """Return True if roundoff may put a correct kernel's result on the other side of a jump."""
         if self.decides_exactly:
             return False
         return self.undecided or may_jump(sums, self.kind, self.admitted)
 
 
 def _inexact(index: int, tensors: Sequence[Tensor], draw: _DrawFacts, carried: float) -> Finding:
-    """Apply the strict rule to floating or complex numbers.
+    """Judge a floating or complex output by the strict rule.
 
     `tensors` are x, r, y, s and, once the sensitivity is known, m and t (`Sensitivity.tied`).
     `carried` is 0 until then.
@@ -301,8 +308,9 @@ def _inexact(index: int, tensors: Sequence[Tensor], draw: _DrawFacts, carried: f
 
 
 def _within_sensitivity(blocks: Callable[[], Iterable[Block]], bound: Gates) -> bool:
-    """Return True if all errors are within their bounds once each is reduced by the sensitivity of
-    its element."""
+    """Return True if all errors, each reduced by the sensitivity of its element, are within their
+    bounds.
+    """
 
     def nearest() -> Iterator[Block]:
         return ((reduced(x, y, moved), r, y, s) for x, r, y, s, moved, *_ in blocks())
@@ -311,10 +319,11 @@ def _within_sensitivity(blocks: Callable[[], Iterable[Block]], bound: Gates) -> 
 
 
 def _unmoved(block: Block, size: float) -> Block:
-    """Return x, r, y and s of the elements that hardly change with roundoff and with tie order.
+    """Return x, r, y and s of the elements that hardly change with roundoff and with the order of
+    ties.
 
-    `size` is the rms of the output. The small change with tie order is subtracted from the errors:
-    it may exceed the bound, as in a loss that one choice of many changes.
+    `size` is the rms of the output. The small change with the order of ties is subtracted from the
+    errors: it may exceed the bound, as in a loss that one choice of many changes.
     """
     moves = (block[4] > NEGLIGIBLE * size) | (block[5] > NEGLIGIBLE * size)
     x, r, y, s, _, tied = (tensor[~moves] for tensor in block)
@@ -322,7 +331,7 @@ def _unmoved(block: Block, size: float) -> Block:
 
 
 def _gates_of(blocks: Iterable[Block], dtype: dtype, draw: _DrawFacts) -> Gates:
-    """Return bounds computed from the blocks alone; infinite bounds if they are empty."""
+    """Return the bounds that follow from these blocks alone; infinite bounds without any block."""
     sums = Sums.of(blocks)
     none = Gates(math.inf, math.inf, math.inf, math.inf)
     return gates(sums, dtype, draw.kind, draw.terms, UNITS[draw.admitted]) if sums.count else none
@@ -340,7 +349,7 @@ def _without_jumps(blocks: Iterable[Block], jump_limit: JumpLimit) -> Iterator[B
 
 
 def _largest_ratio(blocks: Iterable[Block], bound: Gates) -> float:
-    """Return the largest ratio of an error to its bound."""
+    """Return the largest ratio of an element's error to its bound, over all blocks."""
     return max(
         (number(_ratios(block, bound).max()) for block in blocks if block[0].numel()),
         default=0.0,
@@ -356,7 +365,7 @@ def _ratios(block: Block, bound: Gates) -> Tensor:
 def _explained(
     index: int, tensors: Sequence[Tensor], finite: Finite, jump_limit: JumpLimit, bound: Gates
 ) -> Wrong:
-    """Describe the elements that exceed their bound, after jumps are subtracted."""
+    """Describe the elements whose error exceeds their bound after jumps are subtracted."""
     import torch
 
     flat = as_real(tensors[0]).reshape(-1)
@@ -380,8 +389,7 @@ def _explained(
 
 
 def _tied(output: Tensor, declared: Tensor, spread: Tensor) -> Tensor:
-    """Return a mask of the elements that a near-tie excuses although they differ from the
-    reference.
+    """Return a mask of the elements that may differ from the reference because of a near-tie.
 
     An integer may differ by as much as the oracle's answer changes under perturbation (`spread`).
     """
@@ -405,7 +413,9 @@ def _exact(
 def _refused(
     index: int, wrong: Tensor, output: Tensor, expected: Tensor, *, integral: bool = False
 ) -> Finding:
-    """Return the finding for errors that have no bound; the note describes the first element."""
+    """Return the finding for wrong elements without a bound; its note describes the first of
+    them.
+    """
     wrong = wrong.view(output.shape)
     found = describe(index, output, expected, wrong, first(wrong), integral=integral)
     return Finding(False, math.inf, math.inf, math.inf, None, found.note, hint=found.hint)
