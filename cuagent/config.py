@@ -107,7 +107,9 @@ class Settings:
     prices: Mapping[str, Any] = field(default_factory=dict)
     """Prices of models, by the model's name; only from the user's file."""
     origins: Mapping[str, str] = field(default_factory=dict)
-    """Source of each value, by key: the name of a flag or variable, a file, or "default"."""
+    """Source of each setting's value, by key: the name of a flag or variable, a file, or
+    "default".
+    """
     ignored: Mapping[str, str] = field(default_factory=dict)
     """Warning for each value of the project's file that was ignored, by key."""
 

@@ -27,8 +27,8 @@ class Phase:
 
     text: str
     passing: bool = False
-    """True if only the live status line shows it, because it is too short or too frequent to
-    list.
+    """True if views show the phase only in the live status line, because it is short or
+    frequent.
     """
 
 

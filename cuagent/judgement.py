@@ -47,7 +47,9 @@ class Judgement:
 
     @property
     def standing(self) -> Standing | None:
-        """Standing of the attempt against eager; None if it was rejected or not timed."""
+        """Whether the attempt is faster or slower than eager (`Standing`); None if rejected or not
+        timed.
+        """
         ratio = self.timing.ratios.get(EAGER) if self.timing is not None else None
         return ratio.standing if ratio is not None and self.verdict.accepted else None
 

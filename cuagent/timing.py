@@ -132,15 +132,15 @@ class Timing:
     """Notes for the reader of the figures, e.g. `machine busy: 40% used by other processes`."""
     versions: dict[str, str] = field(default_factory=dict)
     free: dict[str, Ratio] = field(default_factory=dict)
-    """Eager's time over each other baseline's, by name, in the same rounds.
+    """Speedup without a kernel: eager's time over each other baseline's, by name, in the same
+    rounds.
 
     Empty if no candidate was timed; `ratios` has these ratios then.
     """
     apart: tuple[float, ...] = ()
-    """Log of the time ratio of two eager processes ("twins") in each round of this and earlier
-    timings.
+    """Log of the time ratio of two equal eager processes in each round of this and earlier timings.
 
-    The confidence limits of a quick timing depend on it.
+    The confidence limits of a quick timing depend on its variation.
     """
 
     @property

@@ -27,7 +27,7 @@ class Overdue(Exception):
 
 
 class _Work(threading.Thread, Generic[T]):
-    """A thread that runs one function and holds its result or error."""
+    """Thread that runs one function; `result` or `error` is set when the function has ended."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         super().__init__(daemon=True, name="cuagent-work")

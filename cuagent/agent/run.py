@@ -321,7 +321,9 @@ class Run:
         return tried
 
     def settle(self, tried: Tried, judgement: Judgement) -> Tried:
-        """Record an attempt's judgement at record effort; return the attempt with it."""
+        """Record the judgement at record effort of an attempt; return the attempt with this
+        judgement.
+        """
         with shielded():
             settled = replace(tried, judgement=judgement)
             self._confirm_ladder(judgement)

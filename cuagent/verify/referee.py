@@ -294,8 +294,9 @@ class Referee:
         return used.line(self.task.device)
 
     def _label(self, found: Precision | None) -> Precision | None:
-        """Return the candidate's arithmetic `found`; FP32 instead of MATCH if the task demands
-        fp32.
+        """Return the verdict's precision for the arithmetic `found` in the candidate's errors.
+
+        It is FP32 instead of MATCH if the task demands fp32.
         """
         fp32 = found is Precision.MATCH and self.task.precision is Precision.FP32
         return Precision.FP32 if fp32 else found
@@ -377,7 +378,7 @@ class Referee:
             return session.output()
 
     def stamp(self) -> str:
-        """Return the text for the isolation of a candidate's process in a verdict."""
+        """Return the text that names the isolation of a candidate's process in a verdict."""
         on_gpu = self.task.device is Device.CUDA
         return stamp(self.tier, Policy(gpu=on_gpu, memory_bytes=self.processes.memory_bytes))
 

@@ -157,7 +157,7 @@ def _fits(parts: Sequence[str], names: Sequence[str]) -> bool:
     if parts[-1] == "**":  # it matches folders only
         return False
     states = {0}
-    """States of the match: numbers k such that the first k `parts` can match the names read so
+    """Set of all k such that the first k `parts` of the pattern match the names that were read so
     far.
     """
     for name in names:

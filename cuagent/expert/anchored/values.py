@@ -30,7 +30,7 @@ NUMBERS = {Kind.INSIDE, Kind.INDEX}
 
 
 class Values:
-    """Writer of C++ variables with elements of a group's values.
+    """Writes C++ variables that contain elements of the values that a group computes.
 
     `fresh` forgets all variables, when their C++ scope ends.
     """
@@ -171,7 +171,9 @@ def minus(place: str, low: int) -> str:
 
 
 def address(index: Index, strides: Sequence[int], offset: int) -> str:
-    """Return the C++ expression of the sum of the indices times the strides, plus the offset."""
+    """Return the C++ expression of an element's index in memory: indices times strides, plus the
+    offset.
+    """
     terms = []
     for place, step in zip(index, strides, strict=True):
         if step and place != "0":

@@ -129,7 +129,9 @@ def _is_first_power(node: Any) -> bool:
 
 
 def _table() -> dict[Any, Any]:
-    """Return the decompositions for tracing: torch's core ones and ours of norms and losses."""
+    """Return the operator decompositions for tracing a backward: torch's, and ours of norms and
+    losses.
+    """
     import torch
 
     aten = torch.ops.aten

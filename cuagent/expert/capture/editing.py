@@ -80,7 +80,7 @@ class Edit:
         old.replace_all_uses_with(new)
 
     def constant(self, node: Any) -> Any:
-        """Evaluate a node that depends on constants alone; return None for any other node."""
+        """Return the value of a node that depends on constants alone; None for any other node."""
         if node not in self._constants:
             self._constants[node] = self._evaluated(node)
         return self._constants[node]

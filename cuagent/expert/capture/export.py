@@ -34,15 +34,19 @@ class Captured:
     nodes: tuple[Any, ...]
     """torch.fx nodes, in order; `meta["val"]` has shape and dtype."""
     parameters: dict[str, str]
-    """State dict (or attribute) name, by the name of the parameter's or buffer's placeholder."""
+    """State dict (or attribute) names of parameters and buffers; the keys are placeholder names."""
     inputs: dict[str, str]
-    """Python expression over forward's arguments, by the name of the input's placeholder."""
+    """Python expressions of the input tensors over forward's arguments; the keys are placeholder
+    names.
+    """
     literals: dict[str, Any]
-    """Value at capture time, by the name of a placeholder for a Python number."""
+    """Values, at capture time, of Python numbers among the inputs; the keys are placeholder
+    names.
+    """
     constants: dict[str, torch.Tensor]
-    """Tensor, by the name of a constant's placeholder."""
+    """Constant tensors that forward uses; the keys are placeholder names."""
     outputs: tuple[Any, ...]
-    """fx nodes or plain values, flattened."""
+    """Outputs of forward as a flat list: fx nodes, or plain values."""
     template: str
     """Python expression that forward returns, in which `{0}`, `{1}`, ... stand for the outputs."""
     arguments: tuple[str, ...]

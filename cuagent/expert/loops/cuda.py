@@ -210,7 +210,9 @@ class _Kernel(ThreadLayout):
         w.close()
 
     def _own_names(self) -> dict[int, str]:
-        """Return the variable of each element for the step that the thread computes alone."""
+        """Return the C++ variable of each element for the one step of a batch that a thread
+        computes alone.
+        """
         return {k: f"kept_{k}" if k in self.kept else f"v{k}" for k in self.needed}
 
     def _load_own(self, loads: list[int], first: str) -> None:

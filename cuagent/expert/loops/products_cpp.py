@@ -36,7 +36,9 @@ class ProductsKernel(RowsKernel):
             raise NestError("products of states with several dimensions of rows")
 
     def _products(self) -> dict[str, tuple[int, int]]:
-        """Return (position of the operand's element, stage of the result) of each product."""
+        """Return (position of the operand's element, stage of the result), by the name of the
+        product's node.
+        """
         found: dict[str, tuple[int, int]] = {}
         for k in self.needed:
             element = self.elements.elements[k]

@@ -15,7 +15,9 @@ from typing import Any
 GATES = {"rnn_tanh": 1, "rnn_relu": 1, "gru": 3, "lstm": 4}
 """Number of gates of each cell: its weights have this many slices of the hidden size."""
 CELLS = {f"{name}_cell": name for name in GATES}
-"""Name of the cell, by the name of torch's operator that computes a single step."""
+"""Short name of each cell ("gru"), by the name of torch's operator for a single step
+("gru_cell").
+"""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ MOST_WEIGHTS = 64
 """Largest number of weights in the registers of a thread."""
 MOST_PASSES = 4
 MOST_STATE = 48 << 10
-"""Largest number of bytes of static shared memory."""
+"""Largest size in bytes of the states that a kernel stores in static shared memory."""
 BARRIER, PASS = 900, 400
 """Estimated cycles of a step and of a pass over rows, in addition to those of the products."""
 LANES = 32

@@ -12,7 +12,7 @@ from cuagent.expert.kernel import KernelCall, Request, cpp_call
 from cuagent.expert.scans.loops import IDENTITY, SIGN, ScanText
 
 TOGETHER = 8
-"""Number of rows that advance together."""
+"""Number of rows that one loop scans at the same time."""
 BLOCK = 256
 """Number of elements of a row in one block."""
 TILE = 256

@@ -80,22 +80,28 @@ class Outcome:
 
     @property
     def lower_limit(self) -> float:
-        """Smallest lower confidence limit of the ratios; 0 without ratios."""
+        """Smallest lower confidence limit of the speedups over the baselines; 0 if it was not
+        timed.
+        """
         return min((r.low for r in self.ratios.values()), default=0.0)
 
     @property
     def speedup(self) -> float:
-        """Smallest of the ratios; 0 without ratios."""
+        """Candidate's smallest speedup over a baseline; 0 if it was not timed."""
         return min((r.value for r in self.ratios.values()), default=0.0)
 
     @property
     def is_clear_gain(self) -> bool:
-        """True if the lower limits of all ratios are at least CLEAR_GAIN."""
+        """True if the speedup over every baseline is at least CLEAR_GAIN, by the lower confidence
+        limits.
+        """
         return self.lower_limit >= CLEAR_GAIN
 
     @property
     def is_likely_gain(self) -> bool:
-        """True if all measured ratios are at least CLEAR_GAIN, whatever their limits."""
+        """True if the measured speedup over every baseline is at least CLEAR_GAIN; limits are not
+        considered.
+        """
         return self.speedup >= CLEAR_GAIN
 
     @property

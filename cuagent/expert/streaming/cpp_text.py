@@ -15,7 +15,9 @@ us).
 SAVED_BYTES = 192 << 10
 """Largest size in bytes of a row's saved values; in longer rows values are computed again."""
 EXPENSIVE = 4
-"""Least cost, in operations and loads, of a value that is saved for the next pass."""
+"""Least cost, in operations and loads per element, of a value that is saved instead of
+recomputed.
+"""
 KEEPS_NAN = ("amax", "amin")
 """Reductions whose result is NaN if an element is NaN."""
 BLOCK = 4096
@@ -62,8 +64,8 @@ class CppText(KernelText):
         memory.
         """
         self.staged: dict[str, str] = {}
-        """Name of the array with an element's copies, by the element's expression, for such
-        tiles.
+        """Name of the array with the copy of a tile, by the C++ expression of the element that was
+        copied.
         """
         if self.columns_schedule and nest.dimensions[-1].reduced:
             self.tile = min(tile, [d.extent for d in nest.dimensions if not d.reduced][-1])

@@ -47,7 +47,7 @@ class Stage:
 
     @property
     def loops(self) -> bool:
-        """True if the pass loops over the elements of a row."""
+        """True if the pass has a loop over the elements of a row."""
         return bool(self.reduces or self.stores)
 
 

@@ -43,7 +43,7 @@ FIRST = frozenset(("argmax", "argmin", "max", "min"))
 DISTINCT = ("topk", "sort")
 """Operators that return distinct indices within one line."""
 BOUNDED = (*POOLS, "cummax", "cummin")
-"""Operators that choose each element of their result from a part of the line."""
+"""Operators (pools, cummax, cummin) that choose each result element from a part of a line."""
 COPIES = ("clone", "_to_copy", "_unsafe_view", "flip")
 """Operators, besides views, that copy elements unchanged."""
 
