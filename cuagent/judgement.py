@@ -47,9 +47,7 @@ class Judgement:
 
     @property
     def standing(self) -> Standing | None:
-        """Whether the attempt is faster or slower than eager (`Standing`); None if rejected or not
-        timed.
-        """
+        """Result against eager: faster, slower or inconclusive; None if rejected or not timed."""
         ratio = self.timing.ratios.get(EAGER) if self.timing is not None else None
         return ratio.standing if ratio is not None and self.verdict.accepted else None
 

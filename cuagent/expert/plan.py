@@ -46,7 +46,7 @@ from cuagent.expert.products.onednn import by_onednn, origins_by_onednn
 from cuagent.expert.recurrences.groups import recurrence_groups
 from cuagent.expert.recurrences.match import with_layers, with_recurrences
 from cuagent.expert.rewrites import prepared_names, rewrite, share_equal
-from cuagent.expert.rules.gathers import settle_gathers
+from cuagent.expert.rules.gathers import unfused_gathers_to_torch
 from cuagent.expert.sharing import shared, shared_triton
 from cuagent.expert.streaming.fuse import fuse
 from cuagent.expert.streaming.group import Group
@@ -163,7 +163,7 @@ def _rewritten(
     graph = with_depthwise(graph, target.device, kept)
     if widens(target.device) if options.widen is None else options.widen:
         graph = widen_products(graph)
-    graph = settle_gathers(graph)
+    graph = unfused_gathers_to_torch(graph)
     if options.products:
         graph = products.as_reductions(graph, target, kept)
         graph = products.copy_operands(graph, target, kept, options.split)

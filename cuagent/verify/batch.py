@@ -50,9 +50,9 @@ class Batch:
         outputs = self.outputs_of(arm)
         for slot in slots:
             if rotated:
-                self.lent.lay_rotated(self.inputs, slot)
+                self.lent.copy_rotated(self.inputs, slot)
             else:
-                self.lent.lay(self.inputs, slot)
+                self.lent.copy_slot(self.inputs, slot)
             outputs.poison(POISONS[0], slot)
 
     @property

@@ -61,7 +61,7 @@ class Calls:
         context = self._context
         if context.facts.large:
             context.outputs.mend_guards(slot)
-        context.lent.lay(context.inputs, slot, self._prefetcher.slot(trial))
+        context.lent.copy_slot(context.inputs, slot, self._prefetcher.slot(trial))
         context.outputs.poison(poison, slot)
         with self._tally.clock("candidate"):
             self._session.run(
@@ -104,7 +104,7 @@ class Calls:
         """
         context, slots = self._context, range(len(trials))
         for slot, trial in enumerate(trials):
-            context.lent.lay(context.inputs, slot, self._prefetcher.slot(trial))
+            context.lent.copy_slot(context.inputs, slot, self._prefetcher.slot(trial))
             if context.facts.large:
                 context.outputs.mend_guards(slot)
             context.outputs.poison(POISONS[0], slot)
@@ -137,7 +137,7 @@ class Calls:
         outputs.
         """
         context, drawn = self._context, self._prefetcher.slot(trial)
-        if not context.lent.holds(context.inputs, slot, drawn):
+        if not context.lent.slot_equals(context.inputs, slot, drawn):
             if context.lent.guards_like(context.inputs, slot, drawn):
                 what = f"a call changed its {on_inputs(trial.kind)}"
                 raise Rejected(Reason.CHANGED_INPUT, what, self._session.output())

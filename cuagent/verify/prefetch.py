@@ -112,7 +112,9 @@ class OraclePrefetcher:
             self._post_weights(number)
         self._oracle.wait(self._weight_requests[number])
         context = self._context
-        context.weights.lay(context.prepared_weights, 0, number % context.prepared_weights.count)
+        context.weights.copy_slot(
+            context.prepared_weights, 0, number % context.prepared_weights.count
+        )
         settle(context.weights.device)
         self._rounds_loaded = max(self._rounds_loaded, number + 1)
         self._send_ahead()

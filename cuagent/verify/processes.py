@@ -158,7 +158,7 @@ class Processes:
         session = waiting or self.waiting(attempt, cores=cores)
         session.import_model([library.path for library in build.libraries])
         # A copy, because a candidate could change the weights that the next arms load.
-        self._lent_weights.lay(self._timed_weights)
+        self._lent_weights.copy_slot(self._timed_weights)
         session.load(self._lent_weights)
         return session
 

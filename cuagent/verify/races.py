@@ -110,7 +110,7 @@ def _printed(referee: Referee, session: Session) -> str:
     """
     context, start = referee.context, time.monotonic()
     for _ in range(CALLS):
-        context.lent.lay(context.inputs)
+        context.lent.copy_slot(context.inputs)
         session.run(
             context.lent,
             context.outputs,

@@ -348,7 +348,7 @@ def _is_stored(low: Lowering, name: str) -> bool:
     return node.kind in (Kind.INPUT, Kind.PARAMETER, Kind.CONSTANT, Kind.LIBRARY)
 
 
-def settle_gathers(graph: Graph) -> Graph:
+def unfused_gathers_to_torch(graph: Graph) -> Graph:
     """Return the graph with each gather replaced by a call of torch if something other than a
     generated kernel reads its result."""
     users = graph.users()

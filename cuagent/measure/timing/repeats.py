@@ -239,7 +239,7 @@ class Repeats:
         """Return a message if the candidate changed the inputs of one secretly chosen call, else
         ""."""
         slot = self.random.choice(slots)
-        unchanged = self.batch.lent.holds(self.batch.inputs, slot)
+        unchanged = self.batch.lent.slot_equals(self.batch.inputs, slot)
         return "" if unchanged else "it wrote to its inputs, or to memory next to them"
 
     def _outputs(self, name: str, slots: Sequence[int]) -> list[list[Tensor]]:

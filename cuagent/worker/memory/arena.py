@@ -229,7 +229,7 @@ class Arena:
         for view, tensor in zip(self.slots[slot], tensors, strict=True):
             fill(view, tensor)
 
-    def lay(self, originals: Arena, slot: int = 0, of: int | None = None) -> None:
+    def copy_slot(self, originals: Arena, slot: int = 0, of: int | None = None) -> None:
         """Copy slot `of` (default: `slot`) of `originals` to `slot` of this arena, guards included.
 
         Both arenas must have the same layout.
@@ -237,7 +237,7 @@ class Arena:
         size, of = self.layout.size, slot if of is None else of
         self._bytes(slot, 0, size).copy_(originals._bytes(of, 0, size))
 
-    def lay_rotated(self, originals: Arena, slot: int = 0) -> None:
+    def copy_rotated(self, originals: Arena, slot: int = 0) -> None:
         """Copy a slot's tensors from `originals`, with the rows of floating tensors rotated by a
         random count.
 
@@ -252,7 +252,7 @@ class Arena:
             fill(view[:by], tensor[rows - by :])
             fill(view[by:], tensor[: rows - by])
 
-    def holds(self, originals: Arena, slot: int = 0, of: int | None = None) -> bool:
+    def slot_equals(self, originals: Arena, slot: int = 0, of: int | None = None) -> bool:
         """Return True if `slot` equals slot `of` (default: `slot`) of `originals` in every byte."""
         size, of = self.layout.size, slot if of is None else of
         return same_bytes(self._bytes(slot, 0, size), originals._bytes(of, 0, size))
