@@ -226,14 +226,9 @@ class _Oracle:
         run, self.declared_run = self.declared_run, None
         run = run or _stored_outputs(reference.traced(inputs), declared)
         start = time.perf_counter()
-        if reference.slicing is None:
-            exact = _stored_outputs(reference.forward_fp64(inputs), precise)
-        else:
-            defined = reference.write_fp64(inputs, precise)
-            exact = ReferenceTrace(precise, [], [None] * len(precise), defined=defined)
+        exact = self._stored_fp64(inputs, precise)
         call_s = time.perf_counter() - start
-        defined = run.defined and exact.defined
-        finite = defined and reference.within_range(inputs, declared)
+        finite = run.defined and exact.defined and reference.within_range(inputs, declared)
         fills_hidden = reference.answer_hides_fills(inputs, precise)
         # Without consistent slices the draw decides nothing, like one that shows a mask fill.
         chosen_by = reference.generator(message["seed"])
@@ -269,6 +264,13 @@ class _Oracle:
             "perturbations": count,
             "certain": certain,
         }
+
+    def _stored_fp64(self, inputs: list[Tensor], target: list[Tensor]) -> ReferenceTrace:
+        """Run in fp64, in slices if there are any, and write the outputs to `target`."""
+        if self.reference.slicing is None:
+            return _stored_outputs(self.reference.forward_fp64(inputs), target)
+        defined = self.reference.write_fp64(inputs, target)
+        return ReferenceTrace(target, [], [None] * len(target), defined=defined)
 
     def sensitivity(self, message: dict[str, Any]) -> dict[str, Any]:
         """Write how much the roundoff of a correct kernel may change each element of the answer."""
