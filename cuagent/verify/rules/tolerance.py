@@ -202,23 +202,13 @@ def _inexact(index: int, tensors: Sequence[Tensor], draw: DrawFacts, carried: fl
     line_ratio, which = worst_line(tensors, kind, terms, draw.line_unit)
     unmoved_ratio = 0.0
     if kind in EXACT and len(tensors) > WITH_SENSITIVITY:
-        size = sums.rms("value")
-
-        def unmoved() -> Iterator[Block]:
-            return (_unmoved(block, size) for block in map(finite, blocks))
-
-        unmoved_ratio = _largest_ratio(unmoved(), _gates_of(unmoved(), tensors[0].dtype, draw))
+        dtype, size = tensors[0].dtype, sums.rms("value")
+        unmoved_ratio = _unmoved_ratio(lambda: map(finite, blocks), size, dtype, draw)
         ratio = max(ratio, unmoved_ratio)
+    errors = (sums.largest["error"], sums.rms("error"))
     if line_ratio > max(1.0, ratio):
-        return Finding(
-            passed=False,
-            ratio=line_ratio,
-            max_error=sums.largest["error"],
-            rms_error=sums.rms("error"),
-            precision=None,
-            note=f"output {index}, line {which} of a prefix sum",
-            rms_bound=bound.rms,
-        )
+        note = f"output {index}, line {which} of a prefix sum"
+        return Finding(False, line_ratio, *errors, None, note, rms_bound=bound.rms)
     within_sensitivity = (
         ratio > 1 >= unmoved_ratio
         and jump_limit is not NO_JUMPS
@@ -230,8 +220,8 @@ def _inexact(index: int, tensors: Sequence[Tensor], draw: DrawFacts, carried: fl
     return Finding(
         passed=ratio <= 1,
         ratio=ratio,
-        max_error=sums.largest["error"],
-        rms_error=sums.rms("error"),
+        max_error=errors[0],
+        rms_error=errors[1],
         precision=explains(remaining, terms, bound.rms, admitted),
         note=explanation.note,
         rms_bound=bound.rms,
@@ -249,6 +239,17 @@ def _within_sensitivity(blocks: Callable[[], Iterable[Block]], bound: Gates) -> 
         return ((reduced(x, y, moved), r, y, s) for x, r, y, s, moved, *_ in blocks())
 
     return Sums.of(nearest()).rms("error") <= bound.rms and _largest_ratio(nearest(), bound) <= 1
+
+
+def _unmoved_ratio(
+    blocks: Callable[[], Iterable[Block]], size: float, dtype: dtype, draw: DrawFacts
+) -> float:
+    """Return the largest ratio of an error to its bound among the elements of `_unmoved`."""
+
+    def unmoved() -> Iterator[Block]:
+        return (_unmoved(block, size) for block in blocks())
+
+    return _largest_ratio(unmoved(), _gates_of(unmoved(), dtype, draw))
 
 
 def _unmoved(block: Block, size: float) -> Block:
