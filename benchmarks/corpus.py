@@ -31,7 +31,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -46,7 +45,6 @@ CORPUS = HERE.parent / "tests" / "corpus"
 sys.path[:0], sys.path[len(sys.path) :] = [str(CORPUS)], [str(HERE.parent)]
 
 from corpus import (  # noqa: E402
-    ACCEPTED,
     Candidate,
     everything,
     has_cpu_kernel,
@@ -54,8 +52,8 @@ from corpus import (  # noqa: E402
     moved_to_cuda,
     task_path,
 )
+from corpus_tables import OURS, summary, table  # noqa: E402
 from judging import (  # noqa: E402
-    NOT_RUN,
     Outcome,
     judge_ended,
     not_run,
@@ -64,7 +62,6 @@ from judging import (  # noqa: E402
     request,
 )
 
-OURS = "cuagent"
 MARK = "<!-- results -->"
 PROGRESS = 20
 """Number of candidates between two progress lines, if stderr is not a terminal."""
@@ -90,14 +87,14 @@ def main() -> int:
         if checkout is not None:
             results[name] = _theirs(name, checkout, candidates)
     rows = [_row(candidate, results) for candidate in candidates]
-    summary = _summary(rows, list(results))
-    print(summary)
+    counts = summary(rows, list(results))
+    print(counts)
     if options.json:
         Path(options.json).write_text(_json(rows, options.precision))
     if options.doc:
         page = Path(options.doc)
         head = page.read_text().partition(MARK)[0] if page.is_file() else ""
-        page.write_text(f"{head}{MARK}\n\n{summary}\n\n{_table(rows, list(results))}\n")
+        page.write_text(f"{head}{MARK}\n\n{counts}\n\n{table(rows, list(results))}\n")
     wrong = [row for row in rows if row[OURS]["right"] is False]
     for row in wrong:
         print(f"{row['kind']} {row['name']}: {row[OURS]['word']}: {row[OURS]['detail']}")
@@ -346,80 +343,6 @@ def _row(candidate: Candidate, results: dict[str, dict[str, dict[str, Any]]]) ->
         for name in ("name", "kind", "row", "task", "device", "timed", "what", "expect", "open")
     }
     return fields | {judge: found[_key(candidate)] for judge, found in results.items()}
-
-
-def _summary(rows: list[dict[str, Any]], names: list[str]) -> str:
-    """Return a Markdown table with the numbers of wrong, judged and not run candidates for each
-    judge."""
-    lines = [
-        "| | " + " | ".join(names) + " |",
-        "|---|" + "---|" * len(names),
-    ]
-    kinds = {
-        "exploits accepted": lambda r: r["kind"] == "exploit",
-        "honest candidates rejected": lambda r: r["kind"] == "honest",
-        "seeded bugs accepted": lambda r: r["kind"] == "bug" and ACCEPTED not in r["expect"],
-        "equivalent changes rejected": lambda r: r["kind"] == "bug" and ACCEPTED in r["expect"],
-    }
-    for title, belongs in kinds.items():
-        cells = []
-        for name in names:
-            of_kind = [row[name] for row in rows if belongs(row)]
-            run = [result for result in of_kind if result["word"] != NOT_RUN]
-            wrong = sum(_wrong(name, result, "rejected" in title) for result in run)
-            omitted = len(of_kind) - len(run)
-            omission = f" ({omitted} not run)" if omitted else ""
-            cells.append(f"**{wrong}** of {len(run)}{omission}")
-        lines.append(f"| {title} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def _wrong(name: str, result: dict[str, Any], honest: bool) -> bool:
-    if name == OURS:
-        return not result["right"]
-    return (result["word"] == "passes") is not honest
-
-
-def _table(rows: list[dict[str, Any]], names: list[str]) -> str:
-    lines = []
-    order = {"exploit": 0, "honest": 1, "bug": 2}
-    for kind, title in (
-        ("exploit", "Exploits"),
-        ("honest", "Honest candidates"),
-        ("bug", "Seeded bugs"),
-    ):
-        of_kind = [row for row in rows if row["kind"] == kind]
-        of_kind.sort(
-            key=lambda r: (
-                order[kind],
-                r["row"].rjust(3, "0") if r["row"].isdigit() else "999",
-                r["name"],
-            )
-        )
-        lines += [f"\n## {title}\n", "| row | name | task | what | " + " | ".join(names) + " |"]
-        lines.append("|---|---|---|---|" + "---|" * len(names))
-        for row in of_kind:
-            cells = [_cell(name, row[name]) for name in names]
-            what = row["what"].replace("|", "/")
-            lines.append(
-                f"| {row['row']} | {row['name']} | {row['task']} | {what} | "
-                + " | ".join(cells)
-                + " |"
-            )
-    words = Counter(row[OURS]["word"] for row in rows)
-    lines.append(
-        "\nReasons that cuagent gave: "
-        + ", ".join(f"{w} {n}" for w, n in words.most_common())
-        + "."
-    )
-    return "\n".join(lines)
-
-
-def _cell(name: str, result: dict[str, Any]) -> str:
-    word = result["word"]
-    if name == OURS and result["right"] is False:
-        return f"**{word}** (open)"
-    return word
 
 
 def _stays(candidate: Candidate) -> bool:

@@ -28,6 +28,7 @@ from cuagent.expert.convolutions.partials import partial_sums, with_partials
 from cuagent.expert.convolutions.pools import with_pools
 from cuagent.expert.convolutions.sums import sum_before_convolutions
 from cuagent.expert.depthwise.match import with_depthwise
+from cuagent.expert.edits import prepared_names
 from cuagent.expert.families import ANCHORS
 from cuagent.expert.gains import may_gain
 from cuagent.expert.graph.graph import Graph, Kind
@@ -45,7 +46,7 @@ from cuagent.expert.products.match import Product, with_products
 from cuagent.expert.products.onednn import by_onednn, origins_by_onednn
 from cuagent.expert.recurrences.groups import recurrence_groups
 from cuagent.expert.recurrences.match import with_layers, with_recurrences
-from cuagent.expert.rewrites import prepared_names, rewrite, share_equal
+from cuagent.expert.rewrites import rewrite, share_equal
 from cuagent.expert.rules.gathers import unfused_gathers_to_torch
 from cuagent.expert.sharing import shared, shared_triton
 from cuagent.expert.streaming.fuse import fuse

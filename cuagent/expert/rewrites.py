@@ -1,10 +1,7 @@
 """Rewrite the graph algebraically, before fusion. Each rewrite is exact in real arithmetic.
 
-- `fold_affine`: moves a per-channel multiply or add (such as BatchNorm in eval mode) after a linear
-  layer or a convolution into its weight and bias.
+- `folding`: moves operations behind a layer into its weight and bias.
 - `read_before_expansion`: lets operations read a value before it is expanded.
-- `sum_into_linear`: replaces a sum over the output features of a linear layer by one dot product
-  per row with the summed weights.
 - `bound_exponentials`: marks exp(x - max x), whose argument is never positive, as a cheaper exp.
 - `merge_linears`: merges linear layers of one input into one product with stacked weights.
 Rounding differs from the reference's only as it does between two orders of the same sum. Values
@@ -15,106 +12,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+from cuagent.expert.edits import PREPARATIONS, Editor, prepared_names
 from cuagent.expert.exponentials import bound_exponentials
-from cuagent.expert.graph.graph import (
-    FLOATS,
-    Graph,
-    Kind,
-    Node,
-    Operand,
-    Shape,
-    contiguous_strides,
-)
-from cuagent.expert.rules.contractions import with_bias
+from cuagent.expert.folding import fold_affine, sum_into_linear
+from cuagent.expert.graph.graph import FLOATS, Graph, Kind, Node, Operand, Shape, contiguous_strides
 
-
-@dataclass
-class _Editor:
-    """Pending edits of a graph.
-
-    `replaced` maps a node to the nodes that take its place, `renamed` a name to the one that
-    readers use instead.
-    """
-
-    graph: Graph
-    replaced: dict[str, list[Node]] = field(default_factory=dict)
-    renamed: dict[str, str] = field(default_factory=dict)
-
-    def result(self) -> Graph:
-        def name(operand: Operand) -> Operand:
-            while isinstance(operand, str) and operand in self.renamed:
-                operand = self.renamed[operand]
-            return operand
-
-        nodes = [
-            replace(node, args=tuple(map(name, node.args)))
-            for old in self.graph.nodes
-            for node in self.replaced.get(old.name, [old])
-        ]
-        outputs = tuple(str(name(o)) for o in self.graph.outputs)
-        return replace(self.graph, nodes=_sorted(nodes), outputs=outputs).live()
-
-
-def _sorted(nodes: list[Node]) -> tuple[Node, ...]:
-    """Sort the nodes so that arguments come first; else keep their order."""
-    names = {node.name for node in nodes}
-    done: set[str] = set()
-    ordered: list[Node] = []
-    remaining = nodes
-    while remaining:
-        later = []
-        for node in remaining:
-            if all(a in done or a not in names for a in node.inputs):
-                ordered.append(node)
-                done.add(node.name)
-            else:
-                later.append(node)
-        assert len(later) < len(remaining), "a rewrite made a cycle"
-        remaining = later
-    return tuple(ordered)
-
-
-def prepared_names(graph: Graph) -> frozenset[str]:
-    """Return the nodes that depend on parameters alone.
-
-    They are computed once, and again when a parameter changes.
-    """
-    from cuagent.expert.streaming.expressions import PYTHON, PYTHON_REDUCTIONS
-
-    prepared: set[str] = set()
-    for node in graph.nodes:
-        leaf = node.kind in (Kind.PARAMETER, Kind.CONSTANT)
-        computable = (
-            (node.kind is Kind.POINTWISE and node.op in PYTHON)
-            or (node.kind is Kind.REDUCE and node.op in PYTHON_REDUCTIONS)
-            or node.kind is Kind.VIEW
-            or node.op in PREPARATIONS
-        )
-        known = all(a in prepared for a in node.inputs)
-        if leaf or (computable and node.inputs and known) or (node.constant and known):
-            prepared.add(node.name)
-    return frozenset(prepared)
-
-
-SUM_FEATURES = "{0}.sum(0, keepdim=True)"
-SUM_BIAS = "{0}.sum(0, keepdim=True) "
 STACK = "torch.cat(({parts},))"
-PREPARATIONS = {SUM_FEATURES, SUM_BIAS}
-"""Library calls that rewrites apply to parameters."""
-
-
-GROUPED = re.compile(r"groups=(?!1\b)")
-"""Matches the call of a convolution with more than one group."""
-
-
-def is_contraction(node: Node) -> bool:
-    """Return True for a linear layer or a convolution."""
-    layers = ("F.linear(", "F.conv1d(", "F.conv2d(", "F.conv3d(")
-    if node.op.startswith("F.conv_transpose") and not GROUPED.search(node.op):
-        return node.kind is Kind.LIBRARY
-    return node.kind is Kind.LIBRARY and node.op.startswith(layers)
 
 
 def rewrite(graph: Graph, *, fold: bool = True, merge: bool = False) -> Graph:
@@ -168,7 +73,7 @@ def share_equal(graph: Graph) -> Graph:
 
     Comparisons, such as those of labels, stay separate; they cost nothing.
     """
-    editor = _Editor(graph)
+    editor = Editor(graph)
     first_of: dict[tuple, str] = {}
     for node in graph.nodes:
         if node.kind not in (Kind.POINTWISE, Kind.REDUCE, Kind.VIEW) or node.dtype not in FLOATS:
@@ -183,162 +88,6 @@ def share_equal(graph: Graph) -> Graph:
     return editor.result()
 
 
-def fold_affine(graph: Graph) -> Graph | None:
-    """Fold one multiply, divide, add or subtract into the layer before it, or return None."""
-    users, prepared = graph.users(), prepared_names(graph)
-    for layer in graph.nodes:
-        if not is_contraction(layer) or len(users[layer.name]) != 1 or layer.name in graph.outputs:
-            continue
-        if layer.args[1] not in prepared or any(a not in prepared for a in layer.args[2:]):
-            continue
-        (user,) = users[layer.name]
-        if user.kind is not Kind.POINTWISE or user.op not in ("mul", "div", "add", "sub"):
-            continue
-        if user.shape != layer.shape or user.args.count(layer.name) != 1:
-            continue
-        first = user.args[0] == layer.name
-        other = user.args[1 if first else 0]
-        if not first and user.op in ("div", "sub"):
-            continue
-        if isinstance(other, str) and (
-            other not in prepared or not _per_channel(graph.node(other).shape, layer)
-        ):
-            continue
-        return _folded(graph, layer, user, other)
-    return None
-
-
-def _channels(layer: Node) -> tuple[int, int]:
-    """Return axis and number of the output features."""
-    axis = len(layer.shape) - 1 if layer.op.startswith("F.linear") else 1
-    return axis, layer.shape[axis]
-
-
-def _per_channel(shape: Shape, layer: Node) -> bool:
-    axis, _ = _channels(layer)
-    padded = (1,) * (len(layer.shape) - len(shape)) + shape
-    return all(n == 1 or k == axis for k, n in enumerate(padded))
-
-
-def _folded(graph: Graph, layer: Node, user: Node, other: Operand) -> Graph:
-    """Replace `user(layer, other)` by one layer with a new weight and bias and the user's name."""
-    weight, bias = graph.node(str(layer.args[1])), layer.args[2] if len(layer.args) > 2 else None
-    _, count = _channels(layer)
-    added: list[Node] = []
-
-    def add(op: str, args: tuple[Operand, ...], shape: Shape, hint: str) -> str:
-        kind = Kind.VIEW if op == "view" else Kind.POINTWISE
-        if kind is Kind.VIEW:
-            base = next((n for n in added if n.name == args[0]), None) or graph.node(str(args[0]))
-            while base.kind is Kind.VIEW:
-                base = graph.node(base.inputs[0])
-            if base.shape == shape:
-                return base.name
-            args = (base.name,)
-        name = f"{user.name}_{hint}"
-        added.append(Node(name, kind, op, args, shape, layer.dtype, origin=user.origin))
-        return name
-
-    flat, size = other, 0
-    if isinstance(other, str):
-        size = graph.node(other).size
-        flat = add("view", (other,), (size,), "factor" if user.op in ("mul", "div") else "shift")
-    new_weight, new_bias = weight.name, bias
-    if user.op in ("mul", "div"):
-        column = flat
-        if isinstance(flat, str):
-            shape = (size,) + (1,) * (len(weight.shape) - 1)
-            if layer.op.startswith("F.conv_transpose"):
-                shape = (1, size, *shape[2:])
-            column = add("view", (flat,), shape, "factor_column")
-        new_weight = add(user.op, (weight.name, column), weight.shape, "weight")
-        if bias is not None:
-            new_bias = add(user.op, (bias, flat), (count,), "bias")
-    elif bias is not None:
-        new_bias = add(user.op, (bias, flat), (count,), "bias")
-    else:
-        zero_plus = "add" if user.op == "add" else "sub"
-        if isinstance(flat, str) and size == count:
-            # The shift of a norm is computed in float32, and a layer takes one dtype only.
-            new_bias = add("cast" if zero_plus == "add" else "neg", (flat,), (count,), "bias")
-        else:
-            # Build a bias vector from one number: add it to zeros with the weight's rows.
-            first = add("view", (weight.name,), (count, weight.size // count), "rows")
-            added.append(
-                Node(
-                    f"{user.name}_zeros",
-                    Kind.LIBRARY,
-                    ZEROS,
-                    (first,),
-                    (count,),
-                    layer.dtype,
-                    origin=user.origin,
-                )
-            )
-            new_bias = add(zero_plus, (added[-1].name, flat), (count,), "bias")
-    call = layer.op if len(layer.args) > 2 or new_bias is None else with_bias(layer.op)
-    args = (layer.args[0], new_weight) + ((new_bias,) if new_bias is not None else ())
-    folded = replace(layer, name=user.name, op=call, args=args)
-    editor = _Editor(graph, {user.name: [*added, folded], layer.name: []})
-    return editor.result()
-
-
-ZEROS = "{0}.new_zeros({0}.shape[0])"
-PREPARATIONS.add(ZEROS)
-
-
-def sum_into_linear(graph: Graph) -> Graph | None:
-    """Apply sum_j (x W^T + b)_j = x (sum_j W_j) + sum_j b_j once; None if it does not apply.
-
-    The layer then has one output feature.
-    """
-    users, prepared = graph.users(), prepared_names(graph)
-    for node in graph.nodes:
-        if node.kind is not Kind.REDUCE or node.op != "sum":
-            continue
-        layer = graph.node(node.inputs[0])
-        last = len(layer.shape) - 1
-        if not layer.op.startswith("F.linear") or node.dims != (last,) or layer.shape[last] == 1:
-            continue
-        if len(users[layer.name]) != 1 or layer.name in graph.outputs:
-            continue
-        if any(a not in prepared for a in layer.args[1:]):
-            continue
-        weight = graph.node(str(layer.args[1]))
-        total = Node(
-            f"{node.name}_weight", Kind.LIBRARY, SUM_FEATURES, (weight.name,), (1, weight.shape[1]),
-            layer.dtype,             origin=node.origin,
-        )  # fmt: skip
-        added, args = [total], [layer.args[0], total.name]
-        if len(layer.args) > 2:
-            shift = Node(
-                f"{node.name}_bias", Kind.LIBRARY, SUM_BIAS, (layer.args[2],), (1,),
-                layer.dtype,                 origin=node.origin,
-            )  # fmt: skip
-            added.append(shift)
-            args.append(shift.name)
-        shape = (*layer.shape[:-1], 1)
-        keeps = node.shape == shape
-        dot = replace(
-            layer, name=node.name if keeps else f"{node.name}_dot", shape=shape, args=tuple(args)
-        )
-        added.append(dot)
-        if not keeps:
-            added.append(
-                Node(
-                    node.name,
-                    Kind.VIEW,
-                    "view",
-                    (dot.name,),
-                    node.shape,
-                    layer.dtype,
-                    origin=node.origin,
-                )
-            )
-        return _Editor(graph, {node.name: added, layer.name: []}).result()
-    return None
-
-
 def merge_linears(graph: Graph) -> Graph:
     """Merge linear layers of the same input into one product with stacked weights, and slice it."""
     prepared = prepared_names(graph)
@@ -346,7 +95,7 @@ def merge_linears(graph: Graph) -> Graph:
     for node in graph.nodes:
         if node.op.startswith("F.linear") and all(a in prepared for a in node.args[1:]):
             alike.setdefault((node.args[0], node.op), []).append(node)
-    editor = _Editor(graph)
+    editor = Editor(graph)
     for layers in alike.values():
         if len(layers) < 2 or any(layer.name in graph.outputs for layer in layers):
             continue

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-import train_scaling
-from train_scaling import TeacherEngine, compared, share, tokenizer
+from train_scaling import share
+from train_scaling_compare import SAME, compared
+from train_scaling_parts import TeacherEngine, tokenizer
 from train_throughput import PRESETS, decoder
 
 from cuagent.attempt import Attempt
@@ -36,7 +37,7 @@ def run_of(processes: int, seconds: Sequence[tuple[float, float]], **more: objec
         }
         for at, (played, updated) in enumerate(seconds)
     ]
-    found: Row = dict.fromkeys(train_scaling.SAME, "as ever")
+    found: Row = dict.fromkeys(SAME, "as ever")
     return found | {"processes": processes, "iterations": rows, "replicas are equal": True} | more
 
 
@@ -70,7 +71,7 @@ def test_episodes_that_were_lost_do_not_count_as_played() -> None:
     assert compared(run_of(1, [(8.0, 2.0)]), many)["efficiency, whole"]["median"] == 0.5
 
 
-@pytest.mark.parametrize("name", train_scaling.SAME)
+@pytest.mark.parametrize("name", SAME)
 def test_runs_that_differ_in_more_than_their_processes_are_not_compared(name: str) -> None:
     with pytest.raises(SystemExit, match=name):
         compared(run_of(1, [(8.0, 2.0)]), run_of(4, [(8.0, 2.0)], **{name: "another"}))

@@ -1,6 +1,34 @@
-"""Source texts of user scripts for the tests of capture."""
+"""Scripts of users, as the tests run them, and what a capture of one gives."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A captured folder, its check, and the lines that the user sees."""
+
+    manifest: dict[str, Any]
+    checked: dict[str, Any]
+    text: str
+    folder: Path
+
+
+Run = Callable[..., Capture]
+
+
+def opened(folder: Path, file: str = "task.py") -> Any:
+    """Return the reference of a captured task, after it ran once."""
+    from cuagent.task import check_runs, load_task, open_reference
+
+    reference = open_reference(load_task(folder / file, device="cpu"))
+    check_runs(reference)
+    return reference
+
 
 TRAINING = """
 import argparse

@@ -1,69 +1,25 @@
-"""Capture of modules in users' scripts: the record, and one clear line for each bad input."""
+"""Capture of modules in users' scripts: the task, its inputs and weights, and the list."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
-from scripts import DECODER, SMALL, TRAINING
+from scripts import DECODER, SMALL, TRAINING, Run, opened
 
 from cuagent.capture.listing import rows, table
-from cuagent.capture.run import CaptureRefused, Order, ScriptFailed, run_script
-from cuagent.cli.capture import captured, report
-from cuagent.cli.exits import Refused
+from cuagent.capture.run import Order, run_script
 
 pytestmark = pytest.mark.slow
-
-
-@dataclass(frozen=True)
-class Capture:
-    """A captured folder, its check, and the lines that the user sees."""
-
-    manifest: dict[str, Any]
-    checked: dict[str, Any]
-    text: str
-    folder: Path
-
-
-Run = Callable[..., Capture]
-
-
-@pytest.fixture
-def capture(tmp_path: Path, python: list[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Capture a module of the script with this text, in tmp_path, as `cuagent capture` does."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(text: str, module: str, *arguments: str, out: str = "task", **options: Any) -> Capture:
-        Path("script.py").write_text(dedent(text))
-        order = Order(Path("script.py"), arguments, module, python=tuple(python), **options)
-        manifest, checked = captured(order, Path(out))
-        text = "\n".join(report(manifest, checked, Path(out)))
-        return Capture(manifest, checked, text, tmp_path / out)
-
-    return run
 
 
 def listed(text: str, python: list[str], *arguments: str) -> dict[str, Any]:
     Path("script.py").write_text(dedent(text))
     return run_script(Order(Path("script.py"), arguments, python=tuple(python)))
-
-
-def opened(folder: Path, file: str = "task.py") -> Any:
-    from cuagent.task import check_runs, load_task, open_reference
-
-    reference = open_reference(load_task(folder / file, device="cpu"))
-    check_runs(reference)
-    return reference
 
 
 def test_a_module_of_a_training_script_becomes_a_task(capture: Run) -> None:
@@ -325,136 +281,6 @@ def test_stop_ends_the_script_after_the_calls(capture: Run) -> None:
 # -- the command
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "cuagent", "capture", "script.py", *arguments]
-
-
-def test_the_script_sees_what_python_gives_it(tmp_path: Path) -> None:
-    (tmp_path / "sibling.py").write_text("VALUE = 3\n")
-    (tmp_path / "script.py").write_text(
-        dedent(
-            """
-            import sys, os, pickle
-            import sibling
-            class Mine: pass
-            pickle.loads(pickle.dumps(Mine()))
-            print(__name__, sys.argv, os.path.basename(__file__), os.getcwd())
-            import torch
-            torch.nn.Linear(2, 2)(torch.ones(1, 2))
-            """
-        )
-    )
-    done = subprocess.run(
-        command("--list", "--verbose", "-x", "--", "--module"),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    shown = f"__main__ ['script.py', '--verbose', '-x', '--module'] script.py {tmp_path}"
-    assert shown in done.stderr
-    assert "Linear" in done.stdout
-
-
-def test_an_interrupt_keeps_what_was_recorded(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(
-        SMALL + "net(torch.ones(2, 8))\nopen('ready', 'w').close()\nimport time\ntime.sleep(300)\n"
-    )
-    process = subprocess.Popen(
-        command("--module", "net.part", "--out", "task"),
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 200
-    while not (tmp_path / "ready").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.terminate()
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode == 1
-    assert "the script failed (interrupted); its one call is kept" in output
-    manifest = json.loads((tmp_path / "task" / "manifest.json").read_text())
-    assert manifest["calls"] == 1
-
-
-def test_neither_list_nor_module(tmp_path: Path) -> None:
-    (tmp_path / "script.py").touch()
-    done = subprocess.run(command(), cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2
-    assert done.stderr == "cuagent: give --module NAME, or --list to see the names\n"
-
-
-# -- bad input: one line each
-
-
-def refused(
-    capture: Run, text: str, module: str, kind: type[Exception] = CaptureRefused, **options: Any
-) -> str:
-    """Return the message of the error with which the capture ends; check that it is one line."""
-    with pytest.raises(kind) as found:
-        capture(text, module, **options)
-    assert "\n" not in str(found.value)
-    return str(found.value)
-
-
-def test_a_script_that_crashes_midway_keeps_what_was_recorded(capture: Run) -> None:
-    script = SMALL + "for n in range(4):\n    net(torch.ones(2, 8))\nraise ValueError('full')\n"
-    done = capture(script, "net.part")
-    assert "ValueError: full); the 4 calls until then are kept" in done.text
-    assert "cuagent optimize task" in done.text
-    assert done.manifest["failure"].startswith("script.py:28: ")
-    opened(done.folder)
-
-
-def test_a_script_that_crashes_before_the_module_is_called(capture: Run, tmp_path: Path) -> None:
-    line = refused(capture, SMALL + "1 / 0\n", "net.part", ScriptFailed)
-    assert "failed before net.part was called: script.py:26: ZeroDivisionError" in line
-    assert not (tmp_path / "task").exists()
-
-
-def test_a_process_that_is_killed_says_so(capture: Run) -> None:
-    script = SMALL + "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
-    assert "before anything could be written" in refused(capture, script, "net.part")
-
-
-def test_a_module_that_is_not_there_or_never_called(capture: Run) -> None:
-    script = SMALL + "net(torch.ones(2, 8))\n"
-    line = refused(capture, script, "net.prat")
-    assert "net.prat was never called in script.py; did you mean net.part" in line
-    line = refused(capture, script, "net.unused")
-    assert "net.unused exists, but was never called" in line
-    assert "unused exists, but was never called in script.py" in refused(capture, script, "unused")
-
-
-def test_inputs_beyond_the_quota(capture: Run) -> None:
-    script = SMALL + "net(torch.ones(200_000, 8))\n"
-    line = refused(capture, script, "net.part", quota=5 << 20)
-    assert "over the quota of 5 MiB; name a smaller module, or give --quota" in line
-
-
-@pytest.mark.parametrize(
-    ("argument", "named"),
-    [
-        ("lambda y: y", "argument extra is a lambda; use a function of the file's top level"),
-        ("open(__file__)", "argument extra is a TextIOWrapper, which cannot be pickled"),
-        ("(i for i in range(3))", "argument extra is a generator, which cannot be recorded"),
-        ("__import__('threading').Lock()", "argument extra is a lock, which cannot be recorded"),
-        ("torch.ones(2, 2).to_sparse()", "argument extra is a tensor of another kind"),
-    ],
-)
-def test_unsupported_arguments(capture: Run, argument: str, named: str) -> None:
-    script = f"""
-        import torch
-        from torch import nn
-        class Net(nn.Module):
-            def forward(self, x, extra):
-                return x + 1
-        net = Net()
-        net(torch.ones(2), {argument})
-        """
-    assert named in refused(capture, script, "net")
-
-
 WRAPPED = """
 import torch
 from torch import nn
@@ -518,119 +344,3 @@ def test_a_wrapper_is_not_listed(tmp_path: Path, python: list[str], monkeypatch:
         "Part": 3,
         "Part.fc": 3,
     }
-
-
-def test_calls_in_other_threads_are_counted(capture: Run) -> None:
-    script = SMALL + "import threading\n"
-    script += "t = threading.Thread(target=net, args=(torch.ones(2, 8),))\nt.start()\nt.join()\n"
-    line = refused(capture, script, "net")
-    assert "module calls ran in other threads, which are not recorded" in line
-
-
-def test_a_call_that_a_package_cannot_replace_says_so(capture: Run) -> None:
-    script = """
-        from dataclasses import dataclass
-        import torch
-
-        @dataclass
-        class Out:
-            y: torch.Tensor
-
-        class Net(torch.nn.Module):
-            def forward(self, x, cache):
-                return Out(x + cache.y)
-
-        net = Net()
-        net(torch.ones(2, 8), cache=Out(torch.ones(2, 8)))
-        """
-    done = capture(script, "net")
-    assert "calls: cache, its result; name a module inside" in done.text
-
-
-def test_a_class_defined_in_a_function(capture: Run) -> None:
-    script = """
-        import torch
-        def main():
-            class Net(torch.nn.Module):
-                def forward(self, x):
-                    return x + 1
-            Net()(torch.ones(2))
-        main()
-        """
-    line = refused(capture, script, "Net")
-    assert "defined inside a function: move it to the file's top level" in line
-
-
-def test_hooks_are_named_and_a_result_they_change_is_refused(capture: Run) -> None:
-    watched = SMALL + "net.part.register_forward_hook(lambda m, i, o: None)\n"
-    done = capture(watched + "net(torch.ones(2, 8))\n", "net.part", out="a")
-    assert "hooks are not part of the task: the module (1)" in done.text
-    changed = SMALL + "net.part.register_forward_hook(lambda m, i, o: o + 1)\n"
-    done = capture(changed + "net(torch.ones(2, 8))\n", "net.part", out="b")
-    assert done.checked == {
-        "error": "the rebuilt module does not give the recorded result (its hooks are not part of "
-        "a task: the module (1)); remove them first"
-    }
-    assert "cuagent optimize" not in done.text
-
-
-def test_weight_norm_is_refused(capture: Run) -> None:
-    script = SMALL + "nn.utils.parametrizations.weight_norm(net.part.fc)\nnet(torch.ones(2, 8))\n"
-    assert "remove_parametrizations" in refused(capture, script, "net.part")
-
-
-def test_a_folder_that_cannot_be_written_is_refused_before_the_script_runs(
-    capture: Run, tmp_path: Path
-) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "x").touch()
-    script = SMALL + "open('ran', 'w')\nnet(torch.ones(2, 8))\n"
-    line = refused(capture, script, "net.part", Refused, out="file/task")
-    assert "file/task: cannot be written: Not a directory" in line
-    assert "already exists" in refused(capture, script, "net.part", Refused, out="full")
-    if os.geteuid() != 0:  # root writes everywhere
-        (tmp_path / "shut").mkdir(mode=0o500)
-        line = refused(capture, script, "net.part", Refused, out="shut/task")
-        assert "Permission denied" in line
-    assert not (tmp_path / "ran").exists()
-
-
-def test_ctrl_c_on_a_terminal_arrives_twice_and_keeps_what_was_recorded(tmp_path: Path) -> None:
-    """The terminal interrupts the whole group, and the parent passes the interrupt on."""
-    (tmp_path / "script.py").write_text(
-        SMALL + "net(torch.ones(2, 8))\nopen('ready', 'w').close()\nimport time\ntime.sleep(300)\n"
-    )
-    process = subprocess.Popen(
-        command("--module", "net.part", "--out", "task"),
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        text=True,
-        process_group=0,
-    )
-    deadline = time.monotonic() + 200
-    while not (tmp_path / "ready").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode == 1
-    assert "the script failed (interrupted); its one call is kept" in output
-    assert (tmp_path / "task" / "task.py").is_file()
-
-
-def test_an_interrupt_before_the_script_begins_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SMALL)
-    shim = tmp_path / "shim" / "torch.py"
-    shim.parent.mkdir()
-    shim.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
-    done = subprocess.run(
-        command("--module", "net.part", "--out", "task"),
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(shim.parent)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 2
-    assert done.stderr == "cuagent: script.py: interrupted before anything was recorded\n"
-    assert not (tmp_path / "task").exists()

@@ -1,10 +1,10 @@
-"""Fixtures for tests of the expert: generate a candidate from a task's text, write it and import
-it."""
+"""Fixtures that generate a candidate from a task's text, and import or interpret it."""
 
 from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from agreement import Imported
 from importing import imported  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Candidate, Options, make_candidate
-from cuagent.expert.capture.subject import open_subject
+from cuagent.expert.capture.subject import Target, open_subject
 from cuagent.task import load_task
 
 
@@ -35,6 +35,25 @@ def make(tmp_path: Path) -> Callable[..., Imported]:
         return Imported(candidate, module.ModelNew, getattr(task, entry), task.get_inputs)
 
     return make
+
+
+HOPPER = Target("cuda", (9, 0), 132)
+
+
+@pytest.fixture
+def generate(tmp_path: Path) -> Callable[..., Candidate | None]:
+    """Return a function that generates a candidate of a task text for a target, which need not
+    exist on this machine."""
+
+    def generate(
+        text: str, target: Target = HOPPER, options: Options | None = None
+    ) -> Candidate | None:
+        path = tmp_path / "task.py"
+        path.write_text(text)
+        subject = replace(open_subject(load_task(f"{path}:Model")), target=target)
+        return make_candidate(subject, options or Options())
+
+    return generate
 
 
 INTERPRETED = """

@@ -29,7 +29,9 @@ def test_candidate_agrees_with_reference(make, cls):
 
 def test_merged_linear_layers_agree_with_reference(make):
     made = make(task_text(Gated), "Gated", Options(merge=True))
-    assert made.candidate.files["model_new.py"].count("F.linear") == 1
+    module = made.candidate.files["model_new.py"]
+    # Layers of few rows are products by transposed weights.
+    assert module.count("torch.mm(") + module.count("F.linear(") == 1
     assert_agrees(made)
 
 

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
-from itertools import product
 
 import pytest
-import torch
-import torch.nn.functional as F
 from agreement import assert_agrees  # type: ignore[import-not-found]
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from cuagent.expert.candidate import Candidate, Options, make_candidate
+from cuagent.expert.candidate import Options
 from cuagent.expert.capture.subject import Target, open_subject
 from cuagent.expert.convolutions import qualify
-from cuagent.expert.convolutions.phases import Axis, Phase, phases
 from cuagent.expert.search.planner import Outcome, propose
 from cuagent.task import load_task
 from cuagent.timing import Ratio
@@ -129,99 +122,6 @@ class Model(nn.Module):
 def get_inputs(): return [{inputs}.to({dtype})]
 def get_init_inputs(): return []
 """
-
-
-@pytest.fixture
-def generate(tmp_path) -> Callable[..., Candidate | None]:
-    """Return a function that generates a candidate of a task text for a target, which need not
-    exist on this machine."""
-
-    def generate(
-        text: str, target: Target = HOPPER, options: Options | None = None
-    ) -> Candidate | None:
-        path = tmp_path / "task.py"
-        path.write_text(text)
-        subject = replace(open_subject(load_task(f"{path}:Model")), target=target)
-        return make_candidate(subject, options or Options())
-
-    return generate
-
-
-def computed_by_phases(
-    x: torch.Tensor, weight: torch.Tensor, axes: tuple[Axis, ...], transposed: bool
-) -> torch.Tensor:
-    """Return the convolution of one channel, summed as a generated kernel sums it."""
-    result = torch.full([axis.outputs for axis in axes], torch.nan, dtype=x.dtype)
-    for found in phases(axes, transposed):
-        for point in product(*(range(axis.points) for axis in found)):
-            place = tuple(
-                p.output_step * t + p.output_start for p, t in zip(found, point, strict=True)
-            )
-            assert result[place].isnan(), "a phase computes an output again"
-            result[place] = sum_of_taps(x, weight, found, point)
-    return result
-
-
-def sum_of_taps(
-    x: torch.Tensor, weight: torch.Tensor, found: tuple[Phase, ...], point: tuple[int, ...]
-) -> torch.Tensor:
-    total = torch.zeros((), dtype=x.dtype)
-    for tap in product(*(range(p.taps) for p in found)):
-        element = tuple(p.kernel_step * j + p.kernel_start for p, j in zip(found, tap, strict=True))
-        source = tuple(
-            p.input_step * t + p.tap_step * j + p.input_start
-            for p, t, j in zip(found, point, tap, strict=True)
-        )
-        if all(0 <= i < n for i, n in zip(source, x.shape, strict=True)):
-            total += x[source] * weight[element]
-    return total
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(
-    size=st.integers(1, 6),
-    kernel=st.integers(1, 5),
-    stride=st.integers(1, 4),
-    padding=st.integers(0, 3),
-    extra=st.integers(0, 3),
-    dilation=st.integers(1, 4),
-)
-def test_phases_cover_every_output_of_a_transposed_convolution_once(
-    size, kernel, stride, padding, extra, dilation
-):
-    extra = min(extra, max(stride, dilation) - 1)
-    outputs = (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1 + extra
-    if outputs < 1:
-        return
-    x, weight = (torch.randint(-9, 9, (n,)).double() for n in (size, kernel))
-    axes = (Axis(size, outputs, kernel, stride, padding, dilation),)
-    expected = F.conv_transpose1d(
-        x[None, None], weight[None, None], None, stride, padding, extra, 1, dilation
-    ).flatten()
-    assert torch.equal(computed_by_phases(x, weight, axes, True), expected)
-
-
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(
-    size=st.integers(1, 9),
-    kernel=st.integers(1, 4),
-    stride=st.integers(1, 3),
-    padding=st.integers(0, 3),
-    dilation=st.integers(1, 3),
-)
-def test_one_phase_computes_a_convolution(size, kernel, stride, padding, dilation):
-    outputs = (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
-    if size + 2 * padding < dilation * (kernel - 1) + 1:
-        return
-    x, weight = (torch.randint(-9, 9, (n,)).double() for n in (size, kernel))
-    axes = (Axis(size, outputs, kernel, stride, padding, dilation),)
-    expected = F.conv1d(x[None, None], weight[None, None], None, stride, padding, dilation)
-    assert torch.equal(computed_by_phases(x, weight, axes, False), expected.flatten())
-
-
-def test_phases_of_two_dimensions_are_all_pairs():
-    axes = (Axis(4, 8, 4, 2, 1, 1), Axis(3, 7, 3, 3, 1, 1))
-    assert len(list(phases(axes, True))) == 6
 
 
 @pytest.mark.slow
@@ -423,89 +323,6 @@ def test_kernel_agrees_with_fp64_in_the_interpreter(generate, interpreted, monke
 @pytest.mark.parametrize("name", LAYERS)
 def test_cuda_candidate_agrees_with_reference(make, name, dtype, tiles):
     assert_agrees(make(text_of(name, dtype), "Model", Options(tiles=tiles), "cuda"), "cuda")
-
-
-WIDE = {
-    "3x3": ("nn.Conv2d(40, 24, 3, padding=1)", "self.c(x).relu() + 1", "2, 40, 9, 11"),
-    "strided and dilated": (
-        "nn.Conv2d(33, 20, (3, 2), stride=2, padding=2, dilation=(2, 1), bias=False)",
-        "self.c(x)", "2, 33, 13, 12",
-    ),
-    "1-D": ("nn.Conv1d(64, 40, 5, padding=2)", "self.c(x) * 2", "3, 64, 50"),
-    "transposed": (
-        "nn.ConvTranspose2d(48, 20, 4, stride=2, padding=1)", "self.c(x).abs()", "2, 48, 6, 7",
-    ),
-    "least channel": ("nn.Conv2d(32, 20, 3)", "self.c(x).amin(1, keepdim=True)", "2, 32, 9, 10"),
-    "pooled": ("nn.Conv2d(32, 20, 3)", "F.max_pool2d(self.c(x).relu(), 2)", "2, 32, 10, 10"),
-}  # fmt: skip
-NUMBERS = {
-    "usual": "x",
-    "small": "x * 2.0**-30",
-    "of all sizes": "x * 2.0 ** torch.randint(-60, 20, (x.shape[0], 1, *x.shape[2:]))",
-    "zeros": "x * (torch.rand(x.shape[0], 1, *x.shape[2:]) > 0.5)",
-    "an infinity": "x.flatten().index_fill(0, torch.tensor(5), math.inf).view(x.shape)",
-}
-
-
-@pytest.fixture
-def any_size(monkeypatch):
-    """Let small convolutions also become generated kernels."""
-    monkeypatch.setattr(qualify, "LEAST_OPERATIONS", 0)
-
-
-def wide_text(layer: str, numbers: str = "usual") -> str:
-    init, body, shape = WIDE[layer]
-    body = f"({body}).clamp(-100, 100)" if numbers == "an infinity" else body
-    return f"""
-import math
-import torch
-import torch.nn.functional as F
-from torch import nn
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.c = {init}
-        with torch.no_grad():
-            # Numbers of TF32.
-            self.c.weight.copy_(((self.c.weight * 1024).floor() + 0.5) / 1024)
-    def forward(self, x):
-        return {body}
-def get_inputs():
-    x = torch.randint(-1000, 1000, ({shape})) / 512
-    return [{NUMBERS[numbers]}]
-def get_init_inputs(): return []
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-@pytest.mark.parametrize("layer", WIDE)
-def test_convolution_in_scaled_float16_is_exact_for_numbers_of_tf32(
-    generate, any_size, interpreted, layer
-):
-    candidate = generate(wide_text(layer), replace(HOPPER, tf32_convolutions=True))
-    assert candidate is not None
-    assert "tl.float16" in candidate.files["model_new.py"]
-    interpreted(candidate)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-@pytest.mark.parametrize("numbers", [name for name in NUMBERS if name != "usual"])
-@pytest.mark.parametrize("layer", ["3x3", "transposed", "pooled"])
-def test_what_float16_cannot_represent_is_computed_in_tf32(
-    generate, any_size, interpreted, layer, numbers
-):
-    interpreted(generate(wide_text(layer, numbers), replace(HOPPER, tf32_convolutions=True)))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("numbers", NUMBERS)
-@pytest.mark.parametrize("layer", WIDE)
-def test_cuda_convolution_in_scaled_float16_agrees_with_reference(make, any_size, layer, numbers):
-    """For small layers cuDNN computes in float32, so the weights have the bits of TF32 too."""
-    made = make(wide_text(layer, numbers), "Model", Options(), "cuda")
-    assert_agrees(made, "cuda", step=2.0**-9)
 
 
 def test_kept_convolution_with_options_by_position_is_not_rewritten(make):

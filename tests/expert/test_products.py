@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
-from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
 from agreement import assert_agrees  # type: ignore[import-not-found]
 
-from cuagent.expert.candidate import Candidate, Options, make_candidate
-from cuagent.expert.capture.subject import Target, open_subject
+from cuagent.expert.candidate import Candidate, Options
+from cuagent.expert.capture.subject import Target
 from cuagent.expert.products import halves, match, operands
 from cuagent.expert.products.tiles import FLOAT32, HALF, ranked
-from cuagent.task import load_task
 
 HOPPER = Target("cuda", (9, 0), 132)
 BODIES = {
@@ -94,22 +91,6 @@ def any_size(monkeypatch):
     """Let small matrix products also become generated kernels."""
     monkeypatch.setattr(match, "LEAST_OPERATIONS", 0)
     monkeypatch.setattr(operands, "LEAST_REUSE", 0)
-
-
-@pytest.fixture
-def generate(tmp_path) -> Callable[..., Candidate | None]:
-    """Return a function that generates a candidate of a task text for a target, which need not
-    exist on this machine."""
-
-    def generate(
-        text: str, target: Target = HOPPER, options: Options | None = None
-    ) -> Candidate | None:
-        path = tmp_path / "task.py"
-        path.write_text(text)
-        subject = replace(open_subject(load_task(f"{path}:Model")), target=target)
-        return make_candidate(subject, options or Options())
-
-    return generate
 
 
 def module_of(candidate: Candidate | None) -> str:

@@ -15,8 +15,8 @@ from dataclasses import replace
 
 from cuagent.expert.convolutions.convolution import TRANSPOSED, settings_of
 from cuagent.expert.convolutions.qualify import LARGE
+from cuagent.expert.edits import PREPARATIONS
 from cuagent.expert.graph.graph import Graph, Kind, Node
-from cuagent.expert.rewrites import PREPARATIONS
 
 WEIGHT = "{0}.movedim(1, -1).contiguous()  "
 FORMATS = {4: "torch.channels_last", 5: "torch.channels_last_3d"}

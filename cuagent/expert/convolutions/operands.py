@@ -17,8 +17,8 @@ from cuagent.expert.convolutions.qualify import (
     runs_in_halves,
     runs_in_tf32,
 )
+from cuagent.expert.edits import PREPARATIONS
 from cuagent.expert.graph.graph import Graph, Kind, Node
-from cuagent.expert.rewrites import PREPARATIONS
 
 WEIGHT = "{0}.movedim(1, -1).contiguous() "
 TRANSPOSED_WEIGHT = "{0}.movedim(0, -1).contiguous()"

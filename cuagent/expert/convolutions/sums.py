@@ -16,8 +16,8 @@ from itertools import product
 from typing import Any
 
 from cuagent.expert.convolutions.convolution import settings_of
+from cuagent.expert.edits import PREPARATIONS, prepared_names
 from cuagent.expert.graph.graph import Graph, Kind, Node, contiguous_strides
-from cuagent.expert.rewrites import PREPARATIONS, prepared_names
 
 MOST_BOXES = 8
 """Largest number of input boxes for which a convolution is rewritten; each box needs a sum."""

@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from cuagent.expert.edits import PREPARATIONS, prepared_names
 from cuagent.expert.graph.graph import Graph, Kind, Node
-from cuagent.expert.rewrites import PREPARATIONS, prepared_names
 
 MOST_ROWS = 16
 MOST_WEIGHTS = 1 << 20

@@ -11,10 +11,10 @@ import math
 from dataclasses import replace
 
 from cuagent.expert.capture.subject import Target
+from cuagent.expert.edits import PREPARATIONS, prepared_names
 from cuagent.expert.graph.graph import Graph, Kind, Node
 from cuagent.expert.products.halves import HIGH, LOW, SCALE, padded
 from cuagent.expert.products.match import SPLIT_CAPABILITIES, is_large, parts_of, splits
-from cuagent.expert.rewrites import PREPARATIONS, prepared_names
 
 TRANSPOSED = "{0}.t().contiguous()"
 COPIED = "{0}.contiguous()"

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from cuagent.expert.edits import PREPARATIONS
 from cuagent.expert.graph.graph import FLOATS, Gather, Graph, Kind, Node, Operand
 from cuagent.expert.graph.lowering import (
     Lowering,
@@ -59,8 +60,6 @@ def _two_indices(low: Lowering, fx: Any, used: list[tuple[int, Any]]) -> str | N
 
     The pairs of features of a DLRM are an example. Negative indices count from the end.
     """
-    from cuagent.expert.rewrites import PREPARATIONS  # it imports this package
-
     (dim, first), (next_dim, second) = used
     x, found = operand(low, fx.args[0]), [operand(low, value) for value in (first, second)]
     args = tuple(a for a in found if isinstance(a, str) and low.by_name[a].kind in CONSTANTS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cuagent.expert.edits import PREPARATIONS
 from cuagent.expert.graph.graph import FLOATS, Kind, Node
 from cuagent.expert.graph.lowering import (
     Lowering,
@@ -108,8 +109,6 @@ def _padded(low: Lowering, bias: str, spec: Recurrence) -> str:
 
 
 def prepared(low: Lowering, call: str, arg: str, shape: tuple[int, ...], hint: str) -> str:
-    from cuagent.expert.rewrites import PREPARATIONS  # it imports this package
-
     PREPARATIONS.add(call)
     return low.add(
         Node(

@@ -98,20 +98,37 @@ def derive(
             sweep.drawn(tensor, bounds, known or axes(tensor))
             for (tensor, bounds), known in zip(bounded, line_views or [()] * len(own), strict=True)
         ]
+    changed = _other_values(kind, bounded, ends, generator)
+    if changed is not None:
+        return changed
+    form = _Form(uniform_scale, infinities, fraction_bits)
+    return _all_drawn(kind, own, generator, thresholds, form)
+
+
+def _other_values(
+    kind: Inputs,
+    bounded: Sequence[tuple[Tensor, Range | None]],
+    ends: Sequence[Ends],
+    generator: Generator,
+) -> list[Tensor] | None:
+    """Return own inputs with other integers, other booleans or the ends of their domains.
+
+    `bounded` has each tensor with its range. Returns None if `kind` changes other values.
+    """
     match kind:
         case Inputs.EXTREMES:
             return [draws.extreme(x, of, generator) if of else x for x, of in bounded]
         case Inputs.ALIKE:
             return [x.clone().fill_(of[0]) if of else x for x, of in bounded]
         case Inputs.MASKS:
-            return [draws.masked(x, generator) if boolean(x) else x for x in own]
+            return [draws.masked(x, generator) if boolean(x) else x for x, _ in bounded]
         case Inputs.EMPTY:
-            return [x & False if boolean(x) else x for x in own]
+            return [x & False if boolean(x) else x for x, _ in bounded]
         case Inputs.ENDS:
-            both = zip(own, ends or [()] * len(own), strict=True)
+            all_ends = ends or [()] * len(bounded)
+            both = zip((x for x, _ in bounded), all_ends, strict=True)
             return [with_values(x, of, generator, 1 / 2) if of else x for x, of in both]
-    form = _Form(uniform_scale, infinities, fraction_bits)
-    return _all_drawn(kind, own, generator, thresholds, form)
+    return None
 
 
 @dataclass(frozen=True)

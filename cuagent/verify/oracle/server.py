@@ -23,47 +23,33 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.device_lock import DeviceLock
 from cuagent.sandbox import harden
-from cuagent.task import Device, TaskError, TreeError, flatten, open_reference
+from cuagent.task import Device, TaskError, TreeError, open_reference
 from cuagent.task.memory import SMALLER, shortage
 from cuagent.task.plain import task_from_json
 from cuagent.task.settings import baseline_settings
 from cuagent.verify.fitness.examine import examine
 from cuagent.verify.fitness.hidden import hidden_dependencies
-from cuagent.verify.inputs.kinds import AMONG_OWN, MAX_SWEEP, SWEEPS, Inputs, sweep_seed
-from cuagent.verify.inputs.seeds import BITS
+from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.weights import Weights, derive_weights
 from cuagent.verify.oracle import sensitivity, sliced_answers
 from cuagent.verify.oracle.describe import describe, sample_of
 from cuagent.verify.oracle.facts import BUDGET, LOCK, PAUSING
+from cuagent.verify.oracle.input_draws import InputDraws
 from cuagent.verify.oracle.places import NearTies, write_places
 from cuagent.verify.oracle.slice_checks import is_consistent
 from cuagent.verify.oracle.slices import Slicing
 from cuagent.verify.oracle.spread import Spread
 from cuagent.verify.oracle.tie_orders import ORDERS, ordered
 from cuagent.verify.rules.bounds import reach, sequential
-from cuagent.verify.tally import OPPOSITES
 from cuagent.verify.tensors import FAILURES
 from cuagent.verify.trace.reference_trace import ReferenceTrace
 from cuagent.worker.channel import receive_message, send_message
-from cuagent.worker.memory.arena import Arena, fill, settle
+from cuagent.worker.memory.arena import Arena, settle
 from cuagent.worker.memory.heap import give_back
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-SLICE_SEEDS = MAX_SWEEP * 1_000_003
-"""Distance of the seeds of two slices; a multiple of the length of a sweep."""
-WHOLE = (
-    Inputs.OWN,
-    Inputs.VARIED,
-    Inputs.EXTREMES,
-    Inputs.ALIKE,
-    Inputs.MASKS,
-    Inputs.EMPTY,
-    Inputs.SINGLE,
-    Inputs.EVERY,
-)
-"""Kinds that are drawn whole: own inputs, and changes of integers, which take less memory."""
 MAX_PERTURBATIONS, MIN_PERTURBATIONS = 8, 2
 """Largest and least number of perturbations for the spread of one answer."""
 
@@ -130,8 +116,7 @@ class _Oracle:
         self.spread = Spread(self.reference, 0)
         self.declared_run: ReferenceTrace | None = None
         """Run of the last "declare", for the answer that follows it."""
-        self.sweep_base: tuple[int, list[Tensor]] | None = None
-        """Seed and own inputs that the draws of the last sweep share."""
+        self.draws = InputDraws(self.description)
         harden()  # on CUDA only now, because the driver first names its threads in /proc/self
 
     def handle(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
@@ -150,7 +135,7 @@ class _Oracle:
                 self.load_weights(Weights(message["kind"]), message["seed"], target)
             case "draw":
                 target = self.arenas[message["arena"]].tensors(message["slot"])
-                self.draw(Inputs(message["kind"]), message["seed"], message["step"], target)
+                self.draws.draw(Inputs(message["kind"]), message["seed"], message["step"], target)
             case "declare":
                 target = self.arenas[message["declared"]].tensors(message["target"])
                 inputs = self.arenas[message["inputs"]].tensors(message["slot"])
@@ -227,65 +212,6 @@ class _Oracle:
         model.load_state_dict(state)
         return state
 
-    def draw(self, kind: Inputs, seed: int, step: int, target: list[Tensor]) -> None:
-        """Write inputs of `kind` from `seed` to `target`."""
-        base = self._base_inputs(kind, seed, step, target)
-        if self.reference.slicing is not None and kind not in WHOLE:
-            self._draw_slices(kind, seed, step, base, target)
-            return
-        drawn = self.description.repertoire.drawn(kind, base, seed, step)
-        if kind is Inputs.VARIED and not (
-            self.description.accepts and self.description.accepts(drawn)
-        ):
-            drawn = base  # the reference rejects this sample, unlike the first ones
-        for view, tensor in zip(target, drawn, strict=True):
-            fill(view, tensor)
-
-    def _draw_slices(
-        self, kind: Inputs, seed: int, step: int, base: list[Tensor], target: list[Tensor]
-    ) -> None:
-        """Draw a large task slice by slice, which takes the memory of one slice only."""
-        slicing = self.reference.slicing
-        assert slicing is not None
-        for number, part in enumerate(slicing.even_ranges()):
-            seed_of_part = (seed + number * SLICE_SEEDS) % (1 << BITS)
-            repertoire, drawn_as = self.description.repertoire, kind
-            if number % 2 and OPPOSITES.get(kind) in repertoire.kinds:
-                drawn_as = OPPOSITES[kind]
-            own = slicing.of_inputs(base, *part)
-            drawn = repertoire.drawn(drawn_as, own, seed_of_part, step)
-            views = slicing.of_inputs(target, *part)
-            for dim, view, tensor in zip(slicing.inputs, views, drawn, strict=True):
-                if dim is not None or number == 0:
-                    fill(view, tensor)
-
-    def _base_inputs(
-        self, kind: Inputs, seed: int, step: int, target: list[Tensor]
-    ) -> list[Tensor]:
-        """Return the inputs that a draw of `kind` is derived from.
-
-        That is one of the task's own draws, which takes time. If only its shapes matter, `target`
-        is used instead. Draws of a sweep, which go through all values of one kind, share the other
-        inputs.
-        """
-        keeps_own = kind in AMONG_OWN or self.description.repertoire.keeps_own(kind)
-        if not keeps_own and all(tensor.is_floating_point() for tensor in target):
-            return target
-        if kind in SWEEPS:
-            seed = sweep_seed(seed, step)
-            if self.sweep_base is not None and self.sweep_base[0] == seed:
-                return self.sweep_base[1]
-        own, spec = flatten(self.reference.opened.inputs(seed), "inputs")
-        if spec != self.reference.inputs or [x.shape for x in own] != [x.shape for x in target]:
-            path = self.task.path
-            raise TaskError(
-                f"{path}: get_inputs() returns other shapes or scalars at each call; return the "
-                "same ones"
-            )
-        if kind in SWEEPS and not self.description.facts.large:
-            self.sweep_base = seed, own
-        return own
-
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
         """Write the declared output, the fp64 output and its spread for one slot of inputs.
 
@@ -300,14 +226,9 @@ class _Oracle:
         run, self.declared_run = self.declared_run, None
         run = run or _stored_outputs(reference.traced(inputs), declared)
         start = time.perf_counter()
-        if reference.slicing is None:
-            exact = _stored_outputs(reference.forward_fp64(inputs), precise)
-        else:
-            defined = reference.write_fp64(inputs, precise)
-            exact = ReferenceTrace(precise, [], [None] * len(precise), defined=defined)
+        exact = self._stored_fp64(inputs, precise)
         call_s = time.perf_counter() - start
-        defined = run.defined and exact.defined
-        finite = defined and reference.within_range(inputs, declared)
+        finite = run.defined and exact.defined and reference.within_range(inputs, declared)
         fills_hidden = reference.answer_hides_fills(inputs, precise)
         # Without consistent slices the draw decides nothing, like one that shows a mask fill.
         chosen_by = reference.generator(message["seed"])
@@ -343,6 +264,13 @@ class _Oracle:
             "perturbations": count,
             "certain": certain,
         }
+
+    def _stored_fp64(self, inputs: list[Tensor], target: list[Tensor]) -> ReferenceTrace:
+        """Run in fp64, in slices if there are any, and write the outputs to `target`."""
+        if self.reference.slicing is None:
+            return _stored_outputs(self.reference.forward_fp64(inputs), target)
+        defined = self.reference.write_fp64(inputs, target)
+        return ReferenceTrace(target, [], [None] * len(target), defined=defined)
 
     def sensitivity(self, message: dict[str, Any]) -> dict[str, Any]:
         """Write how much the roundoff of a correct kernel may change each element of the answer."""

@@ -11,13 +11,13 @@ Invariant: no run except `call_directly` changes its inputs; one that would chan
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from cuagent.task import Precision, Reference, Task, TaskError, flatten, unflatten
 from cuagent.verify.oracle import sensitivity
+from cuagent.verify.oracle.infinities import equal_infinities, infinities_of, is_finite
 from cuagent.verify.oracle.places import keeps_first, roundoff_chooses, traces_decide_equally
 from cuagent.verify.oracle.slices import Slicing
 from cuagent.verify.tensors import FAILURES, is_inexact, to_fp64
@@ -75,7 +75,7 @@ class TwoPrecisions:
         self.fp64 = self._runs_in_fp64(inputs, results)
         self.set_model(self.declared)
         self.discrete = not all(is_inexact(result) for result in results)
-        self.infinities = _infinities(results) or frozenset()
+        self.infinities = infinities_of(results) or frozenset()
         fp16 = self.task.precision is Precision.FP16
         # If the task's own inputs exceed the range (mask fills, for example), it does not matter.
         self.fp16_range = fp16 and self._largest(inputs) <= LARGEST_FP16
@@ -83,7 +83,7 @@ class TwoPrecisions:
     def use_slices(self, slicing: Slicing, results: list[Tensor]) -> None:
         """Run in fp64 in slices from now on. `results` are the whole outputs on own inputs."""
         self.slicing = slicing
-        self.infinities = _infinities(results) or frozenset()
+        self.infinities = infinities_of(results) or frozenset()
 
     def plain_fp64(self, inputs: list[Tensor]) -> list[Tensor]:
         """Return the outputs in fp64 without a trace."""
@@ -258,7 +258,7 @@ class TwoPrecisions:
         If the task's own inputs lead to infinities (hidden scores), so may these, if roundoff does
         not move them.
         """
-        finite = all(_finite(x) for x in results if is_inexact(x))
+        finite = all(is_finite(x) for x in results if is_inexact(x))
         return (finite or self._has_stable_infinities(inputs, results)) and (
             not self.fp16_range or self._largest(inputs) <= LARGEST_FP16
         )
@@ -266,7 +266,7 @@ class TwoPrecisions:
     def _has_stable_infinities(self, inputs: list[Tensor], results: list[Tensor]) -> bool:
         """Return True if all infinities also occur on the task's own inputs, and roundoff moves
         none."""
-        found = _infinities(results)
+        found = infinities_of(results)
         if not self.infinities or found is None or not found <= self.infinities:
             return False
         if self.slicing is None:
@@ -293,7 +293,7 @@ class TwoPrecisions:
             sensitivity.perturbed_answers(moving, self.roundoff, self.roundoff, INFINITY_PAIRS),
         )
         return all(
-            _equal_infinities(x, y) for run in runs for x, y in zip(run, results, strict=True)
+            equal_infinities(x, y) for run in runs for x, y in zip(run, results, strict=True)
         )
 
     def generator(self, seed: int) -> Generator:
@@ -370,34 +370,3 @@ def _keep_fp64(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if name == "_to_copy" and kwargs.get("dtype") is torch.float32:
         kwargs = kwargs | {"dtype": torch.float64} if args[0].dtype is torch.float64 else kwargs
     return function(*args, **kwargs)
-
-
-def _infinities(tensors: list[Tensor]) -> frozenset[float] | None:
-    """Return the signs of the infinities; None if there is a NaN, or a complex number is not
-    finite."""
-    found: set[float] = set()
-    for tensor in filter(is_inexact, tensors):
-        if _finite(tensor):
-            continue
-        if tensor.is_complex() or bool(tensor.isnan().any()):
-            return None
-        found |= {sign for sign in (math.inf, -math.inf) if bool((tensor == sign).any())}
-    return frozenset(found)
-
-
-def _equal_infinities(first: Tensor, second: Tensor) -> bool:
-    import torch
-
-    if not is_inexact(first) or first.is_complex():
-        return True
-    where = ~second.isfinite()
-    same_places = torch.equal(~first.isfinite(), where)
-    return same_places and torch.equal(first[where].sign().float(), second[where].sign().float())
-
-
-def _finite(tensor: Tensor) -> bool:
-    """Return True if all elements are finite.
-
-    The sum is tested first, in a sixteenth of the time: a NaN or Inf makes it non-finite.
-    """
-    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())

@@ -48,15 +48,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from cuagent.task import Precision
 from cuagent.verdict import RuleResult
-from cuagent.verify.inputs.kinds import EXACT, LENIENT, ROUND, Inputs
+from cuagent.verify.inputs.kinds import EXACT, LENIENT, Inputs
 from cuagent.verify.rules.bounds import (
-    OWN_ARITHMETIC,
     UNITS,
     Gates,
     JumpLimit,
@@ -65,16 +63,16 @@ from cuagent.verify.rules.bounds import (
     explains,
     gates,
     jump_limit_of,
-    may_jump,
     number,
     reduced,
     without_jumps,
 )
+from cuagent.verify.rules.discrete import UNEXPLAINED, discrete, refused
+from cuagent.verify.rules.draw_facts import DrawFacts
 from cuagent.verify.rules.nonfinite import all_misplaced, finite_only, misplaced, numbers_only
 from cuagent.verify.rules.rows import worst_line
-from cuagent.verify.rules.ties import Places, wrong_places
 from cuagent.verify.rules.types import Expected, Finding
-from cuagent.verify.rules.wrong import Wrong, describe, first
+from cuagent.verify.rules.wrong import Wrong, describe
 from cuagent.verify.tensors import as_real, in_blocks, is_inexact
 
 if TYPE_CHECKING:
@@ -95,10 +93,6 @@ choice.
 """
 WITH_SENSITIVITY = 5
 """Number of tensors that the rule gets at least once the sensitivity is known: x, r, y, s and m."""
-
-
-UNEXPLAINED = Finding(False, math.inf, math.inf, math.inf, None)
-"""Finding for an error that has no bound, if no description of the wrong elements is wanted."""
 
 
 def lax(outputs: Sequence[Tensor], declared: Sequence[Tensor]) -> RuleResult:
@@ -141,11 +135,11 @@ def strict(
     undecided = expected.sensitivity is not None and expected.sensitivity.undecided
     unit = coarsest(expected.declared, admitted, terms.unit)
     line_unit = coarsest(expected.declared, admitted)
-    draw = _DrawFacts(kind, terms, admitted, unit, line_unit, undecided, expected.certain, explain)
+    draw = DrawFacts(kind, terms, admitted, unit, line_unit, undecided, expected.certain, explain)
     findings = [
         _inexact(index, tensors, draw, carried[index])
         if is_inexact(tensors[0])
-        else _discrete(index, tensors, draw, places[index])
+        else discrete(index, tensors, draw, places[index])
         for index, tensors in enumerate(zip(*parts, strict=True))
         if tensors[0].numel() and (is_inexact(tensors[0]) or kind not in LENIENT)
     ]
@@ -178,66 +172,8 @@ def _mean(tensor: Tensor) -> float:
     return math.fsum(map(number, blocks)) / as_real(tensor).numel()
 
 
-def _discrete(
-    index: int, tensors: Sequence[Tensor], draw: _DrawFacts, places: Places | None
-) -> Finding:
-    """Judge an output of integers or booleans by the strict rule.
-
-    `tensors` are x, r, y and s. `places` are the elements that traced indices were chosen from.
-    """
-    import torch
-
-    output, declared, precise, spread = tensors[:4]
-    # fp64 may order near-ties differently from the declared precision; either order is right.
-    wrong = (output != declared) & (output != precise.to(output.dtype))
-    if places is not None and bool(wrong.any()):
-        wrong = wrong_places(output, declared, precise, places)
-    elif not (output.dtype is torch.bool and draw.decides_truth):
-        wrong &= ~_tied(output, declared, spread)
-    return _exact(index, wrong, output, declared, explain=draw.explain)
-
-
-@dataclass(frozen=True)
-class _DrawFacts:
-    """Properties of a draw that determine the bounds."""
-
-    kind: Inputs
-    terms: Terms
-    admitted: Precision
-    unit: float
-    """Unit roundoff with which the sensitivity was measured (`bounds.coarsest`)."""
-    line_unit: float
-    """Unit roundoff for bounds on a line: `unit` without the reference's own products.
-
-    Their error is part of a line's bound.
-    """
-    undecided: bool
-    """True if roundoff decides some comparison or choice (`Sensitivity.undecided`)."""
-    certain: bool
-    """True if roundoff decides no comparison or choice on this draw (`Expected.certain`)."""
-    explain: bool
-    """True if a refusal describes the wrong elements."""
-
-    @property
-    def decides_truth(self) -> bool:
-        """True if a boolean output must be right even at a near-tie."""
-        sure = self.certain or self.kind not in (Inputs.BRINK, Inputs.HALVES)
-        return self.kind in EXACT and sure
-
-    @property
-    def decides_exactly(self) -> bool:
-        """True if a correct kernel decides every comparison as the reference does."""
-        return self.certain and self.kind in ROUND and self.admitted in OWN_ARITHMETIC
-
-    def jumps(self, sums: Sums) -> bool:
-        """Return True if roundoff may put a correct kernel's result on the other side of a jump."""
-        if self.decides_exactly:
-            return False
-        return self.undecided or may_jump(sums, self.kind, self.admitted)
-
-
-def _inexact(index: int, tensors: Sequence[Tensor], draw: _DrawFacts, carried: float) -> Finding:
-    """Judge a floating or complex output by the strict rule.
+def _inexact(index: int, tensors: Sequence[Tensor], draw: DrawFacts, carried: float) -> Finding:
+    """Apply the strict rule to floating or complex numbers.
 
     `tensors` are x, r, y, s and, once the sensitivity is known, m and t (`Sensitivity.tied`).
     `carried` is 0 until then.
@@ -250,7 +186,7 @@ def _inexact(index: int, tensors: Sequence[Tensor], draw: _DrawFacts, carried: f
     elif any(misplaced(block) is not None for block in blocks):
         if not draw.explain:
             return UNEXPLAINED
-        return _refused(index, all_misplaced(blocks, tensors[0]), tensors[0], tensors[1])
+        return refused(index, all_misplaced(blocks, tensors[0]), tensors[0], tensors[1])
     sums = Sums.of((finite(block)[:4] for block in blocks), carried)
     if not sums.count:
         return Finding(True, 0.0, 0.0, 0.0, Precision.MATCH)
@@ -268,23 +204,13 @@ def _inexact(index: int, tensors: Sequence[Tensor], draw: _DrawFacts, carried: f
     line_ratio, which = worst_line(tensors, kind, terms, draw.line_unit)
     unmoved_ratio = 0.0
     if kind in EXACT and len(tensors) > WITH_SENSITIVITY:
-        size = sums.rms("value")
-
-        def unmoved() -> Iterator[Block]:
-            return (_unmoved(block, size) for block in map(finite, blocks))
-
-        unmoved_ratio = _largest_ratio(unmoved(), _gates_of(unmoved(), tensors[0].dtype, draw))
+        dtype, size = tensors[0].dtype, sums.rms("value")
+        unmoved_ratio = _unmoved_ratio(lambda: map(finite, blocks), size, dtype, draw)
         ratio = max(ratio, unmoved_ratio)
+    errors = (sums.largest["error"], sums.rms("error"))
     if line_ratio > max(1.0, ratio):
-        return Finding(
-            passed=False,
-            ratio=line_ratio,
-            max_error=sums.largest["error"],
-            rms_error=sums.rms("error"),
-            precision=None,
-            note=f"output {index}, line {which} of a prefix sum",
-            rms_bound=bound.rms,
-        )
+        note = f"output {index}, line {which} of a prefix sum"
+        return Finding(False, line_ratio, *errors, None, note, rms_bound=bound.rms)
     within_sensitivity = (
         ratio > 1 >= unmoved_ratio
         and jump_limit is not NO_JUMPS
@@ -296,8 +222,8 @@ def _inexact(index: int, tensors: Sequence[Tensor], draw: _DrawFacts, carried: f
     return Finding(
         passed=ratio <= 1,
         ratio=ratio,
-        max_error=sums.largest["error"],
-        rms_error=sums.rms("error"),
+        max_error=errors[0],
+        rms_error=errors[1],
         precision=explains(remaining, terms, bound.rms, admitted),
         note=explanation.note,
         rms_bound=bound.rms,
@@ -318,6 +244,17 @@ def _within_sensitivity(blocks: Callable[[], Iterable[Block]], bound: Gates) -> 
     return Sums.of(nearest()).rms("error") <= bound.rms and _largest_ratio(nearest(), bound) <= 1
 
 
+def _unmoved_ratio(
+    blocks: Callable[[], Iterable[Block]], size: float, dtype: dtype, draw: DrawFacts
+) -> float:
+    """Return the largest ratio of an error to its bound among the elements of `_unmoved`."""
+
+    def unmoved() -> Iterator[Block]:
+        return (_unmoved(block, size) for block in blocks())
+
+    return _largest_ratio(unmoved(), _gates_of(unmoved(), dtype, draw))
+
+
 def _unmoved(block: Block, size: float) -> Block:
     """Return x, r, y and s of the elements that hardly change with roundoff and with the order of
     ties.
@@ -330,8 +267,8 @@ def _unmoved(block: Block, size: float) -> Block:
     return reduced(x, y, tied), r, y, s
 
 
-def _gates_of(blocks: Iterable[Block], dtype: dtype, draw: _DrawFacts) -> Gates:
-    """Return the bounds that follow from these blocks alone; infinite bounds without any block."""
+def _gates_of(blocks: Iterable[Block], dtype: dtype, draw: DrawFacts) -> Gates:
+    """Return bounds computed from the blocks alone; infinite bounds if they are empty."""
     sums = Sums.of(blocks)
     none = Gates(math.inf, math.inf, math.inf, math.inf)
     return gates(sums, dtype, draw.kind, draw.terms, UNITS[draw.admitted]) if sums.count else none
@@ -386,36 +323,3 @@ def _explained(
     if tensors[0].is_complex():
         wrong, where = wrong.view(-1, 2).any(1), where // 2
     return describe(index, tensors[0], tensors[2], wrong.view(tensors[0].shape), where)
-
-
-def _tied(output: Tensor, declared: Tensor, spread: Tensor) -> Tensor:
-    """Return a mask of the elements that may differ from the reference because of a near-tie.
-
-    An integer may differ by as much as the oracle's answer changes under perturbation (`spread`).
-    """
-    import torch
-
-    if output.dtype is torch.bool:
-        return spread != 0
-    return (spread != 0) & ((output.long() - declared.long()).abs() <= spread.long())
-
-
-def _exact(
-    index: int, wrong: Tensor, output: Tensor, expected: Tensor, *, explain: bool
-) -> Finding:
-    if not bool(wrong.any()):
-        return Finding(True, 0.0, 0.0, 0.0, Precision.MATCH)
-    if not explain:
-        return UNEXPLAINED
-    return _refused(index, wrong, output, expected, integral=True)
-
-
-def _refused(
-    index: int, wrong: Tensor, output: Tensor, expected: Tensor, *, integral: bool = False
-) -> Finding:
-    """Return the finding for wrong elements without a bound; its note describes the first of
-    them.
-    """
-    wrong = wrong.view(output.shape)
-    found = describe(index, output, expected, wrong, first(wrong), integral=integral)
-    return Finding(False, math.inf, math.inf, math.inf, None, found.note, hint=found.hint)

@@ -1,0 +1,79 @@
+"""Replace nodes of a graph, and find the nodes that depend on parameters alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from cuagent.expert.graph.graph import Graph, Kind, Node, Operand
+from cuagent.expert.streaming.expressions import PYTHON, PYTHON_REDUCTIONS
+
+PREPARATIONS: set[str] = set()
+"""Library calls that rewrites apply to parameters; each rewrite adds its own."""
+
+
+@dataclass
+class Editor:
+    """Pending edits of a graph.
+
+    `replaced` maps a node to the nodes that take its place, `renamed` a name to the one that
+    readers use instead.
+    """
+
+    graph: Graph
+    replaced: dict[str, list[Node]] = field(default_factory=dict)
+    renamed: dict[str, str] = field(default_factory=dict)
+
+    def result(self) -> Graph:
+        """Return the graph after the edits, without nodes that nothing reads."""
+
+        def name(operand: Operand) -> Operand:
+            while isinstance(operand, str) and operand in self.renamed:
+                operand = self.renamed[operand]
+            return operand
+
+        nodes = [
+            replace(node, args=tuple(map(name, node.args)))
+            for old in self.graph.nodes
+            for node in self.replaced.get(old.name, [old])
+        ]
+        outputs = tuple(str(name(o)) for o in self.graph.outputs)
+        return replace(self.graph, nodes=_sorted(nodes), outputs=outputs).live()
+
+
+def _sorted(nodes: list[Node]) -> tuple[Node, ...]:
+    """Sort the nodes so that arguments come first; else keep their order."""
+    names = {node.name for node in nodes}
+    done: set[str] = set()
+    ordered: list[Node] = []
+    remaining = nodes
+    while remaining:
+        later = []
+        for node in remaining:
+            if all(a in done or a not in names for a in node.inputs):
+                ordered.append(node)
+                done.add(node.name)
+            else:
+                later.append(node)
+        assert len(later) < len(remaining), "a rewrite made a cycle"
+        remaining = later
+    return tuple(ordered)
+
+
+def prepared_names(graph: Graph) -> frozenset[str]:
+    """Return the nodes that depend on parameters alone.
+
+    They are computed once, and again when a parameter changes.
+    """
+    prepared: set[str] = set()
+    for node in graph.nodes:
+        leaf = node.kind in (Kind.PARAMETER, Kind.CONSTANT)
+        computable = (
+            (node.kind is Kind.POINTWISE and node.op in PYTHON)
+            or (node.kind is Kind.REDUCE and node.op in PYTHON_REDUCTIONS)
+            or node.kind is Kind.VIEW
+            or node.op in PREPARATIONS
+        )
+        known = all(a in prepared for a in node.inputs)
+        if leaf or (computable and node.inputs and known) or (node.constant and known):
+            prepared.add(node.name)
+    return frozenset(prepared)

@@ -1,0 +1,50 @@
+"""Facts of a draw that determine the bounds of the strict rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cuagent.task import Precision
+from cuagent.verify.inputs.kinds import EXACT, ROUND, Inputs
+from cuagent.verify.rules.bounds import OWN_ARITHMETIC, Sums, may_jump
+
+if TYPE_CHECKING:
+    from cuagent.verify.trace.reductions import Terms
+
+
+@dataclass(frozen=True)
+class DrawFacts:
+    """Facts of a draw that determine the bounds."""
+
+    kind: Inputs
+    terms: Terms
+    admitted: Precision
+    unit: float
+    """Unit roundoff with which the sensitivity was measured (`bounds.coarsest`)."""
+    line_unit: float
+    """Unit roundoff as in `unit`, but without the reference's own products: their error is part of
+    a line's bound."""
+    undecided: bool
+    """See `Sensitivity`."""
+    certain: bool
+    """See `Expected`."""
+    explain: bool
+    """True if a refusal describes the wrong elements."""
+
+    @property
+    def decides_truth(self) -> bool:
+        """True if a boolean must be right even at a near-tie."""
+        sure = self.certain or self.kind not in (Inputs.BRINK, Inputs.HALVES)
+        return self.kind in EXACT and sure
+
+    @property
+    def decides_exactly(self) -> bool:
+        """True if honest arithmetic decides every comparison as the reference does."""
+        return self.certain and self.kind in ROUND and self.admitted in OWN_ARITHMETIC
+
+    def jumps(self, sums: Sums) -> bool:
+        """Return True if rounding may put an honest result on the other side of a jump."""
+        if self.decides_exactly:
+            return False
+        return self.undecided or may_jump(sums, self.kind, self.admitted)

@@ -1,0 +1,95 @@
+"""Convolutions in scaled float16: exact for numbers of TF32, and again in TF32 where they fail."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+from agreement import assert_agrees  # type: ignore[import-not-found]
+
+from cuagent.expert.candidate import Options
+from cuagent.expert.capture.subject import Target
+from cuagent.expert.convolutions import qualify
+
+TF32 = Target("cuda", (9, 0), 132, tf32_convolutions=True)
+WIDE = {
+    "3x3": ("nn.Conv2d(40, 24, 3, padding=1)", "self.c(x).relu() + 1", "2, 40, 9, 11"),
+    "strided and dilated": (
+        "nn.Conv2d(33, 20, (3, 2), stride=2, padding=2, dilation=(2, 1), bias=False)",
+        "self.c(x)", "2, 33, 13, 12",
+    ),
+    "1-D": ("nn.Conv1d(64, 40, 5, padding=2)", "self.c(x) * 2", "3, 64, 50"),
+    "transposed": (
+        "nn.ConvTranspose2d(48, 20, 4, stride=2, padding=1)", "self.c(x).abs()", "2, 48, 6, 7",
+    ),
+    "least channel": ("nn.Conv2d(32, 20, 3)", "self.c(x).amin(1, keepdim=True)", "2, 32, 9, 10"),
+    "pooled": ("nn.Conv2d(32, 20, 3)", "F.max_pool2d(self.c(x).relu(), 2)", "2, 32, 10, 10"),
+}  # fmt: skip
+NUMBERS = {
+    "usual": "x",
+    "small": "x * 2.0**-30",
+    "of all sizes": "x * 2.0 ** torch.randint(-60, 20, (x.shape[0], 1, *x.shape[2:]))",
+    "zeros": "x * (torch.rand(x.shape[0], 1, *x.shape[2:]) > 0.5)",
+    "an infinity": "x.flatten().index_fill(0, torch.tensor(5), math.inf).view(x.shape)",
+}
+
+
+@pytest.fixture
+def any_size(monkeypatch):
+    """Let small convolutions also become generated kernels."""
+    monkeypatch.setattr(qualify, "LEAST_OPERATIONS", 0)
+
+
+def wide_text(layer: str, numbers: str = "usual") -> str:
+    init, body, shape = WIDE[layer]
+    body = f"({body}).clamp(-100, 100)" if numbers == "an infinity" else body
+    return f"""
+import math
+import torch
+import torch.nn.functional as F
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c = {init}
+        with torch.no_grad():
+            # Numbers of TF32.
+            self.c.weight.copy_(((self.c.weight * 1024).floor() + 0.5) / 1024)
+    def forward(self, x):
+        return {body}
+def get_inputs():
+    x = torch.randint(-1000, 1000, ({shape})) / 512
+    return [{NUMBERS[numbers]}]
+def get_init_inputs(): return []
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("layer", WIDE)
+def test_convolution_in_scaled_float16_is_exact_for_numbers_of_tf32(
+    generate, any_size, interpreted, layer
+):
+    candidate = generate(wide_text(layer), TF32)
+    assert candidate is not None
+    assert "tl.float16" in candidate.files["model_new.py"]
+    interpreted(candidate)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("numbers", [name for name in NUMBERS if name != "usual"])
+@pytest.mark.parametrize("layer", ["3x3", "transposed", "pooled"])
+def test_what_float16_cannot_represent_is_computed_in_tf32(
+    generate, any_size, interpreted, layer, numbers
+):
+    interpreted(generate(wide_text(layer, numbers), TF32))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("numbers", NUMBERS)
+@pytest.mark.parametrize("layer", WIDE)
+def test_cuda_convolution_in_scaled_float16_agrees_with_reference(make, any_size, layer, numbers):
+    """For small layers cuDNN computes in float32, so the weights have the bits of TF32 too."""
+    made = make(wide_text(layer, numbers), "Model", Options(), "cuda")
+    assert_agrees(made, "cuda", step=2.0**-9)
