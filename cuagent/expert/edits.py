@@ -8,15 +8,15 @@ from cuagent.expert.graph.graph import Graph, Kind, Node, Operand
 from cuagent.expert.streaming.expressions import PYTHON, PYTHON_REDUCTIONS
 
 PREPARATIONS: set[str] = set()
-"""Library calls that rewrites apply to parameters; each rewrite adds its own."""
+"""Texts of library calls that rewrites apply to parameters; each rewrite adds its own."""
 
 
 @dataclass
 class Editor:
     """Pending edits of a graph.
 
-    `replaced` maps a node to the nodes that take its place, `renamed` a name to the one that
-    readers use instead.
+    `replaced` maps a node's name to the nodes that replace it, `renamed` a name to the name that
+    its readers use instead.
     """
 
     graph: Graph
@@ -24,7 +24,7 @@ class Editor:
     renamed: dict[str, str] = field(default_factory=dict)
 
     def result(self) -> Graph:
-        """Return the graph after the edits, without nodes that nothing reads."""
+        """Return the graph after the edits, without nodes on which no output depends."""
 
         def name(operand: Operand) -> Operand:
             while isinstance(operand, str) and operand in self.renamed:
@@ -41,7 +41,7 @@ class Editor:
 
 
 def _sorted(nodes: list[Node]) -> tuple[Node, ...]:
-    """Sort the nodes so that arguments come first; else keep their order."""
+    """Return the nodes with arguments before their readers, otherwise in the given order."""
     names = {node.name for node in nodes}
     done: set[str] = set()
     ordered: list[Node] = []
@@ -60,9 +60,9 @@ def _sorted(nodes: list[Node]) -> tuple[Node, ...]:
 
 
 def prepared_names(graph: Graph) -> frozenset[str]:
-    """Return the nodes that depend on parameters alone.
+    """Return the names of the nodes that depend on parameters alone.
 
-    They are computed once, and again when a parameter changes.
+    The module computes them once, and again when a parameter changes.
     """
     prepared: set[str] = set()
     for node in graph.nodes:

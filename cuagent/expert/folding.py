@@ -1,4 +1,4 @@
-"""Fold operations behind a linear layer or a convolution into its weight and bias.
+"""Fold operations after a linear layer or a convolution into its weight and bias.
 
 - `fold_affine`: a per-channel multiply or add, such as BatchNorm in eval mode.
 - `sum_into_linear`: a sum over the output features of a linear layer becomes one dot product per
@@ -23,7 +23,7 @@ GROUPED = re.compile(r"groups=(?!1\b)")
 
 
 def is_contraction(node: Node) -> bool:
-    """Return True for a linear layer or a convolution."""
+    """Return True for a linear layer or a convolution (transposed ones without groups only)."""
     layers = ("F.linear(", "F.conv1d(", "F.conv2d(", "F.conv3d(")
     if node.op.startswith("F.conv_transpose") and not GROUPED.search(node.op):
         return node.kind is Kind.LIBRARY
@@ -31,7 +31,10 @@ def is_contraction(node: Node) -> bool:
 
 
 def fold_affine(graph: Graph) -> Graph | None:
-    """Fold one multiply, divide, add or subtract into the layer before it, or return None."""
+    """Return the graph with one multiply, divide, add or subtract folded into the layer before it.
+
+    None if the graph contains no operation that can be folded.
+    """
     users, prepared = graph.users(), prepared_names(graph)
     for layer in graph.nodes:
         if not is_contraction(layer) or len(users[layer.name]) != 1 or layer.name in graph.outputs:
@@ -56,7 +59,7 @@ def fold_affine(graph: Graph) -> Graph | None:
 
 
 def _channels(layer: Node) -> tuple[int, int]:
-    """Return axis and number of the output features."""
+    """Return (axis, number) of a layer's output features."""
     axis = len(layer.shape) - 1 if layer.op.startswith("F.linear") else 1
     return axis, layer.shape[axis]
 
@@ -68,7 +71,9 @@ def _per_channel(shape: Shape, layer: Node) -> bool:
 
 
 def _folded(graph: Graph, layer: Node, user: Node, other: Operand) -> Graph:
-    """Replace `user(layer, other)` by one layer with a new weight and bias and the user's name."""
+    """Return the graph with `user(layer, other)` replaced by one layer with another weight and
+    bias.
+    """
     weight, bias = graph.node(str(layer.args[1])), layer.args[2] if len(layer.args) > 2 else None
     fold, scales = _Fold(graph, layer, user), user.op in ("mul", "div")
     flat = other
@@ -90,7 +95,7 @@ def _folded(graph: Graph, layer: Node, user: Node, other: Operand) -> Graph:
 
 @dataclass
 class _Fold:
-    """The nodes that compute the new weight and bias of a layer from the operation behind it."""
+    """Adds the nodes that compute a layer's new weight and bias from the operation after it."""
 
     graph: Graph
     layer: Node
@@ -98,7 +103,9 @@ class _Fold:
     added: list[Node] = field(default_factory=list)
 
     def add(self, op: str, args: tuple[Operand, ...], shape: Shape, hint: str) -> str:
-        """Add a node and return its name; a view of a value that has the shape adds none."""
+        """Add a node and return its name; if `op` is a view of a value that has the shape, return
+        the value.
+        """
         kind = Kind.VIEW if op == "view" else Kind.POINTWISE
         if kind is Kind.VIEW:
             own = (node for node in self.added if node.name == args[0])
@@ -118,7 +125,9 @@ class _Fold:
         return name
 
     def scaled_weight(self, weight: Node, factor: Operand) -> str:
-        """Add the weight, scaled by a number or by one factor for each output feature."""
+        """Add the weight scaled by a number, or by one factor per output feature; return its
+        name.
+        """
         column = factor
         if isinstance(factor, str):
             size = self._size(factor)
@@ -129,7 +138,7 @@ class _Fold:
         return self.add(self.user.op, (weight.name, column), weight.shape, "weight")
 
     def first_bias(self, weight: Node, shift: Operand) -> str:
-        """Add the bias of a layer that had none."""
+        """Add the bias of a layer that had none; return its name."""
         _, count = _channels(self.layer)
         adds = self.user.op == "add"
         if isinstance(shift, str) and self._size(shift) == count:
@@ -146,9 +155,10 @@ class _Fold:
 
 
 def sum_into_linear(graph: Graph) -> Graph | None:
-    """Apply sum_j (x W^T + b)_j = x (sum_j W_j) + sum_j b_j once; None if it does not apply.
+    """Return the graph with one sum over a linear layer's output features moved into its weights.
 
-    The layer then has one output feature.
+    sum_j (x W^T + b)_j = x (sum_j W_j) + sum_j b_j; the layer then has one output feature. None if
+    the graph contains no such sum.
     """
     users, prepared = graph.users(), prepared_names(graph)
     for node in graph.nodes:

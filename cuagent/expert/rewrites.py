@@ -23,7 +23,7 @@ STACK = "torch.cat(({parts},))"
 
 
 def rewrite(graph: Graph, *, fold: bool = True, merge: bool = False) -> Graph:
-    """Apply all enabled rewrites until none applies."""
+    """Return the graph after all enabled rewrites, each applied until it changes nothing."""
     graph = read_before_expansion(share_equal(graph))
     while fold:
         changed = fold_affine(graph) or sum_into_linear(graph)
@@ -35,13 +35,13 @@ def rewrite(graph: Graph, *, fold: bool = True, merge: bool = False) -> Graph:
 
 
 EXPANSION = re.compile(r"\{0\}\.expand\(\[[\d, ]*\]\)")
-"""Matches the call of a strided node that only repeats elements."""
+"""Matches the expression of a strided node that only repeats elements."""
 
 
 def read_before_expansion(graph: Graph) -> Graph:
-    """Let pointwise nodes read a computed value itself instead of its expansion to their shape.
+    """Return the graph in which pointwise nodes read a value itself instead of its expansion.
 
-    `F.normalize` expands a norm to the shape of its input, and a group cannot hold an expansion.
+    `F.normalize` expands a norm to the shape of its input, and a group cannot contain an expansion.
     """
 
     def source(arg: Operand) -> Operand:
@@ -62,16 +62,16 @@ def read_before_expansion(graph: Graph) -> Graph:
 
 
 def _broadcast(shapes: Sequence[Shape]) -> Shape:
-    """Return the shape to which all of these broadcast."""
+    """Return the shape to which all of `shapes` broadcast."""
     rank = max(map(len, shapes), default=0)
     padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
     return tuple(max(extents) for extents in zip(*padded, strict=True))
 
 
 def share_equal(graph: Graph) -> Graph:
-    """Merge equal floating operations on equal arguments.
+    """Return the graph with equal floating operations on equal arguments merged.
 
-    Comparisons, such as those of labels, stay separate; they cost nothing.
+    Comparisons, such as those of labels, stay separate, because they cost little.
     """
     editor = Editor(graph)
     first_of: dict[tuple, str] = {}
@@ -89,7 +89,10 @@ def share_equal(graph: Graph) -> Graph:
 
 
 def merge_linears(graph: Graph) -> Graph:
-    """Merge linear layers of the same input into one product with stacked weights, and slice it."""
+    """Return the graph with linear layers of the same input merged into one product.
+
+    Their weights are stacked, and the result is sliced.
+    """
     prepared = prepared_names(graph)
     alike: dict[tuple, list[Node]] = {}
     for node in graph.nodes:

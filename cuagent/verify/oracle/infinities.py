@@ -1,4 +1,4 @@
-"""Find the infinities in answers of the reference."""
+"""Find the infinities in outputs of the reference."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 
 
 def infinities_of(tensors: list[Tensor]) -> frozenset[float] | None:
-    """Return the signs of the infinities; None if there is a NaN, or a complex number is not
-    finite."""
+    """Return the signs of the infinities in `tensors`.
+
+    None if a tensor contains NaN, or if a complex number is not finite.
+    """
     found: set[float] = set()
     for tensor in filter(is_inexact, tensors):
         if is_finite(tensor):
@@ -25,7 +27,7 @@ def infinities_of(tensors: list[Tensor]) -> frozenset[float] | None:
 
 
 def equal_infinities(first: Tensor, second: Tensor) -> bool:
-    """Return True if both tensors have the same infinities in the same places."""
+    """Return True if both tensors have infinities of the same sign at the same positions."""
     import torch
 
     if not is_inexact(first) or first.is_complex():

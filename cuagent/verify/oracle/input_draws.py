@@ -1,4 +1,4 @@
-"""Draw the inputs of a kind in the oracle's process, for a large task slice by slice."""
+"""Draw the inputs of each kind in the oracle's process; for a large task slice by slice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SLICE_SEEDS = MAX_SWEEP * 1_000_003
-"""Distance of the seeds of two slices; a multiple of the length of a sweep."""
+"""Difference between the seeds of two adjacent slices, a multiple of the length of a sweep."""
 WHOLE = (
     Inputs.OWN,
     Inputs.VARIED,
@@ -26,19 +26,25 @@ WHOLE = (
     Inputs.SINGLE,
     Inputs.EVERY,
 )
-"""Kinds that are drawn whole: own inputs, and changes of integers, which take less memory."""
+"""Kinds that are drawn whole instead of slice by slice, also for a large task.
+
+They are the task's own inputs, and changes of integers, which take less memory.
+"""
 
 
 class InputDraws:
-    """Draws of one task. Raises TaskError if get_inputs() fails or returns other shapes."""
+    """Draws the inputs of one task.
+
+    Raises TaskError if get_inputs() fails or returns other shapes.
+    """
 
     def __init__(self, description: Described) -> None:
         self._description = description
         self._sweep_base: tuple[int, list[Tensor]] | None = None
-        """Seed and own inputs that the draws of the last sweep share."""
+        """(seed, own inputs) from which all draws of the last sweep are derived."""
 
     def draw(self, kind: Inputs, seed: int, step: int, target: list[Tensor]) -> None:
-        """Write inputs of `kind` from `seed` to `target`."""
+        """Write inputs of `kind` from `seed` to `target`; `step` is the number within a sweep."""
         base = self._base_inputs(kind, seed, step, target)
         if self._description.reference.slicing is not None and kind not in WHOLE:
             self._draw_slices(kind, seed, step, base, target)
@@ -54,7 +60,7 @@ class InputDraws:
     def _draw_slices(
         self, kind: Inputs, seed: int, step: int, base: list[Tensor], target: list[Tensor]
     ) -> None:
-        """Draw a large task slice by slice, which takes the memory of one slice only."""
+        """Draw a large task's inputs slice by slice, which needs the memory of one slice only."""
         slicing = self._description.reference.slicing
         assert slicing is not None
         for number, part in enumerate(slicing.even_ranges()):
@@ -72,11 +78,11 @@ class InputDraws:
     def _base_inputs(
         self, kind: Inputs, seed: int, step: int, target: list[Tensor]
     ) -> list[Tensor]:
-        """Return the inputs that a draw of `kind` is derived from.
+        """Return the inputs from which a draw of `kind` is derived.
 
-        That is one of the task's own draws, which takes time. If only its shapes matter, `target`
-        is used instead. Draws of a sweep, which go through all values of one kind, share the other
-        inputs.
+        They are a result of get_inputs, which takes time. If only their shapes matter, `target` is
+        returned instead. All draws of a sweep use the same inputs, because it tries all values of
+        one kind.
         """
         keeps_own = kind in AMONG_OWN or self._description.repertoire.keeps_own(kind)
         if not keeps_own and all(tensor.is_floating_point() for tensor in target):

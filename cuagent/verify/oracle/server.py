@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 MAX_PERTURBATIONS, MIN_PERTURBATIONS = 8, 2
-"""Largest and least number of perturbations for the spread of one answer."""
+"""Largest and least number of perturbed runs that measure the spread of one answer."""
 
 
 def serve(channel: socket.socket, folder: Path) -> None:
@@ -77,7 +77,7 @@ def serve(channel: socket.socket, folder: Path) -> None:
 def _requests(channel: socket.socket) -> Iterator[tuple[dict[str, Any], list[int]]]:
     """Yield the requests in order until the referee closes the channel.
 
-    A "drop" that has arrived cancels all requests before it.
+    A "drop" request that has arrived cancels all requests before it.
     """
     queue: deque[tuple[dict[str, Any], list[int]]] = deque()
     while True:
@@ -94,11 +94,15 @@ def _requests(channel: socket.socket) -> Iterator[tuple[dict[str, Any], list[int
 
 
 class _Oracle:
-    """State of the oracle: facts about the task, the reference with its current weights, lent
-    arenas."""
+    """State of the oracle's process: facts about the task, the reference with its weights, mapped
+    arenas.
+    """
 
     def __init__(self, folder: Path, channel: socket.socket) -> None:
-        """Raises TaskError if the reference does not run."""
+        """Open and describe the reference of the task in `folder`.
+
+        Raises TaskError if it does not run.
+        """
         import torch
 
         task = task_from_json(json.loads((folder / "task.json").read_text()))
@@ -115,12 +119,12 @@ class _Oracle:
         self.reference.before_call = None
         self.spread = Spread(self.reference, 0)
         self.declared_run: ReferenceTrace | None = None
-        """Run of the last "declare", for the answer that follows it."""
+        """Trace of the last "declare" request's run, which the next "answer" request uses."""
         self.draws = InputDraws(self.description)
         harden()  # on CUDA only now, because the driver first names its threads in /proc/self
 
     def handle(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
-        """Answer one request; `descriptors` belong to an arena that the referee lends."""
+        """Execute one request and return its answer; `descriptors` belong to an arena to map."""
         match message["do"]:
             case "describe":
                 return self.description.facts.to_json()
@@ -149,7 +153,7 @@ class _Oracle:
         return {}
 
     def examine(self) -> dict[str, Any]:
-        """Return the findings on the reference."""
+        """Return the findings of `fitness.examine` and `fitness.hidden` on the reference."""
         reference, draw = self.reference, self.description.own_sample
         reference.before_call = self.give_way
         try:
@@ -160,22 +164,24 @@ class _Oracle:
             reference.before_call = None
 
     def give_way(self) -> None:
-        """Let the referee give the device up if a timing waits for it."""
+        """If a timing waits for the device, pause until the referee says that it is free again."""
         if self.lock.is_awaited:
             settle(self.task.device.value)
             send_message(self.channel, {PAUSING: True})
             receive_message(self.channel)
 
     def finish(self) -> None:
-        """Wait for the device, and release unused memory of a large task."""
+        """Wait until the device has finished; for a large task release unused memory."""
         device = self.task.device.value
         settle(device)
         if self.description.facts.large:
             give_back(device)
 
     def load_weights(self, kind: Weights, seed: int, target: list[Tensor]) -> None:
-        """Construct a model from `seed`, change its weights to `kind`, use it from now on, and
-        write its state dict to `target`."""
+        """Construct a model from `seed` with weights of `kind`, and use it from now on.
+
+        Its state dict is written to `target`.
+        """
         model = self.reference.opened.model(seed)
         # A constructor may have changed torch's settings.
         baseline_settings(self.description.facts.settings, self.task.precision).apply()
@@ -194,7 +200,10 @@ class _Oracle:
     def _load_grown(
         self, kind: Weights, model: nn.Module, parameters: frozenset[str], seed: int
     ) -> dict[str, Tensor]:
-        """Load and return grown weights that the model accepts on its own inputs, else shaken."""
+        """Load grown weights with which the model's outputs stay finite; return the state dict.
+
+        If no grown weights do, SHAKEN ones are loaded.
+        """
         inputs, roles = self.description.own_sample(seed), self.description.roles
         original = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         finite = [x.isfinite() for x in self.reference.run(model, inputs)]
@@ -215,7 +224,7 @@ class _Oracle:
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
         """Write the declared output, the fp64 output and its spread for one slot of inputs.
 
-        The spread is zero if the message gives no seconds for it.
+        The spread is zero if the message gives no seconds for measuring it.
         """
         inputs = self.arenas[message["inputs"]].tensors(message["slot"])
         declared, precise, spread = (
@@ -266,14 +275,16 @@ class _Oracle:
         }
 
     def _stored_fp64(self, inputs: list[Tensor], target: list[Tensor]) -> ReferenceTrace:
-        """Run in fp64, in slices if there are any, and write the outputs to `target`."""
+        """Run the reference in fp64, in slices if it has any, and write the outputs to `target`."""
         if self.reference.slicing is None:
             return _stored_outputs(self.reference.forward_fp64(inputs), target)
         defined = self.reference.write_fp64(inputs, target)
         return ReferenceTrace(target, [], [None] * len(target), defined=defined)
 
     def sensitivity(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Write how much the roundoff of a correct kernel may change each element of the answer."""
+        """Write the sensitivity of the answer to one slot of inputs to the arenas "moved" and
+        "tied".
+        """
         inputs = self.arenas[message["inputs"]].tensors(message["slot"])
         reference = self.reference
         perturbed = sensitivity.PerturbedReference(
@@ -310,7 +321,9 @@ class _Oracle:
         }
 
     def reorder(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Write the declared output with equal elements chosen in another order."""
+        """Write the declared outputs under another order of equal elements to the arena
+        "reordered".
+        """
         inputs = self.arenas[message["inputs"]].tensors(message["slot"])
         if self.reference.keeps_first(inputs):
             return {"ran": False}
@@ -325,7 +338,7 @@ class _Oracle:
     def _reorder_slices(
         self, slicing: Slicing, message: dict[str, Any], inputs: list[Tensor]
     ) -> bool:
-        """Do `reorder` slice by slice. Returns False if a run fails."""
+        """Write the outputs of `reorder` slice by slice; return False if a run fails."""
         order = ORDERS[message["order"]]
 
         def run(part: list[Tensor]) -> list[Tensor]:
@@ -347,6 +360,6 @@ def _copy(results: list[Tensor], target: list[Tensor]) -> None:
 
 
 def _stored_outputs(run: ReferenceTrace, target: list[Tensor]) -> ReferenceTrace:
-    """Write the run's outputs to an arena and return the run with these views."""
+    """Copy the run's outputs to `target`; return the run with `target` as its outputs."""
     _copy(run.outputs, target)
     return replace(run, outputs=target)

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
 
 LARGEST_FP16 = 65504.0
-"""Largest number that fp16 holds."""
+"""Largest finite number of fp16."""
 INFINITY_PAIRS = 4
-"""Pairs of perturbations that must leave infinities in their positions."""
+"""Number of perturbation pairs under which infinities must stay at their positions."""
 
 
 class TwoPrecisions:
-    """The reference with its current weights, in both precisions."""
+    """The reference with its current weights, runnable in its own precision and in fp64."""
 
     def __init__(
         self, opened: Reference, declared: nn.Module, inputs: dict[str, Any], *, copies_inputs: bool
@@ -44,34 +44,40 @@ class TwoPrecisions:
         self.opened = opened
         self.declared = self.precise = declared
         self.inputs = inputs
-        """Spec of the inputs."""
+        """Spec of forward's arguments."""
         self.copies_inputs = copies_inputs
-        """True if each run gets copies of its inputs."""
+        """True if each run gets copies of its inputs, so that the reference may write to them."""
         self.fp64 = self.discrete = self.has_mask_fills = False
         """True if the reference runs in fp64, has integer outputs, or has mask fills,
         respectively."""
         self.widens_casts = False
-        """True if conversions to fp32 must keep fp64, because else its outputs are not fp64."""
+        """True if conversions to fp32 inside the reference must give fp64, to get fp64 outputs."""
         self.infinities: frozenset[float] = frozenset()
-        """Signs of infinities in its outputs on the task's own inputs; empty if these hold NaN."""
+        """Signs of the infinities in the outputs on the task's own inputs; empty if these contain
+        NaN.
+        """
         self.casts_to_integers = False
-        """True if it converts floating numbers to integers in some intermediate result."""
+        """True if the reference casts some floating intermediate result to integers."""
         self.roundoff = 0.0
         """Relative error of honest arithmetic (`bounds.reach`)."""
         self.fp16_range = False
         """True if a kernel may compute in fp16, whose range is much smaller than fp32's."""
         self.before_call: Callable[[], None] | None = None
-        """Function that is called before each run, while the device is idle or may become so."""
+        """Callback before each run of the reference; None for none."""
         self.slicing: Slicing | None = None
-        """Slices in which a large reference runs in fp64 (`slices`)."""
+        """Slices in which a large reference runs in fp64; None if it runs on the whole input at
+        once.
+        """
 
     @property
     def task(self) -> Task:
         return self.opened.task
 
     def inspect(self, inputs: list[Tensor], results: list[Tensor]) -> None:
-        """Determine the properties of the reference. `results` are its outputs in its own
-        precision."""
+        """Determine properties of the reference: does it run in fp64, are outputs integers, finite.
+
+        `results` are its outputs on `inputs` in its own precision.
+        """
         self.fp64 = self._runs_in_fp64(inputs, results)
         self.set_model(self.declared)
         self.discrete = not all(is_inexact(result) for result in results)
@@ -81,61 +87,71 @@ class TwoPrecisions:
         self.fp16_range = fp16 and self._largest(inputs) <= LARGEST_FP16
 
     def use_slices(self, slicing: Slicing, results: list[Tensor]) -> None:
-        """Run in fp64 in slices from now on. `results` are the whole outputs on own inputs."""
+        """Run the reference in fp64 in slices from now on.
+
+        `results` are its whole outputs on the task's own inputs.
+        """
         self.slicing = slicing
         self.infinities = infinities_of(results) or frozenset()
 
     def plain_fp64(self, inputs: list[Tensor]) -> list[Tensor]:
-        """Return the outputs in fp64 without a trace."""
+        """Return the fp64 outputs, without a trace of the run."""
         with self._default_dtype():
             return self._forward(self.precise, self.widened(inputs))
 
     def detect_mask_fills(self, inputs: list[Tensor]) -> None:
-        """Determine if the reference has mask fills. `inputs` are the task's own."""
+        """Determine if the reference has mask fills; `inputs` are the task's own."""
         self.has_mask_fills = mask_fills.has_mask_fills(
             lambda: self.forward_fp64(inputs).outputs, self.precise
         )
 
     def set_model(self, model: nn.Module) -> None:
-        """Use this model from now on, in both precisions."""
+        """Use `model` as the reference from now on, in both precisions."""
         self.declared = model
         self.precise = copy.deepcopy(model).double() if self.fp64 else model
 
     def own_inputs(self, seed: int) -> list[Tensor]:
-        """Return the task's own inputs from `seed`."""
+        """Return the result of the task's get_inputs for `seed`, as a flat list of tensors."""
         return flatten(self.opened.inputs(seed), "inputs")[0]
 
     def call_directly(self, inputs: list[Tensor]) -> list[Tensor]:
-        """Call the reference as its user would: it may write to these tensors, and return them."""
+        """Call the reference on these tensors themselves, to which it may write; return its
+        outputs.
+        """
         if self.before_call is not None:
             self.before_call()
         return flatten(self.declared(*unflatten(inputs, self.inputs)), "output")[0]
 
     def forward(self, inputs: list[Tensor]) -> list[Tensor]:
-        """Run in the reference's own precision.
+        """Return the outputs of a run in the reference's own precision.
 
         Raises TaskError if the reference changes inputs that were not copied to save memory.
         """
         return self._forward(self.declared, inputs)
 
     def run(self, model: nn.Module, inputs: list[Tensor]) -> list[Tensor]:
-        """Return the outputs of another model with the same inputs."""
+        """Return the outputs of another model on `inputs`, run like the reference."""
         return self._forward(model, inputs)
 
     def traced(self, inputs: list[Tensor]) -> ReferenceTrace:
-        """Run in the reference's own precision. Trace the run if it has integer outputs or
-        casts."""
+        """Run in the reference's own precision; return its outputs and, if needed, a trace.
+
+        A trace is needed if the reference has integer outputs or casts to integers.
+        """
         return self._followed(self.declared, inputs)
 
     def forward_fp64(self, inputs: list[Tensor]) -> ReferenceTrace:
-        """Run in fp64 if the reference supports it, else in its own precision."""
+        """Run in fp64, or in the reference's own precision if it does not support fp64.
+
+        Returns the outputs and, if needed, a trace (`traced`).
+        """
         with self._default_dtype():
             return self._followed(self.precise, self.widened(inputs))
 
     def write_fp64(self, inputs: list[Tensor], target: list[Tensor]) -> bool:
-        """Run in fp64 in slices and write the answer to `target`.
+        """Run in fp64 in slices and write the outputs to `target`.
 
-        Returns False if a cast of the run is not defined (`ReferenceTrace.defined`).
+        Returns False if a cast of the run was out of range (`ReferenceTrace.defined`).
         """
         assert self.slicing is not None
         defined = []
@@ -149,12 +165,12 @@ class TwoPrecisions:
         return all(defined)
 
     def decided_equally(self, inputs: list[Tensor], *, kinks: bool = False) -> bool | None:
-        """Return True if the operators that round, compare or return integers get equal operands in
-        fp64 and in the task's precision; False if an operand differs.
+        """Return True if all decisions of the reference depend on numbers equal in both precisions.
 
-        None if there is no such operator, if the reference does not run in fp64, or if the operands
-        are equal but an index was chosen, because equal elements may tie. `kinks` adds the kinks of
-        the backward pass. Outputs may have any dtype.
+        Decisions are made by operators that round, compare or return integers; `kinks` adds the
+        kinks of the backward pass. False if some numbers differ. None if no operator decides, if
+        the reference does not run in fp64, or if the numbers are equal but an index was chosen,
+        because equal elements may tie.
         """
         found = [self._decided_equally(part, kinks) for part in self._parts(inputs)]
         return None if None in found else all(found)
@@ -171,21 +187,21 @@ class TwoPrecisions:
         return same if decides and not has_indices else None
 
     def roundoff_chooses(self, inputs: list[Tensor]) -> bool:
-        """Return True if roundoff decides which index is taken (`places.roundoff_chooses`)."""
+        """Return True if roundoff decides some index in the outputs (`places.roundoff_chooses`)."""
         traces = map(self._traced_in_both, self._parts(inputs))
         return any(both is not None and roundoff_chooses(*both) for both in traces)
 
     def keeps_first(self, inputs: list[Tensor]) -> bool:
-        """Return True if equal elements have one order: the first is guaranteed, and they are equal
-        in both precisions (`places.keeps_first`)."""
+        """Return True if a kernel must choose the same of equal elements (`places.keeps_first`)."""
         if self.task.precision is not Precision.MATCH:
             return False
         traces = map(self._traced_in_both, self._parts(inputs))
         return all(both is not None and keeps_first(*both) for both in traces)
 
     def _parts(self, inputs: list[Tensor]) -> list[list[Tensor]]:
-        """Return the inputs of each slice; if the reference has no slices, all inputs as one
-        part."""
+        """Return the inputs of each slice; the whole inputs as one part if the reference has no
+        slices.
+        """
         if self.slicing is None:
             return [inputs]
         return [self.slicing.of_inputs(inputs, *part) for part in self.slicing.ranges()]
@@ -207,22 +223,22 @@ class TwoPrecisions:
         return exact, trace_reference(lambda: self.forward(inputs))
 
     def run_fp64_or_none(self, inputs: list[Tensor]) -> list[Tensor] | None:
-        """Run in fp64 on inputs that the reference may not accept; None if it fails."""
+        """Return the fp64 outputs on altered inputs; None if the reference fails on them."""
         return sensitivity.run_or_none(
             lambda: self._forward(self.precise, inputs), self._default_dtype()
         )
 
     def widened(self, inputs: list[Tensor]) -> list[Tensor]:
-        """Return the inputs in the precision of `forward_fp64`."""
+        """Return the inputs in fp64 if the reference runs in fp64, else unchanged."""
         return [to_fp64(tensor) for tensor in inputs] if self.fp64 else inputs
 
     def fills_hidden(self, inputs: list[Tensor]) -> bool:
-        """Return True if larger mask fills do not change the answer to these inputs in one run."""
+        """Return True if enlarged mask fills do not change the answer to these inputs."""
         widened = self.widened(inputs)
         return self.answer_hides_fills(widened, self.forward_fp64(widened).outputs)
 
     def answer_hides_fills(self, inputs: list[Tensor], exact: list[Tensor]) -> bool:
-        """Return True if the fp64 answer stays `exact` when mask fills are enlarged."""
+        """Return True if the fp64 answer remains `exact` when mask fills are enlarged."""
         if not self.has_mask_fills:
             return True
         if self.slicing is not None and self.slicing.joins:
@@ -244,7 +260,7 @@ class TwoPrecisions:
         )
 
     def _answer_fp64(self, inputs: list[Tensor], like: list[Tensor]) -> list[Tensor]:
-        """Return the answer in fp64 to inputs of any size; `like` has its shape."""
+        """Return the fp64 answer to whole inputs; `like` has its shapes."""
         if self.slicing is None or self.slicing.joins:
             return self.forward_fp64(inputs).outputs
         found = [y.new_zeros(y.shape) for y in like]
@@ -252,11 +268,10 @@ class TwoPrecisions:
         return found
 
     def within_range(self, inputs: list[Tensor], results: list[Tensor]) -> bool:
-        """Return True if `results` are finite and all intermediate results are in the admitted
-        range.
+        """Return True if `results` and the intermediate results are finite in the admitted dtype.
 
-        If the task's own inputs lead to infinities (hidden scores), so may these, if roundoff does
-        not move them.
+        If the task's own inputs lead to infinities (masked scores), these inputs may too, if
+        roundoff does not move them.
         """
         finite = all(is_finite(x) for x in results if is_inexact(x))
         return (finite or self._has_stable_infinities(inputs, results)) and (
@@ -264,8 +279,9 @@ class TwoPrecisions:
         )
 
     def _has_stable_infinities(self, inputs: list[Tensor], results: list[Tensor]) -> bool:
-        """Return True if all infinities also occur on the task's own inputs, and roundoff moves
-        none."""
+        """Return True if roundoff moves no infinity, and each sign also occurs on the task's own
+        inputs.
+        """
         found = infinities_of(results)
         if not self.infinities or found is None or not found <= self.infinities:
             return False
@@ -297,7 +313,7 @@ class TwoPrecisions:
         )
 
     def generator(self, seed: int) -> Generator:
-        """Return a random generator on the task's device."""
+        """Return a random generator on the task's device with this seed."""
         import torch
 
         return torch.Generator(device=self.task.device.value).manual_seed(seed)
@@ -345,12 +361,14 @@ class TwoPrecisions:
         return False  # the module fixes its dtype inside; only its own precision is available
 
     def _kept_fp64(self) -> AbstractContextManager[Any]:
-        """Return a context in which conversions to fp32 keep fp64, if this reference needs it."""
+        """Return a context in which conversions from fp64 to fp32 give fp64, if `widens_casts`."""
         return intercept_operators(_keep_fp64) if self.widens_casts else nullcontext()
 
     @contextmanager
     def _default_dtype(self) -> Iterator[None]:
-        """Use fp64 as the dtype of tensors that the module creates."""
+        """Context in which tensors that the module creates are fp64, if the reference runs in
+        fp64.
+        """
         import torch
 
         before = torch.get_default_dtype()
@@ -363,7 +381,7 @@ class TwoPrecisions:
 
 
 def _keep_fp64(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Call an operator; a conversion from fp64 to fp32 keeps fp64."""
+    """Call an operator, but leave the result in fp64 if it converts fp64 to fp32."""
     import torch
 
     name = function.overloadpacket.__name__

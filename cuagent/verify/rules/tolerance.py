@@ -86,13 +86,16 @@ if TYPE_CHECKING:
 LAX = 1e-2
 """Absolute and relative tolerance of the lax rule, as in KernelBench and CUDA Agent."""
 NO_JUMPS = JumpLimit(math.inf, 0.0)
-"""Limit above which a change counts as a jump if no jumps are admitted: infinity."""
+"""Jump limit of infinity, for draws on which no change of an element counts as a jump."""
 NEGLIGIBLE = 1e-3
 """Change of an element, in units of the output's rms, below which it counts as unaffected by a
 choice.
 """
 WITH_SENSITIVITY = 5
-"""Number of tensors that the rule gets at least once the sensitivity is known: x, r, y, s and m."""
+"""Least number of tensors per output once the sensitivity is known.
+
+They are the candidate's and the reference's output, the fp64 answer, its spread and sensitivity.
+"""
 
 
 def lax(outputs: Sequence[Tensor], declared: Sequence[Tensor]) -> RuleResult:
@@ -173,7 +176,7 @@ def _mean(tensor: Tensor) -> float:
 
 
 def _inexact(index: int, tensors: Sequence[Tensor], draw: DrawFacts, carried: float) -> Finding:
-    """Apply the strict rule to floating or complex numbers.
+    """Judge a floating or complex output by the strict rule.
 
     `tensors` are x, r, y, s and, once the sensitivity is known, m and t (`Sensitivity.tied`).
     `carried` is 0 until then.
@@ -247,7 +250,10 @@ def _within_sensitivity(blocks: Callable[[], Iterable[Block]], bound: Gates) -> 
 def _unmoved_ratio(
     blocks: Callable[[], Iterable[Block]], size: float, dtype: dtype, draw: DrawFacts
 ) -> float:
-    """Return the largest ratio of an error to its bound among the elements of `_unmoved`."""
+    """Return the largest ratio of an error to its bound, over the elements that `_unmoved` selects.
+
+    `size` is the rms of the output.
+    """
 
     def unmoved() -> Iterator[Block]:
         return (_unmoved(block, size) for block in blocks())
@@ -268,7 +274,7 @@ def _unmoved(block: Block, size: float) -> Block:
 
 
 def _gates_of(blocks: Iterable[Block], dtype: dtype, draw: DrawFacts) -> Gates:
-    """Return bounds computed from the blocks alone; infinite bounds if they are empty."""
+    """Return the bounds that follow from these blocks alone; infinite bounds without any block."""
     sums = Sums.of(blocks)
     none = Gates(math.inf, math.inf, math.inf, math.inf)
     return gates(sums, dtype, draw.kind, draw.terms, UNITS[draw.admitted]) if sums.count else none
