@@ -91,7 +91,9 @@ class Run:
     ladder: Ladder | None = None
     """Measured baselines that need no kernel; None until they are measured."""
     settled: dict[int, Tried] = field(default_factory=dict)
-    """Attempts accepted at record effort, by number, each with its judgement at that effort."""
+    """Attempts accepted at record effort, each with its judgement at that effort; keys are their
+    numbers.
+    """
     stop: Stop | None = None
     ended: Stop | None = None
     """Last stop that gave a result; None without one, or after another attempt was judged.
@@ -121,9 +123,11 @@ class Run:
     """Tools that the model may call."""
     todo: list[dict[str, str]] = field(default_factory=list)
     jobs: dict[str, Job] = field(default_factory=dict)
-    """Background commands, by the name that the model sees."""
+    """Background commands that the model started; the key is the name that the model sees."""
     seen: dict[str, str] = field(default_factory=dict)
-    """SHA-256 of each file of the work folder that the model has read or written, by name."""
+    """SHA-256 of each file of the work folder that the model has read or written; keys are
+    paths.
+    """
     files: dict[str, FileState] = field(default_factory=dict)
     """Files of the work folder at the last snapshot, by name."""
     settles_rung: bool = True
@@ -131,7 +135,7 @@ class Run:
     durations: Durations = field(default_factory=Durations)
     """Seconds by stage of the work; the judge adds to the same object."""
     outputs: int = 0
-    """Number of output files that were created, from which the next one is named."""
+    """Number of files with long tool outputs so far; the next file is named by it."""
     _judging: threading.Lock = field(default_factory=threading.Lock)
 
     @property

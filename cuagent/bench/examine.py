@@ -21,7 +21,7 @@ from cuagent.task import TaskError, check_runs, flatten, open_reference, unflatt
 from cuagent.task.plain import task_from_json
 from cuagent.task.settings import baseline_settings, read_settings
 from cuagent.worker.channel import receive_message, send_message
-from cuagent.worker.memory.arena import settle
+from cuagent.worker.memory.arena import synchronize
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -57,7 +57,7 @@ def serve(channel: socket.socket, folder: Path) -> None:
 
         def give_way() -> None:
             if lock.is_awaited:
-                settle(task.device.value)
+                synchronize(task.device.value)
                 send_message(channel, {PAUSING: True})
                 receive_message(channel)
 

@@ -22,7 +22,9 @@ FAMILIES = {
     "depthwise": "convolutions of each channel by itself",
     "recurrences": "all steps of a recurrent cell",
 }
-"""Description of what each family's kernels compute, by the family's folder in `cuagent.expert`."""
+"""Description of what each family's kernels compute; the key is the family's folder in
+`cuagent.expert`.
+"""
 
 ANCHORS = {
     Kind.SCAN: "scans",

@@ -76,8 +76,8 @@ class _Module(Prepared):
     def __init__(self, method: Method) -> None:
         super().__init__(method)
         self.consumed: dict[str, str] = {}
-        """Name of the output that overwrites a library result's memory, by the name of that
-        result.
+        """Names of outputs that overwrite the memory of a library result; the key is the result's
+        name.
         """
         end = "" if self.parts.method == "forward" else f"_{self.parts.method}"
         self.fits = self._unused(f"_fits{end}")

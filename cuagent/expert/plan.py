@@ -69,7 +69,7 @@ class MethodPlan:
     rewritten: tuple[str, ...]
     """Names of the captured operators that rewrites merged into other operators."""
     library: dict[str, tuple[str, ...]]
-    """Names of the captured operators that a fused call replaces, by the call's description."""
+    """Names of the captured operators that a fused call replaces; the key describes the call."""
 
     @property
     def by_onednn(self) -> tuple[str, ...]:
@@ -124,9 +124,10 @@ def plan_method(subject: Subject, options: Options, taken: set[str]) -> MethodPl
 def _with_library_calls(
     subject: Subject, options: Options, keep: frozenset[str]
 ) -> tuple[Captured, dict[str, tuple[str, ...]]]:
-    """Return the captured graph with fused calls for attentions, recurrences and loops.
+    """Return (captured graph with fused calls for attentions, recurrences and loops, replaced
+    operators).
 
-    Also return the names of the captured operators that each call replaces, by its description.
+    The second is as in `MethodPlan.library`.
     """
     captured = with_pairs(subject.captured)
     found: dict[str, tuple[str, ...]] = {}

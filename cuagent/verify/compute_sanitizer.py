@@ -72,7 +72,7 @@ class Report:
     tool: str
     outcome: Outcome
     text: str = ""
-    """The first findings in a few lines; if the tool could not run, the reason."""
+    """First findings of the tool in a few lines; if it could not run, the reason."""
     reached: tuple[str, ...] = ()
     """C functions of the attempt's compiled libraries that were called."""
 

@@ -14,7 +14,7 @@ _ALLOCATION = re.compile(
     r"\b(?:cuda|cu)(?:Mem)?(?:Malloc|Alloc)|runtime\.malloc|allocator_alloc|raw_alloc"
 )
 _HEAD = 240
-"""Characters after `__global__` that are searched for a kernel's name."""
+"""Number of characters after `__global__` in which a kernel's name is searched."""
 
 
 def own_kernels(attempt: Attempt) -> frozenset[str]:

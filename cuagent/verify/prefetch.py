@@ -30,7 +30,7 @@ from cuagent.verify.oracle.client import (
 from cuagent.verify.oracle.process import OracleLost
 from cuagent.verify.plan import PlannedRound
 from cuagent.verify.tally import Trial, When
-from cuagent.worker.memory.arena import settle
+from cuagent.worker.memory.arena import synchronize
 
 MAX_OPEN_REQUESTS = 100
 """Number of unanswered requests at which no further request is sent ahead.
@@ -115,7 +115,7 @@ class OraclePrefetcher:
         context.weights.copy_slot(
             context.prepared_weights, 0, number % context.prepared_weights.count
         )
-        settle(context.weights.device)
+        synchronize(context.weights.device)
         self._rounds_loaded = max(self._rounds_loaded, number + 1)
         self._send_ahead()
 

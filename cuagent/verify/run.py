@@ -29,7 +29,7 @@ from cuagent.verify.rules.tolerance import constants
 from cuagent.verify.rules.types import Expected, Finding
 from cuagent.verify.tally import Rejected, Tally, Trial, When
 from cuagent.worker import Session
-from cuagent.worker.memory.arena import POISONS, settle
+from cuagent.worker.memory.arena import POISONS, synchronize
 from cuagent.worker.memory.fingerprint import Fingerprint
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class VerificationRun:
         """Yield groups of trials; the calls of one group are made in one block."""
         size = self.context.lent.count
         for start in range(0, len(trials), size):
-            settle(self.context.outputs.device)
+            synchronize(self.context.outputs.device)
             self._give_way()
             yield trials[start : start + size]
 

@@ -27,7 +27,7 @@ from cuagent.worker.arms import ModelSpec
 from cuagent.worker.driven_process import DrivenProcess, Limits
 from cuagent.worker.folder import LIBRARIES, remove
 from cuagent.worker.fork_server import ForkServer
-from cuagent.worker.memory.arena import Arena, settle
+from cuagent.worker.memory.arena import Arena, synchronize
 from cuagent.worker.open_timeout import OPEN_S, import_time_limit_s
 
 LEAD = 2_400_000
@@ -199,7 +199,7 @@ class Session(DrivenProcess):
             "lean": lean,
             "keep": keep,
         }
-        settle(outputs.device)
+        synchronize(outputs.device)
         records, wall = self._exchange(message, (), len(slots), deadline_s)
         return Block(wall, tuple(record.claimed_ns * 1e-9 for record in records))
 

@@ -24,7 +24,7 @@ def main(folder: Path) -> None:
     from cuagent.library_folders import library_folders
     from cuagent.task import unflatten
     from cuagent.worker.arms import ModelSpec, import_arm
-    from cuagent.worker.memory.arena import settle
+    from cuagent.worker.memory.arena import synchronize
 
     sys.path += library_folders()
     model_spec = ModelSpec.from_json(json.loads((folder / "order.json").read_text()))
@@ -36,7 +36,7 @@ def main(folder: Path) -> None:
     reached = _recorded()
     with torch.no_grad():
         model(*unflatten(data["inputs"], model_spec.inputs))
-    settle(model_spec.device.value)
+    synchronize(model_spec.device.value)
     (folder / REACHED).write_text(json.dumps(sorted(reached)))
 
 

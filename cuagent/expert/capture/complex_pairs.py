@@ -193,4 +193,6 @@ RULES: dict[str, Callable[[_Pairs, Any], Any]] = {
         ("clone", "contiguous", "alias", "detach"), lambda pairs, node: pairs.pair(node.args[0])
     ),
 }
-"""Function that returns the pairs of a complex operation's result, by operator."""
+"""Functions that return the pairs of a complex operation's result; the key is the operator's
+name.
+"""

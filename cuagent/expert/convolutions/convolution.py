@@ -99,13 +99,17 @@ class Convolution:
     bias: Volume | None
     epilogue: tuple[Node, ...]
     reads: dict[tuple[str, str], Volume]
-    """Tensors that the epilogue reads, by (name of the reading node, name of its argument)."""
+    """Strides with which the epilogue reads tensors; the keys are (reading node's name, tensor's
+    name).
+    """
     outputs: tuple[str, ...]
     places: dict[str, tuple[int, ...]]
     """Names of the nodes that the kernel computes, as keys. The values (strides in `Group.places`)
     are not used."""
     dtypes: dict[str, str]
-    """dtype of each tensor that the kernel reads, by name, in order of first use."""
+    """dtype of each tensor that the kernel reads, in order of first use; the keys are the tensors'
+    names.
+    """
     reduces: bool = False
     """True if the epilogue contains a reduction over the channels."""
     copied: bool = False
@@ -176,7 +180,9 @@ class Convolution:
 
     @property
     def tensors(self) -> dict[str, str]:
-        """dtype of each tensor that the kernel reads, by name, in order of first use."""
+        """dtype of each tensor that the kernel reads, in order of first use; the keys are the
+        tensors' names.
+        """
         return self.dtypes
 
 

@@ -20,7 +20,9 @@ SHAPES = {
     128: ((128, 4), (128, 8), (64, 4)),
     256: ((64, 8), (128, 8), (64, 4)),
 }
-"""(rows, warps) of the tiles to try, by the number of columns of the tile; the best first."""
+"""(rows, warps) of the tiles to try, the best first; the key is the number of columns of the
+tile.
+"""
 
 
 PARTIAL_ROWS = 128

@@ -53,7 +53,9 @@ class Body(Program):
         self.products = 0
         """Number of products of a value of the loop with a matrix from outside."""
         self.states: dict[int, Any] = {}
-        """Placeholder of each state, by the position of the operator that computes the state."""
+        """Placeholder of each state; the key is the position of the operator that computes the
+        state.
+        """
         self.known: dict[Any, Any] = {}
         state_sizes = [math.prod(shape_of(loop.steps[0][q])) for q in loop.initial]
         self.work = self.count * max(state_sizes, default=1)

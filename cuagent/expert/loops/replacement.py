@@ -57,7 +57,7 @@ class Replacement:
         self.body = Body(loop, edit)
         self.outputs: list[_Output] = []
         self.sequences: dict[int, _Output] = {}
-        """Output with an operator's values in all steps, by the operator's position.
+        """Outputs with an operator's values in all steps; the key is the operator's position.
 
         For slices that are written into a tensor the key is -1 - position.
         """

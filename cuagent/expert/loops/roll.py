@@ -50,8 +50,9 @@ class Rolled:
     arguments: tuple[tuple[Any, Any], ...]
     """(positional arguments, keyword arguments) of each operator of the body."""
     initial: dict[int, Any]
-    """Node or number that the first step reads in place of an operator's previous value, by
-    position.
+    """Node or number that the first step reads in place of an operator's value in the step before.
+
+    The key is the operator's position.
     """
     states_of: tuple[frozenset[int], ...]
     """Positions whose values in the previous step an operator depends on, for each operator."""

@@ -93,7 +93,7 @@ class RowsKernel(LoopText):
         return not element.carried and self.vector not in element.axes and element.kind != "sum"
 
     def _users(self) -> list[tuple[int, Loop]]:
-        """Return (element, loop that reads it) for each read of an element."""
+        """Return (element, C++ loop that reads it) for each read of an element."""
         found = []
         for k in self.needed:
             loop = self.home(k)
@@ -101,7 +101,9 @@ class RowsKernel(LoopText):
         return found + [(target.element, loop) for target, loop in self._targets()]
 
     def _targets(self) -> list[tuple[Target, Loop]]:
-        """Return (new state or result, loop that writes it)."""
+        """Return (new state or result, C++ loop that stores it) for each state and result of a
+        step.
+        """
         targets = [*self.elements.states, *(target for _, target, _ in self.outputs())]
         return [(target, self.loop_of(target)) for target in targets]
 

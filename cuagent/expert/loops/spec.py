@@ -56,7 +56,10 @@ class Loop:
     steps: int
     body: Graph
     slots: dict[str, Slot]
-    """Slot of each input node of the body, by name; states are in the order of their new values."""
+    """Slot of each input node of the body, with the node's name as key.
+
+    States are in the order of their new values.
+    """
     results: tuple[Result, ...]
     program: Any = None
     """The body as a torch.fx graph, which `time_loop` runs."""

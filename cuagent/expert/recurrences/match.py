@@ -206,7 +206,9 @@ def _whole(
     own: bool,
     processors: int = 0,
 ) -> Any:
-    """Add the call that computes all steps: a generated kernel if `own`, else torch's layer."""
+    """Add the call that computes all steps of a loop: a generated kernel if `own`, else torch's
+    layer.
+    """
     import torch
 
     steps, rows = shape_of(x)[:2][::-1] if batch_first else shape_of(x)[:2]

@@ -191,7 +191,7 @@ def own_share(profile: Any, kernels: Sequence[str]) -> float | None:
 
 
 def _bounds(messages: Sequence[Message]) -> Bounds:
-    """Return the bounds from the ladder message at the start of the run."""
+    """Return the bounds on a kernel's gain, from the ladder message at the start of the run."""
     found: Any = next((m.data["bounds"] for m in messages if "bounds" in m.data), {})
     return Bounds(**found) if isinstance(found, Mapping) else Bounds()
 

@@ -33,7 +33,9 @@ class ColumnSchedules(CppText):
     """Writer of the schedule `columns`, and of its variant for few tiles of rows."""
 
     def _columns(self) -> None:
-        """Write the schedule: each loop step processes `tile` adjacent rows."""
+        """Write the schedule `columns`: each step of its outer loop processes `tile` adjacent
+        rows.
+        """
         w, dims = self.w, self.nest.dimensions
         *outer, inner = self.row_dims
         extent, tile = dims[inner].extent, self.tile

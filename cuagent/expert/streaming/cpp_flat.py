@@ -20,7 +20,9 @@ CHUNK = 512
 FEWEST = 64
 """Least number of elements of a kernel that is computed in chunks."""
 UNEVEN = 16
-"""Number of elements of the widest vector; what remains of a loop is computed one by one."""
+"""Number of elements of the widest vector; a loop's elements after its last vector are computed
+singly.
+"""
 MOST_PARTS = 4096
 """Largest number of partial sums, one for each chunk, on the stack."""
 
@@ -123,8 +125,8 @@ class FlatSchedule(CppText):
         self._row_stores()
 
     def _copy(self, around: int, rows: int, size: int) -> None:
-        """Write the copies of all inputs of a chunk into arrays, and use the arrays in
-        `defined`.
+        """Write the copies of a chunk's inputs into arrays, and let `defined` map the inputs to the
+        arrays.
         """
         w, dims = self.w, self.nest.dimensions
         found: dict[str, Access] = {self._element(a): a for a in self.nest.reads.values()}

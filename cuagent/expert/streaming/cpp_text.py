@@ -64,8 +64,9 @@ class CppText(KernelText):
         memory.
         """
         self.staged: dict[str, str] = {}
-        """Name of the array with the copy of a tile, by the C++ expression of the element that was
-        copied.
+        """Names of the arrays with copies of a tile's elements.
+
+        The key is the text that identifies the copied element (`KernelText._element`).
         """
         if self.columns_schedule and nest.dimensions[-1].reduced:
             self.tile = min(tile, [d.extent for d in nest.dimensions if not d.reduced][-1])

@@ -26,8 +26,9 @@ class StagedRowSchedule(RowSchedule):
     def __init__(self, name: str, nest: Nest, title: str, plan: Plan) -> None:
         super().__init__(name, nest, title, plan)
         self.staged: dict[str, tuple[str, Access]] = {}
-        """(shared array, access) of each element that is read through shared memory, by its
-        expression.
+        """(shared array, access) of each element that is read through shared memory.
+
+        The key is the text that identifies the element (`KernelText._element`).
         """
         self.adjacent = 0
         """Number of adjacent rows that a block copies together."""

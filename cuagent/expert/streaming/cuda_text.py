@@ -14,7 +14,7 @@ from cuagent.expert.streaming.stages import Plan, Stage
 from cuagent.expert.streaming.text import KernelText
 
 JOIN = {"sum": "Sum", "max": "Max", "min": "Min", "amax": "Max", "amin": "Min"}
-"""Name of the class in `pointwise_cuda.h` that joins two partial results, by reduction."""
+"""Class in `pointwise_cuda.h` that joins two partial results; the key is the reduction."""
 
 
 def headers(dtypes: Iterable[str]) -> tuple[str, ...]:

@@ -47,10 +47,10 @@ class Access:
     strides: tuple[int, ...]
     offset: int = 0
     guards: tuple[Guard, ...] = ()
-    """Conditions under which the element is read; otherwise the value is 0.
+    """Conditions on the loop indices under which the element is read; otherwise the value is 0.
 
-    An access without a tensor is a predicate if it has conditions; else it is the number
-    `sum(index[d] * strides[d])`.
+    An access without a tensor reads no memory. With conditions its value is whether they are true,
+    without conditions the number `sum(index[d] * strides[d])`.
     """
 
     row: Row | None = None
@@ -87,7 +87,7 @@ class Nest:
     dimensions: tuple[Dimension, ...]
     """Dimensions of the loops, outermost first."""
     reads: dict[tuple[str, str], Access]
-    """Accesses that read tensors, by (name of the reading node, name of its argument)."""
+    """Accesses that read tensors; the keys are (reading node's name, argument's name)."""
     writes: dict[str, Access]
     by_row: frozenset[str]
     """Names of the nodes with one value per row, which vary along no reduced dimension."""

@@ -49,10 +49,10 @@ class ModuleState:
 def module_state(
     model: nn.Module, modules: Iterable[ModuleType], folder: Path
 ) -> dict[str, ModuleState]:
-    """Return the state outside the state dict by its name in the code: `self.n`, `Model.n` or a
-    global.
+    """Return the state that is not in the state dict, by its name in the code.
 
-    `folder` is the user's folder; `modules` are the modules imported from it.
+    Names are for example `self.n`, `Model.n` or that of a global. `folder` is the user's folder;
+    `modules` are the modules imported from it.
     """
     walk = _Walk(folder, {module.__name__ for module in modules})
     walk.visit("self", model, None, 0)

@@ -111,9 +111,10 @@ def _other_values(
     ends: Sequence[Ends],
     generator: Generator,
 ) -> list[Tensor] | None:
-    """Return own inputs with other integers, other booleans or the ends of their domains.
+    """Return the own inputs with other integers, other booleans, or numbers at the ends of their
+    domains.
 
-    `bounded` has each tensor with its range. Returns None if `kind` changes other values.
+    `bounded` has each tensor with its range. None if draws of `kind` change other values.
     """
     match kind:
         case Inputs.EXTREMES:

@@ -41,7 +41,7 @@ FLAT_LEVELS = 3
 FEW_IN_A_LINE = 8
 """Expected number of nonzero elements in a line of FEW."""
 LONGEST = 1 << 20
-"""Largest number of elements of a tensor whose corners in CORNERS have their full magnitude."""
+"""Number of elements of a tensor above which the corners in CORNERS get a smaller magnitude."""
 EXTREME_SIZE, FAR_EXTREME_SIZE = 8.0, 200.0
 """Magnitudes of extremes in EDGES and FAR_EDGES.
 

@@ -41,8 +41,8 @@ class LineView:
 
     @property
     def steps(self) -> int:
-        """Number of sweep steps after which the moving element of some line was at every
-        position.
+        """Number of sweep steps after which a moving element was at every position, in one line or
+        another.
         """
         lines = math.prod(self.shape) // max(1, self.places)
         return math.ceil(self.places / max(1, lines))
@@ -146,10 +146,9 @@ def steps_of_every(tensor: Tensor, values: int) -> tuple[int, int]:
 
 
 def _places_of_step(lines: Tensor, step: int, order: Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (position of the largest, position of the least, sign of the other elements) in this
-    step.
+    """Return (position of the largest, position of the least, sign of the others) in each line.
 
-    Each is int64 [lines].
+    Each item is int64 [lines]; `step` is the number of the draw in a sweep.
     """
     import torch
 

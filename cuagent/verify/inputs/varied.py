@@ -38,7 +38,7 @@ Accepts = Callable[["Tensor"], bool]
 
 
 class Change(StrEnum):
-    """Ways to change a fixed tensor."""
+    """Ways to change an integer or boolean input that is the same in every draw of get_inputs."""
 
     NUMBER = "one number, from 1 to below its own"
     SMALL_NUMBER = "one small number"
@@ -116,7 +116,7 @@ class Fixed:
         return (Change.REPEATED,) if self.table == 0 or not _distinct(rows) else ()
 
     def changed(self, change: Change, generator: Generator, step: int = 0) -> Tensor:
-        """Return a copy of the tensor with `change` applied, random by `generator`.
+        """Return a copy of the tensor with `change` applied; `generator` draws the random numbers.
 
         `step` is the number of earlier draws of this change.
         """

@@ -44,7 +44,7 @@ from cuagent.verify.trace.reductions import Terms, terms
 from cuagent.verify.trace.reference_trace import ReferenceTrace, trace_reference
 from cuagent.verify.trace.roles import Roles, roles_of
 from cuagent.verify.trace.tables import tables
-from cuagent.worker.memory.arena import layout_of, settle
+from cuagent.worker.memory.arena import layout_of, synchronize
 from cuagent.worker.memory.fingerprint import Fingerprint
 from cuagent.worker.memory.heap import keep_memory, return_memory
 
@@ -316,10 +316,10 @@ def _seconds(reference: TwoPrecisions, inputs: list[Tensor]) -> float:
     device = reference.task.device.value
     times: list[float] = []
     while len(times) < TIMED_CALLS and sum(times) < TIMED_CALLS_S:
-        settle(device)
+        synchronize(device)
         start = time.perf_counter()
         reference.forward(inputs)
-        settle(device)
+        synchronize(device)
         times.append(time.perf_counter() - start)
     return min(times)
 

@@ -376,7 +376,10 @@ def _windows(selection: Selection) -> tuple[Tensor, Tensor]:
 
 
 def _distance(values: Tensor, run: ReferenceTrace, traced: TracedIndices) -> Tensor:
-    """Return |element - same element in another run|; zeros if the runs differ in shape."""
+    """Return the absolute difference of each element from the same element in another run.
+
+    Zeros if the runs differ in shape.
+    """
     import torch
 
     if traced.selection >= len(run.selections):

@@ -44,7 +44,7 @@ from cuagent.verify.rules.bounds import reach, sequential
 from cuagent.verify.tensors import FAILURES
 from cuagent.verify.trace.reference_trace import ReferenceTrace
 from cuagent.worker.channel import receive_message, send_message
-from cuagent.worker.memory.arena import Arena, settle
+from cuagent.worker.memory.arena import Arena, synchronize
 from cuagent.worker.memory.heap import give_back
 
 if TYPE_CHECKING:
@@ -166,14 +166,14 @@ class _Oracle:
     def give_way(self) -> None:
         """If a timing waits for the device, pause until the referee says that it is free again."""
         if self.lock.is_awaited:
-            settle(self.task.device.value)
+            synchronize(self.task.device.value)
             send_message(self.channel, {PAUSING: True})
             receive_message(self.channel)
 
     def finish(self) -> None:
         """Wait until the device has finished; for a large task release unused memory."""
         device = self.task.device.value
-        settle(device)
+        synchronize(device)
         if self.description.facts.large:
             give_back(device)
 

@@ -157,7 +157,9 @@ def errors_agree(
 
 
 def _near(sliced: Tensor, whole: Tensor, exact: Tensor, roundoff: float) -> bool:
-    """Return True if the whole run's error is at most OWN_TIMES that in slices, plus roundoff."""
+    """Return True if the whole run's error is at most OWN_TIMES the error in slices, plus
+    roundoff.
+    """
     of_slice, of_whole, size = _errors(sliced, whole, exact)
     return of_whole <= OWN_TIMES * of_slice + ROUNDOFFS * max(roundoff, UNIT) * size
 

@@ -48,8 +48,7 @@ class TwoPrecisions:
         self.copies_inputs = copies_inputs
         """True if each run gets copies of its inputs, so that the reference may write to them."""
         self.fp64 = self.discrete = self.has_mask_fills = False
-        """True if the reference runs in fp64, has integer outputs, or has mask fills,
-        respectively."""
+        """Three facts about the reference: it runs in fp64, has integer outputs, has mask fills."""
         self.widens_casts = False
         """True if conversions to fp32 inside the reference must give fp64, to get fp64 outputs."""
         self.infinities: frozenset[float] = frozenset()

@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 OWN_ERROR = 3.0
 """Largest ratio of a candidate's error to the reference's own error that is accepted."""
 PRECISION_GATE = 8.0
-"""Largest rms error of honest fp32, in units of sqrt(K) rms(s) (docs/calibration.json)."""
+"""Largest rms error of honest fp32, in units of sqrt(K) rms(s): K terms in a sum, s the spread.
+
+The value comes from docs/calibration.json.
+"""
 LOCAL = 5.0
 """Ratio of the bound on one element's error to the bound on the rms error."""
 MAX_SEQUENTIAL = 1e-4
@@ -101,7 +104,7 @@ UNITS = {
     Precision.FP16: 2.0**-11,
     Precision.BF16: 2.0**-8,
 }
-"""Unit roundoff of the factors of a product, by admitted precision."""
+"""Unit roundoff of the factors of a product; the key is the admitted precision."""
 
 
 class Sums:
@@ -175,11 +178,11 @@ class Gates:
 
     rms: float
     local: float
-    """Absolute bound on one element."""
+    """Bound on the absolute error of one element, the same for all elements."""
     own: float
-    """Absolute bound on one element, from the reference's own largest error."""
+    """Bound on the absolute error of one element, from the reference's own largest error."""
     relative: float
-    """Bound on one element relative to its size."""
+    """Bound on the error of one element, relative to the element's size."""
 
 
 def gates(sums: Sums, dtype: torch.dtype, kind: Inputs, terms: Terms, unit: float) -> Gates:

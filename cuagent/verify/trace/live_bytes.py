@@ -24,7 +24,7 @@ class LiveBytes:
         self.peak = 0
         self._now = 0
         self._tensors_at: Counter[int] = Counter()
-        """Number of living tensors per storage, by the storage's address."""
+        """Number of living tensors that share a storage; the key is the storage's address."""
 
     def measure(self, run: Callable[[], Any]) -> Any:
         """Call `run`, track its operators' results, and return its result."""

@@ -33,9 +33,9 @@ class NanTests:
         self.infinity = False
         """True if the reference also tests an element of its inputs for infinities."""
         self._spread: dict[int, Any] = {}
-        """Results, by id, in which one NaN may have spread to other elements.
+        """Results in which one NaN may have spread to other elements; the key is the result's id().
 
-        They are referenced here so that their ids are not reused.
+        The results are stored so that Python does not reuse their ids.
         """
 
     def see(self, function: Any, args: Sequence[Any], result: Any) -> None:

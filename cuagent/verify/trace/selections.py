@@ -146,9 +146,9 @@ class IndexTrace:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Tensor, TracedIndices]] = {}
-        """(tensor, origin) of each tensor of indices, by the tensor's id.
+        """(tensor, origin) of each tensor of indices; the key is the tensor's id().
 
-        The tensor is referenced so that its id is not reused.
+        The tensor is stored so that Python does not reuse its id.
         """
 
     def add(self, number: int, index: Tensor) -> None:

@@ -84,7 +84,7 @@ def same_bytes(first: Tensor, second: Tensor) -> bool:
     return all(itertools.starmap(torch.equal, stretches))
 
 
-def settle(device: str) -> None:
+def synchronize(device: str) -> None:
     """Wait until `device` has finished this process's queued work, before another process reads
     it."""
     if device != "cpu":
