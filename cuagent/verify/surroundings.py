@@ -15,7 +15,7 @@ from cuagent.attempt import Attempt
 from cuagent.task.source import parse_python
 
 NOTE = "its text reads its surroundings"
-"""First words of the note in a verdict."""
+"""First words of the note in a verdict on code that may examine the process that runs it."""
 MODULES = frozenset(
     (
         *("os", "sys", "time", "datetime", "inspect", "socket", "subprocess"),

@@ -47,7 +47,9 @@ class LoopText:
         return sorted(found)
 
     def outputs(self) -> list[tuple[Node, Target, Result]]:
-        """Return (node, element, form) of each result that the kernel writes."""
+        """Return (result's node, element that is stored in it, form of the result) for each kernel
+        output.
+        """
         nodes = {0 if n is self.anchor else n.spec: n for n in self.request.group.nodes}
         return [
             (nodes[k], target, self.loop.results[k])

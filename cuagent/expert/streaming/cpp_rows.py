@@ -178,7 +178,7 @@ class RowSchedules(CppText):
     def _restore_nan(self, stage: Stage) -> None:
         """Write the lines that set extremes to NaN in rows that contain a NaN.
 
-        The vectorized loop drops it where the lanes of a vector are joined.
+        The vectorized loop loses a NaN where the lanes of a vector are joined.
         """
         for node in stage.reduces:
             if node.op in KEEPS_NAN:

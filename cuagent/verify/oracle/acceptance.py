@@ -27,7 +27,7 @@ SLOWEST_CALL_S = 0.02
 A slower reference would take seconds on the CPU.
 """
 SLOWEST_COPY_S = 0.5
-"""Longest call of the copy on the CPU, in seconds."""
+"""Longest call, in seconds, of a reference's copy on the CPU for which the copy is used."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,9 @@ EQUAL = 1e-9
 equal.
 """
 LARGE = 2.0**16
-"""Factor on the rows outside the tested part. Their squares stay finite in fp32."""
+"""Factor by which rows outside the tested part are multiplied; their squares stay finite in
+fp32.
+"""
 
 
 class Combine(StrEnum):

@@ -204,8 +204,8 @@ def _some(wrong: Tensor) -> Tensor:
 
 
 def _plain(tensor: Tensor) -> Tensor | None:
-    """Return the tensor in fp64; None for a complex or boolean tensor, which has no such
-    relations.
+    """Return the tensor in fp64; None for a complex or boolean tensor, whose values are not
+    compared.
     """
     import torch
 
